@@ -10,13 +10,14 @@ use burn_std::Shape;
 use cubecl::device::Device as _;
 use cubecl::server::Handle;
 use float8_kernels::fused::{self as kernels, FusedKernel, WithMaxima};
-use float8_kernels::{KernelError, MatrixView, amax};
+use float8_kernels::{KernelError, MAX_INDEX, MatrixView, amax};
 
 use super::fused::{self, Fused, FusedOutput};
+use super::host::{matrix, read_f32};
 use super::operand::tensor;
 use super::self_check;
 
-/// Positions or rows that a check computes again.
+/// The last positions or rows that a check computes again.
 const SAMPLED: usize = 64;
 
 /// What the kernels give: y, or the gradients of the inputs; and the maxima that y leaves.
@@ -35,16 +36,12 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     }
 }
 
-/// `[.., cols]` as `[rows, cols]`.
-fn matrix(shape: &Shape) -> [usize; 2] {
-    let cols = shape[shape.num_dims() - 1];
-    [shape.num_elements() / cols, cols]
-}
-
-/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y, which has the shape of its first input.
+/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y, which has the shape of its first input; none of a tensor that is too
+/// large for kernels to index, and is cast by none.
 pub(super) fn maxima_len<B: Backend>(op: &Fused<B>, shape: &Shape) -> Option<usize> {
     match kernel(op)? {
         FusedKernel::Rotary => None,
+        _ if shape.num_elements() as u64 > MAX_INDEX => None,
         kernel => Some(kernels::maxima_len(kernel, matrix(shape))),
     }
 }
@@ -150,7 +147,11 @@ fn last<B: Backend>(tensor: &FloatTensor<B>, axis: usize) -> FloatTensor<B> {
     B::float_slice(tensor.clone(), &slices)
 }
 
-/// Whether the last rows of what was made, and all that the kernels make of these rows alone, are what Burn's operations make of them.
+/// Compares the last rows of the result, and all that the kernels make of those rows alone, with what Burn's operations make of them; and
+/// the largest of the maxima with the amax of the result.
+///
+/// # Errors
+/// What differs.
 fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
@@ -192,7 +193,7 @@ fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         (Some(maxima), Some(y)) => {
             let found = amax(&y.client, &view(y)).map_err(|error| error.to_string())?;
             let found = tensor(&y.client, &y.device, found, [1], DType::F32);
-            let [got, want] = [maxima, &found].map(|t| super::host::read_f32::<Cube<R, F, I, BT>>(t.clone()));
+            let [got, want] = [maxima, &found].map(|t| read_f32::<Cube<R, F, I, BT>>(t.clone()));
             let [got, want] = [got, want].map(|values| float8_kernels::reference::amax(&values));
             let is_same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
             if is_same { Ok(()) } else { Err(format!("the largest of its maxima is {got:e}, not {want:e}")) }
@@ -201,7 +202,11 @@ fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     }
 }
 
-/// Whether a result is another by more than rounding allows, of the largest value; not where the other is no number.
+/// Compares a result with Burn's, element by element: they may differ by a rounding error of Burn's largest value. Elements of which Burn's is
+/// NaN or infinite are left out.
+///
+/// # Errors
+/// How many differ by more.
 fn differs<B: Backend>(got: &FloatTensor<B>, want: &FloatTensor<B>) -> Result<(), String> {
     let tolerance = match want.dtype() {
         DType::F16 => 2e-3,

@@ -15,12 +15,20 @@ use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
 /// A folder's model by a recipe, with its weights as codes alone or with their values.
 fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
+    prepared_saying(folder, recipe, fp8_only, &mut std::io::sink())
+}
+
+fn prepared_saying(
+    folder: &Path,
+    recipe: Recipe,
+    fp8_only: bool,
+    out: &mut dyn std::io::Write,
+) -> Result<Llama<Train>, Error> {
     let folder = format!("model.hf_path={}", folder.display());
     let settings = [folder, format!("float8.recipe={recipe}"), "training.precision=fp8".into()];
     let config = RunConfig { fp8_only, ..RunConfig::load(None, &settings)? };
     let weights = Weights::open(&config, None, config.dimensions()?)?;
-    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-    prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out)
+    prepare::<Llama3, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
 }
 
 fn logits(model: &Llama<Train>) -> Vec<u32> {
@@ -93,6 +101,19 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
 }
 
 /// Scales of inputs that a folder has are those of its linears' casts.
+/// Codes that are cast anew are told of, with the recipe that keeps them.
+#[test]
+fn another_recipe_than_the_files_have_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    export(&model(square(false), 12), Recipe::Rowwise, dir.path()).unwrap();
+    for (recipe, is_told) in [(Recipe::Rowwise, false), (Recipe::Tensorwise, true)] {
+        let mut out = vec![];
+        prepared_saying(dir.path(), recipe, false, &mut out).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        assert_eq!(out.contains("has FP8 weights of rowwise"), is_told, "{recipe}: {out}");
+    }
+}
+
 #[test]
 fn static_scales_of_inputs_are_used() {
     let dir = tempfile::tempdir().unwrap();

@@ -102,8 +102,8 @@ pub struct TrainingSection {
     /// the same bits.
     pub activation_checkpointing: ActivationCheckpointing,
     /// Tokens whose logits, and their gradients, are in memory at once. If absent, all of a micro-batch, or as many as make 256 MiB of
-    /// logits in f32 if all would be more than 512 MiB. Losses and gradients of a step differ in their last bits; where the output layer is
-    /// in FP8, as those of casts by chunks, each with scales of its own.
+    /// logits in f32 if all would be more than 512 MiB. Losses and gradients of a step differ in their last bits, and by more where the
+    /// output layer is in FP8: each chunk is then cast with scales of its own.
     pub loss_chunk: Option<usize>,
     /// Decides the initial weights of a preset, the order of the sequences and the sampled text at the end.
     pub seed: u64,

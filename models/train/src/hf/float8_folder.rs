@@ -29,10 +29,10 @@ impl Float8Folder {
         }
         let config = super::read_config::<C>(folder)?;
         let checkpoint = Checkpoint::open(folder, &config, RepeatedHead::IsLeftOut)?;
-        let Some(scheme) = checkpoint.float8.one_scheme() else { return Ok(None) };
+        let Some(recipe) = checkpoint.recipe() else { return Ok(None) };
         let tensors = config.hf_tensors(folder)?;
         let linears = tensors.iter().filter_map(|(path, _)| names::linear(path));
         let others = linears.filter(|linear| !checkpoint.float8.contains(&names::weight_name(linear)));
-        Ok(Some(Self { recipe: scheme.recipe(), high_precision: others.map(String::from).collect() }))
+        Ok(Some(Self { recipe, high_precision: others.map(String::from).collect() }))
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_float8::backend::HostCodes;
 use burn_float8::config::LinearInfo;
 use burn_float8::weights::{linear_infos, load_codes};
-use burn_float8::{Float8Config, Float8Stack};
+use burn_float8::{Float8Config, Float8Stack, Recipe};
 
 use super::check::Checkpoint;
 use super::float8::Float8Weight;
@@ -56,6 +56,11 @@ impl Checkpoint {
         };
         let (model, loaded) = load_codes::<B, _, JobError>(model, float8, values, codes)?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
+    }
+
+    /// The recipe by which weights are in FP8; none if no weight is, and if some lie there in other ways than others.
+    pub(crate) fn recipe(&self) -> Option<Recipe> {
+        Some(self.float8.one_scheme()?.recipe())
     }
 
     /// The scales of linears' inputs that the files have, by the linears' paths.

@@ -18,7 +18,7 @@ use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
-use crate::hf::{Float8Folder, peft};
+use crate::hf::peft;
 use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
@@ -112,6 +112,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
+    let recipe_of_files = weights.recipe();
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
@@ -122,8 +123,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
-    if let Some(path) = config.model.hf_path()
-        && let Some(Float8Folder { recipe, .. }) = Float8Folder::read::<A::Config>(path)?
+    if let (Some(recipe), Some(path)) = (recipe_of_files, config.model.hf_path())
         && recipe != config.float8.config.linear.recipe()
     {
         let path = path.display();

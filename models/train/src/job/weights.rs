@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{Float8Config, Float8Stack};
+use burn_float8::{Float8Config, Float8Stack, Recipe};
 
 use super::config::RunConfig;
 use crate::checkpoint::{ASSETS, SavedRun};
@@ -79,6 +79,14 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
         let codes = Codes { float8: float8.clone(), values };
         Self { codes: Some(codes).filter(|_| self.trained.is_none()), ..self }
+    }
+
+    /// The recipe by which a Hugging Face folder has weights in FP8, where the parameters come from one.
+    pub(super) fn recipe(&self) -> Option<Recipe> {
+        match &self.source {
+            Source::HuggingFace(checkpoint) => checkpoint.recipe(),
+            _ => None,
+        }
     }
 
     /// The scales of linears' inputs that a Hugging Face folder has, by the linears' paths.

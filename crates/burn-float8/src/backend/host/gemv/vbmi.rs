@@ -44,6 +44,41 @@ pub(super) fn prefetch(byte: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
 }
 
+/// What [`Lanes`] of one `__m512` have in common, whatever decodes their codes.
+macro_rules! arithmetic_512 {
+    () => {
+        #[inline(always)]
+        fn splat(value: f32) -> Self {
+            // SAFETY: as above.
+            unsafe { Self(_mm512_set1_ps(value)) }
+        }
+
+        #[inline(always)]
+        fn times(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
+        }
+
+        #[inline(always)]
+        fn scaled(self, factor: f32) -> Self {
+            // SAFETY: as above.
+            unsafe { Self(_mm512_mul_ps(self.0, _mm512_set1_ps(factor))) }
+        }
+
+        #[inline(always)]
+        fn scaled_plus(self, factor: f32, sum: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Self(_mm512_fmadd_ps(self.0, _mm512_set1_ps(factor), sum.0)) }
+        }
+
+        #[inline(always)]
+        fn prefetch(byte: *const u8) {
+            prefetch(byte);
+        }
+    };
+}
+pub(super) use arithmetic_512;
+
 /// Sixteen f32.
 #[derive(Clone, Copy)]
 pub(super) struct Vbmi<const IS_E5M2: bool>(__m512);
@@ -156,34 +191,7 @@ impl<const IS_E5M2: bool> Lanes for Vbmi<IS_E5M2> {
         }
     }
 
-    #[inline(always)]
-    fn splat(value: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    fn times(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    fn scaled(self, factor: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_mul_ps(self.0, _mm512_set1_ps(factor))) }
-    }
-
-    #[inline(always)]
-    fn scaled_plus(self, factor: f32, sum: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_fmadd_ps(self.0, _mm512_set1_ps(factor), sum.0)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(byte: *const u8) {
-        prefetch(byte);
-    }
+    arithmetic_512!();
 
     /// Byte by byte with neighbours four times, four rows that are 16 apart in each vector.
     #[inline(always)]

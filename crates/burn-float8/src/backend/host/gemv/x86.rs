@@ -6,7 +6,7 @@ use core::mem::transmute;
 use float8_kernels::Format;
 
 use super::lanes::{Kernel, Lanes};
-use super::vbmi::{Vbmi, prefetch};
+use super::vbmi::{Vbmi, arithmetic_512, prefetch};
 use super::{BLOCK, GROUP, LANES, Weight, band};
 
 /// The kernel, if the processor has what it takes.
@@ -273,34 +273,7 @@ impl<const IS_E5M2: bool> Lanes for Avx512<IS_E5M2> {
         }
     }
 
-    #[inline(always)]
-    fn splat(value: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_set1_ps(value)) }
-    }
-
-    #[inline(always)]
-    fn times(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-    }
-
-    #[inline(always)]
-    fn scaled(self, factor: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_mul_ps(self.0, _mm512_set1_ps(factor))) }
-    }
-
-    #[inline(always)]
-    fn scaled_plus(self, factor: f32, sum: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self(_mm512_fmadd_ps(self.0, _mm512_set1_ps(factor), sum.0)) }
-    }
-
-    #[inline(always)]
-    fn prefetch(byte: *const u8) {
-        prefetch(byte);
-    }
+    arithmetic_512!();
 
     #[inline(always)]
     fn transpose(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
