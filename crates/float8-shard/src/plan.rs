@@ -15,6 +15,7 @@ use crate::sharding::{alignment, chunk};
 /// ```text
 /// parameters, gradients     for each element of this rank's rows, padding included, and of what every rank keeps whole
 /// moments                   twice as many elements
+/// masters                   as many elements of matrices, in f32
 /// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
 /// gathered, after_forward   the two largest of them: one that is read and one that is on its way
 /// copies                    FP8 copies of weights that are whole on a rank: experts, and all weights where there is one rank
@@ -31,6 +32,8 @@ pub struct ShardPlan {
     pub gradients: u64,
     /// Bytes of AdamW's two moments.
     pub moments: u64,
+    /// Bytes of masters of parameters.
+    pub masters: u64,
     /// Bytes of copies of weights from all ranks, at most.
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
@@ -56,6 +59,8 @@ pub struct PlanDtypes {
     pub matrices: DType,
     /// What AdamW's moments are kept in.
     pub moments: DType,
+    /// Whether matrices have masters in f32 beside the moments.
+    pub masters: bool,
 }
 
 /// Rows of an input, for how many elements of its transpose share a scale.
@@ -114,6 +119,7 @@ impl ShardPlan {
                 new.trained += kept * own;
                 new.gradients += kept * own;
                 new.moments += 2 * dtypes.moments.size() as u64 * own;
+                new.masters += 4 * own * u64::from(dtypes.masters && parameter.dims.len() > 1);
             };
             let is_sharded = parameter.is_sharded();
             // Experts side by side, by n for one orientation and by k for the other.
@@ -179,8 +185,8 @@ impl ShardPlan {
 
     /// All of it at once: what is allocated while a step runs, activations aside.
     pub fn total(&self) -> u64 {
-        let Self { parameters, gradients, moments, gathered, largest_gradient, .. } = self;
-        parameters + gradients + moments + gathered + largest_gradient
+        let Self { parameters, gradients, moments, masters, gathered, largest_gradient, .. } = self;
+        parameters + gradients + moments + masters + gathered + largest_gradient
     }
 }
 
@@ -190,12 +196,13 @@ impl core::fmt::Display for ShardPlan {
         write!(
             f,
             "memory of each of {} ranks, without activations: parameters {}, gradients {} plus up to {} while one gradient is \
-             reduced, AdamW's moments {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
+             reduced, AdamW's moments {} and masters {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
             self.ranks,
             mib(self.parameters),
             mib(self.gradients),
             mib(self.largest_gradient),
             mib(self.moments),
+            mib(self.masters),
             mib(self.gathered),
             mib(self.total()),
             mib(self.whole)
@@ -272,7 +279,8 @@ mod tests {
         }
     }
 
-    const F32: PlanDtypes = PlanDtypes { compute: DType::BF16, matrices: DType::F32, moments: DType::F32 };
+    const F32: PlanDtypes =
+        PlanDtypes { compute: DType::BF16, matrices: DType::F32, moments: DType::F32, masters: false };
 
     /// All but the two vectors, of 40 elements, takes half.
     #[test]
@@ -284,6 +292,8 @@ mod tests {
         let expected = (wide.parameters + 2 * 4 * 40) / 2;
         assert_eq!((narrow.parameters, narrow.gradients), (expected, expected));
         assert_eq!(narrow.moments, wide.moments / 2);
+        let with_masters = plan(PlanDtypes { masters: true, ..F32 });
+        assert_eq!((wide.masters, with_masters.masters), (0, with_masters.moments / 2 - 4 * 2 * 40));
     }
 
     #[test]

@@ -45,9 +45,12 @@ const SETTINGS: [&[&str]; 4] = [
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
 ];
 
-/// Of the smaller model alone: a layer that is trained, and experts.
-const SMALL: &[&[&str]] =
-    &[&["training.train_only=['layers.1']"], &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"]];
+/// Of the smaller model alone: a layer that is trained, experts, and masters.
+const SMALL: &[&[&str]] = &[
+    &["training.train_only=['layers.1']"],
+    &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
+    &["training.param_dtype=bf16", "optimizer.master_weights=true"],
+];
 
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 

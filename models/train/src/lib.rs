@@ -71,7 +71,7 @@ pub use model::{
     LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
 };
 pub use module_path::ModulePath;
-pub use optimizer::ModuleAdamW;
+pub use optimizer::AdamWStates;
 pub use panics::hide_caught_panics;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;

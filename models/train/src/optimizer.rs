@@ -3,29 +3,71 @@
 
 use std::collections::HashMap;
 
-use burn::module::{AutodiffModule, ModuleMapper, Param, ParamId};
-use burn::optim::adaptor::OptimizerAdaptor;
-use burn::optim::record::AdaptorRecord;
-use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
-use burn::tensor::Tensor;
-use burn::tensor::backend::AutodiffBackend;
+use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::optim::{AdamW, AdamWConfig, AdamWState, AdaptiveMomentumState, GradientsParams};
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_float8::Float8Stack;
 use float8_shard::Sharded;
 
 use crate::ModulePath;
 use crate::config::OptimizerSection;
 use crate::module_path::module_type;
-use crate::parameter_step::ParameterStep;
 pub(crate) use crate::parameter_step::Update;
+use crate::parameter_step::{ParameterStep, in_place_of};
 
 /// Elements that [`Update`] rounds at once where it is made by operations: some ten tensors of so many, in f32, are in memory then.
 pub(crate) const AT_ONCE: usize = 1 << 24;
 
-/// AdamW over the parameters of a module.
-pub type ModuleAdamW<M, B> = OptimizerAdaptor<AdamW, M, B>;
+/// AdamW's state of the parameters that have taken steps, on the backend below autodiff.
+#[derive(Clone, Debug, Default)]
+pub struct AdamWStates<B: Backend>(HashMap<ParamId, Erased<B>>);
 
-/// The optimizer that `section` describes, before its first step. Where only matrices decay, it decays nothing: [`Update`] does.
-pub(crate) fn adamw<B: AutodiffBackend, M: AutodiffModule<B>>(section: &OptimizerSection) -> ModuleAdamW<M, B> {
+/// A [`ParameterState`] of any number of dimensions.
+#[derive(Clone, Debug)]
+struct Erased<B: Backend> {
+    time: usize,
+    moments: [TensorPrimitive<B>; 2],
+    master: Option<TensorPrimitive<B>>,
+}
+
+/// AdamW's state of a parameter.
+pub(crate) struct ParameterState<B: Backend, const D: usize> {
+    /// Steps taken.
+    pub(crate) time: usize,
+    /// Both moments.
+    pub(crate) moments: [Tensor<B, D>; 2],
+    /// The parameter in f32, where it is kept in less.
+    pub(crate) master: Option<Tensor<B, D>>,
+}
+
+impl<B: Backend> AdamWStates<B> {
+    /// The state of a parameter, if it has taken steps.
+    pub(crate) fn get<const D: usize>(&self, id: ParamId) -> Option<ParameterState<B, D>> {
+        self.0.get(&id).cloned().map(Erased::state)
+    }
+
+    pub(crate) fn insert<const D: usize>(&mut self, id: ParamId, state: ParameterState<B, D>) {
+        let ParameterState { time, moments, master } = state;
+        let moments = moments.map(Tensor::into_primitive);
+        self.0.insert(id, Erased { time, moments, master: master.map(Tensor::into_primitive) });
+    }
+
+    /// As [`get`](Self::get), and nothing else holds it.
+    fn remove<const D: usize>(&mut self, id: ParamId) -> Option<ParameterState<B, D>> {
+        self.0.remove(&id).map(Erased::state)
+    }
+}
+
+impl<B: Backend> Erased<B> {
+    fn state<const D: usize>(self) -> ParameterState<B, D> {
+        let Self { time, moments, master } = self;
+        ParameterState { time, moments: moments.map(Tensor::new), master: master.map(Tensor::new) }
+    }
+}
+
+/// The AdamW that `section` describes. Where only matrices decay, it decays nothing: [`Update`] does.
+fn adamw(section: &OptimizerSection) -> AdamW {
     let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *section;
     let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
     AdamWConfig::new()
@@ -33,26 +75,22 @@ pub(crate) fn adamw<B: AutodiffBackend, M: AutodiffModule<B>>(section: &Optimize
         .with_beta_2(betas[1] as f32)
         .with_epsilon(eps as f32)
         .with_weight_decay(weight_decay as f32)
-        .init::<B, M>()
+        .build()
 }
 
 impl Update<'_> {
     /// Makes the step for each parameter of `module` that has a gradient. What is kept in bf16 is rounded stochastically, by the path of
     /// the parameter.
-    pub(crate) fn apply<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
+    pub(crate) fn apply<B: AutodiffBackend + Float8Stack, M: Module<B>>(
         self,
-        optimizer: ModuleAdamW<M, B>,
+        states: AdamWStates<B::InnerBackend>,
         module: M,
         grads: GradientsParams,
-    ) -> (ModuleAdamW<M, B>, M) {
-        let (adamw, records) = (optimizer.optim().clone(), optimizer.to_record().into_iter().collect());
-        // The moments of each parameter are let go when it has new ones.
-        drop(optimizer);
-        let (path, containers) = (ModulePath::default(), vec![]);
-        let mut parameters = Parameters { update: self, adamw, records, grads, path, containers };
+    ) -> (AdamWStates<B::InnerBackend>, M) {
+        let (adamw, path, containers) = (adamw(self.section), ModulePath::default(), vec![]);
+        let mut parameters = Parameters::<B> { update: self, adamw, states, grads, path, containers };
         let module = module.map(&mut parameters);
-        let optimizer = self::adamw(self.section).load_record(parameters.records.into_iter().collect());
-        (optimizer, module)
+        (parameters.states, module)
     }
 
     /// The factor of a decaying matrix, none if nothing is left to decay; as AdamW rounds it.
@@ -66,7 +104,7 @@ impl Update<'_> {
 struct Parameters<'a, B: AutodiffBackend> {
     update: Update<'a>,
     adamw: AdamW,
-    records: HashMap<ParamId, AdaptorRecord<AdamW, B>>,
+    states: AdamWStates<B::InnerBackend>,
     grads: GradientsParams,
     path: ModulePath,
     /// Types of the modules on the way down.
@@ -88,6 +126,10 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return param };
         let (id, tensor, mapper) = param.consume();
         let (requires_grad, first_row) = (tensor.is_require_grad(), Sharded::rows(&tensor).start);
+        let (dtype, has_master) = match tensor.dtype() {
+            DType::BF16 if self.update.section.master_weights => (DType::F32, true),
+            dtype => (dtype, false),
+        };
         let step = ParameterStep {
             update: self.update,
             adamw: &self.adamw,
@@ -96,12 +138,26 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
                 .decay()
                 .filter(|_| D >= 2 && self.containers.last().is_none_or(|module| module != "Embedding")),
             path: self.path.dotted(),
-            dtype: tensor.dtype(),
+            dtype,
         };
-        let state = self.records.remove(&id).map(AdaptorRecord::into_state);
-        let (value, state) = step.step(tensor.inner(), grad, state, first_row);
-        if let Some(state) = state {
-            self.records.insert(id, AdaptorRecord::from_state(state));
+        let (state, master) = match self.states.remove(id) {
+            Some(ParameterState { time, moments: [moment_1, moment_2], master }) => {
+                let momentum = AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2: None };
+                (Some(AdamWState { momentum }), master)
+            }
+            None => (None, None),
+        };
+        let value = tensor.inner();
+        let (value, state, master) = if has_master {
+            let master = master.unwrap_or_else(|| value.clone().cast(dtype));
+            let (master, state) = step.step(master, grad, state, first_row);
+            (in_place_of(&value, master.clone().cast(value.dtype())), state, Some(master))
+        } else {
+            let (value, state) = step.step(value, grad, state, first_row);
+            (value, state, None)
+        };
+        if let Some(AdamWState { momentum: AdaptiveMomentumState { time, moment_1, moment_2, .. } }) = state {
+            self.states.insert(id, ParameterState { time, moments: [moment_1, moment_2], master });
         }
         Param::from_mapped_value(id, Tensor::from_inner(value).set_require_grad(requires_grad), mapper)
     }
@@ -111,7 +167,7 @@ impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
 mod tests {
     use burn::backend::{Autodiff, Flex};
     use burn::nn::LinearConfig;
-    use burn::tensor::DType;
+    use burn::tensor::{DType, Int};
     use burn_float8::{Float8, Float8Config};
 
     use super::*;
@@ -129,10 +185,48 @@ mod tests {
             let mut grads = GradientsParams::new();
             grads.register(model.weight.id, Tensor::<Float8<Flex>, 2>::ones([50, 24], &device).cast(dtype));
             let update = Update { section: &section, lr: 0.01, seed: 5, step: 0, at_once: AT_ONCE };
-            let (_, model) = update.apply(adamw::<B, _>(&section), model, grads);
+            let (_, model) = update.apply::<B, _>(AdamWStates::default(), model, grads);
             let weight = model.weight.val();
             assert_eq!(weight.dtype(), dtype);
             assert!(B::layer(&weight.into_primitive().tensor()).is_some(), "the weight has lost its layer");
         }
+    }
+
+    /// The parameter is its master, and that is what a parameter in f32 would be.
+    #[test]
+    fn a_master_takes_the_steps_of_a_parameter_in_f32() {
+        let device = Default::default();
+        let model = LinearConfig::new(50, 24).with_bias(false).init::<B>(&device);
+        let [narrow, wide] =
+            [DType::BF16, DType::F32].map(|dtype| store_matrices(store_matrices(model.clone(), DType::BF16), dtype));
+        let after = |mut model: burn::nn::Linear<B>, section: &OptimizerSection| {
+            model = Float8Config::tensorwise().apply(model).unwrap().0;
+            let mut states = AdamWStates::default();
+            for step in 0..4 {
+                let mut grads = GradientsParams::new();
+                // Some so small that bf16 would lose what they change.
+                let grad = Tensor::<Float8<Flex>, 1, Int>::arange(-600..600, &device).float() * 1e-3 * step as f32;
+                grads.register(
+                    model.weight.id,
+                    grad.reshape([50, 24]).cast(model.weight.val().dtype()).cast(DType::BF16),
+                );
+                let update = Update { section, lr: 1e-4, seed: 5, step, at_once: AT_ONCE };
+                (states, model) = update.apply::<B, _>(states, model, grads);
+            }
+            (states.get::<2>(model.weight.id).unwrap(), model.weight.val())
+        };
+        let section = OptimizerSection { master_weights: true, ..OptimizerSection::default() };
+        let (of_narrow, narrow) = after(narrow, &section);
+        let (of_wide, wide) = after(wide, &section);
+        let data = |tensor: Tensor<Float8<Flex>, 2>| tensor.into_data();
+        let master = of_narrow.master.expect("kept in bf16");
+        assert!(of_wide.master.is_none());
+        assert_eq!(data(master.clone()), data(wide.inner()));
+        assert_eq!(narrow.dtype(), DType::BF16);
+        assert_eq!(data(narrow.clone().inner()), data(master.cast(DType::BF16)));
+        for (a, b) in of_narrow.moments.into_iter().zip(of_wide.moments) {
+            assert_eq!(data(a), data(b));
+        }
+        assert!(B::layer(&narrow.into_primitive().tensor()).is_some(), "the weight has lost its layer");
     }
 }

@@ -127,9 +127,7 @@ impl ParameterStep<'_> {
         drop((grad, state));
         let mut moments = moments.into_iter().map(|parts| Tensor::cat(parts, 0));
         let state = after.map(|state| map_moments(state, |last| moments.next().unwrap_or(last)));
-        // What is put together from rows is no weight of a layer, what is chosen in place of one is.
-        let all = Tensor::<B, D, Bool>::ones(value.dims(), &value.device());
-        (value.mask_where(all, Tensor::cat(values, 0)), state)
+        (in_place_of(&value, Tensor::cat(values, 0)), state)
     }
 
     /// The step of neighbouring rows of a parameter, of which `first_row` is the first.
@@ -158,6 +156,12 @@ impl ParameterStep<'_> {
             state.map(|state| map_moments(state, |moment| store(moment, kept, names.next().unwrap_or_default())));
         (store(value, self.dtype, ""), state)
     }
+}
+
+/// A new value of a parameter: what is made from other tensors is no weight of a layer, what is chosen in place of one is.
+pub(crate) fn in_place_of<B: Backend, const D: usize>(old: &Tensor<B, D>, new: Tensor<B, D>) -> Tensor<B, D> {
+    let all = Tensor::<B, D, Bool>::ones(old.dims(), &old.device());
+    old.clone().mask_where(all, new)
 }
 
 /// The state with other moments: the first, then the second, as `map` makes them.

@@ -13,7 +13,7 @@ use crate::config::{ConfigError, Float8Section, OptimizerSection, Precision, Tra
 use crate::data::{DataError, Position};
 use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
-use crate::optimizer::{AT_ONCE, ModuleAdamW, Update, adamw};
+use crate::optimizer::{AT_ONCE, AdamWStates, Update};
 use crate::ranks::Ranks;
 use crate::recompute::{Plan, gradients, gradients_in_parts};
 use crate::rng::Rng;
@@ -35,7 +35,7 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// As the steps so far have left it.
     pub model: M,
     /// Its record holds the moments.
-    pub optimizer: ModuleAdamW<M, B>,
+    pub optimizer: AdamWStates<B::InnerBackend>,
     /// What the next steps will be made on.
     pub batches: TrainBatches,
     monitor: Monitor<B>,
@@ -69,9 +69,8 @@ type InnerScalar<B> = Tensor<<B as AutodiffBackend>::InnerBackend, 1>;
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
-        let optimizer = adamw::<B, M>(config.optimizer);
         let monitor = Monitor::new(&model);
-        Self { config, model, optimizer, batches, monitor, ranks: None, done: 0 }
+        Self { config, model, optimizer: AdamWStates::default(), batches, monitor, ranks: None, done: 0 }
     }
 
     /// Steps of a model that is sharded over `ranks`, which all make them. A step has as many times `grad_accumulation`
@@ -91,7 +90,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data is not what it was.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
-        self.optimizer = saved.load_moments(&self.model, self.optimizer, self.config.optimizer.state_dtype)?;
+        self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
         Ok(self.after(saved.step(), saved.position())?)
     }
 
@@ -131,6 +130,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         }
         let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
         optimizer.check_in_backward(training, ranks)?;
+        optimizer.check_master_weights(training)?;
         let batches = (0..training.grad_accumulation * ranks).map(|_| self.batches.next_batch());
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
         let tokens = batches.iter().map(Batch::num_tokens).sum();
@@ -183,7 +183,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         }
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
         self.model = self.model.with_dropout_seed(None);
-        (self.optimizer, self.model) = update.apply(self.optimizer, self.model, grads);
+        (self.optimizer, self.model) = update.apply::<B, M>(self.optimizer, self.model, grads);
         self.done += 1;
         let number = self.done;
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
@@ -207,7 +207,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 return Err(ConfigError::Value { key: "optimizer.in_backward", value: "true".into(), reason });
             }
             let before = optimizer.take().expect("it is put back");
-            let (after, model) = update.apply(before, model, grads);
+            let (after, model) = update.apply::<B, M>(before, model, grads);
             optimizer = Some(after);
             Ok(model)
         };

@@ -40,6 +40,7 @@ fn steps_are_the_same_bits_in_every_run() {
         &["float8.recipe=delayed", "float8.schedule={ warmup = 2 }", "training.loss_chunk=30"],
         &[MOE, "float8.recipe=mxfp8"],
         &["training.param_dtype=bf16", "optimizer.state_dtype=bf16", "optimizer.weight_decay=5"],
+        &["training.param_dtype=bf16", "optimizer.master_weights=true"],
     ] {
         let [within, after] = both(data.path(), settings).map(|config| trained(&config));
         assert!(within == after, "{settings:?}");

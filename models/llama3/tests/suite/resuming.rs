@@ -97,7 +97,7 @@ fn runs_of_some_parameters_resume_bit_for_bit() {
 #[test]
 fn runs_in_bf16_resume_bit_for_bit() {
     let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
-    for settings in [&bf16[..1], &bf16[1..], &bf16[..]] {
+    for settings in [&bf16[..1], &bf16[1..], &bf16[..], &[bf16[0], "optimizer.master_weights=true"]] {
         assert_resumes(&[settings, &["float8.recipe=delayed", "training.grad_accumulation=2"]].concat());
     }
 }

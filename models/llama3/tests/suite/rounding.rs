@@ -19,6 +19,8 @@ const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight" };
 
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
 
+const MASTERS: &str = "optimizer.master_weights=true";
+
 /// Numbers of both signs from 2^-100 to 2^100 with every pattern of low bits, those next to powers of two and bf16's own among them.
 fn numbers(count: usize) -> Vec<f32> {
     let mut rng = Rng::new(3);
@@ -134,7 +136,7 @@ fn runs_in_bf16_learn_as_those_in_f32() {
     };
     for precision in ["training.precision=fp8", "training.precision=f32"] {
         let (expected, gemms) = loss(&[precision]);
-        for bf16 in [&BF16[..1], &BF16[1..], &BF16[..]] {
+        for bf16 in [&BF16[..1], &BF16[1..], &BF16[..], &[BF16[0], MASTERS]] {
             let (loss, same) = loss(&[&[precision], bf16].concat());
             assert!(
                 (loss / expected - 1.0).abs() < 0.05 && loss != expected,
@@ -184,13 +186,17 @@ fn small_decay_is_not_lost() {
 fn checkpoints_are_of_the_dtype_that_tensors_are_kept_in() {
     let (data, folder) = (text(), tempfile::tempdir().unwrap());
     let saved = format!("checkpoint.folder={}", folder.path().join("run").display());
-    run(&run_config(data.path(), &[&BF16[..], &["training.steps=2", "generate.max_new_tokens=0", &saved]].concat()))
-        .unwrap();
+    let settings = [MASTERS, "training.steps=2", "generate.max_new_tokens=0", &saved];
+    run(&run_config(data.path(), &[&BF16[..], &settings].concat())).unwrap();
     for (file, vectors) in [("model", Dtype::F32), ("optimizer", Dtype::BF16)] {
         let path = folder.path().join(format!("run/step-000000002/{file}.safetensors"));
         let bytes = std::fs::read(path).unwrap();
         for (name, tensor) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
-            let expected = if tensor.shape().len() < 2 { vectors } else { Dtype::BF16 };
+            let expected = match name.ends_with(".master") {
+                _ if tensor.shape().len() < 2 => vectors,
+                true => Dtype::F32,
+                false => Dtype::BF16,
+            };
             assert_eq!(tensor.dtype(), expected, "{name}");
         }
     }
@@ -211,6 +217,18 @@ fn a_run_goes_on_in_its_own_dtypes_only() {
         let line = format!("{} = \"f32\"\n", key.split('.').next_back().unwrap());
         let old = was.to_toml().unwrap().replace(&line, "");
         assert_eq!(RunConfig::from_saved(Path::new("config.toml"), &old).unwrap(), (was.clone(), None));
+    }
+}
+
+#[test]
+fn masters_are_of_parameters_in_bf16() {
+    for (settings, words) in [
+        (&[MASTERS][..], "set training.param_dtype = \"bf16\", or leave it out"),
+        (&[MASTERS, BF16[0], "lora.rank=2"], "adapters are kept in f32: leave it out"),
+    ] {
+        let settings: Vec<_> = settings.iter().map(|setting| setting.to_string()).collect();
+        let error = RunConfig::load(None, &settings).unwrap().validate().unwrap_err().to_string();
+        assert!(error.starts_with("optimizer.master_weights = true: ") && error.ends_with(words), "{error}");
     }
 }
 

@@ -23,10 +23,10 @@ use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
-use crate::config::StorageDtype;
+use crate::config::OptimizerSection;
 use crate::data::Position;
 use crate::files;
-use crate::optimizer::ModuleAdamW;
+use crate::optimizer::AdamWStates;
 use crate::progress::Progress;
 
 const FORMAT: u32 = 1;
@@ -62,12 +62,12 @@ impl Snapshot {
     /// What is saved of a run, by this rank where the model is sharded: every rank takes part.
     pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         model: &M,
-        optimizer: &ModuleAdamW<M, B>,
+        optimizer: &AdamWStates<B::InnerBackend>,
         step: usize,
         data: Position,
         ranks: Option<&Ranks>,
     ) -> Self {
-        let (moments, parameter_steps) = tensors::moments(model, optimizer, ranks);
+        let (moments, parameter_steps) = tensors::moments::<B, M>(model, optimizer, ranks);
         let float8 = Float8State::export::<B, M>(model);
         let state = RunState { format: FORMAT, step, data, parameter_steps, float8 };
         let rank = ranks.map(|ranks| [ranks.rank(), ranks.count()]);
@@ -200,17 +200,16 @@ impl SavedRun {
         Ok(self.state.float8.restore::<B, M>(model)?)
     }
 
-    /// Gives an optimizer its moments, in this dtype.
+    /// The state of the optimizer of `section`.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
     pub fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         &self,
         model: &M,
-        optimizer: ModuleAdamW<M, B>,
-        dtype: StorageDtype,
-    ) -> Result<ModuleAdamW<M, B>, CheckpointError> {
+        section: &OptimizerSection,
+    ) -> Result<AdamWStates<B::InnerBackend>, CheckpointError> {
         let saved = SavedTensors::open(&self.path, &file_name(OPTIMIZER, None))?;
-        tensors::load_moments(model, optimizer, saved, &self.state.parameter_steps, dtype.dtype())
+        tensors::load_moments::<B, M>(model, section, saved, &self.state.parameter_steps)
     }
 }

@@ -1,14 +1,13 @@
-//! A module's parameters and AdamW's moments as named tensors: to a safetensors file and back.
+//! A module's parameters, AdamW's moments and masters as named tensors: to a safetensors file and back.
 //!
-//! Names are paths in the module tree, `layers.0.mlp.up_proj.weight`, and of moments `layers.0.mlp.up_proj.weight.moment_1`.
+//! Names are paths in the module tree, `layers.0.mlp.up_proj.weight`, of moments `layers.0.mlp.up_proj.weight.moment_1`, of masters
+//! `layers.0.mlp.up_proj.weight.master`.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
-use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::optim::record::AdaptorRecord;
-use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, Optimizer};
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8Stack;
@@ -19,9 +18,15 @@ use super::CheckpointError;
 use super::parts::{Rows, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
-use crate::optimizer::ModuleAdamW;
+use crate::config::OptimizerSection;
+use crate::optimizer::{AdamWStates, ParameterState};
 use crate::progress::Progress;
 use crate::tensor_files::{NewTensor, write_file};
+
+/// What names of moments end with.
+const MOMENTS: [&str; 2] = ["moment_1", "moment_2"];
+/// What names of masters end with.
+const MASTER: &str = "master";
 
 /// Reads a tensor from its device.
 type Read = Box<dyn Fn() -> Result<TensorData, String> + Send>;
@@ -110,16 +115,16 @@ pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
     collect.2
 }
 
-/// The moments of a module's parameters that this process saves, and how many steps each parameter has taken.
+/// The moments, and masters, of a module's parameters that this process saves, and how many steps each parameter has taken.
 pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
-    optimizer: &ModuleAdamW<M, B>,
+    optimizer: &AdamWStates<B::InnerBackend>,
     ranks: Option<&Ranks>,
 ) -> (Vec<Pending>, BTreeMap<String, usize>) {
     struct Collect<'a, B: AutodiffBackend> {
         path: ModulePath,
         ranks: Option<&'a Ranks>,
-        records: HashMap<ParamId, AdaptorRecord<AdamW, B>>,
+        states: &'a AdamWStates<B::InnerBackend>,
         moments: Vec<Pending>,
         steps: BTreeMap<String, usize>,
     }
@@ -131,21 +136,18 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
             self.path.exit();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let Some(record) = self.records.remove(&param.id) else { return };
-            let state: AdamWState<B::InnerBackend, D> = record.into_state();
-            let AdaptiveMomentumState { time, moment_1, moment_2, .. } = state.momentum;
+            let Some(ParameterState { time, moments, master }) = self.states.get::<D>(param.id) else { return };
             let path = self.path.dotted();
             let value = param.val();
-            let moments = [("moment_1", moment_1), ("moment_2", moment_2)];
-            for (name, moment) in moments.into_iter().filter(|_| is_own(&value, self.ranks)) {
+            let tensors = MOMENTS.into_iter().zip(moments).chain(master.map(|master| (MASTER, master)));
+            for (name, moment) in tensors.filter(|_| is_own(&value, self.ranks)) {
                 self.moments.push(Pending::new(format!("{path}.{name}"), &value, moment));
             }
             self.steps.insert(path, time);
         }
     }
-    let records = optimizer.to_record().into_iter().collect();
     let (path, moments, steps) = Default::default();
-    let mut collect = Collect { path, ranks, records, moments, steps };
+    let mut collect = Collect::<B> { path, ranks, states: optimizer, moments, steps };
     module.visit(&mut collect);
     (collect.moments, collect.steps)
 }
@@ -205,20 +207,19 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// Gives `optimizer` the saved moments in `dtype`, of shards this rank's rows, for the parameters of `module` that have taken steps.
+/// The saved moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken steps.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
-    optimizer: ModuleAdamW<M, B>,
+    section: &OptimizerSection,
     saved: SavedTensors,
     steps: &BTreeMap<String, usize>,
-    dtype: DType,
-) -> Result<ModuleAdamW<M, B>, CheckpointError> {
+) -> Result<AdamWStates<B::InnerBackend>, CheckpointError> {
     struct Load<'a, B: AutodiffBackend> {
         saved: SavedTensors,
         path: ModulePath,
         steps: &'a BTreeMap<String, usize>,
-        dtype: DType,
-        records: Vec<(ParamId, AdaptorRecord<AdamW, B>)>,
+        section: &'a OptimizerSection,
+        states: AdamWStates<B::InnerBackend>,
         failure: Option<CheckpointError>,
     }
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Load<'_, B> {
@@ -234,27 +235,28 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             let value = param.val();
             let (whole, rows, dims, device) =
                 (Sharded::whole_shape(&value), Sharded::rows(&value), value.dims(), value.device());
-            let moment = |name| {
+            let tensor = |name, dtype| {
                 let mut values = self.saved.rows(&format!("{path}.{name}"), &whole, rows.clone())?;
                 // The padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 let data = TensorData::new(values, dims);
-                Ok(Tensor::<B::InnerBackend, D>::from_data(data, (&device, self.dtype)))
+                Ok::<_, CheckpointError>(Tensor::<B::InnerBackend, D>::from_data(data, (&device, dtype)))
             };
-            match moment("moment_1").and_then(|first| Ok((first, moment("moment_2")?))) {
-                Ok((moment_1, moment_2)) => {
-                    let momentum = AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2: None };
-                    let record = AdaptorRecord::from_state(AdamWState { momentum });
-                    self.records.push((param.id, record));
-                }
+            let has_master = self.section.master_weights && value.dtype() == DType::BF16;
+            let state = || {
+                let kept = self.section.state_dtype.dtype();
+                let moments = [tensor(MOMENTS[0], kept)?, tensor(MOMENTS[1], kept)?];
+                let master = has_master.then(|| tensor(MASTER, DType::F32)).transpose()?;
+                Ok(ParameterState { time, moments, master })
+            };
+            match state() {
+                Ok(state) => self.states.insert(param.id, state),
                 Err(failure) => self.failure = Some(failure),
             }
         }
     }
-    let mut load = Load { saved, path: ModulePath::default(), steps, dtype, records: Vec::new(), failure: None };
+    let (path, states) = Default::default();
+    let mut load = Load::<B> { saved, path, steps, section, states, failure: None };
     module.visit(&mut load);
-    match load.failure {
-        Some(failure) => Err(failure),
-        None => Ok(optimizer.load_record(load.records.into_iter().collect())),
-    }
+    load.failure.map_or(Ok(load.states), Err)
 }

@@ -30,6 +30,9 @@ pub struct OptimizerSection {
     pub weight_decay_all: bool,
     /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
     pub state_dtype: StorageDtype,
+    /// Whether each matrix that `training.param_dtype = "bf16"` keeps in bf16 has a master in f32 beside its moments, 4 bytes an element
+    /// more: steps change the master, and the parameter is that rounded to nearest.
+    pub master_weights: bool,
     /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
     /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
     /// `training.grad_accumulation = 1`, `training.max_norm = inf` and a single rank.
@@ -53,6 +56,7 @@ impl Default for OptimizerSection {
             weight_decay: 0.1,
             weight_decay_all: false,
             state_dtype: StorageDtype::F32,
+            master_weights: false,
             in_backward: false,
             warmup_steps: 20,
             decay: Decay::Cosine,
@@ -81,6 +85,16 @@ impl OptimizerSection {
         require("optimizer.min_lr_ratio", min_lr_ratio, fits, "must be in [0, 1]")?;
         let fits = decay_ratio > 0.0 && decay_ratio <= 1.0;
         require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
+    }
+
+    /// Whether there are parameters in bf16, if they are to have masters.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] saying what to set.
+    pub fn check_master_weights(&self, training: &TrainingSection) -> Result<(), ConfigError> {
+        let fits = !self.master_weights || training.param_dtype == StorageDtype::Bf16;
+        let reason = "is for parameters in bf16: set training.param_dtype = \"bf16\", or leave it out";
+        require("optimizer.master_weights", self.master_weights, fits, reason)
     }
 
     /// Whether gradients can be applied in backward, if they are to be.

@@ -161,8 +161,11 @@ impl<S: ModelSection> RunConfig<S> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training, 1)?;
+        self.optimizer.check_master_weights(&self.training)?;
         if let Some(lora) = &self.lora {
             lora.validate(self.training.precision == Precision::Fp8)?;
+            let masters = self.optimizer.master_weights;
+            require("optimizer.master_weights", masters, !masters, "adapters are kept in f32: leave it out")?;
             let reason = "with [lora] the whole model stays as it is";
             let TrainingSection { freeze, train_only, .. } = &self.training;
             for (key, names) in [("training.freeze", freeze), ("training.train_only", train_only)] {

@@ -147,13 +147,18 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let waiting = inputs * Saturating(input);
         // Those that the next step replaces live until they are written; of what is not trained nothing is.
         let is_written = checkpoint.folder.is_some() && checkpoint.background;
-        let saved = if is_written { Saturating(plan.trained) + Saturating(plan.moments) } else { zero };
+        let saved = if is_written {
+            Saturating(plan.trained) + Saturating(plan.moments) + Saturating(plan.masters)
+        } else {
+            zero
+        };
         let reduced = if plan.ranks > 1 { Saturating(plan.largest_gradient) } else { zero };
-        let [parameters, moments, copies, gathered] =
-            [plan.parameters, plan.moments, copies, plan.gathered].map(Saturating);
+        let [parameters, moments, masters, copies, gathered] =
+            [plan.parameters, plan.moments, plan.masters, copies, plan.gathered].map(Saturating);
         let parts = [
             ("parameters", [parameters; 4]),
             ("AdamW's moments", [moments; 4]),
+            ("AdamW's masters", [masters; 4]),
             ("checkpoint being written", [saved; 4]),
             ("FP8 copies of weights", [copies; 4]),
             ("gathered weights", [gathered; 4]),

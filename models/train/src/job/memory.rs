@@ -36,6 +36,7 @@ fn plan<B: Backend, M: CausalLm<B>>(
         compute: dtype,
         matrices: config.training.param_dtype.dtype(),
         moments: config.optimizer.state_dtype.dtype(),
+        masters: config.optimizer.master_weights,
     };
     // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
     let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == dtypes.matrices;
@@ -177,6 +178,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         trained: 4 * adapters,
         gradients: 4 * adapters,
         moments: 2 * dtypes.moments.size() as u64 * adapters,
+        masters: 0,
         largest_gradient: 4 * largest,
         copies,
         shared_copies: plan.shared_copies.min(copies),

@@ -54,9 +54,16 @@ fn two_ranks_are_one() {
     }
 }
 
-/// Each rank rounds its rows as one rounds the whole, saves them in bf16, and goes on with them.
+/// Each rank rounds its rows as one rounds the whole, saves them in bf16, and goes on with them; without masters and with.
 #[test]
 fn two_ranks_are_one_in_bf16() {
+    for (masters, bytes) in [("optimizer.master_weights=false", 2), ("optimizer.master_weights=true", 4)] {
+        two_ranks_are_one_with(masters, bytes);
+    }
+}
+
+/// `bytes`: of the optimizer's state, for each byte of a parameter.
+fn two_ranks_are_one_with(masters: &str, bytes: u64) {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("run");
@@ -66,6 +73,7 @@ fn two_ranks_are_one_in_bf16() {
         "training.max_norm=inf",
         "training.param_dtype=bf16",
         "optimizer.state_dtype=bf16",
+        masters,
     ];
     let arguments = small(&data.1, &settings);
     let one = losses(stdout(&llama3(1, "train", &[&arguments[..], &accumulation(2)].concat())));
@@ -74,7 +82,7 @@ fn two_ranks_are_one_in_bf16() {
     assert_eq!((one.len(), &one), (5, &two));
     let file = |kind: &str| saved.join(format!("step-000000004/{kind}-rank-00001-of-00002.safetensors"));
     let [model, optimizer] = ["model", "optimizer"].map(|kind| std::fs::metadata(file(kind)).unwrap().len());
-    assert!(optimizer < 2 * model + 100_000, "{model} {optimizer}");
+    assert!(optimizer.abs_diff(bytes * model) < 100_000, "{model} {optimizer}");
     let resumed = losses(stdout(&llama3(2, "resume", &[saved.display().to_string(), "--step".into(), "2".into()])));
     assert_eq!(resumed, two[2..]);
 }
