@@ -224,6 +224,10 @@ pub trait Float8Backend: Backend {
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
 
+    /// How [`attention_forward`](Self::attention_forward) and its backward compute: `tiles` of queries and keys in a kernel, or `blocks`
+    /// of queries by Burn's matmuls.
+    const ATTENTION: &'static str = "blocks";
+
     /// Scaled dot-product attention, in high precision.
     ///
     /// The caller has checked shapes and dtypes, and that nothing is empty. The default goes over queries block by block.

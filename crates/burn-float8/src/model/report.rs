@@ -113,6 +113,8 @@ pub struct Report {
     pub untagged: Vec<String>,
     /// What self-checks have found on the model's devices; nothing where they are CPUs.
     pub self_check: SelfCheckReport,
+    /// How the backend computes attention: `tiles` of queries and keys in a kernel of its own, or `blocks` of queries by Burn's matmuls.
+    pub attention: &'static str,
 }
 
 /// GEMM calls by path, summed over a model.
@@ -179,7 +181,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         .collect();
     let self_check =
         self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
-    Report { layers, untagged, self_check }
+    Report { layers, untagged, self_check, attention: B::Inner::ATTENTION }
 }
 
 /// Whether nobody has asked that a linear without a layer runs as it does, beside these.

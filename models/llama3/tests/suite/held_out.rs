@@ -80,7 +80,7 @@ fn a_model_is_judged_by_all_of_other_files() {
     let eval = |data: &[&str]| llama3(&[&["eval", model, "--device", "cpu"], data, &settings].concat());
     let log = eval(&["--data", file]).unwrap();
     assert_eq!(line(&log, "held-out loss: "), loss);
-    assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32");
+    assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32  attention: tiles");
     assert!(line(&log, "data: ").ends_with("data: 1 files (1 text)  tokens: 944"), "{log}");
     // The checkpoint alone says nothing of data.
     assert!(matches!(eval(&[]), Err(Error::NothingToEvaluate)));

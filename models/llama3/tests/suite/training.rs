@@ -38,7 +38,7 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     let data = text();
     let (outcome, log) = run(&config(data.path(), &[])).unwrap();
     let lines: Vec<_> = log.lines().collect();
-    assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32");
+    assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32  attention: tiles");
     assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
     // 16 bytes for each of 69,360 parameters.
     let memory =

@@ -13,18 +13,18 @@ use crate::metrics::thousands;
 use crate::model::{ModelConfig, ModelSection, ModelSize};
 use crate::{Dataset, JobError, Tokenizer};
 
-/// What is trained, where and in which precision.
+/// What is trained, where and in which precision, and how attention is computed.
 pub(super) fn model<S: ModelSection>(
     kind: &str,
     config: &RunConfig<S>,
     selected: &SelectedDevice,
-    dtype: DType,
+    computed: (DType, &str),
     dims: &S::Config,
     tokenizer: &Tokenizer,
     out: &mut dyn Write,
 ) -> Result<(), JobError> {
     let count = |n: usize| thousands(&n.to_string());
-    device(config, selected, dtype, out)?;
+    device(config, selected, computed, out)?;
     let from_folder = config.model.hf_path();
     let name = from_folder.map_or_else(|| config.model.preset().to_string(), |path| path.display().to_string());
     let ModelSize { num_params, num_active_params, .. } = dims.size();
@@ -40,16 +40,16 @@ pub(super) fn model<S: ModelSection>(
     Ok(())
 }
 
-/// Where something is computed and in which precision.
+/// Where something is computed, in which precision, and how attention is.
 pub(super) fn device<S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
-    dtype: DType,
+    (dtype, attention): (DType, &str),
     out: &mut dyn Write,
 ) -> Result<(), JobError> {
     let precision = format!("{:?}", config.training.precision).to_lowercase();
     let dtype = format!("{dtype:?}").to_lowercase();
-    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}")?)
+    Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}  attention: {attention}")?)
 }
 
 /// What is read, what of a folder is not, and how much there is.

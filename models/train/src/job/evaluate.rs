@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use burn::tensor::backend::AutodiffBackend;
+use burn_float8::backend::Float8Backend;
 use burn_float8::{Float8Config, Float8Stack, Recipe};
 use device_select::SelectedDevice;
 
@@ -103,7 +104,8 @@ impl<A: TrainableModel> Job<A> {
             return Err(JobError::NothingHeldOut);
         }
         if precisions.is_empty() {
-            announce::device(config, selected, self.dtype::<B>(config, selected, device)?, out)?;
+            let dtype = self.dtype::<B>(config, selected, device)?;
+            announce::device(config, selected, (dtype, B::Inner::ATTENTION), out)?;
             announce::files(&data, out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;
             let loss = mean_loss(&model, &held_out, &config.training, device)?;

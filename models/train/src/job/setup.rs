@@ -6,6 +6,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::Float8Stack;
+use burn_float8::backend::Float8Backend;
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
@@ -66,7 +67,8 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     // anything is allocated, and nothing is written before all of that.
     let text = setup.text()?;
     let place = setup.place(&text)?;
-    announce::model(A::NAME, config, selected, place.dtype, &place.dims, &text.text.tokenizer, out)?;
+    let computed = (place.dtype, B::Inner::ATTENTION);
+    announce::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
     let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;

@@ -51,6 +51,8 @@ macro_rules! host_backend {
                 $crate::backend::host::health::<Self>(x, operand, transposed)
             }
 
+            const ATTENTION: &'static str = "tiles";
+
             fn attention_forward(
                 attention: &$crate::backend::Attention<Self>,
             ) -> $crate::backend::AttentionOutput<Self> {
