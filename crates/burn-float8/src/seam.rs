@@ -79,6 +79,11 @@ pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
     })
 }
 
+/// Whether the copies of a weight stay until it changes; each is otherwise made where a GEMM reads it, and let go.
+pub fn keeps_weight_copies(policy: &Policy) -> bool {
+    !matches!(policy, Policy::Float8(config) if config.force_recompute_fp8_weight_in_bwd())
+}
+
 /// What shares a scale in the copy of its input that a linear keeps for backward, `[K, M]`; none where that stays in high precision.
 pub fn input_granularity(policy: &Policy) -> Option<Granularity> {
     let cast = policy.casts()?.of(Operand::INPUT_T);

@@ -18,7 +18,8 @@ use crate::sharding::{alignment, chunk};
 /// masters                   as many elements of matrices, in f32
 /// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
 /// gathered, after_forward   the two largest of them: one that is read and one that is on its way
-/// copies                    FP8 copies of weights that are whole on a rank: experts, and all weights where there is one rank
+/// copies                    FP8 copies of weights that are whole on a rank: experts, and all weights where there is one rank; the largest
+///                           one of those that are let go behind each GEMM
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ShardPlan {
@@ -102,7 +103,7 @@ impl ShardPlan {
         }
         .into_iter();
         let mut new = Self { ranks, ..Self::default() };
-        let mut copies = vec![];
+        let (mut copies, mut largest_passing) = (vec![], 0);
         // Of linears' inputs: elements, and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
         for parameter in &parameters {
@@ -148,10 +149,14 @@ impl ShardPlan {
             if float8.iter().any(Option::is_some) {
                 new.largest[1] = new.largest[1].max(elements);
             }
+            let is_kept = policy.as_ref().is_none_or(seam::keeps_weight_copies);
             if !is_sharded || ranks == 1 {
-                new.copies += float8.iter().flatten().sum::<u64>();
+                match is_kept {
+                    true => new.copies += float8.iter().flatten().sum::<u64>(),
+                    false => largest_passing = float8.into_iter().flatten().fold(largest_passing, u64::max),
+                }
             }
-            if let ([Some(one), Some(other)], true) = (granularities, is_sharded && ranks == 1)
+            if let ([Some(one), Some(other)], true) = (granularities, is_kept && is_sharded && ranks == 1)
                 && one == other
                 && matches!(one, Granularity::Tensor | Granularity::Block128x128)
             {
@@ -172,6 +177,7 @@ impl ShardPlan {
             let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
         }
+        new.copies += largest_passing;
         new.input_bytes = match elements_read {
             0 => dtypes.compute.size() as f64,
             read => bytes_kept / read as f64,
@@ -255,6 +261,7 @@ fn parameters<B: Backend, M: Module<B>>(
 mod tests {
     use burn::backend::Flex;
     use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+    use burn_float8::config::Float8LinearConfig;
     use burn_float8::{Float8, Recipe};
     use float8_comm::Communicator;
 
@@ -294,6 +301,20 @@ mod tests {
         assert_eq!(narrow.moments, wide.moments / 2);
         let with_masters = plan(PlanDtypes { masters: true, ..F32 });
         assert_eq!((wide.masters, with_masters.masters), (0, with_masters.moments / 2 - 4 * 2 * 40));
+    }
+
+    #[test]
+    fn copies_that_are_not_kept_are_one_at_a_time() {
+        let copies = |recompute| {
+            let linear = Float8LinearConfig::new(Recipe::Blockwise);
+            let config = Float8Config::from(linear.with_force_recompute_fp8_weight_in_bwd(recompute));
+            let (model, config) = (net(), Some(&config));
+            ShardPlan::new::<Float8<Flex>, _>(&model, 1, ShardConfig::default(), config, F32, &|_| true).unwrap()
+        };
+        let (kept, passing) = (copies(false), copies(true));
+        // Two weights of one size, with a copy each for fprop and dgrad, of which one scale serves both.
+        assert_eq!((kept.copies, kept.shared_copies), (4 * passing.copies, 2 * passing.copies));
+        assert_eq!(passing.shared_copies, 0);
     }
 
     #[test]
