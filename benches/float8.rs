@@ -14,6 +14,7 @@ mod gemv;
 mod generate;
 mod grouped;
 mod host;
+mod limits;
 mod linear;
 mod memory;
 mod model;
@@ -70,6 +71,8 @@ enum Part {
     Generate,
     /// What the dtype of the cache of keys and values does to a trained model's loss, which takes minutes: only if it is asked for.
     Cache,
+    /// A training step on the CPU, operation by operation, beside what the machine could do.
+    Limits,
     /// A training step of a real width on the CPU, which takes minutes and 16 GiB: only if it is asked for.
     Wide,
 }
@@ -99,6 +102,8 @@ struct Results {
     gemv: Vec<gemv::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     generate: Vec<generate::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    limits: Vec<limits::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     cache: Vec<cache::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -134,6 +139,9 @@ fn main() -> std::io::Result<()> {
     }
     if runs(Part::Generate) {
         results.generate = generate::rows(args.repeat);
+    }
+    if runs(Part::Limits) {
+        results.limits = limits::rows();
     }
     if runs(Part::Linear) {
         results.linear = linear::rows(wgpu, args.repeat);
@@ -177,6 +185,7 @@ fn main() -> std::io::Result<()> {
     neighbours::print(&results.neighbours);
     gemv::print(&results.gemv);
     generate::print(&results.generate);
+    limits::print(&results.limits);
     cache::print(&results.cache);
     wide::print(&results.wide);
     if let Some(path) = args.json {

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::median;
 
 /// Bytes of the stream, and at least of the weights between two reads of one: more than caches hold.
-const STREAM: usize = 256 << 20;
+pub const STREAM: usize = 256 << 20;
 
 /// One weight, `[size, size]`.
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ pub struct Row {
 }
 
 /// GB/s at which all cores read memory: two equal buffers, which the C library compares.
-fn stream([left, right]: [&[u8]; 2]) -> f64 {
+pub fn stream([left, right]: [&[u8]; 2]) -> f64 {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let part = left.len().div_ceil(threads);
     let start = Instant::now();

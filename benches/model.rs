@@ -1,12 +1,30 @@
 //! The debug Llama, as the training example runs it by default, and a train step of any model.
+use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8Config, Float8Stack};
-use llama3::{CausalLmExt, Llama, LlamaConfig, RunConfig};
+use burn_float8::{Float8, Float8Config, Float8Stack};
+use llama3::{CausalLmExt, Llama, Llama3, LlamaConfig, RunConfig};
+use train::Job;
+use train::cli::parse_from;
 use train::rng::Rng;
+
+/// A run of the trainer on the CPU.
+pub type Train = Float8<Autodiff<Flex>>;
+
+/// Gives `run` the job of a Llama with these settings, on text that is there meanwhile.
+pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Llama3>) -> T) -> T {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let data = folder.path().join("data.txt");
+    std::fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).expect("a temporary file");
+    let data = data.display().to_string();
+    let mut arguments = vec!["llama3", "train", "--device", "cpu", "--data", &data];
+    arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
+    let command = parse_from::<Llama3>("llama3", arguments.into_iter().map(Into::into).collect()).expect("arguments");
+    run(&command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run"))
+}
 
 /// Sequences of a batch, and tokens of each.
 pub const BATCH: [usize; 2] = [8, 128];

@@ -1,18 +1,14 @@
 //! A training step of a real width on the CPU: four layers 2,048 wide under Llama 3's vocabulary, one sequence of 2,048 tokens.
-use std::fs;
 use std::time::Instant;
 
-use burn::backend::{Autodiff, Flex};
-use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::Llama3;
 use serde::Serialize;
 use test_data::Counting;
-use train::cli::parse_from;
 
-type Train = Float8<Autodiff<Flex>>;
+use crate::model::{Train, with_job};
 
-const SETTINGS: [&str; 14] = [
+const SETTINGS: [&str; 15] = [
+    "training.steps=2",
     "model.vocab_size=128256",
     "model.hidden_size=2048",
     "model.intermediate_size=8192",
@@ -59,19 +55,15 @@ impl std::io::Write for Steps {
 }
 
 fn row(recipe: &'static str) -> Row {
-    let data = std::env::temp_dir().join(format!("float8-bench-{}.txt", std::process::id()));
-    fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).expect("a temporary file");
-    let path = data.display().to_string();
-    let mut arguments = vec!["llama3", "train", "--device", "cpu", "--steps", "2", "--recipe", recipe, "--data", &path];
-    arguments.extend(SETTINGS.iter().flat_map(|setting| ["--set", setting]));
-    let command = parse_from::<Llama3>("llama3", arguments.into_iter().map(Into::into).collect()).expect("arguments");
-    let job = command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run");
-    let device = Default::default();
-    let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).expect("a configuration");
-    let mut steps = Steps::default();
-    let peak_bytes =
-        Counting::peak_of(|| job.run::<Train>(&SelectedDevice::Cpu, &device, &mut steps).expect("it trains"));
-    fs::remove_file(&data).expect("written above");
+    let of_recipe = format!("float8.recipe={recipe}");
+    let (estimate, steps, peak_bytes) = with_job(&[&SETTINGS[..], &[&of_recipe]].concat(), |job| {
+        let device = Default::default();
+        let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).expect("a configuration");
+        let mut steps = Steps::default();
+        let mut run = || job.run::<Train>(&SelectedDevice::Cpu, &device, &mut steps).expect("it trains");
+        let peak_bytes = Counting::peak_of(&mut run);
+        (estimate, steps, peak_bytes)
+    });
     let [first, second, ..] = steps.0[..] else { panic!("two steps") };
     Row {
         recipe,

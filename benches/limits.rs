@@ -1,0 +1,193 @@
+//! Where the time of a training step on the CPU goes, and how far each operation is from the machine's limits: the model of
+//! `torch_cpu.py`, by the trainer's `[profile]`.
+//!
+//! ```text
+//! least = max(arithmetic / peak, bytes / stream)        peak: Burn's f32 matmul of 1,024³        stream: two buffers, read by all cores
+//! ```
+//! Arithmetic is that of matrix products; what has none is bound by memory. Bytes are those of f32 tensors, or codes, that must be read and
+//! written once: caches make some operations faster than that.
+use std::time::Instant;
+
+use burn::backend::Flex;
+use burn::tensor::{Distribution, Tensor};
+use device_select::SelectedDevice;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::model::{Train, with_job};
+use crate::{gemv, median};
+
+const LAYERS: usize = 4;
+const HIDDEN: usize = 256;
+const FFN: usize = 704;
+/// Width of all keys, and of all values.
+const KEYS: usize = 128;
+const VOCABULARY: usize = 256;
+/// Of a batch.
+const TOKENS: usize = 2048;
+/// Of a sequence.
+const LENGTH: usize = 256;
+/// K and N of a layer's linears.
+const LINEARS: [[usize; 2]; 7] =
+    [[HIDDEN, HIDDEN], [HIDDEN, KEYS], [HIDDEN, KEYS], [HIDDEN, HIDDEN], [HIDDEN, FFN], [HIDDEN, FFN], [FFN, HIDDEN]];
+
+const SETTINGS: [&str; 16] = [
+    "model.hidden_size=256",
+    "model.num_layers=4",
+    "model.num_heads=8",
+    "model.num_kv_heads=4",
+    "model.head_dim=32",
+    "model.intermediate_size=704",
+    "model.vocab_size=256",
+    "training.batch_size=8",
+    "training.seq_len=256",
+    "training.eval_batches=1",
+    "training.eval_every=0",
+    "generate.max_new_tokens=0",
+    "training.steps=7",
+    "training.print_report=false",
+    "profile.start=4",
+    "profile.steps=4",
+];
+
+/// Steps of the window.
+const STEPS: f64 = 4.0;
+
+/// One operation of a step.
+#[derive(Serialize)]
+pub struct Row {
+    precision: &'static str,
+    name: String,
+    calls: f64,
+    milliseconds: f64,
+    /// Of the step.
+    share: f64,
+    /// Milliseconds that the limit of the machine would take, and whether that is arithmetic's.
+    least: Option<(f64, bool)>,
+}
+
+/// Arithmetic and bytes of an operation in a step, where they are known.
+fn cost(name: &str, fp8: bool) -> Option<[f64; 2]> {
+    let all = |of: &dyn Fn([usize; 2]) -> usize| LAYERS * LINEARS.iter().map(|shape| of(*shape)).sum::<usize>();
+    let [weights, inputs, outputs] = [all(&|[k, n]| k * n), all(&|[k, _]| k) * TOKENS, all(&|[_, n]| n) * TOKENS];
+    let (head_weight, head_input, head_output) = (HIDDEN * VOCABULARY, HIDDEN * TOKENS, VOCABULARY * TOKENS);
+    let heads = LAYERS * TOKENS * (2 * HIDDEN + 2 * KEYS);
+    let (rows, norms) = (TOKENS * HIDDEN, 2 * LAYERS + 1);
+    // In high precision: the output layer's alone where the others run in FP8.
+    let high = |inner: usize, head: usize| if fp8 { head } else { inner + head };
+    let product = |reads: usize, writes: usize| Some([2.0 * (weights * TOKENS) as f64, (reads + 4 * writes) as f64]);
+    let linear = Some([
+        2.0 * (high(weights, head_weight) * TOKENS) as f64,
+        4.0 * (high(weights + inputs + outputs, head_weight + head_input + head_output)) as f64,
+    ]);
+    // Of products [T, T] by d, or the like, half is hidden.
+    let attention = |products: usize, tensors: usize| {
+        Some([(products * LAYERS * TOKENS * LENGTH * HIDDEN) as f64, (4 * tensors * heads) as f64])
+    };
+    let moved = |elements: usize| Some([0.0, 4.0 * elements as f64]);
+    let cast = |elements: usize| Some([0.0, 5.0 * elements as f64]);
+    match name {
+        "scaled_gemm fprop" => product(weights + inputs, outputs),
+        "scaled_gemm dgrad" => product(weights + outputs, inputs),
+        "scaled_gemm wgrad" => product(inputs + outputs, weights),
+        "linear" | "linear_x_backward" | "linear_weight_backward" => linear,
+        // q, k and v share one cast, and so do gate and up.
+        "cast input e4m3" => cast(LAYERS * TOKENS * (3 * HIDDEN + FFN)),
+        "cast weight e4m3" => cast(weights),
+        "cast grad_output e5m2" | "cast grad_output e4m3" => cast(outputs),
+        "attention" => attention(2, 1),
+        "attention_backward" => attention(5, 2),
+        "swiglu" => moved(3 * LAYERS * TOKENS * FFN),
+        "swiglu_backward" => moved(5 * LAYERS * TOKENS * FFN),
+        "rms_norm" => moved(2 * norms * rows),
+        "rms_norm_backward" => moved(3 * norms * rows),
+        "rotary" | "rotary_backward" => moved(2 * LAYERS * TOKENS * (HIDDEN + KEYS)),
+        "log_likelihood" => moved(head_output),
+        "log_likelihood_backward" => moved(2 * head_output),
+        // Parameter, gradient and moments are read; all but the gradient are written.
+        "adamw" => moved(7 * (weights + head_weight + VOCABULARY * HIDDEN)),
+        _ => None,
+    }
+}
+
+/// Floating-point operations in a second of Burn's f32 matmul.
+fn peak() -> f64 {
+    const SIDE: usize = 1024;
+    let device = Default::default();
+    let [a, b] = [(); 2].map(|()| Tensor::<Flex, 2>::random([SIDE, SIDE], Distribution::Default, &device));
+    let times = (0..9).map(|_| {
+        let start = Instant::now();
+        drop(std::hint::black_box(a.clone().matmul(b.clone())));
+        start.elapsed().as_secs_f64()
+    });
+    2.0 * (SIDE * SIDE * SIDE) as f64 / median(times.collect())
+}
+
+/// Bytes in a second.
+fn stream() -> f64 {
+    let buffers = [(); 2].map(|()| vec![1_u8; gemv::STREAM / 2]);
+    let rates = (0..9).map(|_| gemv::stream([&buffers[0], &buffers[1]]));
+    1e9 * median(rates.collect())
+}
+
+/// The table of `[profile]` as JSON.
+fn profile(settings: &[&str]) -> Value {
+    let file = std::env::temp_dir().join(format!("float8-profile-{}.json", std::process::id()));
+    let to = format!("profile.file={}", file.display());
+    with_job(&[&SETTINGS[..], settings, &[&to]].concat(), |job| {
+        let run = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
+        run.expect("it trains")
+    });
+    let text = std::fs::read_to_string(&file).expect("the run has written it");
+    std::fs::remove_file(&file).expect("written above");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// In f32 and in FP8.
+pub fn rows() -> Vec<Row> {
+    let (peak, stream) = (peak(), stream());
+    println!("\npeak {:.0} GFLOP/s, stream {:.1} GB/s", peak / 1e9, stream / 1e9);
+    let mut table = vec![];
+    for (precision, settings) in [("f32", ["training.precision=f32"]), ("tensorwise", ["float8.recipe=tensorwise"])] {
+        let profile = profile(&settings);
+        let wall = profile["wall_seconds"].as_f64().expect("a number");
+        for row in profile["rows"].as_array().expect("rows") {
+            let name = row["name"].as_str().expect("a name").to_string();
+            let seconds = row["seconds"].as_f64().expect("a number") / STEPS;
+            let least = cost(&name, precision != "f32").map(|[arithmetic, bytes]| {
+                let [arithmetic, bytes] = [arithmetic / peak, bytes / stream];
+                (1e3 * arithmetic.max(bytes), arithmetic > bytes)
+            });
+            let calls = row["calls"].as_f64().unwrap_or_default() / STEPS;
+            table.push(Row {
+                precision,
+                name,
+                calls,
+                milliseconds: 1e3 * seconds,
+                share: seconds * STEPS / wall,
+                least,
+            });
+        }
+    }
+    table
+}
+
+pub fn print(rows: &[Row]) {
+    if rows.is_empty() {
+        return;
+    }
+    println!(
+        "\na training step on the CPU, operation by operation: what the machine's limit would take, and of which kind it is"
+    );
+    println!(
+        "{:<12}{:<26}{:>6}  {:>8}  {:>7}  {:>9}  {:>8}",
+        "precision", "operation", "calls", "ms", "of step", "least, ms", "of limit"
+    );
+    for Row { precision, name, calls, milliseconds, share, least } in rows {
+        let least = least.map_or(String::new(), |(least, is_arithmetic)| {
+            let of = if is_arithmetic { "peak" } else { "stream" };
+            format!("{least:>9.2}  {:>8.2} {of}", least / milliseconds)
+        });
+        println!("{precision:<12}{name:<26}{calls:>6.0}  {milliseconds:>8.2}  {:>6.1}%  {least}", 100.0 * share);
+    }
+}
