@@ -22,7 +22,7 @@ const HIDDEN: usize = 256;
 const FFN: usize = 704;
 /// Width of all keys, and of all values.
 const KEYS: usize = 128;
-const VOCABULARY: usize = 256;
+const VOCABULARY: usize = 257;
 /// Of a batch.
 const TOKENS: usize = 2048;
 /// Of a sequence.
@@ -38,7 +38,7 @@ const SETTINGS: [&str; 16] = [
     "model.num_kv_heads=4",
     "model.head_dim=32",
     "model.intermediate_size=704",
-    "model.vocab_size=256",
+    "model.vocab_size=257",
     "training.batch_size=8",
     "training.seq_len=256",
     "training.eval_batches=1",
