@@ -119,6 +119,12 @@ fn dequantize_mx() {
 }
 
 #[test]
+fn codes_that_serve_both_ways() {
+    all_pass("transpose", 38);
+    all_pass("dequantize_to_f32", 60);
+}
+
+#[test]
 fn amax() {
     all_pass("amax", 239);
 }

@@ -9,8 +9,8 @@ use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation, Output,
-    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, fused, gemm_path, grouped_scaled_gemm, health,
-    quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into, supports,
+    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, fused, gemm_path, grouped_scaled_gemm, health,
+    quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into, supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -87,7 +87,9 @@ impl Launcher {
                         }
                     }
                     for mode in ScaleCalculationMode::ALL {
-                        self.casts(&x, Cast { format, granularity: MX, scale_mode: ScaleMode::E8m0(mode) });
+                        for scale_mode in [ScaleMode::E8m0(mode), ScaleMode::E8m0Square(mode)] {
+                            self.casts(&x, Cast { format, granularity: MX, scale_mode });
+                        }
                     }
                 }
             }
@@ -183,6 +185,12 @@ impl Launcher {
         }
         for format in Format::ALL {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
+            for (granularity, k) in Granularity::ALL.into_iter().flat_map(|g| [500, 501].map(|k| (g, k))) {
+                dequantize_to_f32(&self.client, &self.operand([300, k], format, granularity)).expect("an operand");
+            }
+        }
+        for granularity in [Granularity::Tensor, Granularity::Block128x128, MX] {
+            transpose(&self.client, &self.operand([300, 500], Format::E4m3, granularity)).expect("symmetric scales");
         }
         self.blocks(base);
         for out in outputs() {

@@ -2,8 +2,6 @@
 mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
-mod codes;
-#[cfg(feature = "cubecl")]
 mod cube;
 mod fused;
 #[cfg(feature = "cubecl")]
@@ -24,8 +22,6 @@ mod preflight;
 mod report;
 #[cfg(feature = "cubecl")]
 mod self_check;
-#[cfg(feature = "cubecl")]
-mod squares;
 #[cfg(feature = "cubecl")]
 mod stream;
 
