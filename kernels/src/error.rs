@@ -128,7 +128,9 @@ pub enum KernelError {
         granularity: Granularity,
     },
     /// Scales of a row, or of a part of one, are not those of the transpose's.
-    #[error("{granularity} codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways")]
+    #[error(
+        "{granularity} codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways"
+    )]
     NotBothWays {
         /// The granularity of the operand.
         granularity: Granularity,

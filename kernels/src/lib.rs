@@ -45,9 +45,9 @@ pub use dequantize::{dequantize_mx, dequantize_to_f32};
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
-    FixedPlan, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
-    fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, strike_gemm,
-    trap_stuck_barriers,
+    FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
+    fix_gemm_plan, gemm_path, gemm_path_of_rows, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into,
+    strike_gemm, trap_stuck_barriers,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

@@ -24,12 +24,7 @@ const SQUARE_Y: u32 = SQUARE / UNIT_ROWS;
 
 /// Makes the scales, and gives that of each sector of this unit. All units of the cube must call it.
 #[cube]
-pub(super) fn make(
-    made: &mut BlockScales,
-    tile: &Tile,
-    raw: &Array<u32>,
-    #[comptime] cast: TileCast,
-) -> UnitScales {
+pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comptime] cast: TileCast) -> UnitScales {
     let Encoding { source, isa, .. } = comptime!(cast.encoding);
     let sectors = comptime!(cast.sectors);
     let mut maxima = SharedMemory::<u32>::new(comptime!((sectors * UNITS) as usize));

@@ -35,9 +35,7 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
     let &Operand { rows, k, granularity, .. } = operand;
     let scales = match granularity {
         Granularity::Tensor => None,
-        Granularity::Block128x128 | Granularity::Block1x32 => {
-            Some(words(client, granularity.scale_words(k, rows)))
-        }
+        Granularity::Block128x128 | Granularity::Block1x32 => Some(words(client, granularity.scale_words(k, rows))),
         Granularity::Row | Granularity::Block1x128 => return Err(KernelError::NotBothWays { granularity }),
     };
     check_size(k, row_words(rows), rows)?;

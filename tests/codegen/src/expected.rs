@@ -136,6 +136,13 @@ pub fn expected(kernel: &Generated) -> Rules {
             required.extend([(&["LDG.E.128"] as &[_], 4), (&["STG.E.128"], 4), (&["LDS.128"], 4), (&["PRMT"], 24)]);
         }
         ("dequantize_f32", _) if vectors => required.push((&["STG.E.128"], 1)),
+        // A chunk of each of four columns and of a row; conversions in hardware where there are some.
+        ("gemv", _) => {
+            required.extend([(&["LDG.E.128"] as &[_], 5), (&["FFMA"], 64), (&["SHFL"], 20)]);
+            if sm >= 89 {
+                required.push((&["F2FP.F16"], 40));
+            }
+        }
         ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
         // What is held is loaded before it is converted, by instructions where there are some.
         ("dequantize", _) => {

@@ -11,7 +11,8 @@ use cubecl::device::Device as _;
 use cubecl::future::block_on;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, VectorView, dequantize_to_f32, gemm_path, health, health_len, mx, row_words, supports, transpose,
+    Orientation, VectorView, dequantize_to_f32, gemm_path, gemm_path_of_rows, health, health_len, mx, row_words,
+    supports, transpose,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
@@ -59,8 +60,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         self_check::of(&client).report(device.to_id())
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
-        gemm_path(&R::client(device), granularities, config)
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath {
+        let client = R::client(device);
+        match rows {
+            Some(rows) => gemm_path_of_rows(&client, rows, granularities, config),
+            None => gemm_path(&client, granularities, config),
+        }
     }
 
     fn fp8_quantize(
@@ -156,7 +166,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         if shape.num_elements() == 0 {
             return Self::float_empty(shape, &device, FloatDType::F32);
         }
-        let values = dequantize_to_f32(&client, &kernel_operand(operand)).expect("an operand whose values can be indexed");
+        let values =
+            dequantize_to_f32(&client, &kernel_operand(operand)).expect("an operand whose values can be indexed");
         tensor(&client, &device, values, shape, DType::F32)
     }
 

@@ -49,8 +49,13 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_self_check(device)
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
-        B::fp8_gemm_path(device, granularities, config)
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath {
+        B::fp8_gemm_path(device, rows, granularities, config)
     }
 
     fn fp8_quantize(

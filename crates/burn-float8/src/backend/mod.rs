@@ -187,9 +187,14 @@ pub trait Float8Backend: Backend {
         SelfCheckReport::default()
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities. The answer changes when a kernel is
-    /// found to be wrong.
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities: of an output of so many rows, or, with
+    /// groups, of any number. The answer changes when a kernel is found to be wrong.
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///

@@ -7,8 +7,8 @@ use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use float8_kernels::reference::{self, HostQuantized};
 use float8_kernels::{
-    Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, cast_instructions, quantize as launch,
-    quantize_with_amax, quantize_with_maxima, strike_casts,
+    Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, cast_instructions,
+    quantize as launch, quantize_with_amax, quantize_with_maxima, strike_casts,
 };
 
 use super::gemm::edges;
@@ -148,8 +148,10 @@ fn compare<R: Runtime>(
     quantized: &Quantized,
 ) -> Result<(), Mismatch> {
     let sides = [(&quantized.rows, false), (&quantized.cols, true)];
-    let mut copies: Vec<_> =
-        sides.into_iter().filter_map(|(o, transposed)| Some(Copy::new(o.as_ref()?, cast.scale_mode, transposed))).collect();
+    let mut copies: Vec<_> = sides
+        .into_iter()
+        .filter_map(|(o, transposed)| Some(Copy::new(o.as_ref()?, cast.scale_mode, transposed)))
+        .collect();
     let mut parts = vec![whole(&quantized.amax)];
     if let ScaleFrom::Amax { amax: (amax, _), .. } = scale {
         parts.push((amax, 0..4));
