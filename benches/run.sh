@@ -199,6 +199,8 @@ check clusters 60 --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
 check repeated 60 --only repeated_gemm
 bench gemm 240 --only gemm,grouped --size headline "${torch[@]}"
 bench host 60 --only host --size headline
+check few 60 --only "scaled_gemm 1x131x300" --only "scaled_gemm 4x9x513" --only "scaled_gemm rows alone" --only "transpose "
+bench gemv 90 --only gemv --size headline
 bench sweep 120 --only sweep --size headline
 check linears 60 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
 check beside 30 --only "swiglu " --only "rms_norm " --only "rotary "

@@ -61,13 +61,14 @@ struct Part {
 const PRECISIONS: &[&str] = &["tensorwise", "rowwise", "delayed", "blockwise", "mxfp8"];
 
 /// All but `sweep`.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     Part {
         name: "gemm",
         title: "GEMM in TFLOP/s",
         of: "scales",
         kinds: &["tensorwise", "rowwise", "1x128,128x128", "1x128,128x128, powers of two", "1x32"],
     },
+    Part { name: "gemv", title: "GEMMs of a few rows", of: "scales", kinds: &["tensorwise"] },
     Part {
         name: "host",
         title: "host time",

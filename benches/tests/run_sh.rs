@@ -123,8 +123,10 @@ fn all_steps_run_in_their_order() {
     let log = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{log}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    let passed =
-        ["versions", "smallest", "first", "casts", "exact", "clusters", "repeated", "gemm", "host", "sweep", "linears"];
+    let passed = [
+        "versions", "smallest", "first", "casts", "exact", "clusters", "repeated", "gemm", "host", "few", "gemv",
+        "sweep", "linears",
+    ];
     let then = ["beside", "linear", "step", "rest"];
     let mut want: Vec<_> = passed.iter().chain(&then).map(|step| format!("{step} passed")).collect();
     want.insert(0, "torch not".into());

@@ -1,4 +1,4 @@
-//! Codes to bf16, times their E8M0 scales: `value(code) · 2^(byte - 127)`.
+//! Codes to the values that they stand for: of any operand to f32, and times E8M0 scales to bf16, `value(code) · 2^(byte - 127)`.
 //!
 //! A value has at most four significant bits, so the product is a bf16: exactly, where its last bit is at least 2^-133, as it is
 //! from 2^-126 on and for most products below. Smaller ones are rounded to nearest even, those of 2^128 or more become infinite.
@@ -8,10 +8,12 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
-use crate::grid::{UNITS, fold};
+use crate::grid::{UNITS, cube_first, fold};
 use crate::launched::{Version, note};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
+use crate::operand::check_size;
 use crate::ptx::cvt::{Isa, cvt_bf16};
+use crate::scale::scale_index;
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
 /// bf16's infinity, and the NaN that the kernel writes.
@@ -21,6 +23,88 @@ const BF16_NAN: u32 = 0x7fff;
 /// Codes that a unit converts at a time, and how often.
 const PIECE: usize = 8;
 const PIECES: u32 = 4;
+
+/// f32 `[rows, k]`, without padding: `value(code) · inv_scale`, rounded once, of an operand of any granularity.
+///
+/// Bit for bit [`reference::dequantize_into`](crate::reference::dequantize_into), but for values below f32's normal ones, which devices may
+/// flush, and for which NaN it is.
+///
+/// # Errors
+/// As [`scaled_gemm`](crate::scaled_gemm) for the operand.
+pub fn dequantize_to_f32<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Handle, KernelError> {
+    operand.check()?;
+    let &Operand { rows, k, format, granularity, .. } = operand;
+    check_size(rows, k, k)?;
+    let out = client.empty(rows * k * 4);
+    let words = rows * row_words(k);
+    let width = if k.is_multiple_of(4) { 4 } else { 1 };
+    // SAFETY: the operand is checked; words are guarded by their number, and stores by the length of a row.
+    unsafe {
+        dequantize_f32::launch_unchecked::<R>(
+            client,
+            fold(client, words.div_ceil(UNITS as usize) as u32),
+            CubeDim::new_1d(UNITS),
+            width,
+            operand.codes_array(1),
+            operand.scales_array(),
+            ArrayArg::from_raw_parts(out.clone(), rows * k / width),
+            words as u32,
+            row_words(k) as u32,
+            k as u32,
+            format,
+            granularity,
+            note("dequantize_f32", (width, format, granularity)),
+        );
+    }
+    Ok(out)
+}
+
+/// A unit takes a word: what a warp reads and what it writes lie side by side.
+#[cube(launch_unchecked)]
+fn dequantize_f32<N: Size>(
+    codes: &Array<u32>,
+    inv_scales: &Array<u32>,
+    out: &mut Array<Vector<f32, N>>,
+    words: u32,
+    row_words: u32,
+    k: u32,
+    #[comptime] format: Format,
+    #[comptime] granularity: Granularity,
+    #[comptime] _version: Version,
+) {
+    let word = cube_first(UNITS) + UNIT_POS;
+    if word < words {
+        let (row, place) = (word / row_words, word % row_words);
+        let blocks = k.div_ceil(comptime!(BLOCK as u32));
+        let scale = if comptime!(granularity.is_mx()) {
+            e8m0_inverse_bits(e8m0_byte(inv_scales, row, place / comptime!(MX_BLOCK as u32 / 4), blocks))
+        } else {
+            inv_scales[scale_index(row, place / comptime!(BLOCK as u32 / 4), blocks, granularity) as usize]
+        };
+        let scale = f32::reinterpret(scale);
+        let packed = codes[word as usize];
+        let width = N::value();
+        if comptime!(width == 4) {
+            let mut values = Vector::<f32, N>::empty();
+            #[unroll]
+            for i in 0..4u32 {
+                values[i as usize] = decode((packed >> comptime!(8 * i)) & 0xffu32, format) * scale;
+            }
+            if place * 4 < k {
+                out[(row * (k / 4) + place) as usize] = values;
+            }
+        } else {
+            #[unroll]
+            for i in 0..4u32 {
+                let col = place * 4 + i;
+                if col < k {
+                    let value = decode((packed >> comptime!(8 * i)) & 0xffu32, format) * scale;
+                    out[(row * k + col) as usize] = Vector::new(value);
+                }
+            }
+        }
+    }
+}
 
 /// bf16 `[rows, 4 · row_words(k)]` of a [`Block1x32`](Granularity::Block1x32) operand on the device: codes times scales,
 /// rows padded with zeros to 32 bytes. Two to a `u32` word, the first in the low half, for devices without 16-bit types.

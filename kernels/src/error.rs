@@ -127,6 +127,14 @@ pub enum KernelError {
         /// The granularity of the operand.
         granularity: Granularity,
     },
+    /// Scales of a row, or of a part of one, are not those of the transpose's.
+    #[error(
+        "{granularity} codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways"
+    )]
+    NotBothWays {
+        /// The granularity of the operand.
+        granularity: Granularity,
+    },
     /// Nothing that could compute this on the device gave right results.
     #[error("every kernel that could compute this here gave wrong results, and was struck off")]
     StruckOff,

@@ -41,20 +41,20 @@ mod view;
 
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
-pub use dequantize::dequantize_mx;
+pub use dequantize::{dequantize_mx, dequantize_to_f32};
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
-    FixedPlan, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
-    fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, strike_gemm,
-    trap_stuck_barriers,
+    FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
+    fix_gemm_plan, gemm_path, gemm_path_of_rows, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into,
+    strike_gemm, trap_stuck_barriers,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};
 pub use launched::{KernelVariant, launched_by};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
-pub use quantize::{cast_instructions, quantize, quantize_with_amax, quantize_with_maxima, strike_casts};
+pub use quantize::{cast_instructions, quantize, quantize_with_amax, quantize_with_maxima, strike_casts, transpose};
 pub use scale::{InvScale, Scale, ScaleMode};
 pub use struck::{device_key, strikes};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -21,11 +21,16 @@ impl Cast {
     /// Whether the scale mode goes with the granularity.
     pub(crate) fn check(self) -> Result<(), KernelError> {
         let Cast { granularity, scale_mode, .. } = self;
-        if granularity.is_mx() == matches!(scale_mode, ScaleMode::E8m0(_)) {
+        if granularity.is_mx() == matches!(scale_mode, ScaleMode::E8m0(_) | ScaleMode::E8m0Square(_)) {
             Ok(())
         } else {
             Err(KernelError::ScaleModeMismatch { granularity, scale_mode })
         }
+    }
+
+    /// Whether the scales are those of squares of 32 by 32.
+    pub(crate) const fn is_square(self) -> bool {
+        matches!(self.scale_mode, ScaleMode::E8m0Square(_))
     }
 }
 

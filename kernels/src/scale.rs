@@ -62,8 +62,7 @@ pub enum ScaleMode {
     /// The power of two that an E8M0 byte can be, found as OCP MX and its refinements say; for blocks of 32.
     E8m0(ScaleCalculationMode),
     /// The same for squares of 32 rows by 32 of the contraction: of blocks of 32 below each other the largest scale, so that the codes serve
-    /// both orientations. [`reference::quantize`](crate::reference::quantize) alone makes such casts; operands have
-    /// [`Block1x32`](crate::Granularity::Block1x32) scales like others.
+    /// both orientations ([`transpose`](crate::transpose)). Operands have [`Block1x32`](crate::Granularity::Block1x32) scales like others.
     E8m0Square(ScaleCalculationMode),
 }
 

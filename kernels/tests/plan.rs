@@ -60,7 +60,7 @@ const GROUPED: [(Grouping, [usize; 3]); 3] = [
 
 #[test]
 fn other_paths_have_none() {
-    for path in [GemmPath::Mma, GemmPath::F16Mma, GemmPath::Emulated, GemmPath::Host] {
+    for path in [GemmPath::Mma, GemmPath::F16Mma, GemmPath::Gemv, GemmPath::Emulated, GemmPath::Host] {
         assert_eq!(gemm_plan(path, &dense([4096; 3], TENSOR), H200), None);
     }
 }

@@ -6,7 +6,7 @@ impl GemmPath {
     /// The error that this path may make before the result is rounded, as a share of `Σ |a·b|`, for a contraction of length `k` of
     /// operands with these granularities.
     ///
-    /// - Emulated: products are exact and sums f32, so every addition and the four operations after them round by at most
+    /// - Emulated and the GEMV: products are exact and sums f32, so every addition and the four operations after them round by at most
     ///   2^-24 of the terms; where scales change every 128, the additions of the longest block and of the blocks' sums. A bound
     ///   that always holds.
     /// - FP8 tensor cores of sm_89 and sm_90 align the products of an instruction and the accumulator to the largest of them,
@@ -31,7 +31,7 @@ impl GemmPath {
         let promoted = k.min(128) as f64;
         let additions = if Granularity::any_blocks(granularities) { k.min(128) + k.div_ceil(128) } else { k };
         match self {
-            GemmPath::Emulated => (additions as f64 + 4.0) * 2f64.powi(-24),
+            GemmPath::Emulated | GemmPath::Gemv => (additions as f64 + 4.0) * 2f64.powi(-24),
             GemmPath::Wgmma | GemmPath::Mma => {
                 let running = if config.use_fast_accum { (k as f64).sqrt() * 2f64.powi(-15) } else { 0.0 };
                 (promoted + 16.0) * 2f64.powi(-13) + running

@@ -5,6 +5,7 @@ mod blackwell;
 mod bound;
 mod emulated;
 mod few_rows;
+mod gemv;
 mod grouped;
 mod half;
 mod hopper;
@@ -20,6 +21,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
 pub use tma::ring::trap_stuck_barriers;
@@ -47,6 +49,8 @@ pub enum GemmPath {
     /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales; multiply on 16-bit matrix units with f32 sums. For
     /// CUDA devices that no FP8 kernel here fits, and for devices of other runtimes that offer CubeCL cooperative matrices.
     F16Mma,
+    /// Up to [`GEMV_ROWS`] rows on CUDA, as of a generated token: each code of B is loaded once and decoded in registers; f32 sums.
+    Gemv,
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
     /// No kernel: codes are decoded on the host. CPUs multiply them there in f32; a device of CubeCL takes it where all of its kernels
@@ -55,10 +59,10 @@ pub enum GemmPath {
 }
 
 impl GemmPath {
-    /// Whether FP8 tensor cores do the work.
+    /// Whether it has FP8's speed: FP8 tensor cores do the work, or reading the codes takes longest.
     pub fn is_native(self) -> bool {
         match self {
-            GemmPath::Mma | GemmPath::Wgmma | GemmPath::Tcgen05 => true,
+            GemmPath::Mma | GemmPath::Wgmma | GemmPath::Tcgen05 | GemmPath::Gemv => true,
             GemmPath::Host | GemmPath::Emulated | GemmPath::F16Mma | GemmPath::Bf16Wgmma => false,
         }
     }
@@ -82,6 +86,7 @@ impl fmt::Display for GemmPath {
             GemmPath::Bf16Wgmma => "bf16 wgmma",
             GemmPath::Mma => "mma",
             GemmPath::F16Mma => "f16 mma",
+            GemmPath::Gemv => "gemv",
             GemmPath::Emulated => "emulated",
             GemmPath::Host => "host",
         })
@@ -92,7 +97,7 @@ impl fmt::Display for GemmPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
     /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`], whose sums are f32, on
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose sums are f32, on
     /// [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no shorter accumulator, nor where
     /// scales are applied every 128 or every 32.
     pub use_fast_accum: bool,
@@ -100,8 +105,24 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The kernel that [`scaled_gemm`] and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities: the
-/// first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not struck off.
+/// The kernel that [`scaled_gemm`] dispatches to on this device for an output of so many rows: [`GemmPath::Gemv`], where the device has it,
+/// they are few and it was not struck off; else that of [`gemm_path`].
+pub fn gemm_path_of_rows<R: Runtime>(
+    client: &ComputeClient<R>,
+    rows: usize,
+    granularities: [Granularity; 2],
+    config: GemmConfig,
+) -> GemmPath {
+    let is_gemv = rows <= GEMV_ROWS && !config.emulate && cuda_arch(client).is_some();
+    if is_gemv && !is_struck(client, (GemmPath::Gemv, granularities)) {
+        GemmPath::Gemv
+    } else {
+        gemm_path(client, granularities, config)
+    }
+}
+
+/// The kernel that [`scaled_gemm`] of many rows and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities:
+/// the first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not struck off.
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
@@ -127,7 +148,7 @@ pub fn gemm_plan(path: GemmPath, shape: &GemmShape, sms: usize) -> Option<GemmPl
     match path {
         GemmPath::Wgmma | GemmPath::Bf16Wgmma => Some(hopper::plan(shape, sms)),
         GemmPath::Tcgen05 => Some(blackwell::plan(shape, sms)),
-        GemmPath::Mma | GemmPath::F16Mma | GemmPath::Emulated | GemmPath::Host => None,
+        GemmPath::Mma | GemmPath::F16Mma | GemmPath::Gemv | GemmPath::Emulated | GemmPath::Host => None,
     }
 }
 
@@ -191,6 +212,7 @@ impl Gemm<'_> {
             GemmPath::Tcgen05 => blackwell::launch(client, self),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
             GemmPath::Mma => mma::launch(client, self),
+            GemmPath::Gemv => gemv::launch(client, self),
             GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, self) => few_rows::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
             GemmPath::Emulated => emulated::launch(client, self),
@@ -298,7 +320,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
-    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config))
+    gemm.launch(client, gemm_path_of_rows(client, a.rows, [a.granularity, b.granularity], config))
 }
 
 /// Whether the operands fit each other, and their product an index.

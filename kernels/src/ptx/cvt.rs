@@ -59,6 +59,12 @@ ptx! {
         half = if upper { "hi" } else { "lo" }
     }
 
+    /// f16 of the two codes in the lower or upper half of a word, exact; the first in the low half.
+    pub(crate) fn cvt_f16x2(word: u32, #[comptime] upper: bool, #[comptime] format: Format) -> u32 {
+        pure "{{.reg .b16 lo, hi; mov.b32 {{lo, hi}}, {word}; cvt.rn.f16x2.{format}x2 {out}, {half};}}",
+        half = if upper { "hi" } else { "lo" }
+    }
+
     /// bf16 of two codes in the lower half of a word, times `scale`: products in f32, rounded to nearest even.
     pub(crate) fn cvt_bf16(codes: u32, scale: f32, #[comptime] format: Format) -> u32 {
         pure "{{.reg .b16 a, b; .reg .b32 halves; .reg .f32 x, y; mov.b32 {{a, b}}, {codes}; \

@@ -29,7 +29,7 @@ pub(crate) fn load_global<T: Scalar, N: Size>(
     })
 }
 
-/// Words `to[first..first + width]`, 2 or 4 of them, f32 or u32, from element `index` of `x` by one load, which is aligned to its
+/// Words `to[first..first + width]`, 1, 2 or 4 of them, f32 or u32, from element `index` of `x` by one load, which is aligned to its
 /// size.
 #[cube]
 pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
@@ -42,7 +42,10 @@ pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
     intrinsic!(|scope| {
         let address = format!("&{}[{}]", name(&x.expand), operand(scope, *index.expand));
         let outputs = elements(constraints(&to.expand)[1], &to.expand, first..first + width);
-        let template = format!("ld.global.v{width}.b32 {{{}}}, [%{width}];\n", places(width));
+        let template = match width {
+            1 => "ld.global.b32 %0, [%1];\n".into(),
+            _ => format!("ld.global.v{width}.b32 {{{}}}, [%{width}];\n", places(width)),
+        };
         asm(scope, &template, &outputs, &[("l", address)]);
     })
 }

@@ -2,14 +2,14 @@
 //!
 //! A cube keeps its tile in registers, 64 elements per unit, while the maxima of its blocks and then their scales pass through
 //! shared memory: of each row one block of 128 or four of 32, of each column as many; the square is the same for both
-//! orientations. The E8M0 bytes of each orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
+//! orientations. Squares of 32 are [`squares`]'. The E8M0 bytes of each orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
 
 use cubecl::prelude::*;
 
 use super::encode::Encoding;
 use super::maxima::{col_maximum, col_stage, line_col, row_maximum, row_stage, stage_maxima};
 use super::tile::{TILE_ROWS, Tile, TileCast, UNIT_ROWS, UNITS_X, UnitScales};
-use super::{Copies, array, optional, words};
+use super::{Copies, array, optional, squares, words};
 use crate::amax::amax_bits;
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::cube_max;
@@ -26,8 +26,8 @@ const _: () = assert!(TILE == TILE_ROWS);
 /// How E8M0 scales are found, if blocks are of 32.
 fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
     match encoding.cast.scale_mode {
-        ScaleMode::E8m0(mode) => Some(mode),
-        ScaleMode::F32 | ScaleMode::PowerOfTwo | ScaleMode::E8m0Square(_) => None,
+        ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => Some(mode),
+        ScaleMode::F32 | ScaleMode::PowerOfTwo => None,
     }
 }
 
@@ -39,7 +39,7 @@ pub(super) fn per_line(encoding: Encoding) -> u32 {
 /// Words that stage the maxima of columns.
 pub(super) fn col_stage_words(cast: TileCast) -> u32 {
     let has_maxima = matches!(cast.encoding.cast.granularity, Granularity::Block1x128 | Granularity::Block1x32);
-    if cast.by_cols && has_maxima { col_stage(TILE) } else { 1 }
+    if cast.by_cols && has_maxima && !cast.one_scale { col_stage(TILE) } else { 1 }
 }
 
 /// Memory for the copies.
@@ -72,15 +72,30 @@ pub(super) fn scales<R: Runtime>(
 /// What the scales of blocks leave for the rest: of each tile the amax, and in each orientation inverse scales or E8M0 bytes.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct BlockScales {
-    amax: Array<u32>,
-    rows: ComptimeOption<Array<u32>>,
-    cols: ComptimeOption<Array<u32>>,
+    pub(super) amax: Array<u32>,
+    pub(super) rows: ComptimeOption<Array<u32>>,
+    pub(super) cols: ComptimeOption<Array<u32>>,
 }
 
 #[cube]
 impl BlockScales {
     /// Scales of this unit's elements `raw`. All units of the cube must call it; `stage` is then free again.
     pub(super) fn make(
+        &mut self,
+        tile: &Tile,
+        raw: &Array<u32>,
+        stage: &mut SharedMemory<u32>,
+        #[comptime] cast: TileCast,
+    ) -> UnitScales {
+        if comptime!(matches!(cast.encoding.cast.scale_mode, ScaleMode::E8m0Square(_))) {
+            squares::make(self, tile, raw, cast)
+        } else {
+            self.make_blocks(tile, raw, stage, cast)
+        }
+    }
+
+    /// Scales of all blocks but squares of 32.
+    fn make_blocks(
         &mut self,
         tile: &Tile,
         raw: &Array<u32>,
@@ -133,7 +148,7 @@ pub(super) struct Side {
 
 #[cube]
 impl Side {
-    fn new(tile: &Tile, #[comptime] by_rows: bool) -> Side {
+    pub(super) fn new(tile: &Tile, #[comptime] by_rows: bool) -> Side {
         let (row0, col0, geometry) = (tile.row0, tile.col0, tile.geometry);
         if comptime!(by_rows) {
             Side { line0: row0, lines: geometry.rows, k0: col0, k: geometry.cols }
@@ -236,7 +251,10 @@ fn unit_scales(tile: &Tile, scales: &SharedMemory<f32>, #[comptime] cast: TileCa
     let local_row = UNIT_POS / UNITS_X * UNIT_ROWS;
     let block_len = comptime!(TILE / per_line);
     if comptime!(one_scale) {
-        rows[0] = scales[0];
+        #[unroll]
+        for s in 0..sectors {
+            rows[s as usize] = scales[0];
+        }
     } else {
         #[unroll]
         for s in 0..sectors {

@@ -16,9 +16,11 @@ mod lines;
 mod maxima;
 mod pieces;
 mod rows;
+mod squares;
 mod tensor;
 mod tile;
 mod tiles;
+mod transposed;
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -26,6 +28,7 @@ use cubecl::server::Handle;
 use encode::Encoding;
 use tensor::{OneScale, TensorScaleLaunch};
 use tiles::ScaleSourceArgs;
+pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
 use crate::grid::is_cpu;
@@ -61,7 +64,7 @@ pub fn quantize<R: Runtime>(
         match cast.granularity {
             Granularity::Tensor => tensorwise(client, x, encoding, orientation, None),
             Granularity::Row if by_rows => rows::launch(client, x, encoding),
-            Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) => {
+            Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) && !cast.is_square() => {
                 pieces::launch(client, x, encoding)
             }
             Granularity::Row => {

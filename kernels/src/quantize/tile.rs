@@ -50,7 +50,7 @@ pub(super) struct Tile {
 }
 
 /// Scales of the elements that a unit holds: of row `i` in sector `s` at `4s + i`, of column `c` of that sector at `s · sector_len + c`;
-/// where a tile has one scale, the first of the rows.
+/// where a sector has one scale, of sector `s` at `s` of the rows.
 #[derive(CubeType)]
 pub(super) struct UnitScales {
     pub(super) rows: Array<f32>,
@@ -66,7 +66,7 @@ pub(super) struct TileCast {
     /// Which copies are written.
     pub(super) by_rows: bool,
     pub(super) by_cols: bool,
-    /// Whether all of the tile has one scale.
+    /// Whether all elements of a sector have one scale, in both orientations.
     pub(super) one_scale: bool,
 }
 
@@ -117,9 +117,7 @@ impl Tile {
         let TileCast { encoding, by_rows, by_cols, one_scale, .. } = comptime!(cast);
         let quads = comptime!(encoding.sector_quads());
         let quad_words = comptime!(encoding.quad_words());
-        let unit_y = UNIT_POS / UNITS_X;
         let local_col = self.sector_col(sector);
-        let row_mask = mask(self.row0 + unit_y * UNIT_ROWS, self.geometry.rows);
         let mut by_row = Array::<u32>::new(comptime!((UNIT_ROWS * quads) as usize));
         #[unroll]
         for q in 0..quads {
@@ -129,7 +127,7 @@ impl Tile {
             for i in 0..UNIT_ROWS {
                 let first = comptime!((sector * UNIT_ROWS + i) * SECTOR_WORDS + q * quad_words);
                 if comptime!(by_rows || one_scale) {
-                    let scale = comptime!(if one_scale { 0 } else { sector * UNIT_ROWS + i });
+                    let scale = comptime!(if one_scale { sector } else { sector * UNIT_ROWS + i });
                     let word = encode_quad(raw, first, &scales.rows, scale, true, encoding);
                     along[i as usize] = word;
                     by_row[comptime!((i * quads + q) as usize)] =
@@ -141,15 +139,30 @@ impl Tile {
                 }
             }
             if comptime!(by_cols) {
-                let columns = transpose(&along, comptime!(encoding.isa));
-                #[unroll]
-                for j in 0..4u32 {
-                    let place = chunk_place(local_col + comptime!(4 * q + j), unit_y / 4, self.source) + unit_y % 4;
-                    stage[place as usize] = columns[j as usize] & row_mask;
-                }
+                self.stage_cols(stage, &along, sector, q, comptime!(encoding.isa));
             }
         }
         by_row
+    }
+
+    /// Puts the codes of quad `quad` of a sector, those of row `i` in word `i` of `along`, by columns in `stage`.
+    pub(super) fn stage_cols(
+        &self,
+        stage: &mut SharedMemory<u32>,
+        along: &Array<u32>,
+        #[comptime] sector: u32,
+        #[comptime] quad: u32,
+        #[comptime] isa: Isa,
+    ) {
+        let unit_y = UNIT_POS / UNITS_X;
+        let row_mask = mask(self.row0 + unit_y * UNIT_ROWS, self.geometry.rows);
+        let columns = transpose(along, isa);
+        #[unroll]
+        for j in 0..4u32 {
+            let col = self.sector_col(sector) + comptime!(4 * quad + j);
+            let place = chunk_place(col, unit_y / 4, self.source) + unit_y % 4;
+            stage[place as usize] = columns[j as usize] & row_mask;
+        }
     }
 
     /// Writes what [`cast_sector`](Self::cast_sector) gives of the codes by rows of a sector.

@@ -99,7 +99,7 @@ pub(super) fn launch<R: Runtime>(
         sectors: sectors(x.source, granularity),
         by_rows: rows.is_some(),
         by_cols: cols.is_some(),
-        one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128),
+        one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128) || encoding.cast.is_square(),
     };
     // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
     // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`

@@ -349,6 +349,22 @@ pub fn dequantize_mx(operand: &HostOperand<'_>) -> Vec<bf16> {
     operand.codes.iter().enumerate().map(value).collect()
 }
 
+/// Codes `[k, rows]` and scales of the transpose of an operand whose scales serve both orientations; of blocks of 32, the scale of the first
+/// row of each square of 32 by 32 is that of the square.
+///
+/// # Panics
+/// If scales are those of rows or of blocks of 128 in a row, or a slice does not have the length that its shape says.
+pub fn transpose(operand: &HostOperand<'_>) -> (Vec<u8>, Vec<InvScale>) {
+    operand.assert_lengths();
+    let &HostOperand { codes, rows, k, granularity, .. } = operand;
+    let both_ways = matches!(granularity, Granularity::Tensor | Granularity::Block128x128 | Granularity::Block1x32);
+    assert!(both_ways, "transpose: {granularity} scales do not serve both orientations");
+    let transposed = (0..k).flat_map(|col| (0..rows).map(move |row| codes[row * k + col])).collect();
+    let ([height, width], [down, across]) = (granularity.group(k, rows), granularity.scale_dims(k, rows));
+    let scale = |i: usize, j: usize| InvScale::new(operand.inv_scale(j * width, i * height));
+    (transposed, (0..down).flat_map(|i| (0..across).map(move |j| scale(i, j))).collect())
+}
+
 /// `out [M, N] = Â [M, K] · B̂ [N, K]ᵀ + bias [N]` with `value · inv_scale` for each code, in f64, row-major: what the error
 /// of a GEMM is measured against. Any two granularities.
 ///

@@ -54,7 +54,7 @@ pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
 pub use matrix::{
     HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_into, dequantize_mx, quantize, quantize_into,
-    scaled_gemm_f64,
+    scaled_gemm_f64, transpose,
 };
 
 /// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, any NaN gives `0x7f`, in both formats.

@@ -4,6 +4,8 @@
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
 //! scale, encode     the same for amaxes of every kind, and for elements of every kind
+//! transpose         codes and scales are the reference's, bit for bit, and those of the cast of the transpose
+//! dequantize_to_f32 f32 is the reference's, bit for bit
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, those of known elements too; sums of squares within f32 summation
 //! swiglu, rms_norm, rotary   within f32 of their definitions in f64; their maxima are those of what they wrote, bit for bit
@@ -36,6 +38,7 @@ mod oracle;
 mod repeated;
 mod shapes;
 mod supervise;
+mod transposed;
 mod vectors;
 mod worker;
 
@@ -59,6 +62,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     let mut cases = case::Cases::new(client, size, visit);
     cast::add(&mut cases);
     dequantize::add(&mut cases);
+    transposed::add(&mut cases);
     amax::add(&mut cases);
     health::add(&mut cases);
     fused::add(&mut cases);

@@ -24,6 +24,7 @@ pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
             ScaleMode::E8m0(ScaleCalculationMode::Floor),
             ScaleMode::E8m0(ScaleCalculationMode::Ceil),
             ScaleMode::E8m0(ScaleCalculationMode::Even),
+            ScaleMode::E8m0Square(ScaleCalculationMode::Rceil),
         ],
         _ => &[ScaleMode::F32, ScaleMode::PowerOfTwo],
     }

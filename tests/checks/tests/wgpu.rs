@@ -119,6 +119,12 @@ fn dequantize_mx() {
 }
 
 #[test]
+fn codes_that_serve_both_ways() {
+    all_pass("transpose", 38);
+    all_pass("dequantize_to_f32", 60);
+}
+
+#[test]
 fn amax() {
     all_pass("amax", 239);
 }
@@ -141,6 +147,8 @@ fn neighbours_of_linears() {
 fn scaled_gemm() {
     all_pass("scaled_gemm e4m3,e4m3 tensorwise,tensorwise", 90);
     all_pass("scaled_gemm 70x133x200", 28);
+    all_pass("scaled_gemm rows alone", 5);
+    all_pass("scaled_gemm 1x131x300|2x70x33|3x6x2100|4x9x513", 200);
     all_pass("scaled_gemm 140x6x300|6x140x300 nan-code|nan-scale|zeros", 30);
     all_pass("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6);
 }
@@ -172,7 +180,7 @@ fn grouped_gemm() {
 
 #[test]
 fn paths_are_reported() {
-    let names = [(GemmPath::Emulated, "emulated"), (GemmPath::F16Mma, "f16 mma"), (GemmPath::Mma, "mma")];
+    let names = [(GemmPath::Emulated, "emulated"), (GemmPath::Gemv, "gemv"), (GemmPath::Mma, "mma")];
     assert!(names.into_iter().all(|(path, name)| path.to_string() == name));
     let Some(client) = client() else { return };
     for granularity in [Granularity::Tensor, Granularity::Block1x128, Granularity::Block1x32] {

@@ -79,6 +79,7 @@ const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forwar
 /// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
 /// | `swiglu`, `rms_norm`, `rotate` | 32 or more | 4 | 32 |
+/// | `transpose_codes` | 64 | 4 | 64 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
 /// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
@@ -130,6 +131,18 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ => {}
     }
     match (family, sm) {
+        // Rows of 16 bytes to and from a unit, and as many to and from shared memory; words in between are permuted, not shifted.
+        ("transpose_codes", _) => {
+            required.extend([(&["LDG.E.128"] as &[_], 4), (&["STG.E.128"], 4), (&["LDS.128"], 4), (&["PRMT"], 24)]);
+        }
+        ("dequantize_f32", _) if vectors => required.push((&["STG.E.128"], 1)),
+        // A chunk of each of four columns and of a row; conversions in hardware where there are some.
+        ("gemv", _) => {
+            required.extend([(&["LDG.E.128"] as &[_], 5), (&["FFMA"], 64), (&["SHFL"], 20)]);
+            if sm >= 89 {
+                required.push((&["F2FP.F16"], 40));
+            }
+        }
         ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
         // What is held is loaded before it is converted, by instructions where there are some.
         ("dequantize", _) => {

@@ -8,9 +8,10 @@ use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    Cast, Format, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation, Output,
-    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, fused, gemm_path, grouped_scaled_gemm, health,
-    quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into, supports,
+    Cast, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation,
+    Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, fused, gemm_path,
+    grouped_scaled_gemm, health, quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into,
+    supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -87,7 +88,9 @@ impl Launcher {
                         }
                     }
                     for mode in ScaleCalculationMode::ALL {
-                        self.casts(&x, Cast { format, granularity: MX, scale_mode: ScaleMode::E8m0(mode) });
+                        for scale_mode in [ScaleMode::E8m0(mode), ScaleMode::E8m0Square(mode)] {
+                            self.casts(&x, Cast { format, granularity: MX, scale_mode });
+                        }
                     }
                 }
             }
@@ -183,8 +186,15 @@ impl Launcher {
         }
         for format in Format::ALL {
             dequantize_mx(&self.client, &self.operand([300, 500], format, MX)).expect("E8M0 scales");
+            for (granularity, k) in Granularity::ALL.into_iter().flat_map(|g| [500, 501].map(|k| (g, k))) {
+                dequantize_to_f32(&self.client, &self.operand([300, k], format, granularity)).expect("an operand");
+            }
+        }
+        for granularity in [Granularity::Tensor, Granularity::Block128x128, MX] {
+            transpose(&self.client, &self.operand([300, 500], Format::E4m3, granularity)).expect("symmetric scales");
         }
         self.blocks(base);
+        self.few_rows(base);
         for out in outputs() {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
@@ -216,6 +226,24 @@ impl Launcher {
                 self.gemm(Product { shape, granularities, bias: Some(bf16), accumulate: true, ..base });
             }
             self.gemm(Product { shape, config: GemmConfig { use_fast_accum: true, emulate: false }, ..base });
+        }
+    }
+
+    /// The GEMV of each number of rows, by every pair of granularities and of formats, to every output, with and without what may be added.
+    fn few_rows(&self, base: Product) {
+        for rows in 1..=GEMV_ROWS {
+            let base = Product { shape: [rows, 4096, 4096], ..base };
+            for (a, b) in pairs(Granularity::ALL) {
+                self.gemm(Product { granularities: [a, b], ..base });
+            }
+            for (a, b) in pairs(Format::ALL) {
+                for granularity in [Granularity::Row, MX] {
+                    self.gemm(Product { formats: [a, b], granularities: [granularity; 2], ..base });
+                }
+            }
+            for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
+                self.gemm(Product { out, bias: Some(out), accumulate: true, ..base });
+            }
         }
     }
 

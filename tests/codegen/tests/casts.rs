@@ -55,6 +55,12 @@ fn special_values() {
     check(&inputs.map(|input| format!("quantize 35x150 {input}")).each_ref().map(String::as_str), 10);
 }
 
+/// Tiles that are whole, ragged and single lines, transposed; values of every code.
+#[test]
+fn codes_that_serve_both_ways() {
+    check(&["transpose", "dequantize_to_f32"], 38);
+}
+
 /// Scales from an amax that is given, and the amax that is observed beside.
 #[test]
 fn given_amaxes() {

@@ -22,7 +22,9 @@ use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, execute_s
 use codegen::variants::all_are_asked_for;
 use cubecl_core::Runtime;
 use cubecl_runtime::client::ComputeClient;
-use float8_kernels::{CudaArch, Format, GemmConfig, GemmPath, Granularity, InvScale, cuda_arch, gemm_path};
+use float8_kernels::{
+    CudaArch, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, InvScale, cuda_arch, gemm_path, gemm_path_of_rows,
+};
 
 type Client = ComputeClient<GenerateCuda>;
 
@@ -258,6 +260,26 @@ fn not_finite() {
             check_operands(client, gemm, [&a, &b]);
             let granularities = [granularity, Granularity::Row];
             check(client, Gemm { codes: Codes::NanScale, granularities, out: BF16, ..Gemm::new(gemm.shape) });
+        }
+    });
+}
+
+/// The kernel of a few rows, of every granularity with each, with everything that its variants differ in; and that rows are alone.
+#[test]
+fn gemv() {
+    let Some(_running) = execute_shared() else { return };
+    on_each([80, 90], |sm| {
+        let client = &client(sm);
+        let few = |name: &str| name.starts_with("scaled_gemm ") && name.contains(" gemv");
+        let wanted = |name: &str| few(name) && !name.ends_with(" fast") || name.starts_with("scaled_gemm rows alone");
+        let count =
+            checks::run(client, checks::Size::Small, wanted).unwrap_or_else(|failure| panic!("sm_{sm}: {failure}"));
+        assert!(count >= 200, "{count}");
+        for granularity in Granularity::ALL {
+            let path = |rows, config| gemm_path_of_rows(client, rows, [granularity, Granularity::Row], config);
+            assert_eq!([1, GEMV_ROWS].map(|rows| path(rows, PRECISE)), [GemmPath::Gemv; 2]);
+            assert_ne!(path(GEMV_ROWS + 1, PRECISE), GemmPath::Gemv);
+            assert_eq!(path(1, EMULATE), GemmPath::Emulated);
         }
     });
 }

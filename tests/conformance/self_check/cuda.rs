@@ -1,4 +1,5 @@
 //! CUDA offline with faults, interpreted. Each test has a device of its own, told apart by its SMs.
+use burn::backend::Flex;
 use burn_cubecl::CubeBackend;
 use burn_float8::report::DeviceError;
 use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
@@ -6,7 +7,7 @@ use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
 use codegen::fault::{Fault, inject};
 use ptx_interpreter::{Accumulator, Rounding};
-use test_data::panic_of;
+use test_data::{panic_of, relative_error};
 
 use crate::{assert_right, layer, plain, step};
 
@@ -37,6 +38,11 @@ fn paths(report: &Report) -> Vec<String> {
         report.layers[0].gemms().into_iter().map(|(_, gemm)| gemm.path.clone().expect("it ran")).collect();
     paths.dedup();
     paths
+}
+
+/// The paths of those that ran.
+fn paths_that_ran(report: &Report) -> Vec<String> {
+    report.layers[0].gemms().into_iter().filter_map(|(_, gemm)| gemm.path.clone()).collect()
 }
 
 fn failed(report: &Report) -> DeviceError {
@@ -123,6 +129,32 @@ fn two_wrong_gemms_leave_the_third() {
     let Some((_running, device)) = device(21, [refuse("gemm_")]) else { return };
     let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing multiplies");
     assert!(matches!(&error, Float8Error::Device(DeviceError::Preflight { what: "GEMM", .. })), "{error:?}");
+}
+
+/// Few rows have a kernel of their own; a wrong one leaves them to tensor cores, and says nothing of many rows.
+#[test]
+fn a_wrong_gemv_leaves_few_rows_to_tensor_cores() {
+    let [m, k, _] = crate::SHAPE;
+    let failed = "wgmma (self-check of gemv failed)";
+    for (sms, fault, path) in [(44, None, "gemv"), (45, Some(Fault::Refuse), failed), (46, Some(Fault::Drop), failed)] {
+        let Some((_running, device)) = device(sms, []) else { return };
+        if let Some(fault) = fault {
+            inject(&device, "gemv", fault);
+        }
+        let config = Float8Config::tensorwise();
+        let [few, many] = [(); 2].map(|()| layer::<Offline>(&config, &device).expect("the device computes"));
+        many.forward(crate::tensor::<Offline, 2>(1, [m, k], &device));
+        let cpu = layer::<Flex>(&config, &Default::default()).expect("a CPU computes");
+        for rows in [2, 1, 2] {
+            let x = crate::tensor::<Flex, 2>(5, [rows, k], &Default::default());
+            let want = cpu.forward(x).into_data().to_vec::<f32>().expect("f32");
+            let y = few.forward(crate::tensor::<Offline, 2>(5, [rows, k], &device));
+            let error = relative_error(&y.into_data().to_vec::<f32>().expect("f32"), &want);
+            assert!(error < 1e-5, "{rows} rows on {path}: {error:e}");
+        }
+        let [few, many] = [few, many].map(|layer| paths_that_ran(&report(&layer)));
+        assert_eq!((few, many), (vec![path.to_string()], vec!["wgmma".to_string()]));
+    }
 }
 
 #[test]

@@ -6,18 +6,20 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use burn_std::Shape;
+use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, ScaleMode, VectorView, gemm_path, health, health_len, mx, row_words, supports,
+    Orientation, VectorView, dequantize_to_f32, gemm_path, gemm_path_of_rows, health, health_len, mx, row_words,
+    supports, transpose,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::self_check::{self, Product};
 use super::{
     DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, codes, fused_kernels, host, lost, preflight, squares,
+    SelfCheckReport, fused_kernels, host, lost, preflight,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -58,8 +60,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         self_check::of(&client).report(device.to_id())
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
-        gemm_path(&R::client(device), granularities, config)
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath {
+        let client = R::client(device);
+        match rows {
+            Some(rows) => gemm_path_of_rows(&client, rows, granularities, config),
+            None => gemm_path(&client, granularities, config),
+        }
     }
 
     fn fp8_quantize(
@@ -68,9 +79,6 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         orientation: Orientation,
         scale: ScaleFrom<CubeTensor<R>>,
     ) -> Quantized<Self> {
-        if let ScaleMode::E8m0Square(mode) = cast.scale_mode {
-            return squares::quantize::<Self>(x, cast, mode, orientation);
-        }
         let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
@@ -81,17 +89,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             Err(KernelError::StruckOff) => return quantize_on_host(x, cast, orientation, scale),
             quantized => quantized.expect("the caller checked dtype, shape and granularity"),
         };
-        let operand = |o: Operand| DeviceOperand {
-            codes: tensor(&client, &device, o.codes, [o.rows, row_words(o.k)], DType::U32),
-            inv_scale: {
-                let (shape, dtype) = scales(o.granularity, o.rows, o.k);
-                tensor(&client, &device, o.inv_scale, shape, dtype)
-            },
-            k: o.k,
-            format: o.format,
-            granularity: o.granularity,
-            power_of_two: o.power_of_two,
-        };
+        let operand = |o: Operand| device_operand(&client, &device, o);
         let amax = match scale {
             ScaleFrom::Amax { amax, observe: false } => amax,
             _ => {
@@ -163,11 +161,20 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 
     fn fp8_dequantize(operand: &Self::Operand) -> CubeTensor<R> {
-        codes::dequantize::<Self>(operand)
+        let (client, device) = (operand.codes.client.clone(), operand.codes.device.clone());
+        let shape = Shape::from(vec![operand.codes.shape()[0], operand.k]);
+        if shape.num_elements() == 0 {
+            return Self::float_empty(shape, &device, FloatDType::F32);
+        }
+        let values =
+            dequantize_to_f32(&client, &kernel_operand(operand)).expect("an operand whose values can be indexed");
+        tensor(&client, &device, values, shape, DType::F32)
     }
 
     fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
-        codes::transpose::<Self>(operand)
+        let (client, device) = (operand.codes.client.clone(), operand.codes.device.clone());
+        let made = transpose(&client, &kernel_operand(operand)).expect("the caller checked the scales");
+        device_operand(&client, &device, made)
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {
@@ -242,6 +249,23 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     };
     let codes = ints(words(&padded), Shape::from(vec![rows, row_words(k)]));
     DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
+}
+
+/// What a kernel has made, as tensors.
+fn device_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    client: &ComputeClient<R>,
+    device: &R::Device,
+    o: Operand,
+) -> DeviceOperand<CubeBackend<R, F, I, BT>> {
+    let (shape, dtype) = scales(o.granularity, o.rows, o.k);
+    DeviceOperand {
+        codes: tensor(client, device, o.codes, [o.rows, row_words(o.k)], DType::U32),
+        inv_scale: tensor(client, device, o.inv_scale, shape, dtype),
+        k: o.k,
+        format: o.format,
+        granularity: o.granularity,
+        power_of_two: o.power_of_two,
+    }
 }
 
 fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(

@@ -5,7 +5,7 @@ use burn_backend::{Backend, DType, DeviceOps, FloatDType};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_ir::TensorIr;
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, ScaleMode, health_len, row_words};
+use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
@@ -13,7 +13,7 @@ use super::operand::{DeviceOperand, scales};
 use super::stream::{Handles, register};
 use super::{
     DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, codes, fused_stream, lost, squares,
+    SelfCheckReport, fused_stream, lost,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -49,8 +49,13 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_self_check(device)
     }
 
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
-        B::fp8_gemm_path(device, granularities, config)
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath {
+        B::fp8_gemm_path(device, rows, granularities, config)
     }
 
     fn fp8_quantize(
@@ -59,9 +64,6 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         orientation: Orientation,
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
-        if let ScaleMode::E8m0Square(mode) = cast.scale_mode {
-            return squares::quantize::<Self>(x, cast, mode, orientation);
-        }
         let [rows, cols] = matrix(&x.shape);
         let Cast { format, granularity, scale_mode } = cast;
         let power_of_two = scale_mode.is_power_of_two();
@@ -168,11 +170,30 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     }
 
     fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self> {
-        codes::dequantize::<Self>(operand)
+        let output = (Shape::from(vec![operand.codes.shape[0], operand.k]), DType::F32);
+        let inputs = vec![operand.codes.clone(), operand.inv_scale.clone()];
+        let operand = described(operand);
+        register("float8_dequantize", inputs, vec![output], move |ir, handles| {
+            let operand = resolve(&operand, &ir.inputs, handles);
+            handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_dequantize(&operand));
+        })
+        .remove(0)
     }
 
     fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
-        codes::transpose::<Self>(operand)
+        let (rows, k, granularity) = (operand.codes.shape[0], operand.k, operand.granularity);
+        let outputs = vec![(Shape::from(vec![k, row_words(rows)]), DType::U32), scales(granularity, k, rows)];
+        let inputs = vec![operand.codes.clone(), operand.inv_scale.clone()];
+        let operand = described(operand);
+        let mut made = register("float8_transpose", inputs, outputs, move |ir, handles| {
+            let made = B::fp8_transpose(&resolve(&operand, &ir.inputs, handles));
+            handles.register_int_tensor::<B>(&ir.outputs[0].id, made.codes);
+            handles.register_float_tensor::<B>(&ir.outputs[1].id, made.inv_scale);
+        })
+        .into_iter();
+        let mut next = || made.next().expect("codes and scales");
+        let Described { format, power_of_two, .. } = operand;
+        DeviceOperand { codes: next(), inv_scale: next(), k: rows, format, granularity, power_of_two }
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {

@@ -7,7 +7,7 @@ use std::thread::LocalKey;
 
 use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceId, DeviceOps};
-use float8_kernels::{GemmConfig, GemmPath, Granularity, strikes};
+use float8_kernels::{GEMV_ROWS, GemmConfig, GemmPath, Granularity, strikes};
 
 use super::Float8Backend;
 use crate::error::Float8Panic;
@@ -16,7 +16,7 @@ type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
 
 thread_local! {
     static DTYPES: Memo<DType, bool> = RefCell::default();
-    static PATHS: Memo<([Granularity; 2], GemmConfig, u64), GemmPath> = RefCell::default();
+    static PATHS: Memo<(Option<usize>, [Granularity; 2], GemmConfig, u64), GemmPath> = RefCell::default();
 }
 
 fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
@@ -50,10 +50,13 @@ pub(crate) fn supports<B: Float8Backend>(device: &Device<B>, dtype: DType) -> bo
 /// [`Float8Backend::fp8_gemm_path`].
 pub(crate) fn gemm_path<B: Float8Backend>(
     device: &Device<B>,
+    rows: Option<usize>,
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    let path = || B::fp8_gemm_path(device, granularities, config);
+    // Of more rows, one answer.
+    let rows = rows.map(|rows| rows.min(GEMV_ROWS + 1));
+    let path = || B::fp8_gemm_path(device, rows, granularities, config);
     // It changes when a kernel is struck off.
-    ask::<B, _, _>(&PATHS, device, (granularities, config, strikes()), path)
+    ask::<B, _, _>(&PATHS, device, (rows, granularities, config, strikes()), path)
 }

@@ -2,8 +2,6 @@
 mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
-mod codes;
-#[cfg(feature = "cubecl")]
 mod cube;
 mod fused;
 #[cfg(feature = "cubecl")]
@@ -24,8 +22,6 @@ mod preflight;
 mod report;
 #[cfg(feature = "cubecl")]
 mod self_check;
-#[cfg(feature = "cubecl")]
-mod squares;
 #[cfg(feature = "cubecl")]
 mod stream;
 
@@ -191,9 +187,14 @@ pub trait Float8Backend: Backend {
         SelfCheckReport::default()
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities. The answer changes when a kernel is
-    /// found to be wrong.
-    fn fp8_gemm_path(device: &Device<Self>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath;
+    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities: of an output of so many rows, or, with
+    /// groups, of any number. The answer changes when a kernel is found to be wrong.
+    fn fp8_gemm_path(
+        device: &Device<Self>,
+        rows: Option<usize>,
+        granularities: [Granularity; 2],
+        config: GemmConfig,
+    ) -> GemmPath;
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn_backend::tensor::Device;
-use float8_kernels::reference;
+use float8_kernels::{GEMV_ROWS, reference};
 use serde::Serialize;
 
 use super::walk::{FoundLinear, linears};
@@ -39,7 +39,7 @@ pub struct OperandReport {
 /// One GEMM of one linear since the layer was tagged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct GemmReport {
-    /// Calls on FP8 tensor cores.
+    /// Calls on FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
     pub native: u64,
     /// Calls in FP8 numerics without FP8 tensor cores.
     pub emulated: u64,
@@ -120,7 +120,7 @@ pub struct Report {
 /// GEMM calls by path, summed over a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GemmTotals {
-    /// On FP8 tensor cores.
+    /// On FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
     pub native: u64,
     /// In FP8 numerics without FP8 tensor cores.
     pub emulated: u64,
@@ -204,15 +204,22 @@ impl LayerReport {
             let granularities =
                 operands.as_ref().map(|operands: &[LastOperand; 2]| operands.each_ref().map(|o| o.cast.granularity));
             let cost = path.and_then(GemmPath::cost);
+            let rows = operands.as_ref().map_or(0, |[a, _]| a.size.rows);
             let path = path.zip(granularities).map(|(path, granularities)| {
-                let lost = self_check.lost_paths(granularities);
-                if lost.is_empty() {
-                    return path.to_string();
+                let mut lost = self_check.lost_paths(granularities);
+                if rows > GEMV_ROWS {
+                    lost.retain(|lost| *lost != GemmPath::Gemv.to_string());
                 }
                 // Calls that were counted before their results were found to be wrong were made again; those of other kernels of the
                 // path, which were right, count with them.
-                let emulate = path == GemmPath::Emulated;
-                let path = B::fp8_gemm_path(device, granularities, GemmConfig { emulate, ..Default::default() });
+                let config = GemmConfig { emulate: path == GemmPath::Emulated, ..Default::default() };
+                // Others have many rows, or groups.
+                let rows = (path == GemmPath::Gemv).then_some(rows);
+                let now = B::fp8_gemm_path(device, rows, granularities, config);
+                if lost.is_empty() || now == GemmPath::Gemv {
+                    return path.to_string();
+                }
+                let path = now;
                 if !path.is_native() {
                     (native, emulated) = (0, native + emulated);
                 }

@@ -194,8 +194,9 @@ impl<'a> GemmCall<'a> {
         (device, plan): (&Device<B>, &LinearPlan),
     ) -> FloatTensor<B> {
         let gemm = plan.gemm(self.gemm).expect("decided");
-        let path = memo::gemm_path::<B>(device, gemm.granularities, gemm.config);
         let operands = copies.map(|copy| &copy.operand);
+        let rows = groups.is_none().then(|| B::fp8_size(operands[0]).rows);
+        let path = memo::gemm_path::<B>(device, rows, gemm.granularities, gemm.config);
         let timer = time(Work::ScaledGemm(self.gemm));
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), gemm.config);
         drop(timer);

@@ -30,9 +30,10 @@ pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
 fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: Orientation) -> Result<f64, Failure> {
     let amaxes = [amaxes(300, 7), binade_edges(2000, 90)].concat();
     // Rows of a group, and its columns; a square of which one column exists.
-    let [height, width] = match cast.granularity {
-        Granularity::Block128x128 => [128, 1],
-        Granularity::Block1x128 => [1, 128],
+    let [height, width] = match (cast.granularity, cast.scale_mode) {
+        (Granularity::Block128x128, _) => [128, 1],
+        (Granularity::Block1x128, _) => [1, 128],
+        (_, ScaleMode::E8m0Square(_)) => [32, 1],
         _ => [1, 32],
     };
     let halved = |amax: f32| (0..height * width).map(move |i| -amax * 0.5f32.powi(i as i32));

@@ -99,7 +99,7 @@ pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_
         }
         let config = Float8LinearConfig::new(recipe);
         let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-        let path = B::fp8_gemm_path(&device, granularities, gemm).to_string();
+        let path = B::fp8_gemm_path(&device, Some(m), granularities, gemm).to_string();
         visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {values} {path}"), || {
             compare::<B>(recipe, shape, dtype, values, &path)
         }));

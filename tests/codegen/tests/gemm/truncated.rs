@@ -3,16 +3,16 @@
 use checks::{Gemm, HostMatrix, Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
-use float8_kernels::{Format, Granularity, gemm_path, reference, scaled_gemm};
+use float8_kernels::{Format, GEMV_ROWS, Granularity, gemm_path, reference, scaled_gemm};
 use ptx_interpreter::Accumulator::{self, Full, Truncated};
 use ptx_interpreter::Rounding::{Floor, ToZero};
 
 use super::{Client, F32, FAST, MX, PRECISE, client};
 
-/// One element of a long contraction, a ragged matrix that has NaN and infinities too, scales of rows; groups of rows and of the
+/// A column of a long contraction, a ragged matrix that has NaN and infinities too, scales of rows; groups of rows and of the
 /// contraction, and groups that begin inside a square of 128 by 128.
 const CHECKS: [&str; 6] = [
-    "scaled_gemm 1x1x1000 e4m3,e4m3 tensorwise,tensorwise ",
+    "scaled_gemm 5x1x1000 e4m3,e4m3 tensorwise,tensorwise ",
     "scaled_gemm 70x133x200 e5m2,e4m3 tensorwise,tensorwise ",
     "scaled_gemm 130x137x300 e4m3,e4m3 rowwise,rowwise ",
     "grouped_gemm rows 64+128+64:200 456x200x160 e4m3,e4m3 tensorwise,tensorwise ",
@@ -74,11 +74,13 @@ fn all_fp8_products_are_cut() {
                     let codes = row.map(|x| reference::encode(x, Format::E4m3)).repeat(rows);
                     HostMatrix { codes, ..HostMatrix::identity([rows, 2], Format::E4m3, granularity) }.upload(client)
                 };
-                let (a, b) = (rows_of(1, [8.0, -0.75]), rows_of(3, [1.0, 1.0]));
+                // More rows than a GEMV takes, which has no tensor cores.
+                let m = GEMV_ROWS + 1;
+                let (a, b) = (rows_of(m, [8.0, -0.75]), rows_of(3, [1.0, 1.0]));
                 let out = scaled_gemm(client, &a, &b, None, F32, PRECISE).unwrap();
                 let got = client.read_one(out).unwrap_or_else(|error| panic!("{error:?}"));
                 let want: f32 = if path.is_native() { cut } else { 7.25 };
-                assert_eq!(got[..], want.to_le_bytes().repeat(3), "{path} on sm_{sm} with {accumulator:?}");
+                assert_eq!(got[..], want.to_le_bytes().repeat(3 * m), "{path} on sm_{sm} with {accumulator:?}");
             }
         });
     }

@@ -69,7 +69,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         for (precision, config) in configs(bench.size) {
             let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
             bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
-                let path = T::Backend::fp8_gemm_path(&Default::default(), granularities, gemm).to_string();
+                let path = T::Backend::fp8_gemm_path(&Default::default(), Some(m), granularities, gemm).to_string();
                 with_default::<T>(&config.into());
                 let inputs = inputs::<T>(shape);
                 let seconds = clock.seconds::<T>(|turn| {

@@ -7,6 +7,7 @@
 mod beside;
 mod data;
 mod gemm;
+mod gemv;
 mod grouped;
 mod host;
 mod linear;
@@ -81,6 +82,8 @@ impl Size {
 enum Part {
     /// The scaled GEMM and Burn's matmul.
     Gemm,
+    /// GEMMs of a few rows, as of generated tokens.
+    Gemv,
     /// What a GEMM and a linear cost the host.
     Host,
     /// Forward and backward of one linear, casts included.
@@ -109,6 +112,7 @@ impl Args {
 #[derive(Serialize, Deserialize)]
 enum Row {
     Gemm(gemm::Row),
+    Gemv(gemv::Row),
     Host(host::Row),
     Linear(linear::Row),
     Quantize(quantize::Row),
@@ -128,6 +132,8 @@ struct Results {
     autotune: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gemm: Vec<gemm::Row>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gemv: Vec<gemv::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     host: Vec<host::Row>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -160,6 +166,7 @@ impl Results {
     fn add(&mut self, row: Row) {
         match row {
             Row::Gemm(row) => self.gemm.push(row),
+            Row::Gemv(row) => self.gemv.push(row),
             Row::Host(row) => self.host.push(row),
             Row::Linear(row) => self.linear.push(row),
             Row::Quantize(row) => self.quantize.push(row),
@@ -198,6 +205,7 @@ pub fn serve<T: Target>(args: &Args) {
         for part in Part::value_variants().iter().filter(|part| args.runs(**part)) {
             match part {
                 Part::Gemm => gemm::cases::<T>(&mut bench),
+                Part::Gemv => gemv::cases::<T>(&mut bench),
                 Part::Host => host::cases::<T>(&mut bench),
                 Part::Linear => linear::cases::<T>(&mut bench),
                 Part::Quantize => quantize::cases::<T>(&mut bench),
@@ -294,6 +302,7 @@ fn print(results: &Results) {
     linear::print(&results.linear, torch);
     host::print(&results.host);
     gemm::print(&results.gemm, torch);
+    gemv::print(&results.gemv);
     grouped::print(&results.grouped, torch);
     sweep::print(&results.sweep);
     if let Some(summary) = &results.summary {

@@ -50,12 +50,12 @@ fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, 
 }
 
 /// Bytes of codes and scales of an operand `[rows, k]`.
-fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
+pub(super) fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
     4 * (rows * row_words(k) + granularity.scale_words(rows, k))
 }
 
 /// Median seconds of a copy that moves `bytes`, half of them read.
-fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
+pub(super) fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
     let client = T::client();
     // Folded, as no dimension of a grid is as large as a large copy asks for.
     let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4).max(1);

@@ -17,6 +17,7 @@ macro_rules! host_backend {
 
             fn fp8_gemm_path(
                 _: &$crate::__private::Device<Self>,
+                _: Option<usize>,
                 _: [$crate::config::Granularity; 2],
                 _: $crate::backend::GemmConfig,
             ) -> $crate::backend::GemmPath {

@@ -7,8 +7,8 @@ use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use float8_kernels::reference::{self, HostQuantized};
 use float8_kernels::{
-    Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, cast_instructions, quantize as launch,
-    quantize_with_amax, quantize_with_maxima, strike_casts,
+    Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, cast_instructions,
+    quantize as launch, quantize_with_amax, quantize_with_maxima, strike_casts,
 };
 
 use super::gemm::edges;
@@ -61,19 +61,21 @@ pub(in crate::backend) fn quantize<R: Runtime>(
 struct Copy<'a> {
     operand: &'a Operand,
     transposed: bool,
-    /// Which of its rows: whole bands of 128 where they share scales.
+    /// Which of its rows: whole bands of 128, or 32, where they share scales.
     rows: Vec<usize>,
     /// The values of these rows.
     values: BTreeMap<usize, Vec<f32>>,
 }
 
 impl<'a> Copy<'a> {
-    fn new(operand: &'a Operand, transposed: bool) -> Self {
-        let rows = match operand.granularity {
-            Granularity::Block128x128 => {
-                let bands = edges(operand.rows.div_ceil(128), 2).into_iter();
-                bands.flat_map(|band| band * 128..((band + 1) * 128).min(operand.rows)).collect()
-            }
+    fn new(operand: &'a Operand, scale_mode: ScaleMode, transposed: bool) -> Self {
+        let bands = |height: usize| {
+            let bands = edges(operand.rows.div_ceil(height), 2).into_iter();
+            bands.flat_map(|band| band * height..((band + 1) * height).min(operand.rows)).collect()
+        };
+        let rows = match (operand.granularity, scale_mode) {
+            (Granularity::Block128x128, _) => bands(128),
+            (_, ScaleMode::E8m0Square(_)) => bands(32),
             _ => edges(operand.rows, 16),
         };
         let values = rows.iter().map(|row| (*row, vec![0.0; operand.k])).collect();
@@ -146,8 +148,10 @@ fn compare<R: Runtime>(
     quantized: &Quantized,
 ) -> Result<(), Mismatch> {
     let sides = [(&quantized.rows, false), (&quantized.cols, true)];
-    let mut copies: Vec<_> =
-        sides.into_iter().filter_map(|(operand, transposed)| Some(Copy::new(operand.as_ref()?, transposed))).collect();
+    let mut copies: Vec<_> = sides
+        .into_iter()
+        .filter_map(|(o, transposed)| Some(Copy::new(o.as_ref()?, cast.scale_mode, transposed)))
+        .collect();
     let mut parts = vec![whole(&quantized.amax)];
     if let ScaleFrom::Amax { amax: (amax, _), .. } = scale {
         parts.push((amax, 0..4));

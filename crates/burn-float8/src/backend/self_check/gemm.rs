@@ -7,8 +7,8 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use float8_kernels::{
-    GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path, grouped_scaled_gemm,
-    scaled_gemm, strike_gemm,
+    GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path, gemm_path_of_rows,
+    grouped_scaled_gemm, scaled_gemm, strike_gemm,
 };
 
 use super::read::{Rows, bytes, floats, parts_of, whole};
@@ -41,9 +41,13 @@ pub(in crate::backend) fn multiply<R: Runtime>(
 ) -> Result<Handle, KernelError> {
     let &Product { a, b, config, dtype, .. } = product;
     let granularities = [a.granularity, b.granularity];
+    let current = || match product.groups {
+        None => gemm_path_of_rows(client, a.rows, granularities, config),
+        Some(_) => gemm_path(client, granularities, config),
+    };
     let mut call = Call::new();
     loop {
-        let path = gemm_path(client, granularities, config);
+        let path = current();
         let y = call.record(checks, device, || match &product.groups {
             None => scaled_gemm(client, a, b, product.bias.as_ref(), dtype.into(), config),
             Some(groups) => grouped_scaled_gemm(client, a, b, groups, dtype.into(), config),
@@ -56,7 +60,7 @@ pub(in crate::backend) fn multiply<R: Runtime>(
             Verdict::Wrong => {
                 checks.strike_for_another(granularities, &call.launched, name());
                 // Unless another thread has done so meanwhile.
-                if gemm_path(client, granularities, config) == path {
+                if current() == path {
                     strike_gemm(client, path, granularities);
                 }
             }

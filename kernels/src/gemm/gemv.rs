@@ -1,0 +1,304 @@
+//! The GEMM of a few rows on CUDA, as of one generated token: bound by reading B, every code of which is loaded once.
+//!
+//! A cube makes [`COLS`] columns of the output for all rows. Its units go through the contraction side by side, a chunk of 16 codes of each
+//! column at a time, so that warps read runs of 512 bytes and the loads of all columns are in flight together. Codes become f32 in
+//! registers: by `cvt` from sm_89 on, before by moving bits to f16. Each unit adds products in the order of the contraction, then
+//! warps by shuffles and the cube through shared memory: an element's sum is the same whatever the other rows are and however many.
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+
+use super::Gemm;
+use super::problem::{Problem, ProblemLaunch};
+use crate::format::F32_NAN;
+use crate::granularity::{BLOCK, MX_BLOCK};
+use crate::grid::{cube_first, fold, lanes_sum};
+use crate::launched::{Version, note};
+use crate::mx::e8m0_inverse_bits;
+use crate::ptx::cvt::{Isa, cvt_f16x2, cvt_f32_f16};
+use crate::ptx::memory::{load_global, load_global_words, pin};
+use crate::scale::scale_index;
+use crate::{Format, Granularity};
+
+/// Rows at most. A code of B takes about two operations, and two more for each row: with four rows an SM of Hopper still keeps up with its
+/// part of the memory's bandwidth. From there on tensor cores, whose tiles read B once too, are expected to be faster; no GPU has
+/// said so yet.
+pub const GEMV_ROWS: usize = 4;
+
+/// Units of a cube, four warps.
+const UNITS: u32 = 128;
+const WARP: u32 = 32;
+
+/// Columns of a cube: as many chunks of B are on their way to each unit.
+const COLS: u32 = 4;
+
+/// Words of a chunk, 16 codes.
+const CHUNK_WORDS: u32 = 4;
+
+/// Chunks of a block of 128, and of one of 32.
+const BLOCK_CHUNKS: u32 = BLOCK as u32 / 16;
+const MX_CHUNKS: u32 = MX_BLOCK as u32 / 16;
+
+/// The byte of a scale of one.
+const E8M0_ONE: u32 = 127;
+
+/// Launches the kernel, for at most [`GEMV_ROWS`] rows.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
+    let (m, n, _) = gemm.matrices();
+    let isa = Isa::of(client);
+    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are of rows and chunks that exist,
+    // stores guarded by `m` and `n`.
+    unsafe {
+        gemv::launch_unchecked::<R>(
+            client,
+            fold(client, (n as u32).div_ceil(COLS)),
+            CubeDim::new_1d(UNITS),
+            gemm.a.codes_array(CHUNK_WORDS as usize),
+            gemm.b.codes_array(CHUNK_WORDS as usize),
+            ProblemLaunch::of(gemm, gemm.bias.as_ref()),
+            ArrayArg::from_raw_parts(gemm.out.clone(), m * n),
+            gemm.formats(),
+            m as u32,
+            gemm.accumulate,
+            isa,
+            gemm.dtype,
+            note("gemv", (m, isa, gemm.parameters())),
+        );
+    }
+}
+
+#[cube(launch_unchecked)]
+fn gemv<O: Float>(
+    a: &Array<Vector<u32, Const<4>>>,
+    b: &Array<Vector<u32, Const<4>>>,
+    problem: &Problem,
+    out: &mut Array<O>,
+    #[comptime] formats: [Format; 2],
+    #[comptime] m: u32,
+    #[comptime] accumulate: bool,
+    #[comptime] isa: Isa,
+    #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
+) {
+    let col0 = cube_first(COLS);
+    if col0 >= problem.n {
+        terminate!();
+    }
+    let by_block = comptime!(Granularity::any_blocks(problem.granularities));
+    let by_mx = comptime!(Granularity::any_mx(problem.granularities));
+    let count = comptime!(m * COLS);
+    let chunks = problem.words / CHUNK_WORDS;
+    let mut sums = Array::<f32>::new(comptime!(count as usize));
+    #[unroll]
+    for i in 0..count {
+        sums[i as usize] = f32::new(0.0);
+    }
+    let (lane, warp) = (UNIT_POS % WARP, UNIT_POS / WARP);
+    // The first chunk of the warp, whose lanes stay together.
+    let mut first = warp * WARP;
+    while first < chunks {
+        let chunk = first + lane;
+        let at = min(chunk, chunks - 1);
+        let mut right = Array::<u32>::new(comptime!((COLS * CHUNK_WORDS) as usize));
+        let mut left = Array::<u32>::new(comptime!((m * CHUNK_WORDS) as usize));
+        let mut scales = Array::<u32>::new(comptime!(COLS as usize));
+        #[unroll]
+        for j in 0..COLS {
+            // Past the last column any will do: its sum is not stored.
+            load_global(b, min(col0 + j, problem.n - 1) * chunks + at, &mut right, comptime!(j * CHUNK_WORDS));
+        }
+        #[unroll]
+        for i in 0..m {
+            load_global(a, i * chunks + at, &mut left, comptime!(i * CHUNK_WORDS));
+        }
+        if comptime!(by_block || by_mx) {
+            #[unroll]
+            for j in 0..COLS {
+                let col = min(col0 + j, problem.n - 1);
+                load_scale(problem, &mut scales, j, col, at / BLOCK_CHUNKS, 1usize);
+            }
+        }
+        pin();
+        // Lanes past the end multiply zeros: an infinity would make NaN of another zero.
+        let exists = chunk < chunks;
+        clear_unless(&mut right, exists, comptime!(COLS * CHUNK_WORDS));
+        clear_unless(&mut left, exists, comptime!(m * CHUNK_WORDS));
+        let mut partial = Array::<f32>::new(comptime!(count as usize));
+        #[unroll]
+        for i in 0..count {
+            partial[i as usize] = if comptime!(by_block || by_mx) { f32::new(0.0) } else { sums[i as usize] };
+        }
+        #[unroll]
+        for w in 0..CHUNK_WORDS {
+            let mut rows = Array::<f32>::new(comptime!((4 * m) as usize));
+            #[unroll]
+            for i in 0..m {
+                let packed = left[comptime!((i * CHUNK_WORDS + w) as usize)];
+                decode_word(packed, &mut rows, comptime!(4 * i), comptime!(formats[0]), isa);
+            }
+            #[unroll]
+            for j in 0..COLS {
+                let mut weights = Array::<f32>::new(4usize);
+                let packed = right[comptime!((j * CHUNK_WORDS + w) as usize)];
+                decode_word(packed, &mut weights, 0u32, comptime!(formats[1]), isa);
+                #[unroll]
+                for i in 0..m {
+                    let place = comptime!((i * COLS + j) as usize);
+                    #[unroll]
+                    for e in 0..4u32 {
+                        let x = rows[comptime!((4 * i + e) as usize)];
+                        partial[place] = fma(x, weights[e as usize], partial[place]);
+                    }
+                }
+            }
+        }
+        #[unroll]
+        for i in 0..m {
+            let mut of_row = Array::<u32>::new(1usize);
+            if comptime!(by_block || by_mx) {
+                // Only now, as they are in the cache, and registers are few.
+                load_scale(problem, &mut of_row, 0u32, i.runtime(), at / BLOCK_CHUNKS, 0usize);
+            }
+            #[unroll]
+            for j in 0..COLS {
+                let place = comptime!((i * COLS + j) as usize);
+                let (row_scale, col_scale) = (of_row[0], scales[j as usize]);
+                let sum = if comptime!(by_mx) {
+                    let row_byte = e8m0(row_scale, at, comptime!(problem.granularities[0]));
+                    let col_byte = e8m0(col_scale, at, comptime!(problem.granularities[1]));
+                    times_e8m0(partial[place], row_byte, col_byte)
+                } else {
+                    partial[place]
+                };
+                if comptime!(by_block) {
+                    let row_factor = factor(row_scale, comptime!(problem.granularities[0]));
+                    let col_factor = factor(col_scale, comptime!(problem.granularities[1]));
+                    sums[place] = fma(sum, row_factor * col_factor, sums[place]);
+                } else if comptime!(by_mx) {
+                    sums[place] += sum;
+                } else {
+                    sums[place] = sum;
+                }
+            }
+        }
+        first += UNITS;
+    }
+    let warps = comptime!(UNITS / WARP);
+    let mut shared = SharedMemory::<f32>::new(comptime!((count * warps) as usize));
+    #[unroll]
+    for i in 0..count {
+        let sum = lanes_sum(sums[i as usize], WARP, Isa::Ptx);
+        if lane == 0 {
+            shared[(warp * count + i) as usize] = sum;
+        }
+    }
+    sync_cube();
+    let (row, col) = (UNIT_POS / COLS, col0 + UNIT_POS % COLS);
+    if row < m && col < problem.n {
+        let mut total = shared[UNIT_POS as usize];
+        #[unroll]
+        for warp in 1..warps {
+            total += shared[(UNIT_POS + comptime!(warp * count)) as usize];
+        }
+        if comptime!(!by_block) {
+            total *= problem.factor(row, 0u32.runtime(), 0usize) * problem.factor(col, 0u32.runtime(), 1usize);
+        }
+        let index = (row * problem.n + col) as usize;
+        let total = total + problem.bias.at(col);
+        let sum = if comptime!(accumulate) { f32::cast_from(out[index]) + total } else { total };
+        out[index] = O::cast_from(sum);
+    }
+}
+
+/// The scale of a block of 128, or the word of its E8M0 bytes, to `to[place]`.
+#[cube]
+fn load_scale(
+    problem: &Problem,
+    to: &mut Array<u32>,
+    #[comptime] place: u32,
+    row: u32,
+    block: u32,
+    #[comptime] side: usize,
+) {
+    let index = scale_index(row, block, problem.blocks, comptime!(problem.granularities[side]));
+    load_global_words(problem.inv_scales(side), index, to, place, 1u32);
+}
+
+#[cube]
+fn clear_unless(words: &mut Array<u32>, keep: bool, #[comptime] count: u32) {
+    #[unroll]
+    for i in 0..count {
+        words[i as usize] = select(keep, words[i as usize], 0u32.runtime());
+    }
+}
+
+/// What sums of a block are multiplied by, beside E8M0 scales.
+#[cube]
+fn factor(scale: u32, #[comptime] granularity: Granularity) -> f32 {
+    if comptime!(granularity.is_mx()) { 1.0f32.runtime() } else { f32::reinterpret(scale) }
+}
+
+/// The E8M0 byte of a chunk in the word of its block of 128.
+#[cube]
+fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity) -> u32 {
+    if comptime!(granularity.is_mx()) {
+        (word >> (chunk % BLOCK_CHUNKS / MX_CHUNKS * 8)) & 0xffu32
+    } else {
+        E8M0_ONE.runtime()
+    }
+}
+
+/// `value · 2^(a - 127) · 2^(b - 127)`, NaN where a byte is 255. The two are made equal, so that none leaves f32 where the product does not.
+#[cube]
+fn times_e8m0(value: f32, a: u32, b: u32) -> f32 {
+    let sum = a + b;
+    let half = sum >> 1u32;
+    let scaled = value * f32::reinterpret(e8m0_inverse_bits(half)) * f32::reinterpret(e8m0_inverse_bits(sum - half));
+    f32::reinterpret(select(max(a, b) == 255u32, F32_NAN.runtime(), u32::reinterpret(scaled)))
+}
+
+/// The four codes of a word as f32, exact, in an order that is the same for both operands.
+#[cube]
+fn decode_word(
+    word: u32,
+    to: &mut Array<f32>,
+    #[comptime] first: u32,
+    #[comptime] format: Format,
+    #[comptime] isa: Isa,
+) {
+    #[unroll]
+    for pair in 0..2u32 {
+        let (place, upper) = comptime!(((first + 2 * pair) as usize, pair == 1));
+        if comptime!(isa.has_fp8_cvt()) {
+            let halves = cvt_f16x2(word, upper, format);
+            to[place] = cvt_f32_f16(halves, false);
+            to[comptime!(place + 1)] = cvt_f32_f16(halves, true);
+        } else if comptime!(matches!(format, Format::E5m2)) {
+            let halves = f16_pair(word, upper, format);
+            to[place] = cvt_f32_f16(halves, false);
+            to[comptime!(place + 1)] = cvt_f32_f16(halves, true);
+        } else {
+            let halves = f16_pair(word, upper, format);
+            to[place] = cvt_f32_f16(halves, false) * 256.0f32;
+            to[comptime!(place + 1)] = cvt_f32_f16(halves, true) * 256.0f32;
+        }
+    }
+}
+
+/// Every other code of a word as f16, from the second or, `upper`, from the first on.
+///
+/// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, put under f16's five bits of exponent, are the value times 2⁻⁸, subnormals
+/// included; only its NaN would become a number.
+#[cube]
+fn f16_pair(word: u32, #[comptime] upper: bool, #[comptime] format: Format) -> u32 {
+    // The upper byte of each half is the code.
+    let codes = if comptime!(upper) { word << 8u32 } else { word };
+    if comptime!(matches!(format, Format::E5m2)) {
+        codes & 0xff00_ff00u32
+    } else {
+        let magnitude = codes & 0x7f00_7f00u32;
+        // 0x80 where the magnitude is 0x7f, then all ones in the exponent and its neighbour.
+        let nan = (((magnitude + 0x0100_0100u32) & 0x8000_8000u32) >> 8u32) * 0xfcu32;
+        (codes & 0x8000_8000u32) | (magnitude >> 1u32) | nan
+    }
+}
