@@ -49,7 +49,7 @@ fn sources() -> ([PathBuf; 3], PathBuf) {
 
 fn loss(model: &Llama<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
     let device = Default::default();
-    let mut cache = model.new_cache(&CacheOptions { dtype, positions: LEN });
+    let mut cache = model.new_cache(&CacheOptions { dtype, positions: LEN, rows_alone: false });
     let ids = |at: usize| -> Tensor<Eval, 2, Int> {
         let ids: Vec<i32> = (0..TEXTS).map(|row| i32::from(text[row * LEN + at])).collect();
         Tensor::from_data(TensorData::new(ids, [TEXTS, 1]), &device)

@@ -50,7 +50,8 @@ fn config() -> LlamaConfig {
 /// Medians of the times of tokens that follow each of the positions.
 fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) -> [f64; 2] {
     let device = Default::default();
-    let mut cache = model.new_cache(&CacheOptions { dtype, positions: POSITIONS[1] + TOKENS * repeat as usize });
+    let mut cache =
+        model.new_cache(&CacheOptions { dtype, positions: POSITIONS[1] + TOKENS * repeat as usize, rows_alone: false });
     let mut forward = |count: usize| {
         let ids: Vec<i32> = (0..count).map(|i| (i * 7919 % 8192) as i32).collect();
         let ids = Tensor::<Float8<Flex>, 2, Int>::from_data(TensorData::new(ids, [1, count]), &device);

@@ -90,7 +90,7 @@ pub mod report {
     pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
     pub use crate::model::{
         Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,
-        SampledOperand, Summary, report,
+        SampledOperand, Summary, independent_rows, report,
     };
     pub use crate::step::AmaxState;
     pub use crate::tensor::ShardingReport;
@@ -99,7 +99,7 @@ pub mod report {
 
 /// Weights that are FP8 codes alone.
 pub mod weights {
-    pub use crate::model::{Fp8Only, fp8_only, linear_infos, load_codes, read_codes};
+    pub use crate::model::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes};
 }
 
 /// Adapters of low rank beside frozen linears.

@@ -48,6 +48,9 @@ pub trait Float8Stack: Backend + sealed::Sealed {
     /// This tensor below autodiff.
     #[doc(hidden)]
     fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<Self::Inner>;
+    /// Whether an adapter is added to what a linear makes of this weight.
+    #[doc(hidden)]
+    fn has_adapter(tensor: &FloatTensor<Self>) -> bool;
     /// The layer that stands for all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(device)
@@ -80,6 +83,10 @@ impl<W: Wrapped> Float8Stack for Float8<W> {
 
     fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<W::Plain> {
         tensor.plain()
+    }
+
+    fn has_adapter(tensor: &FloatTensor<Self>) -> bool {
+        tensor.adapter().is_some()
     }
 
     fn register() {

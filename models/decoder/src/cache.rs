@@ -41,13 +41,15 @@ pub struct KvCache<B: Backend> {
     pub(crate) len: usize,
     /// Positions at the beginning of each row that are none of its own; empty as long as all rows are as long.
     pads: Vec<usize>,
+    /// Whether the output layer takes the rows one by one.
+    pub(crate) rows_alone: bool,
 }
 
 impl<B: Backend> KvCache<B> {
     /// An empty cache for a model of `num_layers`.
     pub fn new(num_layers: usize, options: &CacheOptions) -> Self {
         let layer = LayerCache { kept: None, options: *options };
-        Self { layers: vec![layer; num_layers], len: 0, pads: vec![] }
+        Self { layers: vec![layer; num_layers], len: 0, pads: vec![], rows_alone: options.rows_alone }
     }
 
     /// Positions held, of the longest row.
@@ -85,7 +87,8 @@ impl<B: Backend> KeyValueCache for KvCache<B> {
             let of_rows: Vec<_> = rows.iter().map(|row| (&row.layers[layer], row.len)).collect();
             LayerCache::join(&of_rows, len)
         });
-        Self { layers: layers.collect(), len, pads: if pads.iter().any(|pad| *pad > 0) { pads } else { vec![] } }
+        let pads = if pads.iter().any(|pad| *pad > 0) { pads } else { vec![] };
+        Self { layers: layers.collect(), len, pads, rows_alone: rows[0].rows_alone }
     }
 
     fn keep(&mut self, rows: &[usize]) {
@@ -102,7 +105,7 @@ impl<B: Backend> LayerCache<B> {
     /// Adds keys and values, `[B, kv_heads, T, head_dim]`, behind the first `past` positions.
     pub(crate) fn append(&mut self, [keys, values]: [Tensor<B, 4>; 2], past: usize) {
         let len = past + keys.dims()[2];
-        let CacheOptions { dtype: kept_in, positions } = self.options;
+        let CacheOptions { dtype: kept_in, positions, .. } = self.options;
         let with = |old: Option<Kept<B>>, new: Tensor<B, 4>| {
             let kept = match old {
                 Some(old) => old.with_room_for(len),
@@ -314,7 +317,7 @@ mod tests {
             (CacheDtype::E4m3, FloatDType::BF16, 16),
             (CacheDtype::F32, FloatDType::BF16, 5),
         ] {
-            let options = CacheOptions { dtype: Some(kept_in), positions: 700 };
+            let options = CacheOptions { dtype: Some(kept_in), positions: 700, rows_alone: false };
             let mut cache = LayerCache::<Own> { kept: None, options };
             let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
             let mut len = 0;

@@ -65,7 +65,11 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         cache.len += len;
         let width = h.dims()[1];
         let last = h.reshape([batch, len, width]).slice([0..batch, len - 1..len, 0..width]);
-        self.logits(last.reshape([batch, width]))
+        let last = last.reshape([batch, width]);
+        if !cache.rows_alone {
+            return self.logits(last);
+        }
+        Tensor::cat((0..batch).map(|row| self.logits(last.clone().slice_dim(0, row..row + 1))).collect(), 0)
     }
 
     /// Mean cross entropy in f32 of the targets that count: `[1]`.

@@ -105,8 +105,8 @@ fn wide() -> LlamaConfig {
 }
 
 /// What loading a folder's model with its weights as codes alone leaves, and takes at most.
-fn loaded(folder: &Path) -> [usize; 2] {
-    let settings = [format!("model.hf_path={}", folder.display()), "float8.recipe=rowwise".into()];
+fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
+    let settings = [format!("model.hf_path={}", folder.display()), format!("float8.recipe={recipe}")];
     let settings = [&settings[..], &["training.precision=fp8".into()]].concat();
     let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
     let (before, mut model) = (Counting::alive(), None);
@@ -122,29 +122,61 @@ fn loaded(folder: &Path) -> [usize; 2] {
     [after - before, peak]
 }
 
-/// A folder in bf16 is cast as it is read, one in FP8 is read as it is: at most a tenth more than a byte for each parameter of a linear, and
-/// two tensors while it loads.
+/// A base that is codes alone, beside an output layer in high precision that is larger: what the estimate says of parameters is what is
+/// there once they are loaded.
+#[test]
+fn parameters_beside_adapters_on_codes_are_counted() {
+    let _alone = ALONE.lock();
+    let (folder, mut config) = (TempDir::new().unwrap(), wide());
+    config.dims.vocab_size = 16_384;
+    let base = folder.path().join("base");
+    let model = Llama::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
+    model.save_hf(&base, &ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() }).unwrap();
+    drop(model);
+    for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
+        let settings = [format!("model.hf_path={}", base.display()), format!("float8.recipe={recipe}")];
+        let fixed = ["lora.rank=8", "lora.base=fp8", "data.tokenizer=bytes", &settings[0], &settings[1]];
+        let estimate = job(&folder, &fixed).memory_estimate::<Train>(1, &SelectedDevice::Cpu, &Default::default());
+        let estimate = estimate.unwrap().expect("known");
+        let bytes = |name: &str| estimate.parts.iter().find(|part| part.name == name).unwrap().bytes[0] as f64;
+        // Moments of adapters are twice their size.
+        let counted = bytes("parameters") - bytes("AdamW's moments") / 2.0;
+        let [now, _] = loaded(&base, recipe);
+        let ratio = counted / now as f64;
+        assert!((0.97..=1.03).contains(&ratio), "{recipe}: {ratio:.3} of {now} bytes\n{estimate}");
+    }
+}
+
+/// A folder in bf16 is cast as it is read, one in FP8 is read as it is, by each recipe that has its own scales of weights: at most a tenth
+/// more than a byte for each parameter of a linear, and two tensors while it loads.
 #[test]
 fn codes_alone_take_a_byte_for_each_parameter() {
     let _alone = ALONE.lock();
     let (dir, config) = (TempDir::new().unwrap(), wide());
     let model = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
     let options = ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() };
-    let [bf16, fp8] = ["bf16", "fp8"].map(|name| dir.path().join(name));
+    let bf16 = dir.path().join("bf16");
     model.save_hf(&bf16, &options).unwrap();
-    let float8 = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["lm_head"]);
-    model.save_hf_float8(&fp8, &options, &Float8Export::new(&float8)).unwrap();
+    let recipes = [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];
+    let in_fp8 = recipes.map(|recipe| {
+        let folder = dir.path().join(recipe.to_string());
+        let float8 = Float8Config::new(recipe).with_filter_fqns(["lm_head"]);
+        model.save_hf_float8(&folder, &options, &Float8Export::new(&float8)).unwrap();
+        folder
+    });
     drop(model);
     let dims = config.dims;
     let largest = 4 * dims.hidden_size * dims.intermediate_size;
     let tables = 2 * dims.vocab_size * dims.hidden_size;
     let linears = dims.num_params() - tables;
     // The tables, and vectors and angles of positions, are in f32.
-    let others = 4 * tables + (1 << 20);
-    for folder in [bf16, fp8] {
-        let [now, peak] = loaded(&folder);
-        println!("{}: {now} bytes, at most {peak}, for {linears} parameters", folder.display());
-        assert!(now >= linears && now <= linears + linears / 10 + others, "{now} bytes for {linears} parameters");
-        assert!(peak <= linears + linears / 10 + others + 2 * largest, "{peak} bytes at most");
+    let others = 4 * tables + (1 << 19);
+    for (recipe, in_fp8) in recipes.into_iter().zip(&in_fp8) {
+        for folder in [&bf16, in_fp8] {
+            let [now, peak] = loaded(folder, recipe);
+            println!("{recipe} {}: {now} bytes, at most {peak}, for {linears} parameters", folder.display());
+            assert!(now >= linears && now <= linears + linears / 10 + others, "{recipe}: {now} bytes for {linears}");
+            assert!(peak <= linears + linears / 10 + others + 2 * largest, "{recipe}: {peak} bytes at most");
+        }
     }
 }

@@ -2,9 +2,8 @@
 """Makes and checks the vectors of tests/suite/lora.rs: PEFT's adapter on goldens/hf_llama and its logits; ours in PEFT.
 
     pip install torch==2.15.0 transformers==5.24.0 peft==0.21.2
-    python3 peft_vectors.py                                              makes vectors/peft
-    FLOAT8_PEFT_VECTORS=DIR cargo test -p llama3 --test suite lora::peft
-    python3 peft_vectors.py DIR                                          checks DIR, an adapter that this crate has written
+    python3 peft_vectors.py        makes vectors/peft
+    python3 peft_vectors.py DIR    checks DIR, an adapter that this crate has written: the test runs it where Python has the packages
 
 The second wants PEFT to find every tensor of the adapter, and no other, and to give the logits that are beside it.
 """

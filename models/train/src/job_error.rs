@@ -195,6 +195,14 @@ pub enum JobError {
         /// What was given.
         folder: PathBuf,
     },
+    /// The folder of the frozen weights that a run trains beside is gone.
+    #[error(
+        "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. It must be where it          was (model.hf_path)", folder.display()
+    )]
+    NoBase {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// One of a run's checkpoints was asked for where there is only one model.
     #[error("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", folder.display())]
     NotARun {

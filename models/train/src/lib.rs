@@ -67,7 +67,7 @@ pub use job::MemoryEstimate;
 pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{
-    BatchShape, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
+    BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
     LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
 };
 pub use module_path::ModulePath;

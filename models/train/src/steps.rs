@@ -4,6 +4,7 @@ use burn::module::AutodiffModule;
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::weights::check_frozen;
 use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
 
 use crate::TrainError;
@@ -42,6 +43,8 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// With whom the steps are made.
     ranks: Option<Ranks>,
     done: usize,
+    /// Whether the model is known to have what steps need.
+    is_checked: bool,
 }
 
 /// One step, on the device: reading a value waits for it.
@@ -70,7 +73,16 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
         let monitor = Monitor::new(&model);
-        Self { config, model, optimizer: AdamWStates::default(), batches, monitor, ranks: None, done: 0 }
+        Self {
+            config,
+            model,
+            optimizer: AdamWStates::default(),
+            batches,
+            monitor,
+            ranks: None,
+            done: 0,
+            is_checked: false,
+        }
     }
 
     /// Steps of a model that is sharded over `ranks`, which all make them. A step has as many times `grad_accumulation`
@@ -120,9 +132,14 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     ///
     /// # Errors
     /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`], [`TrainError::Config`] for activation checkpointing of a model that has
-    /// no segments, and for [what excludes](OptimizerSection::check_in_backward) `optimizer.in_backward`.
+    /// no segments, and for [what excludes](OptimizerSection::check_in_backward) `optimizer.in_backward`; [`TrainError::Float8`] naming a
+    /// linear that is to be trained and whose weight is FP8 codes alone.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
+        if !self.is_checked {
+            check_frozen::<B, M>(&self.model)?;
+            self.is_checked = true;
+        }
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {

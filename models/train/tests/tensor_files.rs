@@ -112,6 +112,21 @@ fn shards_are_files_of_their_folder() {
     }
 }
 
+#[test]
+fn a_shard_that_is_gone_is_named_with_a_tensor_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    write_file(&dir.path().join("1.safetensors"), &[tensor("x", Dtype::U8, &[1], vec![7])], None).unwrap();
+    let index = dir.path().join("model.safetensors.index.json");
+    let map = serde_json::json!({ "weight_map": { "x": "1.safetensors", "y": "2.safetensors", "z": "2.safetensors" } });
+    fs::write(&index, map.to_string()).unwrap();
+    match TensorFiles::open_folder(dir.path()) {
+        Err(TensorFilesError::MissingShard { path, name, index: said }) => {
+            assert_eq!((path, &*name, said), (dir.path().join("2.safetensors"), "y", index));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_pipe_is_no_file() {

@@ -155,6 +155,10 @@ fn codes_that_do_not_fit_are_refused() {
         (HostCodes { inv_scales: scale(-1.0), ..good.clone() }, "with the scale -1"),
         (HostCodes { inv_scales: scale(f32::NAN), ..good.clone() }, "with the scale NaN"),
         (
+            HostCodes { codes: vec![0x7e; K * N], inv_scales: scale(f32::powi(2.0, 127)), ..good.clone() },
+            "beyond f32: 0x7e · 170141180000000000000000000000000000000 at row 0, column 0",
+        ),
+        (
             HostCodes { granularity: Granularity::Block1x32, inv_scales: vec![InvScale::new(3.0); N * 5], ..good },
             "the scale 3, which is no power of two",
         ),
@@ -167,7 +171,7 @@ fn codes_that_do_not_fit_are_refused() {
     }
 }
 
-/// What is loaded into a model of codes becomes codes.
+/// What is loaded into a model of codes becomes codes: of a record, which holds values, up to the rounding of a scale.
 #[test]
 fn records_hold_the_values() {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
@@ -197,7 +201,12 @@ fn a_gradient_of_codes_is_refused_by_name() {
         model.forward(x());
     });
     assert!(message.contains("linear: its weight is FP8 codes alone"), "{message}");
+    // What a training loop may ask before says the same.
+    let refused = weights::check_frozen(&model).unwrap_err();
+    assert!(message.contains(&refused.to_string()), "{refused}");
+    assert_eq!(refused, Float8Error::Fp8OnlyTrained { layer: "linear".into() });
     let model = model.no_grad();
+    weights::check_frozen(&model).unwrap();
     let loss = model.forward(x::<T>().require_grad()).sum();
     loss.backward();
 }

@@ -221,6 +221,12 @@ pub trait Float8Backend: Backend {
         config: GemmConfig,
     ) -> FloatTensor<Self>;
 
+    /// Up to how many rows of `a` [`fp8_matmul`](Self::fp8_matmul) without groups gives each the bits that it has alone, where the rows have
+    /// scales of their own; 1 if it does not promise that.
+    fn fp8_independent_rows() -> usize {
+        1
+    }
+
     /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;

@@ -239,6 +239,12 @@ pub enum Float8Error {
         /// What is wrong with them, with the values.
         what: String,
     },
+    /// A weight without high-precision values is to be trained.
+    #[error("{}", Float8Panic::Fp8OnlyTrained { layer: layer.clone() })]
+    Fp8OnlyTrained {
+        /// The layer's name.
+        layer: String,
+    },
     /// A saved state does not belong to the model.
     #[error("the state names {layer:?}, which is no converted linear of the model")]
     StateLayer {

@@ -57,7 +57,7 @@ impl Fp8Only {
 /// A configuration was applied before ([`Float8Config::apply`]). Linears that it keeps in high precision, and grouped ones, stay as they
 /// are. One weight after the other is cast, and what is loaded into the model later becomes codes alone, too. Whatever else reads
 /// such a weight gets the decoded values, which [`Layer::decodes`](crate::report::Layer::decodes) counts; a gradient of it is a panic of the linear
-/// that names the layer: freeze the weights (`Module::no_grad`) and train [adapters](crate::lora).
+/// that names the layer, and an error of [`check_frozen`]: freeze the weights (`Module::no_grad`) and train [adapters](crate::lora).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -170,7 +170,7 @@ pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) 
 /// # Errors
 ///
 /// Those of `codes`; [`Float8Error::Codes`] where codes do not fit the linear: other dimensions, too few codes or scales, a NaN, a scale that
-/// is zero, negative or not finite, or no power of two where E8M0 is asked for.
+/// is zero, negative or not finite, or no power of two where E8M0 is asked for, a value beyond f32.
 pub fn load_codes<B: Float8Stack, M: Module<B>, E: From<Float8Error>>(
     model: M,
     config: &Float8Config,
@@ -237,9 +237,9 @@ pub fn load_codes<B: Float8Stack, M: Module<B>, E: From<Float8Error>>(
 }
 
 /// Whether codes are the weight of a linear; the largest magnitude that their scales allow.
-fn check(LinearInfo { name, k, n }: &LinearInfo, codes: &HostCodes) -> Result<f32, Float8Error> {
+fn check(LinearInfo { name, k, n }: &LinearInfo, all: &HostCodes) -> Result<f32, Float8Error> {
     let wrong = |what: String| Err(Float8Error::Codes { layer: name.clone(), what });
-    let HostCodes { codes, dims, format, granularity, inv_scales, .. } = codes;
+    let HostCodes { codes, dims, format, granularity, inv_scales, .. } = all;
     if dims != &[*n, *k] {
         return wrong(format!("of {dims:?}, where the weight is [N, K] = [{n}, {k}]"));
     }
@@ -262,7 +262,25 @@ fn check(LinearInfo { name, k, n }: &LinearInfo, codes: &HostCodes) -> Result<f3
     {
         return wrong(format!("with the scale {}, which is no power of two, as E8M0 is", scale.get()));
     }
-    Ok(inv_scales.iter().map(|scale| scale.get() * format.max()).fold(0.0, f32::max))
+    if let Some((i, scale)) = all.overflow() {
+        return wrong(format!("beyond f32: {:#04x} · {} at row {}, column {}", codes[i], scale.get(), i / k, i % k));
+    }
+    // With scales whose largest codes are beyond f32, but for which there are none.
+    Ok(inv_scales.iter().map(|scale| scale.get() * format.max()).fold(0.0, f32::max).min(f32::MAX))
+}
+
+/// Whether all weights that are codes alone are frozen: what a training loop asks before its first step. Without it, the first forward of a
+/// linear that is not panics with the same words, since Burn's operations return no errors.
+///
+/// # Errors
+///
+/// [`Float8Error::Fp8OnlyTrained`] naming the first linear whose weight is codes alone and wants a gradient.
+pub fn check_frozen<B: Float8Stack, M: Module<B>>(model: &M) -> Result<(), Float8Error> {
+    let is_trained =
+        |weight: &FloatTensor<B>| B::float_is_require_grad(weight) && B::float8_tensor(weight).is_fp8_only();
+    let trained =
+        linears::<B, M>(model, None).into_iter().find(|linear| linear.weight.as_ref().is_some_and(is_trained));
+    trained.map_or(Ok(()), |linear| Err(Float8Error::Fp8OnlyTrained { layer: linear.info.name }))
 }
 
 /// Codes and scales `[N, K]` of each linear whose weight is codes alone, by name; this waits for the device.

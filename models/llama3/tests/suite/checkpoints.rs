@@ -120,7 +120,9 @@ fn shards_equal_one_file() {
     wrong.insert("model.norm.weight".into(), json!("absent.safetensors"));
     write_json(&index, &json!({"weight_map": wrong}));
     match load(dir.path()) {
-        Err(Error::TensorFiles(TensorFilesError::Io { path, .. })) => assert!(path.ends_with("absent.safetensors")),
+        Err(Error::TensorFiles(TensorFilesError::MissingShard { path, name, .. })) => {
+            assert!(path.ends_with("absent.safetensors") && name == "model.norm.weight");
+        }
         other => panic!("{other:?}"),
     }
     fs::write(&index, "{}").unwrap();

@@ -92,7 +92,7 @@ fn prompts_are_those_of_flags_and_of_a_file() {
     fs::write(&lines, "two words\n  three\n").unwrap();
     assert_eq!(prompts(&["--prompt", "one", "--prompts", &file]).unwrap(), ["one", "two words", "  three"]);
     fs::write(&lines, "a\n\nb\n").unwrap();
-    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("text 2 must not be empty"));
+    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("prompts.txt: line 2 is empty"));
     fs::write(&lines, "").unwrap();
     assert!(prompts(&["--prompts", &file]).unwrap_err().contains("has no line"));
     assert!(prompts(&["--prompt", ""]).unwrap_err().contains("text 1 must not be empty"));
@@ -163,6 +163,10 @@ fn precisions_are_compared_by_name() {
     let error = precisions(&["--precisions", "f32,fp4"]).unwrap_err().to_string();
     assert!(error.contains("fp4") && error.contains("there are f32, bf16, tensorwise, rowwise"), "{error}");
     assert!(precisions(&["--precisions", "f32", "--precision", "f32"]).is_err());
+    // The list takes what follows it.
+    let error = Command::try_parse_from(["llama3", "eval", "--data", &path, "--precisions", &path]).unwrap_err();
+    let wanted = format!("{path} looks like the folder of the model, which goes before --precisions");
+    assert!(error.to_string().contains("there are f32, bf16") && error.to_string().contains(&wanted), "{error}");
 }
 
 #[test]

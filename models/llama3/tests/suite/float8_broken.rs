@@ -65,6 +65,16 @@ fn broken_scales_and_codes_are_named() {
     let mut mxfp8 = Files::new(Recipe::Mxfp8);
     mxfp8.of("weight_scale").bytes[7] = 255;
     assert!(matches!(mxfp8.float8_error(), Float8FilesError::ScaleValue { index: 7, value, .. } if value.is_nan()));
+    // 2^127: codes of at most 1 are numbers with it, and larger ones are not.
+    let mut mxfp8 = Files::new(Recipe::Mxfp8);
+    mxfp8.of("weight_scale").bytes[7] = 254;
+    mxfp8.of("weight").bytes[128 + 96..2 * 128].fill(0x38);
+    mxfp8.load().unwrap();
+    mxfp8.of("weight").bytes[128 + 100] = 0xfe;
+    let error = mxfp8.float8_error();
+    assert!(matches!(error, Float8FilesError::Overflow { row: 1, col: 100, code: 0xfe, .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("model.safetensors") && text.contains(&format!("{LINEAR}.weight is beyond f32")), "{text}");
     // A scale that no codes belong to is none of the model's tensors.
     let mut files = rowwise.clone();
     files.tensors.insert("lm_head.weight_scale".into(), Stored::f32("lm_head.weight_scale", &[288, 1], &[1.0; 288]));

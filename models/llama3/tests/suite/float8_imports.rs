@@ -15,7 +15,7 @@ use train::TensorFiles;
 use train::hf::Float8FilesError;
 
 use crate::common::{Stored, model, write_json, write_safetensors};
-use crate::float8_exports::{export, json_file, square};
+use crate::float8_exports::{export, json_file, llama3, square};
 
 /// The linear that the tests change.
 pub(crate) const LINEAR: &str = "model.layers.0.mlp.up_proj";
@@ -156,6 +156,33 @@ fn scales_may_be_narrower_and_have_other_shapes_and_names() {
                 }
             }
         }
+    }
+}
+
+/// A scale of inputs beside inputs that scale themselves changes nothing, and is still there in what is exported again.
+#[test]
+fn scales_of_inputs_that_scale_themselves_are_kept() {
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
+        let plain = Files::new(recipe);
+        let mut files = plain.clone();
+        let name = format!("{LINEAR}.input_scale");
+        files.tensors.insert(name.clone(), Stored::f32(&name, &[1], &[0.5]));
+        assert!(files.bits() == plain.bits());
+        let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
+        let to = dir.path().join("again");
+        let said = llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap();
+        assert!(!said.contains("static"), "{said}");
+        let again = TensorFiles::open_folder(&to).unwrap();
+        assert_eq!(again.names().collect::<Vec<_>>(), files.tensors.keys().collect::<Vec<_>>(), "{recipe}");
+        for (name, stored) in &files.tensors {
+            let found = again.get(name).unwrap();
+            let is_float8 = !matches!(stored.dtype, Dtype::BF16);
+            assert!(
+                !is_float8 || (found.bytes().unwrap(), found.dtype()) == (stored.bytes.clone(), stored.dtype),
+                "{name}"
+            );
+        }
+        assert_eq!(json_file(&to.join("config.json"))["quantization_config"], files.json["quantization_config"]);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -98,20 +99,25 @@ fn compressed_tensors_and_transformers_read_our_weights() {
     println!("blockwise: at most {error:.1e} from transformers' logits, the largest of which is {scale:.1}");
     assert!(error <= 2e-6 * scale, "{error:e} of {scale}");
 
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/float8_vectors.py");
+    run_python(
+        "float8_vectors.py",
+        "accelerate, compressed_tensors, transformers",
+        &["--check".as_ref(), dir.path().as_os_str()],
+    );
+}
+
+/// Runs a script of `tests`, where Python (`FLOAT8_PYTHON`, else `python3`) has these packages, and wants it to succeed.
+pub(crate) fn run_python(script: &str, packages: &str, arguments: &[&OsStr]) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
     let python = env::var_os("FLOAT8_PYTHON").unwrap_or_else(|| "python3".into());
-    let has_packages =
-        Command::new(&python).args(["-c", "import accelerate, compressed_tensors, transformers"]).output();
+    let has_packages = Command::new(&python).args(["-c", &format!("import {packages}")]).output();
     if !has_packages.is_ok_and(|output| output.status.success()) {
-        assert!(
-            env::var_os("FLOAT8_PYTHON").is_none(),
-            "FLOAT8_PYTHON is no Python with the packages of {}",
-            script.display()
-        );
-        println!("no Python with compressed-tensors and transformers: compared with the vectors alone");
+        let is_asked_for = env::var_os("FLOAT8_PYTHON").is_some();
+        assert!(!is_asked_for, "FLOAT8_PYTHON is no Python with the packages of {}", script.display());
+        println!("no Python with {packages}: compared with the vectors alone");
         return;
     }
-    let output = Command::new(&python).arg(&script).arg("--check").arg(dir.path()).output().unwrap();
+    let output = Command::new(&python).arg(&script).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     println!("{said}");

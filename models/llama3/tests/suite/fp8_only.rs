@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
-use burn::module::AutodiffModule;
-use burn_float8::{Recipe, report};
+use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::tensor::Tensor;
+use burn_float8::{Float8Error, Recipe, report};
 use llama3::{Error, Llama, Llama3, RunConfig};
 use safetensors::Dtype;
 use train::ProgressLine;
 use train::TensorFiles;
+use train::TrainError;
 use train::job::{Weights, prepare};
 
-use crate::common::{Train, ids, model, text, tokens, values};
+use crate::common::{Train, ids, model, open, run, steps, text, tokens, values};
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
 /// A folder's model by a recipe, with its weights as codes alone or with their values.
@@ -65,6 +67,41 @@ fn logits_are_those_of_the_model_with_values() {
     }
 }
 
+/// Steps of a model whose codes want gradients, and a run of nothing but codes, are errors that name a layer before anything is computed.
+#[test]
+fn training_codes_is_an_error_that_names_the_layer() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    export(&model(square(false), 12), Recipe::Rowwise, dir.path()).unwrap();
+    let settings = [
+        format!("model.hf_path={}", dir.path().display()),
+        format!("data.paths=[\"{}\"]", data.path().display()),
+        "data.tokenizer=bytes".into(),
+        "float8.recipe=rowwise".into(),
+        "training.precision=fp8".into(),
+        "training.steps=1".into(),
+        "training.seq_len=24".into(),
+        "generate.max_new_tokens=0".into(),
+    ];
+    let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
+    let is_named =
+        |error: &Float8Error| *error == Float8Error::Fp8OnlyTrained { layer: "layers.0.self_attn.q_proj".into() };
+    let Err(Error::Train(TrainError::Float8(error))) = run(&config) else { panic!("codes were trained") };
+    assert!(is_named(&error), "{error}");
+    let data = open(&config);
+    let thawed = steps(&config, &data, |model| Module::<Train>::map(model, &mut Thaw));
+    let Err(TrainError::Float8(error)) = thawed.step(&Default::default()) else { panic!("a step was made") };
+    assert!(is_named(&error), "{error}");
+}
+
+/// All parameters want gradients.
+struct Thaw;
+
+impl ModuleMapper<Train> for Thaw {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<Train, D>>) -> Param<Tensor<Train, D>> {
+        param.set_require_grad(true)
+    }
+}
+
 #[test]
 fn commands_run_a_folder_in_fp8_as_it_is() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
@@ -100,7 +137,6 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     assert!(said.unwrap().starts_with("fn"));
 }
 
-/// Scales of inputs that a folder has are those of its linears' casts.
 /// Codes that are cast anew are told of, with the recipe that keeps them.
 #[test]
 fn another_recipe_than_the_files_have_is_told() {
@@ -114,6 +150,7 @@ fn another_recipe_than_the_files_have_is_told() {
     }
 }
 
+/// Scales of inputs that a folder has are those of its linears' casts.
 #[test]
 fn static_scales_of_inputs_are_used() {
     let dir = tempfile::tempdir().unwrap();

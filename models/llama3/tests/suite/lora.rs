@@ -1,8 +1,9 @@
 //! Runs that train adapters: the base stays, checkpoints hold them alone, and PEFT reads them.
 
+use std::fs;
 use std::path::Path;
-use std::{env, fs};
 
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::without_float8;
 use device_select::SelectedDevice;
@@ -15,6 +16,8 @@ use train::job::{Start, Task, train};
 use train::{ExportOptions, Job, JobError};
 
 use crate::common::{Stored, Train, relative, run, run_config, text, values, write_safetensors};
+use crate::float8_exports::llama3;
+use crate::float8_python::run_python;
 
 const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
 
@@ -84,6 +87,25 @@ fn printed_loss(printed: &str) -> f64 {
     rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
+/// In a precision that reads no codes the base has its values, in a table and alone; a row says that `delayed` has no histories.
+#[test]
+fn a_run_on_codes_is_judged_in_every_precision() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let path = folder.path().join("run");
+    let settings = ["lora.base=fp8", "float8.recipe=rowwise", "training.steps=1", "data.tokenizer=bytes"];
+    run(&config(data.path(), &path, &settings)).unwrap();
+    let path = path.to_str().unwrap();
+    let table = llama3(&["eval", path, "--precisions", "f32,tensorwise,delayed"]).unwrap();
+    let row = |name: &str| {
+        let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        rows.find(|row| row.first() == Some(&name)).unwrap_or_else(|| panic!("{table}"))
+    };
+    let alone = printed_loss(&llama3(&["eval", path, "--precision", "f32"]).unwrap());
+    assert_eq!(format!("{alone:.5}"), row("f32")[1]);
+    assert_eq!((row("tensorwise").len(), row("tensorwise")[1]), (4, row("delayed")[1]));
+    assert!(row("delayed").join(" ").ends_with("% no histories: scaled as tensorwise"), "{table}");
+}
+
 #[test]
 fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let (data, folder) = (text(), TempDir::new().unwrap());
@@ -132,6 +154,19 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
         }
         other => panic!("{other}"),
     }
+    // What is for weights is not for adapters alone.
+    for flags in [&["--format", "f32"][..], &["--max-shard-bytes", "1MB"]] {
+        let to = folder.path().join("refused");
+        let arguments = [&["export", path.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
+        let error = llama3(&arguments).unwrap_err();
+        assert!(matches!(&error, Error::Config(ConfigError::Value { key, .. }) if *key == flags[0]), "{error}");
+        assert!(!to.exists());
+    }
+    // A folder that is gone is called what it is to the run.
+    fs::rename(&merged, folder.path().join("elsewhere")).unwrap();
+    let error = llama3(&["eval", path.to_str().unwrap()]).unwrap_err();
+    assert!(matches!(&error, JobError::NoBase { folder } if *folder == merged), "{error}");
+    fs::rename(folder.path().join("elsewhere"), &merged).unwrap();
     // A run of a version that did not note them.
     fs::remove_file(path.join("assets/base.json")).unwrap();
     let printed = job(&config, &path, evaluate()).unwrap();
@@ -174,7 +209,6 @@ fn logits(adapted: &train::Adapted<Train, llama3::Llama<Train>>, ids: &[i32]) ->
     values(adapted.attached().forward(ids).inner())
 }
 
-/// With `FLOAT8_PEFT_VECTORS`, writes what `tests/peft_vectors.py` gives to PEFT.
 #[test]
 fn peft_gives_the_same_logits() {
     let (ids, want) = reference();
@@ -201,18 +235,37 @@ fn peft_gives_the_same_logits() {
         tensors
     };
     assert!(tensors(&to) == tensors(&vectors()));
-    if let Some(out) = env::var_os("FLOAT8_PEFT_VECTORS") {
-        let out = Path::new(&out);
-        adapted.save_peft(None, out).unwrap();
-        let ids = Stored {
-            name: "input_ids".into(),
-            dtype: safetensors::Dtype::I32,
-            shape: vec![2, 24],
-            bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-        };
-        let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
-        write_safetensors(&out.join("reference.safetensors"), &[ids, logits]);
+}
+
+/// Each element by a half, exactly.
+struct Halve;
+
+impl ModuleMapper<Train> for Halve {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<Train, D>>) -> Param<Tensor<Train, D>> {
+        param.map(|tensor| tensor.mul_scalar(0.5))
     }
+}
+
+/// An adapter that PEFT has not seen, in PEFT: where Python has it, `peft_vectors.py` wants every tensor of it and our logits.
+#[test]
+fn peft_loads_ours() {
+    let (ids, want) = reference();
+    let (_, mut adapted) = of_peft(&[]).unwrap();
+    adapted.lora = Module::<Train>::map(adapted.lora, &mut Halve);
+    let got = logits(&adapted, &ids);
+    assert!(relative(&got, &want) > 1e-2, "another adapter than PEFT's own");
+    let dir = TempDir::new().unwrap();
+    let folder = dir.path().join("adapter");
+    adapted.save_peft(None, &folder).unwrap();
+    let ids = Stored {
+        name: "input_ids".into(),
+        dtype: safetensors::Dtype::I32,
+        shape: vec![2, 24],
+        bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+    };
+    let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
+    write_safetensors(&folder.join("reference.safetensors"), &[ids, logits]);
+    run_python("peft_vectors.py", "peft, transformers", &[folder.as_os_str()]);
 }
 
 #[test]
@@ -237,6 +290,11 @@ fn adapters_that_do_not_fit_are_refused() {
     assert!(refused(&["lora.rank=0"]).contains("lora.rank = 0"));
     assert!(refused(&["lora.dropout=1.5"]).contains("lora.dropout = 1.5"));
     assert!(refused(&["lora.base=fp8", "training.precision=f32"]).contains("needs training.precision = \"fp8\""));
+    // Over several ranks, whose memory is not told either.
+    let config = run_config(data.path(), &["lora.base=fp8"]);
+    let memory = Job::<Llama3> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
+    let error = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
+    assert!(error.to_string().contains("over several ranks frozen weights have their values"), "{error}");
     let edited = |key: &str, value: serde_json::Value| {
         let folder = TempDir::new().unwrap();
         for file in ["adapter_config.json", "adapter_model.safetensors"] {

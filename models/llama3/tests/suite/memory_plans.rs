@@ -164,10 +164,31 @@ fn what_is_no_amount_of_memory_is_refused() {
     assert!(told(&[], &["--available", "80"]).unwrap().contains("of 80.00 GiB: fits"));
 }
 
+fn the_8b_configuration() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_8b.toml")
+}
+
+/// What docs/lora.md says of it: a byte for each element of linears in FP8 and two for the others of 8.03 billion.
+#[test]
+fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
+    let job = job(Some(&the_8b_configuration()), &["lora.rank=16", "lora.base=fp8"], &[]).unwrap();
+    let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap().expect("known");
+    let parameters = row(&estimate, "parameters")[0];
+    let (tables, adapters) = (2 * 128_256 * 4096_u64, row(&estimate, "AdamW's moments")[0]);
+    let codes = 8_030_261_248 - tables;
+    assert!((parameters as f64 / (codes + 2 * tables + adapters) as f64 - 1.0).abs() < 0.01, "{estimate}");
+    assert!(parameters < 10_000_000_000, "{estimate}");
+    let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/lora.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
+    assert!(docs.contains(&format!("has {} of parameters", gib(parameters))), "{estimate}");
+    assert!(docs.contains(&format!("A step takes {}", gib(estimate.peak()))), "{estimate}");
+}
+
 /// The figures of its header.
 #[test]
 fn the_8b_configuration_fits_80_gib() {
-    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_8b.toml");
+    let path = the_8b_configuration();
     let header = std::fs::read_to_string(&path).unwrap();
     let job = job(Some(&path), &["checkpoint.folder=run"], &[]).unwrap();
     let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap().expect("known");

@@ -94,9 +94,11 @@ impl GenerateArgs {
         if let Some(path) = &self.prompts {
             let text = files::read_to_string(path).map_err(|source| JobError::Io { path: path.clone(), source })?;
             prompts.extend(text.lines().map(String::from));
-            if text.is_empty() {
-                let reason = "has no line: each is a text to continue".into();
-                return Err(ConfigError::Value { key: "--prompts", value: path.display().to_string(), reason }.into());
+            let empty = text.lines().position(str::is_empty).map(|line| format!("line {} is empty", line + 1));
+            let empty = if text.is_empty() { Some("has no line".into()) } else { empty };
+            if let Some(what) = empty {
+                let (value, reason) = (path.display().to_string(), format!("{what}: each is a text to continue"));
+                return Err(ConfigError::Value { key: "--prompts", value, reason }.into());
             }
         }
         if let Some(number) = prompts.iter().position(String::is_empty) {

@@ -142,6 +142,7 @@ impl PrecisionArgs {
         if let Some(precision) = self.precision {
             config.training.precision = precision;
             config.fp8_only = false;
+            config.hold_values_unless(precision == Precision::Fp8);
             start.may_widen = false;
         }
         if self.fp8_only {
@@ -267,9 +268,9 @@ pub struct ExportArgs {
     /// A folder that does not exist, or is empty.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// What weights are written in. fp8: those linears in FP8 that the run has in FP8, all else in bf16.
-    #[arg(long, visible_alias = "dtype", value_enum, default_value = "bf16")]
-    pub format: ExportFormat,
+    /// What weights are written in, bf16 if absent. fp8: those linears in FP8 that the run has in FP8, all else in bf16.
+    #[arg(long, visible_alias = "dtype", value_enum)]
+    pub format: Option<ExportFormat>,
     /// How FP8 weights are scaled, instead of as the run has it; of a Hugging Face checkpoint in FP8, instead of as they lie there.
     #[arg(long, value_parser = recipe())]
     pub recipe: Option<Recipe>,
@@ -314,7 +315,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let default = ExportOptions::default();
-        let (dtype, float8) = match self.format {
+        let (dtype, float8) = match self.format.unwrap_or(ExportFormat::Bf16) {
             ExportFormat::F32 => (ExportDtype::F32, false),
             ExportFormat::Bf16 => (ExportDtype::Bf16, false),
             ExportFormat::Fp8 => (ExportDtype::Bf16, true),
@@ -330,6 +331,14 @@ impl ExportArgs {
             }
             Ok(config)
         })?;
+        if config.lora.is_some() && !self.merge {
+            let reason = "adapters are written as they are, in f32 and one file: --merge writes the weights with the adapters in them";
+            let format = self.format.and_then(|format| format.to_possible_value());
+            let format = format.map(|format| format.get_name().to_string());
+            require("--format", format.clone().unwrap_or_default(), format.is_none(), reason)?;
+            let bytes = self.max_shard_bytes;
+            require("--max-shard-bytes", bytes.unwrap_or_default(), bytes.is_none(), reason)?;
+        }
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };

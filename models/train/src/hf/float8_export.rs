@@ -115,7 +115,7 @@ impl<'a> Writer<'a> {
                 bytes: Box::new(move || scale_bytes(&codes()?, &weight.path)),
             },
         ];
-        if self.plan.has_input_scales() {
+        if self.plan.has_input_scales() || planned.is_stored && self.has_stored_input_scale(weight) {
             tensors.push(NewTensor {
                 name: format!("{module}.input_scale"),
                 dtype: Dtype::F32,
@@ -148,6 +148,12 @@ impl<'a> Writer<'a> {
             Some(checkpoint) => checkpoint.float8_weight(&names::hf_name(&weight.path)),
             None => Ok(None),
         }
+    }
+
+    /// Whether the checkpoint that the model was loaded from has a scale of a linear's inputs, which it may have beside inputs that scale
+    /// themselves.
+    fn has_stored_input_scale(&self, weight: &Parameter) -> bool {
+        self.checkpoint.is_some_and(|checkpoint| checkpoint.float8.has_input_scale(&names::hf_name(&weight.path)))
     }
 
     /// The scale of a linear's inputs.

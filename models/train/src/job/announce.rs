@@ -107,8 +107,15 @@ pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut
     Ok(writeln!(out, "{:<22}  {:>9}  {:>11}  {:>9}", "precision", "loss", "perplexity", "to first")?)
 }
 
-/// A row of it; `first` is the loss of its first row.
-pub(super) fn precision(precision: &str, loss: f64, first: f64, out: &mut dyn Write) -> Result<(), JobError> {
+/// A row of it; `first` is the loss of its first row. A note is behind it.
+pub(super) fn precision(
+    precision: &str,
+    loss: f64,
+    first: f64,
+    note: Option<&str>,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
     let change = 100.0 * (loss - first).exp_m1();
-    Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%", loss.exp())?)
+    let note = note.map(|note| format!("  {note}")).unwrap_or_default();
+    Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%{note}", loss.exp())?)
 }

@@ -67,6 +67,14 @@ impl<S> RunConfig<S> {
         self.fp8_only || self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8)
     }
 
+    /// With the values of weights that were to be codes alone, unless something reads codes.
+    pub(crate) fn hold_values_unless(&mut self, is_fp8: bool) {
+        if !is_fp8 {
+            self.fp8_only = false;
+            self.lora.iter_mut().for_each(|lora| lora.base = LoraBase::Values);
+        }
+    }
+
     /// How the model is shared among ranks.
     pub(super) fn sharding(&self) -> ShardConfig {
         let ParallelismSection { reshard, reduce_dtype } = self.parallelism;
@@ -339,8 +347,19 @@ impl<S: ModelSection> RunConfig<S> {
         require("training.steps", *steps, steps.epochs().is_none() || epoch.len() == 1, reason)?;
         *steps = steps.resolve(epoch.iter().sum(), batch_size.saturating_mul(*grad_accumulation).saturating_mul(ranks));
         config.validate()?;
-        config.optimizer.check_in_backward(&config.training, ranks)?;
+        config.check_ranks(ranks)?;
         Ok(config)
+    }
+
+    /// Checks what a run over so many ranks cannot have.
+    ///
+    /// # Errors
+    /// [`JobError::Config`] naming the first key that cannot be.
+    pub(super) fn check_ranks(&self, ranks: usize) -> Result<(), JobError> {
+        let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
+        let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
+        require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?;
+        Ok(self.optimizer.check_in_backward(&self.training, ranks)?)
     }
 
     /// Batches for the held-out loss; none if nothing is to be held out.

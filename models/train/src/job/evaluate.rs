@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::backend::Float8Backend;
-use burn_float8::{Float8Config, Float8Stack, Recipe};
+use burn_float8::report::LayerState;
+use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 use device_select::SelectedDevice;
 
 use super::config::RunConfig;
@@ -38,6 +40,7 @@ impl EvalPrecision {
     /// `config` in this precision. The configuration's own recipe keeps all that it says of it.
     fn apply<S: Clone>(self, config: &RunConfig<S>) -> RunConfig<S> {
         let mut config = config.clone();
+        config.hold_values_unless(matches!(self, Self::Fp8(_)));
         let training = &mut config.training;
         match self {
             Self::F32 => (training.precision, training.compute_dtype) = (Precision::F32, None),
@@ -52,6 +55,12 @@ impl EvalPrecision {
         }
         config
     }
+}
+
+/// Whether a history scales the inputs of a linear.
+fn has_histories<B: Float8Stack, M: Module<B>>(model: &M) -> bool {
+    let of_input = |layer: &LayerState| layer.input.as_ref().is_some_and(|input| input.scaling_amax.is_some());
+    Float8State::export::<B, M>(model).layers.values().any(of_input)
 }
 
 impl fmt::Display for EvalPrecision {
@@ -72,7 +81,11 @@ impl FromStr for EvalPrecision {
         let found = known.iter().copied().find(|precision| precision.to_string() == name);
         found.ok_or_else(|| {
             let known: Vec<_> = known.iter().map(ToString::to_string).collect();
-            format!("there are {}", known.join(", "))
+            let known = format!("there are {}", known.join(", "));
+            match Path::new(name).is_dir() || name.contains(std::path::is_separator) {
+                true => format!("{known}; {name} looks like the folder of the model, which goes before --precisions"),
+                false => known,
+            }
         })
     }
 }
@@ -122,9 +135,11 @@ impl<A: TrainableModel> Job<A> {
                 continue;
             }
             let weights = Weights::open(&config, self.saved(), dims.clone())?;
-            let model = self.model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
-            let loss = mean_loss(&model, &held_out, &config.training, device)?;
-            announce::precision(&precision.to_string(), loss, *first.get_or_insert(loss), out)?;
+            let model = self.training_model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
+            let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
+            let is_delayed = *precision == EvalPrecision::Fp8(Recipe::Delayed);
+            let note = (is_delayed && !has_histories::<B, _>(&model)).then_some("no histories: scaled as tensorwise");
+            announce::precision(&precision.to_string(), loss, *first.get_or_insert(loss), note, out)?;
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ fn sample<B: Backend, S>(
     }
     let prompt = text.prompt(&config.generate.prompt, is_chat)?;
     let mut sample = String::new();
-    Generation::new(config, text, selected).run(model, &[prompt], |_, piece| {
+    Generation::new(config, text, selected, 1).run(model, &[prompt], |_, piece| {
         sample.push_str(piece);
         Ok(())
     })?;

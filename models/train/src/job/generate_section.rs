@@ -37,8 +37,8 @@ pub struct GenerateSection {
     /// Dtype in which keys and values of attention are kept; e4m3 has a scale for each head of each position. If absent, that of hidden
     /// states.
     pub kv_cache: Option<CacheDtype>,
-    /// Whether several prompts go through the model as one batch; if not, each is computed as if it were alone, with the same bits. If
-    /// absent, on GPUs.
+    /// Whether several prompts go through the model as one batch; if not, one after another, with the bits of each alone. If absent, they
+    /// do so on GPUs, and on CPUs by four where linears in FP8 give the same bits then.
     pub together: Option<bool>,
 }
 

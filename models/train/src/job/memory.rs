@@ -6,7 +6,9 @@ use std::io::Write;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
+use burn_float8::Float8Config;
 use burn_float8::lora::LoraConfig;
+use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
 use float8_shard::{PlanDtypes, Reshard, ShardPlan};
 
@@ -58,7 +60,11 @@ fn plan<B: Backend, M: CausalLm<B>>(
     };
     let plan = ShardPlan { gathered: plan.gathered + tied, gradients, ..plan };
     let plan = match &config.lora {
-        Some(lora) => with_adapters::<B, _>(plan, &model, lora, dtypes),
+        Some(lora) => {
+            let of_codes = float8.as_ref().filter(|_| lora.base == LoraBase::Fp8);
+            let codes = of_codes.map_or(Ok(0), |float8| elements_in_float8::<B, _>(&model, float8))?;
+            with_adapters::<B, _>(plan, &model, lora, (dtypes, codes))
+        }
         None => plan,
     };
     Ok((plan, trained))
@@ -122,12 +128,20 @@ fn trained<B: Backend, M: Module<B>>(
     Ok((Trained { first, layers, embedding: walk.embedding, output: walk.output }, walk.frozen))
 }
 
-/// What is held where adapters are trained beside a frozen model.
+/// Elements of the weights of linears that FP8 has codes of.
+fn elements_in_float8<B: Backend, M: Module<B>>(model: &M, float8: &Float8Config) -> Result<u64, JobError> {
+    let linears = linear_infos::<B, M>(model, float8);
+    let policies = float8.resolve(&linears)?;
+    let of_codes = linears.iter().zip(policies).filter(|(_, policy)| policy.weight_cast().is_some());
+    Ok(of_codes.map(|(linear, _)| (linear.k * linear.n) as u64).sum())
+}
+
+/// What is held where adapters are trained beside a frozen model, so many elements of which are codes alone.
 fn with_adapters<B: Backend, M: Module<B>>(
     plan: ShardPlan,
     model: &M,
     section: &LoraSection,
-    dtypes: PlanDtypes,
+    (dtypes, codes): (PlanDtypes, u64),
 ) -> ShardPlan {
     struct Linears<'a> {
         path: ModulePath,
@@ -135,8 +149,6 @@ fn with_adapters<B: Backend, M: Module<B>>(
         config: &'a LoraConfig,
         /// Elements of all adapters, and of the largest matrix of one.
         adapters: [u64; 2],
-        /// Elements of linears' weights.
-        weights: u64,
     }
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
@@ -151,7 +163,6 @@ fn with_adapters<B: Backend, M: Module<B>>(
             let is_linear = self.containers.last().is_some_and(|module| module == "Linear");
             let (true, [k, n]) = (is_linear, &param.lazy_shape()[..]) else { return };
             let (path, rank) = (self.path.dotted(), self.config.rank as u64);
-            self.weights += (k * n) as u64;
             if path.strip_suffix(".weight").is_some_and(|linear| self.config.targets(linear)) {
                 let sides = [k, n].map(|side| *side as u64 * rank);
                 self.adapters[0] += sides.iter().sum::<u64>();
@@ -161,7 +172,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
     }
     let config = section.to_config();
     let (path, containers) = Default::default();
-    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], weights: 0 };
+    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2] };
     model.visit(&mut linears);
     let [adapters, largest] = linears.adapters;
     let values = dtypes.matrices.size() as u64;
@@ -169,7 +180,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
     let (frozen, copies) = match section.base {
         LoraBase::Fp8 => {
             let one = plan.copies.div_ceil(2);
-            (plan.parameters - (values * linears.weights).min(plan.parameters) + one, plan.largest[1])
+            (plan.parameters - (values * codes).min(plan.parameters) + one, plan.largest[1])
         }
         LoraBase::Values => (plan.parameters, plan.copies),
     };
@@ -254,7 +265,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 /// The errors of the configuration.
 pub(super) fn check_settings<S: ModelSection>(config: &RunConfig<S>, ranks: usize) -> Result<(), JobError> {
     config.validate()?;
-    Ok(config.optimizer.check_in_backward(&config.training, ranks)?)
+    config.check_ranks(ranks)
 }
 
 /// What a step of the run takes whose parameters and their like take what `plan` says.

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn_float8::report::independent_rows;
 use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
@@ -42,6 +43,9 @@ use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
 use generation::{Generation, Printer};
 use prepare::{compute_dtype, dimensions};
+
+/// The output layer, which takes rows one by one where each is to be as if it were alone.
+const OUTPUT: &str = "lm_head";
 
 /// What is to be done with a model.
 #[derive(Debug)]
@@ -169,8 +173,7 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(config, self.dimensions(ranks)?, ranks, available, &target, device, out)
     }
 
-    /// The model to evaluate as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was
-    /// made.
+    /// The model to evaluate as `config` says.
     fn model<B: AutodiffBackend + Float8Stack>(
         &self,
         config: &RunConfig<A::Section>,
@@ -179,6 +182,18 @@ impl<A: TrainableModel> Job<A> {
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<A::Module<B::InnerBackend>, JobError> {
+        Ok(self.training_model::<B>(config, weights, selected, device, out)?.valid())
+    }
+
+    /// The model as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was made.
+    fn training_model<B: AutodiffBackend + Float8Stack>(
+        &self,
+        config: &RunConfig<A::Section>,
+        weights: Weights<'_, A::Config>,
+        selected: &SelectedDevice,
+        device: &B::Device,
+        out: &mut dyn Write,
+    ) -> Result<A::Trained<B>, JobError> {
         let RunConfig { training, float8, .. } = config;
         memory::check_parameters(weights.dims(), config.holds_codes(), selected)?;
         let dtype = self.dtype::<B>(config, selected, device)?;
@@ -195,7 +210,7 @@ impl<A: TrainableModel> Job<A> {
             let last = saved.step().saturating_sub(1);
             set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
         }
-        Ok(model.valid())
+        Ok(model)
     }
 
     /// In which dtype the model computes.
@@ -230,10 +245,10 @@ impl<A: TrainableModel> Job<A> {
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
         let dims = dimensions(config, &text.tokenizer, None, prompts.iter().map(Vec::len).max())?;
         let weights = Weights::open(config, self.saved(), dims)?;
-        let model = self.model::<B>(config, weights, selected, device, &mut std::io::sink())?;
-        let generation = Generation::new(config, &text, selected);
-        let mut printer = Printer::new(texts, is_chat, out)?;
-        generation.run(&model, &prompts, |number, piece| printer.print(number, piece, generation.is_together()))?;
+        let model = self.training_model::<B>(config, weights, selected, device, &mut std::io::sink())?;
+        let generation = Generation::new(config, &text, selected, independent_rows(&model, &[OUTPUT]));
+        let (mut printer, batch) = (Printer::new(texts, is_chat, out)?, generation.batch_size(prompts.len()));
+        generation.run(&model.valid(), &prompts, |number, piece| printer.print(number, piece, batch))?;
         printer.finish()
     }
 }

@@ -5,8 +5,9 @@ use std::io::Write;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::Float8Stack;
 use burn_float8::backend::Float8Backend;
+use burn_float8::weights::read_codes;
+use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
@@ -63,6 +64,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let out = &mut Log::new(out, &progress);
     let setup = Setup::<A, B> { config, start, selected, device, comm, progress };
     setup.agree()?;
+    config.check_ranks(setup.comm.world_size())?;
     // In this order: what is wrong with files and settings is said before the device is touched, what it has no memory for before
     // anything is allocated, and nothing is written before all of that.
     let text = setup.text()?;
@@ -80,7 +82,12 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
     let last = Last { setup, config, data, checkpoints, metrics, profiler: place.profiler };
     match &config.lora {
-        None => last.run(model, |model| model, out),
+        None => {
+            // Codes alone are all frozen: there would be nothing to train.
+            let codes = read_codes::<B, _>(&model).next().map(|(layer, _)| Float8Error::Fp8OnlyTrained { layer });
+            codes.map_or(Ok(()), |error| Err(TrainError::from(error)))?;
+            last.run(model, |model| model, out)
+        }
         Some(lora) => {
             let adapted = adapt::<B, _>(lora, model, config.training.seed, start.saved.as_ref());
             let adapted = all_or_none(&last.setup.comm, "the adapters", adapted)?;

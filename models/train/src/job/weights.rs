@@ -48,7 +48,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read; [`JobError::Base`] where frozen weights are others
-    /// than those that the run of the checkpoint began with.
+    /// than those that the run of the checkpoint began with, [`JobError::NoBase`] where their folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
@@ -56,6 +56,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ) -> Result<Self, JobError> {
         let training = &config.training;
         let is_known = match (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
+            (Some(_), Some(folder)) if !folder.is_dir() => return Err(JobError::NoBase { folder: folder.into() }),
             (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
             _ => true,
         };

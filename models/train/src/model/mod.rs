@@ -20,7 +20,7 @@ use serde_json::Value;
 
 pub use activations::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
-pub use generate::{CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
+pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
 use crate::JobError;
 use crate::batches::BatchTensors;

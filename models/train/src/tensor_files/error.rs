@@ -36,6 +36,16 @@ pub enum TensorFilesError {
         /// The folder.
         folder: PathBuf,
     },
+    /// A file that an index names is not there.
+    #[error("{} is not there, in which {} has the tensor {name}", path.display(), index.display())]
+    MissingShard {
+        /// The file.
+        path: PathBuf,
+        /// The first tensor that is in it.
+        name: String,
+        /// The index that says so.
+        index: PathBuf,
+    },
     /// A file that is not a whole safetensors file, or an index that contradicts its shards.
     #[error("{}: {reason}", path.display())]
     Broken {

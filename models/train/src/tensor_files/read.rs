@@ -58,7 +58,8 @@ impl TensorFiles {
     ///
     /// # Errors
     /// [`TensorFilesError::NoTensors`], [`Io`](TensorFilesError::Io), [`Json`](TensorFilesError::Json);
-    /// [`Broken`](TensorFilesError::Broken) for a file that is cut or too long, and for an index that contradicts its shards.
+    /// [`MissingShard`](TensorFilesError::MissingShard); [`Broken`](TensorFilesError::Broken) for a file that is cut or too long, and for an
+    /// index that contradicts its shards.
     pub fn open_folder(folder: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
         let folder = folder.as_ref();
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
@@ -97,7 +98,11 @@ impl TensorFiles {
             if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) || shard.is_empty() {
                 return Err(contradiction(format!("{shard:?} is not the name of a file in this folder")));
             }
-            let (file, entries) = OpenFile::open(&folder.join(shard), files.len())?;
+            let path = folder.join(shard);
+            if let Some((name, _)) = weight_map.iter().find(|(_, file)| *file == shard).filter(|_| !path.exists()) {
+                return Err(TensorFilesError::MissingShard { path, name: name.clone(), index: index.into() });
+            }
+            let (file, entries) = OpenFile::open(&path, files.len())?;
             files.push(file);
             for (name, entry) in entries {
                 match weight_map.get(&name) {

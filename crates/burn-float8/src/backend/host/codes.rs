@@ -11,7 +11,7 @@ use crate::backend::HostCodes;
 /// [`Float8Backend::fp8_dequantize`](crate::backend::Float8Backend::fp8_dequantize) on the host.
 pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
     let HostOperand { device, codes, dims, transposed, inv_scales, format, .. } = operand;
-    let values = loops::dequantize(codes, dims[1], *format, operand.group(), inv_scales);
+    let values = loops::dequantize(codes, dims[1], *format, operand.group(), &inv_scales.values());
     let values = B::float_from_data(TensorData::new(values, *dims), device);
     if *transposed { B::float_transpose(values) } else { values }
 }
@@ -26,9 +26,8 @@ pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     let ([_, width], [rows, cols]) = (operand.scale_dims(), transposed.scale_dims());
     let [height, length] = operand.group();
     let [step_down, step_right] = transposed.group();
-    let scale =
-        |row: usize, col: usize| operand.inv_scales[row * step_down / height * width + col * step_right / length];
-    let inv_scales = (0..rows).flat_map(|row| (0..cols).map(move |col| scale(row, col))).collect();
+    let place = |row: usize, col: usize| row * step_down / height * width + col * step_right / length;
+    let inv_scales = operand.inv_scales.at((0..rows).flat_map(|row| (0..cols).map(move |col| place(row, col))));
     HostOperand { inv_scales: Arc::new(inv_scales), ..transposed }
 }
 
@@ -83,5 +82,26 @@ impl HostCodes {
         );
         let size = self.granularity.group(rows, k);
         loops::dequantize(&self.codes, k, self.format, size, &self.inv_scales)
+    }
+
+    /// Place in the row-major codes, and the scale, of the first that is finite and beyond f32 with its scale, as a code of 448 with the
+    /// E8M0 byte 254, 2^127, is.
+    ///
+    /// # Panics
+    /// If there are fewer codes or scales than `dims` and the granularity say.
+    pub fn overflow(&self) -> Option<(usize, InvScale)> {
+        let [rows, k] = self.dims;
+        let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
+        let largest = self.inv_scales.iter().fold(0.0, |largest: f32, scale| largest.max(scale.get()));
+        if (largest * self.format.max()).is_finite() {
+            return None;
+        }
+        (0..rows * k).find_map(|i| {
+            let (scale, value) = (
+                self.inv_scales[i / k / height * blocks + i % k / width],
+                reference::decode(self.codes[i], self.format),
+            );
+            (value.is_finite() && !(value * scale.get()).is_finite()).then_some((i, scale))
+        })
     }
 }

@@ -72,11 +72,12 @@ impl<D: Clone> HostOperand<D> {
                 let [_, blocks] = granularity.scale_dims(1, k.len());
                 let of = |(r, block): (usize, usize)| {
                     let (r, block) = (r / high, first + block);
-                    self.inv_scales[if self.transposed { block * stride + r } else { r * stride + block }]
+                    if self.transposed { block * stride + r } else { r * stride + block }
                 };
                 let places = rows.clone().flat_map(|r| (0..blocks).map(move |block| (r, block)));
-                let scales: Vec<_> = places.map(of).collect();
-                Arc::new(if self.transposed { transpose(&scales, [rows.len(), blocks]) } else { scales })
+                let places: Vec<_> = places.map(of).collect();
+                let places = if self.transposed { transpose(&places, [rows.len(), blocks]) } else { places };
+                Arc::new(self.inv_scales.at(places.into_iter()))
             }
         };
         let [stored_rows, stored_cols] = if self.transposed { [k, rows] } else { [rows, k] };

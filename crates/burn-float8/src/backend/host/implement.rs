@@ -44,6 +44,10 @@ macro_rules! host_backend {
                 $crate::backend::host::matmul::<Self>(operands, bias, groups, shape, dtype)
             }
 
+            fn fp8_independent_rows() -> usize {
+                $crate::backend::host::INDEPENDENT_ROWS
+            }
+
             fn fp8_health(
                 x: $crate::__private::FloatTensor<Self>,
                 operand: &Self::Operand,

@@ -9,6 +9,7 @@ mod gemv;
 mod grouped;
 mod implement;
 mod loops;
+mod scales;
 mod vector;
 mod view;
 
@@ -18,7 +19,7 @@ use std::sync::Arc;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, ExecutionError, FloatDType, TensorData, TensorMetadata};
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, Granularity, InvScale, Orientation, Scale, reference};
+use float8_kernels::{Cast, Format, Granularity, Orientation, Scale, reference};
 
 use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use adamw::adamw;
@@ -27,6 +28,10 @@ use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
+use scales::Scales;
+
+/// [`Float8Backend::fp8_independent_rows`] on the host: those that are multiplied from the codes.
+pub const INDEPENDENT_ROWS: usize = gemv::MAX_ROWS;
 
 /// FP8 codes in host memory.
 ///
@@ -40,7 +45,7 @@ pub struct HostOperand<D> {
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
     /// `granularity.scale_dims` of the operand; transposed if it is, so that they lie as the codes do.
-    inv_scales: Arc<Vec<InvScale>>,
+    inv_scales: Arc<Scales>,
     format: Format,
     granularity: Granularity,
 }
@@ -114,7 +119,7 @@ pub(super) fn quantize_on_host<B: Backend>(
         codes: Arc::new(codes.into()),
         dims,
         transposed,
-        inv_scales: Arc::new(scales.iter().map(|s| s.inverse()).collect()),
+        inv_scales: Arc::new(Scales::new(scales.iter().map(|s| s.inverse()).collect(), cast.granularity)),
         format: cast.format,
         granularity: cast.granularity,
     };
@@ -180,14 +185,15 @@ fn product<B: Backend>(
         }
     });
     let tensor_scale = |o: &HostOperand<_>| match o.granularity {
-        Granularity::Tensor => o.inv_scales[0].get(),
+        Granularity::Tensor => o.inv_scales.get(0).get(),
         _ => 1.0,
     };
     let bias = bias.as_ref().map(floats::<B>);
+    let [of_rows, of_cols] = [a, b].map(|o| (o.granularity == Granularity::Row).then(|| o.inv_scales.values()));
     let epilogue = loops::Epilogue {
         scale: tensor_scale(a) * tensor_scale(b),
-        rows: (a.granularity == Granularity::Row).then_some(&a.inv_scales[..]),
-        cols: (b.granularity == Granularity::Row).then_some(&b.inv_scales[..]),
+        rows: of_rows.as_deref(),
+        cols: of_cols.as_deref(),
         bias: bias.as_deref(),
     };
     if !epilogue.is_identity() {
@@ -223,8 +229,10 @@ pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, t
 /// [`Float8Backend::fp8_read`] on the host.
 pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     let (codes, inv_scales) = match operand.transposed {
-        true => (transpose(&operand.codes, operand.dims), transpose(&operand.inv_scales, operand.scale_dims())),
-        false => (operand.codes.to_vec(), operand.inv_scales.to_vec()),
+        true => {
+            (transpose(&operand.codes, operand.dims), transpose(&operand.inv_scales.values(), operand.scale_dims()))
+        }
+        false => (operand.codes.to_vec(), operand.inv_scales.values().into_owned()),
     };
     HostCodes {
         codes,
@@ -246,14 +254,14 @@ pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
         }
         false => (codes, inv_scales, dims),
     };
-    let (codes, inv_scales) = (Arc::new(codes.into()), Arc::new(inv_scales));
+    let (codes, inv_scales) = (Arc::new(codes.into()), Arc::new(Scales::new(inv_scales, granularity)));
     HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
 }
 
 /// [`Float8Backend::fp8_size`] on the host, where nothing is padded.
 pub fn size<D>(operand: &HostOperand<D>) -> OperandSize {
     let [rows, k] = operand.matrix();
-    let bytes = operand.codes.len() as u64 + 4 * operand.inv_scales.len() as u64;
+    let bytes = operand.codes.len() as u64 + operand.inv_scales.bytes();
     OperandSize { rows, k, padded_k: k, bytes }
 }
 
@@ -330,7 +338,7 @@ fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
 fn values<D>(operand: &HostOperand<D>) -> Vec<f32> {
     let HostOperand { codes, format, inv_scales, .. } = operand;
     match operand.block() {
-        Some(size) => loops::dequantize(codes, operand.dims[1], *format, size, inv_scales),
+        Some(size) => loops::dequantize(codes, operand.dims[1], *format, size, &inv_scales.values()),
         None => loops::decode(codes, *format),
     }
 }

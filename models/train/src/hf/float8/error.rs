@@ -96,6 +96,22 @@ pub enum Float8FilesError {
         /// `0x7f` or `0xff`.
         code: u8,
     },
+    /// A code that is beyond f32 with its scale.
+    #[error("{}: {name} is beyond f32 in row {row}, column {col}: the code {code:#04x} with the scale {scale:e}", path.display())]
+    Overflow {
+        /// The file.
+        path: PathBuf,
+        /// The weight.
+        name: String,
+        /// Its row.
+        row: usize,
+        /// Its column.
+        col: usize,
+        /// The code.
+        code: u8,
+        /// What multiplies its value.
+        scale: f32,
+    },
     /// A pattern of names that cannot be matched.
     #[error("{}: {key}: the pattern {pattern:?} cannot be matched: {reason}", path.display())]
     Pattern {

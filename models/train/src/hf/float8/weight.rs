@@ -84,6 +84,11 @@ impl Float8Weights {
         self.0.get(name).into_iter().flat_map(Entry::scales)
     }
 
+    /// Whether the files have a scale of the inputs of the linear with the weight `name`.
+    pub(crate) fn has_input_scale(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|entry| entry.input_scale.is_some())
+    }
+
     /// The scale of the inputs of the linear with the weight `name`, if the files have one.
     ///
     /// # Errors
@@ -98,7 +103,7 @@ impl Float8Weights {
     /// The weight `name`, if it is one of these, with nothing decoded.
     ///
     /// # Errors
-    /// [`JobError::Float8Files`] for scales that are no scales and codes that are NaN; [`JobError::TensorFiles`].
+    /// [`JobError::Float8Files`] for scales that are no scales, codes that are NaN and values beyond f32; [`JobError::TensorFiles`].
     pub(crate) fn read(&self, files: &TensorFiles, name: &str) -> Result<Option<Float8Weight>, JobError> {
         let Some(Entry { dims, scheme, scale, .. }) = self.0.get(name) else { return Ok(None) };
         let stored = files.expect(name, dims)?;
@@ -119,6 +124,11 @@ impl Float8Weights {
         }
         let (format, granularity, dims) = (Format::E4m3, scheme.granularity, *dims);
         let codes = HostCodes { codes, dims, format, granularity, inv_scales, transposed: false };
+        if let Some((index, scale)) = codes.overflow() {
+            let ([_, cols], path, name) = (dims, stored.path().into(), name.into());
+            let (row, col, code, scale) = (index / cols, index % cols, codes.codes[index], scale.get());
+            return Err(Float8FilesError::Overflow { path, name, row, col, code, scale }.into());
+        }
         Ok(Some(Float8Weight { codes, input_scale }))
     }
 }
@@ -161,7 +171,8 @@ fn entry(
     if let Some(scale) = &input_scale {
         scale_granularity(files, scale, dims, &[Granularity::Tensor])?;
     }
-    let scheme = Scheme { granularity, has_static_inputs: input_scale.is_some() };
+    // A scale beside inputs that scale themselves is carried along, and not used.
+    let scheme = Scheme { granularity, has_static_inputs: schemes.has_static_inputs };
     Ok(Entry { dims, scheme, scale, input_scale })
 }
 

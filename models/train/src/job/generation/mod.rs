@@ -3,6 +3,7 @@
 mod stop;
 
 use std::io::Write;
+use std::num::NonZero;
 
 use burn::tensor::backend::Backend;
 use device_select::SelectedDevice;
@@ -11,7 +12,7 @@ use self::stop::StopStrings;
 use super::config::RunConfig;
 use super::generate_section::GenerateSection;
 use super::text::Text;
-use crate::model::{CausalLm, CausalLmExt, GenerateOptions};
+use crate::model::{Batching, CausalLm, CausalLmExt, GenerateOptions};
 use crate::{JobError, TextStream};
 
 /// What is generated: by the configuration, on a device.
@@ -28,22 +29,33 @@ struct Output<'a> {
 }
 
 impl<'a> Generation<'a> {
-    pub(super) fn new<S>(config: &'a RunConfig<S>, text: &'a Text, selected: &SelectedDevice) -> Self {
+    /// By a model whose linears but the output layer compute so many rows as if each were alone.
+    pub(super) fn new<S>(
+        config: &'a RunConfig<S>,
+        text: &'a Text,
+        selected: &SelectedDevice,
+        independent_rows: usize,
+    ) -> Self {
         let (section, seed) = (&config.generate, config.training.seed);
         let options = GenerateOptions {
             stop: text.stop(),
             sampling: section.sampling(seed),
             filters: section.filters(),
             cache: section.kv_cache,
-            together: section.together.unwrap_or(!matches!(selected, SelectedDevice::Cpu)),
+            batching: match (section.together, selected, NonZero::new(independent_rows)) {
+                (Some(true), ..) => Batching::All,
+                (None, SelectedDevice::Cpu, Some(rows)) => Batching::Exact(rows),
+                (Some(false), ..) | (None, SelectedDevice::Cpu, None) => Batching::Alone,
+                (None, ..) => Batching::All,
+            },
             ..GenerateOptions::new(section.max_new_tokens, text.tokenizer.num_choices())
         };
         Self { section, text, options }
     }
 
-    /// Whether pieces of several prompts come by turns.
-    pub(super) fn is_together(&self) -> bool {
-        self.options.together
+    /// Of how many prompts, one group after another, pieces come by turns.
+    pub(super) fn batch_size(&self, prompts: usize) -> usize {
+        self.options.batching.size(prompts)
     }
 
     /// Gives the text that follows each of `prompts` to `take`, piece by piece, with the number of its prompt.
@@ -57,7 +69,7 @@ impl<'a> Generation<'a> {
             let stream = self.text.tokenizer.stream_text_after(prompt)?;
             Ok(Output { stream: Some(stream), stop: StopStrings::new(&self.section.stop) })
         };
-        let size = if self.is_together() { prompts.len().max(1) } else { 1 };
+        let size = self.batch_size(prompts.len());
         for (group, prompts) in prompts.chunks(size).enumerate() {
             let mut outputs = prompts.iter().map(output).collect::<Result<Vec<_>, _>>()?;
             model.generate_each(prompts, &self.options, |number, token| {
@@ -117,14 +129,13 @@ impl<'a> Printer<'a> {
         Ok(self.out.flush()?)
     }
 
-    /// Prints a piece if it is its text's turn. Texts come in order, unless they come `together`: then all but the first wait.
-    pub(super) fn print(&mut self, number: usize, piece: &str, together: bool) -> Result<(), JobError> {
-        if together && number >= self.begun {
+    /// Prints a piece if it is its text's turn: of those that come by turns, in batches of so many, all but the first wait.
+    pub(super) fn print(&mut self, number: usize, piece: &str, batch: usize) -> Result<(), JobError> {
+        // The texts of earlier batches are whole.
+        self.print_waiting(number / batch * batch + 1)?;
+        if number >= self.begun {
             self.waiting[number].push_str(piece);
             return Ok(());
-        }
-        while self.begun <= number {
-            self.begin()?;
         }
         write!(self.out, "{piece}")?;
         Ok(self.out.flush()?)
@@ -132,10 +143,16 @@ impl<'a> Printer<'a> {
 
     /// Prints what has waited.
     pub(super) fn finish(mut self) -> Result<(), JobError> {
-        while self.begun < self.prompts.len() {
+        self.print_waiting(self.prompts.len())?;
+        Ok(writeln!(self.out)?)
+    }
+
+    /// Begins the first `texts`, with what has waited of them.
+    fn print_waiting(&mut self, texts: usize) -> Result<(), JobError> {
+        while self.begun < texts {
             self.begin()?;
             write!(self.out, "{}", self.waiting[self.begun - 1])?;
         }
-        Ok(writeln!(self.out)?)
+        Ok(())
     }
 }

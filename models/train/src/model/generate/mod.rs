@@ -7,7 +7,7 @@ mod sampling;
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 
-pub use options::{CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
+pub use options::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
 use self::sampling::Sampler;
 use super::{CausalLm, ModelConfig, ModelSize};
@@ -23,9 +23,9 @@ pub(super) fn generate<B: Backend, M: CausalLm<B>>(
 ) -> Result<(), JobError> {
     options.validate()?;
     prompts.iter().try_for_each(|prompt| check(model, prompt, options))?;
-    let together = if options.together { prompts.len().max(1) } else { 1 };
-    for (group, prompts) in prompts.chunks(together).enumerate() {
-        let numbered = prompts.iter().enumerate().map(|(i, prompt)| (group * together + i, prompt));
+    let size = options.batching.size(prompts.len());
+    for (group, prompts) in prompts.chunks(size).enumerate() {
+        let numbered = prompts.iter().enumerate().map(|(i, prompt)| (group * size + i, prompt));
         run(model, numbered, options, take)?;
     }
     Ok(())
@@ -80,6 +80,7 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
     let cache_options = CacheOptions {
         dtype: options.cache,
         positions: if options.preallocate { longest + options.max_new_tokens } else { 0 },
+        rows_alone: matches!(options.batching, Batching::Exact(_)),
     };
     let (mut rows, mut caches) = (vec![], vec![]);
     // Each prompt by itself: a row's keys and values do not depend on the others.

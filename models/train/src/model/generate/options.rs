@@ -62,6 +62,32 @@ pub struct CacheOptions {
     pub dtype: Option<CacheDtype>,
     /// Positions that there is room for from the beginning. A cache that has more of them doubles.
     pub positions: usize,
+    /// Whether each row of a batch is to get the bits that it gets alone, as far as that is the model's: its output layer, which is mostly
+    /// in high precision, then takes the rows one by one.
+    pub rows_alone: bool,
+}
+
+/// Which prompts go through the model as one batch, after each has been read by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Batching {
+    /// None: one text after another is made, each bit for bit what it is alone.
+    Alone,
+    /// So many at a time, with the bits of each alone where all linears but the output layer give so many rows these bits
+    /// ([`independent_rows`](burn_float8::report::independent_rows)): their weights are read once for all of them.
+    Exact(NonZero<usize>),
+    /// All of them. The texts are those of each prompt alone up to rounding, or with FP8 scales of whole tensors up to those.
+    All,
+}
+
+impl Batching {
+    /// How many of so many prompts are a batch.
+    pub(crate) fn size(self, prompts: usize) -> usize {
+        match self {
+            Self::Alone => 1,
+            Self::Exact(rows) => rows.get(),
+            Self::All => prompts.max(1),
+        }
+    }
 }
 
 /// Keys and values of the positions that a model has seen.
@@ -90,10 +116,8 @@ pub struct GenerateOptions {
     pub cache: Option<CacheDtype>,
     /// Whether there is room for all tokens from the beginning; the cache doubles when it is full if not.
     pub preallocate: bool,
-    /// Whether all prompts go through the model as one batch, after each has been read by itself. The texts are then those of each
-    /// prompt alone up to rounding, or with FP8 scales of whole tensors up to those. If not, they are computed one after another, and are
-    /// the same bit for bit.
-    pub together: bool,
+    /// Which prompts go through the model together.
+    pub batching: Batching,
 }
 
 impl GenerateOptions {
@@ -107,7 +131,7 @@ impl GenerateOptions {
             filters: Filters::default(),
             cache: None,
             preallocate: true,
-            together: false,
+            batching: Batching::Alone,
         }
     }
 

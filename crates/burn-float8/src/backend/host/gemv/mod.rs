@@ -12,11 +12,13 @@ mod vbmi;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use core::array::from_fn;
+
+use float8_kernels::{Format, InvScale};
 use rayon::prelude::*;
 
 use self::lanes::{Kernel, Lanes, Portable};
-use super::{HostOperand, loops, transpose, values};
-use float8_kernels::Format;
+use super::{HostOperand, Scales, loops, transpose, values};
 
 /// Rows at most: with more of them it is arithmetic that takes the time, and a GEMM of tiles is faster.
 pub(super) const MAX_ROWS: usize = 4;
@@ -43,7 +45,7 @@ pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Ve
         codes: &b.codes,
         dims: b.dims,
         k_is_rows: b.transposed,
-        scales: b.block().map(|size| Scales { values: &b.inv_scales, size, row: b.scale_dims()[1] }),
+        scales: b.block().map(|size| Blocks { scales: &b.inv_scales, size, row: b.scale_dims()[1] }),
     };
     Some(match m {
         1 => run::<1>(&x, &weight, b.format),
@@ -61,13 +63,13 @@ struct Weight<'a> {
     dims: [usize; 2],
     /// Whether `codes` is `[K, N]`; `[N, K]` if not.
     k_is_rows: bool,
-    scales: Option<Scales<'a>>,
+    scales: Option<Blocks<'a>>,
 }
 
 /// Scales of parts of the codes, which lie as those do.
 #[derive(Clone, Copy)]
-struct Scales<'a> {
-    values: &'a [float8_kernels::InvScale],
+struct Blocks<'a> {
+    scales: &'a Scales,
     /// Rows and columns of the codes that share one, powers of two: one output, or a multiple of 16.
     size: [usize; 2],
     /// Scales of a row.
@@ -86,7 +88,7 @@ impl Weight<'_> {
     /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> Factors {
-        let Some(Scales { values, size: [height, width], row }) = self.scales else { return Factors::One(1.0) };
+        let Some(Blocks { scales, size: [height, width], row }) = self.scales else { return Factors::One(1.0) };
         let last = self.n() - 1;
         // Powers of two: a division would take as long as the block.
         let at = |n: usize| {
@@ -94,18 +96,24 @@ impl Weight<'_> {
             (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros())
         };
         if (if self.k_is_rows { width } else { height }).is_multiple_of(BLOCK) {
-            return Factors::One(values[at(first.min(last))].get());
+            return Factors::One(scales.get(at(first.min(last))).get());
         }
-        let whole = || values[at(first)..].first_chunk::<BLOCK>();
-        if let (true, Some(whole)) = (self.k_is_rows && width == 1 && first + BLOCK <= self.n(), whole()) {
-            return Factors::Each(whole.map(|scale| scale.get()));
-        }
-        let mut factors = [1.0; BLOCK];
-        for (lane, factor) in factors.iter_mut().enumerate() {
-            *factor = values[at((first + lane).min(last))].get();
-        }
-        Factors::Each(factors)
+        let is_row = self.k_is_rows && width == 1 && first + BLOCK <= self.n();
+        let places = |lane: usize| at((first + lane).min(last));
+        // Once for each kind: what tells them apart is not in the loop.
+        Factors::Each(match (scales, is_row) {
+            (Scales::F32(scales), true) => each(&scales[at(first)..], |scale| scale.get()),
+            (Scales::E8m0(bytes), true) => each(&bytes[at(first)..], |byte| InvScale::from_e8m0(*byte).get()),
+            (Scales::F32(scales), false) => from_fn(|lane| scales[places(lane)].get()),
+            (Scales::E8m0(bytes), false) => from_fn(|lane| InvScale::from_e8m0(bytes[places(lane)]).get()),
+        })
     }
+}
+
+/// The first scales, which lie side by side.
+#[inline(always)]
+fn each<T>(scales: &[T], get: impl Fn(&T) -> f32) -> [f32; BLOCK] {
+    scales.first_chunk::<BLOCK>().expect("a scale for each output of a block").each_ref().map(get)
 }
 
 /// What the codes of a block of outputs are multiplied by.

@@ -29,7 +29,7 @@ fn operand(rows: usize, k: usize, cast: Cast, transposed: bool, seed: usize) -> 
         codes: Arc::new(codes.into()),
         dims,
         transposed,
-        inv_scales: Arc::new(scales.iter().map(|scale| scale.inverse()).collect()),
+        inv_scales: Arc::new(Scales::new(scales.iter().map(|scale| scale.inverse()).collect(), cast.granularity)),
         format: cast.format,
         granularity: cast.granularity,
     }
@@ -44,9 +44,9 @@ fn flipped(operand: &HostOperand<()>) -> HostOperand<()> {
 fn scaled(a: &HostOperand<()>, b: &HostOperand<()>) -> Vec<f32> {
     let mut sums = sums(a, b).expect("few rows, and numbers");
     let of_tensor =
-        |o: &HostOperand<()>| if o.granularity == Granularity::Tensor { o.inv_scales[0].get() } else { 1.0 };
+        |o: &HostOperand<()>| if o.granularity == Granularity::Tensor { o.inv_scales.get(0).get() } else { 1.0 };
     let of_rows = |o: &HostOperand<()>, row: usize| {
-        if o.granularity == Granularity::Row { o.inv_scales[row].get() } else { 1.0 }
+        if o.granularity == Granularity::Row { o.inv_scales.get(row).get() } else { 1.0 }
     };
     let n = b.matrix()[0];
     for (i, sum) in sums.iter_mut().enumerate() {
@@ -122,7 +122,7 @@ fn rows_layouts_and_processors_make_no_difference() {
             let some = HostOperand {
                 codes: Arc::new(a.codes[..m * k].to_vec().into()),
                 dims: [m, k],
-                inv_scales: Arc::new(a.inv_scales[..a.granularity.scale_dims(m, k).iter().product()].to_vec()),
+                inv_scales: Arc::new(a.inv_scales.at(0..a.granularity.scale_dims(m, k).iter().product())),
                 ..a.clone()
             };
             assert_eq!(bits(&all[..m * n]), bits(&sums(&some, &b).unwrap()), "{granularity}: {m} of four rows");
@@ -133,7 +133,7 @@ fn rows_layouts_and_processors_make_no_difference() {
                 codes: &b.codes,
                 dims: b.dims,
                 k_is_rows: b.transposed,
-                scales: b.block().map(|size| Scales { values: &b.inv_scales, size, row: b.scale_dims()[1] }),
+                scales: b.block().map(|size| Blocks { scales: &b.inv_scales, size, row: b.scale_dims()[1] }),
             };
             let of = |kernel: Kernel| {
                 let mut y = vec![0.0; 4 * n.next_multiple_of(BLOCK)];

@@ -1,0 +1,54 @@
+//! [`independent_rows`]: how many rows at a time the linears of a model compute as if each were alone.
+use burn::module::Module;
+use burn_backend::TensorMetadata;
+
+use super::walk::linears;
+use crate::backend::Float8Backend;
+use crate::layer::Layer;
+use crate::stack::Float8Stack;
+use crate::step::DeviceState;
+use crate::terms::{Gemm, Operand, Role};
+
+/// Up to how many rows each linear of `model`, but for those called `except`, gives each row the bits that it gives of that row alone. 1
+/// if a linear does not: it runs in high precision, has an adapter, is a grouped one, or has one scale for all rows, which are cast together.
+///
+/// On CPUs a linear in FP8 does so for up to 4 rows whose scales are their own (`rowwise`, `blockwise`, `mxfp8`), or that of a
+/// history (`delayed`).
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::Flex;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn_float8::report::independent_rows;
+/// use burn_float8::{Float8, Float8Config, Recipe};
+///
+/// let model: Linear<Float8<Flex>> = LinearConfig::new(64, 32).init(&Default::default());
+/// let (model, _) = Float8Config::new(Recipe::Rowwise).apply(model).unwrap();
+/// assert_eq!(independent_rows(&model, &[]), 4);
+/// # }
+/// ```
+pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]) -> usize {
+    let of_device = B::Inner::fp8_independent_rows();
+    let are_independent = linears::<B, M>(model, None).iter().all(|linear| {
+        // Of several experts one may get the rows of all.
+        let is_alone = linear.weight.as_ref().is_some_and(|weight| weight.rank() == 2);
+        let has_adapter = || linear.weight.as_ref().is_some_and(B::has_adapter);
+        let is_enabled = linear.tag.as_ref().is_some_and(|tag| tag.enabled);
+        except.contains(&&*linear.info.name)
+            || is_alone
+                && is_enabled
+                && !has_adapter()
+                && linear.layer().is_some_and(|layer| has_scales_of_rows::<B::Inner>(layer, &linear.device))
+    });
+    if are_independent { of_device } else { 1 }
+}
+
+/// Whether fprop runs in FP8 and no row of x has a part in the scale of another.
+fn has_scales_of_rows<B: Float8Backend>(layer: &Layer, device: &B::Device) -> bool {
+    let Ok(plan) = layer.plan(None) else { return false };
+    let cast = plan.gemm(Gemm::Fprop).and_then(|_| plan.cast(Operand::INPUT));
+    cast.is_some_and(|cast| match cast.delayed {
+        Some(scaling) => DeviceState::<B>::of(layer, device).scaling_amax(layer, Role::Input, scaling).is_some(),
+        None => cast.cast.granularity.group(2, 1)[0] == 1,
+    })
+}
