@@ -159,11 +159,10 @@ pub(crate) fn tile_row_word(row: u32) -> u32 {
 impl InvScale {
     /// `2^(byte - 127)`, and NaN for 255.
     pub const fn from_e8m0(byte: u8) -> Self {
-        Self::new(f32::from_bits(match byte {
-            0 => 0x0040_0000,
-            255 => F32_NAN,
-            byte => (byte as u32) << 23,
-        }))
+        // Without a branch, for loops over scales: 2^-127 is subnormal, and the NaN is infinity with a bit of mantissa.
+        let bits =
+            (byte as u32) << 23 | if byte == 0 { 0x0040_0000 } else { 0 } | if byte == 255 { F32_NAN } else { 0 };
+        Self::new(f32::from_bits(bits))
     }
 
     /// The E8M0 byte of a power of two from 2^-127 on, or of NaN; `None` for another value.
