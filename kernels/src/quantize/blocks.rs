@@ -2,14 +2,14 @@
 //!
 //! A cube keeps its tile in registers, 64 elements per unit, while the maxima of its blocks and then their scales pass through
 //! shared memory: of each row one block of 128 or four of 32, of each column as many; the square is the same for both
-//! orientations. Squares of 32 are [`squares`]'. The E8M0 bytes of each orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
+//! orientations. The E8M0 bytes of each orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
 
 use cubecl::prelude::*;
 
 use super::encode::Encoding;
 use super::maxima::{col_maximum, col_stage, line_col, row_maximum, row_stage, stage_maxima};
 use super::tile::{TILE_ROWS, Tile, TileCast, UNIT_ROWS, UNITS_X, UnitScales};
-use super::{Copies, array, optional, squares, words};
+use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::cube_max;
@@ -81,21 +81,6 @@ pub(super) struct BlockScales {
 impl BlockScales {
     /// Scales of this unit's elements `raw`. All units of the cube must call it; `stage` is then free again.
     pub(super) fn make(
-        &mut self,
-        tile: &Tile,
-        raw: &Array<u32>,
-        stage: &mut SharedMemory<u32>,
-        #[comptime] cast: TileCast,
-    ) -> UnitScales {
-        if comptime!(matches!(cast.encoding.cast.scale_mode, ScaleMode::E8m0Square(_))) {
-            squares::make(self, tile, raw, cast)
-        } else {
-            self.make_blocks(tile, raw, stage, cast)
-        }
-    }
-
-    /// Scales of all blocks but squares of 32.
-    fn make_blocks(
         &mut self,
         tile: &Tile,
         raw: &Array<u32>,

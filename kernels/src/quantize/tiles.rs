@@ -8,7 +8,7 @@ use super::encode::Encoding;
 use super::lines::LineScales;
 use super::tensor::{OneScale, TensorScale};
 use super::tile::{COL_WORDS, SECTOR_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
-use super::{Copies, optional};
+use super::{Copies, optional, squares};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
 use crate::launched::{Version, note};
@@ -46,7 +46,13 @@ impl ScaleSource {
                 UnitScales { rows: scale.make(cast.encoding), cols: Array::<f32>::new(1usize) }
             }
             ScaleSource::Lines(lines) => lines.load(tile, cast.encoding.isa),
-            ScaleSource::Blocks(blocks) => blocks.make(tile, raw, stage, cast),
+            ScaleSource::Blocks(blocks) => {
+                if comptime!(cast.encoding.cast.is_square()) {
+                    squares::make(blocks, tile, raw, cast)
+                } else {
+                    blocks.make(tile, raw, stage, cast)
+                }
+            }
         }
     }
 

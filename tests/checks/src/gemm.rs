@@ -9,8 +9,8 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Output, gemm_path, gemm_path_of_rows, scaled_gemm,
-    scaled_gemm_into, supports,
+    Format, GemmConfig, GemmPath, Granularity, Output, gemm_path, gemm_path_of_rows, scaled_gemm, scaled_gemm_into,
+    supports,
 };
 
 use crate::Failure;
@@ -126,7 +126,7 @@ impl Gemm {
         gemm_path_of_rows(client, self.shape[0], self.granularities, self.config)
     }
 
-    fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
+    pub(crate) fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {
         let Self { shape: [m, n, k], formats, granularities, codes, bias, out, memory, config } = self;
         let bias = bias.map_or(String::new(), |(dtype, stride)| format!(" bias:{dtype}/{stride}"));
         let fast = if config.use_fast_accum { " fast" } else { "" };
@@ -190,39 +190,6 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     for case in cases(all) {
         all.add(case.name(all.client), |client| check(client, &case));
     }
-    for granularity in Granularity::ALL {
-        all.add(format!("scaled_gemm rows alone {granularity}"), |client| check_rows_alone(client, granularity));
-    }
-}
-
-/// A row's result depends neither on the other rows nor on how many there are, within a path.
-fn check_rows_alone<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) -> Result<f64, Failure> {
-    for (format, shape @ [n, k]) in [(Format::E4m3, [37, 2310]), (Format::E5m2, [6, 515])] {
-        let case = |m| Gemm { formats: [format; 2], granularities: [granularity; 2], ..Gemm::new([m, n, k]) };
-        let b = HostMatrix::new(Codes::Random, shape, format, granularity, 34);
-        let all = HostMatrix::new(Codes::Random, [GEMV_ROWS, k], format, granularity, 33);
-        let rows = |from: usize, to: usize| -> Result<Vec<f32>, Failure> {
-            let part = HostMatrix { granularity, ..all.part(from..to, 0..k) };
-            // Of squares of 128, of which all rows are in the first band.
-            let inv_scales =
-                if granularity == Granularity::Block128x128 { all.inv_scales.clone() } else { part.inv_scales };
-            multiply(client, [&HostMatrix { inv_scales, ..part }, &b], &Added::default(), &case(to - from))
-        };
-        let together = rows(0, GEMV_ROWS)?;
-        for (from, to) in (0..GEMV_ROWS).flat_map(|from| (from + 1..=GEMV_ROWS).map(move |to| (from, to))) {
-            let (got, want) = (rows(from, to)?, &together[from * n..to * n]);
-            if let Some(i) = got.iter().zip(want).position(|(got, want)| got.to_bits() != want.to_bits()) {
-                return Err(wrong!(
-                    "row {} of rows {from}..{to} is {:e} in column {}, not {:e}",
-                    from + i / n,
-                    got[i],
-                    i % n,
-                    want[i]
-                ));
-            }
-        }
-    }
-    Ok(0.0)
 }
 
 fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
@@ -271,30 +238,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
             }
         }
     }
-    cases.extend(few_rows(all, &outs));
     cases.extend(emulated_cases());
-    cases
-}
-
-/// Up to as many rows as a GEMV takes, by all pairs of scales, with what may be added and to every output.
-fn few_rows<R: Runtime>(all: &Cases<'_, R>, outs: &[StorageType]) -> Vec<Gemm> {
-    let shapes =
-        all.sizes(&[[1, 131, 300], [2, 70, 33], [3, 6, 2100], [4, 9, 513]], &[[1, 14_336, 4096], [4, 4100, 14_340]]);
-    let mut cases = vec![];
-    for (s, shape) in shapes.into_iter().enumerate() {
-        for (i, j) in (0..5).flat_map(|i| (0..5).map(move |j| (i, j))) {
-            let case = Gemm {
-                formats: [Format::ALL[(i + s) % 2], Format::ALL[(j + s / 2) % 2]],
-                granularities: [Granularity::ALL[i], Granularity::ALL[j]],
-                bias: ((i + j + s) % 2 == 1).then_some((DTYPES[(i + j) % 3], 1 + i % 2)),
-                memory: [Memory::Fresh, Memory::Given, Memory::Added][(i + 2 * j + s) % 3],
-                out: outs[(i + j + s) % outs.len()],
-                ..Gemm::new(shape)
-            };
-            let codes = [Codes::Exact, Codes::NanCode, Codes::InfCode, Codes::NanScale, Codes::Zeros];
-            cases.extend([case, Gemm { codes: codes[(i + j + s) % 5], ..case }]);
-        }
-    }
     cases
 }
 
@@ -319,7 +263,7 @@ fn emulated_cases() -> Vec<Gemm> {
     cases
 }
 
-fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Result<f64, Failure> {
+pub(crate) fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Result<f64, Failure> {
     let [a, b] = case.matrices();
     let bound = case.path(client).error_bound(case.config, case.granularities, case.shape[2]);
     case.compare(client, [&a, &b], bound)
@@ -358,7 +302,7 @@ fn old(case: &Gemm) -> Vec<f32> {
 
 /// What is added to the products.
 #[derive(Default)]
-struct Added {
+pub(crate) struct Added {
     /// By column, or empty.
     bias: Vec<f32>,
     /// By element, or empty.
@@ -375,7 +319,7 @@ impl Added {
     }
 }
 
-fn multiply<R: Runtime>(
+pub(crate) fn multiply<R: Runtime>(
     client: &ComputeClient<R>,
     [a, b]: [&HostMatrix; 2],
     added: &Added,

@@ -26,6 +26,7 @@ mod compare;
 mod data;
 mod dequantize;
 mod device;
+mod few_rows;
 mod fused;
 mod gemm;
 mod golden;
@@ -67,6 +68,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     health::add(&mut cases);
     fused::add(&mut cases);
     gemm::add(&mut cases);
+    few_rows::add(&mut cases);
     agree::add(&mut cases);
     grouped::add(&mut cases);
     repeated::add(&mut cases);
