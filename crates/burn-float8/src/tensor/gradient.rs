@@ -6,12 +6,8 @@
 //!    └── dy, with its maxima ──────┘                       backward: past autodiff, which would hand on the tensor alone
 //! ```
 //! What else reads y gives its gradient to autodiff, and the linear's node adds the two: the sum has no maxima.
-use std::sync::Arc;
-
-use burn_backend::tensor::FloatTensor;
 use parking_lot::Mutex;
 
-use super::wrapped::Wrapped;
 use crate::backend::{Float8Backend, FusedOutput};
 
 /// See the module.
@@ -44,11 +40,4 @@ impl<B: Float8Backend> GradientSlot<B> {
     pub(crate) fn take(&self) -> Option<FusedOutput<B>> {
         self.0.lock().take()
     }
-}
-
-/// What a linear that casts its dy with one scale, found in it, has made.
-pub(crate) struct LinearOutput<W: Wrapped> {
-    /// As the linear has made it, whatever shape its clones have now.
-    pub(crate) y: FloatTensor<W>,
-    pub(crate) slot: Arc<GradientSlot<W::Plain>>,
 }

@@ -8,7 +8,7 @@ use burn_std::Shape;
 use super::adapter::Adapter;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
-use super::gradient::LinearOutput;
+use super::gradient::GradientSlot;
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
@@ -269,4 +269,11 @@ impl<W: Wrapped> TensorMetadata for Float8Tensor<W> {
     fn rank(&self) -> usize {
         self.full.rank()
     }
+}
+
+/// What a linear that casts its dy with one scale, found in it, has made.
+pub(crate) struct LinearOutput<W: Wrapped> {
+    /// As the linear has made it, whatever shape its clones have now.
+    pub(crate) y: FloatTensor<W>,
+    pub(crate) slot: Arc<GradientSlot<W::Plain>>,
 }
