@@ -6,8 +6,8 @@
 //!            dx = r (g - n mean(g n)),   g = dy γ,  n = x r   dγ = Σ_rows dy n
 //! rotary     y₁ = x₁ c - x₂ s,        y₂ = x₂ c + x₁ s     back: the same with -s
 //! ```
-//! Computed in f32; what comes out has the dtype of what goes in. What a linear reads leaves with its maxima: an FP8 cast with one scale for
-//! the tensor ([`quantize_with_amax`](crate::quantize_with_amax)) then does not read it for its amax.
+//! Computed in f32; what comes out has the dtype of what goes in. What a linear reads, forward or backward, leaves with its maxima: an FP8 cast
+//! with one scale for the tensor ([`quantize_with_maxima`](crate::quantize_with_maxima)) then does not read it for its amax.
 
 mod rms_norm;
 mod rotary;
@@ -21,7 +21,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use crate::grid::UNITS;
+use crate::grid::{UNITS, cube_max};
+use crate::ptx::cvt::Isa;
 use crate::struck::{is_struck, strike};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
@@ -42,8 +43,8 @@ pub enum FusedKernel {
 pub struct WithMaxima {
     /// In the shape and dtype of what went in.
     pub y: Handle,
-    /// f32, as many as [`maxima_len`] says: the largest of them is max |y|, NaN if y holds one.
-    pub maxima: Handle,
+    /// f32, as many as [`maxima_len`] says: the largest of them is max |y|, NaN if y holds one. None where they were not asked for.
+    pub maxima: Option<Handle>,
 }
 
 /// Elements of a unit in one round.
@@ -52,15 +53,11 @@ const EACH: usize = 8;
 /// Most cubes of a kernel that leaves maxima: each cube of a cast folds as many in one round.
 const MOST_CUBES: usize = 1024;
 
-/// How many maxima [`swiglu`] and [`rms_norm`] leave of a tensor `[rows, cols]`.
-///
-/// # Panics
-/// For [`FusedKernel::Rotary`], which leaves none.
+/// How many maxima an operation leaves of a tensor `[rows, cols]`.
 pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
     match kernel {
-        FusedKernel::SwiGlu => (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES),
+        FusedKernel::SwiGlu | FusedKernel::Rotary => (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES),
         FusedKernel::RmsNorm => rms_norm::cubes(rows, cols, MOST_CUBES),
-        FusedKernel::Rotary => panic!("rotary positions leave no maxima"),
     }
 }
 
@@ -130,6 +127,31 @@ impl<const N: usize> Dense<N> {
         // SAFETY: it has as many elements.
         let arg = unsafe { ArrayArg::from_raw_parts(memory.clone(), self.vectors() as usize) };
         (memory, arg)
+    }
+}
+
+/// Memory for a maximum of each of so many cubes, if they are asked for.
+fn maxima<R: Runtime>(client: &ComputeClient<R>, cubes: usize, wanted: bool) -> Option<Handle> {
+    wanted.then(|| client.empty(cubes * 4))
+}
+
+/// Memory from [`maxima`], as a kernel's argument.
+fn maxima_arg<R: Runtime>(memory: Option<&Handle>, cubes: usize) -> ComptimeOptionArgs<Array<u32>, R> {
+    // SAFETY: it has as many words.
+    memory.map(|memory| unsafe { ArrayArg::from_raw_parts(memory.clone(), cubes) }).into()
+}
+
+/// Leaves the largest of the cube's where it is asked for. All units of the cube must call it; it synchronizes them.
+#[cube]
+fn leave(maxima: &mut ComptimeOption<Array<u32>>, largest: u32, #[comptime] isa: Isa) {
+    #[comptime]
+    if let ComptimeOption::Some(maxima) = maxima {
+        let largest = cube_max(largest, isa);
+        if UNIT_POS == 0 {
+            maxima[CUBE_POS] = largest;
+        }
+        // What the maximum went through may be used again.
+        sync_cube();
     }
 }
 

@@ -67,7 +67,7 @@ pub fn rms_norm<R: Runtime>(
             note("rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
         );
     }
-    Ok(WithMaxima { y, maxima })
+    Ok(WithMaxima { y, maxima: Some(maxima) })
 }
 
 /// The gradients of x and γ, of which y has `dy`: that of γ is f32 `[cols]`.

@@ -2,15 +2,16 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
-use super::{Dense, FusedKernel, wide};
-use crate::grid::{UNITS, cube_first, fold};
+use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
+use crate::grid::UNITS;
 use crate::launched::{Version, note};
+use crate::ptx::cvt::Isa;
 use crate::{KernelError, MatrixView};
 
 /// Turns contiguous x `[B, T, heads, d]` by the angles of its positions, and gives `[B, heads, T, d]`; with `back` it takes that and gives x
-/// again, which is also how gradients pass. `x.shape` is `[B · T · heads, d]`, d even; cos and sin are f32 `[T, d/2]`.
+/// again, which is also how gradients pass. `x.shape` is `[B · T · heads, d]`, d even; cos and sin are f32 `[T, d/2]`. The maxima of what comes
+/// out leave with it if they are asked for.
 ///
 /// # Errors
 /// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for dimensions or tables that do not fit x.
@@ -19,8 +20,8 @@ pub fn rotary<R: Runtime>(
     x: &MatrixView,
     [cos, sin]: [&MatrixView; 2],
     [batch, len, heads]: [usize; 3],
-    back: bool,
-) -> Result<Handle, KernelError> {
+    (back, with_maxima): (bool, bool),
+) -> Result<WithMaxima, KernelError> {
     let [rows, dim] = x.shape;
     if rows != batch * len * heads || !dim.is_multiple_of(2) {
         return Err(KernelError::ShapeMismatch { x: x.shape, operand: [batch * len * heads, dim / 2 * 2] });
@@ -40,17 +41,22 @@ pub fn rotary<R: Runtime>(
     let ([cos, sin], [cos_base, sin_base]) = tables.args();
     let (y, y_arg) = inputs.output(client);
     let pairs = inputs.vectors() / 2;
-    // SAFETY: the inputs are checked, and a unit stays below the number of pairs, of which a row has `dim / 2 / width`.
+    let cubes = maxima_len(FusedKernel::Rotary, [rows, dim]);
+    let maxima = maxima(client, cubes, with_maxima);
+    let isa = Isa::of(client);
+    // SAFETY: the inputs are checked, a unit stays below the number of pairs, of which a row has `dim / 2 / width`, and cube `i` of `cubes`
+    // writes maximum `i`.
     unsafe {
         rotate::launch_unchecked::<R>(
             client,
-            fold(client, pairs.div_ceil(UNITS)),
+            CubeCount::new_1d(cubes as u32),
             CubeDim::new_1d(UNITS),
             width,
             x,
             cos,
             sin,
             y_arg,
+            maxima_arg(maxima.as_ref(), cubes),
             x_base,
             cos_base,
             sin_base,
@@ -60,19 +66,22 @@ pub fn rotary<R: Runtime>(
             if back { heads } else { len } as u32,
             if back { len } else { heads } as u32,
             back,
+            isa,
             inputs.dtype,
-            note("rotate", (width, back, inputs.dtype)),
+            note("rotate", (width, back, with_maxima, isa, inputs.dtype)),
         );
     }
-    Ok(y)
+    Ok(WithMaxima { y, maxima })
 }
 
+/// Cubes go through the pairs of vectors in step.
 #[cube(launch_unchecked)]
 fn rotate<O: Float, N: Size>(
     x: &Array<Vector<O, N>>,
     cos: &Array<Vector<f32, N>>,
     sin: &Array<Vector<f32, N>>,
     y: &mut Array<Vector<O, N>>,
+    maxima: &mut ComptimeOption<Array<u32>>,
     x_base: u32,
     cos_base: u32,
     sin_base: u32,
@@ -81,24 +90,33 @@ fn rotate<O: Float, N: Size>(
     slow: u32,
     fast: u32,
     #[comptime] back: bool,
+    #[comptime] isa: Isa,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let pair = cube_first(UNITS) + UNIT_POS;
-    if pair >= pairs {
-        terminate!();
+    let leaves = comptime!(maxima.is_some());
+    let mut largest = 0u32.runtime();
+    let mut pair = ABSOLUTE_POS as u32;
+    while pair < pairs {
+        // In the order of x, which is read as it lies.
+        let (row, within) = (pair / half, pair % half);
+        let (outer, b) = (row / fast, row / fast / slow);
+        let (i, j) = (outer % slow, row % fast);
+        let position = if comptime!(back) { j } else { i };
+        let from = x_base + row * 2 * half + within;
+        let to = ((b * fast + j) * slow + i) * 2 * half + within;
+        let table = position * half + within;
+        let (c, s) = (cos[(cos_base + table) as usize], sin[(sin_base + table) as usize]);
+        let (first, second) = (wide::<O, N>(x[from as usize]), wide::<O, N>(x[(from + half) as usize]));
+        let s = if comptime!(back) { Vector::<f32, N>::new(0.0f32) - s } else { s };
+        let y1 = Vector::<O, N>::cast_from(first * c - second * s);
+        let y2 = Vector::<O, N>::cast_from(second * c + first * s);
+        y[to as usize] = y1;
+        y[(to + half) as usize] = y2;
+        if comptime!(leaves) {
+            largest = largest_of::<O, N>(largest_of::<O, N>(largest, y1), y2);
+        }
+        pair += CUBE_COUNT as u32 * UNITS;
     }
-    // In the order of x, which is read as it lies.
-    let (row, within) = (pair / half, pair % half);
-    let (outer, b) = (row / fast, row / fast / slow);
-    let (i, j) = (outer % slow, row % fast);
-    let position = if comptime!(back) { j } else { i };
-    let from = x_base + row * 2 * half + within;
-    let to = ((b * fast + j) * slow + i) * 2 * half + within;
-    let table = position * half + within;
-    let (c, s) = (cos[(cos_base + table) as usize], sin[(sin_base + table) as usize]);
-    let (first, second) = (wide::<O, N>(x[from as usize]), wide::<O, N>(x[(from + half) as usize]));
-    let s = if comptime!(back) { Vector::<f32, N>::new(0.0f32) - s } else { s };
-    y[to as usize] = Vector::<O, N>::cast_from(first * c - second * s);
-    y[(to + half) as usize] = Vector::<O, N>::cast_from(second * c + first * s);
+    leave(maxima, largest, isa);
 }

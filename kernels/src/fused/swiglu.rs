@@ -2,10 +2,9 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
-use super::{Dense, EACH, FusedKernel, WithMaxima, largest_of, maxima_len, wide};
-use crate::grid::{UNITS, cube_first, cube_max, fold};
+use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
+use crate::grid::{UNITS, cube_max};
 use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
 use crate::{KernelError, MatrixView};
@@ -46,10 +45,10 @@ pub fn swiglu<R: Runtime>(
             note("swiglu_forward", (inputs.width, isa, inputs.dtype)),
         );
     }
-    Ok(WithMaxima { y, maxima })
+    Ok(WithMaxima { y, maxima: Some(maxima) })
 }
 
-/// The gradients of a and b, of which y has `dy`.
+/// The gradients of a and b, of which y has `dy`, with the maxima of their magnitudes if they are asked for.
 ///
 /// # Errors
 /// As [`swiglu`].
@@ -58,16 +57,19 @@ pub fn swiglu_backward<R: Runtime>(
     a: &MatrixView,
     b: &MatrixView,
     dy: &MatrixView,
-) -> Result<[Handle; 2], KernelError> {
+    with_maxima: bool,
+) -> Result<[WithMaxima; 2], KernelError> {
     let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b, dy])?;
-    let cubes = inputs.elements().div_ceil(UNITS as usize * EACH) as u32;
+    let cubes = maxima_len(FusedKernel::SwiGlu, a.shape);
     let ([a, b, dy], [a_base, b_base, dy_base]) = inputs.args();
     let [(da, da_arg), (db, db_arg)] = [(); 2].map(|()| inputs.output(client));
-    // SAFETY: the inputs are checked, and indices stay below `vectors`.
+    let [da_maxima, db_maxima] = [(); 2].map(|()| maxima(client, cubes, with_maxima));
+    let isa = Isa::of(client);
+    // SAFETY: as in forward.
     unsafe {
         swiglu_gradients::launch_unchecked::<R>(
             client,
-            fold(client, cubes),
+            CubeCount::new_1d(cubes as u32),
             CubeDim::new_1d(UNITS),
             inputs.width,
             a,
@@ -75,16 +77,18 @@ pub fn swiglu_backward<R: Runtime>(
             dy,
             da_arg,
             db_arg,
+            maxima_arg(da_maxima.as_ref(), cubes),
+            maxima_arg(db_maxima.as_ref(), cubes),
             a_base,
             b_base,
             dy_base,
             inputs.vectors(),
-            (EACH / inputs.width) as u32,
+            isa,
             inputs.dtype,
-            note("swiglu_gradients", (inputs.width, inputs.dtype)),
+            note("swiglu_gradients", (inputs.width, with_maxima, isa, inputs.dtype)),
         );
     }
-    Ok([da, db])
+    Ok([WithMaxima { y: da, maxima: da_maxima }, WithMaxima { y: db, maxima: db_maxima }])
 }
 
 /// `1 / (1 + e^-x)`
@@ -124,7 +128,7 @@ fn swiglu_forward<O: Float, N: Size>(
     }
 }
 
-/// A cube takes `EACH` elements for each unit, `rounds` vectors one after another.
+/// Cubes go through the vectors in step.
 #[cube(launch_unchecked)]
 fn swiglu_gradients<O: Float, N: Size>(
     a: &Array<Vector<O, N>>,
@@ -132,27 +136,37 @@ fn swiglu_gradients<O: Float, N: Size>(
     dy: &Array<Vector<O, N>>,
     da: &mut Array<Vector<O, N>>,
     db: &mut Array<Vector<O, N>>,
+    da_maxima: &mut ComptimeOption<Array<u32>>,
+    db_maxima: &mut ComptimeOption<Array<u32>>,
     a_base: u32,
     b_base: u32,
     dy_base: u32,
     vectors: u32,
-    #[comptime] rounds: u32,
+    #[comptime] isa: Isa,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let first = cube_first(comptime!(UNITS * rounds)) + UNIT_POS;
     let one = Vector::<f32, N>::new(1.0f32);
-    #[unroll]
-    for round in 0..rounds {
-        let at = first + comptime!(round * UNITS);
-        if at < vectors {
-            let gate = wide::<O, N>(a[(a_base + at) as usize]);
-            let up = wide::<O, N>(b[(b_base + at) as usize]);
-            let dy = wide::<O, N>(dy[(dy_base + at) as usize]);
-            let s = sigmoid::<N>(gate);
-            let slope = s * (gate * (one - s) + one);
-            da[at as usize] = Vector::<O, N>::cast_from(dy * up * slope);
-            db[at as usize] = Vector::<O, N>::cast_from(dy * gate * s);
+    let leaves = comptime!(da_maxima.is_some());
+    let mut largest_da = 0u32.runtime();
+    let mut largest_db = 0u32.runtime();
+    let mut at = ABSOLUTE_POS as u32;
+    while at < vectors {
+        let gate = wide::<O, N>(a[(a_base + at) as usize]);
+        let up = wide::<O, N>(b[(b_base + at) as usize]);
+        let dy = wide::<O, N>(dy[(dy_base + at) as usize]);
+        let s = sigmoid::<N>(gate);
+        let slope = s * (gate * (one - s) + one);
+        let of_gate = Vector::<O, N>::cast_from(dy * up * slope);
+        let of_up = Vector::<O, N>::cast_from(dy * gate * s);
+        da[at as usize] = of_gate;
+        db[at as usize] = of_up;
+        if comptime!(leaves) {
+            largest_da = largest_of::<O, N>(largest_da, of_gate);
+            largest_db = largest_of::<O, N>(largest_db, of_up);
         }
+        at += CUBE_COUNT as u32 * UNITS;
     }
+    leave(da_maxima, largest_da, isa);
+    leave(db_maxima, largest_db, isa);
 }

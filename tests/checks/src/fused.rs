@@ -50,6 +50,12 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
             let ((a, _), (b, _)) =
                 (input.upload(client, 1), Input { content: Content::Normal, ..input }.upload(client, 2));
             check_maxima(client, FusedKernel::SwiGlu, input, &swiglu(client, &a, &b)?)?;
+            // The special value is in each of a, b and dy.
+            for [a, b, dy] in [[&a, &b, &b], [&b, &a, &b], [&b, &b, &a]] {
+                for made in swiglu_backward(client, a, b, dy, true)? {
+                    check_maxima(client, FusedKernel::SwiGlu, input, &made)?;
+                }
+            }
             Ok(0.0)
         });
     }
@@ -92,13 +98,29 @@ fn check_maxima<R: Runtime>(
     made: &WithMaxima,
 ) -> Result<(), Failure> {
     let y = from_dtype(&read(client, made.y.clone())?, dtype);
-    let maxima = read_f32(client, made.maxima.clone())?;
+    let Some(maxima) = &made.maxima else { return Err(wrong!("no maxima")) };
+    let maxima = read_f32(client, maxima.clone())?;
     let len = maxima_len(kernel, shape);
     if maxima.len() != len {
         return Err(wrong!("{} maxima, not {len}", maxima.len()));
     }
     let (got, want) = (reference::amax(&maxima), reference::amax(&y));
     if same(got, want) { Ok(()) } else { Err(wrong!("the largest of the maxima is {got:e}, not {want:e}")) }
+}
+
+/// Whether there are maxima where they are asked for alone, and right ones.
+fn check_gradient_maxima<R: Runtime>(
+    client: &ComputeClient<R>,
+    kernel: FusedKernel,
+    input: Input,
+    made: &WithMaxima,
+    with_maxima: bool,
+) -> Result<(), Failure> {
+    match (with_maxima, &made.maxima) {
+        (true, _) => check_maxima(client, kernel, input, made),
+        (false, None) => Ok(()),
+        (false, Some(_)) => Err(wrong!("maxima that nobody has asked for")),
+    }
 }
 
 /// Whether the device has the dtype; where it does not, whether that is said.
@@ -122,13 +144,18 @@ fn check_swiglu<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f
         return Ok(0.0);
     }
     let bytes = a_values.len() * input.dtype.size();
-    poison(client, &[bytes, bytes, maxima_len(FusedKernel::SwiGlu, input.shape) * 4])?;
+    let maxima = maxima_len(FusedKernel::SwiGlu, input.shape) * 4;
+    poison(client, &[bytes, bytes, maxima, maxima])?;
     let made = swiglu(client, &a, &b)?;
     check_maxima(client, FusedKernel::SwiGlu, input, &made)?;
     let mut worst = compare(client, ("y", input.dtype), made.y, &reference::fused::swiglu(&a_values, &b_values), 1e-6)?;
     let want = reference::fused::swiglu_backward(&a_values, &b_values, &dy_values);
-    for ((what, got), want) in ["da", "db"].into_iter().zip(swiglu_backward(client, &a, &b, &dy)?).zip(&want) {
-        worst = worst.max(compare(client, (what, input.dtype), got, want, 1e-6)?);
+    for with_maxima in [false, true] {
+        let gradients = swiglu_backward(client, &a, &b, &dy, with_maxima)?;
+        for ((what, got), want) in ["da", "db"].into_iter().zip(gradients).zip(&want) {
+            check_gradient_maxima(client, FusedKernel::SwiGlu, input, &got, with_maxima)?;
+            worst = worst.max(compare(client, (what, input.dtype), got.y, want, 1e-6)?);
+        }
     }
     Ok(worst)
 }
@@ -166,15 +193,16 @@ fn check_rotary<R: Runtime>(client: &ComputeClient<R>, dims: [usize; 4], dtype: 
         (MatrixView { handle, shape: [len, dim / 2], strides: [dim / 2, 1], dtype: F32 }, values)
     };
     let ((cos, cos_values), (sin, sin_values)) = (table(f32::cos), table(f32::sin));
-    if refuses(client, dtype, || rotary(client, &x, [&cos, &sin], [batch, len, heads], false).map(|_| ()))? {
+    if refuses(client, dtype, || rotary(client, &x, [&cos, &sin], [batch, len, heads], (false, false)).map(|_| ()))? {
         return Ok(0.0);
     }
-    poison(client, &[x_values.len() * dtype.size()])?;
+    poison(client, &[x_values.len() * dtype.size(), maxima_len(FusedKernel::Rotary, input.shape) * 4])?;
     let mut worst = 0.0;
-    for back in [false, true] {
-        let got = rotary(client, &x, [&cos, &sin], [batch, len, heads], back)?;
+    for (back, with_maxima) in [(false, false), (true, false), (true, true)] {
+        let got = rotary(client, &x, [&cos, &sin], [batch, len, heads], (back, with_maxima))?;
+        check_gradient_maxima(client, FusedKernel::Rotary, input, &got, with_maxima)?;
         let want = reference::fused::rotary(&x_values, [&cos_values, &sin_values], dims, back);
-        worst = f64::max(worst, compare(client, (if back { "back" } else { "y" }, dtype), got, &want, 1e-6)?);
+        worst = f64::max(worst, compare(client, (if back { "back" } else { "y" }, dtype), got.y, &want, 1e-6)?);
     }
     Ok(worst)
 }
@@ -192,8 +220,8 @@ fn check_refused<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> 
     let refusals = [
         swiglu(client, &dense, &other).map(|_| ()),
         rms_norm(client, &dense, &other, EPSILON).map(|_| ()),
-        rotary(client, &dense, [&other, &other], [1, 2, 2], false).map(|_| ()),
-        rotary(client, &dense, [&other, &other], [1, 2, 3], false).map(|_| ()),
+        rotary(client, &dense, [&other, &other], [1, 2, 2], (false, false)).map(|_| ()),
+        rotary(client, &dense, [&other, &other], [1, 2, 3], (false, false)).map(|_| ()),
     ];
     match refusals.iter().find(|refusal| !matches!(refusal, Err(KernelError::ShapeMismatch { .. }))) {
         None => Ok(0.0),

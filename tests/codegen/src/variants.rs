@@ -123,7 +123,9 @@ impl Launcher {
                 let shape = [64, cols];
                 let [a, b, dy] = [(); 3].map(|()| self.matrix(shape, cols, dtype));
                 fused::swiglu(client, &a, &b).expect("valid views");
-                fused::swiglu_backward(client, &a, &b, &dy).expect("valid views");
+                for with_maxima in [false, true] {
+                    fused::swiglu_backward(client, &a, &b, &dy, with_maxima).expect("valid views");
+                }
                 for gamma in [f32, dtype] {
                     let gamma = self.matrix([1, cols], cols, gamma);
                     fused::rms_norm(client, &a, &gamma, 1e-5).expect("valid views");
@@ -133,8 +135,8 @@ impl Launcher {
             for half in [5, 64] {
                 let x = self.matrix([64, 2 * half], 2 * half, dtype);
                 let table = self.matrix([8, half], half, f32);
-                for back in [false, true] {
-                    fused::rotary(client, &x, [&table, &table], [2, 8, 4], back).expect("valid views");
+                for ways in [(false, false), (true, false), (true, true)] {
+                    fused::rotary(client, &x, [&table, &table], [2, 8, 4], ways).expect("valid views");
                 }
             }
         }

@@ -9,7 +9,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
-use burn_float8::nn::{rms_norm, swiglu};
+use burn_float8::nn::{rms_norm, rotary, swiglu};
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
@@ -218,6 +218,33 @@ fn a_neighbour_leaves_the_amax_of_a_linear() {
             assert_eq!(found, maxima, "{recipe}: {:?}", behind.names);
             assert_eq!(behind.uploads, 0, "{:?}", behind.names);
         }
+    }
+}
+
+/// What stands behind a linear leaves the maxima of its gradient, unless something else reads the linear's output too.
+#[test]
+fn a_neighbour_leaves_the_amax_of_a_gradient() {
+    let _turn = turn();
+    let [m, k, n] = SHAPE;
+    let other = tensor::<B, 2>(normal(m * n, 6), [m, n]);
+    let table = tensor::<B, 2>(normal(m * 8, 7), [m, 8]);
+    let turned = |y: Tensor<B, 2>| {
+        rotary(y.reshape([1, m, n / 16, 16]), table.clone(), table.clone()).swap_dims(1, 2).reshape([m, n])
+    };
+    // x and dy; x alone where dy comes with its maxima.
+    for (recipe, maxima) in
+        [(Recipe::Tensorwise, [1, 1, 2]), (Recipe::RowwiseWithGwHp, [0; 3]), (Recipe::Mxfp8, [0; 3])]
+    {
+        let layer = linear(recipe);
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 3] =
+            [&|y| swiglu(y, other.clone()), &turned, &|y| swiglu(y.clone(), y)];
+        let found = chains.map(|chain| {
+            step_of(&layer.weight, |x| chain(layer.forward(x)), 110);
+            let launched = step_of(&layer.weight, |x| chain(layer.forward(x)), 120);
+            assert_eq!(launched.uploads, 0, "{:?}", launched.names);
+            launched.count("partial_maxima")
+        });
+        assert_eq!(found, maxima, "{recipe} {k}");
     }
 }
 

@@ -268,3 +268,47 @@ fn maxima_on<B: Float8Backend>(runtime: &str) {
 fn a_cast_with_the_maxima_of_its_neighbour() {
     on_every_runtime!(maxima_on);
 }
+
+/// What an operation leaves of the gradient of a linear's output, the linear casts with its maxima: the same bits as from the gradient alone,
+/// whatever else reads the output.
+fn gradient_maxima_on<B: Float8Backend>(runtime: &str) {
+    let [batch, len, heads, dim, k] = [2, 7, 3, 10, 48];
+    let n = heads * dim;
+    let leaf = |seed: u64, shape: [usize; 3]| tensor::<A<B>, 3>(normal(shape.iter().product(), seed), shape);
+    let table = |i: usize| tensor::<A<B>, 2>(angles()[i].clone(), [len, dim / 2]);
+    let recipes = [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise];
+    let cases = recipes.into_iter().flat_map(|recipe| [(recipe, false), (recipe, true)]);
+    for (recipe, read_again) in cases {
+        let weights = [3, 4, 5].map(|seed| tensor::<A<B>, 2>(normal(k * n, seed), [k, n]));
+        let layers = weights.map(|weight| layer::<B>(&Float8Config::new(recipe), weight, None));
+        for special in [0.5, f32::NAN] {
+            let run = |own: bool| {
+                let between = |h: Tensor<A<B>, 3>| if own { h } else { h * 1.0 };
+                let x = leaf(1, [batch, len, k]).require_grad();
+                let [gate, up, q] = layers.each_ref().map(|layer| layer.forward(x.clone()));
+                let again = (gate.clone().powi_scalar(2) + q.clone()) * 0.25;
+                let turned = rotary(between(q).reshape([batch, len, heads, dim]), table(0), table(1));
+                let turned = turned.swap_dims(1, 2).reshape([batch, len, n]);
+                let (gate, up) = (between(gate), between(up));
+                let mut h = swiglu(gate.clone(), up.clone()) + turned;
+                if read_again {
+                    h = h + again + swiglu(up, leaf(6, [batch, len, n]));
+                }
+                let mut dy = normal(batch * len * n, 2);
+                dy[5] = special;
+                let grads = (h.clone() * tensor::<A<B>, 3>(dy, [batch, len, n])).sum().backward();
+                let weights = layers.each_ref().map(|layer| values(layer.weight.grad(&grads).expect("a gradient")));
+                [weights.concat(), values(h.inner()), values(x.grad(&grads).expect("a gradient"))].concat()
+            };
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let (own, found) = (run(true), run(false));
+            assert_eq!(own.iter().any(|x| x.is_nan()), special.is_nan(), "{runtime} {recipe}");
+            assert!(bits(own) == bits(found), "{runtime} {recipe}, read again: {read_again}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_is_cast_with_the_maxima_of_its_maker() {
+    on_every_runtime!(gradient_maxima_on);
+}

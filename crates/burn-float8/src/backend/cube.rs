@@ -152,8 +152,13 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         fused_kernels::forward(op, inputs)
     }
 
-    fn fused_backward(op: &Fused<Self>, inputs: &[CubeTensor<R>], dy: &CubeTensor<R>) -> Vec<CubeTensor<R>> {
-        fused_kernels::backward(op, inputs, dy)
+    fn fused_backward(
+        op: &Fused<Self>,
+        inputs: &[CubeTensor<R>],
+        dy: &CubeTensor<R>,
+        with_maxima: bool,
+    ) -> Vec<FusedOutput<Self>> {
+        fused_kernels::backward(op, inputs, dy, with_maxima)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

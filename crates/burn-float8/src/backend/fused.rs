@@ -39,10 +39,10 @@ pub enum Fused<B: Backend> {
     },
 }
 
-/// What comes of a [`Fused`] operation.
+/// What comes of a [`Fused`] operation: its result, or the gradient of an input.
 #[derive(Clone, Debug)]
 pub struct FusedOutput<B: Backend> {
-    /// The result.
+    /// The tensor.
     pub y: FloatTensor<B>,
     /// f32 `[n]`, the largest of which is max |y|, NaN if y holds one: a cast of y with one scale then does not read it for its amax.
     pub maxima: Option<FloatTensor<B>>,

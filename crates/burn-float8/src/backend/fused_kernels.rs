@@ -20,11 +20,11 @@ use super::self_check;
 /// The last positions or rows that a check computes again.
 const SAMPLED: usize = 64;
 
-/// What the kernels give: y, or the gradients of the inputs; and the maxima that y leaves.
-struct Made<R: CubeRuntime> {
-    tensors: Vec<CubeTensor<R>>,
-    maxima: Option<CubeTensor<R>>,
-}
+/// What the kernels give: y, or the gradients of the inputs.
+type Made<R, F, I, BT> = Vec<FusedOutput<CubeBackend<R, F, I, BT>>>;
+
+/// dy, and whether the maxima of gradients are wanted.
+type Backward<'a, R> = (&'a CubeTensor<R>, bool);
 
 /// The kernel of an operation, if there is one.
 fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
@@ -36,13 +36,13 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     }
 }
 
-/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y, which has the shape of its first input; none of a tensor that is too
-/// large for kernels to index, and is cast by none.
-pub(super) fn maxima_len<B: Backend>(op: &Fused<B>, shape: &Shape) -> Option<usize> {
-    match kernel(op)? {
-        FusedKernel::Rotary => None,
+/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y, or of the gradient of an input, of this shape, which is that of its first
+/// input; none of what no linear reads, and of a tensor that is too large for kernels to index, and is cast by none.
+pub(super) fn maxima_len<B: Backend>(op: &Fused<B>, shape: &Shape, backward: bool) -> Option<usize> {
+    match (kernel(op)?, backward) {
+        (FusedKernel::Rotary, false) | (FusedKernel::RmsNorm, true) => None,
         _ if shape.num_elements() as u64 > MAX_INDEX => None,
-        kernel => Some(kernels::maxima_len(kernel, matrix(shape))),
+        (kernel, _) => Some(kernels::maxima_len(kernel, matrix(shape))),
     }
 }
 
@@ -51,11 +51,34 @@ pub(super) fn forward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
 ) -> FusedOutput<CubeBackend<R, F, I, BT>> {
-    if let Some(Made { mut tensors, maxima }) = compute(op, inputs, None) {
-        return FusedOutput { y: tensors.remove(0), maxima };
+    if let Some(mut made) = compute(op, inputs, None) {
+        return made.remove(0);
     }
     let y = fused::forward(op, inputs);
-    let maxima = maxima_len(op, &y.shape()).and_then(|len| {
+    let len = maxima_len(op, &inputs[0].shape(), false);
+    with_found(y, len)
+}
+
+/// The gradients of the inputs, with as many maxima as [`maxima_len`] says where they are wanted.
+pub(super) fn backward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    op: &Fused<CubeBackend<R, F, I, BT>>,
+    inputs: &[CubeTensor<R>],
+    dy: &CubeTensor<R>,
+    with_maxima: bool,
+) -> Made<R, F, I, BT> {
+    compute(op, inputs, Some((dy, with_maxima))).unwrap_or_else(|| {
+        let gradients = fused::backward(op, inputs, dy).into_iter();
+        let len = with_maxima.then(|| maxima_len(op, &inputs[0].shape(), true)).flatten();
+        gradients.map(|gradient| with_found(gradient, len)).collect()
+    })
+}
+
+/// A tensor with so many maxima, each of which is its amax.
+fn with_found<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    y: CubeTensor<R>,
+    len: Option<usize>,
+) -> FusedOutput<CubeBackend<R, F, I, BT>> {
+    let maxima = len.and_then(|len| {
         let found = amax(&y.client, &view(&y)).ok()?;
         let found = tensor(&y.client, &y.device, found, [1], DType::F32);
         Some(into_contiguous(CubeBackend::<R, F, I, BT>::float_expand(found, Shape::from(vec![len]))))
@@ -63,32 +86,20 @@ pub(super) fn forward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     FusedOutput { y, maxima }
 }
 
-/// The gradients of the inputs.
-pub(super) fn backward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    op: &Fused<CubeBackend<R, F, I, BT>>,
-    inputs: &[CubeTensor<R>],
-    dy: &CubeTensor<R>,
-) -> Vec<CubeTensor<R>> {
-    match compute(op, inputs, Some(dy)) {
-        Some(made) => made.tensors,
-        None => fused::backward(op, inputs, dy),
-    }
-}
-
 /// What the kernels give, backward with dy; none where they do not compute this, or were wrong.
 fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
-    dy: Option<&CubeTensor<R>>,
-) -> Option<Made<R>> {
+    backward: Option<Backward<'_, R>>,
+) -> Option<Made<R, F, I, BT>> {
     let kernel = kernel(op)?;
     let (client, device) = (inputs[0].client.clone(), inputs[0].device.to_id());
     let call = || {
-        let name = if dy.is_some() { op.backward_name() } else { op.name() };
+        let name = if backward.is_some() { op.backward_name() } else { op.name() };
         format!("{name} of {:?} {:?}", &inputs[0].shape()[..], inputs[0].dtype())
     };
-    let launch = || launch(op, inputs, dy);
-    let compare = |made: &Made<R>| compare(op, inputs, dy, made);
+    let launch = || launch(op, inputs, backward);
+    let compare = |made: &Made<R, F, I, BT>| compare(op, inputs, backward, made);
     self_check::fused(&client, &self_check::of(&client), device, (kernel, call), launch, compare).ok()
 }
 
@@ -102,38 +113,43 @@ fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
 fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
-    dy: Option<&CubeTensor<R>>,
-) -> Result<Made<R>, KernelError> {
+    backward: Option<Backward<'_, R>>,
+) -> Result<Made<R, F, I, BT>, KernelError> {
     let x = &inputs[0];
     let (client, shape, dtype) = (&x.client, x.shape(), x.dtype);
     let on_device = |handle: Handle, shape: Shape, dtype| tensor(client, &x.device, handle, shape, dtype);
-    let result = |handle| on_device(handle, shape.clone(), dtype);
-    let with_maxima = |WithMaxima { y, maxima }| {
-        let len = maxima_len(op, &shape).expect("it leaves maxima");
-        let maxima = on_device(maxima, Shape::from(vec![len]), DType::F32);
-        Made { tensors: vec![result(y)], maxima: Some(maxima) }
+    let output = |WithMaxima { y, maxima }, y_shape: Shape| FusedOutput {
+        y: on_device(y, y_shape, dtype),
+        maxima: maxima.map(|maxima| {
+            let len = maxima_len(op, &shape, backward.is_some()).expect("it leaves maxima");
+            on_device(maxima, Shape::from(vec![len]), DType::F32)
+        }),
     };
-    let only = |tensors| Made { tensors, maxima: None };
-    match (op, inputs, dy) {
-        (Fused::SwiGlu, [a, b], None) => Ok(with_maxima(kernels::swiglu(client, &view(a), &view(b))?)),
-        (Fused::SwiGlu, [a, b], Some(dy)) => {
-            let gradients = kernels::swiglu_backward(client, &view(a), &view(b), &view(dy))?;
-            Ok(only(gradients.map(result).to_vec()))
+    let alone = |y| FusedOutput { y, maxima: None };
+    match (op, inputs, backward) {
+        (Fused::SwiGlu, [a, b], None) => Ok(vec![output(kernels::swiglu(client, &view(a), &view(b))?, shape.clone())]),
+        (Fused::SwiGlu, [a, b], Some((dy, with_maxima))) => {
+            let gradients = kernels::swiglu_backward(client, &view(a), &view(b), &view(dy), with_maxima)?;
+            Ok(gradients.map(|gradient| output(gradient, shape.clone())).into())
         }
         (Fused::RmsNorm { epsilon }, [x, gamma], None) => {
-            Ok(with_maxima(kernels::rms_norm(client, &view(x), &view(gamma), *epsilon as f32)?))
+            let y = kernels::rms_norm(client, &view(x), &view(gamma), *epsilon as f32)?;
+            Ok(vec![output(y, shape.clone())])
         }
-        (Fused::RmsNorm { epsilon }, [x, gamma], Some(dy)) => {
+        (Fused::RmsNorm { epsilon }, [x, gamma], Some((dy, _))) => {
             let [dx, dgamma] = kernels::rms_norm_backward(client, &view(x), &view(gamma), &view(dy), *epsilon as f32)?;
             let dgamma = on_device(dgamma, gamma.shape(), DType::F32);
-            Ok(only(vec![result(dx), super::in_dtype::<CubeBackend<R, F, I, BT>>(dgamma, gamma.dtype)]))
+            let dgamma = super::in_dtype::<CubeBackend<R, F, I, BT>>(dgamma, gamma.dtype);
+            Ok(vec![alone(on_device(dx, shape.clone(), dtype)), alone(dgamma)])
         }
-        (Fused::Rotary { cos, sin }, [_], dy) => {
+        (Fused::Rotary { cos, sin }, [_], backward) => {
             let [batch, len, heads, dim] = shape.dims();
-            let from = dy.unwrap_or(x);
-            let dims = if dy.is_some() { [batch, len, heads, dim] } else { [batch, heads, len, dim] };
-            let y = kernels::rotary(client, &view(from), [&view(cos), &view(sin)], [batch, len, heads], dy.is_some())?;
-            Ok(only(vec![on_device(y, Shape::from(dims.to_vec()), dtype)]))
+            let (from, back) = (backward.map_or(x, |(dy, _)| dy), backward.is_some());
+            let to = if back { [batch, len, heads, dim] } else { [batch, heads, len, dim] };
+            let with_maxima = backward.is_some_and(|(_, with_maxima)| with_maxima);
+            let tables = [&view(cos), &view(sin)];
+            let y = kernels::rotary(client, &view(from), tables, [batch, len, heads], (back, with_maxima))?;
+            Ok(vec![output(y, Shape::from(to.to_vec()))])
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
     }
@@ -147,35 +163,36 @@ fn last<B: Backend>(tensor: &FloatTensor<B>, axis: usize) -> FloatTensor<B> {
     B::float_slice(tensor.clone(), &slices)
 }
 
-/// Compares the last rows of the result, and all that the kernels make of those rows alone, with what Burn's operations make of them; and
-/// the largest of the maxima with the amax of the result.
+/// Compares the last rows of the results, and all that the kernels make of those rows alone, with what Burn's operations make of them; and
+/// the largest of the maxima with the amax of what they are left of.
 ///
 /// # Errors
 /// What differs.
 fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
-    dy: Option<&CubeTensor<R>>,
-    made: &Made<R>,
+    backward: Option<Backward<'_, R>>,
+    made: &Made<R, F, I, BT>,
 ) -> Result<(), String> {
     type Cube<R, F, I, BT> = CubeBackend<R, F, I, BT>;
     let rows = |tensor: &CubeTensor<R>| {
         Cube::<R, F, I, BT>::float_reshape(tensor.clone(), Shape::from(matrix(&tensor.shape()).to_vec()))
     };
     let last = last::<Cube<R, F, I, BT>>;
+    let dy = backward.map(|(dy, _)| dy);
     let (op, inputs, dy, sampled): (_, Vec<_>, _, Vec<_>) = match op {
         Fused::Rotary { cos, sin } => {
             let (by_position, by_head) = (1, 2);
             let [cos, sin] = [cos, sin].map(|table| last(table, 0));
             let to = if dy.is_some() { by_position } else { by_head };
-            let sampled = vec![last(&made.tensors[0], to)];
+            let sampled = vec![last(&made[0].y, to)];
             let dy = dy.map(|dy| last(dy, by_head));
             (Fused::Rotary { cos, sin }, vec![last(&inputs[0], by_position)], dy, sampled)
         }
         op => {
             // γ has one row, and its gradient is one of all rows.
             let cut = |tensor: &CubeTensor<R>| if tensor.rank() == 1 { tensor.clone() } else { last(&rows(tensor), 0) };
-            let sampled = made.tensors.iter().filter(|tensor| tensor.rank() > 1).map(&cut);
+            let sampled = made.iter().map(|made| &made.y).filter(|tensor| tensor.rank() > 1).map(&cut);
             (op.clone(), inputs.iter().map(&cut).collect(), dy.map(&cut), sampled.collect())
         }
     };
@@ -183,23 +200,22 @@ fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         None => vec![fused::forward(&op, &inputs)],
         Some(dy) => fused::backward(&op, &inputs, dy),
     };
-    let alone = launch(&op, &inputs, dy.as_ref()).map_err(|error| error.to_string())?;
-    for (i, (got, want)) in
-        sampled.iter().chain(&alone.tensors).zip(want.iter().take(sampled.len()).chain(&want)).enumerate()
-    {
+    let alone = launch(&op, &inputs, dy.as_ref().map(|dy| (dy, false))).map_err(|error| error.to_string())?;
+    let got = sampled.iter().chain(alone.iter().map(|made| &made.y));
+    for (i, (got, want)) in got.zip(want.iter().take(sampled.len()).chain(&want)).enumerate() {
         differs::<Cube<R, F, I, BT>>(got, want).map_err(|how| format!("result {i} {how}"))?;
     }
-    match (&made.maxima, made.tensors.first()) {
-        (Some(maxima), Some(y)) => {
-            let found = amax(&y.client, &view(y)).map_err(|error| error.to_string())?;
-            let found = tensor(&y.client, &y.device, found, [1], DType::F32);
-            let [got, want] = [maxima, &found].map(|t| read_f32::<Cube<R, F, I, BT>>(t.clone()));
-            let [got, want] = [got, want].map(|values| float8_kernels::reference::amax(&values));
-            let is_same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-            if is_same { Ok(()) } else { Err(format!("the largest of its maxima is {got:e}, not {want:e}")) }
+    for FusedOutput { y, maxima } in made {
+        let Some(maxima) = maxima else { continue };
+        let found = amax(&y.client, &view(y)).map_err(|error| error.to_string())?;
+        let found = tensor(&y.client, &y.device, found, [1], DType::F32);
+        let [got, want] = [maxima, &found].map(|t| read_f32::<Cube<R, F, I, BT>>(t.clone()));
+        let [got, want] = [got, want].map(|values| float8_kernels::reference::amax(&values));
+        if got.to_bits() != want.to_bits() && !(got.is_nan() && want.is_nan()) {
+            return Err(format!("the largest of its maxima is {got:e}, not {want:e}"));
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Compares a result with Burn's, element by element: they may differ by a rounding error of Burn's largest value. Elements of which Burn's is

@@ -56,7 +56,7 @@ pub(super) fn forward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B
         _ => inputs[0].shape(),
     };
     let mut outputs = vec![(shape.clone(), inputs[0].dtype())];
-    outputs.extend(maxima_len(op, &shape).map(|len| (Shape::from(vec![len]), DType::F32)));
+    outputs.extend(maxima_len(op, &inputs[0].shape(), false).map(|len| (Shape::from(vec![len]), DType::F32)));
     let count = inputs.len();
     let all = inputs.iter().cloned().chain(tensors).collect();
     let mut made = register(op.name(), all, outputs, move |ir, handles| {
@@ -75,17 +75,29 @@ pub(super) fn backward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<
     op: &Fused<Fusion<B>>,
     inputs: &[FloatTensor<Fusion<B>>],
     dy: &FloatTensor<Fusion<B>>,
-) -> Vec<FloatTensor<Fusion<B>>> {
-    let Some((described, tensors)) = Described::of(op) else { return fused::backward(op, inputs, dy) };
-    let outputs = inputs.iter().map(|input| (input.shape(), input.dtype())).collect();
-    let count = inputs.len();
+    with_maxima: bool,
+) -> Vec<FusedOutput<Fusion<B>>> {
+    let Some((described, tensors)) = Described::of(op) else {
+        return fused::backward(op, inputs, dy).into_iter().map(|y| FusedOutput { y, maxima: None }).collect();
+    };
+    let maxima = with_maxima.then(|| maxima_len(op, &inputs[0].shape(), true)).flatten();
+    let maxima = maxima.map(|len| (Shape::from(vec![len]), DType::F32));
+    let outputs = inputs.iter().flat_map(|input| [Some((input.shape(), input.dtype())), maxima.clone()]);
+    let outputs = outputs.flatten().collect();
+    let (count, has_maxima) = (inputs.len(), maxima.is_some());
     let all = inputs.iter().chain([dy]).cloned().chain(tensors).collect();
-    register(op.backward_name(), all, outputs, move |ir, handles| {
+    let mut made = register(op.backward_name(), all, outputs, move |ir, handles| {
         let mut inputs: Vec<_> = ir.inputs[..=count].iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
         let dy = inputs.pop().expect("registered with dy");
         let op = described.resolve::<B>(&ir.inputs[count + 1..], handles);
-        for (output, gradient) in ir.outputs.iter().zip(B::fused_backward(&op, &inputs, &dy)) {
-            handles.register_float_tensor::<B>(&output.id, gradient);
+        let gradients = B::fused_backward(&op, &inputs, &dy, has_maxima).into_iter();
+        let tensors =
+            gradients.flat_map(|FusedOutput { y, maxima }| [Some(y), maxima.filter(|_| has_maxima)]).flatten();
+        for (output, tensor) in ir.outputs.iter().zip(tensors) {
+            handles.register_float_tensor::<B>(&output.id, tensor);
         }
     })
+    .into_iter();
+    let mut next = || made.next().expect("as many as are registered");
+    inputs.iter().map(|_| FusedOutput { y: next(), maxima: has_maxima.then(&mut next) }).collect()
 }

@@ -161,8 +161,9 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
         dy: &FloatTensor<Self>,
-    ) -> Vec<FloatTensor<Self>> {
-        fused_stream::backward(op, inputs, dy)
+        with_maxima: bool,
+    ) -> Vec<FusedOutput<Self>> {
+        fused_stream::backward(op, inputs, dy, with_maxima)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

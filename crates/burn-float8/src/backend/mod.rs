@@ -265,13 +265,15 @@ pub trait Float8Backend: Backend {
         FusedOutput { y: fused::forward(op, inputs), maxima: None }
     }
 
-    /// The gradient of each input.
+    /// The gradient of each input; their maxima need not be there unless they are asked for.
     fn fused_backward(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
         dy: &FloatTensor<Self>,
-    ) -> Vec<FloatTensor<Self>> {
-        fused::backward(op, inputs, dy)
+        with_maxima: bool,
+    ) -> Vec<FusedOutput<Self>> {
+        let _ = with_maxima;
+        fused::backward(op, inputs, dy).into_iter().map(|y| FusedOutput { y, maxima: None }).collect()
     }
 
     /// How a step of AdamW is made in one pass; none if the backend has only its operations.

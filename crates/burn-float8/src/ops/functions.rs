@@ -100,7 +100,7 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
 }
 
 fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float8Tensor<W> {
-    let (y, maxima) = W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect());
+    let (y, maxima) = W::fused_node(op, inputs);
     Float8Tensor::with_maxima(y, maxima)
 }
 

@@ -24,7 +24,7 @@ use crate::backend::{Attention, CachedAttention, Float8Backend, Fused, FusedOutp
 use crate::error::Float8Panic;
 use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, Wrapped};
+use crate::tensor::{Float8Tensor, GradientSlot, LinearOutput, Wrapped};
 
 impl<B: Float8Backend> Wrapped for B {
     type Plain = B;
@@ -41,8 +41,8 @@ impl<B: Float8Backend> Wrapped for B {
         value
     }
 
-    fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
-        linear::forward(&x, &w, bias, Wanted { evaluates: true, ..Wanted::default() }).0
+    fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> Float8Tensor<B> {
+        Float8Tensor::new(linear::forward(&x, &w, bias, Wanted { evaluates: true, ..Wanted::default() }).0)
     }
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
@@ -58,7 +58,8 @@ impl<B: Float8Backend> Wrapped for B {
         B::cached_attention(&attention)
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<B>>) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+        let inputs: Vec<_> = inputs.into_iter().map(Float8Tensor::into_full).collect();
         let FusedOutput { y, maxima } = fused::forward(&op, &inputs);
         (y, maxima)
     }
@@ -91,7 +92,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         FloatTensor::<Self> { primitive: value, ..leaf }
     }
 
-    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
+    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> Float8Tensor<Self> {
         let run = |wanted| {
             let bias = bias.as_ref().map(|bias| bias.primitive.clone());
             linear::forward(&x.plain(), &w.plain(), bias, wanted)
@@ -108,10 +109,12 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
                     OpsKind::Tracked(mut prep) => {
                         let (y, saved) = run(wanted);
                         let saved = saved.expect("a gradient is wanted");
-                        let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
-                        prep.finish(State { saved, x }, y)
+                        let (x, slot) = (saved.x.is_full().then(|| prep.checkpoint(x.full())), saved.slot.clone());
+                        let y = prep.finish(State { saved, x }, y);
+                        let output = slot.map(|slot| Arc::new(LinearOutput { y: y.clone(), slot }));
+                        Float8Tensor::new(y).with_output(output)
                     }
-                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
+                    OpsKind::UnTracked(prep) => Float8Tensor::new(prep.finish(run(Wanted::default()).0)),
                 }
             };
         }
@@ -144,7 +147,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         None
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> (FloatTensor<Self>, Option<FloatTensor<B>>) {
+    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<Self>>) -> (FloatTensor<Self>, Option<FloatTensor<B>>) {
         fused::node::<B, C>(op, inputs)
     }
 
@@ -199,9 +202,25 @@ struct LinearWithBias;
 #[derive(Debug)]
 struct LinearNoBias;
 
+/// What backward has come to a linear's node with: the gradient that was left for it, or that of autodiff, or both.
+fn take_gradient<B: Float8Backend, const N: usize>(
+    Ops { node, state, .. }: &Ops<State<linear::Saved<B>>, N>,
+    grads: &mut Gradients,
+) -> FusedOutput<B> {
+    let Some(left) = state.saved.slot.as_deref().and_then(GradientSlot::take) else {
+        return FusedOutput { y: grads.consume::<B>(node), maxima: None };
+    };
+    // As autodiff's tensor of the node, by which gradients are found.
+    let place = FloatTensor::<Autodiff<B>> { primitive: left.y.clone(), node: node.clone(), rc: Arc::new(node.id) };
+    match grads.remove::<B>(&place) {
+        None => left,
+        Some(other) => FusedOutput { y: B::float_add(other, left.y), maxima: None },
+    }
+}
+
 fn linear_backward<B: Float8Backend>(
     State { saved, x }: State<linear::Saved<B>>,
-    dy: FloatTensor<B>,
+    dy: FusedOutput<B>,
     parents: [Option<NodeId>; 3],
     grads: &mut Gradients,
     checkpointer: &mut Checkpointer,
@@ -217,7 +236,7 @@ impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
     type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
+        let dy = take_gradient(&ops, grads);
         linear_backward(ops.state, dy, ops.parents.map(|node| node.map(|node| node.id)), grads, checkpointer);
     }
 }
@@ -226,7 +245,7 @@ impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
     type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
+        let dy = take_gradient(&ops, grads);
         let [x, w] = ops.parents.map(|node| node.map(|node| node.id));
         linear_backward(ops.state, dy, [x, w, None], grads, checkpointer);
     }

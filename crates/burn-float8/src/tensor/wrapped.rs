@@ -8,6 +8,7 @@ use burn_std::Shape;
 use super::adapter::Adapter;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
+use super::gradient::GradientSlot;
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
@@ -32,7 +33,7 @@ pub trait Wrapped: Backend {
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
     /// y `[.., N]` = x `[.., K]` · w `[K, N]` + bias `[N]`.
     #[doc(hidden)]
-    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self>;
+    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> Float8Tensor<Self>;
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
@@ -46,7 +47,7 @@ pub trait Wrapped: Backend {
     #[doc(hidden)]
     fn fused_node(
         op: Fused<Self::Plain>,
-        inputs: Vec<FloatTensor<Self>>,
+        inputs: Vec<Float8Tensor<Self>>,
     ) -> (FloatTensor<Self>, Option<FloatTensor<Self::Plain>>);
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
@@ -71,6 +72,8 @@ pub struct Float8Tensor<W: Wrapped> {
     codes: Option<Arc<Codes<W::Plain>>>,
     adapter: Option<Arc<Adapter<W>>>,
     mark: Option<Mark>,
+    /// What a linear has made, in whatever shape.
+    output: Option<Arc<LinearOutput<W>>>,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
 }
@@ -79,7 +82,7 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
-        Self { full, codes: None, adapter: None, mark: None, cache: Arc::default() }
+        Self { full, codes: None, adapter: None, mark: None, output: None, cache: Arc::default() }
     }
 
     /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
@@ -152,6 +155,16 @@ impl<W: Wrapped> Float8Tensor<W> {
         Self { adapter, ..self }
     }
 
+    /// What a linear has made, if this is that, or was before it was reshaped.
+    pub(crate) fn output(&self) -> Option<&Arc<LinearOutput<W>>> {
+        self.output.as_ref()
+    }
+
+    /// This tensor as what a linear has made.
+    pub(crate) fn with_output(self, output: Option<Arc<LinearOutput<W>>>) -> Self {
+        Self { output, ..self }
+    }
+
     #[cfg(feature = "distributed")]
     pub(crate) fn full_mut(&mut self) -> &mut FloatTensor<W> {
         &mut self.full
@@ -197,14 +210,21 @@ impl<W: Wrapped> Float8Tensor<W> {
         f: impl Fn(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
         let adapter = self.adapter.map(|adapter| Arc::new(adapter.map(&f)));
-        Float8Tensor { full: f(self.full), codes: self.codes, adapter, mark: self.mark, cache: self.cache }
+        Float8Tensor {
+            full: f(self.full),
+            codes: self.codes,
+            adapter,
+            mark: self.mark,
+            output: None,
+            cache: self.cache,
+        }
     }
 
     /// The tensor below autodiff, with all that its clones share, but for an adapter.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
         let full = W::plain(&self.full).clone();
         let (codes, mark, cache) = (self.codes.clone(), self.mark.clone(), self.cache.clone());
-        Float8Tensor { full, codes, adapter: None, mark, cache }
+        Float8Tensor { full, codes, adapter: None, mark, output: None, cache }
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<W::Plain> {
@@ -225,6 +245,7 @@ impl<W: Wrapped> Clone for Float8Tensor<W> {
             codes: self.codes.clone(),
             adapter: self.adapter.clone(),
             mark: self.mark.clone(),
+            output: self.output.clone(),
             cache: self.cache.clone(),
         }
     }
@@ -248,4 +269,11 @@ impl<W: Wrapped> TensorMetadata for Float8Tensor<W> {
     fn rank(&self) -> usize {
         self.full.rank()
     }
+}
+
+/// What a linear that casts its dy with one scale, found in it, has made.
+pub(crate) struct LinearOutput<W: Wrapped> {
+    /// As the linear has made it, whatever shape its clones have now.
+    pub(crate) y: FloatTensor<W>,
+    pub(crate) slot: Arc<GradientSlot<W::Plain>>,
 }

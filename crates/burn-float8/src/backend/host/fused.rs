@@ -13,13 +13,13 @@ use crate::backend::fused::{Fused, FusedOutput};
 /// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
 pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
     let y = match (op, inputs) {
-        (Fused::SwiGlu, [a, b]) => return with_maxima::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b))),
+        (Fused::SwiGlu, [a, b]) => return output::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b)), true),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
-            return with_maxima::<B>(x, rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32));
+            return output::<B>(x, rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32), true);
         }
         (Fused::Rotary { cos, sin }, [x]) => {
             let [batch, len, heads, dim] = x.shape().dims();
-            let y = rotary::<B>(x, [cos, sin], [batch, len, heads, dim], false);
+            let (y, _) = rotary::<B>(x, [cos, sin], [batch, len, heads, dim], false);
             B::float_swap_dims(tensor::<B>(x, y, [batch, len, heads, dim]), 1, 2)
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
@@ -42,8 +42,12 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fu
 }
 
 /// Values in the shape and dtype of another tensor; their magnitude is known if the dtype keeps them as they are.
-fn with_maxima<B: Backend>(like: &FloatTensor<B>, (values, magnitude): (Vec<f32>, u32)) -> FusedOutput<B> {
-    let maxima = (like.dtype() == DType::F32)
+fn output<B: Backend>(
+    like: &FloatTensor<B>,
+    (values, magnitude): (Vec<f32>, u32),
+    with_maxima: bool,
+) -> FusedOutput<B> {
+    let maxima = (with_maxima && like.dtype() == DType::F32)
         .then(|| B::float_from_data(TensorData::new(vec![f32::from_bits(magnitude)], [1]), &B::float_device(like)));
     FusedOutput { y: tensor::<B>(like, values, like.shape()), maxima }
 }
@@ -53,11 +57,12 @@ pub fn fused_backward<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],
     dy: &FloatTensor<B>,
-) -> Vec<FloatTensor<B>> {
-    match (op, inputs) {
+    with_maxima: bool,
+) -> Vec<FusedOutput<B>> {
+    let gradients = match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => {
             let [da, db] = swiglu_backward(&floats::<B>(a), &floats::<B>(b), &floats::<B>(dy));
-            vec![tensor::<B>(a, da, a.shape()), tensor::<B>(b, db, b.shape())]
+            return vec![output::<B>(a, da, with_maxima), output::<B>(b, db, with_maxima)];
         }
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
             let values = [&*floats::<B>(x), &*floats::<B>(gamma), &*floats::<B>(dy)];
@@ -67,8 +72,7 @@ pub fn fused_backward<B: Backend>(
         (Fused::Rotary { cos, sin }, [x]) => {
             let [batch, len, heads, dim] = x.shape().dims();
             let dy = B::float_swap_dims(dy.clone(), 1, 2);
-            let dx = rotary::<B>(&dy, [cos, sin], [batch, len, heads, dim], true);
-            vec![tensor::<B>(x, dx, [batch, len, heads, dim])]
+            return vec![output::<B>(x, rotary::<B>(&dy, [cos, sin], [batch, len, heads, dim], true), with_maxima)];
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
             let [_, vocab_size] = matrix(&logits.shape());
@@ -89,7 +93,8 @@ pub fn fused_backward<B: Backend>(
             vec![tensor::<B>(logits, dl, logits.shape())]
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
-    }
+    };
+    gradients.into_iter().map(|y| FusedOutput { y, maxima: None }).collect()
 }
 
 /// In the dtype of another.
@@ -130,19 +135,22 @@ fn swiglu(a: &[f32], b: &[f32]) -> (Vec<f32>, u32) {
     (y, magnitude)
 }
 
-fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [Vec<f32>; 2] {
+/// The gradients, and the bits of the largest magnitude of each.
+fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [(Vec<f32>, u32); 2] {
     let [mut da, mut db] = [vec![0.0; a.len()], vec![0.0; a.len()]];
     let tasks = da.par_chunks_mut(TASK).zip(db.par_chunks_mut(TASK)).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
-    tasks.zip(dy.par_chunks(TASK)).for_each(|((((da, db), a), b), dy)| {
+    let filled = tasks.zip(dy.par_chunks(TASK)).map(|((((da, db), a), b), dy)| {
         vectorized(|| {
-            for ((((da, db), a), b), dy) in da.iter_mut().zip(db).zip(a).zip(b).zip(dy) {
+            for ((((da, db), a), b), dy) in da.iter_mut().zip(&mut *db).zip(a).zip(b).zip(dy) {
                 let s = sigmoid(*a);
                 *da = dy * b * (s * (a * (1.0 - s) + 1.0));
                 *db = dy * a * s;
             }
-        });
+            [magnitude(da), magnitude(db)]
+        })
     });
-    [da, db]
+    let [of_da, of_db] = filled.reduce(|| [0; 2], |[a, b], [c, d]| [a.max(c), b.max(d)]);
+    [(da, of_da), (db, of_db)]
 }
 
 #[inline(always)]
@@ -198,19 +206,20 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     [dx, dgamma]
 }
 
-/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that.
+/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that. With the bits
+/// of the largest magnitude.
 fn rotary<B: Backend>(
     x: &FloatTensor<B>,
     tables: [&FloatTensor<B>; 2],
     [batch, len, heads, dim]: [usize; 4],
     back: bool,
-) -> Vec<f32> {
+) -> (Vec<f32>, u32) {
     let half = dim / 2;
     let [cos, sin] = tables.map(floats::<B>);
     let sign = if back { -1.0 } else { 1.0 };
     let x = View::new::<B>(x);
     let mut y = vec![0.0; batch * len * heads * dim];
-    let _maximum = by_rows(&mut y, heads * dim, heads * dim, |first, y| {
+    let magnitude = by_rows(&mut y, heads * dim, heads * dim, |first, y| {
         for (y, row) in y.chunks_exact_mut(heads * dim).zip(first..) {
             let (sequence, position) = (row / len, row % len);
             let [cos, sin] = [&cos, &sin].map(|table| &table[position * half..][..half]);
@@ -225,7 +234,7 @@ fn rotary<B: Backend>(
             }
         }
     });
-    y
+    (y, magnitude)
 }
 
 /// The maximum, and `ln Σ exp(l - max)`.

@@ -89,8 +89,9 @@ macro_rules! host_backend {
                 op: &$crate::backend::Fused<Self>,
                 inputs: &[$crate::__private::FloatTensor<Self>],
                 dy: &$crate::__private::FloatTensor<Self>,
-            ) -> Vec<$crate::__private::FloatTensor<Self>> {
-                $crate::backend::host::fused_backward(op, inputs, dy)
+                with_maxima: bool,
+            ) -> Vec<$crate::backend::FusedOutput<Self>> {
+                $crate::backend::host::fused_backward(op, inputs, dy, with_maxima)
             }
 
             fn adamw() -> Option<$crate::backend::AdamWFn<Self>> {
