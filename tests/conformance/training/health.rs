@@ -177,8 +177,8 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         let bytes = report.fprop.bytes().unwrap();
         assert!(bytes >= (M * stored + N * stored) as u64, "{runtime} {recipe}: {bytes}");
         if granularity == Granularity::Block1x32 {
-            // f32 for each block on the host, whole tiles of 128 rows by four bytes on a device.
-            let scales = if stored == K { 4 * (M + N) * K.div_ceil(32) } else { 2 * 512 * K.div_ceil(128) };
+            // A byte for each block on the host, whole tiles of 128 rows by four bytes on a device.
+            let scales = if stored == K { (M + N) * K.div_ceil(32) } else { 2 * 512 * K.div_ceil(128) };
             assert_eq!(bytes as usize, (M + N) * stored + scales, "{runtime} {recipe}");
         }
     }
