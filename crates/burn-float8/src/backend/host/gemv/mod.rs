@@ -127,7 +127,8 @@ enum Factors {
 fn run<const M: usize>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f32> {
     let (k, n) = (weight.k(), weight.n());
     let x = &pack::<M>(x, k);
-    let width = n.div_ceil(2 * rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
+    // One band a thread: the longer its parts of rows are, the nearer reading is to a stream.
+    let width = n.div_ceil(rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
     let kernel = kernel::<M>(format, weight.scales.is_some());
     let bands: Vec<Vec<f32>> = (0..n.div_ceil(width))
         .into_par_iter()
