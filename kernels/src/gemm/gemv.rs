@@ -200,13 +200,7 @@ fn gemv<O: Float>(
         for warp in 1..warps {
             total += shared[(UNIT_POS + comptime!(warp * count)) as usize];
         }
-        if comptime!(!by_block) {
-            total *= problem.factor(row, 0u32.runtime(), 0usize) * problem.factor(col, 0u32.runtime(), 1usize);
-        }
-        let index = (row * problem.n + col) as usize;
-        let total = total + problem.bias.at(col);
-        let sum = if comptime!(accumulate) { f32::cast_from(out[index]) + total } else { total };
-        out[index] = O::cast_from(sum);
+        problem.store::<O>(out, total, row, col, accumulate);
     }
 }
 

@@ -97,23 +97,24 @@ impl fmt::Display for GemmPath {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
     /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose sums are f32, on
-    /// [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no shorter accumulator, nor where
+    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose
+    /// sums are f32, on [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no shorter accumulator, nor where
     /// scales are applied every 128 or every 32.
     pub use_fast_accum: bool,
     /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
     pub emulate: bool,
 }
 
-/// The kernel that [`scaled_gemm`] dispatches to on this device for an output of so many rows: [`GemmPath::Gemv`], where the device has it,
-/// they are few and it was not struck off; else that of [`gemm_path`].
+/// The kernel that a GEMM dispatches to on this device: without groups for an output of so many rows, with groups for none. That is
+/// [`GemmPath::Gemv`], where the device has it, the rows are few and it was not struck off; else that of [`gemm_path`].
 pub fn gemm_path_of_rows<R: Runtime>(
     client: &ComputeClient<R>,
-    rows: usize,
+    rows: Option<usize>,
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    let is_gemv = rows <= GEMV_ROWS && !config.emulate && cuda_arch(client).is_some();
+    let are_few = rows.is_some_and(|rows| rows <= GEMV_ROWS);
+    let is_gemv = are_few && !config.emulate && cuda_arch(client).is_some();
     if is_gemv && !is_struck(client, (GemmPath::Gemv, granularities)) {
         GemmPath::Gemv
     } else {
@@ -320,7 +321,7 @@ pub fn scaled_gemm_into<R: Runtime>(
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
     let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
-    gemm.launch(client, gemm_path_of_rows(client, a.rows, [a.granularity, b.granularity], config))
+    gemm.launch(client, gemm_path_of_rows(client, Some(a.rows), [a.granularity, b.granularity], config))
 }
 
 /// Whether the operands fit each other, and their product an index.

@@ -131,6 +131,26 @@ impl Problem {
         e8m0_byte(self.inv_scales(side), row, block, self.blocks)
     }
 
+    /// Stores element `[row, col]` of the output: a sum, which is multiplied by the scales of tensors and rows unless scales of blocks are
+    /// in it, and the bias; with `accumulate`, what is there besides.
+    pub(super) fn store<O: Float>(
+        &self,
+        out: &mut Array<O>,
+        sum: f32,
+        row: u32,
+        col: u32,
+        #[comptime] accumulate: bool,
+    ) {
+        let mut total = sum;
+        if comptime!(!Granularity::any_blocks(self.granularities)) {
+            total *= self.factor(row, 0u32.runtime(), 0usize) * self.factor(col, 0u32.runtime(), 1usize);
+        }
+        let index = (row * self.n + col) as usize;
+        let total = total + self.bias.at(col);
+        let sum = if comptime!(accumulate) { f32::cast_from(out[index]) + total } else { total };
+        out[index] = O::cast_from(sum);
+    }
+
     /// Tile `number` of size `tile`, in bands; of groups, one after the other.
     pub(super) fn work(&self, number: u32, #[comptime] tile: [u32; 2]) -> Work {
         let [height, width] = comptime!(tile);

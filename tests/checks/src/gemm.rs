@@ -123,7 +123,7 @@ impl Gemm {
     }
 
     fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
-        gemm_path_of_rows(client, self.shape[0], self.granularities, self.config)
+        gemm_path_of_rows(client, Some(self.shape[0]), self.granularities, self.config)
     }
 
     pub(crate) fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {

@@ -11,8 +11,8 @@ use cubecl::device::Device as _;
 use cubecl::future::block_on;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, VectorView, dequantize_to_f32, gemm_path, gemm_path_of_rows, health, health_len, mx, row_words,
-    supports, transpose,
+    Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, health, health_len, mx, row_words, supports,
+    transpose,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
@@ -66,11 +66,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         granularities: [Granularity; 2],
         config: GemmConfig,
     ) -> GemmPath {
-        let client = R::client(device);
-        match rows {
-            Some(rows) => gemm_path_of_rows(&client, rows, granularities, config),
-            None => gemm_path(&client, granularities, config),
-        }
+        gemm_path_of_rows(&R::client(device), rows, granularities, config)
     }
 
     fn fp8_quantize(

@@ -36,8 +36,8 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     }
 }
 
-/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y, or of the gradient of an input, of this shape, which is that of its first
-/// input; none of what no linear reads, and of a tensor that is too large for kernels to index, and is cast by none.
+/// How many [`maxima`](FusedOutput::maxima) an operation leaves of y or, `backward`, of the gradient of each input. `shape` is that of the first
+/// input. None for what no linear casts: y of rotary positions, gradients of RMSNorm, and tensors too large for kernels to index.
 pub(super) fn maxima_len<B: Backend>(op: &Fused<B>, shape: &Shape, backward: bool) -> Option<usize> {
     match (kernel(op)?, backward) {
         (FusedKernel::Rotary, false) | (FusedKernel::RmsNorm, true) => None,

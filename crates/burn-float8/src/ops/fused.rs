@@ -60,11 +60,11 @@ fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
     (y, maxima)
 }
 
-/// An input, as its maker has made it.
+/// An input as the operation before made it, that is before a reshape.
 #[derive(Clone, Debug)]
 struct Kept<B: Float8Backend> {
     id: NodeId,
-    /// That in which the operation reads it.
+    /// The shape in which this operation reads it.
     shape: Shape,
     /// Where its gradient is left with its maxima.
     slot: Option<Arc<GradientSlot<B>>>,

@@ -202,7 +202,7 @@ struct LinearWithBias;
 #[derive(Debug)]
 struct LinearNoBias;
 
-/// What backward has come to a linear's node with: the gradient that was left for it, or that of autodiff, or both.
+/// The gradient of a linear's output: what was left in its slot, what autodiff has of it, or the sum of the two.
 fn take_gradient<B: Float8Backend, const N: usize>(
     Ops { node, state, .. }: &Ops<State<linear::Saved<B>>, N>,
     grads: &mut Gradients,

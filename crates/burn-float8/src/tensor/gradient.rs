@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::backend::{Float8Backend, FusedOutput};
 
-/// See the module.
+/// A place for the gradient of a linear's output, with its maxima, until the linear's node takes it.
 pub(crate) struct GradientSlot<B: Float8Backend>(Mutex<Option<FusedOutput<B>>>);
 
 impl<B: Float8Backend> Default for GradientSlot<B> {

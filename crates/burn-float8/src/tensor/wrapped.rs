@@ -72,7 +72,7 @@ pub struct Float8Tensor<W: Wrapped> {
     codes: Option<Arc<Codes<W::Plain>>>,
     adapter: Option<Arc<Adapter<W>>>,
     mark: Option<Mark>,
-    /// What a linear has made, in whatever shape.
+    /// The output of a linear that this tensor is, or is a reshape of.
     output: Option<Arc<LinearOutput<W>>>,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
@@ -155,12 +155,12 @@ impl<W: Wrapped> Float8Tensor<W> {
         Self { adapter, ..self }
     }
 
-    /// What a linear has made, if this is that, or was before it was reshaped.
+    /// The output of a linear that this tensor is, or is a reshape of.
     pub(crate) fn output(&self) -> Option<&Arc<LinearOutput<W>>> {
         self.output.as_ref()
     }
 
-    /// This tensor as what a linear has made.
+    /// This tensor, which is or reshapes the output of a linear.
     pub(crate) fn with_output(self, output: Option<Arc<LinearOutput<W>>>) -> Self {
         Self { output, ..self }
     }
@@ -271,7 +271,7 @@ impl<W: Wrapped> TensorMetadata for Float8Tensor<W> {
     }
 }
 
-/// What a linear that casts its dy with one scale, found in it, has made.
+/// The output of a linear whose cast of dy has one scale and has to find it.
 pub(crate) struct LinearOutput<W: Wrapped> {
     /// As the linear has made it, whatever shape its clones have now.
     pub(crate) y: FloatTensor<W>,

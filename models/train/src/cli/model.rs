@@ -142,7 +142,9 @@ impl PrecisionArgs {
         if let Some(precision) = self.precision {
             config.training.precision = precision;
             config.fp8_only = false;
-            config.hold_values_unless(precision == Precision::Fp8);
+            if precision != Precision::Fp8 {
+                config.hold_values();
+            }
             start.may_widen = false;
         }
         if self.fp8_only {

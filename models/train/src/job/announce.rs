@@ -107,7 +107,7 @@ pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut
     Ok(writeln!(out, "{:<22}  {:>9}  {:>11}  {:>9}", "precision", "loss", "perplexity", "to first")?)
 }
 
-/// A row of it; `first` is the loss of its first row. A note is behind it.
+/// A row of it; `first` is the loss of its first row, and `note` ends the line.
 pub(super) fn precision(
     precision: &str,
     loss: f64,

@@ -67,12 +67,10 @@ impl<S> RunConfig<S> {
         self.fp8_only || self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8)
     }
 
-    /// With the values of weights that were to be codes alone, unless something reads codes.
-    pub(crate) fn hold_values_unless(&mut self, is_fp8: bool) {
-        if !is_fp8 {
-            self.fp8_only = false;
-            self.lora.iter_mut().for_each(|lora| lora.base = LoraBase::Values);
-        }
+    /// Gives weights that were to be codes alone their values, which a precision without FP8 reads.
+    pub(crate) fn hold_values(&mut self) {
+        self.fp8_only = false;
+        self.lora.iter_mut().for_each(|lora| lora.base = LoraBase::Values);
     }
 
     /// How the model is shared among ranks.

@@ -40,7 +40,9 @@ impl EvalPrecision {
     /// `config` in this precision. The configuration's own recipe keeps all that it says of it.
     fn apply<S: Clone>(self, config: &RunConfig<S>) -> RunConfig<S> {
         let mut config = config.clone();
-        config.hold_values_unless(matches!(self, Self::Fp8(_)));
+        if !matches!(self, Self::Fp8(_)) {
+            config.hold_values();
+        }
         let training = &mut config.training;
         match self {
             Self::F32 => (training.precision, training.compute_dtype) = (Precision::F32, None),
@@ -120,7 +122,7 @@ impl<A: TrainableModel> Job<A> {
             let dtype = self.dtype::<B>(config, selected, device)?;
             announce::device(config, selected, (dtype, B::Inner::ATTENTION), out)?;
             announce::files(&data, out)?;
-            let model = self.model::<B>(config, weights, selected, device, out)?;
+            let model = self.model::<B>(config, weights, selected, device, out)?.valid();
             let loss = mean_loss(&model, &held_out, &config.training, device)?;
             return announce::held_out(loss, &held_out, out);
         }
@@ -135,7 +137,7 @@ impl<A: TrainableModel> Job<A> {
                 continue;
             }
             let weights = Weights::open(&config, self.saved(), dims.clone())?;
-            let model = self.training_model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
+            let model = self.model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
             let is_delayed = *precision == EvalPrecision::Fp8(Recipe::Delayed);
             let note = (is_delayed && !has_histories::<B, _>(&model)).then_some("no histories: scaled as tensorwise");

@@ -173,20 +173,8 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(config, self.dimensions(ranks)?, ranks, available, &target, device, out)
     }
 
-    /// The model to evaluate as `config` says.
-    fn model<B: AutodiffBackend + Float8Stack>(
-        &self,
-        config: &RunConfig<A::Section>,
-        weights: Weights<'_, A::Config>,
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<A::Module<B::InnerBackend>, JobError> {
-        Ok(self.training_model::<B>(config, weights, selected, device, out)?.valid())
-    }
-
     /// The model as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was made.
-    fn training_model<B: AutodiffBackend + Float8Stack>(
+    fn model<B: AutodiffBackend + Float8Stack>(
         &self,
         config: &RunConfig<A::Section>,
         weights: Weights<'_, A::Config>,
@@ -245,7 +233,7 @@ impl<A: TrainableModel> Job<A> {
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
         let dims = dimensions(config, &text.tokenizer, None, prompts.iter().map(Vec::len).max())?;
         let weights = Weights::open(config, self.saved(), dims)?;
-        let model = self.training_model::<B>(config, weights, selected, device, &mut std::io::sink())?;
+        let model = self.model::<B>(config, weights, selected, device, &mut std::io::sink())?;
         let generation = Generation::new(config, &text, selected, independent_rows(&model, &[OUTPUT]));
         let (mut printer, batch) = (Printer::new(texts, is_chat, out)?, generation.batch_size(prompts.len()));
         generation.run(&model.valid(), &prompts, |number, piece| printer.print(number, piece, batch))?;

@@ -84,7 +84,7 @@ fn measure<T: Target>(
         n,
         k,
         scales: granularity.to_string(),
-        path: gemm_path_of_rows(&client, m, [granularity; 2], config).to_string(),
+        path: gemm_path_of_rows(&client, Some(m), [granularity; 2], config).to_string(),
         microseconds: seconds * 1e6,
         bytes: bytes as u64,
         gb_per_s: bytes as f64 / seconds * 1e-9,

@@ -12,7 +12,7 @@ pub(super) enum Scales {
 }
 
 impl Scales {
-    /// Those of an operand of this granularity.
+    /// The scales of an operand of this granularity.
     pub(super) fn new(scales: Vec<InvScale>, granularity: Granularity) -> Self {
         if granularity != Granularity::Block1x32 {
             return Self::F32(scales);
@@ -45,7 +45,7 @@ impl Scales {
         }
     }
 
-    /// These of them.
+    /// The scales at these places.
     pub(super) fn at(&self, places: impl Iterator<Item = usize>) -> Self {
         match self {
             Self::F32(scales) => Self::F32(places.map(|i| scales[i]).collect()),

@@ -7,8 +7,8 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::Runtime;
 use cubecl::server::Handle;
 use float8_kernels::{
-    GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path, gemm_path_of_rows,
-    grouped_scaled_gemm, scaled_gemm, strike_gemm,
+    GemmConfig, GemmPath, Grouping, Groups, KernelError, Operand, VectorView, gemm_path_of_rows, grouped_scaled_gemm,
+    scaled_gemm, strike_gemm,
 };
 
 use super::read::{Rows, bytes, floats, parts_of, whole};
@@ -41,10 +41,8 @@ pub(in crate::backend) fn multiply<R: Runtime>(
 ) -> Result<Handle, KernelError> {
     let &Product { a, b, config, dtype, .. } = product;
     let granularities = [a.granularity, b.granularity];
-    let current = || match product.groups {
-        None => gemm_path_of_rows(client, a.rows, granularities, config),
-        Some(_) => gemm_path(client, granularities, config),
-    };
+    let rows = product.groups.is_none().then_some(a.rows);
+    let current = || gemm_path_of_rows(client, rows, granularities, config);
     let mut call = Call::new();
     loop {
         let path = current();

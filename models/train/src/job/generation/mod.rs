@@ -29,7 +29,7 @@ struct Output<'a> {
 }
 
 impl<'a> Generation<'a> {
-    /// By a model whose linears but the output layer compute so many rows as if each were alone.
+    /// `independent_rows`: how many rows the linears of the model, but for its output layer, compute as if each were alone.
     pub(super) fn new<S>(
         config: &'a RunConfig<S>,
         text: &'a Text,
@@ -53,7 +53,7 @@ impl<'a> Generation<'a> {
         Self { section, text, options }
     }
 
-    /// Of how many prompts, one group after another, pieces come by turns.
+    /// How many prompts are generated together; a group of so many follows another.
     pub(super) fn batch_size(&self, prompts: usize) -> usize {
         self.options.batching.size(prompts)
     }
