@@ -46,7 +46,8 @@ impl<B: Float8Backend> Codes<B> {
         let [_, blocks] = granularity.scale_dims(rows, k);
         let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
         let is_square = granularity == Granularity::Block1x32 && codes.inv_scales.chunks(32 * blocks).all(are_equal);
-        let operand = B::fp8_write(codes, &B::float_device(&amax));
+        // On a host as the cast of a weight [K, N] lies: sums have the same order, and a GEMM of few rows reads outputs side by side.
+        let operand = B::fp8_write(HostCodes { transposed: true, ..codes }, &B::float_device(&amax));
         Arc::new(Self { operand, format, granularity, is_square, amax })
     }
 

@@ -123,6 +123,23 @@ fn filled(len: usize, task: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> V
     values
 }
 
+/// Row-major `[rows, cols]` as `[cols, rows]`.
+pub(super) fn transpose<T: Copy + Send + Sync>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
+    /// Of a tile that is read and written by whole cache lines.
+    const SIDE: usize = 64;
+    let Some(any) = values.first() else { return vec![] };
+    let mut transposed = vec![*any; values.len()];
+    transposed.par_chunks_mut(SIDE * rows).enumerate().for_each(|(band, transposed)| {
+        for first in (0..rows).step_by(SIDE) {
+            for (col, row) in transposed.chunks_exact_mut(rows).enumerate() {
+                let of_column = values[first * cols + band * SIDE + col..].iter().step_by(cols);
+                row[first..].iter_mut().take(SIDE).zip(of_column).for_each(|(to, from)| *to = *from);
+            }
+        }
+    });
+    transposed
+}
+
 /// What becomes of the sums of a GEMM: `y[i, j] = sum[i, j] · scale · (rows[i] · cols[j]) + bias[j]`, each operation rounded to
 /// f32. A factor that is missing is 1.
 pub(super) struct Epilogue<'a> {
@@ -172,6 +189,16 @@ mod tests {
         let mut values: Vec<f32> = (0..len).map(value).collect();
         values[len / 2] = f32::INFINITY;
         values
+    }
+
+    #[test]
+    fn transposes_of_any_size() {
+        for [rows, cols] in [[0, 3], [1, 1], [1, 200], [200, 1], [64, 128], [63, 65], [130, 259]] {
+            let values: Vec<u32> = (0..(rows * cols) as u32).collect();
+            let got = transpose(&values, [rows, cols]);
+            assert!((0..rows * cols).all(|i| got[i % cols * rows + i / cols] == values[i]), "{rows} {cols}");
+            assert_eq!(got.len(), values.len());
+        }
     }
 
     #[test]

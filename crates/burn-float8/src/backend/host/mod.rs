@@ -28,6 +28,7 @@ use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
 pub use fused::{fused_backward, fused_forward};
 pub(crate) use grouped::ranges;
+use loops::transpose;
 use scales::Scales;
 
 /// [`Float8Backend::fp8_independent_rows`] on the host: those that are multiplied from the codes.
@@ -328,10 +329,6 @@ fn map_floats<B: Backend>(x: FloatTensor<B>, change: impl FnOnce(&mut [f32])) ->
 pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
     let cols = shape[shape.num_dims() - 1];
     [shape.num_elements() / cols, cols]
-}
-
-fn transpose<T: Copy>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    (0..cols).flat_map(|c| (0..rows).map(move |r| values[r * cols + c])).collect()
 }
 
 /// The values of the codes as they lie; unscaled, but for blocks.

@@ -9,20 +9,15 @@ pub(super) type Kernel = fn(&[f32], &Weight<'_>, usize, &mut [f32]);
 
 /// A vector of f32. All operations round as IEEE's.
 ///
-/// Several of them hold codes that lie side by side, in an order that [`decode`](Self::decode), [`load`](Self::load) and
-/// [`add`](Self::add) share.
+/// Several of them hold codes that lie side by side, in an order that [`decode`](Self::decode) and [`add`](Self::add) share.
 pub(super) trait Lanes: Copy + Default {
     /// Whether there are registers for four vectors of several rows.
     const ARE_MANY: bool = false;
 
     /// The values of codes; of e4m3 divided by 256, of which no code is a NaN.
     fn decode<const V: usize>(codes: &[[u8; LANES]; V]) -> [Self; V];
-    /// Of each code its own.
-    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V];
-    /// Adds what each vector has to values.
-    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]);
-    fn splat(value: f32) -> Self;
-    fn times(self, other: Self) -> Self;
+    /// `values + sums · factors`, rounded once.
+    fn add<const V: usize>(sums: [Self; V], factors: Option<&[[f32; LANES]; V]>, values: &mut [[f32; LANES]; V]);
     fn scaled(self, factor: f32) -> Self;
     /// `self · factor + sum`, rounded once.
     fn scaled_plus(self, factor: f32, sum: Self) -> Self;
@@ -53,27 +48,15 @@ impl<const IS_E5M2: bool> Lanes for Portable<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
-        values.map(Self)
-    }
-
-    #[inline(always)]
-    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
-        values
-            .as_flattened_mut()
-            .iter_mut()
-            .zip(sums.map(|sum| sum.0).as_flattened())
-            .for_each(|(value, sum)| *value += sum);
-    }
-
-    #[inline(always)]
-    fn splat(value: f32) -> Self {
-        Self([value; LANES])
-    }
-
-    #[inline(always)]
-    fn times(self, other: Self) -> Self {
-        Self(core::array::from_fn(|i| self.0[i] * other.0[i]))
+    fn add<const V: usize>(sums: [Self; V], factors: Option<&[[f32; LANES]; V]>, values: &mut [[f32; LANES]; V]) {
+        for (v, (values, sums)) in values.iter_mut().zip(sums).enumerate() {
+            for (i, (value, sum)) in values.iter_mut().zip(sums.0).enumerate() {
+                *value = match factors {
+                    Some(factors) => sum.mul_add(factors[v][i], *value),
+                    None => *value + sum,
+                };
+            }
+        }
     }
 
     #[inline(always)]

@@ -148,6 +148,32 @@ fn rows_layouts_and_processors_make_no_difference() {
     }
 }
 
+/// 2^-127 and NaN, which are no exponents of an f32, beside scales that are.
+#[test]
+fn each_byte_of_mx_is_its_scale() {
+    let cast = Cast {
+        format: Format::E4m3,
+        granularity: Granularity::Block1x32,
+        scale_mode: ScaleMode::E8m0(Default::default()),
+    };
+    let (a, b) = (operand(1, 64, cast, false, 9), operand(256, 64, cast, true, 10));
+    // Of the first 32 elements; the others' is 1.
+    let byte = |n: usize| if n == 255 { 255 } else { n.div_ceil(2) as u8 };
+    let bytes = (0..2 * 256).map(|i| if i < 256 { byte(i) } else { 127 }).collect();
+    let b = HostOperand { inv_scales: Arc::new(Scales::E8m0(bytes)), ..b };
+    let x = values(&a);
+    let got = sums(&a, &b).unwrap();
+    assert!(got[255].is_nan() && sums(&a, &flipped(&b)).unwrap()[255].is_nan());
+    assert_eq!(bits(&got[..255]), bits(&sums(&a, &flipped(&b)).unwrap()[..255]));
+    for (n, got) in got[..255].iter().enumerate() {
+        let scale = |k| if k < 32 { 2_f64.powi(i32::from(byte(n)) - 127) } else { 1.0 };
+        let terms = (0..64)
+            .map(|k| f64::from(x[k]) * f64::from(reference::decode(b.codes[k * 256 + n], Format::E4m3)) * scale(k));
+        let (want, sizes) = terms.fold((0.0, 0.0), |(sum, sizes), term| (sum + term, sizes + term.abs()));
+        assert!((f64::from(*got) - want).abs() <= sizes * 72.0 * 2_f64.powi(-24), "{n}: {got:e} is not {want:e}");
+    }
+}
+
 #[test]
 fn a_nan_in_the_weight_and_many_rows_are_for_the_gemm() {
     let cast = Cast { format: Format::E4m3, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };

@@ -40,25 +40,14 @@ impl Tables {
 
 #[inline(always)]
 pub(super) fn prefetch(byte: *const u8) {
+    // Into the second cache: more reads are under way there than the first one waits for.
     // SAFETY: to prefetch any address is no access.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(byte.cast()) }
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(byte.cast()) }
 }
 
 /// What [`Lanes`] of one `__m512` have in common, whatever decodes their codes.
 macro_rules! arithmetic_512 {
     () => {
-        #[inline(always)]
-        fn splat(value: f32) -> Self {
-            // SAFETY: as above.
-            unsafe { Self(_mm512_set1_ps(value)) }
-        }
-
-        #[inline(always)]
-        fn times(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Self(_mm512_mul_ps(self.0, other.0)) }
-        }
-
         #[inline(always)]
         fn scaled(self, factor: f32) -> Self {
             // SAFETY: as above.
@@ -78,6 +67,23 @@ macro_rules! arithmetic_512 {
     };
 }
 pub(super) use arithmetic_512;
+
+/// [`Lanes::add`] of one vector.
+///
+/// # Safety
+/// The processor has AVX-512F.
+#[inline(always)]
+pub(super) unsafe fn add_512(sum: __m512, factors: Option<&[f32; LANES]>, values: &mut [f32; LANES]) {
+    // SAFETY: the caller's; sixteen f32 are a vector, whatever their alignment.
+    unsafe {
+        let old = _mm512_loadu_ps(values.as_ptr());
+        let new = match factors {
+            Some(factors) => _mm512_fmadd_ps(sum, _mm512_loadu_ps(factors.as_ptr()), old),
+            None => _mm512_add_ps(old, sum),
+        };
+        _mm512_storeu_ps(values.as_mut_ptr(), new);
+    }
+}
 
 /// Sixteen f32.
 #[derive(Clone, Copy)]
@@ -155,27 +161,7 @@ impl<const IS_E5M2: bool> Lanes for Vbmi<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
-        assert!(V == 4, "a block");
-        let mut vectors = [Self::default(); V];
-        // SAFETY: as above; sixteen f32 are a vector, whatever their alignment.
-        unsafe {
-            let [a, b, c, d] = parts_transposed([
-                _mm512_loadu_ps(values[0].as_ptr()),
-                _mm512_loadu_ps(values[1].as_ptr()),
-                _mm512_loadu_ps(values[2].as_ptr()),
-                _mm512_loadu_ps(values[3].as_ptr()),
-            ]);
-            vectors[0].0 = _mm512_shuffle_ps::<0x88>(a, b);
-            vectors[1].0 = _mm512_shuffle_ps::<0xdd>(a, b);
-            vectors[2].0 = _mm512_shuffle_ps::<0x88>(c, d);
-            vectors[3].0 = _mm512_shuffle_ps::<0xdd>(c, d);
-        }
-        vectors
-    }
-
-    #[inline(always)]
-    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
+    fn add<const V: usize>(sums: [Self; V], factors: Option<&[[f32; LANES]; V]>, values: &mut [[f32; LANES]; V]) {
         assert!(V == 4, "a block");
         // SAFETY: as above.
         unsafe {
@@ -185,8 +171,8 @@ impl<const IS_E5M2: bool> Lanes for Vbmi<IS_E5M2> {
                 _mm512_unpacklo_ps(sums[2].0, sums[3].0),
                 _mm512_unpackhi_ps(sums[2].0, sums[3].0),
             ];
-            for (values, sum) in values.iter_mut().zip(parts_transposed(parts)) {
-                _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(_mm512_loadu_ps(values.as_ptr()), sum));
+            for (v, (values, sum)) in values.iter_mut().zip(parts_transposed(parts)).enumerate() {
+                add_512(sum, factors.map(|factors| &factors[v]), values);
             }
         }
     }

@@ -6,7 +6,7 @@ use core::mem::transmute;
 use float8_kernels::Format;
 
 use super::lanes::{Kernel, Lanes};
-use super::vbmi::{Vbmi, arithmetic_512, prefetch};
+use super::vbmi::{Vbmi, add_512, arithmetic_512, prefetch};
 use super::{BLOCK, GROUP, LANES, Weight, band};
 
 /// The kernel, if the processor has what it takes.
@@ -167,37 +167,23 @@ impl<const IS_E5M2: bool> Lanes for Avx2<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
-        let mut vectors = [Self::default(); V];
-        for (vector, values) in vectors.iter_mut().zip(values) {
-            // SAFETY: as above; sixteen f32 are two vectors, whatever their alignment.
-            unsafe { vector.0 = [_mm256_loadu_ps(values.as_ptr()), _mm256_loadu_ps(values.as_ptr().add(8))] }
-        }
-        vectors
-    }
-
-    #[inline(always)]
-    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
-        let old = Self::load(values);
-        for ((sum, old), values) in sums.into_iter().zip(old).zip(values) {
-            // SAFETY: as above.
-            unsafe {
-                _mm256_storeu_ps(values.as_mut_ptr(), _mm256_add_ps(old.0[0], sum.0[0]));
-                _mm256_storeu_ps(values.as_mut_ptr().add(8), _mm256_add_ps(old.0[1], sum.0[1]));
+    fn add<const V: usize>(sums: [Self; V], factors: Option<&[[f32; LANES]; V]>, values: &mut [[f32; LANES]; V]) {
+        for (v, (sum, values)) in sums.into_iter().zip(values).enumerate() {
+            for (half, sum) in sum.0.into_iter().enumerate() {
+                let values = &mut values[8 * half..][..8];
+                // SAFETY: as above; eight f32 are a vector, whatever their alignment.
+                unsafe {
+                    let old = _mm256_loadu_ps(values.as_ptr());
+                    let new = match factors {
+                        Some(factors) => {
+                            _mm256_fmadd_ps(sum, _mm256_loadu_ps(factors[v][8 * half..][..8].as_ptr()), old)
+                        }
+                        None => _mm256_add_ps(old, sum),
+                    };
+                    _mm256_storeu_ps(values.as_mut_ptr(), new);
+                }
             }
         }
-    }
-
-    #[inline(always)]
-    fn splat(value: f32) -> Self {
-        // SAFETY: as above.
-        unsafe { Self([_mm256_set1_ps(value); 2]) }
-    }
-
-    #[inline(always)]
-    fn times(self, other: Self) -> Self {
-        // SAFETY: as above.
-        unsafe { Self([_mm256_mul_ps(self.0[0], other.0[0]), _mm256_mul_ps(self.0[1], other.0[1])]) }
     }
 
     #[inline(always)]
@@ -255,21 +241,10 @@ impl<const IS_E5M2: bool> Lanes for Avx512<IS_E5M2> {
     }
 
     #[inline(always)]
-    fn load<const V: usize>(values: &[[f32; LANES]; V]) -> [Self; V] {
-        let mut vectors = [Self::default(); V];
-        for (vector, values) in vectors.iter_mut().zip(values) {
-            // SAFETY: as above; sixteen f32 are a vector, whatever their alignment.
-            unsafe { vector.0 = _mm512_loadu_ps(values.as_ptr()) }
-        }
-        vectors
-    }
-
-    #[inline(always)]
-    fn add<const V: usize>(sums: [Self; V], values: &mut [[f32; LANES]; V]) {
-        let old = Self::load(values);
-        for ((sum, old), values) in sums.into_iter().zip(old).zip(values) {
+    fn add<const V: usize>(sums: [Self; V], factors: Option<&[[f32; LANES]; V]>, values: &mut [[f32; LANES]; V]) {
+        for (v, (sum, values)) in sums.into_iter().zip(values).enumerate() {
             // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(values.as_mut_ptr(), _mm512_add_ps(old.0, sum.0)) }
+            unsafe { add_512(sum.0, factors.map(|factors| &factors[v]), values) }
         }
     }
 
