@@ -10,7 +10,9 @@ use device_select::{SelectedDevice, quiet_wayland, select};
 #[cfg(feature = "cuda")]
 use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
-use train::{EscapedWriter, Job, JobError, TrainError, TrainableModel, escaped, hide_caught_panics};
+use train::{
+    EscapedWriter, Job, JobError, TrainError, TrainableModel, escaped, hide_caught_panics, use_current_thread,
+};
 
 /// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
 pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
@@ -19,6 +21,7 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     unsafe { quiet_wayland() };
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
+    use_current_thread();
     let result =
         train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
     let Err(error) = result else { return ExitCode::SUCCESS };

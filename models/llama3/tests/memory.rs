@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use burn::backend::{Autodiff, Flex};
-use burn_float8::{Float8, Float8Config, Recipe, report};
+use burn::tensor::backend::AutodiffBackend;
+use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, report};
 use device_select::SelectedDevice;
 use llama3::{Llama, Llama3, LlamaConfig, RunConfig};
 use tempfile::TempDir;
@@ -104,19 +105,21 @@ fn wide() -> LlamaConfig {
     config
 }
 
-/// What loading a folder's model with its weights as codes alone leaves, and takes at most.
-fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
+/// A folder's model, with its weights as codes alone.
+fn load<B: AutodiffBackend + Float8Stack>(folder: &Path, recipe: Recipe, device: &B::Device) -> Llama<B> {
     let settings = [format!("model.hf_path={}", folder.display()), format!("float8.recipe={recipe}")];
     let settings = [&settings[..], &["training.precision=fp8".into()]].concat();
     let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
+    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
+    let loaded = prepare::<Llama3, B>(&config, weights, device, &ProgressLine::hidden(), &mut std::io::sink()).unwrap();
+    assert_eq!(report(&loaded).layers.iter().filter(|layer| layer.fp8_only.is_some()).count(), 7);
+    loaded
+}
+
+/// What loading it on a CPU leaves, and takes at most.
+fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
     let (before, mut model) = (Counting::alive(), None);
-    let peak = Counting::peak_of(|| {
-        let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
-        let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-        let loaded = prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
-        assert_eq!(report(&loaded).layers.iter().filter(|layer| layer.fp8_only.is_some()).count(), 7);
-        model = Some(loaded);
-    });
+    let peak = Counting::peak_of(|| model = Some(load::<Train>(folder, recipe, &Default::default())));
     let after = Counting::alive();
     drop(model);
     [after - before, peak]
@@ -178,5 +181,32 @@ fn codes_alone_take_a_byte_for_each_parameter() {
             assert!(now >= linears && now <= linears + linears / 10 + others, "{recipe}: {now} bytes for {linears}");
             assert!(peak <= linears + linears / 10 + others + 2 * largest, "{recipe}: {peak} bytes at most");
         }
+    }
+}
+
+/// As CubeCL counts what is allocated on a device.
+#[cfg(feature = "wgpu")]
+#[test]
+fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
+    type Train = Float8<Autodiff<burn::backend::Wgpu>>;
+    if device_select::wgpu_adapters().unwrap().is_empty() {
+        return println!("codes_alone_take_a_byte_for_each_parameter_on_wgpu: skipped, this machine has no adapter");
+    }
+    let _alone = ALONE.lock();
+    let (folder, config, device) = (TempDir::new().unwrap(), wide(), Default::default());
+    let bf16 = folder.path().join("bf16");
+    let model = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
+    model.save_hf(&bf16, &ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() }).unwrap();
+    let tables = 2 * config.dims.vocab_size * config.dims.hidden_size;
+    let linears = (config.dims.num_params() - tables) as u64;
+    let others = (4 * tables + (1 << 19)) as u64;
+    let in_use = || Train::device_memory(&device).unwrap().in_use;
+    for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
+        let before = in_use();
+        let model = load::<Train>(&bf16, recipe, &device);
+        let now = in_use() - before;
+        drop(model);
+        println!("{recipe}: {now} bytes for {linears} parameters");
+        assert!(now >= linears && now <= linears + linears / 10 + others, "{recipe}: {now} bytes for {linears}");
     }
 }

@@ -1,6 +1,6 @@
 //! Parameters that stay as they are, chosen by name.
 
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use globset::{Glob, GlobMatcher};
@@ -102,6 +102,22 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
     let module = module.map(&mut freeze);
     freeze.trained.check()?;
     Ok(module)
+}
+
+/// Elements of the parameters that want gradients, and of all.
+pub(crate) fn trainable<B: Backend, M: Module<B>>(module: &M) -> [usize; 2] {
+    struct Count([usize; 2]);
+    impl<B: Backend> ModuleVisitor<B> for Count {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let value = param.val();
+            let elements = value.shape().num_elements();
+            self.0[0] += if value.is_require_grad() { elements } else { 0 };
+            self.0[1] += elements;
+        }
+    }
+    let mut count = Count([0; 2]);
+    module.visit(&mut count);
+    count.0
 }
 
 struct Freeze {

@@ -36,6 +36,7 @@ mod optimizer;
 mod panics;
 mod parameter_step;
 pub mod plot;
+mod pool;
 pub mod profile;
 mod progress;
 mod ranks;
@@ -73,6 +74,7 @@ pub use model::{
 pub use module_path::ModulePath;
 pub use optimizer::AdamWStates;
 pub use panics::hide_caught_panics;
+pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;
 pub use report::{check_report_path, report_of, write_report};

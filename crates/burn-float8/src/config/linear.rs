@@ -298,6 +298,11 @@ impl Float8LinearConfig {
         self.matmul
     }
 
+    /// See [`with_mx_square_weights`](Self::with_mx_square_weights).
+    pub fn mx_square_weights(&self) -> bool {
+        self.mx_square_weights
+    }
+
     /// Delayed scaling's parameters.
     pub fn delayed_scaling(&self) -> DelayedScaling {
         self.delayed_scaling

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use burn_backend::DType;
 use burn_backend::tensor::{Device, FloatTensor};
-use float8_kernels::{Cast, Format, Granularity, InvScale, ScaleMode};
+use float8_kernels::{Cast, Format, Granularity, ScaleMode};
 
 use super::cache::Fp8Copy;
 use crate::backend::{Float8Backend, HostCodes, in_dtype};
@@ -42,10 +42,8 @@ impl<B: Float8Backend> Codes<B> {
 
     /// Codes `[N, K]` that are there already, on a device, and the amax of what they stand for.
     pub(crate) fn new(codes: HostCodes, amax: FloatTensor<B>) -> Arc<Self> {
-        let HostCodes { format, granularity, dims: [rows, k], .. } = codes;
-        let [_, blocks] = granularity.scale_dims(rows, k);
-        let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
-        let is_square = granularity == Granularity::Block1x32 && codes.inv_scales.chunks(32 * blocks).all(are_equal);
+        let HostCodes { format, granularity, .. } = codes;
+        let is_square = codes.is_square();
         // On a host as the cast of a weight [K, N] lies: sums have the same order, and a GEMM of few rows reads outputs side by side.
         let operand = B::fp8_write(HostCodes { transposed: true, ..codes }, &B::float_device(&amax));
         Arc::new(Self { operand, format, granularity, is_square, amax })

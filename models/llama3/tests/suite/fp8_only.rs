@@ -12,7 +12,7 @@ use train::TensorFiles;
 use train::TrainError;
 use train::job::{Weights, prepare};
 
-use crate::common::{Train, ids, model, open, run, steps, text, tokens, values};
+use crate::common::{Train, ids, model, open, run, run_config, steps, text, tokens, values};
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
 /// A folder's model by a recipe, with its weights as codes alone or with their values.
@@ -142,12 +142,60 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
 fn another_recipe_than_the_files_have_is_told() {
     let dir = tempfile::tempdir().unwrap();
     export(&model(square(false), 12), Recipe::Rowwise, dir.path()).unwrap();
-    for (recipe, is_told) in [(Recipe::Rowwise, false), (Recipe::Tensorwise, true)] {
+    let keeps = "; to keep them: float8.recipe = \"rowwise\"\n";
+    for (recipe, fp8_only, told) in [
+        (Recipe::Rowwise, true, None),
+        (Recipe::Tensorwise, true, Some(keeps)),
+        (Recipe::Rowwise, false, Some("\n")),
+        (Recipe::Tensorwise, false, Some("\n")),
+    ] {
         let mut out = vec![];
-        prepared_saying(dir.path(), recipe, false, &mut out).unwrap();
+        prepared_saying(dir.path(), recipe, fp8_only, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
-        assert_eq!(out.contains("has FP8 weights of rowwise"), is_told, "{recipe}: {out}");
+        let line = format!("has FP8 weights of rowwise, which are decoded and cast anew by {recipe}");
+        match told {
+            Some(end) => assert!(out.contains(&(line + end)), "{recipe} {fp8_only}: {out}"),
+            None => assert!(!out.contains(&line), "{recipe} {fp8_only}: {out}"),
+        }
     }
+}
+
+/// Squares that are asked for, of codes that were cast by other scales.
+#[test]
+fn scales_that_are_no_squares_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    export(&model(square(false), 12), Recipe::Mxfp8, dir.path()).unwrap();
+    let settings = [
+        format!("model.hf_path={}", dir.path().display()),
+        "float8.recipe=mxfp8".into(),
+        "float8.mx_square_weights=true".into(),
+        "training.precision=fp8".into(),
+    ];
+    let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
+    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
+    let mut out = vec![];
+    prepare::<Llama3, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), &mut out).unwrap();
+    let out = String::from_utf8(out).unwrap();
+    assert!(out.contains("warning: float8.mx_square_weights: the codes of layers.0."), "{out}");
+}
+
+/// What `delayed` has seen scales the codes of a run too.
+#[test]
+fn codes_of_a_delayed_run_are_cast_by_its_histories() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let folder = dir.path().join("run");
+    let saved = format!("checkpoint.folder={}", folder.display());
+    let settings =
+        ["training.steps=3", "generate.max_new_tokens=0", "float8.recipe=delayed", "optimizer.lr=0.05", &saved];
+    run(&run_config(data.path(), &settings)).unwrap();
+    let loss = |flags: &[&str]| {
+        let printed = llama3(&[&["eval", folder.to_str().unwrap()], flags].concat()).unwrap();
+        let (_, loss) = printed.split_once("held-out loss: ").expect(&printed);
+        loss.to_string()
+    };
+    let plain = loss(&[]);
+    assert_eq!(plain, loss(&["--fp8-only"]));
+    assert_ne!(plain, loss(&["--set", "float8.recipe=tensorwise", "--fp8-only"]));
 }
 
 /// Scales of inputs that a folder has are those of its linears' casts.

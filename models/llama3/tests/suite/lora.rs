@@ -313,6 +313,7 @@ fn adapters_that_do_not_fit_are_refused() {
         ("use_dora", true.into()),
         ("modules_to_save", serde_json::json!(["lm_head"])),
         ("rank_pattern", serde_json::json!({"q_proj": 2})),
+        ("init_lora_weights", "pissa_niter_4".into()),
     ] {
         let error = edited(name, value);
         assert!(matches!(&error, JobError::HfUnsupported { key, .. } if key == name), "{error}");

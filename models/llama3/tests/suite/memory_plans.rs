@@ -118,13 +118,14 @@ fn experts_have_two_copies_on_every_rank() {
 /// Each is estimated again with what is advised, and without each part of that.
 #[test]
 fn advice_fits_and_is_minimal() {
-    let cases: [(&[&str], f64, &str); 6] = [
+    let cases: [(&[&str], f64, &str); 7] = [
         (&["training.batch_size=64"], 0.5, "activation_checkpointing=full"),
         (&["training.batch_size=64", "training.activation_checkpointing=8"], 0.5, "activation_checkpointing=full"),
         (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
         (&["training.batch_size=64"], 0.2, ""),
         (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
         (&["training.grad_accumulation=4"], 0.5, "training.grad_accumulation=1"),
+        (&["lora.rank=4", "training.batch_size=1", "training.seq_len=8"], 0.6, "lora.base=fp8"),
     ];
     for (settings, share, expected) in cases {
         let settings = with(settings);

@@ -239,7 +239,7 @@ pub struct EvalArgs {
     #[command(flatten)]
     pub precision: PrecisionArgs,
     /// Compare precisions, in a table: f32, bf16 and recipes of FP8, separated by commas; all of them if none is named.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with = "precision")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with_all = ["precision", "fp8_only"])]
     pub precisions: Option<Vec<EvalPrecision>>,
 }
 

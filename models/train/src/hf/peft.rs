@@ -116,6 +116,14 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
         ("peft_type", value("peft_type") == "LORA"),
         ("bias", [&json!("none"), &Value::Null].contains(&value("bias"))),
     ];
+    // Other initializations change the base model, and so does PEFT wherever it loads such an adapter.
+    let keeps_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva"), Value::Null];
+    if let init = value("init_lora_weights")
+        && !keeps_base.contains(init)
+    {
+        let supported = "an adapter whose beginning leaves the base model as it is";
+        return Err(unsupported("init_lora_weights", init, supported));
+    }
     let off = OFF.map(|key| (key, [&json!(false), &Value::Null].contains(&value(key))));
     let patterns = ["rank_pattern", "alpha_pattern"].map(|key| (key, value(key).as_object().is_none_or(Map::is_empty)));
     if let Some((key, _)) = kind.into_iter().chain(off).chain(patterns).find(|(_, fits)| !fits) {

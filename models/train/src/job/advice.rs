@@ -6,7 +6,7 @@ use std::num::NonZero;
 use float8_shard::Reshard;
 
 use super::config::RunConfig;
-use crate::config::{ActivationCheckpointing, StorageDtype};
+use crate::config::{ActivationCheckpointing, LoraBase, Precision, StorageDtype};
 
 /// What makes a step smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ enum Change {
     Foreground,
     /// Gathered weights that are let go after forward.
     AfterForward,
+    /// Frozen weights beside adapters that are codes alone.
+    Codes,
     /// Moments in bf16.
     Moments,
     /// Parameters in bf16.
@@ -42,9 +44,16 @@ pub(super) fn advice<S: Clone>(
 ) -> Option<(Vec<String>, u64)> {
     use Change::*;
     let halves = usize::BITS - config.training.batch_size.saturating_sub(1).leading_zeros();
-    let changes = [Full, Chunk, Foreground, AfterForward, Moments, Parameters, InBackward];
+    let changes = [Full, Chunk, Foreground, AfterForward, Codes, Moments, Parameters, InBackward];
     let all = changes.into_iter().chain((1..=halves).map(Halved)).chain([InBackwardAlone]);
-    let all: Vec<_> = all.filter(|change| *change != AfterForward || ranks > 1).collect();
+    // Codes are on one rank.
+    let all: Vec<_> = all
+        .filter(|change| match change {
+            AfterForward => ranks > 1,
+            Codes => ranks == 1,
+            _ => true,
+        })
+        .collect();
     let told = |changes: &[Change]| {
         let (tried, settings) = with(config, changes);
         let peak = fits(&tried)?;
@@ -115,6 +124,12 @@ fn apply<S>(change: Change, config: &mut RunConfig<S>) -> Vec<(&'static str, Str
         Change::AfterForward if config.parallelism.reshard != Reshard::AfterForward => {
             config.parallelism.reshard = Reshard::AfterForward;
             settings.push(("parallelism.reshard", "after_forward".into()));
+        }
+        Change::Codes if training.precision == Precision::Fp8 => {
+            if let Some(lora) = config.lora.as_mut().filter(|lora| lora.base == LoraBase::Values) {
+                lora.base = LoraBase::Fp8;
+                settings.push(("lora.base", "fp8".into()));
+            }
         }
         Change::Moments if optimizer.state_dtype == StorageDtype::F32 => {
             optimizer.state_dtype = StorageDtype::Bf16;

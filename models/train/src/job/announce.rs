@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
+use burn::module::Module;
 use burn::tensor::DType;
+use burn::tensor::backend::Backend;
 use device_select::SelectedDevice;
 
 use super::config::RunConfig;
@@ -11,7 +13,7 @@ use crate::config::TrainingSection;
 use crate::data::{DatasetSize, EpochSize};
 use crate::metrics::thousands;
 use crate::model::{ModelConfig, ModelSection, ModelSize};
-use crate::{Dataset, JobError, Tokenizer};
+use crate::{Dataset, JobError, Tokenizer, freeze};
 
 /// What is trained, where and in which precision, and how attention is computed.
 pub(super) fn model<S: ModelSection>(
@@ -38,6 +40,25 @@ pub(super) fn model<S: ModelSection>(
         writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
     Ok(())
+}
+
+/// How much of a model is trained, if some of it is not.
+pub(super) fn trainable<S: ModelSection, B: Backend, M: Module<B>>(
+    config: &RunConfig<S>,
+    model: &M,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let [trained, all] = freeze::trainable(model);
+    if trained == all {
+        return Ok(());
+    }
+    let percent = 100.0 * trained as f64 / all as f64;
+    let [trained, all] = [trained, all].map(|count| thousands(&count.to_string()));
+    write!(out, "trainable parameters: {trained} of {all} ({percent:.2}%)")?;
+    if config.model.hf_path().is_none() {
+        write!(out, "  frozen ones are random: model.hf_path is absent")?;
+    }
+    Ok(writeln!(out)?)
 }
 
 /// Where something is computed, in which precision, and how attention is.

@@ -186,14 +186,17 @@ impl<A: TrainableModel> Job<A> {
         memory::check_parameters(weights.dims(), config.holds_codes(), selected)?;
         let dtype = self.dtype::<B>(config, selected, device)?;
         let progress = ProgressLine::new();
+        let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);
+        let weights = match saved {
+            Some(saved) => weights.with_histories(saved.float8()),
+            None => weights,
+        };
         let model = prepare::<A, B>(config, weights, device, &progress, out)?.with_compute_dtype(dtype);
         let model = match &config.lora {
             Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),
             None => model,
         };
-        if let (Some(saved), Precision::Fp8) = (self.saved(), training.precision)
-            && *float8 == self.config.float8
-        {
+        if let Some(saved) = saved {
             saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);
             set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));

@@ -2,15 +2,16 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::path::Path;
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
-use burn_float8::config::{Policy, ScalingType};
+use burn_float8::config::{Granularity, Policy, ScalingType};
 use burn_float8::lora::LoraConfig;
 use burn_float8::report::{AmaxState, LayerState};
-use burn_float8::weights::fp8_only;
-use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, set_default_config};
+use burn_float8::weights::{fp8_only, read_codes};
+use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -112,7 +113,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
-    let recipe_of_files = weights.recipe();
+    let (recipe_of_files, histories) = (weights.recipe(), weights.histories());
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
@@ -123,22 +124,49 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
-    if let (Some(recipe), Some(path)) = (recipe_of_files, config.model.hf_path())
-        && recipe != config.float8.config.linear.recipe()
-    {
-        let path = path.display();
-        writeln!(
-            out,
-            "{path} has FP8 weights of {recipe}, which are decoded and cast anew: float8.recipe = \"{recipe}\" keeps them"
-        )?;
+    if let (Some(found), Some(path)) = (recipe_of_files, config.model.hf_path()) {
+        announce_cast(config, found, path, out)?;
     }
     set_input_scales::<B, _>(&model, &input_scales)?;
+    if let Some(histories) = histories {
+        histories.restore::<B, _>(&model)?;
+    }
     if !holds_codes {
         return Ok(model);
     }
     let (model, fp8_only) = fp8_only::<B, _>(model.no_grad()).map_err(Float8Error::from)?;
     writeln!(out, "{fp8_only}")?;
+    if config.float8.config.linear.mx_square_weights()
+        && let Some((name, codes)) = read_codes::<B, _>(&model).next()
+        && codes.granularity == Granularity::Block1x32
+        && !codes.is_square()
+    {
+        writeln!(
+            out,
+            "warning: float8.mx_square_weights: the codes of {name} were cast by 1x32 and stay so; a backward decodes them, and casts them again"
+        )?;
+    }
     Ok(model)
+}
+
+/// Says that weights which are in FP8 in a folder are cast again, if they are, and what would keep their codes.
+fn announce_cast<S>(config: &RunConfig<S>, found: Recipe, folder: &Path, out: &mut dyn Write) -> Result<(), JobError> {
+    let recipe = config.float8.config.linear.recipe();
+    let keeps = [
+        (found != recipe, format!("float8.recipe = \"{found}\"")),
+        (!config.holds_codes(), "lora.base = \"fp8\"".into()),
+    ];
+    let missing: Vec<_> = keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let folder = folder.display();
+    write!(out, "{folder} has FP8 weights of {found}, which are decoded and cast anew by {recipe}")?;
+    // What trains weights, or is told to decode them, has no codes to keep.
+    if config.holds_codes() || config.lora.is_some() {
+        write!(out, "; to keep them: {}", missing.join(", "))?;
+    }
+    Ok(writeln!(out)?)
 }
 
 /// Begins the amax histories of linears' inputs with the scales of a checkpoint, where delayed scaling has some.

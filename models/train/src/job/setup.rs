@@ -114,6 +114,7 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> L
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
         let Self { setup, config, data, checkpoints, metrics, profiler } = self;
+        announce::trainable(config, &model, out)?;
         let steps = setup.steps(config, model, data.batches, out)?;
         let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
         let run = Run {

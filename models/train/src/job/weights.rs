@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{Float8Config, Float8Stack, Recipe};
+use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 
 use super::config::RunConfig;
 use crate::checkpoint::{ASSETS, SavedRun};
@@ -25,6 +25,8 @@ pub struct Weights<'a, C> {
     trained: Option<&'a SavedRun>,
     /// How linears are cast whose weights are to be codes alone; none if all weights have values.
     codes: Option<Codes>,
+    /// What scales linears in a checkpoint.
+    histories: Option<&'a Float8State>,
     /// Whether a checkpoint does not say what the frozen weights were.
     is_unknown: bool,
 }
@@ -71,7 +73,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
             (None, None) => Source::Seed(config.training.seed),
         };
-        Ok(Self { dims, source, training, trained, codes: None, is_unknown: !is_known })
+        Ok(Self { dims, source, training, trained, codes: None, histories: None, is_unknown: !is_known })
     }
 
     /// With the weights of linears that `float8` has in FP8 as codes alone, where they come from a Hugging Face folder; what is decoded later
@@ -80,6 +82,17 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
         let codes = Codes { float8: float8.clone(), values };
         Self { codes: Some(codes).filter(|_| self.trained.is_none()), ..self }
+    }
+
+    /// With what scales linears where they go on from a checkpoint: codes of `delayed` are cast by it.
+    #[must_use]
+    pub(super) fn with_histories(self, histories: &'a Float8State) -> Self {
+        Self { histories: Some(histories), ..self }
+    }
+
+    /// What scales linears in a checkpoint, if that was given.
+    pub(super) fn histories(&self) -> Option<&'a Float8State> {
+        self.histories
     }
 
     /// The recipe by which a Hugging Face folder has weights in FP8, where the parameters come from one.

@@ -84,6 +84,17 @@ impl HostCodes {
         loops::dequantize(&self.codes, k, self.format, size, &self.inv_scales)
     }
 
+    /// Whether these are blocks of 32 whose scales are equal in squares of 32 by 32, so that the transposed codes are a cast too.
+    ///
+    /// # Panics
+    /// If there are fewer scales than `dims` and the granularity say.
+    pub fn is_square(&self) -> bool {
+        let [height, blocks] = self.granularity.scale_dims(self.dims[0], self.dims[1]);
+        let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
+        self.granularity == Granularity::Block1x32
+            && self.inv_scales[..height * blocks].chunks(32 * blocks).all(are_equal)
+    }
+
     /// Place in the row-major codes, and the scale, of the first that is finite and beyond f32 with its scale, as a code of 448 with the
     /// E8M0 byte 254, 2^127, is.
     ///
