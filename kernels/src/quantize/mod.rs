@@ -9,6 +9,8 @@
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
+//!
+//! The cast of SwiGLU reads what goes into it as often, and is made nowhere for one scale without a given amax.
 
 mod blocks;
 mod encode;
