@@ -101,7 +101,12 @@ pub fn swiglu_backward<R: Runtime>(
 pub fn casts_swiglu<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
     let is_right = |kernel: FusedKernel| !is_struck(client, kernel);
     let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
-    !is_cpu && supports(client, dtype) && is_right(FusedKernel::SwiGlu) && is_right(FusedKernel::SwiGluCast)
+    !is_cpu && packs(client, dtype) && is_right(FusedKernel::SwiGlu) && is_right(FusedKernel::SwiGluCast)
+}
+
+/// Whether elements of this dtype can be rounded in registers: WGSL has no words of 16-bit floats.
+fn packs<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
+    supports(client, dtype) && (dtype.size() == 4 || Isa::of(client).has_ptx())
 }
 
 /// What a cast of SwiGLU reads, if it may.
@@ -111,6 +116,9 @@ pub(crate) fn check_swiglu<R: Runtime>(
 ) -> Result<[Checked; 2], KernelError> {
     if is_struck(client, FusedKernel::SwiGluCast) {
         return Err(KernelError::StruckOff);
+    }
+    if !packs(client, views[0].dtype) {
+        return Err(KernelError::UnsupportedDtype { dtype: views[0].dtype });
     }
     Ok(Dense::new(client, FusedKernel::SwiGlu, views)?.tensors)
 }

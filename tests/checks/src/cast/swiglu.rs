@@ -1,10 +1,8 @@
 //! Casts of SwiGLU from what goes into it: bit for bit those of what the kernel that writes SwiGLU has written.
 
 use cubecl::prelude::*;
-use float8_kernels::fused::swiglu;
-use float8_kernels::{
-    Cast, Format, Granularity, KernelError, Orientation, ScaleMode, quantize_swiglu, reference, supports,
-};
+use float8_kernels::fused::{casts_swiglu, swiglu};
+use float8_kernels::{Cast, Format, Granularity, KernelError, Orientation, ScaleMode, quantize_swiglu, reference};
 
 use super::{Case, ORIENTATIONS, casts, check_amax, check_copies, poison_copies};
 use crate::Failure;
@@ -57,7 +55,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case, observe: bool) -> R
     let [(a, _), (b, _)] = [1, 2].map(|seed| input.upload(client, seed));
     let given = upload_f32(client, &[2.5]);
     let amax = (cast.granularity == Granularity::Tensor).then_some((&given, observe));
-    if !supports(client, input.dtype) {
+    if !casts_swiglu(client, input.dtype) {
         return match quantize_swiglu(client, [&a, &b], amax, cast, orientation) {
             Err(KernelError::UnsupportedDtype { .. }) => Ok(0.0),
             other => Err(wrong!("{} is not supported here, but the call gives {other:?}", input.dtype)),
