@@ -15,7 +15,8 @@ mod swiglu;
 
 pub use rms_norm::{rms_norm, rms_norm_backward};
 pub use rotary::rotary;
-pub use swiglu::{swiglu, swiglu_backward};
+pub use swiglu::{casts_swiglu, swiglu, swiglu_backward};
+pub(crate) use swiglu::{check_swiglu, swiglu_words};
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -32,6 +33,8 @@ use crate::{KernelError, MatrixView, supports};
 pub enum FusedKernel {
     /// [`swiglu`] and [`swiglu_backward`].
     SwiGlu,
+    /// [`quantize_swiglu`](crate::quantize_swiglu).
+    SwiGluCast,
     /// [`rms_norm`] and [`rms_norm_backward`].
     RmsNorm,
     /// [`rotary`], both ways.
@@ -56,7 +59,9 @@ const MOST_CUBES: usize = 1024;
 /// How many maxima an operation leaves of a tensor `[rows, cols]`.
 pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
     match kernel {
-        FusedKernel::SwiGlu | FusedKernel::Rotary => (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES),
+        FusedKernel::SwiGlu | FusedKernel::SwiGluCast | FusedKernel::Rotary => {
+            (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
+        }
         FusedKernel::RmsNorm => rms_norm::cubes(rows, cols, MOST_CUBES),
     }
 }

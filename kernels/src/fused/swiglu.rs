@@ -2,12 +2,17 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
+use half::{bf16, f16};
 
 use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
 use crate::grid::{UNITS, cube_max};
 use crate::launched::{Version, note};
+use crate::load::element;
 use crate::ptx::cvt::Isa;
-use crate::{KernelError, MatrixView};
+use crate::source::Source;
+use crate::struck::is_struck;
+use crate::view::Checked;
+use crate::{KernelError, MatrixView, supports};
 
 /// `y = a σ(a) b` of contiguous `[rows, cols]`, with the maxima of its magnitudes.
 ///
@@ -89,6 +94,70 @@ pub fn swiglu_backward<R: Runtime>(
         );
     }
     Ok([WithMaxima { y: da, maxima: da_maxima }, WithMaxima { y: db, maxima: db_maxima }])
+}
+
+/// Whether a cast of SwiGLU of this dtype is to read what goes into it, by [`quantize_swiglu`](crate::quantize_swiglu): not on a CPU, nor
+/// where that or [`swiglu`] was found to be wrong.
+pub fn casts_swiglu<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
+    let is_right = |kernel: FusedKernel| !is_struck(client, kernel);
+    let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
+    !is_cpu && packs(client, dtype) && is_right(FusedKernel::SwiGlu) && is_right(FusedKernel::SwiGluCast)
+}
+
+/// Whether elements of this dtype can be rounded in registers: WGSL has no words of 16-bit floats.
+fn packs<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
+    supports(client, dtype) && (dtype.size() == 4 || Isa::of(client).has_ptx())
+}
+
+/// What a cast of SwiGLU reads, if it may.
+pub(crate) fn check_swiglu<R: Runtime>(
+    client: &ComputeClient<R>,
+    views: [&MatrixView; 2],
+) -> Result<[Checked; 2], KernelError> {
+    if is_struck(client, FusedKernel::SwiGluCast) {
+        return Err(KernelError::StruckOff);
+    }
+    if !packs(client, views[0].dtype) {
+        return Err(KernelError::UnsupportedDtype { dtype: views[0].dtype });
+    }
+    Ok(Dense::new(client, FusedKernel::SwiGlu, views)?.tensors)
+}
+
+/// Puts SwiGLU of the elements in `raw[first..first + words]`, words of [`load_vector`](crate::load::load_vector), and in `up` in the place of
+/// the former: rounded to their dtype, the bits that [`swiglu`] writes.
+#[cube]
+pub(crate) fn swiglu_words(
+    raw: &mut Array<u32>,
+    #[comptime] first: u32,
+    up: &Array<u32>,
+    #[comptime] words: u32,
+    #[comptime] source: Source,
+    #[comptime] isa: Isa,
+) {
+    let each = comptime!(source.per_word());
+    #[unroll]
+    for w in 0..words {
+        let mut gates = Vector::<f32, Const<2>>::new(0.0f32);
+        let mut ups = Vector::<f32, Const<2>>::new(0.0f32);
+        #[unroll]
+        for i in 0..each {
+            let at = comptime!(w * each + i);
+            gates[comptime!(i as usize)] = f32::reinterpret(element(raw, first, at, source, isa));
+            ups[comptime!(i as usize)] = f32::reinterpret(element(up, 0u32, at, source, isa));
+        }
+        let word = if comptime!(source == Source::F32) {
+            let (gate, up) = (Vector::<f32, Const<1>>::new(gates[0]), Vector::<f32, Const<1>>::new(ups[0]));
+            u32::reinterpret((gate * sigmoid::<Const<1>>(gate) * up)[0])
+        } else {
+            let result = gates * sigmoid::<Const<2>>(gates) * ups;
+            if comptime!(source == Source::Bf16) {
+                u32::reinterpret(Vector::<bf16, Const<2>>::cast_from(result))
+            } else {
+                u32::reinterpret(Vector::<f16, Const<2>>::cast_from(result))
+            }
+        };
+        raw[comptime!((first + w) as usize)] = word;
+    }
 }
 
 /// `1 / (1 + e^-x)`

@@ -9,6 +9,8 @@
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
+//!
+//! The cast of SwiGLU reads what goes into it as often, and is made nowhere for one scale without a given amax.
 
 mod blocks;
 mod encode;
@@ -31,6 +33,7 @@ use tiles::ScaleSourceArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
+use crate::fused::check_swiglu;
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
@@ -63,20 +66,79 @@ pub fn quantize<R: Runtime>(
         let by_rows = orientation == Orientation::Rows;
         match cast.granularity {
             Granularity::Tensor => tensorwise(client, x, encoding, orientation, None),
-            Granularity::Row if by_rows => rows::launch(client, x, encoding),
             Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) && !cast.is_square() => {
                 pieces::launch(client, x, encoding)
             }
-            Granularity::Row => {
-                let (copies, scales) = lines::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, (ScaleSourceArgs::Lines(scales), None), copies)
-            }
-            Granularity::Block1x32 | Granularity::Block1x128 | Granularity::Block128x128 => {
-                let (copies, scales) = blocks::scales(client, x, cast, orientation);
-                tiles::launch(client, x, encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
-            }
+            _ => with_many_scales(client, (x, None), encoding, orientation),
         }
     }))
+}
+
+/// With scales of rows and columns, or of blocks; with `up` the cast of SwiGLU of both.
+fn with_many_scales<R: Runtime>(
+    client: &ComputeClient<R>,
+    (x, up): (&Checked, Option<&Checked>),
+    encoding: Encoding,
+    orientation: Orientation,
+) -> Copies {
+    let cast = encoding.cast;
+    match cast.granularity {
+        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, (x, up), encoding),
+        Granularity::Row => {
+            let (copies, scales) = lines::scales(client, (x, up), cast, orientation);
+            tiles::launch(client, (x, up), encoding, (ScaleSourceArgs::Lines(scales), None), copies)
+        }
+        _ => {
+            let (copies, scales) = blocks::scales(client, x, cast, orientation);
+            tiles::launch(client, (x, up), encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
+        }
+    }
+}
+
+/// Casts `a σ(a) b`, which is rounded to the dtype of a and b and not written: codes, scales and amax are, bit for bit, those of the cast of
+/// what [`fused::swiglu`](crate::fused::swiglu) writes, by [`quantize`], and with one scale for the tensor by [`quantize_with_amax`] with this
+/// amax and `observe`.
+///
+/// # Errors
+/// [`KernelError::NotTensorwise`] for one scale without an amax, which takes a read of a and b for the amax, and for an amax with other scales;
+/// as [`fused::swiglu`](crate::fused::swiglu) and [`quantize_with_amax`]; [`KernelError::Misaligned`] if a and b do not begin alike.
+pub fn quantize_swiglu<R: Runtime>(
+    client: &ComputeClient<R>,
+    [a, b]: [&MatrixView; 2],
+    amax: Option<(&Handle, bool)>,
+    cast: Cast,
+    orientation: Orientation,
+) -> Result<Quantized, KernelError> {
+    cast.check()?;
+    let granularity = cast.granularity;
+    if (granularity == Granularity::Tensor) != amax.is_some() {
+        return Err(KernelError::NotTensorwise { granularity });
+    }
+    check(client, a, orientation)?;
+    let [a, b] = check_swiglu(client, [a, b])?;
+    let ([(_, a_base), (_, b_base)], size) = ([a.memory(), b.memory()], a.source.size());
+    if a_base != b_base {
+        return Err(KernelError::Misaligned { offset: (b_base * size) as u64, size });
+    }
+    let (x, encoding) = ((&a, Some(&b)), Encoding::new(client, &a, cast));
+    let Some((amax, observe)) = amax else {
+        return Ok(with_many_scales(client, x, encoding, orientation).finished(&a, cast));
+    };
+    let (cubes, maxima) = (tiles::cubes(&a, granularity), Maxima::of_amax(&checked_amax(client, amax)?));
+    let observed = observe.then(|| words(client, cubes));
+    let (copies, scale, parameters) = tensor::scale(client, &a, orientation, &maxima, Some(amax), observed.as_ref());
+    let scale = (ScaleSourceArgs::Tensor(scale), Some(parameters));
+    let mut done = tiles::launch(client, x, encoding.of_given_amax(), scale, copies).finished(&a, cast);
+    if let Some(observed) = observed {
+        done.amax = Maxima::partial(observed, cubes, a.source).fold(client);
+    }
+    Ok(done)
+}
+
+/// An amax that was given, f32 `[1]`.
+fn checked_amax<R: Runtime>(client: &ComputeClient<R>, amax: &Handle) -> Result<Checked, KernelError> {
+    let dtype = f32::as_type_native_unchecked().storage_type();
+    Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })
 }
 
 /// With one scale from the tensor's own amax, the largest of `maxima` if they are known.
@@ -108,7 +170,9 @@ fn launch_one_scale<R: Runtime>(
 ) -> Copies {
     match copies.cols {
         None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
-        Some(_) => tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies),
+        Some(_) => {
+            tiles::launch(client, (x, None), encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies)
+        }
     }
 }
 
@@ -161,9 +225,7 @@ pub fn quantize_with_amax<R: Runtime>(
 ) -> Result<Quantized, KernelError> {
     check_tensorwise(cast)?;
     let x = check(client, x, orientation)?;
-    let dtype = f32::as_type_native_unchecked().storage_type();
-    let given = Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })?;
-    let maxima = Maxima::of_amax(&given);
+    let maxima = Maxima::of_amax(&checked_amax(client, amax)?);
     let mut partials = None;
     let mut done = by_memory_order(&x, cast, orientation, |x, orientation| {
         let cubes =
@@ -231,6 +293,25 @@ impl Copies {
     fn amax(&self) -> &Handle {
         &self.rows.as_ref().or(self.cols.as_ref()).expect("an orientation names a copy").amax
     }
+
+    /// As copies of `x`.
+    fn finished(self, x: &Checked, cast: Cast) -> Quantized {
+        let amax = self.amax().clone();
+        let operand = |copy: Copy, rows, k| Operand {
+            codes: copy.codes,
+            inv_scale: copy.inv_scale,
+            rows,
+            k,
+            format: cast.format,
+            granularity: cast.granularity,
+            power_of_two: cast.scale_mode.is_power_of_two(),
+        };
+        Quantized {
+            rows: self.rows.map(|copy| operand(copy, x.rows, x.cols)),
+            cols: self.cols.map(|copy| operand(copy, x.cols, x.rows)),
+            amax,
+        }
+    }
 }
 
 /// Runs `launch` on `x`, or on its transpose if that is how it lies in memory: the transpose of a column-major matrix is
@@ -247,21 +328,7 @@ fn by_memory_order(
     } else {
         launch(x, orientation)
     };
-    let amax = copies.amax().clone();
-    let operand = |copy: Copy, rows, k| Operand {
-        codes: copy.codes,
-        inv_scale: copy.inv_scale,
-        rows,
-        k,
-        format: cast.format,
-        granularity: cast.granularity,
-        power_of_two: cast.scale_mode.is_power_of_two(),
-    };
-    Quantized {
-        rows: copies.rows.map(|copy| operand(copy, x.rows, x.cols)),
-        cols: copies.cols.map(|copy| operand(copy, x.cols, x.rows)),
-        amax,
-    }
+    copies.finished(x, cast)
 }
 
 /// The view, if it and the copies are within reach of the kernels.

@@ -8,6 +8,7 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
+use crate::fused::swiglu_words;
 use crate::load::{Geometry, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
@@ -87,21 +88,47 @@ impl Tile {
         (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
     }
 
-    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`.
-    pub(super) fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, #[comptime] isa: Isa) -> Array<u32> {
-        let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`. With `up`, which lies as x
+    /// does, they are those of SwiGLU of both.
+    pub(super) fn load<N: Size>(
+        &self,
+        x: &Array<Vector<u32, N>>,
+        up: &ComptimeOption<Array<Vector<u32, N>>>,
+        #[comptime] isa: Isa,
+    ) -> Array<u32> {
         let mut raw = Array::<u32>::new(comptime!((self.sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
         #[unroll]
         for s in 0..self.sectors {
-            #[unroll]
-            for i in 0..UNIT_ROWS {
-                let first = comptime!((s * UNIT_ROWS + i) * SECTOR_WORDS);
-                let col = self.col0 + self.sector_col(s);
-                load_sector(x, &self.geometry, row + i, col, &mut raw, first, self.source, isa);
+            let first = comptime!(s * UNIT_ROWS * SECTOR_WORDS);
+            self.load_sectors(x, &mut raw, s, first, isa);
+            #[comptime]
+            if let ComptimeOption::Some(up) = up {
+                let mut ups = Array::<u32>::new(comptime!((UNIT_ROWS * SECTOR_WORDS) as usize));
+                self.load_sectors(up, &mut ups, s, 0u32, isa);
+                all_loaded(isa);
+                swiglu_words(&mut raw, first, &ups, comptime!(UNIT_ROWS * SECTOR_WORDS), self.source, isa);
             }
         }
         all_loaded(isa);
         raw
+    }
+
+    /// Sector `sector` of this unit's rows as words `raw[first..]`.
+    fn load_sectors<N: Size>(
+        &self,
+        x: &Array<Vector<u32, N>>,
+        raw: &mut Array<u32>,
+        #[comptime] sector: u32,
+        #[comptime] first: u32,
+        #[comptime] isa: Isa,
+    ) {
+        let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
+        let col = self.col0 + self.sector_col(sector);
+        #[unroll]
+        for i in 0..UNIT_ROWS {
+            let to = comptime!(first + i * SECTOR_WORDS);
+            load_sector(x, &self.geometry, row + i, col, raw, to, self.source, isa);
+        }
     }
 
     /// Casts sector `sector` of this unit: its codes by rows, those of row `i` in words `i · sector_quads` on of the result, and

@@ -89,10 +89,10 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast into `copies`, with scales from there; of a single one with its parameters.
+/// Launches the cast of x, with `up` of SwiGLU of both, into `copies`, with scales from there; of a single one with its parameters.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
-    x: &Checked,
+    (x, up): (&Checked, Option<&Checked>),
     encoding: Encoding,
     (scales, one_scale): (ScaleSourceArgs<R>, Option<OneScale>),
     copies: Copies,
@@ -107,8 +107,8 @@ pub(super) fn launch<R: Runtime>(
         by_cols: cols.is_some(),
         one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128) || encoding.cast.is_square(),
     };
-    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of
-    // rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
+    // SAFETY: `x` is checked, `up` lies as it does, and `Tile::load` reads only inside them; stores of codes are guarded by the pitches
+    // and by the numbers of rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
     // of the amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
     // are as many; `TensorScale` writes word `i` of what it observes in cube `i`.
     unsafe {
@@ -119,6 +119,7 @@ pub(super) fn launch<R: Runtime>(
             x.vector_words(),
             per_sector as usize,
             x.array(),
+            up.map(Checked::array).into(),
             scales,
             optional(rows.as_ref().map(|copy| &copy.codes)),
             optional(cols.as_ref().map(|copy| &copy.codes)),
@@ -126,7 +127,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            note("cast_tiles", (x.vector_words(), cast, one_scale)),
+            note("cast_tiles", (x.vector_words(), up.is_some(), cast, one_scale)),
         );
     }
     copies
@@ -135,6 +136,7 @@ pub(super) fn launch<R: Runtime>(
 #[cube(launch_unchecked)]
 fn cast_tiles<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
+    up: &ComptimeOption<Array<Vector<u32, N>>>,
     source: &mut ScaleSource,
     rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
     cols: &mut ComptimeOption<Array<Vector<u32, Const<4>>>>,
@@ -149,7 +151,7 @@ fn cast_tiles<N: Size, M: Size>(
     if tile.row0 >= tile.geometry.rows {
         terminate!();
     }
-    let raw = tile.load(x, isa);
+    let raw = tile.load(x, up, isa);
     // Of the maxima of columns, and then of their codes.
     let codes = comptime!(if cast.by_cols { tile_cols(dtype, cast.sectors) * COL_WORDS } else { 1 });
     let words = comptime!(codes.max(blocks::col_stage_words(cast)));

@@ -136,6 +136,13 @@ fn health() {
 }
 
 #[test]
+fn quantize_swiglu() {
+    all_pass("quantize_swiglu f32", 200);
+    all_pass("quantize_swiglu f16|bf16 70x264|37x141", 60);
+    all_pass("quantize_swiglu refused", 1);
+}
+
+#[test]
 fn neighbours_of_linears() {
     all_pass("swiglu", 40);
     all_pass("rms_norm", 60);

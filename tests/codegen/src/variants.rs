@@ -10,8 +10,8 @@ use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation,
     Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, fused, gemm_path,
-    grouped_scaled_gemm, health, quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into,
-    supports, transpose,
+    grouped_scaled_gemm, health, quantize, quantize_swiglu, quantize_with_amax, quantize_with_maxima, row_words,
+    scaled_gemm_into, supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -123,6 +123,9 @@ impl Launcher {
                 let shape = [64, cols];
                 let [a, b, dy] = [(); 3].map(|()| self.matrix(shape, cols, dtype));
                 fused::swiglu(client, &a, &b).expect("valid views");
+                if cols < 4096 {
+                    self.casts_of_swiglu([&a, &b]);
+                }
                 for with_maxima in [false, true] {
                     fused::swiglu_backward(client, &a, &b, &dy, with_maxima).expect("valid views");
                 }
@@ -137,6 +140,25 @@ impl Launcher {
                 let table = self.matrix([8, half], half, f32);
                 for ways in [(false, false), (true, false), (true, true)] {
                     fused::rotary(client, &x, [&table, &table], [2, 8, 4], ways).expect("valid views");
+                }
+            }
+        }
+    }
+
+    /// The cast of SwiGLU of every granularity, in each orientation, and where the amax is observed.
+    fn casts_of_swiglu(&self, inputs: [&MatrixView; 2]) {
+        let casts = GRANULARITIES.map(|granularity| (granularity, ScaleMode::F32));
+        let casts = casts.into_iter().chain([(MX, ScaleMode::E8m0(ScaleCalculationMode::Rceil))]);
+        for (granularity, scale_mode) in casts {
+            let cast = Cast { format: Format::E4m3, granularity, scale_mode };
+            for orientation in ORIENTATIONS {
+                let amax = self.memory(4);
+                let amaxes = match granularity {
+                    Granularity::Tensor => vec![Some((&amax, false)), Some((&amax, true))],
+                    _ => vec![None],
+                };
+                for amax in amaxes {
+                    quantize_swiglu(&self.client, inputs, amax, cast, orientation).expect("valid views");
                 }
             }
         }

@@ -71,6 +71,10 @@ fn given_amaxes() {
 #[test]
 fn neighbours_of_linears() {
     check(&["swiglu 3x17 bf16", "swiglu 70x96 f32 row-major", "swiglu 70x96 one-nan"], 1);
+    check(
+        &["quantize_swiglu 70x264 bf16", "quantize_swiglu 37x141 f16", "quantize_swiglu 139x264 f32 row-major one-nan"],
+        5,
+    );
     check(&["rms_norm 3x17 f16", "rms_norm 70x96 bf16 row-major", "rms_norm 9x2056 f32 row-major"], 1);
     check(&["rotary 2x7x3x10 bf16", "rotary 2x5x4x64 f32"], 1);
 }

@@ -221,6 +221,31 @@ fn a_neighbour_leaves_the_amax_of_a_linear() {
     }
 }
 
+/// A cast that needs no amax of the tensor makes SwiGLU itself, unless something else reads it.
+#[test]
+fn a_cast_makes_swiglu() {
+    let _turn = turn();
+    for recipe in Recipe::ALL {
+        let layer = linear(recipe);
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] =
+            [&|x| swiglu(x.clone(), x), &|x| swiglu(x.clone(), x) * 1.0];
+        let [made, written] = chains.map(|chain| {
+            // The histories of delayed scaling begin after the first.
+            for seed in [130, 140] {
+                step_of(&layer.weight, |x| layer.forward(chain(x)), seed);
+                begin_float8_step(&layer);
+            }
+            step_of(&layer.weight, |x| layer.forward(chain(x)), 150)
+        });
+        // Where wgrad reads x in high precision it is written for that; one scale from the tensor's own amax takes its maxima.
+        let keeps = matches!(recipe, Recipe::Tensorwise | Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp);
+        let count = [&made, &written].map(|launched| launched.count("swiglu_forward"));
+        assert_eq!(count, [usize::from(keeps), 1], "{recipe}: {:?}", made.names);
+        assert_eq!(made.count("cast_"), written.count("cast_"), "{recipe}: {:?}", made.names);
+        assert_eq!(made.uploads, 0, "{recipe}: {:?}", made.names);
+    }
+}
+
 /// What stands behind a linear leaves the maxima of its gradient, unless something else reads the linear's output too.
 #[test]
 fn a_neighbour_leaves_the_amax_of_a_gradient() {

@@ -1,10 +1,15 @@
 //! SwiGLU, RMSNorm, rotary positions and log-likelihoods as nodes, their results and gradients, against their definitions in f64.
 use burn::backend::Autodiff;
+use burn::module::Module;
+use burn::nn::Linear;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Recipe,
     backend::Float8Backend,
+    begin_float8_step,
+    config::StatisticsConfig,
     nn::{log_likelihood, rms_norm, rotary, swiglu},
+    without_float8,
 };
 
 use float8_kernels::reference::fused as reference;
@@ -262,6 +267,61 @@ fn maxima_on<B: Float8Backend>(runtime: &str) {
         assert_eq!(own.iter().any(|x| x.is_nan()), special.is_nan(), "{runtime} {recipe}");
         assert_eq!(bits(own), bits(found), "{runtime} {recipe}");
     }
+}
+
+/// SwiGLU that a cast makes, or something else: the same bits as where it is written first, whatever reads it and in whatever order.
+fn deferred_on<B: Float8Backend>(runtime: &str) {
+    let [m, k, n] = [140, 96, 32];
+    type Reader<B> = fn(Tensor<A<B>, 2>, &Linear<A<B>>) -> Tensor<A<B>, 2>;
+    let readers: [(&str, Reader<B>); 7] = [
+        ("alone", |h, layer| layer.forward(h)),
+        ("before", |h, layer| {
+            let sum = h.clone().sum_dim(1);
+            layer.forward(h) * sum
+        }),
+        ("after", |h, layer| layer.forward(h.clone()) * h.sum_dim(1)),
+        ("twice", |h, layer| layer.forward(h.clone()) * layer.forward(h).abs()),
+        ("reshaped", |h, layer| layer.forward(h.reshape([2, 70, 96])).reshape([140, 32])),
+        ("detached", |h, layer| layer.forward(h.clone().detach()) + layer.forward(h)),
+        ("read", |h, layer| {
+            let all: f32 = h.clone().inner().into_data().to_vec::<f32>().expect("f32").iter().sum();
+            layer.forward(h) * all
+        }),
+    ];
+    let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let cases = readers.iter().flat_map(|reader| [(reader, false), (reader, true)]);
+    for (recipe, ((name, reader), statistics)) in
+        Recipe::ALL.into_iter().flat_map(|r| cases.clone().map(move |c| (r, c)))
+    {
+        let run = |own: bool| {
+            let config = Float8Config::new(recipe);
+            let config = if statistics { config.with_statistics(StatisticsConfig::every(1)) } else { config };
+            let layer = layer::<B>(&config, tensor::<A<B>, 2>(normal(k * n, 3), [k, n]), None);
+            let step = |seed: u64| {
+                let [gate, up] = [seed, 2].map(|seed| tensor::<A<B>, 2>(normal(m * k, seed), [m, k]).require_grad());
+                let between = |h: Tensor<A<B>, 2>| if own { h } else { h * 1.0 };
+                let y = reader(between(swiglu(gate.clone(), up.clone())), &layer);
+                let dy = tensor::<A<B>, 2>(normal(m * n, 4), [m, n]);
+                let grads = (y.clone() * dy).sum().backward();
+                let gradient = |t: &Tensor<A<B>, 2>| values(t.grad(&grads).expect("a gradient"));
+                let made = [gradient(&gate), gradient(&up), gradient(&layer.weight), values(y.inner())].concat();
+                begin_float8_step(&layer);
+                // Without gradients, and without FP8.
+                let layer = layer.clone().no_grad();
+                let h = between(swiglu(gate.detach(), up.detach()));
+                let evaluated = [layer.forward(h.clone()), without_float8(layer).forward(h)];
+                [made, evaluated.map(|y| values(y.inner())).concat()].concat()
+            };
+            // The second has a history.
+            [step(1), step(5)].concat()
+        };
+        assert!(bits(run(true)) == bits(run(false)), "{runtime} {recipe}, {name}, statistics: {statistics}");
+    }
+}
+
+#[test]
+fn swiglu_is_made_by_the_cast_that_follows() {
+    on_every_runtime!(deferred_on);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
+use float8_kernels::fused::casts_swiglu;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
     Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, health, health_len, mx, row_words, supports,
@@ -85,15 +86,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             Err(KernelError::StruckOff) => return quantize_on_host(x, cast, orientation, scale),
             quantized => quantized.expect("the caller checked dtype, shape and granularity"),
         };
-        let operand = |o: Operand| device_operand(&client, &device, o);
-        let amax = match scale {
-            ScaleFrom::Amax { amax, observe: false } => amax,
-            _ => {
-                let len = cast.granularity.amax_len(rows, cols, orientation);
-                tensor(&client, &device, quantized.amax, [len], DType::F32)
-            }
-        };
-        Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
+        quantized_tensors(&client, &device, quantized, (cast, orientation), (scale, [rows, cols]))
     }
 
     fn fp8_matmul(
@@ -146,6 +139,27 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> FusedOutput<Self> {
         fused_kernels::forward(op, inputs)
+    }
+
+    fn swiglu_defers(device: &Device<Self>, shape: &Shape, dtype: DType) -> bool {
+        let elements = shape.num_elements() as u64;
+        (1..=MAX_INDEX).contains(&elements) && casts_swiglu(&R::client(device), dtype.into())
+    }
+
+    fn swiglu_quantize(
+        inputs: [CubeTensor<R>; 2],
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<CubeTensor<R>>,
+    ) -> Quantized<Self> {
+        let asked = (cast, orientation);
+        match fused_kernels::swiglu_quantize::<R, F, I, BT>(&inputs, asked, &scale) {
+            Some(quantized) => {
+                let (client, device) = (&inputs[0].client, &inputs[0].device);
+                quantized_tensors(client, device, quantized, asked, (scale, host::matrix(&inputs[0].shape())))
+            }
+            None => Self::fp8_quantize(Self::fused_forward(&Fused::SwiGlu, &inputs).y, cast, orientation, scale),
+        }
     }
 
     fn fused_backward(
@@ -202,6 +216,25 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             transposed: false,
         }
     }
+}
+
+/// What a kernel has made of a tensor `[rows, cols]`, as tensors.
+fn quantized_tensors<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    client: &ComputeClient<R>,
+    device: &R::Device,
+    quantized: float8_kernels::Quantized,
+    (cast, orientation): (Cast, Orientation),
+    (scale, [rows, cols]): (ScaleFrom<CubeTensor<R>>, [usize; 2]),
+) -> Quantized<CubeBackend<R, F, I, BT>> {
+    let operand = |o: Operand| device_operand(client, device, o);
+    let amax = match scale {
+        ScaleFrom::Amax { amax, observe: false } => amax,
+        _ => {
+            let len = cast.granularity.amax_len(rows, cols, orientation);
+            tensor(client, device, quantized.amax, [len], DType::F32)
+        }
+    };
+    Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
 }
 
 /// The cast where every kernel of the device is wrong.

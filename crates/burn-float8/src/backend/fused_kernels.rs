@@ -10,12 +10,13 @@ use burn_std::Shape;
 use cubecl::device::Device as _;
 use cubecl::server::Handle;
 use float8_kernels::fused::{self as kernels, FusedKernel, WithMaxima};
-use float8_kernels::{KernelError, MAX_INDEX, MatrixView, amax};
+use float8_kernels::{Cast, KernelError, MAX_INDEX, MatrixView, Orientation, Quantized, amax, quantize_swiglu};
 
+use super::ScaleFrom;
 use super::fused::{self, Fused, FusedOutput};
 use super::host::{matrix, read_f32};
 use super::operand::tensor;
-use super::self_check;
+use super::self_check::{self, Mismatch};
 
 /// The last positions or rows that a check computes again.
 const SAMPLED: usize = 64;
@@ -99,8 +100,39 @@ fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         format!("{name} of {:?} {:?}", &inputs[0].shape()[..], inputs[0].dtype())
     };
     let launch = || launch(op, inputs, backward);
-    let compare = |made: &Made<R, F, I, BT>| compare(op, inputs, backward, made);
+    let compare = |made: &Made<R, F, I, BT>| compare(op, inputs, backward, made).map_err(Mismatch::Wrong);
     self_check::fused(&client, &self_check::of(&client), device, (kernel, call), launch, compare).ok()
+}
+
+/// The cast of SwiGLU by a kernel that reads what goes into it; none where the kernels do not compute this, or were wrong.
+pub(super) fn swiglu_quantize<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    inputs: &[CubeTensor<R>; 2],
+    (cast, orientation): (Cast, Orientation),
+    scale: &ScaleFrom<CubeTensor<R>>,
+) -> Option<Quantized> {
+    let op = Fused::<CubeBackend<R, F, I, BT>>::SwiGlu;
+    let [a, b] = inputs.each_ref().map(view);
+    let (client, dtype) = (inputs[0].client.clone(), inputs[0].dtype);
+    let given = match scale {
+        ScaleFrom::Dynamic => None,
+        ScaleFrom::Amax { amax, observe } => Some((&amax.handle, *observe)),
+        ScaleFrom::Maxima(_) => return None,
+    };
+    let call = || {
+        let ([rows, cols], Cast { format, granularity, scale_mode }) = (a.shape, cast);
+        format!(
+            "cast of swiglu of [{rows}, {cols}] {dtype:?} to {format} {granularity} ({scale_mode}), {orientation:?}"
+        )
+    };
+    let quantize = || quantize_swiglu(&client, [&a, &b], given, cast, orientation);
+    let compare = |made: &Quantized| {
+        let y = launch(&op, inputs, None).map_err(|error| Mismatch::Wrong(error.to_string()))?;
+        compare(&op, inputs, None, &y).map_err(Mismatch::Wrong)?;
+        let given = scale.map(|given| (given.handle.clone(), given.shape().num_elements()));
+        self_check::compare_cast(&client, (&view(&y[0].y), dtype), cast, &given, made)
+    };
+    let (checks, device) = (self_check::of(&client), inputs[0].device.to_id());
+    self_check::fused(&client, &checks, device, (FusedKernel::SwiGluCast, call), quantize, compare).ok()
 }
 
 /// A tensor as kernels read it.

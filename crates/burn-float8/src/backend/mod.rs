@@ -265,6 +265,23 @@ pub trait Float8Backend: Backend {
         FusedOutput { y: fused::forward(op, inputs), maxima: None }
     }
 
+    /// Whether SwiGLU of tensors like this is left to the cast that follows, by [`swiglu_quantize`](Self::swiglu_quantize). The default is no.
+    fn swiglu_defers(device: &Device<Self>, shape: &Shape, dtype: DType) -> bool {
+        let _ = (device, shape, dtype);
+        false
+    }
+
+    /// [`fp8_quantize`](Self::fp8_quantize) of SwiGLU of two tensors, the same bits. The caller has checked what that asks for, and that with
+    /// one scale per tensor an amax is given.
+    fn swiglu_quantize(
+        [a, b]: [FloatTensor<Self>; 2],
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<Self>>,
+    ) -> Quantized<Self> {
+        Self::fp8_quantize(Self::fused_forward(&Fused::SwiGlu, &[a, b]).y, cast, orientation, scale)
+    }
+
     /// The gradient of each input; their maxima need not be there unless they are asked for.
     fn fused_backward(
         op: &Fused<Self>,

@@ -101,6 +101,10 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         };
         moved.with_mark(mark).with_adapter(adapter)
     }
+    /// Nothing that is deferred is made for it.
+    fn float_device(tensor: &F<Self>) -> D<Self> {
+        tensor.device()
+    }
     forward! {
         #[new] fn float_from_data(data: TensorData, device: &D<Self>) -> F<Self>;
         #[new] fn float_random(shape: Shape, distribution: Distribution, device: &D<Self>, dtype: FloatDType) -> F<Self>;
@@ -108,7 +112,6 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         #[new] fn float_ones(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[new] fn float_full(shape: Shape, fill_value: Scalar, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         #[raw] fn float_into_data(tensor: F<Self>) -> impl Future<Output = Result<TensorData, ExecutionError>> + Send;
-        #[raw] fn float_device(tensor: &F<Self>) -> D<Self>;
         fn float_into_int(tensor: F<Self>, out_dtype: IntDType) -> I<Self>;
         #[new] fn float_empty(shape: Shape, device: &D<Self>, dtype: FloatDType) -> F<Self>;
         fn float_repeat_dim(tensor: F<Self>, dim: usize, times: usize) -> F<Self>;

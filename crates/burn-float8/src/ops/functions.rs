@@ -78,13 +78,15 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
         cached_attention: |attention| W::cached_attention(inner_cached(attention)).map(Float8Tensor::new),
-        swiglu: |a, b| fused(Fused::SwiGlu, vec![a, b]),
-        rms_norm: |x, gamma, epsilon| fused(Fused::RmsNorm { epsilon }, vec![x, gamma]),
+        swiglu: |a, b| W::fused_node(Fused::SwiGlu, vec![a, b]),
+        rms_norm: |x, gamma, epsilon| W::fused_node(Fused::RmsNorm { epsilon }, vec![x, gamma]),
         rotary: |x, cos, sin| {
             let [cos, sin] = [cos, sin].map(|table| W::plain(table.full()).clone());
-            fused(Fused::Rotary { cos, sin }, vec![x])
+            W::fused_node(Fused::Rotary { cos, sin }, vec![x])
         },
-        log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits]),
+        log_likelihood: |logits, targets| {
+            W::fused_node(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits])
+        },
         adamw,
         full_tensor: W::fp8_full_tensor,
         with_adapter: |weight, adapter| weight.with_adapter(Some(Arc::new(adapter.map(Float8Tensor::into_full)))),
@@ -97,11 +99,6 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
             None => weight,
         },
     });
-}
-
-fn fused<W: Wrapped>(op: Fused<W::Plain>, inputs: Vec<Float8Tensor<W>>) -> Float8Tensor<W> {
-    let (y, maxima) = W::fused_node(op, inputs);
-    Float8Tensor::with_maxima(y, maxima)
 }
 
 /// The new parameter is the weight that the old one was.

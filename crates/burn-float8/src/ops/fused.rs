@@ -14,22 +14,23 @@ use burn_std::Shape;
 
 use crate::backend::{Float8Backend, Fused, FusedOutput};
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, GradientSlot};
-
-/// The result of an operation on autodiff, and the maxima of its magnitudes on the backend that computes, where it leaves them.
-type Node<B, C> = (FloatTensor<Autodiff<B, C>>, Option<FloatTensor<B>>);
+use crate::tensor::{Deferred, Float8Tensor, GradientSlot};
 
 /// Forward on the backend that computes.
-pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
+pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Float8Tensor<B> {
+    if let Some(deferred) = Deferred::new(op, inputs) {
+        return Float8Tensor::of_deferred(inputs[0].clone(), deferred);
+    }
     let _timer = operation(op.name());
-    B::fused_forward(op, inputs)
+    let FusedOutput { y, maxima } = B::fused_forward(op, inputs);
+    Float8Tensor::with_maxima(y, maxima)
 }
 
-/// The node on autodiff, of one input or two, and the maxima of its result.
+/// The node on autodiff, of one input or two.
 pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
     op: Fused<B>,
     inputs: Vec<Float8Tensor<Autodiff<B, C>>>,
-) -> Node<B, C> {
+) -> Float8Tensor<Autodiff<B, C>> {
     match <[_; 2]>::try_from(inputs) {
         Ok(inputs) => node_of::<B, C, 2>(op, inputs),
         Err(inputs) => node_of::<B, C, 1>(op, <[_; 1]>::try_from(inputs).expect("one input or two")),
@@ -39,14 +40,14 @@ pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
 fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
     op: Fused<B>,
     inputs: [Float8Tensor<Autodiff<B, C>>; N],
-) -> Node<B, C> {
+) -> Float8Tensor<Autodiff<B, C>> {
     let outputs = inputs.each_ref().map(|input| input.output().cloned());
     let inputs = inputs.map(Float8Tensor::into_full);
-    let FusedOutput { y, maxima } = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
+    let made = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
     // What a linear has made is read as that: a reshape after it is part of this node.
     let read = |i: usize| outputs[i].as_ref().map_or(&inputs[i], |output| &output.y);
     let parents: [_; N] = std::array::from_fn(|i| read(i).node.clone());
-    let y = match Backwards.prepare::<C>(parents).compute_bound().stateful() {
+    made.placed(|y| match Backwards.prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let kept = std::array::from_fn(|i| Kept {
                 id: prep.checkpoint(read(i)),
@@ -56,8 +57,7 @@ fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
             prep.finish((op, kept), y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
-    };
-    (y, maxima)
+    })
 }
 
 /// An input as the operation before made it, that is before a reshape.

@@ -134,7 +134,7 @@ pub(super) fn forward<B: Float8Backend>(
     bias: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
-    let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), B::float_device(x.full()));
+    let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), x.device());
     let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
     let bias_dtype = bias.as_ref().map(|bias| bias.dtype());
     let used = Use { evaluates: wanted.evaluates, ..Use::of(w) };
@@ -145,6 +145,10 @@ pub(super) fn forward<B: Float8Backend>(
         let call = GemmCall::new(&used, Gemm::Wgrad, [m, k, n]);
         call.decide::<B>(&device, [dtype, w.dtype()]).ok()
     });
+    if matches!(wgrad_plan, Some(None)) {
+        // The node keeps x itself, so that the cast reads what is made.
+        x.full();
+    }
     let y = match call.plan::<B>(&device, dtypes.into_iter().flatten()) {
         Some(plan) => {
             let reads_both = wgrad_plan.flatten().is_some();
@@ -212,6 +216,8 @@ pub(super) fn adapted<W: Wrapped>(
     match w.adapter().cloned() {
         None => W::fp8_linear(x, w, bias),
         Some(adapter) => {
+            // The adapter reads x itself, so that the cast reads what is made.
+            x.full();
             // Whatever reads the values of a weight with an adapter gets both.
             let y = W::fp8_linear(x.clone(), w.with_adapter(None), bias);
             Float8Tensor::new(W::float_add(y.into_full(), adapter.apply(x.into_full())))

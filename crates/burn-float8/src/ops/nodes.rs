@@ -58,10 +58,8 @@ impl<B: Float8Backend> Wrapped for B {
         B::cached_attention(&attention)
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<B>>) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let inputs: Vec<_> = inputs.into_iter().map(Float8Tensor::into_full).collect();
-        let FusedOutput { y, maxima } = fused::forward(&op, &inputs);
-        (y, maxima)
+    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<B>>) -> Float8Tensor<B> {
+        fused::forward(&op, &inputs.into_iter().map(Float8Tensor::into_full).collect::<Vec<_>>())
     }
 
     fn is_tracked(_: &FloatTensor<B>) -> bool {
@@ -98,7 +96,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             linear::forward(&x.plain(), &w.plain(), bias, wanted)
         };
         let wanted = Wanted {
-            x: x.full().is_tracked(),
+            x: x.place().is_tracked(),
             w: is_trained(&w),
             bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
             evaluates: false,
@@ -118,7 +116,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
                 }
             };
         }
-        let (x_node, w_node) = (x.full().node.clone(), w.full().node.clone());
+        let (x_node, w_node) = (x.place().node.clone(), w.place().node.clone());
         match &bias {
             Some(bias) => node!(LinearWithBias, [x_node, w_node, bias.node.clone()]),
             None => node!(LinearNoBias, [x_node, w_node]),
@@ -147,7 +145,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         None
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<Self>>) -> (FloatTensor<Self>, Option<FloatTensor<B>>) {
+    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<Self>>) -> Float8Tensor<Self> {
         fused::node::<B, C>(op, inputs)
     }
 

@@ -2,8 +2,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use burn_backend::tensor::FloatTensor;
-use float8_kernels::Orientation;
+use burn_backend::tensor::{Device, FloatTensor};
 
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::wrapped::Float8Tensor;
@@ -97,27 +96,27 @@ impl<B: Float8Backend> Entries<B> {
     }
 }
 
-/// Casts with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of `own` where
-/// that is known without reading the tensor.
+/// Casts, by `run`, with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of `own`
+/// where that is known without reading the tensor.
 pub(super) fn quantize<B: Float8Backend>(
-    full: FloatTensor<B>,
-    orientation: Orientation,
+    device: &Device<B>,
     request: CastRequest<'_>,
     known: Option<Arc<CastResult<B>>>,
     own: Option<&dyn Fn() -> ScaleFrom<FloatTensor<B>>>,
+    run: impl FnOnce(ScaleFrom<FloatTensor<B>>) -> Quantized<B>,
 ) -> (Quantized<B>, Arc<CastResult<B>>) {
     let CastRequest { operand, layer, .. } = request;
-    let (key, device) = (request.key(), B::float_device(&full));
+    let key = request.key();
     let timed = |scale| {
         let _timer = time(Work::Cast { role: operand.role, format: key.cast.format });
-        B::fp8_quantize(full, key.cast, orientation, scale)
+        run(scale)
     };
     if let Some(known) = known {
         let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
         return (timed(amax), known);
     }
     let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
-        let state = DeviceState::<B>::of(layer, &device);
+        let state = DeviceState::<B>::of(layer, device);
         let scaling = state.scaling_amax(layer, operand.role, delayed);
         (state, delayed, scaling)
     });

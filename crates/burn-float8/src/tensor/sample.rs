@@ -17,7 +17,7 @@ use crate::terms::ContractionAxis;
 /// Samples an operand if the layer's statistics ask for it now.
 pub(crate) fn sample<B: Float8Backend>(t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) {
     if let Some(sample) = take_sample(t, view, request) {
-        push_sample(&DeviceState::of(request.layer, &B::float_device(t.full())), sample);
+        push_sample(&DeviceState::of(request.layer, &t.device()), sample);
     }
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn take_sample<B: Float8Backend>(
     let conversion = layer.conversion();
     let statistics = conversion.config().statistics.as_ref()?;
     plan.cast(operand)?;
-    let number = due_step::<B>(layer, &B::float_device(t.full()), statistics.every_n_steps, |step| {
+    let number = due_step::<B>(layer, &t.device(), statistics.every_n_steps, |step| {
         let has_seen = |operand| step.samples.has_seen(layer, operand);
         !(has_seen(operand) || plan.has_one_set_of_codes(operand) && has_seen(operand.other()))
     })?;
@@ -58,7 +58,7 @@ pub(crate) fn take_sample<B: Float8Backend>(
         let Quantized { rows, cols, .. } = B::fp8_quantize(full.clone(), cast, orientation, ScaleFrom::Dynamic);
         partials.push((Some(*recipe), health(&rows.or(cols).expect("the orientation that was asked for"))));
     }
-    let elements = t.cache().elements(t.full().shape().num_elements());
+    let elements = t.cache().elements(t.shape().num_elements());
     Some(Sample { layer: Arc::downgrade(layer), operand, step: number, elements, partials })
 }
 

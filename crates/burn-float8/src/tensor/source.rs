@@ -166,8 +166,9 @@ impl<B: Float8Backend> WeightCast<'_, B> {
         let known = cache.lock().known(key);
         let own = amax.map(|amax| || ScaleFrom::Amax { amax: amax(), observe: false });
         let own = own.as_ref().map(|own| own as &dyn Fn() -> _);
-        let (Quantized { rows, cols, .. }, result) =
-            quantize(rows, operand.axis.orientation(), self.request, known, own);
+        let (Quantized { rows, cols, .. }, result) = quantize(&self.device(), self.request, known, own, |scale| {
+            B::fp8_quantize(rows, key.cast, operand.axis.orientation(), scale)
+        });
         let result = cache.lock().keep(key, result);
         (rows.or(cols).expect("the orientation that was asked for"), Findings(result))
     }

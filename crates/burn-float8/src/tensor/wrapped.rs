@@ -1,13 +1,14 @@
 //! [`Float8Tensor`], and [`Wrapped`]: what [`Float8`](crate::Float8) can wrap.
 use std::sync::{Arc, OnceLock};
 
-use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::adapter::Adapter;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
+use super::deferred::{Deferred, Placed};
 use super::gradient::GradientSlot;
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
@@ -43,12 +44,9 @@ pub trait Wrapped: Backend {
     /// Attention over a cache, where the backend reads what it keeps and no gradient is wanted.
     #[doc(hidden)]
     fn cached_attention(attention: CachedAttention<Self>) -> Option<FloatTensor<Self>>;
-    /// An operation beside linears as one node, and [the maxima](crate::backend::FusedOutput::maxima) of its result.
+    /// An operation beside linears as one node.
     #[doc(hidden)]
-    fn fused_node(
-        op: Fused<Self::Plain>,
-        inputs: Vec<Float8Tensor<Self>>,
-    ) -> (FloatTensor<Self>, Option<FloatTensor<Self::Plain>>);
+    fn fused_node(op: Fused<Self::Plain>, inputs: Vec<Float8Tensor<Self>>) -> Float8Tensor<Self>;
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
@@ -67,8 +65,10 @@ pub trait Wrapped: Backend {
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
-    /// Of codes alone, a NaN seen in the shape of the weight.
-    full: FloatTensor<W>,
+    /// The full-precision tensor. Of codes alone a NaN seen in the shape of the weight, and of what is deferred another tensor like it: their
+    /// shape, dtype, device and place in autodiff alone say something.
+    place: FloatTensor<W>,
+    deferred: Option<Arc<Placed<W>>>,
     codes: Option<Arc<Codes<W::Plain>>>,
     adapter: Option<Arc<Adapter<W>>>,
     mark: Option<Mark>,
@@ -82,12 +82,18 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
-        Self { full, codes: None, adapter: None, mark: None, output: None, cache: Arc::default() }
+        let (codes, adapter, mark, output) = (None, None, None, None);
+        Self { place: full, deferred: None, codes, adapter, mark, output, cache: Arc::default() }
     }
 
     /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
     pub(crate) fn of_codes(full: FloatTensor<W>, codes: Arc<Codes<W::Plain>>) -> Self {
         Self { codes: Some(codes), ..Self::new(full) }
+    }
+
+    /// A tensor that is made when something reads it, in the place of `place`, which has its shape, dtype and device.
+    pub(crate) fn of_deferred(place: FloatTensor<W>, deferred: Arc<Deferred<W::Plain>>) -> Self {
+        Self { deferred: Some(Placed::new(deferred)), ..Self::new(place) }
     }
 
     /// A tensor whose maker has left the maxima of its magnitudes, f32 `[n]`.
@@ -102,7 +108,22 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// The full-precision tensor; of a weight that [is FP8 codes alone](Self::is_fp8_only) only its shape, dtype and device say something.
     #[inline]
     pub fn full(&self) -> &FloatTensor<W> {
-        &self.full
+        match &self.deferred {
+            Some(deferred) => deferred.full(&self.place),
+            None => &self.place,
+        }
+    }
+
+    /// A tensor of this one's shape, dtype and device, and in its place in autodiff; its values need not be this one's.
+    #[inline]
+    pub(crate) fn place(&self) -> &FloatTensor<W> {
+        &self.place
+    }
+
+    /// Where it is.
+    #[inline]
+    pub(crate) fn device(&self) -> Device<W> {
+        W::float_device(&self.place)
     }
 
     /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapter added.
@@ -114,19 +135,17 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// [`into_full`](Self::into_full) for an operation, which the report names where codes are decoded.
     #[inline]
     pub(crate) fn into_values(self, operation: &'static str) -> FloatTensor<W> {
-        if self.codes.is_none() && self.adapter.is_none() {
-            return self.full;
-        }
-        let Self { full, codes, adapter, mark, .. } = self;
-        let full = match codes {
-            Some(codes) => {
+        let Self { place, deferred, codes, adapter, mark, .. } = self;
+        let full = match (codes, deferred) {
+            (Some(codes), _) => {
                 if let Some(Mark::Weight(Tag { layer, .. })) = mark {
                     layer.count_decode(operation);
                 }
-                let values = codes.values(full.dtype());
-                W::replace(full, values)
+                let values = codes.values(place.dtype());
+                W::replace(place, values)
             }
-            None => full,
+            (None, Some(deferred)) => deferred.full(&place).clone(),
+            (None, None) => place,
         };
         match adapter {
             Some(adapter) => adapter.merged(full),
@@ -167,7 +186,8 @@ impl<W: Wrapped> Float8Tensor<W> {
 
     #[cfg(feature = "distributed")]
     pub(crate) fn full_mut(&mut self) -> &mut FloatTensor<W> {
-        &mut self.full
+        *self = self.clone().made();
+        &mut self.place
     }
 
     /// The layer whose weight this is.
@@ -179,7 +199,8 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
     /// a history that counts them would be the other's.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
-        Self { mark: Some(Mark::Weight(tag)), codes: self.codes, adapter: self.adapter, ..Self::new(self.full) }
+        let Self { place, codes, adapter, .. } = self.made();
+        Self { mark: Some(Mark::Weight(tag)), codes, adapter, ..Self::new(place) }
     }
 
     /// The tag of a linear's weight.
@@ -209,22 +230,49 @@ impl<W: Wrapped> Float8Tensor<W> {
         self,
         f: impl Fn(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
-        let adapter = self.adapter.map(|adapter| Arc::new(adapter.map(&f)));
-        Float8Tensor {
-            full: f(self.full),
-            codes: self.codes,
-            adapter,
-            mark: self.mark,
-            output: None,
-            cache: self.cache,
+        // Autodiff may compute what `f` gives again, from what `f` is given.
+        let made = self.made();
+        let adapter = made.adapter.as_ref().map(|adapter| Arc::new(adapter.map(&f)));
+        made.placed(f).with_adapter(adapter)
+    }
+
+    /// This tensor, made now if it was deferred.
+    fn made(self) -> Self {
+        if self.deferred.is_none() {
+            return self;
         }
+        if let Some(maxima) = self.maxima() {
+            self.cache().set_maxima(maxima.clone());
+        }
+        Self { place: self.full().clone(), deferred: None, ..self }
+    }
+
+    /// This tensor in another place of autodiff, or below it: all that its clones share, but for an adapter.
+    pub(crate) fn placed<V: Wrapped<Plain = W::Plain>>(
+        self,
+        f: impl FnOnce(FloatTensor<W>) -> FloatTensor<V>,
+    ) -> Float8Tensor<V> {
+        let Self { place, deferred, codes, mark, cache, .. } = self;
+        let deferred = deferred.map(|deferred| Placed::new(deferred.deferred().clone()));
+        Float8Tensor { place: f(place), deferred, codes, adapter: None, mark, output: None, cache }
     }
 
     /// The tensor below autodiff, with all that its clones share, but for an adapter.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
-        let full = W::plain(&self.full).clone();
-        let (codes, mark, cache) = (self.codes.clone(), self.mark.clone(), self.cache.clone());
-        Float8Tensor { full, codes, adapter: None, mark, output: None, cache }
+        self.clone().placed(|place| W::plain(&place).clone())
+    }
+
+    /// What makes the tensor when something reads it.
+    pub(super) fn deferred(&self) -> Option<&Arc<Deferred<W::Plain>>> {
+        self.deferred.as_ref().map(|deferred| deferred.deferred())
+    }
+
+    /// What its maker has left of its magnitudes, for which it is made.
+    pub(super) fn maxima(&self) -> Option<&FloatTensor<W::Plain>> {
+        match self.deferred() {
+            Some(deferred) => deferred.made().maxima.as_ref(),
+            None => self.cache().maxima(),
+        }
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<W::Plain> {
@@ -241,7 +289,8 @@ impl<W: Wrapped> Clone for Float8Tensor<W> {
     #[inline]
     fn clone(&self) -> Self {
         Self {
-            full: self.full.clone(),
+            place: self.place.clone(),
+            deferred: self.deferred.clone(),
             codes: self.codes.clone(),
             adapter: self.adapter.clone(),
             mark: self.mark.clone(),
@@ -253,21 +302,21 @@ impl<W: Wrapped> Clone for Float8Tensor<W> {
 
 impl<W: Wrapped> core::fmt::Debug for Float8Tensor<W> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        self.full.fmt(f)
+        self.full().fmt(f)
     }
 }
 
 impl<W: Wrapped> TensorMetadata for Float8Tensor<W> {
     fn dtype(&self) -> DType {
-        self.full.dtype()
+        self.place.dtype()
     }
 
     fn shape(&self) -> Shape {
-        self.full.shape()
+        self.place.shape()
     }
 
     fn rank(&self) -> usize {
-        self.full.rank()
+        self.place.rank()
     }
 }
 

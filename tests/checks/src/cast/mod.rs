@@ -4,6 +4,7 @@ mod cases;
 mod encode;
 mod given;
 mod scale;
+mod swiglu;
 
 use cubecl::prelude::*;
 use float8_kernels::{
@@ -52,6 +53,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
     scale::add(all);
     given::add(all);
+    swiglu::add(all);
     encode::add(all);
 }
 

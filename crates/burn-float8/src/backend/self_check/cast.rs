@@ -140,7 +140,7 @@ impl<'a> Copy<'a> {
 }
 
 /// Whether a cast of `x` is that of the reference.
-fn compare<R: Runtime>(
+pub(in crate::backend) fn compare<R: Runtime>(
     client: &ComputeClient<R>,
     (x, dtype): (&MatrixView, DType),
     cast: Cast,

@@ -18,14 +18,13 @@ pub(in crate::backend) fn fused<R: Runtime, T>(
     device: DeviceId,
     (kernel, call): (FusedKernel, impl Fn() -> String),
     launch: impl Fn() -> Result<T, KernelError>,
-    compare: impl Fn(&T) -> Result<(), String>,
+    compare: impl Fn(&T) -> Result<(), Mismatch>,
 ) -> Result<T, KernelError> {
     let mut under_way = Call::new();
     loop {
         let made = under_way.record(checks, device, &launch)?;
         let name = || [call(), "kernels beside linears".into()];
-        let compare = || compare(&made).map_err(Mismatch::Wrong);
-        match checks.judge((client, device), &mut under_way, (None, name), compare) {
+        match checks.judge((client, device), &mut under_way, (None, name), || compare(&made)) {
             Verdict::Right => return Ok(made),
             Verdict::Again => {}
             Verdict::Wrong => {
