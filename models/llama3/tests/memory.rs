@@ -77,9 +77,10 @@ fn estimates_are_within_a_tenth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
-    for (name, model, last) in [("debug", DEBUG, &in_bf16[..]), ("2,048 wide", WIDE, &IN_BACKWARD)] {
-        let small = if name == "debug" { SMALL } else { &[] };
-        for settings in SETTINGS.into_iter().chain([last]).chain(small.iter().copied()) {
+    let both = [&in_bf16[..]];
+    for (name, model, last, more) in [("debug", DEBUG, &in_bf16[..], SMALL), ("2,048 wide", WIDE, &IN_BACKWARD, &both)]
+    {
+        for settings in SETTINGS.into_iter().chain([last]).chain(more.iter().copied()) {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");

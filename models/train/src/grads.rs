@@ -20,6 +20,8 @@ use crate::{ModulePath, Ranks};
 
 /// Elements from which on burn-flex 0.21 adds chunks on several cores, in the order in which these take them from each other.
 const FLEX_PARALLEL: usize = 4 << 20;
+/// Elements of a gradient in bf16 that are in f32 at a time.
+const WIDENED: usize = 4 << 20;
 /// Rows that [`sum`] adds at a time, one after another.
 const ROWS: usize = 256;
 
@@ -47,6 +49,19 @@ fn sum_by_columns<B: Backend>(values: Tensor<B, 1>) -> Tensor<B, 1> {
         (_, 0) => sum_by_columns(columns),
         (_, left) => sum_by_columns(Tensor::cat(vec![columns, values.narrow(0, whole, left)], 0)),
     }
+}
+
+/// The sum of the squares in f32, `[1]`. A tensor that is widened for it is so in pieces: an embedding's gradient would become the largest
+/// tensor of a step, and a copy of that.
+fn sum_of_squares<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1> {
+    let count = grad.shape().num_elements();
+    if grad.dtype() == DType::F32 || count <= WIDENED {
+        return sum(grad.cast(DType::F32).square());
+    }
+    let flat = grad.reshape([count]);
+    let piece = |first: usize| flat.clone().narrow(0, first, WIDENED.min(count - first));
+    let sums = (0..count).step_by(WIDENED).map(|first| sum(piece(first).cast(DType::F32).square())).collect();
+    sum(Tensor::cat(sums, 0))
 }
 
 /// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity: leaves them alone) and returns the
@@ -135,7 +150,7 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
             && self.added.insert(param.id)
-            && self.squares.0.insert(param.id, sum(grad.cast(DType::F32).square())).is_some()
+            && self.squares.0.insert(param.id, sum_of_squares(grad)).is_some()
         {
             self.twice.get_or_insert_with(|| self.path.dotted());
         }

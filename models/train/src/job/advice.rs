@@ -19,6 +19,10 @@ enum Change {
     Foreground,
     /// Gathered weights that are let go after forward.
     AfterForward,
+    /// Casts of weights that backward makes again.
+    Recompute,
+    /// Logits of 128 tokens at a time.
+    SmallChunk,
     /// Frozen weights beside adapters that are codes alone.
     Codes,
     /// Moments in bf16.
@@ -44,7 +48,8 @@ pub(super) fn advice<S: Clone>(
 ) -> Option<(Vec<String>, u64)> {
     use Change::*;
     let halves = usize::BITS - config.training.batch_size.saturating_sub(1).leading_zeros();
-    let changes = [Full, Chunk, Foreground, AfterForward, Codes, Moments, Parameters, InBackward];
+    let changes =
+        [Full, Chunk, Foreground, AfterForward, Recompute, SmallChunk, Codes, Moments, Parameters, InBackward];
     let all = changes.into_iter().chain((1..=halves).map(Halved)).chain([InBackwardAlone]);
     // Codes are on one rank.
     let all: Vec<_> = all
@@ -110,12 +115,21 @@ fn apply<S>(change: Change, config: &mut RunConfig<S>) -> Vec<(&'static str, Str
             training.activation_checkpointing = full;
             settings.push(("training.activation_checkpointing", "full".into()));
         }
-        Change::Chunk
-            if training.loss_chunk.is_none_or(|chunk| chunk > 512)
-                && training.batch_size.saturating_mul(training.seq_len) > 512 =>
+        Change::Chunk | Change::SmallChunk => {
+            let chunk = if change == Change::Chunk { 512 } else { 128 };
+            let tokens = training.batch_size.saturating_mul(training.seq_len);
+            if training.loss_chunk.is_none_or(|now| now > chunk) && tokens > chunk {
+                training.loss_chunk = Some(chunk);
+                settings.push(("training.loss_chunk", chunk.to_string()));
+            }
+        }
+        Change::Recompute
+            if training.precision == Precision::Fp8
+                && !config.float8.config.linear.force_recompute_fp8_weight_in_bwd() =>
         {
-            training.loss_chunk = Some(512);
-            settings.push(("training.loss_chunk", "512".into()));
+            let linear = &mut config.float8.config.linear;
+            *linear = linear.clone().with_force_recompute_fp8_weight_in_bwd(true);
+            settings.push(("float8.force_recompute_fp8_weight_in_bwd", "true".into()));
         }
         Change::Foreground if config.checkpoint.folder.is_some() && config.checkpoint.background => {
             config.checkpoint.background = false;

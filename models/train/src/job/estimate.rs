@@ -131,8 +131,9 @@ impl<C: ModelConfig> Estimated<'_, C> {
             false => zero,
         };
         let through = four * rows * hidden + Saturating(layer.mlp.max(layer.attention));
-        // Attention's blocks of scores, some tensors of 64 MiB at most; the CPU's stay in its caches.
-        let scores = if is_host { zero } else { Saturating(4 << 26) };
+        // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
+        let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
+        let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
         let backward = decoded + through + scores;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
         // The CPU changes them where they lie.

@@ -22,6 +22,8 @@ use super::{HostOperand, Scales, loops, transpose, values};
 pub(super) const MAX_ROWS: usize = 4;
 /// Elements of the contraction that are added before they join the sum.
 const GROUP: usize = 16;
+/// Groups that have one scale, of whatever blocks.
+const SPAN: usize = 2;
 /// Outputs of a vector.
 const LANES: usize = 16;
 /// Outputs of a block: a cache line of codes where outputs lie side by side.
@@ -83,7 +85,7 @@ impl Weight<'_> {
         self.dims[usize::from(self.k_is_rows)]
     }
 
-    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. Those of a group are one.
+    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. Those of a span are one.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> [f32; BLOCK] {
         let Some(Blocks { scales, size: [height, width], row }) = self.scales else { return [1.0; BLOCK] };
@@ -182,10 +184,10 @@ fn portable<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
 #[inline(always)]
 fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
     let width = y.len() / M;
-    for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
+    for (span, x) in x.chunks(SPAN * M * GROUP).enumerate() {
         if weight.k_is_rows {
             for column in (0..width).step_by(BLOCK) {
-                rows_of_k::<L, M, SCALED>(x, weight, [group * GROUP, first + column], &mut y[column..], width);
+                rows_of_k::<L, M, SCALED>(x, weight, [span * SPAN * GROUP, first + column], &mut y[column..], width);
             }
         }
     }
@@ -196,7 +198,7 @@ fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight
     }
 }
 
-/// A block of outputs that lie side by side, by one group of the contraction.
+/// A block of outputs that lie side by side, by some groups of the contraction that have one scale.
 #[inline(always)]
 fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
     x: &[f32],
@@ -206,21 +208,23 @@ fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
     stride: usize,
 ) {
     let [rows, cols] = weight.dims;
-    let factors = || weight.factors(k, first);
-    if k + GROUP <= rows && first + BLOCK <= cols {
-        let codes = &weight.codes[k * cols + first..][..(GROUP - 1) * cols + BLOCK];
-        let load = |r: usize| {
-            L::prefetch(codes.as_ptr().wrapping_add((r + GROUP) * cols));
-            codes[r * cols..].first_chunk().expect("inside")
-        };
-        block::<L, M, SCALED>(x, load, factors, y, stride);
-    } else {
-        let mut codes = [[0; BLOCK]; GROUP];
-        for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {
-            let known = BLOCK.min(cols.saturating_sub(first));
-            codes[..known].copy_from_slice(&weight.codes[(k + row) * cols + first.min(cols)..][..known]);
+    let factors = &if SCALED { weight.factors(k, first) } else { [1.0; BLOCK] };
+    for (k, x) in (k..).step_by(GROUP).zip(x.chunks_exact(M * GROUP)) {
+        if k + GROUP <= rows && first + BLOCK <= cols {
+            let codes = &weight.codes[k * cols + first..][..(GROUP - 1) * cols + BLOCK];
+            let load = |r: usize| {
+                L::prefetch(codes.as_ptr().wrapping_add((r + SPAN * GROUP) * cols));
+                codes[r * cols..].first_chunk().expect("inside")
+            };
+            block::<L, M, SCALED>(x, load, factors, y, stride);
+        } else {
+            let mut codes = [[0; BLOCK]; GROUP];
+            for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {
+                let known = BLOCK.min(cols.saturating_sub(first));
+                codes[..known].copy_from_slice(&weight.codes[(k + row) * cols + first.min(cols)..][..known]);
+            }
+            block::<L, M, SCALED>(x, |r| &codes[r], factors, y, stride);
         }
-        block::<L, M, SCALED>(x, |r| &codes[r], factors, y, stride);
     }
 }
 
@@ -252,7 +256,8 @@ fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
         }
         for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
             let by_element = L::transpose(&codes, group * GROUP);
-            block::<L, M, SCALED>(x, |r| &by_element[r], || weight.factors(k + group * GROUP, first), y, stride);
+            let factors = &if SCALED { weight.factors(k + group * GROUP, first) } else { [1.0; BLOCK] };
+            block::<L, M, SCALED>(x, |r| &by_element[r], factors, y, stride);
         }
     }
 }
@@ -262,16 +267,15 @@ fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
 fn block<'a, L: Lanes, const M: usize, const SCALED: bool>(
     x: &[f32],
     load: impl Fn(usize) -> &'a [u8; BLOCK],
-    factors: impl Fn() -> [f32; BLOCK],
+    factors: &[f32; BLOCK],
     y: &mut [f32],
     stride: usize,
 ) {
-    let factors = if SCALED { factors() } else { [1.0; BLOCK] };
     if M == 1 || L::ARE_MANY {
-        vectors::<L, M, { BLOCK / LANES }, SCALED>(x, |r| chunks(load(r)), &factors, 0, y, stride);
+        vectors::<L, M, { BLOCK / LANES }, SCALED>(x, |r| chunks(load(r)), factors, 0, y, stride);
     } else {
         for v in 0..BLOCK / LANES {
-            vectors::<L, M, 1, SCALED>(x, |r| chunks(&load(r)[v * LANES..]), &factors, v, &mut y[v * LANES..], stride);
+            vectors::<L, M, 1, SCALED>(x, |r| chunks(&load(r)[v * LANES..]), factors, v, &mut y[v * LANES..], stride);
         }
     }
 }
