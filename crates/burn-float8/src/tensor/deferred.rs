@@ -11,7 +11,6 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use float8_kernels::{Cast, Granularity, Orientation};
 
-use super::wrapped::Wrapped;
 use crate::backend::{Float8Backend, Fused, FusedOutput, Quantized, ScaleFrom};
 use crate::profile::operation;
 
@@ -46,26 +45,5 @@ impl<B: Float8Backend> Deferred<B> {
         } else {
             B::fp8_quantize(self.made().y.clone(), cast, orientation, scale)
         }
-    }
-}
-
-/// A deferred tensor in its place in autodiff.
-pub(super) struct Placed<W: Wrapped> {
-    deferred: Arc<Deferred<W::Plain>>,
-    full: OnceLock<FloatTensor<W>>,
-}
-
-impl<W: Wrapped> Placed<W> {
-    pub(super) fn new(deferred: Arc<Deferred<W::Plain>>) -> Arc<Self> {
-        Arc::new(Self { deferred, full: OnceLock::new() })
-    }
-
-    pub(super) fn deferred(&self) -> &Arc<Deferred<W::Plain>> {
-        &self.deferred
-    }
-
-    /// The tensor, in this place.
-    pub(super) fn full(&self, place: &FloatTensor<W>) -> &FloatTensor<W> {
-        self.full.get_or_init(|| W::replace(place.clone(), self.deferred.made().y.clone()))
     }
 }

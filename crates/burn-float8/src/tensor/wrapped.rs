@@ -8,7 +8,7 @@ use burn_std::Shape;
 use super::adapter::Adapter;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
-use super::deferred::{Deferred, Placed};
+use super::deferred::Deferred;
 use super::gradient::GradientSlot;
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
@@ -76,6 +76,27 @@ pub struct Float8Tensor<W: Wrapped> {
     output: Option<Arc<LinearOutput<W>>>,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
+}
+
+/// A deferred tensor in its place in autodiff.
+struct Placed<W: Wrapped> {
+    deferred: Arc<Deferred<W::Plain>>,
+    full: OnceLock<FloatTensor<W>>,
+}
+
+impl<W: Wrapped> Placed<W> {
+    fn new(deferred: Arc<Deferred<W::Plain>>) -> Arc<Self> {
+        Arc::new(Self { deferred, full: OnceLock::new() })
+    }
+
+    fn deferred(&self) -> &Arc<Deferred<W::Plain>> {
+        &self.deferred
+    }
+
+    /// The tensor, in this place.
+    fn full(&self, place: &FloatTensor<W>) -> &FloatTensor<W> {
+        self.full.get_or_init(|| W::replace(place.clone(), self.deferred.made().y.clone()))
+    }
 }
 
 impl<W: Wrapped> Float8Tensor<W> {
