@@ -202,8 +202,9 @@ fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
     let linears = (config.dims.num_params() - tables) as u64;
     let others = (4 * tables + (1 << 19)) as u64;
     let in_use = || Train::device_memory(&device).unwrap().in_use;
+    // What a model leaves is freed when the next one is loaded.
+    let before = in_use();
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
-        let before = in_use();
         let model = load::<Train>(&bf16, recipe, &device);
         let now = in_use() - before;
         drop(model);
