@@ -195,7 +195,7 @@ fn codes_of_a_delayed_run_are_cast_by_its_histories() {
     };
     let plain = loss(&[]);
     assert_eq!(plain, loss(&["--fp8-only"]));
-    assert_ne!(plain, loss(&["--set", "float8.recipe=tensorwise", "--fp8-only"]));
+    assert_ne!(plain, loss(&["--precision", "f32"]));
 }
 
 /// Scales of inputs that a folder has are those of its linears' casts.
