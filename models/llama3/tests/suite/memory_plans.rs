@@ -124,7 +124,7 @@ fn advice_fits_and_is_minimal() {
         (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
         (&["training.batch_size=64"], 0.2, ""),
         (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
-        (&["training.grad_accumulation=4"], 0.5, "training.grad_accumulation=1"),
+        (&["training.grad_accumulation=4"], 0.45, "training.grad_accumulation=1"),
         (&["lora.rank=4", "training.batch_size=1", "training.seq_len=8"], 0.6, "lora.base=fp8"),
     ];
     for (settings, share, expected) in cases {
