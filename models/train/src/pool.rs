@@ -4,8 +4,7 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 /// Makes the current thread one of rayon's global pool, of which a program that does nothing else with its first thread gains: a thread
-/// outside the pool sleeps through each parallel loop, so that one of its threads is waked for each, and on few cores often waits for the
-/// core of another.
+/// outside the pool sleeps through each parallel loop, and one of the pool's is waked for it.
 ///
 /// The pool has as many threads as without this. It stays as it is if it is in use already, or has one thread: that one could do nothing
 /// for others while the program waits for them.
