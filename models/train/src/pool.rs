@@ -1,16 +1,16 @@
-//! [`use_current_thread`]: loops over tensors on a CPU begin where the program is, and not in a thread that has to be waked first.
+//! [`use_current_thread`]: parallel loops start on the thread that calls them.
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
-/// Makes the current thread one of rayon's global pool, of which a program that does nothing else with its first thread gains: a thread
-/// outside the pool sleeps through each parallel loop, and one of the pool's is waked for it.
+/// Makes the current thread one of rayon's global pool: for the first thread of a program that computes on it. A thread outside the pool
+/// sleeps while its parallel loops run, and each loop has to wake one of the pool's threads.
 ///
-/// The pool has as many threads as without this. It stays as it is if it is in use already, or has one thread: that one could do nothing
-/// for others while the program waits for them.
+/// The pool has as many threads as without this. Nothing changes if the pool is there already, or would have one thread: that thread could
+/// not run the loops of others while it waits for them.
 pub fn use_current_thread() {
     let cores = available_parallelism().map_or(1, NonZero::get);
-    // What rayon asks, in its order.
+    // As rayon chooses.
     let chosen = std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
     let threads = chosen.filter(|threads| *threads > 0).unwrap_or(cores);
     if threads > 1 {

@@ -206,7 +206,7 @@ fn neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     all.map(values).concat()
 }
 
-/// A cast of SwiGLU that is not what a cast of SwiGLU is ends in one of what Burn's operations give.
+/// Where the cast that computes SwiGLU is wrong, SwiGLU is computed by Burn's operations and then cast.
 fn cast_of_swiglu<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     let layer = layer::<B>(&Float8Config::new(Recipe::Blockwise), device).expect("the device computes");
     let [m, k, _] = SHAPE;

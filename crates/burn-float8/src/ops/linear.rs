@@ -146,7 +146,7 @@ pub(super) fn forward<B: Float8Backend>(
         call.decide::<B>(&device, [dtype, w.dtype()]).ok()
     });
     if matches!(wgrad_plan, Some(None)) {
-        // The node keeps x itself, so that the cast reads what is made.
+        // Backward reads x in high precision: it is made before the cast, which then reads it and does not compute it again.
         x.full();
     }
     let y = match call.plan::<B>(&device, dtypes.into_iter().flatten()) {
@@ -216,7 +216,7 @@ pub(super) fn adapted<W: Wrapped>(
     match w.adapter().cloned() {
         None => W::fp8_linear(x, w, bias),
         Some(adapter) => {
-            // The adapter reads x itself, so that the cast reads what is made.
+            // The adapter reads x in high precision: it is made before the cast, which then reads it and does not compute it again.
             x.full();
             // Whatever reads the values of a weight with an adapter gets both.
             let y = W::fp8_linear(x.clone(), w.with_adapter(None), bias);

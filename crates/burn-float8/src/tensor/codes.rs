@@ -44,7 +44,7 @@ impl<B: Float8Backend> Codes<B> {
     pub(crate) fn new(codes: HostCodes, amax: FloatTensor<B>) -> Arc<Self> {
         let HostCodes { format, granularity, .. } = codes;
         let is_square = codes.is_square();
-        // On a host as the cast of a weight [K, N] lies: sums have the same order, and a GEMM of few rows reads outputs side by side.
+        // On a host they lie [K, N], as those of a weight that was cast there: the same order of sums, and the layout that its GEMV is fast with.
         let operand = B::fp8_write(HostCodes { transposed: true, ..codes }, &B::float_device(&amax));
         Arc::new(Self { operand, format, granularity, is_square, amax })
     }

@@ -116,13 +116,11 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
         ("peft_type", value("peft_type") == "LORA"),
         ("bias", [&json!("none"), &Value::Null].contains(&value("bias"))),
     ];
-    // Other initializations change the base model, and so does PEFT wherever it loads such an adapter.
-    let keeps_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva"), Value::Null];
-    if let init = value("init_lora_weights")
-        && !keeps_base.contains(init)
-    {
-        let supported = "an adapter whose beginning leaves the base model as it is";
-        return Err(unsupported("init_lora_weights", init, supported));
+    // The others change the base model's weights, each time that PEFT loads the adapter.
+    let keep_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva"), Value::Null];
+    let init = value("init_lora_weights");
+    if !keep_base.contains(init) {
+        return Err(unsupported("init_lora_weights", init, "an initialization that leaves the base model as it is"));
     }
     let off = OFF.map(|key| (key, [&json!(false), &Value::Null].contains(&value(key))));
     let patterns = ["rank_pattern", "alpha_pattern"].map(|key| (key, value(key).as_object().is_none_or(Map::is_empty)));

@@ -197,7 +197,6 @@ impl<A: TrainableModel> Job<A> {
             None => model,
         };
         if let Some(saved) = saved {
-            saved.restore_float8::<B, _>(&model)?;
             let last = saved.step().saturating_sub(1);
             set_float8_enabled(&model, float8.is_float8(last, training.steps.get()));
         }

@@ -25,7 +25,7 @@ pub struct Weights<'a, C> {
     trained: Option<&'a SavedRun>,
     /// How linears are cast whose weights are to be codes alone; none if all weights have values.
     codes: Option<Codes>,
-    /// What scales linears in a checkpoint.
+    /// The amax histories of a checkpoint.
     histories: Option<&'a Float8State>,
     /// Whether a checkpoint does not say what the frozen weights were.
     is_unknown: bool,
@@ -84,13 +84,13 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         Self { codes: Some(codes).filter(|_| self.trained.is_none()), ..self }
     }
 
-    /// With what scales linears where they go on from a checkpoint: codes of `delayed` are cast by it.
+    /// With the amax histories of a checkpoint, by which `delayed` casts weights that are to be codes alone.
     #[must_use]
     pub(super) fn with_histories(self, histories: &'a Float8State) -> Self {
         Self { histories: Some(histories), ..self }
     }
 
-    /// What scales linears in a checkpoint, if that was given.
+    /// The amax histories of a checkpoint, if they were given.
     pub(super) fn histories(&self) -> Option<&'a Float8State> {
         self.histories
     }

@@ -3,8 +3,9 @@
 //! ```text
 //! sum[m, n] = Σ_g s[g] · scale[g, n],   s[g] = fma(x[k+15], w[k+15, n], .. fma(x[k+1], w[k+1, n], x[k] · w[k, n])),   k = 16 g
 //! ```
-//! Each term of the sum is one fma where blocks have scales, and scale[g, n] is 1 elsewhere. Codes become f32 in registers. An output's sum has this order whatever the number of rows, the layout of the codes, the processor and
-//! the number of threads, so that each row is what it would be alone.
+//! scale[g, n] is that of a block; without scales of blocks it is 1, and s[g] is added as it is. Codes become f32 in registers. The order of an
+//! output's sum depends neither on the number of rows, nor on the layout of the codes, the processor or the number of threads, so that each
+//! row is what it would be alone.
 
 mod lanes;
 #[cfg(target_arch = "x86_64")]
@@ -22,7 +23,7 @@ use super::{HostOperand, Scales, loops, transpose, values};
 pub(super) const MAX_ROWS: usize = 4;
 /// Elements of the contraction that are added before they join the sum.
 const GROUP: usize = 16;
-/// Groups that have one scale, of whatever blocks.
+/// Groups that share a scale in every granularity: the smallest block, of MX, has 32 elements.
 const SPAN: usize = 2;
 /// Outputs of a vector.
 const LANES: usize = 16;
@@ -85,7 +86,7 @@ impl Weight<'_> {
         self.dims[usize::from(self.k_is_rows)]
     }
 
-    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. Those of a span are one.
+    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. A span has one for each output.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> [f32; BLOCK] {
         let Some(Blocks { scales, size: [height, width], row }) = self.scales else { return [1.0; BLOCK] };
@@ -103,7 +104,7 @@ impl Weight<'_> {
         match scales {
             Scales::E8m0(bytes) if side_by_side => {
                 let bytes: &[u8; BLOCK] = bytes[at(first)..].first_chunk().expect("a scale for each output");
-                // All but 2^-127 and NaN are the exponent of an f32, which takes a fifth less time of the whole product.
+                // All but 0 (2^-127) and 255 (NaN) are the exponent field of an f32. Without those two the product takes a fifth less time.
                 let are_exponents = bytes.iter().fold(true, |all, byte| all & (byte.wrapping_add(1) > 1));
                 for (factor, byte) in factors.iter_mut().zip(bytes) {
                     *factor = match are_exponents {
@@ -184,21 +185,20 @@ fn portable<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
 #[inline(always)]
 fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
     let width = y.len() / M;
-    for (span, x) in x.chunks(SPAN * M * GROUP).enumerate() {
-        if weight.k_is_rows {
+    if weight.k_is_rows {
+        for (span, x) in x.chunks(SPAN * M * GROUP).enumerate() {
             for column in (0..width).step_by(BLOCK) {
                 rows_of_k::<L, M, SCALED>(x, weight, [span * SPAN * GROUP, first + column], &mut y[column..], width);
             }
         }
-    }
-    if !weight.k_is_rows {
+    } else {
         for column in (0..width).step_by(BLOCK) {
             rows_of_n::<L, M, SCALED>(x, weight, first + column, &mut y[column..], width);
         }
     }
 }
 
-/// A block of outputs that lie side by side, by some groups of the contraction that have one scale.
+/// A block of outputs that lie side by side, by a span of the contraction.
 #[inline(always)]
 fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
     x: &[f32],

@@ -40,7 +40,7 @@ impl Tables {
 
 #[inline(always)]
 pub(super) fn prefetch(byte: *const u8) {
-    // Into the second cache: more reads are under way there than the first one waits for.
+    // Into L2, which can wait for more cache lines at a time than L1.
     // SAFETY: to prefetch any address is no access.
     unsafe { _mm_prefetch::<_MM_HINT_T1>(byte.cast()) }
 }
