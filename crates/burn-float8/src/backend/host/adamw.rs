@@ -194,7 +194,7 @@ impl<'a> Bits<'a> {
 fn all(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], [param, first, second]: [Values<'_>; 3], grad: &Read<'_>) {
     let tasks = param.tasks().into_par_iter().zip(first.tasks()).zip(second.tasks()).enumerate();
     tasks.for_each(|(task, ((param, first), second))| {
-        vectorized(|| part(step, bits, [param, first, second], task * TASK, grad));
+        vectorized!(part(step, bits, [param, first, second], task * TASK, grad));
     });
 }
 
@@ -215,23 +215,26 @@ fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>;
             values.load(at, &mut block[..count]);
         }
         grad.load(begin + at, &mut g[..count]);
-        let [param, first, second] = &mut blocks;
-        let terms = param.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()).zip(&g).take(count);
-        match time {
-            1 => terms.for_each(|(((_, m), v), g)| {
+        let [param, first, second] = blocks.each_mut().map(|block| &mut block[..count]);
+        let moments = first.iter_mut().zip(&mut *second).zip(&g);
+        if time == 1 {
+            for ((m, v), g) in moments {
                 *m = g * factor_1;
                 *v = g * g * factor_2;
-            }),
-            _ => terms.for_each(|(((_, m), v), g)| {
+            }
+        } else {
+            for ((m, v), g) in moments {
                 *m = *m * beta_1 + g * factor_1;
                 *v = *v * beta_2 + g * g * factor_2;
-            }),
+            }
         }
         if let Some(decay) = decay {
-            param.iter_mut().take(count).for_each(|w| *w *= decay);
+            for w in &mut *param {
+                *w *= decay;
+            }
         }
-        for ((w, m), v) in param.iter_mut().zip(&*first).zip(&*second).take(count) {
-            *w -= m / correction_1 / ((v / correction_2).sqrt() + epsilon) * lr;
+        for ((w, m), v) in param.iter_mut().zip(first).zip(second) {
+            *w -= *m / correction_1 / ((*v / correction_2).sqrt() + epsilon) * lr;
         }
         for ((values, block), bits) in values.iter_mut().zip(&blocks).zip(bits) {
             let noise = bits.as_ref().map(|bits| {

@@ -10,6 +10,22 @@ use super::view::View;
 use super::{floats, matrix, read_ints, tensor_on};
 use crate::backend::fused::{Fused, FusedOutput};
 
+/// Fills rows of `$width` elements of `$out`, many at a time, each of which takes as long as `$work` elements: `$fill` gets the first row
+/// and some. Gives the bits of the largest magnitude. A macro, so that what fills is [`vectorized`] too.
+macro_rules! by_rows {
+    ($out:expr, $width:expr, $work:expr, |$first:ident, $part:ident| $fill:expr) => {{
+        let rows = TASK.div_ceil($work);
+        let filled = $out.par_chunks_mut(rows * $width).enumerate().map(|(task, $part)| {
+            vectorized!({
+                let $first = task * rows;
+                $fill;
+                magnitude($part)
+            })
+        });
+        filled.max().unwrap_or(0)
+    }};
+}
+
 /// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
 pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
     let y = match (op, inputs) {
@@ -27,7 +43,7 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fu
             let targets = read_ints::<B>(targets);
             let logits_of = &*floats::<B>(logits);
             let mut y = vec![0.0; rows];
-            let _maximum = by_rows(&mut y, 1, vocab_size, |first, y| {
+            let _maximum = by_rows!(y, 1, vocab_size, |first, y| {
                 for (y, row) in y.iter_mut().zip(first..) {
                     let logits = &logits_of[row * vocab_size..][..vocab_size];
                     let (max, log_sum) = log_sum(logits);
@@ -79,7 +95,7 @@ pub fn fused_backward<B: Backend>(
             let targets = read_ints::<B>(targets);
             let (values, dy) = (&*floats::<B>(logits), &*floats::<B>(dy));
             let mut dl = vec![0.0; values.len()];
-            let _maximum = by_rows(&mut dl, vocab_size, vocab_size, |first, dl| {
+            let _maximum = by_rows!(dl, vocab_size, vocab_size, |first, dl| {
                 for (dl, row) in dl.chunks_exact_mut(vocab_size).zip(first..) {
                     let values = &values[row * vocab_size..][..vocab_size];
                     let max = max(values);
@@ -102,20 +118,6 @@ fn tensor<B: Backend>(like: &FloatTensor<B>, values: Vec<f32>, shape: impl Into<
     tensor_on::<B>(like, values, shape, like.dtype())
 }
 
-/// Fills rows of `width` elements, many at a time, each of which takes as long as `work` elements: `fill` gets the first row and some.
-/// Returns the bits of the largest magnitude.
-fn by_rows(out: &mut [f32], width: usize, work: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> u32 {
-    let rows = TASK.div_ceil(work);
-    let tasks = out.par_chunks_mut(rows * width).enumerate();
-    let filled = tasks.map(|(task, part)| {
-        vectorized(|| {
-            fill(task * rows, part);
-            magnitude(part)
-        })
-    });
-    filled.max().unwrap_or(0)
-}
-
 /// `1 / (1 + e^-x)`
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
@@ -126,7 +128,7 @@ fn sigmoid(x: f32) -> f32 {
 
 fn swiglu(a: &[f32], b: &[f32]) -> (Vec<f32>, u32) {
     let mut y = vec![0.0; a.len()];
-    let magnitude = by_rows(&mut y, 1, 1, |first, y| {
+    let magnitude = by_rows!(y, 1, 1, |first, y| {
         let (a, b) = (&a[first..][..y.len()], &b[first..][..y.len()]);
         for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
             *y = a * sigmoid(*a) * b;
@@ -140,7 +142,7 @@ fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [(Vec<f32>, u32); 2] {
     let [mut da, mut db] = [vec![0.0; a.len()], vec![0.0; a.len()]];
     let tasks = da.par_chunks_mut(TASK).zip(db.par_chunks_mut(TASK)).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
     let filled = tasks.zip(dy.par_chunks(TASK)).map(|((((da, db), a), b), dy)| {
-        vectorized(|| {
+        vectorized!({
             for ((((da, db), a), b), dy) in da.iter_mut().zip(&mut *db).zip(a).zip(b).zip(dy) {
                 let s = sigmoid(*a);
                 *da = dy * b * (s * (a * (1.0 - s) + 1.0));
@@ -161,7 +163,7 @@ fn inverse_rms(x: &[f32], epsilon: f32) -> f32 {
 fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> (Vec<f32>, u32) {
     let width = gamma.len();
     let mut y = vec![0.0; x.len()];
-    let magnitude = by_rows(&mut y, width, width, |first, y| {
+    let magnitude = by_rows!(y, width, width, |first, y| {
         let rows = x[first * width..][..y.len()].chunks_exact(width);
         for (y, x) in y.chunks_exact_mut(width).zip(rows) {
             let inverse_rms = inverse_rms(x, epsilon);
@@ -183,7 +185,7 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
         .map(|((dx, x), dy)| {
             let mut dgamma = vec![0.0; width];
             let mut g = vec![0.0; width];
-            vectorized(|| {
+            vectorized!({
                 let rows = dx.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(dy.chunks_exact(width));
                 for ((dx, x), dy) in rows {
                     let inverse_rms = inverse_rms(x, epsilon);
@@ -219,7 +221,7 @@ fn rotary<B: Backend>(
     let sign = if back { -1.0 } else { 1.0 };
     let x = View::new::<B>(x);
     let mut y = vec![0.0; batch * len * heads * dim];
-    let magnitude = by_rows(&mut y, heads * dim, heads * dim, |first, y| {
+    let magnitude = by_rows!(y, heads * dim, heads * dim, |first, y| {
         for (y, row) in y.chunks_exact_mut(heads * dim).zip(first..) {
             let (sequence, position) = (row / len, row % len);
             let [cos, sin] = [&cos, &sin].map(|table| &table[position * half..][..half]);

@@ -1,10 +1,16 @@
 //! Functions of f32 slices that the compiler vectorizes for the processor that it finds, with the same bits on each.
 
-/// Runs loops with the widest vectors that the processor has. What `run` calls must be `#[inline(always)]` to be among them.
-#[inline]
-pub(super) fn vectorized<T>(run: impl FnOnce() -> T) -> T {
-    pulp::Arch::new().dispatch(run)
+/// What an expression gives, computed with the widest vectors that the processor has. All that it calls must be `#[inline(always)]`,
+/// closures too: a function of its own is compiled once, for the least processor.
+macro_rules! vectorized {
+    ($run:expr) => {
+        pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || $run,
+        )
+    };
 }
+pub(super) use vectorized;
 
 /// eˣ, within 2 ulp, for x up to 88: smaller than 2⁻¹²⁶ is 0, NaN stays.
 ///
@@ -42,14 +48,12 @@ pub(super) fn exp_minus(values: &mut [f32], max: f32) -> f32 {
             *sum += *value;
         }
     }
-    let rest: f32 = rest
-        .iter_mut()
-        .map(|value| {
-            *value = exp(*value - max);
-            *value
-        })
-        .sum();
-    sums.iter().sum::<f32>() + rest
+    let mut of_rest = 0.0;
+    for value in rest {
+        *value = exp(*value - max);
+        of_rest += *value;
+    }
+    sums.iter().sum::<f32>() + of_rest
 }
 
 /// The largest value that is no NaN, `-inf` if there is none.
@@ -114,7 +118,7 @@ mod tests {
             let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             assert_eq!(max(&values), largest);
             let mut got = values.clone();
-            let sum = vectorized(|| exp_minus(&mut got, 2.0));
+            let sum = vectorized!(exp_minus(&mut got, 2.0));
             assert!(got.iter().zip(&values).all(|(got, x)| *got == exp(x - 2.0)));
             let want: f64 = got.iter().copied().map(f64::from).sum();
             assert!((f64::from(sum) - want).abs() <= 1e-6 * want);

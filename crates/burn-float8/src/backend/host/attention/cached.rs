@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::super::data;
 use super::super::vector::vectorized;
 use super::super::view::View;
-use super::kernel::{self, KEYS, QUERIES, Running, Scores, Sizes, matrix};
+use super::kernel::{self, QUERIES, Running, Scores, Sizes, matrix};
 use super::product::Matrix;
 use crate::backend::attention::CachedHeads;
 
@@ -89,7 +89,7 @@ impl<'a> Kept<'a> {
         let of_head = sizes.keys * width;
         let mut values = vec![0.0; sizes.batch * sizes.kv_heads * of_head];
         values.par_chunks_mut(of_head).enumerate().for_each(|(i, values)| {
-            vectorized(|| self.read([i / sizes.kv_heads, i % sizes.kv_heads], 0..sizes.keys, values));
+            vectorized!(self.read([i / sizes.kv_heads, i % sizes.kv_heads], 0..sizes.keys, values));
         });
         View { values: Cow::Owned(values), strides: [sizes.kv_heads * of_head, of_head, width] }
     }
@@ -130,7 +130,7 @@ impl<'a> Bytes<'a> {
 
 /// y `[batch, heads, queries, value_dim]`, as [`kernel::forward`] gives it of the decoded keys and values. All heads have one mask.
 pub(super) fn forward(sizes: Sizes, q: &View<'_>, [k, v]: [&Kept<'_>; 2], scores: &Scores<'_>) -> Vec<f32> {
-    let Sizes { batch, heads, kv_heads, queries, keys, dim, value_dim } = sizes;
+    let Sizes { batch, heads, kv_heads, queries, dim, value_dim, .. } = sizes;
     if queries > QUERIES {
         // Several tiles of queries would decode each tile of keys anew.
         let [k, v] = [(k, dim), (v, value_dim)].map(|(kept, width)| kept.whole(&sizes, width));
@@ -147,12 +147,12 @@ pub(super) fn forward(sizes: Sizes, q: &View<'_>, [k, v]: [&Kept<'_>; 2], scores
     tasks.for_each(|(index, first, y)| {
         let (batch, kv_head) = (index / kv_heads, index % kv_heads);
         let head = kv_head * group + first;
-        let longest = KEYS.min(keys);
+        let longest = sizes.tile_keys();
         let [mut p, mut k_tile, mut v_tile] = [queries, dim, value_dim].map(|width| vec![0.0; longest * width]);
         let mut running: Vec<_> = (0..y.len() / of_head).map(|_| Running::new()).collect();
         for tile in scores.tiles(&sizes, batch, head, 0..queries) {
             let (k_tile, v_tile) = (&mut k_tile[..tile.keys.len() * dim], &mut v_tile[..tile.keys.len() * value_dim]);
-            vectorized(|| {
+            vectorized!({
                 k.read([batch, kv_head], tile.keys.clone(), k_tile);
                 v.read([batch, kv_head], tile.keys.clone(), v_tile);
             });

@@ -14,12 +14,14 @@ use rayon::prelude::*;
 
 use super::super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::super::view::View;
-use super::product::{Keep, Matrix, multiply};
+use super::product::{Keep, Matrix, add_row, multiply};
 
 /// Queries of a tile.
 pub(super) const QUERIES: usize = 64;
 /// Keys of a tile: its scores, 128 KiB, stay in a core's cache.
-pub(super) const KEYS: usize = 512;
+const KEYS: usize = 512;
+/// Keys of a tile where there is one query: decoded, they stay in a core's first cache, and `malloc` has room for them without asking the system.
+const KEYS_OF_ONE: usize = 128;
 /// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
 const TASKS: usize = 16;
 
@@ -33,6 +35,14 @@ pub(super) struct Sizes {
     pub(super) keys: usize,
     pub(super) dim: usize,
     pub(super) value_dim: usize,
+}
+
+impl Sizes {
+    /// Keys of a tile at most.
+    pub(super) fn tile_keys(&self) -> usize {
+        let most = if self.queries == 1 { KEYS_OF_ONE } else { KEYS };
+        most.min(self.keys)
+    }
 }
 
 /// The rows of one head from a position on.
@@ -97,8 +107,9 @@ impl Scores<'_> {
     ) -> impl Iterator<Item = Tile> {
         let shown = self.shown(sizes, batch, head);
         let end = self.limit(sizes, queries.end - 1).min(shown.end);
-        (shown.start..end).step_by(KEYS).filter_map(move |start| {
-            let keys = start..(start + KEYS).min(end);
+        let most = sizes.tile_keys();
+        (shown.start..end).step_by(most).filter_map(move |start| {
+            let keys = start..(start + most).min(end);
             let is_visible = self.documents.is_none_or(|documents| {
                 let documents = &documents[batch * sizes.keys..][..sizes.keys];
                 let [own, other] = [&documents[queries.clone()], &documents[keys.clone()]].map(|part| {
@@ -162,7 +173,7 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
     tasks.for_each(|(batch, head, start, y, lse)| {
         let rows = lse.len();
         let kv_head = head * sizes.kv_heads / heads;
-        let mut tile_scores = vec![0.0; rows * KEYS.min(sizes.keys)];
+        let mut tile_scores = vec![0.0; rows * sizes.tile_keys()];
         let mut running = Running::new();
         for tile in scores.tiles(&sizes, batch, head, start..start + rows) {
             let q = matrix(q, [batch, head, start]);
@@ -198,7 +209,7 @@ impl Running {
         let (rows, width, value_dim) = (tile.queries.len(), tile.keys.len(), sizes.value_dim);
         let p = &mut p[..rows * width];
         multiply(p, width, Keep::Nothing, scores.scale, q, k.transposed(), [rows, width, sizes.dim]);
-        vectorized(|| {
+        vectorized!({
             scores.finish(sizes, tile, p, None);
             let rows = p.chunks_exact_mut(width).zip(y.chunks_exact_mut(value_dim));
             for (((p, y), old_max), sum) in rows.zip(&mut self.maxima).zip(&mut self.sums) {
@@ -213,7 +224,11 @@ impl Running {
                 *old_max = new_max;
             }
         });
-        multiply(y, value_dim, Keep::Sum, 1.0, Matrix::of(p, width), v, [rows, value_dim, width]);
+        if sizes.queries == 1 {
+            vectorized!(add_row(y, p, v));
+        } else {
+            multiply(y, value_dim, Keep::Sum, 1.0, Matrix::of(p, width), v, [rows, value_dim, width]);
+        }
     }
 
     /// Divides y by the sums, whose logarithms are the result if they are asked for.
@@ -314,7 +329,7 @@ fn part_of_backward(
                 let (p, ds) = (&mut p_tile[..rows * width], &mut ds_tile[..rows * width]);
                 multiply(p, width, Keep::Nothing, scores.scale, q, k.transposed(), [rows, width, dim]);
                 multiply(ds, width, Keep::Nothing, 1.0, dy, v.transposed(), [rows, width, value_dim]);
-                vectorized(|| {
+                vectorized!({
                     let slopes = scores.softcap.map(|_| &mut slopes[..rows * width]);
                     scores.finish(sizes, &tile, p, slopes);
                     for (row, (p, ds)) in p.chunks_exact_mut(width).zip(ds.chunks_exact_mut(width)).enumerate() {

@@ -1,4 +1,4 @@
-//! [`multiply`]: products of matrices that lie anywhere, on one core.
+//! Products of matrices that lie anywhere, on one core.
 
 /// A matrix whose rows and columns are so many elements apart.
 #[derive(Clone, Copy)]
@@ -66,5 +66,30 @@ pub(super) fn multiply(
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+/// c `[n]` grows by `a [k] · b [k, n]`, where the elements of b's rows lie side by side: [`multiply`] would pack b for this one row.
+#[inline(always)]
+pub(super) fn add_row(c: &mut [f32], a: &[f32], b: Matrix<'_>) {
+    /// Sums that stay in registers.
+    const BLOCK: usize = 64;
+    assert_eq!(b.column, 1, "rows lie side by side");
+    let (blocks, rest) = c.as_chunks_mut::<BLOCK>();
+    let in_blocks = blocks.len() * BLOCK;
+    for (i, c) in blocks.iter_mut().enumerate() {
+        let mut sums = *c;
+        for (row, a) in a.iter().enumerate() {
+            let b: &[f32; BLOCK] = b.values[row * b.row + i * BLOCK..].first_chunk().expect("inside");
+            for (sum, b) in sums.iter_mut().zip(b) {
+                *sum += a * b;
+            }
+        }
+        *c = sums;
+    }
+    for (row, a) in a.iter().enumerate() {
+        for (c, b) in rest.iter_mut().zip(&b.values[row * b.row + in_blocks..]) {
+            *c += a * b;
+        }
     }
 }
