@@ -197,7 +197,7 @@ pub enum JobError {
     },
     /// The folder of the frozen weights that a run trains beside is gone.
     #[error(
-        "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. It must be where it          was (model.hf_path)", folder.display()
+        "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. It must be where it was (model.hf_path)", folder.display()
     )]
     NoBase {
         /// The folder.

@@ -1,11 +1,11 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::weights::check_frozen;
-use burn_float8::{Float8Stack, Monitor, report::Amaxes, set_float8_enabled};
+use burn_float8::{Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 
 use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};
@@ -44,7 +44,8 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     ranks: Option<Ranks>,
     done: usize,
     /// Whether the model is known to have what steps need.
-    is_checked: bool,
+    /// Whether a weight that linears read in FP8 is trained, once a step has asked.
+    trains_float8: Option<bool>,
 }
 
 /// One step, on the device: reading a value waits for it.
@@ -81,7 +82,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             monitor,
             ranks: None,
             done: 0,
-            is_checked: false,
+            trains_float8: None,
         }
     }
 
@@ -136,14 +137,22 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// linear that is to be trained and whose weight is FP8 codes alone.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
-        if !self.is_checked {
-            check_frozen::<B, M>(&self.model)?;
-            self.is_checked = true;
-        }
+        let trains_float8 = match self.trains_float8 {
+            Some(known) => known,
+            None => {
+                check_frozen::<B, M>(&self.model)?;
+                trains_float8::<B, M>(&self.model)
+            }
+        };
+        self.trains_float8 = Some(trains_float8);
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
+            // A weight that is read for the first time begins a step of FP8; where all are frozen only the first has one.
+            if !trains_float8 && self.done > 0 {
+                begin_float8_step::<B, M>(&self.model);
+            }
         }
         let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
         optimizer.check_in_backward(training, ranks)?;
@@ -234,6 +243,21 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.optimizer = optimizer.expect("it is put back");
         Ok((self, loss, grad_norm))
     }
+}
+
+/// Whether a weight that linears read in FP8 is trained.
+fn trains_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
+    struct Find(bool);
+    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Find {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            let tensor = param.val();
+            let is_trained = tensor.is_require_grad();
+            self.0 |= is_trained && B::float8_tensor(&tensor.into_primitive().tensor()).layer().is_some();
+        }
+    }
+    let mut find = Find(false);
+    model.visit(&mut find);
+    find.0
 }
 
 /// The seed of a micro-batch's dropout: a resumed run draws the masks of an uninterrupted one.

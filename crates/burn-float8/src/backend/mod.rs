@@ -104,6 +104,10 @@ pub fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
         return x;
     }
     let _timer = operation("float_cast");
+    #[cfg(feature = "flex")]
+    if let Some(y) = host::cast::<B>(&x, dtype) {
+        return y;
+    }
     B::float_cast(x, FloatDType::from(dtype))
 }
 
@@ -331,4 +335,37 @@ pub struct HostCodes {
     /// Whether the operand has its codes transposed, as the host path leaves a cast of the transpose: sums over them are in
     /// another order than over the same codes in rows. Backends whose operands lie in one way only ignore it.
     pub transposed: bool,
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn_backend::TensorData;
+    use burn_backend::ops::FloatTensorOps;
+    use burn_flex::Flex;
+    use burn_std::bf16;
+
+    use super::*;
+
+    /// Between f32 and bf16 on a CPU, wherever the values lie: the nearest, of two the even one.
+    #[test]
+    fn casts_round_to_the_nearest() {
+        let bits = (0..200_000_u32).map(|i| f32::from_bits(i.wrapping_mul(21_475)));
+        let values: Vec<f32> = bits.filter(|x| !x.is_nan()).take(190_000).collect();
+        let narrowed: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+        let device = Default::default();
+        let x = Flex::float_from_data(TensorData::new(values, [500, 380]), &device);
+        let narrow = Flex::float_from_data(TensorData::new(narrowed.clone(), [500, 380]), &device);
+        let wide: Vec<f32> = narrowed.iter().map(|x| x.to_f32()).collect();
+        let wide = TensorData::new(wide, [500, 380]);
+        assert_eq!(data(in_dtype::<Flex>(x, DType::BF16)), data(narrow.clone()));
+        assert_eq!(data(in_dtype::<Flex>(narrow.clone(), DType::F32)), wide);
+        let transposed = in_dtype::<Flex>(Flex::float_transpose(narrow), DType::F32);
+        assert_eq!(data(Flex::float_transpose(transposed)), wide);
+        let nan = Flex::float_from_data(TensorData::new(vec![f32::NAN], [1]), &device);
+        assert!(data(in_dtype::<Flex>(nan, DType::BF16)).as_slice::<bf16>().unwrap()[0].is_nan());
+    }
+
+    fn data(x: FloatTensor<Flex>) -> TensorData {
+        burn_std::future::block_on(Flex::float_into_data(x)).unwrap()
+    }
 }

@@ -177,6 +177,17 @@ impl SavedRun {
         &self.state.float8
     }
 
+    /// [`float8`](Self::float8) by the names of the model itself, beside which adapters may have been trained.
+    pub(crate) fn float8_of_model(&self, has_adapters: bool) -> Float8State {
+        let mut float8 = self.state.float8.clone();
+        if has_adapters {
+            let named =
+                |(name, state): (String, _)| (name.strip_prefix("base.").map_or(name.clone(), Into::into), state);
+            float8.layers = float8.layers.into_iter().map(named).collect();
+        }
+        float8
+    }
+
     /// Replaces every parameter of `model`, before FP8 is applied to it.
     ///
     /// # Errors

@@ -134,10 +134,9 @@ impl<C: ModelConfig> Estimated<'_, C> {
         // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
         let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
         let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
-        // A weight's gradient is f32 before it is bf16, and Burn's CPU backend has it in f64 between the two: six times its bytes.
+        // A weight's gradient is f32 before it is bf16: twice its bytes.
         let is_narrow = is_host && training.param_dtype == StorageDtype::Bf16;
-        let rounded =
-            |weight: Saturating<u64>| if is_narrow { Saturating(6) * (two * weight).min(planned) } else { zero };
+        let rounded = |weight: Saturating<u64>| if is_narrow { two * (two * weight).min(planned) } else { zero };
         let backward = decoded.max(rounded(largest_weight)) + through + scores;
         let of_head = rounded(if trained.output { vocab * hidden } else { zero });
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.

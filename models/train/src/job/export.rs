@@ -39,7 +39,8 @@ impl<A: TrainableModel> Job<A> {
             _ => None,
         };
         let float8 = Float8Export::new(&float8);
-        let float8 = saved.map_or(float8, |saved| float8.with_state(saved.float8()));
+        let state = saved.map(|saved| saved.float8_of_model(has_adapters));
+        let float8 = state.as_ref().map_or(float8, |state| float8.with_state(state));
         let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
         if is_float8 {
             // What stands against it is said before the weights are read.

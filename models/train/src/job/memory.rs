@@ -47,7 +47,11 @@ fn plan<B: Backend, M: CausalLm<B>>(
         true => (size.vocab_size * size.hidden_size * dtype.size()) as u64,
         false => 0,
     };
-    let float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
+    let mut float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
+    if let Some(float8) = float8.as_mut().filter(|_| config.holds_codes()) {
+        // Codes that are the weights stay.
+        float8.linear = float8.linear.clone().with_force_recompute_fp8_weight_in_bwd(false);
+    }
     // Tables of positions are no parameters.
     let model = M::new(dims.with_max_seq_len(1), device)?;
     let (trained, frozen) = trained::<B, _>(&model, config)?;

@@ -42,7 +42,7 @@ use crate::hf::ExportOptions;
 use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
 use generation::{Generation, Printer};
-use prepare::{compute_dtype, dimensions};
+use prepare::{check_cache, compute_dtype, dimensions};
 
 /// The output layer, which takes rows one by one where each is to be as if it were alone.
 const OUTPUT: &str = "lm_head";
@@ -187,8 +187,9 @@ impl<A: TrainableModel> Job<A> {
         let dtype = self.dtype::<B>(config, selected, device)?;
         let progress = ProgressLine::new();
         let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);
-        let weights = match saved {
-            Some(saved) => weights.with_histories(saved.float8()),
+        let histories = saved.map(|saved| saved.float8_of_model(config.lora.is_some()));
+        let weights = match &histories {
+            Some(histories) => weights.with_histories(histories),
             None => weights,
         };
         let model = prepare::<A, B>(config, weights, device, &progress, out)?.with_compute_dtype(dtype);
@@ -230,6 +231,7 @@ impl<A: TrainableModel> Job<A> {
     ) -> Result<(), JobError> {
         let config = &self.config;
         config.validate()?;
+        check_cache::<B, _>(config, selected, device)?;
         let text = config.text()?;
         let texts = if prompts.is_empty() { std::slice::from_ref(&config.generate.prompt) } else { prompts };
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;

@@ -20,7 +20,7 @@ use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
 use crate::hf::peft;
-use crate::model::{LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
+use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
 
@@ -92,6 +92,16 @@ pub(super) fn check_storage<B: Backend, S>(
         let reason = format!("{selected} does not have it: leave the key out");
         require(key, format!("{kept:?}").to_lowercase(), B::supports_dtype(device, kept.dtype()), &reason)
     })
+}
+
+/// Refuses a cache of keys and values in a dtype that the device lacks.
+pub(super) fn check_cache<B: Backend, S>(
+    config: &RunConfig<S>,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<(), ConfigError> {
+    let holds = config.generate.kv_cache != Some(CacheDtype::Bf16) || B::supports_dtype(device, DType::BF16);
+    require("generate.kv_cache", "bf16", holds, &format!("{selected} does not have it: f32 and e4m3 it has"))
 }
 
 /// A model with these weights, with FP8 applied if `config` asks for it.

@@ -15,7 +15,7 @@ use super::announce;
 use super::config::RunConfig;
 use super::finish::{Outcome, finish_with};
 use super::memory;
-use super::prepare::{adapt, check_storage, compute_dtype, dimensions, prepare, shard};
+use super::prepare::{adapt, check_cache, check_storage, compute_dtype, dimensions, prepare, shard};
 use super::text::Text;
 use super::weights::Weights;
 use crate::batches::{Batch, TrainBatches};
@@ -214,6 +214,9 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
             profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
         let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
         check_storage::<B, _>(config, self.selected, self.device)?;
+        if prompted.plain.is_some() {
+            check_cache::<B, _>(config, self.selected, self.device)?;
+        }
         Ok(Place { dims, dtype, profiler })
     }
 

@@ -9,7 +9,7 @@ use burn_std::bf16;
 use rayon::prelude::*;
 
 use super::loops::TASK;
-use super::vector::vectorized;
+use super::vector::{narrow, nearest, vectorized, widen};
 use super::{floats, read_f32, tensor_on};
 use crate::backend::adamw::{AdamWStep, AdamWTensors, RoundingKeys};
 
@@ -94,11 +94,7 @@ impl<'a> Values<'a> {
                     *value = bf16::from_bits(round(*x, u32::from(*r)) as u16);
                 }
             }
-            (Self::Bf16(values), None) => {
-                for (value, x) in values[first..][..block.len()].iter_mut().zip(block) {
-                    *value = bf16::from_bits(nearest(*x) as u16);
-                }
-            }
+            (Self::Bf16(values), None) => narrow(block, &mut values[first..][..block.len()]),
         }
     }
 }
@@ -129,22 +125,6 @@ impl<'a> Read<'a> {
             Self::Bf16(values) => widen(&values[first..][..block.len()], block),
         }
     }
-}
-
-#[inline(always)]
-fn widen(from: &[bf16], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
-    }
-}
-
-/// The bits of the nearest bf16, of two the even one; a NaN stays one.
-#[inline(always)]
-fn nearest(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if is_nan { bits >> 16 | 0x40 } else { rounded }
 }
 
 /// The bits of x in bf16 as [`RoundingKeys`] says, `r` being its random bits.
@@ -249,16 +229,6 @@ fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>;
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_is_that_of_half() {
-        let odd =
-            [0.0, -0.0, 1e-40, -1e-45, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 3.389_531_4e38];
-        let many = (0..1_000_003_u32).map(|i| f32::from_bits(i.wrapping_mul(4_294_967)));
-        for x in many.chain(odd) {
-            assert_eq!(nearest(x) as u16, bf16::from_f32(x).to_bits(), "{x:e}");
-        }
-    }
 
     #[test]
     fn only_what_lies_between_finite_normal_numbers_is_rounded_by_chance() {

@@ -4,14 +4,16 @@
 
 use core::mem::MaybeUninit;
 
+#[cfg(feature = "flex")]
+use burn_std::bf16;
 use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleMode, reference};
 use rayon::prelude::*;
 
+#[cfg(feature = "flex")]
+use super::vector::{narrow, vectorized, widen};
+
 /// Elements that one task has at least: they take some ten microseconds.
 pub(super) const TASK: usize = 1 << 15;
-
-/// Elements of a block of MX, and rows of a square of such.
-const MX_BLOCK: usize = 32;
 
 /// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
 pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
@@ -36,6 +38,24 @@ pub(super) fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
     codes
 }
 
+/// The same values in f32.
+#[cfg(feature = "flex")]
+pub(super) fn widened(values: &[bf16]) -> Vec<f32> {
+    let mut wide = vec![0.0; values.len()];
+    let tasks = wide.par_chunks_mut(TASK).zip(values.par_chunks(TASK));
+    tasks.for_each(|(wide, values)| vectorized!(widen(values, wide)));
+    wide
+}
+
+/// The nearest values in bf16.
+#[cfg(feature = "flex")]
+pub(super) fn narrowed(values: &[f32]) -> Vec<bf16> {
+    let mut narrowed = vec![bf16::ZERO; values.len()];
+    let tasks = narrowed.par_chunks_mut(TASK).zip(values.par_chunks(TASK));
+    tasks.for_each(|(narrowed, values)| vectorized!(narrow(values, narrowed)));
+    narrowed
+}
+
 /// [`reference::quantize_into`], with one scale, by rows, columns or blocks.
 pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, transposed: bool) -> Codes {
     let mut codes = vec![0; values.len()];
@@ -45,7 +65,8 @@ pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, tra
     }
     // Rows that share scales.
     let height = match (cast.granularity, transposed) {
-        _ if matches!(cast.scale_mode, ScaleMode::E8m0Square(_)) => MX_BLOCK,
+        // A square is as high as wide.
+        _ if matches!(cast.scale_mode, ScaleMode::E8m0Square(_)) => cast.granularity.group(rows, cols)[1],
         (Granularity::Tensor, _) => {
             let amax = amax(values);
             let scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);

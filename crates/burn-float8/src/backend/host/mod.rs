@@ -296,14 +296,28 @@ fn tensor_on<B: Backend>(
     in_dtype::<B>(tensor, dtype)
 }
 
+/// A tensor of f32 in bf16 or the reverse, if the backend shows its values: Burn's cast goes through a copy in f64, on one core.
+#[cfg(feature = "flex")]
+pub(super) fn cast<B: Backend>(x: &FloatTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
+    let flex = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()?;
+    let data = match dtype {
+        DType::BF16 => TensorData::new(loops::narrowed(flex.as_slice()?), x.shape()),
+        DType::F32 => TensorData::new(loops::widened(flex.as_slice()?), x.shape()),
+        _ => return None,
+    };
+    Some(B::float_from_data(data, &B::float_device(x)))
+}
+
 /// The values of a tensor in f32, where they lie if the backend shows them.
 fn floats<B: Backend>(x: &FloatTensor<B>) -> Cow<'_, [f32]> {
     #[cfg(feature = "flex")]
-    if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
-        && x.dtype() == DType::F32
-        && let Some(values) = x.as_slice::<f32>()
-    {
-        return Cow::Borrowed(values);
+    if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>() {
+        if let Some(values) = x.as_slice::<f32>() {
+            return Cow::Borrowed(values);
+        }
+        if let Some(values) = x.as_slice() {
+            return Cow::Owned(loops::widened(values));
+        }
     }
     Cow::Owned(read_f32::<B>(x.clone()))
 }

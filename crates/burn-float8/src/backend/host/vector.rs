@@ -1,4 +1,6 @@
-//! Functions of f32 slices that the compiler vectorizes for the processor that it finds, with the same bits on each.
+//! Functions of slices that the compiler vectorizes for the processor that it finds, with the same bits on each.
+
+use burn_std::bf16;
 
 /// What an expression gives, computed with the widest vectors that the processor has. All that it calls must be `#[inline(always)]`,
 /// closures too: a function of its own is compiled once, for the least processor.
@@ -76,6 +78,31 @@ pub(super) fn magnitude(values: &[f32]) -> u32 {
     values.iter().fold(0, |largest, x| largest.max(x.abs().to_bits()))
 }
 
+/// The same values in f32.
+#[inline(always)]
+pub(super) fn widen(from: &[bf16], to: &mut [f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+    }
+}
+
+/// The nearest values in bf16.
+#[inline(always)]
+pub(super) fn narrow(from: &[f32], to: &mut [bf16]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = bf16::from_bits(nearest(*from) as u16);
+    }
+}
+
+/// The bits of the nearest bf16, of two the even one; a NaN stays one.
+#[inline(always)]
+pub(super) fn nearest(x: f32) -> u32 {
+    let bits = x.to_bits();
+    let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if is_nan { bits >> 16 | 0x40 } else { rounded }
+}
+
 /// Σ aᵢ bᵢ.
 #[inline(always)]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -109,6 +136,16 @@ mod tests {
         assert_eq!([-88.0, -1e30, f32::NEG_INFINITY].map(exp), [0.0; 3]);
         assert_eq!([0.0, -0.0].map(exp), [1.0; 2]);
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn the_nearest_is_that_of_half() {
+        let odd =
+            [0.0, -0.0, 1e-40, -1e-45, f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 3.389_531_4e38];
+        let many = (0..1_000_003_u32).map(|i| f32::from_bits(i.wrapping_mul(4_294_967)));
+        for x in many.chain(odd) {
+            assert_eq!(nearest(x) as u16, bf16::from_f32(x).to_bits(), "{x:e}");
+        }
     }
 
     #[test]

@@ -205,15 +205,32 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
         _ if is_mx => return Err(weights.unsupported("strategy", "of mxfp8-quantized weights only group is")),
         _ => return Err(weights.unsupported("strategy", "of float-quantized weights tensor, channel and block are")),
     };
-    // Those of inputs that scale themselves are not in the files.
-    let has_static_inputs = match group.object("input_activations", INPUTS)? {
-        Some(inputs) if inputs.get("dynamic").is_none_or(|dynamic| *dynamic == json!(false)) => {
-            inputs.only("strategy", "tensor", "of inputs with scales in the files only tensor is")?;
-            true
-        }
-        _ => false,
-    };
+    let inputs = group.object("input_activations", INPUTS)?;
+    let has_static_inputs = inputs.map_or(Ok(false), |inputs| has_static_inputs(&inputs, granularities))?;
     Ok(Schemes { granularities, has_static_inputs })
+}
+
+/// Whether the scales of inputs are in the files; those of inputs that scale themselves are not.
+fn has_static_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<bool, JobError> {
+    if inputs.integer("num_bits")?.is_some_and(|bits| bits != 8) {
+        return Err(inputs.unsupported("num_bits", "only 8 is"));
+    }
+    inputs.only("type", "float", "only float is")?;
+    if inputs.boolean("symmetric")? == Some(false) {
+        return Err(inputs.unsupported("symmetric", "codes have no zero point"));
+    }
+    if inputs.boolean("dynamic")? != Some(true) {
+        inputs.only("strategy", "tensor", "of inputs with scales in the files only tensor is")?;
+        return match granularities {
+            [Granularity::Tensor] => Ok(true),
+            _ => Err(inputs
+                .unsupported("dynamic", "inputs have scales in the files beside weights of strategy tensor alone")),
+        };
+    }
+    match inputs.string("strategy")? {
+        None | Some("tensor" | "token" | "group") => Ok(false),
+        _ => Err(inputs.unsupported("strategy", "of inputs that scale themselves tensor, token and group are")),
+    }
 }
 
 impl fmt::Display for Scheme {
