@@ -88,6 +88,7 @@ fn broken_scales_and_codes_are_named() {
 fn schemes_that_are_not_read_are_refused_by_key() {
     let rowwise = Files::new(Recipe::Rowwise);
     let group = "/quantization_config/config_groups/group_0";
+    let inputs = "quantization_config.config_groups.*.input_activations";
     for (place, value, key) in [
         ("/quantization_config/quant_method", json!("gptq"), "quantization_config"),
         ("/quantization_config/format", json!("pack-quantized"), "quantization_config.format"),
@@ -114,6 +115,11 @@ fn schemes_that_are_not_read_are_refused_by_key() {
         ),
         (&format!("{group}/weights/symmetric"), json!(false), "quantization_config.config_groups.*.weights.symmetric"),
         (&format!("{group}/weights/dynamic"), json!(true), "quantization_config.config_groups.*.weights.dynamic"),
+        (&format!("{group}/input_activations/num_bits"), json!(4), &format!("{inputs}.num_bits")),
+        (&format!("{group}/input_activations/type"), json!("int"), &format!("{inputs}.type")),
+        (&format!("{group}/input_activations/symmetric"), json!(false), &format!("{inputs}.symmetric")),
+        (&format!("{group}/input_activations/strategy"), json!("attn_head"), &format!("{inputs}.strategy")),
+        (&format!("{group}/input_activations/dynamic"), json!("local"), &format!("{inputs}.dynamic")),
     ] {
         let mut files = rowwise.clone();
         *files.json.pointer_mut(place).unwrap() = value;

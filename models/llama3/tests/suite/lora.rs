@@ -81,6 +81,22 @@ fn segments_and_a_base_of_codes_are_the_same_bits() {
     }
 }
 
+/// No weight of the base is ever new, and yet each step is one of FP8: histories have an amax of each that has ended, and an evaluation
+/// finds them.
+#[test]
+fn each_step_is_one_of_fp8() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let path = folder.path().join("run");
+    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes"];
+    run(&config(data.path(), &path, &settings)).unwrap();
+    let state = fs::read_to_string(path.join("step-000000004/state.json")).unwrap();
+    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
+    assert_eq!(state["float8"]["step"], 4);
+    let history = &state["float8"]["layers"]["base.layers.1.mlp.down_proj"]["input"]["history"];
+    assert_eq!(history.as_array().expect("a history").iter().filter(|amax| **amax != 0).count(), 3, "{history}");
+    llama3(&["eval", path.to_str().unwrap()]).unwrap();
+}
+
 /// The held-out loss that a command prints.
 fn printed_loss(printed: &str) -> f64 {
     let (_, rest) = printed.split_once("held-out loss: ").expect(printed);

@@ -179,6 +179,11 @@ fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     let codes = 8_030_261_248 - tables;
     assert!((parameters as f64 / (codes + 2 * tables + adapters) as f64 - 1.0).abs() < 0.01, "{estimate}");
     assert!(parameters < 10_000_000_000, "{estimate}");
+    // Codes that are the weights stay, whatever becomes of copies.
+    let settings = ["lora.rank=16", "lora.base=fp8", "float8.force_recompute_fp8_weight_in_bwd=true"];
+    let recomputed = self::job(Some(&the_8b_configuration()), &settings, &[]).unwrap();
+    let recomputed = recomputed.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap();
+    assert_eq!(row(&recomputed.expect("known"), "parameters")[0], parameters);
     let docs = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/lora.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
