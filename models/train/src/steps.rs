@@ -149,8 +149,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
-            // A weight that is read for the first time begins a step of FP8; where all are frozen only the first has one.
-            if !trains_float8 && self.done > 0 {
+            // A new weight begins a step of FP8 when it is read; where all are frozen none is new after the first step.
+            if is_float8 && !trains_float8 && self.done > 0 {
                 begin_float8_step::<B, M>(&self.model);
             }
         }
