@@ -26,6 +26,11 @@ pub struct Adapted<B: Backend, M: Module<B>> {
     dropout_seed: Option<u64>,
 }
 
+/// What a module of an adapted model is called in the model itself.
+pub(crate) fn name_in_base(name: &str) -> &str {
+    name.strip_prefix("base.").unwrap_or(name)
+}
+
 impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// Freezes a model beside its adapters.
     pub fn new(base: M, lora: Lora<B>) -> Self {

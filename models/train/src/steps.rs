@@ -43,8 +43,7 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// With whom the steps are made.
     ranks: Option<Ranks>,
     done: usize,
-    /// Whether the model is known to have what steps need.
-    /// Whether a weight that linears read in FP8 is trained, once a step has asked.
+    /// Whether a weight that a linear reads in FP8 is trained; none until the first step, which checks the model.
     trains_float8: Option<bool>,
 }
 
@@ -141,15 +140,14 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             Some(known) => known,
             None => {
                 check_frozen::<B, M>(&self.model)?;
-                trains_float8::<B, M>(&self.model)
+                *self.trains_float8.insert(trains_float8::<B, M>(&self.model))
             }
         };
-        self.trains_float8 = Some(trains_float8);
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
-            // A new weight begins a step of FP8 when it is read; where all are frozen none is new after the first step.
+            // The first linear to read a new weight begins a step of FP8. Frozen weights are new in the first step alone.
             if is_float8 && !trains_float8 && self.done > 0 {
                 begin_float8_step::<B, M>(&self.model);
             }
@@ -245,14 +243,15 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     }
 }
 
-/// Whether a weight that linears read in FP8 is trained.
+/// Whether a weight that a linear reads in FP8 is trained.
 fn trains_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
     struct Find(bool);
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Find {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let tensor = param.val();
-            let is_trained = tensor.is_require_grad();
-            self.0 |= is_trained && B::float8_tensor(&tensor.into_primitive().tensor()).layer().is_some();
+            if tensor.is_require_grad() {
+                self.0 |= B::float8_tensor(&tensor.into_primitive().tensor()).layer().is_some();
+            }
         }
     }
     let mut find = Find(false);

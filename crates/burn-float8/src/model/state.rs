@@ -251,7 +251,9 @@ impl LayerState {
 /// norm, merged LoRA) and accumulates gradients over several backward passes, each of them would look like a step to delayed
 /// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
 /// by a number needs no call.
-/// If no weight is trained that a linear reads in FP8 (adapters beside a frozen base), none is new after the first step: call this then too.
+///
+/// If no weight of an FP8 linear is trained (adapters beside a frozen base), no weight is new after the first step: call this before each
+/// step then too.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {

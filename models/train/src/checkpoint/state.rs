@@ -23,6 +23,7 @@ use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, find_checkpoint};
 use crate::Ranks;
+use crate::adapted::name_in_base;
 use crate::config::OptimizerSection;
 use crate::data::Position;
 use crate::files;
@@ -177,13 +178,12 @@ impl SavedRun {
         &self.state.float8
     }
 
-    /// [`float8`](Self::float8) by the names of the model itself, beside which adapters may have been trained.
+    /// [`float8`](Self::float8) for the model without its adapters, if it has some.
     pub(crate) fn float8_of_model(&self, has_adapters: bool) -> Float8State {
         let mut float8 = self.state.float8.clone();
         if has_adapters {
-            let named =
-                |(name, state): (String, _)| (name.strip_prefix("base.").map_or(name.clone(), Into::into), state);
-            float8.layers = float8.layers.into_iter().map(named).collect();
+            let layers = float8.layers.into_iter();
+            float8.layers = layers.map(|(name, state)| (name_in_base(&name).to_owned(), state)).collect();
         }
         float8
     }

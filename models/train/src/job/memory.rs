@@ -49,7 +49,7 @@ fn plan<B: Backend, M: CausalLm<B>>(
     };
     let mut float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     if let Some(float8) = float8.as_mut().filter(|_| config.holds_codes()) {
-        // Codes that are the weights stay.
+        // This drops copies of weights. Codes that are the weights themselves are kept.
         float8.linear = float8.linear.clone().with_force_recompute_fp8_weight_in_bwd(false);
     }
     // Tables of positions are no parameters.

@@ -101,7 +101,7 @@ pub(super) fn check_cache<B: Backend, S>(
     device: &B::Device,
 ) -> Result<(), ConfigError> {
     let holds = config.generate.kv_cache != Some(CacheDtype::Bf16) || B::supports_dtype(device, DType::BF16);
-    require("generate.kv_cache", "bf16", holds, &format!("{selected} does not have it: f32 and e4m3 it has"))
+    require("generate.kv_cache", "bf16", holds, &format!("{selected} does not have it: choose f32 or e4m3"))
 }
 
 /// A model with these weights, with FP8 applied if `config` asks for it.

@@ -65,7 +65,7 @@ pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, tra
     }
     // Rows that share scales.
     let height = match (cast.granularity, transposed) {
-        // A square is as high as wide.
+        // Its blocks are one row high, but squares share a scale over as many rows as columns.
         _ if matches!(cast.scale_mode, ScaleMode::E8m0Square(_)) => cast.granularity.group(rows, cols)[1],
         (Granularity::Tensor, _) => {
             let amax = amax(values);

@@ -296,7 +296,8 @@ fn tensor_on<B: Backend>(
     in_dtype::<B>(tensor, dtype)
 }
 
-/// A tensor of f32 in bf16 or the reverse, if the backend shows its values: Burn's cast goes through a copy in f64, on one core.
+/// A tensor of f32 as bf16 or the reverse, on all cores; `None` if Burn's own cast, which goes through a copy in f64 on one core, has to do
+/// it.
 #[cfg(feature = "flex")]
 pub(super) fn cast<B: Backend>(x: &FloatTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
     let flex = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()?;

@@ -177,14 +177,9 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
         return Err(group.unsupported("output_activations", "outputs are not quantized"));
     }
     let Some(weights) = group.object("weights", WEIGHTS)? else { return Err(group.missing("weights")) };
-    if weights.integer("num_bits")?.ok_or_else(|| weights.missing("num_bits"))? != 8 {
-        return Err(weights.unsupported("num_bits", "only 8 is"));
-    }
+    weights.integer("num_bits")?.ok_or_else(|| weights.missing("num_bits"))?;
     weights.string("type")?.ok_or_else(|| weights.missing("type"))?;
-    weights.only("type", "float", "only float is")?;
-    if weights.boolean("symmetric")? == Some(false) {
-        return Err(weights.unsupported("symmetric", "codes have no zero point"));
-    }
+    check_codes(&weights)?;
     if weights.boolean("dynamic")? == Some(true) {
         return Err(weights.unsupported("dynamic", "weights have their scales in the files"));
     }
@@ -210,26 +205,33 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
     Ok(Schemes { granularities, has_static_inputs })
 }
 
-/// Whether the scales of inputs are in the files; those of inputs that scale themselves are not.
+/// Refuses weights or inputs that are not said to be FP8 without zero points.
+fn check_codes(quantized: &HfReader<'_>) -> Result<(), JobError> {
+    if quantized.integer("num_bits")?.is_some_and(|bits| bits != 8) {
+        return Err(quantized.unsupported("num_bits", "only 8 is"));
+    }
+    quantized.only("type", "float", "only float is")?;
+    match quantized.boolean("symmetric")? {
+        Some(false) => Err(quantized.unsupported("symmetric", "codes have no zero point")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether inputs have static scales, which are in the files; dynamic scales are not.
 fn has_static_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<bool, JobError> {
-    if inputs.integer("num_bits")?.is_some_and(|bits| bits != 8) {
-        return Err(inputs.unsupported("num_bits", "only 8 is"));
-    }
-    inputs.only("type", "float", "only float is")?;
-    if inputs.boolean("symmetric")? == Some(false) {
-        return Err(inputs.unsupported("symmetric", "codes have no zero point"));
-    }
+    check_codes(inputs)?;
     if inputs.boolean("dynamic")? != Some(true) {
-        inputs.only("strategy", "tensor", "of inputs with scales in the files only tensor is")?;
+        inputs.only("strategy", "tensor", "of static scales of inputs only tensor is")?;
         return match granularities {
             [Granularity::Tensor] => Ok(true),
-            _ => Err(inputs
-                .unsupported("dynamic", "inputs have scales in the files beside weights of strategy tensor alone")),
+            _ => {
+                Err(inputs.unsupported("dynamic", "static scales of inputs are, if the strategy of weights is tensor"))
+            }
         };
     }
     match inputs.string("strategy")? {
         None | Some("tensor" | "token" | "group") => Ok(false),
-        _ => Err(inputs.unsupported("strategy", "of inputs that scale themselves tensor, token and group are")),
+        _ => Err(inputs.unsupported("strategy", "of dynamic scales of inputs tensor, token and group are")),
     }
 }
 

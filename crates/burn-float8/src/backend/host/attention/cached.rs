@@ -5,12 +5,12 @@ use std::any::Any;
 use std::borrow::Cow;
 
 use burn_backend::{Backend, DType, TensorData, TensorMetadata};
-use burn_std::{bf16, f16};
+use burn_std::f16;
 use float8_kernels::{Format, reference};
 use rayon::prelude::*;
 
 use super::super::data;
-use super::super::vector::vectorized;
+use super::super::vector::{nearest, vectorized};
 use super::super::view::View;
 use super::kernel::{self, QUERIES, Running, Scores, Sizes, matrix};
 use super::product::Matrix;
@@ -78,7 +78,7 @@ impl<'a> Kept<'a> {
             }
         }
         match self.dtype {
-            DType::BF16 => values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32()),
+            DType::BF16 => values.iter_mut().for_each(|value| *value = f32::from_bits(nearest(*value) << 16)),
             DType::F16 => values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32()),
             _ => {}
         }

@@ -20,7 +20,8 @@ use super::product::{Keep, Matrix, add_row, multiply};
 pub(super) const QUERIES: usize = 64;
 /// Keys of a tile: its scores, 128 KiB, stay in a core's cache.
 const KEYS: usize = 512;
-/// Keys of a tile where there is one query: decoded, they stay in a core's first cache, and `malloc` has room for them without asking the system.
+/// Keys of a tile where there is one query. A cache's keys and values are decoded tile by tile: so few stay in a core's first-level cache, and
+/// `malloc` reuses their memory, where for larger tiles it maps and returns pages each time.
 const KEYS_OF_ONE: usize = 128;
 /// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
 const TASKS: usize = 16;
