@@ -43,8 +43,8 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// With whom the steps are made.
     ranks: Option<Ranks>,
     done: usize,
-    /// Whether a weight that a linear reads in FP8 is trained; none until the first step, which checks the model.
-    trains_float8: Option<bool>,
+    /// Whether a weight that a linear reads in FP8 is frozen; none until the first step, which checks the model.
+    freezes_float8: Option<bool>,
 }
 
 /// One step, on the device: reading a value waits for it.
@@ -81,7 +81,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             monitor,
             ranks: None,
             done: 0,
-            trains_float8: None,
+            freezes_float8: None,
         }
     }
 
@@ -136,19 +136,19 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// linear that is to be trained and whose weight is FP8 codes alone.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
-        let trains_float8 = match self.trains_float8 {
+        let freezes_float8 = match self.freezes_float8 {
             Some(known) => known,
             None => {
                 check_frozen::<B, M>(&self.model)?;
-                *self.trains_float8.insert(trains_float8::<B, M>(&self.model))
+                *self.freezes_float8.insert(freezes_float8::<B, M>(&self.model))
             }
         };
         let fp8 = training.precision == Precision::Fp8;
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
-            // The first linear to read a new weight begins a step of FP8. Frozen weights are new in the first step alone.
-            if is_float8 && !trains_float8 && self.done > 0 {
+            // Alone, a step of FP8 begins at the first new weight: behind frozen linears, or not at all.
+            if is_float8 && freezes_float8 && self.done > 0 {
                 begin_float8_step::<B, M>(&self.model);
             }
         }
@@ -243,13 +243,13 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     }
 }
 
-/// Whether a weight that a linear reads in FP8 is trained.
-fn trains_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
+/// Whether a weight that a linear reads in FP8 is frozen.
+fn freezes_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
     struct Find(bool);
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Find {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let tensor = param.val();
-            if tensor.is_require_grad() {
+            if !tensor.is_require_grad() {
                 self.0 |= B::float8_tensor(&tensor.into_primitive().tensor()).layer().is_some();
             }
         }

@@ -251,6 +251,52 @@ fn layers_may_skip_steps() {
     assert_eq!(q, [5, 4, 3, 1, 0].map(amax), "newest first");
 }
 
+/// Frozen linears that no backward comes to, as nothing before them is trained, have histories; evaluations on the same backend are not
+/// in them, be they before a step, after it or amid its micro-batches.
+#[test]
+fn linears_without_backward_have_histories() {
+    let x = |seed: u64, factor: f32| tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]) * factor;
+    let new = Model::<A<Flex>>::new(2);
+    let run = |evaluates: bool| {
+        let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 2));
+        let mut model = config.apply(new.clone()).unwrap().0;
+        model.blocks[0] = model.blocks[0].clone().no_grad();
+        let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
+        let evaluate = |model: &Model<A<Flex>>| {
+            if evaluates {
+                model.clone().no_grad().forward(x(9, 100.0));
+            }
+        };
+        for step in 0..4 {
+            begin_float8_step(&model);
+            let mut accumulator = GradientsAccumulator::new();
+            for micro_batch in 0..2 {
+                evaluate(&model);
+                let y = model.forward(x(2 * step + micro_batch, 2f32.powi(step as i32)));
+                let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
+                accumulator.accumulate(&model, grads);
+                evaluate(&model);
+            }
+            model = optimizer.step(1e-3, model, accumulator.grads());
+        }
+        model
+    };
+    let model = run(false);
+    let state = Float8State::export(&model);
+    assert_eq!(Float8State::export(&run(true)), state);
+    let amax = |step: u64| {
+        let of = |seed: u64| normal(2 * 4 * D, seed).iter().fold(0f32, |m, v| m.max(v.abs()));
+        of(2 * step).max(of(2 * step + 1)) * 2f32.powi(step as i32)
+    };
+    let q = &state.layers["blocks.0.q"];
+    let observed = q.input.as_ref().map(|input| f32::from_bits(input.observed[0]));
+    assert_eq!((observed, inputs(&model, "blocks.0.q")), (Some(amax(3)), [2, 1, 0].map(amax).to_vec()), "newest first");
+    assert!(q.weight.is_some() && q.grad_output.is_none());
+    let scale = report(&model).layers.iter().find(|layer| layer.name == "blocks.0.q").unwrap().fprop.operands[0].scale;
+    assert_eq!(scale, Some(448.0 / (amax(2) * 4.0)));
+    assert_eq!(inputs(&model, "head").len(), 3);
+}
+
 /// A weight that is cast or scaled in forward is still the same parameter; one that is computed otherwise needs a word.
 #[test]
 fn weights_may_be_computed_in_forward() {

@@ -12,7 +12,7 @@ use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, Tag};
 use crate::stack::Float8Stack;
-use crate::step::{AmaxState, DeviceState, TrackedCast};
+use crate::step::{AmaxState, DeviceState, Step, TrackedCast};
 use crate::terms::{ContractionAxis, Operand, Role};
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
@@ -112,10 +112,9 @@ impl<B: Float8Stack> Converted<B> {
                 // The last step is over, so what its samples say holds.
                 step.samples.resolve(peers.as_deref());
             }
-            if let Some(peers) = &peers {
-                step.histories.reduce(peers);
-            }
-            let mut histories = step.histories.export();
+            let Step { number, histories, .. } = &mut *step;
+            histories.complete(*number, peers.as_deref());
+            let mut histories = histories.export();
             for Found { path, layer, .. } in own() {
                 let Some((scaling, mut amaxes)) = histories.remove(layer.name()) else { continue };
                 let state = exported.layers.entry(path.clone()).or_default();

@@ -125,6 +125,7 @@ pub(super) fn forward<B: Float8Backend>(
         }
     };
     if !wanted.any() {
+        seen.count_without_backward(wanted);
         return (y, None);
     }
     if let Ok(plan) = &used.plan {

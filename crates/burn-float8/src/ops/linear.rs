@@ -36,6 +36,9 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
+    /// Those of a forward without autodiff.
+    pub(super) const EVALUATION: Self = Self { x: false, w: false, bias: false, evaluates: true };
+
     pub(super) fn any(self) -> bool {
         self.x || self.w || self.bias
     }
@@ -109,6 +112,13 @@ impl<B: Float8Backend> Seen<B> {
         }
     }
 
+    /// No backward can come to the forward.
+    pub(super) fn count_without_backward(self, wanted: Wanted) {
+        if !wanted.evaluates {
+            self.observations.iter().for_each(|observation| observation.note_without_backward());
+        }
+    }
+
     /// Backward has come to the node.
     pub(super) fn count(self, layer: &Layer, device: &Device<B>) {
         on_backward::<B>(layer, device);
@@ -169,6 +179,7 @@ pub(super) fn forward<B: Float8Backend>(
         }
     };
     if !wanted.any() {
+        seen.count_without_backward(wanted);
         return (y, None);
     }
     let saved_input = match wgrad_plan {

@@ -42,11 +42,11 @@ impl<B: Float8Backend> Wrapped for B {
     }
 
     fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> Float8Tensor<B> {
-        Float8Tensor::new(linear::forward(&x, &w, bias, Wanted { evaluates: true, ..Wanted::default() }).0)
+        Float8Tensor::new(linear::forward(&x, &w, bias, Wanted::EVALUATION).0)
     }
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
-        grouped::forward(&x, &w, ends, Wanted::default()).0
+        grouped::forward(&x, &w, ends, Wanted::EVALUATION).0
     }
 
     fn attention_node(attention: Attention<B>) -> FloatTensor<B> {

@@ -15,7 +15,8 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
-use super::{DeviceState, Peers, TrackedCast};
+use super::without_backward::WithoutBackward;
+use super::{AmaxState, DeviceState, Peers, TrackedCast};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
@@ -25,6 +26,13 @@ use crate::terms::Role;
 /// The amax of a tensor for the history of delayed scaling that its cast belongs to.
 pub(crate) struct Observation<B: Float8Backend> {
     pub(crate) state: Arc<DeviceState<B>>,
+    pub(crate) observed: Observed<B>,
+    pub(crate) is_confirmed: AtomicBool,
+}
+
+/// What a history is told.
+#[derive(Clone)]
+pub(crate) struct Observed<B: Float8Backend> {
     /// The layer by its name: a history outlives no model, and a layer no cycle.
     pub(crate) layer: String,
     pub(crate) role: Role,
@@ -32,7 +40,6 @@ pub(crate) struct Observation<B: Float8Backend> {
     /// An amax whose scale is 1.
     pub(crate) initial: f32,
     pub(crate) amax: FloatTensor<B>,
-    pub(crate) is_confirmed: AtomicBool,
 }
 
 impl<B: Float8Backend> Observation<B> {
@@ -40,27 +47,30 @@ impl<B: Float8Backend> Observation<B> {
     pub(crate) fn confirm(&self) {
         if !self.is_confirmed.swap(true, Relaxed) {
             let _timer = operation("amax_history");
-            let Self { state, layer, role, delayed, initial, amax, .. } = self;
-            let mut step = state.lock();
-            let table = step.histories.table(*delayed);
-            let row = table.place(layer, *role, *initial);
-            table.observe(row, amax.clone());
+            self.state.lock().histories.observe(&self.observed);
         }
+    }
+
+    /// Notes the amax of a forward to which no backward can come.
+    pub(crate) fn note_without_backward(&self) {
+        self.state.lock().histories.without_backward.note(&self.observed);
     }
 }
 
 /// The histories of all casts of a conversion on one device.
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
-    /// The number of the step in which backward last came to each layer.
-    trained_in: HashMap<String, u64>,
+    without_backward: WithoutBackward<B>,
+    /// The number of the last step that each layer has told an amax.
+    told_in: HashMap<String, u64>,
     /// Whether every cast is known, in this process and all that train the model with it.
     is_all_known: bool,
 }
 
 impl<B: Float8Backend> Default for Histories<B> {
     fn default() -> Self {
-        Self { tables: vec![], trained_in: HashMap::new(), is_all_known: false }
+        let without_backward = WithoutBackward::default();
+        Self { tables: vec![], without_backward, told_in: HashMap::new(), is_all_known: false }
     }
 }
 
@@ -92,42 +102,9 @@ struct Row<B: Float8Backend> {
     initial: f32,
 }
 
-/// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AmaxState {
-    /// Newest first, padded with zeros to the length of the history; empty if no step has ended.
-    pub history: Vec<u32>,
-    /// What the scale is made of.
-    pub scaling_amax: Option<u32>,
-    /// The largest amax of the step under way, if it has one; of several, the largest counts.
-    pub observed: Vec<u32>,
-}
-
-impl AmaxState {
-    /// The amax of which the scale of the next cast is made, the step under way being over; none without a step that had one, in which
-    /// case the tensor's own counts.
-    pub fn next_scaling_amax(&self, scaling: DelayedScaling) -> Option<f32> {
-        // By their bits NaN is the largest.
-        let observed = self.observed.iter().copied().max().map(f32::from_bits);
-        match (observed.filter(|amax| 0.0 < *amax && *amax <= f32::MAX), self.scaling_amax) {
-            (Some(observed), _) => {
-                let older = self.history.iter().take(scaling.amax_history_len - 1).copied().map(f32::from_bits);
-                let chosen = match scaling.amax_compute_algo {
-                    AmaxComputeAlgo::Max => older.fold(observed, f32::max),
-                    AmaxComputeAlgo::MostRecent => observed,
-                };
-                Some((chosen * 2f32.powi(scaling.margin)).clamp(f32::MIN_POSITIVE, f32::MAX))
-            }
-            (None, before) => before.map(f32::from_bits),
-        }
-    }
-}
-
 impl<B: Float8Backend> Histories<B> {
     /// The amax of which the scale of a cast is made in the step `number`, `[1]`, once its first step has ended. None if the history
-    /// stands still while steps go on, since the layer was frozen or is left out: this step and the one before have seen no backward come
-    /// to it.
+    /// stands still while steps go on, since the layer is left out: it told this step nothing, nor the one before.
     pub(super) fn scaling_amax(
         &mut self,
         layer: &str,
@@ -138,15 +115,39 @@ impl<B: Float8Backend> Histories<B> {
         let _timer = operation("amax_history");
         let (_, table) = self.tables.iter_mut().find(|(s, _)| *s == scaling)?;
         let row = *table.places.get(&(layer.to_string(), role))?;
-        let has_left = self.trained_in.get(layer).is_some_and(|step| step + 1 < number);
+        let has_left = self.told_in.get(layer).is_some_and(|step| step + 1 < number);
         if has_left { None } else { table.scaling_amax(row) }
     }
 
     /// Notes that backward has come to a layer in the step `number`.
     pub(super) fn note_backward(&mut self, layer: &str, number: u64) {
-        match self.trained_in.get_mut(layer) {
+        self.without_backward.note_backward();
+        self.note_told(layer, number);
+    }
+
+    fn note_told(&mut self, layer: &str, number: u64) {
+        match self.told_in.get_mut(layer) {
             Some(step) => *step = number,
-            None => drop(self.trained_in.insert(layer.into(), number)),
+            None => drop(self.told_in.insert(layer.into(), number)),
+        }
+    }
+
+    fn observe(&mut self, Observed { layer, role, delayed, initial, amax }: &Observed<B>) {
+        let table = self.table(*delayed);
+        let row = table.place(layer, *role, *initial);
+        table.observe(row, amax.clone());
+    }
+
+    /// Completes the amaxes of the step `number`: with those of layers that no backward has come to in it, and of all processes.
+    pub(crate) fn complete(&mut self, number: u64, peers: Option<&Peers<B>>) {
+        let mut seen = self.without_backward.take();
+        seen.retain(|observed| self.told_in.get(&observed.layer) != Some(&number));
+        for observed in &seen {
+            self.observe(observed);
+        }
+        seen.iter().for_each(|observed| self.note_told(&observed.layer, number));
+        if let Some(peers) = peers {
+            self.reduce(peers);
         }
     }
 
@@ -158,7 +159,7 @@ impl<B: Float8Backend> Histories<B> {
     }
 
     /// Puts the largest of all processes' amaxes of each cast in the place of this one's, at once.
-    pub(crate) fn reduce(&mut self, peers: &Peers<B>) {
+    fn reduce(&mut self, peers: &Peers<B>) {
         if self.tables.is_empty() {
             return;
         }

@@ -5,9 +5,11 @@
 //! same ones. Weights that are computed in forward are new every time, but only the first of them follows a backward pass. So
 //! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
 //! ([`begin_float8_step`](crate::begin_float8_step)).
+mod amax_state;
 mod delayed;
 mod peers;
 mod samples;
+mod without_backward;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -20,8 +22,8 @@ use crate::backend::Float8Backend;
 use crate::config::DelayedScaling;
 use crate::layer::{Layer, Tag, now};
 use crate::terms::Role;
-pub use delayed::AmaxState;
-pub(crate) use delayed::{Histories, Observation};
+pub use amax_state::AmaxState;
+pub(crate) use delayed::{Histories, Observation, Observed};
 pub use peers::StepPeers;
 pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
@@ -96,9 +98,7 @@ impl<B: Float8Backend> DeviceState<B> {
 
     fn begin_locked(&self, step: &mut Step<B>) {
         let peers = self.peers();
-        if let Some(peers) = &peers {
-            step.histories.reduce(peers);
-        }
+        step.histories.complete(step.number, peers.as_deref());
         step.number = step.number.saturating_add(1);
         step.histories.update();
         step.samples.resolve(peers.as_deref());

@@ -10,7 +10,7 @@ use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
-use crate::step::{DeviceState, Observation};
+use crate::step::{DeviceState, Observation, Observed};
 use crate::terms::{Operand, Role};
 
 /// Which cast of a tensor, and for whom.
@@ -131,7 +131,7 @@ pub(super) fn quantize<B: Float8Backend>(
     let observation = history.map(|(state, delayed, _)| {
         let (initial, amax) = (key.cast.format.max(), observed.clone());
         let (layer, role, is_confirmed) = (layer.name().to_string(), operand.role, AtomicBool::new(false));
-        Arc::new(Observation { state, layer, role, delayed, initial, amax, is_confirmed })
+        Arc::new(Observation { state, observed: Observed { layer, role, delayed, initial, amax }, is_confirmed })
     });
     let scaling = scaling.unwrap_or_else(|| observed.clone());
     (quantized, Arc::new(CastResult { scaling, observed: Some(observed), observation }))
