@@ -251,8 +251,8 @@ impl LayerState {
 /// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
 /// by a number needs no call.
 ///
-/// If no weight of an FP8 linear is trained (adapters beside a frozen base), no weight is new after the first step: call this before each
-/// step then too.
+/// If weights of FP8 linears are frozen, call this before each step too: where none is trained (adapters beside a frozen base), no weight is
+/// new after the first step, and where some are, a step begins behind the frozen linears that come before them.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {

@@ -90,10 +90,10 @@ fn schemes_that_are_not_read_are_refused_by_key() {
     let group = "/quantization_config/config_groups/group_0";
     let inputs = "quantization_config.config_groups.*.input_activations";
     for (place, value, key) in [
-        ("/quantization_config/quant_method", json!("gptq"), "quantization_config"),
+        ("/quantization_config/quant_method", json!("gptq"), "quantization_config.quant_method"),
         ("/quantization_config/format", json!("pack-quantized"), "quantization_config.format"),
         ("/quantization_config/kv_cache_scheme", json!({"num_bits": 8}), "quantization_config.kv_cache_scheme"),
-        ("/quantization_config/quantization_status", json!("frozen"), "quantization_config.quantization_status"),
+        ("/quantization_config/quantization_status", json!("calibration"), "quantization_config.quantization_status"),
         ("/quantization_config/config_groups", json!({"FP8": ["Linear"]}), "quantization_config.config_groups"),
         (
             &format!("{group}/output_activations"),
@@ -119,6 +119,7 @@ fn schemes_that_are_not_read_are_refused_by_key() {
         (&format!("{group}/input_activations/type"), json!("int"), &format!("{inputs}.type")),
         (&format!("{group}/input_activations/symmetric"), json!(false), &format!("{inputs}.symmetric")),
         (&format!("{group}/input_activations/strategy"), json!("attn_head"), &format!("{inputs}.strategy")),
+        (&format!("{group}/input_activations/strategy"), json!("group"), &format!("{inputs}.group_size")),
         (&format!("{group}/input_activations/dynamic"), json!("local"), &format!("{inputs}.dynamic")),
     ] {
         let mut files = rowwise.clone();
@@ -134,6 +135,13 @@ fn schemes_that_are_not_read_are_refused_by_key() {
             }
         }
     }
+    let mut nameless = rowwise.clone();
+    nameless.quantization().as_object_mut().unwrap().remove("quant_method");
+    let error = nameless.error().to_string();
+    assert!(error.contains("quantization_config.quant_method") && error.contains("config.json"), "{error}");
+    let mut frozen = rowwise.clone();
+    frozen.quantization()["quantization_status"] = json!("frozen");
+    assert!(frozen.bits() == rowwise.bits());
     let mut blockwise = Files::new(Recipe::Blockwise);
     for (own, value) in [
         ("weight_block_size", json!([64, 128])),

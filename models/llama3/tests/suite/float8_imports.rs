@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use train::TensorFiles;
 use train::hf::Float8FilesError;
 
-use crate::common::{Stored, model, write_json, write_safetensors};
+use crate::common::{Stored, model, text, write_json, write_safetensors};
 use crate::float8_exports::{export, json_file, llama3, square};
 
 /// The linear that the tests change.
@@ -76,7 +76,7 @@ impl Files {
     }
 
     /// The bits of the parameters of the model.
-    fn bits(&self) -> Vec<u32> {
+    pub(crate) fn bits(&self) -> Vec<u32> {
         bits(&self.load().unwrap_or_else(|error| panic!("{error}")))
     }
 
@@ -184,6 +184,51 @@ fn scales_of_inputs_that_scale_themselves_are_kept() {
         }
         assert_eq!(json_file(&to.join("config.json"))["quantization_config"], files.json["quantization_config"]);
     }
+}
+
+/// Inputs that our recipes cast otherwise, or that are in high precision: what the files say of them stays when they are exported again, is said
+/// where they are evaluated, and is one for a folder.
+#[test]
+fn inputs_that_recipes_cast_otherwise_are_kept() {
+    let of = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true, "symmetric": true});
+    let (group, data) = ("/quantization_config/config_groups/group_0", text());
+    for (recipe, inputs, said) in [
+        (Recipe::Rowwise, Value::Null, "rowwise weights with inputs in high precision"),
+        (Recipe::Rowwise, of("tensor"), "rowwise weights with tensorwise inputs"),
+        (Recipe::Tensorwise, of("token"), "tensorwise weights with rowwise inputs"),
+        (Recipe::Tensorwise, Value::Null, "tensorwise weights with inputs in high precision"),
+        (Recipe::Mxfp8, of("token"), "1x32 weights with rowwise inputs"),
+    ] {
+        let mut files = Files::new(recipe);
+        files.json.pointer_mut(group).unwrap()["input_activations"] = inputs.clone();
+        let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
+        let (to, other) = (dir.path().join("again"), dir.path().join("other"));
+        let (from, again) = (from.path().to_str().unwrap(), to.to_str().unwrap());
+        let out = llama3(&["export", from, again, "--format", "fp8"]).unwrap();
+        assert!(out.contains(said) && out.contains("14 keep their codes"), "{out}");
+        let found = json_file(&to.join("config.json")).pointer(group).unwrap()["input_activations"].clone();
+        assert_eq!(found, inputs, "{recipe}");
+        let again = TensorFiles::open_folder(&to).unwrap();
+        for (name, stored) in files.tensors.iter().filter(|(_, stored)| stored.dtype != Dtype::BF16) {
+            assert!(again.get(name).unwrap().bytes().unwrap() == stored.bytes, "{recipe} {name}");
+        }
+        let data = data.path().to_str().unwrap();
+        let settings = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
+        let out = llama3(&[&["eval", from, "--data", data], &settings[..]].concat()).unwrap();
+        assert!(out.contains(&format!("as {said}; here inputs are cast by {recipe}")), "{out}");
+        let out =
+            llama3(&["export", from, other.to_str().unwrap(), "--format", "fp8", "--recipe", "blockwise"]).unwrap();
+        assert!(out.contains("128x128 weights; 14 are decoded and cast anew"), "{out}");
+    }
+    let mut mixed = Files::new(Recipe::Rowwise);
+    let mut other = mixed.json.pointer(group).unwrap().clone();
+    (other["targets"], other["input_activations"]) = (json!([LINEAR]), Value::Null);
+    mixed.quantization()["config_groups"]["group_1"] = other;
+    let (from, dir) = (mixed.folder(), tempfile::tempdir().unwrap());
+    let to = dir.path().join("again");
+    let error =
+        llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap_err();
+    assert!(matches!(error, Error::Float8Files(Float8FilesError::Mixed { .. })), "{error}");
 }
 
 #[test]

@@ -143,10 +143,12 @@ fn output_layers_histories_and_values() {
             let config = config(*recipe, &square(true));
             let folder = dir.path().join("out");
             let error = broken.save_hf_float8(&folder, &options(), &Float8Export::new(&config)).unwrap_err();
-            let Error::Float8Files(Float8FilesError::NotFinite { name }) = &error else {
+            let Error::Float8Files(Float8FilesError::NotFinite { name, index, value: found }) = &error else {
                 panic!("{recipe} {value}: {error}")
             };
-            assert_eq!(name, "model.layers.1.mlp.up_proj.weight", "{recipe} {value}");
+            let last = broken.layers[1].mlp.as_ref().unwrap().up_proj.weight.dims().into_iter().product::<usize>() - 1;
+            assert_eq!((name.as_str(), *index), ("model.layers.1.mlp.up_proj.weight", last), "{recipe} {value}");
+            assert_eq!(found.to_string(), value.to_string());
             assert!(!folder.exists());
         }
     }

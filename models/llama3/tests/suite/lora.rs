@@ -81,20 +81,26 @@ fn segments_and_a_base_of_codes_are_the_same_bits() {
     }
 }
 
-/// No weight of the base is ever new, and yet each step is one of FP8: histories have an amax of each that has ended, and an evaluation
-/// finds them.
+/// No weight of the base is ever new, and to the first linears, behind a frozen embedding, no backward comes. And yet each step is one of FP8:
+/// histories have an amax of each that has ended, an evaluation finds them, and an export its static scales.
 #[test]
 fn each_step_is_one_of_fp8() {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let path = folder.path().join("run");
-    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes"];
+    let targets = "lora.target_modules=all-linear";
+    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes", targets];
     run(&config(data.path(), &path, &settings)).unwrap();
     let state = fs::read_to_string(path.join("step-000000004/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
     assert_eq!(state["float8"]["step"], 4);
-    let history = &state["float8"]["layers"]["base.layers.1.mlp.down_proj"]["input"]["history"];
-    assert_eq!(history.as_array().expect("a history").iter().filter(|amax| **amax != 0).count(), 3, "{history}");
-    llama3(&["eval", path.to_str().unwrap()]).unwrap();
+    for linear in ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"] {
+        let history = &state["float8"]["layers"][format!("base.{linear}")]["input"]["history"];
+        assert_eq!(history.as_array().expect(linear).iter().filter(|amax| **amax != 0).count(), 3, "{history}");
+    }
+    let (path, merged) = (path.to_str().unwrap(), folder.path().join("merged"));
+    llama3(&["eval", path]).unwrap();
+    let out = llama3(&["export", path, merged.to_str().unwrap(), "--merge", "--format", "fp8"]).unwrap();
+    assert!(out.contains("static inputs"), "{out}");
 }
 
 /// The held-out loss that a command prints.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use burn_float8::lora::LoraConfig;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{ConfigError, require};
 
@@ -19,13 +19,29 @@ pub struct LoraSection {
     pub alpha: f64,
     /// Which share of its input an adapter does not see in training, other elements in each micro-batch.
     pub dropout: f64,
-    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`.
+    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`, and may
+    /// stand without brackets.
+    #[serde(deserialize_with = "one_or_more")]
     pub target_modules: Vec<String>,
     /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
     /// `training.precision = "fp8"`.
     pub base: LoraBase,
     /// Folder of an adapter of PEFT's to start from, which has this rank, alpha and these targets. If absent, adapters that change nothing yet.
     pub adapter: Option<PathBuf>,
+}
+
+/// A list of names, or one.
+fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "a list of names, or one")]
+    enum Names {
+        One(String),
+        More(Vec<String>),
+    }
+    Ok(match Names::deserialize(deserializer)? {
+        Names::One(name) => vec![name],
+        Names::More(names) => names,
+    })
 }
 
 /// What frozen weights are.

@@ -10,7 +10,7 @@ use burn_float8::{Float8Config, Float8State};
 use safetensors::Dtype;
 
 use super::check::Checkpoint;
-use super::float8::{Float8FilesError, Float8Weight, Model, Plan, Planned};
+use super::float8::{Float8FilesError, Float8Weight, Model, Plan, Planned, not_finite, quantize};
 use super::names;
 use super::parameters::{Parameter, Read};
 use crate::JobError;
@@ -112,7 +112,7 @@ impl<'a> Writer<'a> {
                 name: format!("{module}.{}", self.plan.scale_name()),
                 dtype: if is_mx { Dtype::U8 } else { Dtype::F32 },
                 shape: self.plan.scale_shape(dims),
-                bytes: Box::new(move || scale_bytes(&codes()?, &weight.path)),
+                bytes: Box::new(move || Ok(scale_bytes(&codes()?))),
             },
         ];
         if self.plan.has_input_scales() || planned.is_stored && self.has_stored_input_scale(weight) {
@@ -133,13 +133,7 @@ impl<'a> Writer<'a> {
         }
         let amax = self.amax(planned)?;
         let values = (weight.read)()?;
-        let codes = HostCodes::quantize(&values, dims, planned.cast, amax);
-        // A NaN is the scale's, where it is not the tensor's; of infinities, an E8M0 scale is NaN.
-        let is_finite = codes.inv_scales.iter().all(|scale| scale.get().is_finite());
-        if is_finite && codes.codes.iter().all(|code| code & 0x7f != 0x7f) {
-            return Ok(codes);
-        }
-        Err(Float8FilesError::NotFinite { name: names::hf_name(&weight.path) }.into())
+        Ok(quantize(&names::hf_name(&weight.path), &values, dims, planned.cast, amax)?)
     }
 
     /// The weight as it lies in the checkpoint that the model was loaded from, if it is to be written so.
@@ -177,15 +171,17 @@ impl<'a> Writer<'a> {
         }
         let mut largest = 0.0_f32;
         for (linear, known) in &planned.sharers {
-            let amax = match (known, self.reads.get(linear.as_str())) {
+            largest = largest.max(match (known, self.reads.get(linear.as_str())) {
                 (Some(amax), _) => *amax,
-                (None, Some(read)) => host::amax(&read()?),
+                (None, Some(read)) => {
+                    let values = read()?;
+                    match host::amax(&values) {
+                        amax if amax.is_nan() => return Err(not_finite(&names::weight_name(linear), &values).into()),
+                        amax => amax,
+                    }
+                }
                 (None, None) => 0.0,
-            };
-            if amax.is_nan() {
-                return Err(Float8FilesError::NotFinite { name: names::weight_name(linear) }.into());
-            }
-            largest = largest.max(amax);
+            });
         }
         self.amaxes.borrow_mut().insert(first, largest);
         Ok(Some(largest))
@@ -193,11 +189,10 @@ impl<'a> Writer<'a> {
 }
 
 /// Scales as files have them.
-fn scale_bytes(codes: &HostCodes, path: &str) -> Result<Vec<u8>, JobError> {
+fn scale_bytes(codes: &HostCodes) -> Vec<u8> {
     let scales = &codes.inv_scales;
     if codes.granularity != Granularity::Block1x32 {
-        return Ok(f32_bytes(&scales.iter().map(|scale| scale.get()).collect::<Vec<_>>()));
+        return f32_bytes(&scales.iter().map(|scale| scale.get()).collect::<Vec<_>>());
     }
-    let bytes: Option<Vec<_>> = scales.iter().map(|scale| scale.to_e8m0()).collect();
-    Ok(bytes.ok_or_else(|| Float8FilesError::NotFinite { name: names::hf_name(path) })?)
+    scales.iter().map(|scale| scale.to_e8m0().expect("a finite scale of MX is a power of two")).collect()
 }

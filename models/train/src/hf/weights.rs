@@ -12,7 +12,7 @@ use burn_float8::weights::{linear_infos, load_codes};
 use burn_float8::{Float8Config, Float8Stack, Recipe};
 
 use super::check::Checkpoint;
-use super::float8::Float8Weight;
+use super::float8::{Float8Weight, Scheme, quantize};
 use super::names;
 use crate::model::ModelConfig;
 use crate::{JobError, ModulePath, Progress, TrainError};
@@ -34,7 +34,7 @@ impl Checkpoint {
     /// files, where they lie there as they are to be cast, else casts of values. What is decoded later has the dtype `values`.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the model, and for weights that are not finite.
+    /// As [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the model; [`Float8FilesError::NotFinite`](super::float8::Float8FilesError).
     pub(crate) fn load_codes<B: Float8Stack, M: Module<B>>(
         self,
         model: M,
@@ -51,7 +51,7 @@ impl Checkpoint {
             let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
             match self.float8_weight(&name)? {
                 Some(Float8Weight { codes, .. }) if codes.granularity == cast.granularity => Ok(Some(codes)),
-                _ => Ok(Some(HostCodes::quantize(&self.linear_f32(&name, dims)?, dims, *cast, None))),
+                _ => Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?)),
             }
         };
         let (model, loaded) = load_codes::<B, _, JobError>(model, float8, values, codes)?;
@@ -60,7 +60,12 @@ impl Checkpoint {
 
     /// The recipe by which weights are in FP8; none if no weight is, and if some lie there in other ways than others.
     pub(crate) fn recipe(&self) -> Option<Recipe> {
-        Some(self.float8.one_scheme()?.recipe())
+        self.float8.recipe()
+    }
+
+    /// What the files say of inputs, with a weight of which they say it, where that is not how [`recipe`](Self::recipe) casts them.
+    pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
+        self.float8.other_inputs()
     }
 
     /// The scales of linears' inputs that the files have, by the linears' paths.

@@ -15,7 +15,7 @@ mod setup;
 mod text;
 mod weights;
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use burn::module::AutodiffModule;
@@ -42,7 +42,7 @@ use crate::hf::ExportOptions;
 use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
 use generation::{Generation, Printer};
-use prepare::{check_cache, compute_dtype, dimensions};
+use prepare::{check_cache, compute_dtype, dimensions, notes_on_files};
 
 /// The output layer, which takes rows one by one where each is to be as if it were alone.
 const OUTPUT: &str = "lm_head";
@@ -237,10 +237,13 @@ impl<A: TrainableModel> Job<A> {
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
         let dims = dimensions(config, &text.tokenizer, None, prompts.iter().map(Vec::len).max())?;
         let weights = Weights::open(config, self.saved(), dims)?;
-        let model = self.model::<B>(config, weights, selected, device, &mut std::io::sink())?;
+        // Where texts are printed, nothing else is.
+        notes_on_files(config, &weights).iter().try_for_each(|note| writeln!(io::stderr(), "{note}"))?;
+        let model = self.model::<B>(config, weights, selected, device, &mut io::sink())?;
         let generation = Generation::new(config, &text, selected, independent_rows(&model, &[OUTPUT]));
         let (mut printer, batch) = (Printer::new(texts, is_chat, out)?, generation.batch_size(prompts.len()));
-        generation.run(&model.valid(), &prompts, |number, piece| printer.print(number, piece, batch))?;
-        printer.finish()
+        let result = generation.run(&model.valid(), &prompts, |number, piece| printer.print(number, piece, batch));
+        // What an error says begins a line.
+        printer.finish().and(result)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
 
 use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -11,7 +10,7 @@ use burn_float8::config::{Granularity, Policy, ScalingType};
 use burn_float8::lora::LoraConfig;
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::weights::{fp8_only, read_codes};
-use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
+use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -123,7 +122,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
-    let (recipe_of_files, histories) = (weights.recipe(), weights.histories());
+    let (notes, histories) = (notes_on_files(config, &weights), weights.histories());
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
@@ -134,9 +133,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     // Strict mode panics in the GEMM; a run reports an error instead.
     let (model, summary) = float8.with_strict(false).apply::<B, _>(model).map_err(Float8Error::from)?;
     writeln!(out, "{summary}")?;
-    if let (Some(found), Some(path)) = (recipe_of_files, config.model.hf_path()) {
-        announce_cast(config, found, path, out)?;
-    }
+    notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
     set_input_scales::<B, _>(&model, &input_scales)?;
     if let Some(histories) = histories {
         histories.restore::<B, _>(&model)?;
@@ -159,24 +156,38 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// Says that weights which are in FP8 in a folder are cast again, if they are, and what would keep their codes.
-fn announce_cast<S>(config: &RunConfig<S>, found: Recipe, folder: &Path, out: &mut dyn Write) -> Result<(), JobError> {
-    let recipe = config.float8.config.linear.recipe();
-    let keeps = [
-        (found != recipe, format!("float8.recipe = \"{found}\"")),
-        (!config.holds_codes(), "lora.base = \"fp8\"".into()),
-    ];
-    let missing: Vec<_> = keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
-    if missing.is_empty() {
-        return Ok(());
+/// What a run in FP8 does otherwise than the FP8 folder says that its parameters come from: weights that are cast again, with what would keep
+/// their codes; inputs.
+pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
+    config: &RunConfig<S>,
+    weights: &Weights<'_, C>,
+) -> Vec<String> {
+    let mut notes = vec![];
+    let is_fp8 = config.training.precision == Precision::Fp8;
+    let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
+        return notes;
+    };
+    let (recipe, folder) = (config.float8.config.linear.recipe(), folder.display());
+    if let Some(found) = checkpoint.recipe() {
+        let keeps = [
+            (found != recipe, format!("float8.recipe = \"{found}\"")),
+            (!config.holds_codes(), "lora.base = \"fp8\"".into()),
+        ];
+        let missing: Vec<_> =
+            keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
+        if !missing.is_empty() {
+            let mut note = format!("{folder} has FP8 weights of {found}, which are decoded and cast anew by {recipe}");
+            // What trains weights, or is told to decode them, has no codes to keep.
+            if config.holds_codes() || config.lora.is_some() {
+                note = format!("{note}; to keep them: {}", missing.join(", "));
+            }
+            notes.push(note);
+        }
     }
-    let folder = folder.display();
-    write!(out, "{folder} has FP8 weights of {found}, which are decoded and cast anew by {recipe}")?;
-    // What trains weights, or is told to decode them, has no codes to keep.
-    if config.holds_codes() || config.lora.is_some() {
-        write!(out, "; to keep them: {}", missing.join(", "))?;
+    if let Some((name, scheme)) = checkpoint.other_inputs() {
+        notes.push(format!("{folder} has {name} as {scheme}; here inputs are cast by {recipe}"));
     }
-    Ok(writeln!(out)?)
+    notes
 }
 
 /// Begins the amax histories of linears' inputs with the scales of a checkpoint, where delayed scaling has some.

@@ -6,7 +6,7 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
-use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
+use burn_float8::{Float8Config, Float8Stack, Float8State};
 
 use super::config::RunConfig;
 use crate::checkpoint::{ASSETS, SavedRun};
@@ -95,19 +95,19 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         self.histories
     }
 
-    /// The recipe by which a Hugging Face folder has weights in FP8, where the parameters come from one.
-    pub(super) fn recipe(&self) -> Option<Recipe> {
+    /// The Hugging Face folder that the parameters come from, if they come from one.
+    pub(super) fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
-            Source::HuggingFace(checkpoint) => checkpoint.recipe(),
+            Source::HuggingFace(checkpoint) => Some(checkpoint),
             _ => None,
         }
     }
 
     /// The scales of linears' inputs that a Hugging Face folder has, by the linears' paths.
     pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
-        match &self.source {
-            Source::HuggingFace(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
-            _ => Ok(vec![]),
+        match self.checkpoint() {
+            Some(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
+            None => Ok(vec![]),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use train::metrics::read_metrics;
 
-use crate::support::{command, file, llama3, small, stderr, stdout, text, train, vectors};
+use crate::support::{command, file, has_wgpu, llama3, small, small_on, stderr, stdout, text, train, vectors};
 
 #[test]
 fn text_to_ids_and_back() {
@@ -211,4 +211,16 @@ fn precisions_side_by_side() {
         assert!((loss - exact).abs() < 0.02 * exact, "{table}");
     }
     assert!(own.contains(&format!("held-out loss: {}  ", row("delayed")[1])), "{own}{table}");
+}
+
+/// WGSL has no bf16: what such a cache held would be garbage.
+#[test]
+fn a_cache_that_a_gpu_cannot_read_is_refused() {
+    if !has_wgpu("a_cache_that_a_gpu_cannot_read_is_refused") {
+        return;
+    }
+    let data = text();
+    let output = train(&small_on("wgpu", &data.1, &["training.steps=1", "generate.kv_cache=bf16"])).output().unwrap();
+    let error = stderr(&output);
+    assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
 }

@@ -1,32 +1,17 @@
 //! `[profile]` prints where the time went, on a CPU and on a GPU that may be a software one.
 
-use std::io::Write;
-
-use crate::support::{small, stdout, text, train};
+use crate::support::{has_wgpu, small_on, stdout, text, train};
 
 const WINDOW: [&str; 2] = ["profile.start=3", "profile.steps=2"];
 
 /// The log of a run of four steps on a device, and the lines of its table.
 fn run(device: &str, data: &str, settings: &[&str]) -> (String, Vec<String>) {
-    let arguments = small(data, &[&["training.steps=4"], settings].concat());
-    let arguments: Vec<_> =
-        arguments.into_iter().map(|word| if word == "cpu" { device.into() } else { word }).collect();
+    let arguments = small_on(device, data, &[&["training.steps=4"], settings].concat());
     let output = train(&arguments).output().unwrap();
     let log = stdout(&output).to_string();
     let from = log.lines().skip_while(|line| !line.starts_with("profile: "));
     let table = from.skip(3).take_while(|line| !line.starts_with("sum of")).map(String::from).collect();
     (log, table)
-}
-
-fn has_wgpu(test: &str) -> bool {
-    let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
-    if adapters.is_empty() {
-        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        // Not `println!`, which the harness holds back while a test passes.
-        let out = &mut std::io::stdout();
-        writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
-    }
-    !adapters.is_empty()
 }
 
 /// Calls in the row of this kind and name.

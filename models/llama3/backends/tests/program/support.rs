@@ -1,5 +1,6 @@
 //! The program, small models for it, and text for them.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -50,6 +51,11 @@ pub(crate) fn set(settings: &[&str]) -> Vec<String> {
 
 /// Arguments of a run of a small model on `data`: one layer, sequences of 16 tokens.
 pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
+    small_on("cpu", data, settings)
+}
+
+/// The same on a device.
+pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<String> {
     let model = [
         "model.vocab_size=1008",
         "model.num_layers=1",
@@ -65,7 +71,7 @@ pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
         "data.held_out_fraction=0.1",
         "generate.max_new_tokens=4",
     ];
-    let fixed = ["--device", "cpu", "--data", data].map(String::from);
+    let fixed = ["--device", device, "--data", data].map(String::from);
     [&fixed[..], &set(&model), &set(settings)].concat()
 }
 
@@ -73,4 +79,16 @@ pub(crate) fn train(arguments: &[String]) -> Command {
     let mut command = command(&["train"]);
     command.args(arguments);
     command
+}
+
+/// Whether there is a GPU, which may be a software one; says that the test is skipped, and why, where there is none.
+pub(crate) fn has_wgpu(test: &str) -> bool {
+    let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
+    if adapters.is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        // Not `println!`, which the harness holds back while a test passes.
+        let out = &mut std::io::stdout();
+        writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
+    }
+    !adapters.is_empty()
 }

@@ -195,10 +195,14 @@ pub enum Float8FilesError {
         layer: String,
     },
     /// A weight that holds NaN, or infinities that its format has no scale for.
-    #[error("{name} is not finite: it cannot be written in FP8")]
+    #[error("{name} is {value} at element {index}: it has no FP8 codes")]
     NotFinite {
         /// The weight.
         name: String,
+        /// Where in it, row-major.
+        index: usize,
+        /// What is there.
+        value: f32,
     },
     /// No linear would be in FP8.
     #[error("no linear of the model is to be in FP8: choose another format, or other float8.filter_fqns")]

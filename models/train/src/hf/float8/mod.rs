@@ -9,5 +9,5 @@ mod weight;
 
 pub use error::Float8FilesError;
 pub(super) use plan::{Model, Plan, Planned};
-pub(super) use scheme::{QUANTIZATION, Quantization};
-pub(crate) use weight::{Float8Weight, Float8Weights};
+pub(super) use scheme::{QUANTIZATION, Quantization, Scheme};
+pub(crate) use weight::{Float8Weight, Float8Weights, not_finite, quantize};

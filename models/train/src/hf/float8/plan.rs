@@ -16,7 +16,7 @@ use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 use serde_json::Value;
 
 use super::error::Float8FilesError;
-use super::scheme::{MX_BLOCK, Scheme};
+use super::scheme::{Inputs, MX_BLOCK, Scheme};
 use crate::JobError;
 
 /// Readers that ask for sizes.
@@ -55,6 +55,8 @@ pub(crate) struct Planned {
     pub(crate) input_scale: Option<f32>,
     /// Whether codes and scales are those of the checkpoint that the model was loaded from.
     pub(crate) is_stored: bool,
+    /// Whether that checkpoint has codes, and they are not those that are written.
+    is_cast_anew: bool,
     /// The linears that share one scale with it, itself included, with the amaxes that their histories give, if each tensor has one
     /// scale.
     pub(crate) sharers: Vec<(String, Option<f32>)>,
@@ -82,6 +84,7 @@ impl Plan {
             let state = model.state.and_then(|state| state.layers.get(&linear.name));
             candidates.push(candidate(linear, policy, state)?);
         }
+        keep_inputs(&mut candidates, model);
         let scheme = one_scheme(&candidates)?;
         let mut plan = Self { scheme, linears: BTreeMap::new(), others: vec![] };
         for (linear, candidate) in model.linears.iter().zip(&candidates) {
@@ -113,7 +116,7 @@ impl Plan {
 
     /// Whether each linear has a scale of its inputs.
     pub(crate) fn has_input_scales(&self) -> bool {
-        self.scheme.has_static_inputs
+        self.scheme.inputs == Inputs::Static
     }
 
     /// The `quantization_config`, with names of linears as `hf_name` gives them.
@@ -131,9 +134,13 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (written, all) = (self.linears.len(), self.linears.len() + self.others.len());
         write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;
-        let stored = self.linears.values().filter(|planned| planned.is_stored).count();
-        if stored > 0 {
-            write!(f, "; {stored} keep their codes")?;
+        let count = |is: fn(&Planned) -> bool| self.linears.values().filter(|planned| is(planned)).count();
+        let counts = [
+            (count(|planned| planned.is_stored), "keep their codes"),
+            (count(|planned| planned.is_cast_anew), "are decoded and cast anew"),
+        ];
+        for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+            write!(f, "; {count} {what}")?;
         }
         for (i, linear) in self.others.iter().enumerate() {
             write!(f, "{}{linear}", if i == 0 { "; in high precision: " } else { ", " })?;
@@ -182,17 +189,26 @@ fn scheme(linear: &LinearInfo, [weight, input]: [CastConfig; 2]) -> Result<Schem
             return refuse(format!("{name} in {}", cast.target_dtype));
         }
     }
-    let (weight, has_static_inputs) = (weight.scaling_granularity, input.scaling_type == ScalingType::Delayed);
-    let expected = match weight {
-        Granularity::Tensor | Granularity::Row | Granularity::Block1x32 => weight,
-        Granularity::Block128x128 => Granularity::Block1x128,
-        Granularity::Block1x128 => return refuse(format!("{weight} weights")),
-    };
+    let (weight, is_static) = (weight.scaling_granularity, input.scaling_type == ScalingType::Delayed);
+    if weight == Granularity::Block1x128 {
+        return refuse(format!("{weight} weights"));
+    }
     let found = input.scaling_granularity;
-    if found != expected {
+    if Inputs::Dynamic(found) != Inputs::beside(weight) {
         return refuse(format!("{weight} weights with {found} inputs"));
     }
-    Ok(Scheme { granularity: weight, has_static_inputs })
+    Ok(Scheme { granularity: weight, inputs: if is_static { Inputs::Static } else { Inputs::beside(weight) } })
+}
+
+/// Weights that keep their codes keep what their files say of inputs, and others follow them: a folder has one format.
+fn keep_inputs(candidates: &mut [Option<Candidate<'_>>], model: &Model<'_>) {
+    let stored =
+        |own: &Candidate<'_>| (model.stored)(&own.linear.name).filter(|stored| stored.has_tensors_of(own.scheme));
+    let first = candidates.iter().flatten().find_map(stored);
+    for candidate in candidates.iter_mut().flatten() {
+        let follows = first.filter(|first| first.has_tensors_of(candidate.scheme));
+        candidate.scheme = stored(candidate).or(follows).unwrap_or(candidate.scheme);
+    }
 }
 
 /// Refuses sizes that readers cannot take.
@@ -244,10 +260,11 @@ fn plan_linear(
             None => return Err(Float8FilesError::Fused { layer: name.clone(), other: linear.name.clone() }),
         }
     }
-    let is_stored = fused.iter().all(|other| (model.stored)(&other.linear.name) == Some(own.scheme));
+    let stored = |other: &Candidate<'_>| (model.stored)(&other.linear.name);
+    let is_stored = fused.iter().all(|other| stored(other).is_some_and(|stored| stored.has_tensors_of(own.scheme)));
     // They read the same tensor, whose history is that of the one that casts it first.
     let input_amax = fused.iter().filter_map(|other| other.input_amax).reduce(f32::max);
-    let input_scale = match (own.scheme.has_static_inputs && !is_stored, input_amax) {
+    let input_scale = match (own.scheme.inputs == Inputs::Static && !is_stored, input_amax) {
         (true, None) => return Err(Float8FilesError::NoHistory { layer: name.clone() }),
         (true, Some(amax)) => Some(host::inv_scale(amax, own.input).get()),
         (false, _) => None,
@@ -256,7 +273,8 @@ fn plan_linear(
         Granularity::Tensor => fused.iter().map(|other| (other.linear.name.clone(), other.weight_amax)).collect(),
         _ => vec![],
     };
-    Ok(Planned { cast: own.cast, input_scale, is_stored, sharers })
+    let is_cast_anew = !is_stored && stored(own).is_some();
+    Ok(Planned { cast: own.cast, input_scale, is_stored, is_cast_anew, sharers })
 }
 
 /// Whether two linears lie beside each other, and both of their names are in one of the lists.

@@ -31,8 +31,19 @@ pub(super) const MX_BLOCK: usize = 32;
 pub(crate) struct Scheme {
     /// What shares one scale in a weight `[out, in]`.
     pub(crate) granularity: Granularity,
-    /// Whether each linear has a scale for its inputs, which else are scaled by themselves.
-    pub(crate) has_static_inputs: bool,
+    /// How inputs are cast.
+    pub(crate) inputs: Inputs,
+}
+
+/// How the inputs of linears with FP8 weights are cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inputs {
+    /// Not at all: only weights are in FP8.
+    HighPrecision,
+    /// By a scale of each linear, which is in the files.
+    Static,
+    /// By scales that inputs have by themselves, one for each tensor, row (`token`) or block.
+    Dynamic(Granularity),
 }
 
 /// What a `quantization_config` says.
@@ -57,7 +68,8 @@ struct Group {
 pub(super) struct Schemes {
     /// The first whose shape the scale has.
     pub(super) granularities: &'static [Granularity],
-    pub(super) has_static_inputs: bool,
+    /// None if the file leaves it to the reader.
+    pub(super) inputs: Option<Inputs>,
 }
 
 /// The names that scales have behind those of their linear.
@@ -84,11 +96,8 @@ impl Quantization {
         match config.string("quant_method")? {
             Some("compressed-tensors") => compressed_tensors(&config).map(Some),
             Some("fp8") => fp8(&config).map(Some),
-            _ => {
-                let supported =
-                    "of quantized weights, those in FP8 of compressed-tensors and of quant_method fp8 are read";
-                Err(json.unsupported(QUANTIZATION, supported))
-            }
+            Some(_) => Err(config.unsupported("quant_method", "compressed-tensors and fp8 are")),
+            None => Err(config.missing("quant_method")),
         }
     }
 
@@ -110,9 +119,9 @@ impl Quantization {
 /// `quant_method: fp8`.
 fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     config.only("fmt", "e4m3", "only e4m3 is")?;
-    let has_static_inputs = match config.string("activation_scheme")? {
-        None | Some("dynamic") => false,
-        Some("static") => true,
+    let inputs = match config.string("activation_scheme")? {
+        None | Some("dynamic") => None,
+        Some("static") => Some(Inputs::Static),
         Some(_) => return Err(config.unsupported("activation_scheme", "dynamic and static are")),
     };
     let granularities: &[_] = match config.integers("weight_block_size")?.as_deref() {
@@ -128,7 +137,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
         return Err(config.unsupported("modules_to_convert", "only linears are read in FP8"));
     }
     let ignored = Names::fp8(config.path, "quantization_config.modules_to_not_convert", &ignored)?;
-    let groups = vec![Group { targets: None, schemes: Schemes { granularities, has_static_inputs } }];
+    let groups = vec![Group { targets: None, schemes: Schemes { granularities, inputs } }];
     Ok(Quantization { groups, ignored, names: FP8 })
 }
 
@@ -144,7 +153,10 @@ fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     if let Some(sparsity) = config.object("sparsity_config", "quantization_config.sparsity_config.")? {
         sparsity.only("format", "dense", "only dense is")?;
     }
-    config.only("quantization_status", "compressed", "only compressed is")?;
+    // Of weights that are in FP8 both are written, by versions of one program.
+    if !matches!(config.string("quantization_status")?, None | Some("compressed" | "frozen")) {
+        return Err(config.unsupported("quantization_status", "compressed and frozen are"));
+    }
     let format = config.string("format")?;
     let Some(groups) = config.objects("config_groups", "quantization_config.config_groups.*.")? else {
         return Err(config.missing("config_groups"));
@@ -200,9 +212,11 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
         _ if is_mx => return Err(weights.unsupported("strategy", "of mxfp8-quantized weights only group is")),
         _ => return Err(weights.unsupported("strategy", "of float-quantized weights tensor, channel and block are")),
     };
-    let inputs = group.object("input_activations", INPUTS)?;
-    let has_static_inputs = inputs.map_or(Ok(false), |inputs| has_static_inputs(&inputs, granularities))?;
-    Ok(Schemes { granularities, has_static_inputs })
+    let inputs = match group.object("input_activations", INPUTS)? {
+        Some(inputs) => read_inputs(&inputs, granularities)?,
+        None => Inputs::HighPrecision,
+    };
+    Ok(Schemes { granularities, inputs: Some(inputs) })
 }
 
 /// Refuses weights or inputs that are not said to be FP8 without zero points.
@@ -217,32 +231,87 @@ fn check_codes(quantized: &HfReader<'_>) -> Result<(), JobError> {
     }
 }
 
-/// Whether inputs have static scales, which are in the files; dynamic scales are not.
-fn has_static_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<bool, JobError> {
+/// What `input_activations` says. Only static scales are in the files.
+fn read_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<Inputs, JobError> {
     check_codes(inputs)?;
     if inputs.boolean("dynamic")? != Some(true) {
         inputs.only("strategy", "tensor", "of static scales of inputs only tensor is")?;
         return match granularities {
-            [Granularity::Tensor] => Ok(true),
+            [Granularity::Tensor] => Ok(Inputs::Static),
             _ => {
                 Err(inputs.unsupported("dynamic", "static scales of inputs are, if the strategy of weights is tensor"))
             }
         };
     }
-    match inputs.string("strategy")? {
-        None | Some("tensor" | "token" | "group") => Ok(false),
+    let group = inputs.integer("group_size")?;
+    match (inputs.string("strategy")?, group) {
+        (None, None) | (Some("tensor"), _) => Ok(Inputs::Dynamic(Granularity::Tensor)),
+        (Some("token"), _) => Ok(Inputs::Dynamic(Granularity::Row)),
+        (None | Some("group"), Some(BLOCK)) => Ok(Inputs::Dynamic(Granularity::Block1x128)),
+        (None | Some("group"), Some(MX_BLOCK)) => Ok(Inputs::Dynamic(Granularity::Block1x32)),
+        (None, Some(_)) | (Some("group"), _) => {
+            Err(inputs.unsupported("group_size", "of groups of inputs 32 and 128 are"))
+        }
         _ => Err(inputs.unsupported("strategy", "of dynamic scales of inputs tensor, token and group are")),
+    }
+}
+
+impl Inputs {
+    /// How our recipes cast inputs beside weights with scales that are shared so, unless they have static ones.
+    pub(crate) fn beside(weights: Granularity) -> Self {
+        Self::Dynamic(match weights {
+            Granularity::Block128x128 => Granularity::Block1x128,
+            other => other,
+        })
+    }
+
+    /// What `input_activations` says of them.
+    fn to_json(self) -> Value {
+        let inputs = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true}), more);
+        let group = |size: usize| inputs(json!({"strategy": "group", "group_size": size, "dynamic": true}));
+        match self {
+            Self::HighPrecision => Value::Null,
+            Self::Static => inputs(json!({"strategy": "tensor", "dynamic": false})),
+            Self::Dynamic(Granularity::Tensor) => inputs(json!({"strategy": "tensor", "dynamic": true})),
+            Self::Dynamic(Granularity::Row) => inputs(json!({"strategy": "token", "dynamic": true})),
+            Self::Dynamic(Granularity::Block1x128 | Granularity::Block128x128) => group(BLOCK),
+            Self::Dynamic(Granularity::Block1x32) => merged(group(MX_BLOCK), json!({"scale_dtype": "torch.uint8"})),
+        }
+    }
+}
+
+impl fmt::Display for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::HighPrecision => f.write_str("inputs in high precision"),
+            Self::Static => f.write_str("static inputs"),
+            Self::Dynamic(granularity) => write!(f, "{granularity} inputs"),
+        }
     }
 }
 
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inputs = if self.has_static_inputs { " with static inputs" } else { "" };
-        write!(f, "{} weights{inputs}", self.granularity)
+        let Self { granularity, inputs } = self;
+        match inputs == &Inputs::beside(*granularity) {
+            true => write!(f, "{granularity} weights"),
+            false => write!(f, "{granularity} weights with {inputs}"),
+        }
     }
 }
 
 impl Scheme {
+    /// Whether codes, scales and scales of inputs are the same in files of both.
+    pub(crate) fn has_tensors_of(self, other: Self) -> bool {
+        let is_static = |scheme: Self| scheme.inputs == Inputs::Static;
+        self.granularity == other.granularity && is_static(self) == is_static(other)
+    }
+
+    /// Whether it is written as `quant_method: fp8`, which knows no other inputs.
+    fn is_fp8(self) -> bool {
+        self.granularity == Granularity::Block128x128 && self.inputs == Inputs::beside(self.granularity)
+    }
+
     /// The shapes that the scale of a weight `[out, in]` may have, the one that is written first.
     pub(super) fn scale_shapes(granularity: Granularity, [out, d_in]: [usize; 2]) -> Vec<Vec<usize>> {
         match granularity {
@@ -253,16 +322,13 @@ impl Scheme {
 
     /// What the tensor of scales is called behind the name of its linear.
     pub(super) fn scale_name(self) -> &'static str {
-        match self.granularity {
-            Granularity::Block128x128 => "weight_scale_inv",
-            _ => "weight_scale",
-        }
+        if self.is_fp8() { "weight_scale_inv" } else { "weight_scale" }
     }
 
     /// The recipe that writes it.
     pub(crate) fn recipe(self) -> Recipe {
         match self.granularity {
-            Granularity::Tensor if self.has_static_inputs => Recipe::Delayed,
+            Granularity::Tensor if self.inputs == Inputs::Static => Recipe::Delayed,
             Granularity::Tensor => Recipe::Tensorwise,
             Granularity::Row => Recipe::Rowwise,
             Granularity::Block1x128 | Granularity::Block128x128 => Recipe::Blockwise,
@@ -272,36 +338,28 @@ impl Scheme {
 
     /// The `quantization_config` of a folder in which all linears but these have this scheme.
     pub(super) fn to_json(self, ignored: &[String]) -> Value {
-        let weights =
-            |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false}), more);
-        let inputs = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true}), more);
-        let (format, weights, inputs) = match self.granularity {
-            Granularity::Block128x128 => {
-                return json!({
-                    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                    "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ignored,
-                });
-            }
+        if self.is_fp8() {
+            return json!({
+                "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+                "weight_block_size": [BLOCK, BLOCK], "modules_to_not_convert": ignored,
+            });
+        }
+        let (format, weights) = match self.granularity {
             Granularity::Block1x32 => {
-                let group = |dynamic| json!({"strategy": "group", "group_size": MX_BLOCK, "scale_dtype": "torch.uint8", "dynamic": dynamic});
-                ("mxfp8-quantized", weights(group(false)), inputs(group(true)))
+                ("mxfp8-quantized", json!({"strategy": "group", "group_size": MX_BLOCK, "scale_dtype": "torch.uint8"}))
             }
-            Granularity::Row => (
-                "float-quantized",
-                weights(json!({"strategy": "channel"})),
-                inputs(json!({"strategy": "token", "dynamic": true})),
-            ),
-            _ => (
-                "float-quantized",
-                weights(json!({"strategy": "tensor"})),
-                inputs(json!({"strategy": "tensor", "dynamic": !self.has_static_inputs})),
-            ),
+            Granularity::Block128x128 | Granularity::Block1x128 => {
+                ("float-quantized", json!({"strategy": "block", "block_structure": [BLOCK, BLOCK]}))
+            }
+            Granularity::Row => ("float-quantized", json!({"strategy": "channel"})),
+            Granularity::Tensor => ("float-quantized", json!({"strategy": "tensor"})),
         };
+        let weights = merged(json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": false}), weights);
         json!({
             "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
             "kv_cache_scheme": null, "ignore": ignored,
             "config_groups": {"group_0": {
-                "targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": null,
+                "targets": ["Linear"], "weights": weights, "input_activations": self.inputs.to_json(), "output_activations": null,
             }},
         })
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use burn_float8::backend::{HostCodes, InvScale};
+use burn_float8::Recipe;
+use burn_float8::backend::{Cast, HostCodes, InvScale};
 use burn_float8::config::{Format, Granularity};
 use safetensors::Dtype;
 
 use super::error::Float8FilesError;
-use super::scheme::{Quantization, Scheme};
+use super::scheme::{Inputs, Quantization, Scheme};
 use crate::tensor_files::StoredTensor;
 use crate::{JobError, TensorFiles, TensorFilesError};
 
@@ -67,11 +68,19 @@ impl Float8Weights {
         self.0.get(name).map(|entry| entry.scheme)
     }
 
-    /// How all of them lie in the files, if they do in one way.
-    pub(crate) fn one_scheme(&self) -> Option<Scheme> {
-        let mut schemes = self.0.values().map(|entry| entry.scheme);
-        let first = schemes.next()?;
-        schemes.all(|scheme| scheme == first).then_some(first)
+    /// The recipe that writes all of them so, if one does.
+    pub(crate) fn recipe(&self) -> Option<Recipe> {
+        let mut recipes = self.0.values().map(|entry| entry.scheme.recipe());
+        let first = recipes.next()?;
+        recipes.all(|recipe| recipe == first).then_some(first)
+    }
+
+    /// The scheme of the first whose inputs are cast in another way than that recipe casts them, and its name.
+    pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
+        let is_other = |scheme: Scheme| {
+            !matches!(scheme.inputs, Inputs::Static) && scheme.inputs != Inputs::beside(scheme.granularity)
+        };
+        self.0.iter().find(|(_, entry)| is_other(entry.scheme)).map(|(name, entry)| (name.as_str(), entry.scheme))
     }
 
     /// The scales that belong to these weights.
@@ -133,6 +142,34 @@ impl Float8Weights {
     }
 }
 
+/// Casts the weight `name`, `[out, in]`, on the host; of an amax that is known, or of its own.
+///
+/// # Errors
+/// [`Float8FilesError::NotFinite`] for NaN, and for infinities that the cast has no scale for.
+pub(crate) fn quantize(
+    name: &str,
+    values: &[f32],
+    dims: [usize; 2],
+    cast: Cast,
+    amax: Option<f32>,
+) -> Result<HostCodes, Float8FilesError> {
+    let codes = HostCodes::quantize(values, dims, cast, amax);
+    // A NaN is the scale's, where it is not the tensor's; of infinities, an E8M0 scale is NaN.
+    let is_finite = codes.inv_scales.iter().all(|scale| scale.get().is_finite());
+    if is_finite && codes.codes.iter().all(|code| code & 0x7f != 0x7f) {
+        Ok(codes)
+    } else {
+        Err(not_finite(name, values))
+    }
+}
+
+/// The error of a weight with such values.
+pub(crate) fn not_finite(name: &str, values: &[f32]) -> Float8FilesError {
+    let find = |is: fn(&f32) -> bool| values.iter().position(is);
+    let index = find(|value| value.is_nan()).or_else(|| find(|value| value.is_infinite())).unwrap_or_default();
+    Float8FilesError::NotFinite { name: name.into(), index, value: values.get(index).copied().unwrap_or(f32::NAN) }
+}
+
 /// Compares the headers of a weight and of its scales.
 fn entry(
     files: &TensorFiles,
@@ -164,7 +201,7 @@ fn entry(
     let names = quantization.names;
     let scale = find(names.weight)?.ok_or_else(|| missing(names.weight))?;
     let input_scale = find(names.input)?;
-    if schemes.has_static_inputs && input_scale.is_none() {
+    if schemes.inputs == Some(Inputs::Static) && input_scale.is_none() {
         return Err(missing(names.input));
     }
     let granularity = scale_granularity(files, &scale, dims, schemes.granularities)?;
@@ -172,7 +209,7 @@ fn entry(
         scale_granularity(files, scale, dims, &[Granularity::Tensor])?;
     }
     // A scale beside inputs that scale themselves is carried along, and not used.
-    let scheme = Scheme { granularity, has_static_inputs: schemes.has_static_inputs };
+    let scheme = Scheme { granularity, inputs: schemes.inputs.unwrap_or(Inputs::beside(granularity)) };
     Ok(Entry { dims, scheme, scale, input_scale })
 }
 
