@@ -9,21 +9,25 @@
 //! Computed in f32; what comes out has the dtype of what goes in. What a linear reads, forward or backward, leaves with its maxima: an FP8 cast
 //! with one scale for the tensor ([`quantize_with_maxima`](crate::quantize_with_maxima)) then does not read it for its amax.
 
+mod prologue;
 mod rms_norm;
 mod rotary;
 mod swiglu;
 
-pub use rms_norm::{rms_norm, rms_norm_backward};
+pub(crate) use prologue::{Beside, Loaded, Prologue};
+pub use prologue::{FusedInputs, casts_fused};
+pub use rms_norm::{inverse_rms, rms_norm, rms_norm_backward};
 pub use rotary::rotary;
-pub use swiglu::{casts_swiglu, swiglu, swiglu_backward};
-pub(crate) use swiglu::{check_swiglu, swiglu_words};
+pub use swiglu::{swiglu, swiglu_backward};
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
+use half::{bf16, f16};
 
 use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
+use crate::source::Source;
 use crate::struck::{is_struck, strike};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
@@ -33,10 +37,12 @@ use crate::{KernelError, MatrixView, supports};
 pub enum FusedKernel {
     /// [`swiglu`] and [`swiglu_backward`].
     SwiGlu,
-    /// [`quantize_swiglu`](crate::quantize_swiglu).
+    /// [`quantize_fused`](crate::quantize_fused) of SwiGLU.
     SwiGluCast,
     /// [`rms_norm`] and [`rms_norm_backward`].
     RmsNorm,
+    /// [`quantize_fused`](crate::quantize_fused) of RMSNorm, and [`inverse_rms`] for it.
+    RmsNormCast,
     /// [`rotary`], both ways.
     Rotary,
 }
@@ -62,7 +68,7 @@ pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
         FusedKernel::SwiGlu | FusedKernel::SwiGluCast | FusedKernel::Rotary => {
             (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
         }
-        FusedKernel::RmsNorm => rms_norm::cubes(rows, cols, MOST_CUBES),
+        FusedKernel::RmsNorm | FusedKernel::RmsNormCast => rms_norm::cubes(rows, cols, MOST_CUBES),
     }
 }
 
@@ -135,6 +141,19 @@ impl<const N: usize> Dense<N> {
     }
 }
 
+/// γ, if it is as long as the rows of x.
+fn gamma_of<R: Runtime>(
+    client: &ComputeClient<R>,
+    kernel: FusedKernel,
+    x: &MatrixView,
+    gamma: &MatrixView,
+) -> Result<Dense<1>, KernelError> {
+    if gamma.shape != [1, x.shape[1]] {
+        return Err(KernelError::ShapeMismatch { x: x.shape, operand: gamma.shape });
+    }
+    Dense::new(client, kernel, [gamma])
+}
+
 /// Memory for a maximum of each of so many cubes, if they are asked for.
 fn maxima<R: Runtime>(client: &ComputeClient<R>, cubes: usize, wanted: bool) -> Option<Handle> {
     wanted.then(|| client.empty(cubes * 4))
@@ -177,4 +196,16 @@ fn largest_of<O: Float, N: Size>(largest: u32, values: Vector<O, N>) -> u32 {
         largest = max(largest, u32::reinterpret(values[i]) & 0x7fff_ffffu32);
     }
     largest
+}
+
+/// The elements of a word, rounded to their dtype; of f32 the first alone.
+#[cube]
+fn packed(values: Vector<f32, Const<2>>, #[comptime] source: Source) -> u32 {
+    if comptime!(source == Source::F32) {
+        u32::reinterpret(values[0])
+    } else if comptime!(source == Source::Bf16) {
+        u32::reinterpret(Vector::<bf16, Const<2>>::cast_from(values))
+    } else {
+        u32::reinterpret(Vector::<f16, Const<2>>::cast_from(values))
+    }
 }

@@ -4,7 +4,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Dense, EACH, FusedKernel, MOST_CUBES, WithMaxima, largest_of, wide};
+use super::{Dense, EACH, FusedKernel, MOST_CUBES, WithMaxima, gamma_of, largest_of, wide};
 use crate::grid::{UNITS, cube_first, cube_max, fold, lanes_sum};
 use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
@@ -39,7 +39,7 @@ pub fn rms_norm<R: Runtime>(
     gamma: &MatrixView,
     epsilon: f32,
 ) -> Result<WithMaxima, KernelError> {
-    let (inputs, gamma, width) = checked(client, [x], gamma)?;
+    let (inputs, gamma, width) = checked(client, FusedKernel::RmsNorm, [x], gamma)?;
     let [rows, cols] = x.shape;
     let cubes = cubes(rows, cols, MOST_CUBES);
     let maxima = client.empty(cubes * 4);
@@ -70,6 +70,41 @@ pub fn rms_norm<R: Runtime>(
     Ok(WithMaxima { y, maxima: Some(maxima) })
 }
 
+/// `1 / √(mean x² + ε)` of each row of contiguous `x [rows, cols]`, f32 `[rows]`: the bits that [`rms_norm`] of x and this γ multiplies by.
+///
+/// # Errors
+/// As [`rms_norm`].
+pub fn inverse_rms<R: Runtime>(
+    client: &ComputeClient<R>,
+    x: &MatrixView,
+    gamma: &MatrixView,
+    epsilon: f32,
+) -> Result<Handle, KernelError> {
+    // The order of the sum depends on the width of γ's vectors too.
+    let (inputs, _, width) = checked(client, FusedKernel::RmsNormCast, [x], gamma)?;
+    let [rows, cols] = x.shape;
+    let inverses = client.empty(rows * 4);
+    let ([x], [x_base]) = inputs.args();
+    let (lanes, isa) = (lanes(cols), Isa::of(client));
+    // SAFETY: as in forward; one unit of each row writes its word of `inverses`.
+    unsafe {
+        rms_norm_inverses::launch_unchecked::<R>(
+            client,
+            CubeCount::new_1d(cubes(rows, cols, MOST_CUBES) as u32),
+            CubeDim::new_1d(UNITS),
+            width,
+            x,
+            ArrayArg::from_raw_parts(inverses.clone(), rows),
+            x_base,
+            RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
+            isa,
+            inputs.dtype,
+            note("rms_norm_inverses", (width, lanes, isa, inputs.dtype)),
+        );
+    }
+    Ok(inverses)
+}
+
 /// The gradients of x and γ, of which y has `dy`: that of γ is f32 `[cols]`.
 ///
 /// # Errors
@@ -81,7 +116,7 @@ pub fn rms_norm_backward<R: Runtime>(
     dy: &MatrixView,
     epsilon: f32,
 ) -> Result<[Handle; 2], KernelError> {
-    let (inputs, gamma, width) = checked(client, [x, dy], gamma)?;
+    let (inputs, gamma, width) = checked(client, FusedKernel::RmsNorm, [x, dy], gamma)?;
     let [rows, cols] = x.shape;
     let cubes = cubes(rows, cols, MOST_PARTIAL.div_ceil(rows_per_cube(cols)));
     let partials = cubes * rows_per_cube(cols);
@@ -129,15 +164,12 @@ pub fn rms_norm_backward<R: Runtime>(
 /// The tensors of x's shape, γ, and the elements in a vector of any of them.
 fn checked<R: Runtime, const N: usize>(
     client: &ComputeClient<R>,
+    kernel: FusedKernel,
     tensors: [&MatrixView; N],
     gamma: &MatrixView,
 ) -> Result<(Dense<N>, Dense<1>, usize), KernelError> {
-    let (x, wanted) = (tensors[0].shape, [1, tensors[0].shape[1]]);
-    if gamma.shape != wanted {
-        return Err(KernelError::ShapeMismatch { x, operand: gamma.shape });
-    }
-    let mut tensors = Dense::new(client, FusedKernel::RmsNorm, tensors)?;
-    let mut gamma = Dense::new(client, FusedKernel::RmsNorm, [gamma])?;
+    let mut gamma = gamma_of(client, kernel, tensors[0], gamma)?;
+    let mut tensors = Dense::new(client, kernel, tensors)?;
     let width = tensors.width.min(gamma.width);
     (tensors.width, gamma.width) = (width, width);
     Ok((tensors, gamma, width))
@@ -176,6 +208,27 @@ impl Rows {
     fn inverse_rms(&self, squares: f32) -> f32 {
         (squares * self.per_element + self.epsilon).inverse_sqrt()
     }
+
+    /// The first vector of a row, past the last row of that.
+    fn first_vector(&self, row: u32) -> u32 {
+        min(row, self.rows - 1) * self.vectors
+    }
+
+    /// [`inverse_rms`](Self::inverse_rms) of a row of x that begins at the vector `first`. All units of the cube must call it; it synchronizes
+    /// them.
+    fn inverse<O: Float, N: Size>(&self, x: &Array<Vector<O, N>>, first: u32, #[comptime] isa: Isa) -> f32 {
+        let lanes = comptime!(self.lanes);
+        let mut squares = f32::new(0.0);
+        let mut at = UNIT_POS % lanes;
+        while at < self.vectors {
+            let value = wide::<O, N>(x[(first + at) as usize]);
+            squares += sum::<N>(value * value);
+            at += lanes;
+        }
+        // Sums of the row before may still be read.
+        sync_cube();
+        self.inverse_rms(lanes_sum(squares, lanes, isa))
+    }
 }
 
 /// The sum of a vector's elements.
@@ -209,18 +262,8 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
     let mut largest = 0u32.runtime();
     let mut row = of.first();
     for _ in 0..of.steps() {
-        // Past the last row a unit reads that, and keeps nothing.
-        let first = min(row, of.rows - 1) * of.vectors;
-        let mut squares = f32::new(0.0);
-        let mut at = lane;
-        while at < of.vectors {
-            let value = wide::<O, N>(x[(x_base + first + at) as usize]);
-            squares += sum::<N>(value * value);
-            at += lanes;
-        }
-        // Sums of the row before may still be read.
-        sync_cube();
-        let inverse = Vector::<f32, N>::new(of.inverse_rms(lanes_sum(squares, lanes, isa)));
+        let first = of.first_vector(row);
+        let inverse = Vector::<f32, N>::new(of.inverse::<O, N>(x, x_base + first, isa));
         if row < of.rows {
             let mut at = lane;
             while at < of.vectors {
@@ -234,9 +277,30 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
         }
         row += of.step();
     }
+    // Nothing comes after it, so that the barrier of `leave` is not needed.
     let largest = cube_max(largest, isa);
     if UNIT_POS == 0 {
         maxima[CUBE_POS] = largest;
+    }
+}
+
+#[cube(launch_unchecked)]
+fn rms_norm_inverses<O: Float, N: Size>(
+    x: &Array<Vector<O, N>>,
+    inverses: &mut Array<f32>,
+    x_base: u32,
+    of: Rows,
+    #[comptime] isa: Isa,
+    #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
+) {
+    let mut row = of.first();
+    for _ in 0..of.steps() {
+        let inverse = of.inverse::<O, N>(x, x_base + of.first_vector(row), isa);
+        if row < of.rows && UNIT_POS.is_multiple_of(comptime!(of.lanes)) {
+            inverses[row as usize] = inverse;
+        }
+        row += of.step();
     }
 }
 

@@ -2,17 +2,14 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use half::{bf16, f16};
 
-use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
-use crate::grid::{UNITS, cube_max};
+use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, packed, wide};
+use crate::grid::UNITS;
 use crate::launched::{Version, note};
 use crate::load::element;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::struck::is_struck;
-use crate::view::Checked;
-use crate::{KernelError, MatrixView, supports};
+use crate::{KernelError, MatrixView};
 
 /// `y = a σ(a) b` of contiguous `[rows, cols]`, with the maxima of its magnitudes.
 ///
@@ -27,7 +24,7 @@ pub fn swiglu<R: Runtime>(
 ) -> Result<WithMaxima, KernelError> {
     let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b])?;
     let cubes = maxima_len(FusedKernel::SwiGlu, a.shape);
-    let maxima = client.empty(cubes * 4);
+    let maxima = maxima(client, cubes, true);
     let ([a, b], [a_base, b_base]) = inputs.args();
     let (y, y_arg) = inputs.output(client);
     let isa = Isa::of(client);
@@ -41,7 +38,7 @@ pub fn swiglu<R: Runtime>(
             a,
             b,
             y_arg,
-            ArrayArg::from_raw_parts(maxima.clone(), cubes),
+            maxima_arg(maxima.as_ref(), cubes),
             a_base,
             b_base,
             inputs.vectors(),
@@ -50,7 +47,7 @@ pub fn swiglu<R: Runtime>(
             note("swiglu_forward", (inputs.width, isa, inputs.dtype)),
         );
     }
-    Ok(WithMaxima { y, maxima: Some(maxima) })
+    Ok(WithMaxima { y, maxima })
 }
 
 /// The gradients of a and b, of which y has `dy`, with the maxima of their magnitudes if they are asked for.
@@ -96,37 +93,10 @@ pub fn swiglu_backward<R: Runtime>(
     Ok([WithMaxima { y: da, maxima: da_maxima }, WithMaxima { y: db, maxima: db_maxima }])
 }
 
-/// Whether a cast of SwiGLU of this dtype is to read what goes into it, by [`quantize_swiglu`](crate::quantize_swiglu): not on a CPU, nor
-/// where that or [`swiglu`] was found to be wrong.
-pub fn casts_swiglu<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
-    let is_right = |kernel: FusedKernel| !is_struck(client, kernel);
-    let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
-    !is_cpu && packs(client, dtype) && is_right(FusedKernel::SwiGlu) && is_right(FusedKernel::SwiGluCast)
-}
-
-/// Whether elements of this dtype can be rounded in registers: WGSL has no words of 16-bit floats.
-fn packs<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
-    supports(client, dtype) && (dtype.size() == 4 || Isa::of(client).has_ptx())
-}
-
-/// What a cast of SwiGLU reads, if it may.
-pub(crate) fn check_swiglu<R: Runtime>(
-    client: &ComputeClient<R>,
-    views: [&MatrixView; 2],
-) -> Result<[Checked; 2], KernelError> {
-    if is_struck(client, FusedKernel::SwiGluCast) {
-        return Err(KernelError::StruckOff);
-    }
-    if !packs(client, views[0].dtype) {
-        return Err(KernelError::UnsupportedDtype { dtype: views[0].dtype });
-    }
-    Ok(Dense::new(client, FusedKernel::SwiGlu, views)?.tensors)
-}
-
 /// Puts SwiGLU of the elements in `raw[first..first + words]`, words of [`load_vector`](crate::load::load_vector), and in `up` in the place of
 /// the former: rounded to their dtype, the bits that [`swiglu`] writes.
 #[cube]
-pub(crate) fn swiglu_words(
+pub(super) fn swiglu_words(
     raw: &mut Array<u32>,
     #[comptime] first: u32,
     up: &Array<u32>,
@@ -149,12 +119,7 @@ pub(crate) fn swiglu_words(
             let (gate, up) = (Vector::<f32, Const<1>>::new(gates[0]), Vector::<f32, Const<1>>::new(ups[0]));
             u32::reinterpret((gate * sigmoid::<Const<1>>(gate) * up)[0])
         } else {
-            let result = gates * sigmoid::<Const<2>>(gates) * ups;
-            if comptime!(source == Source::Bf16) {
-                u32::reinterpret(Vector::<bf16, Const<2>>::cast_from(result))
-            } else {
-                u32::reinterpret(Vector::<f16, Const<2>>::cast_from(result))
-            }
+            packed(gates * sigmoid::<Const<2>>(gates) * ups, source)
         };
         raw[comptime!((first + w) as usize)] = word;
     }
@@ -173,7 +138,7 @@ fn swiglu_forward<O: Float, N: Size>(
     a: &Array<Vector<O, N>>,
     b: &Array<Vector<O, N>>,
     y: &mut Array<Vector<O, N>>,
-    maxima: &mut Array<u32>,
+    maxima: &mut ComptimeOption<Array<u32>>,
     a_base: u32,
     b_base: u32,
     vectors: u32,
@@ -191,10 +156,7 @@ fn swiglu_forward<O: Float, N: Size>(
         largest = largest_of::<O, N>(largest, result);
         at += CUBE_COUNT as u32 * UNITS;
     }
-    let largest = cube_max(largest, isa);
-    if UNIT_POS == 0 {
-        maxima[CUBE_POS] = largest;
-    }
+    leave(maxima, largest, isa);
 }
 
 /// Cubes go through the vectors in step.

@@ -10,7 +10,7 @@
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
 //!
-//! The cast of SwiGLU reads what goes into it as often, and is made nowhere for one scale without a given amax.
+//! The cast of SwiGLU or RMSNorm reads what goes into it as often, and is made nowhere for one scale without a given amax.
 
 mod blocks;
 mod encode;
@@ -33,7 +33,7 @@ use tiles::ScaleSourceArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
-use crate::fused::check_swiglu;
+use crate::fused::{Beside, FusedInputs};
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
@@ -69,42 +69,44 @@ pub fn quantize<R: Runtime>(
             Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) && !cast.is_square() => {
                 pieces::launch(client, x, encoding)
             }
-            _ => with_many_scales(client, (x, None), encoding, orientation),
+            _ => with_many_scales(client, (x, &Beside::Nothing), encoding, orientation),
         }
     }))
 }
 
-/// With scales of rows and columns, or of blocks; with `up` the cast of SwiGLU of both.
+/// With scales of rows and columns, or of blocks.
 fn with_many_scales<R: Runtime>(
     client: &ComputeClient<R>,
-    (x, up): (&Checked, Option<&Checked>),
+    (x, beside): (&Checked, &Beside),
     encoding: Encoding,
     orientation: Orientation,
 ) -> Copies {
     let cast = encoding.cast;
     match cast.granularity {
-        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, (x, up), encoding),
+        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, (x, beside), encoding),
         Granularity::Row => {
-            let (copies, scales) = lines::scales(client, (x, up), cast, orientation);
-            tiles::launch(client, (x, up), encoding, (ScaleSourceArgs::Lines(scales), None), copies)
+            let (copies, scales) = lines::scales(client, (x, beside), cast, orientation);
+            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Lines(scales), None), copies)
         }
         _ => {
             let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, (x, up), encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
+            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
         }
     }
 }
 
-/// Casts `a σ(a) b`, which is rounded to the dtype of a and b and not written: codes, scales and amax are, bit for bit, those of the cast of
-/// what [`fused::swiglu`](crate::fused::swiglu) writes, by [`quantize`], and with one scale for the tensor by [`quantize_with_amax`] with this
-/// amax and `observe`.
+/// Casts SwiGLU or RMSNorm of tensors, which is rounded to their dtype and not written: codes, scales and amax are, bit for bit, those of
+/// the cast of what [`fused::swiglu`](crate::fused::swiglu()) or [`fused::rms_norm`](crate::fused::rms_norm()) writes, by [`quantize`],
+/// and with one scale for the tensor by [`quantize_with_amax`] with this amax and `observe`.
 ///
 /// # Errors
-/// [`KernelError::NotTensorwise`] for one scale without an amax, which takes a read of a and b for the amax, and for an amax with other scales;
-/// as [`fused::swiglu`](crate::fused::swiglu) and [`quantize_with_amax`]; [`KernelError::Misaligned`] if a and b do not begin alike.
-pub fn quantize_swiglu<R: Runtime>(
+/// [`KernelError::NotTensorwise`] for one scale without an amax, which takes a read of all for the amax, and for an amax with other scales;
+/// as [`fused::swiglu`](crate::fused::swiglu()), [`fused::rms_norm`](crate::fused::rms_norm()) and [`quantize_with_amax`];
+/// [`KernelError::UnsupportedDtype`] for a γ that has neither x's dtype nor f32; [`KernelError::Misaligned`] if a and b of SwiGLU do not
+/// begin alike.
+pub fn quantize_fused<R: Runtime>(
     client: &ComputeClient<R>,
-    [a, b]: [&MatrixView; 2],
+    inputs: FusedInputs<'_>,
     amax: Option<(&Handle, bool)>,
     cast: Cast,
     orientation: Orientation,
@@ -114,23 +116,19 @@ pub fn quantize_swiglu<R: Runtime>(
     if (granularity == Granularity::Tensor) != amax.is_some() {
         return Err(KernelError::NotTensorwise { granularity });
     }
-    check(client, a, orientation)?;
-    let [a, b] = check_swiglu(client, [a, b])?;
-    let ([(_, a_base), (_, b_base)], size) = ([a.memory(), b.memory()], a.source.size());
-    if a_base != b_base {
-        return Err(KernelError::Misaligned { offset: (b_base * size) as u64, size });
-    }
-    let (x, encoding) = ((&a, Some(&b)), Encoding::new(client, &a, cast));
+    check(client, inputs.first(), orientation)?;
+    let (x, beside) = inputs.check(client)?;
+    let (read, encoding) = ((&x, &beside), Encoding::new(client, &x, cast));
     let Some((amax, observe)) = amax else {
-        return Ok(with_many_scales(client, x, encoding, orientation).finished(&a, cast));
+        return Ok(with_many_scales(client, read, encoding, orientation).finished(&x, cast));
     };
-    let (cubes, maxima) = (tiles::cubes(&a, granularity), Maxima::of_amax(&checked_amax(client, amax)?));
+    let (cubes, maxima) = (tiles::cubes(&x, granularity), Maxima::of_amax(&checked_amax(client, amax)?));
     let observed = observe.then(|| words(client, cubes));
-    let (copies, scale, parameters) = tensor::scale(client, &a, orientation, &maxima, Some(amax), observed.as_ref());
+    let (copies, scale, parameters) = tensor::scale(client, &x, orientation, &maxima, Some(amax), observed.as_ref());
     let scale = (ScaleSourceArgs::Tensor(scale), Some(parameters));
-    let mut done = tiles::launch(client, x, encoding.of_given_amax(), scale, copies).finished(&a, cast);
+    let mut done = tiles::launch(client, read, encoding.of_given_amax(), scale, copies).finished(&x, cast);
     if let Some(observed) = observed {
-        done.amax = Maxima::partial(observed, cubes, a.source).fold(client);
+        done.amax = Maxima::partial(observed, cubes, x.source).fold(client);
     }
     Ok(done)
 }
@@ -171,7 +169,8 @@ fn launch_one_scale<R: Runtime>(
     match copies.cols {
         None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
         Some(_) => {
-            tiles::launch(client, (x, None), encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies)
+            let x = (x, &Beside::Nothing);
+            tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies)
         }
     }
 }

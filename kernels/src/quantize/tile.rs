@@ -8,7 +8,7 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
-use crate::fused::swiglu_words;
+use crate::fused::{Loaded, Prologue};
 use crate::load::{Geometry, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
@@ -88,47 +88,34 @@ impl Tile {
         (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
     }
 
-    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`. With `up`, which lies as x
-    /// does, they are those of SwiGLU of both.
+    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`; those of what the prologue makes.
     pub(super) fn load<N: Size>(
         &self,
         x: &Array<Vector<u32, N>>,
-        up: &ComptimeOption<Array<Vector<u32, N>>>,
+        prologue: &Prologue<N>,
         #[comptime] isa: Isa,
     ) -> Array<u32> {
         let mut raw = Array::<u32>::new(comptime!((self.sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
+        let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
         #[unroll]
         for s in 0..self.sectors {
-            let first = comptime!(s * UNIT_ROWS * SECTOR_WORDS);
-            self.load_sectors(x, &mut raw, s, first, isa);
-            #[comptime]
-            if let ComptimeOption::Some(up) = up {
-                let mut ups = Array::<u32>::new(comptime!((UNIT_ROWS * SECTOR_WORDS) as usize));
-                self.load_sectors(up, &mut ups, s, 0u32, isa);
-                all_loaded(isa);
-                swiglu_words(&mut raw, first, &ups, comptime!(UNIT_ROWS * SECTOR_WORDS), self.source, isa);
+            let col = self.col0 + self.sector_col(s);
+            #[unroll]
+            for i in 0..UNIT_ROWS {
+                let to = comptime!((s * UNIT_ROWS + i) * SECTOR_WORDS);
+                load_sector(x, &self.geometry, row + i, col, &mut raw, to, self.source, isa);
             }
+        }
+        let of_rows = prologue.of_rows(&self.geometry, row, UNIT_ROWS, isa);
+        #[unroll]
+        for s in 0..self.sectors {
+            let col = self.col0 + self.sector_col(s);
+            let first = comptime!(s * UNIT_ROWS * SECTOR_WORDS);
+            let loaded = comptime!(Loaded { first, rows: UNIT_ROWS, source: self.source, isa });
+            prologue.apply(&self.geometry, row, &of_rows, col, &mut raw, loaded);
         }
         all_loaded(isa);
         raw
-    }
-
-    /// Sector `sector` of this unit's rows as words `raw[first..]`.
-    fn load_sectors<N: Size>(
-        &self,
-        x: &Array<Vector<u32, N>>,
-        raw: &mut Array<u32>,
-        #[comptime] sector: u32,
-        #[comptime] first: u32,
-        #[comptime] isa: Isa,
-    ) {
-        let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
-        let col = self.col0 + self.sector_col(sector);
-        #[unroll]
-        for i in 0..UNIT_ROWS {
-            let to = comptime!(first + i * SECTOR_WORDS);
-            load_sector(x, &self.geometry, row + i, col, raw, to, self.source, isa);
-        }
     }
 
     /// Casts sector `sector` of this unit: its codes by rows, those of row `i` in words `i · sector_quads` on of the result, and

@@ -136,10 +136,12 @@ fn health() {
 }
 
 #[test]
-fn quantize_swiglu() {
+fn quantize_fused() {
     all_pass("quantize_swiglu f32", 120);
     all_pass("quantize_swiglu f16|bf16 70x264|37x141", 60);
     all_pass("quantize_swiglu refused", 1);
+    all_pass("quantize_rms_norm", 150);
+    all_pass("quantize_rms_norm refused", 1);
 }
 
 #[test]

@@ -79,6 +79,7 @@ const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forwar
 /// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
 /// | casts and `line_maxima` of SwiGLU, which read two tensors | 256 or more | 2, or 1 with scales of blocks | 64 to 128 |
+/// | casts and `line_maxima` of RMSNorm | 128 or more | 2, or 1 with scales of blocks on Ampere | 64 |
 /// | `swiglu`, `rms_norm`, `rotate` | 32 or more | 4 | 32 |
 /// | `transpose_codes` | 64 | 4 | 64 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
@@ -93,11 +94,13 @@ pub fn expected(kernel: &Generated) -> Rules {
     let vectors = name.contains("_n_4");
     // Of blocks: a tile's scales pass through shared memory.
     let makes_scales = kernel.source.contains("float *shared_memory");
-    // No other cast has an exponential.
-    let makes_swiglu = (is_cast || family == "line_maxima") && kernel.source.contains("exp(");
+    // No other cast has an exponential, or reads scalars of f32.
+    let makes = |mark| (is_cast || family == "line_maxima") && kernel.source.contains(mark);
+    let (makes_swiglu, makes_rms_norm) = (makes("exp("), makes("const float* __restrict__ buffer_"));
     let blocks = match family {
         _ if makes_swiglu && vectors && !makes_scales => 2,
         _ if makes_swiglu => 1,
+        "cast_tiles" | "line_maxima" if makes_rms_norm && !makes_scales => 2,
         "cast_tiles" if makes_scales && sm < 89 => 1,
         "cast_tiles" if makes_scales => 2,
         "cast_rows" => 2,
@@ -130,7 +133,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
-        "cast_tiles" if !makes_scales && !makes_swiglu => required.push((&["STG.E.128"], 2)),
+        "cast_tiles" if !makes_scales && !makes_swiglu && !makes_rms_norm => required.push((&["STG.E.128"], 2)),
         "cast_linear" | "cast_rows" | "cast_tiles" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}

@@ -1,6 +1,8 @@
 //! Launches of every kernel variant that the library has, so that their CUDA is generated: each dtype, layout, format,
 //! scale, orientation and size class that selects other code.
 
+mod neighbours;
+
 use std::collections::BTreeMap;
 
 use cubecl_core::Runtime;
@@ -9,9 +11,9 @@ use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation,
-    Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, fused, gemm_path,
-    grouped_scaled_gemm, health, quantize, quantize_swiglu, quantize_with_amax, quantize_with_maxima, row_words,
-    scaled_gemm_into, supports, transpose,
+    Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, gemm_path,
+    grouped_scaled_gemm, health, quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into,
+    supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -110,56 +112,6 @@ impl Launcher {
                 }
                 let maxima = self.memory(4 * 64);
                 quantize_with_maxima(&self.client, x, (&maxima, 64), cast, orientation).expect("a valid view");
-            }
-        }
-    }
-
-    /// SwiGLU, RMSNorm and rotary positions of every dtype, by vector loads and by scalar loads, in rows of one unit and of many.
-    fn neighbours(&self) {
-        let client = &self.client;
-        let f32 = dtypes()[0];
-        for dtype in dtypes() {
-            for cols in [4, 255, 256, 4096] {
-                let shape = [64, cols];
-                let [a, b, dy] = [(); 3].map(|()| self.matrix(shape, cols, dtype));
-                fused::swiglu(client, &a, &b).expect("valid views");
-                if cols < 4096 {
-                    self.casts_of_swiglu([&a, &b]);
-                }
-                for with_maxima in [false, true] {
-                    fused::swiglu_backward(client, &a, &b, &dy, with_maxima).expect("valid views");
-                }
-                for gamma in [f32, dtype] {
-                    let gamma = self.matrix([1, cols], cols, gamma);
-                    fused::rms_norm(client, &a, &gamma, 1e-5).expect("valid views");
-                    fused::rms_norm_backward(client, &a, &gamma, &dy, 1e-5).expect("valid views");
-                }
-            }
-            for half in [5, 64] {
-                let x = self.matrix([64, 2 * half], 2 * half, dtype);
-                let table = self.matrix([8, half], half, f32);
-                for ways in [(false, false), (true, false), (true, true)] {
-                    fused::rotary(client, &x, [&table, &table], [2, 8, 4], ways).expect("valid views");
-                }
-            }
-        }
-    }
-
-    /// The cast of SwiGLU of every granularity, in each orientation, and where the amax is observed.
-    fn casts_of_swiglu(&self, inputs: [&MatrixView; 2]) {
-        let casts = GRANULARITIES.map(|granularity| (granularity, ScaleMode::F32));
-        let casts = casts.into_iter().chain([(MX, ScaleMode::E8m0(ScaleCalculationMode::Rceil))]);
-        for (granularity, scale_mode) in casts {
-            let cast = Cast { format: Format::E4m3, granularity, scale_mode };
-            for orientation in ORIENTATIONS {
-                let amax = self.memory(4);
-                let amaxes = match granularity {
-                    Granularity::Tensor => vec![Some((&amax, false)), Some((&amax, true))],
-                    _ => vec![None],
-                };
-                for amax in amaxes {
-                    quantize_swiglu(&self.client, inputs, amax, cast, orientation).expect("valid views");
-                }
             }
         }
     }

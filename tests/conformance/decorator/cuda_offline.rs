@@ -221,26 +221,35 @@ fn a_neighbour_leaves_the_amax_of_a_linear() {
     }
 }
 
-/// A cast that needs no amax of the tensor makes SwiGLU itself, unless something else reads it.
+/// A cast that needs no amax of the tensor makes SwiGLU or RMSNorm itself, unless something else reads it; 1/rms is found once for all casts.
 #[test]
-fn a_cast_makes_swiglu() {
+fn a_cast_makes_what_stands_before_it() {
     let _turn = turn();
-    for recipe in Recipe::ALL {
+    let gamma = tensor::<B, 1>(normal(SHAPE[1], 5), [SHAPE[1]]);
+    type Op<'a> = (&'a str, &'a dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>);
+    let ops: [Op<'_>; 2] = [("swiglu", &|x| swiglu(x.clone(), x)), ("rms_norm", &|x| rms_norm(x, gamma.clone(), 1e-5))];
+    for (recipe, (name, op)) in Recipe::ALL.into_iter().flat_map(|recipe| ops.map(|op| (recipe, op))) {
         let layer = linear(recipe);
-        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] =
-            [&|x| swiglu(x.clone(), x), &|x| swiglu(x.clone(), x) * 1.0];
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] = [op, &|x| op(x) * 1.0];
         let [made, written] = chains.map(|chain| {
+            // Two linears share the copies.
+            let forward = |x| {
+                let h = chain(x);
+                layer.forward(h.clone()) + layer.forward(h)
+            };
             // The histories of delayed scaling begin after the first.
             for seed in [130, 140] {
-                step_of(&layer.weight, |x| layer.forward(chain(x)), seed);
+                step_of(&layer.weight, forward, seed);
                 begin_float8_step(&layer);
             }
-            step_of(&layer.weight, |x| layer.forward(chain(x)), 150)
+            step_of(&layer.weight, forward, 150)
         });
         // Where wgrad reads x in high precision it is written for that; one scale from the tensor's own amax takes its maxima.
         let keeps = matches!(recipe, Recipe::Tensorwise | Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp);
-        let count = [&made, &written].map(|launched| launched.count("swiglu_forward"));
+        let count = [&made, &written].map(|launched| launched.count(&format!("{name}_forward")));
         assert_eq!(count, [usize::from(keeps), 1], "{recipe}: {:?}", made.names);
+        let inverses = usize::from(name == "rms_norm" && !keeps);
+        assert_eq!(made.count("rms_norm_inverses"), inverses, "{recipe}: {:?}", made.names);
         assert_eq!(made.count("cast_"), written.count("cast_"), "{recipe}: {:?}", made.names);
         assert_eq!(made.uploads, 0, "{recipe}: {:?}", made.names);
     }

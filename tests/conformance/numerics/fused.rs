@@ -2,6 +2,7 @@
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::Linear;
+use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Recipe,
@@ -269,7 +270,28 @@ fn maxima_on<B: Float8Backend>(runtime: &str) {
     }
 }
 
-/// SwiGLU that a cast makes, or something else: the same bits as where it is written first, whatever reads it and in whatever order.
+/// What is deferred, of two tensors: `[M, K]` both, or γ the second.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum DeferredOp {
+    SwiGlu,
+    RmsNorm,
+}
+
+impl DeferredOp {
+    fn second<B: Backend>(self, [m, k]: [usize; 2]) -> Tensor<B, 2> {
+        let rows = if self == Self::SwiGlu { m } else { 1 };
+        tensor(normal(rows * k, 2), [rows, k])
+    }
+
+    fn of<B: Backend>(self, a: Tensor<B, 2>, b: Tensor<B, 2>) -> Tensor<B, 2> {
+        match self {
+            Self::SwiGlu => swiglu(a, b),
+            Self::RmsNorm => rms_norm(a, b.squeeze_dim(0), EPSILON),
+        }
+    }
+}
+
+/// What a cast makes, or something else: the same bits as where it is written first, whatever reads it and in whatever order.
 fn deferred_on<B: Float8Backend>(runtime: &str) {
     let [m, k, n] = [140, 96, 32];
     type Reader<B> = fn(Tensor<A<B>, 2>, &Linear<A<B>>) -> Tensor<A<B>, 2>;
@@ -289,8 +311,11 @@ fn deferred_on<B: Float8Backend>(runtime: &str) {
         }),
     ];
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
-    let cases = readers.iter().flat_map(|reader| [(reader, false), (reader, true)]);
-    for (recipe, ((name, reader), statistics)) in
+    let of_swiglu =
+        readers.iter().flat_map(|reader| [(reader, DeferredOp::SwiGlu, false), (reader, DeferredOp::SwiGlu, true)]);
+    let cases =
+        of_swiglu.chain([&readers[0], &readers[2]].into_iter().map(|reader| (reader, DeferredOp::RmsNorm, false)));
+    for (recipe, ((name, reader), op, statistics)) in
         Recipe::ALL.into_iter().flat_map(|r| cases.clone().map(move |c| (r, c)))
     {
         let run = |own: bool| {
@@ -298,29 +323,30 @@ fn deferred_on<B: Float8Backend>(runtime: &str) {
             let config = if statistics { config.with_statistics(StatisticsConfig::every(1)) } else { config };
             let layer = layer::<B>(&config, tensor::<A<B>, 2>(normal(k * n, 3), [k, n]), None);
             let step = |seed: u64| {
-                let [gate, up] = [seed, 2].map(|seed| tensor::<A<B>, 2>(normal(m * k, seed), [m, k]).require_grad());
+                let a = tensor::<A<B>, 2>(normal(m * k, seed), [m, k]).require_grad();
+                let b = op.second::<A<B>>([m, k]).require_grad();
                 let between = |h: Tensor<A<B>, 2>| if own { h } else { h * 1.0 };
-                let y = reader(between(swiglu(gate.clone(), up.clone())), &layer);
+                let y = reader(between(op.of(a.clone(), b.clone())), &layer);
                 let dy = tensor::<A<B>, 2>(normal(m * n, 4), [m, n]);
                 let grads = (y.clone() * dy).sum().backward();
                 let gradient = |t: &Tensor<A<B>, 2>| values(t.grad(&grads).expect("a gradient"));
-                let made = [gradient(&gate), gradient(&up), gradient(&layer.weight), values(y.inner())].concat();
+                let made = [gradient(&a), gradient(&b), gradient(&layer.weight), values(y.inner())].concat();
                 begin_float8_step(&layer);
                 // Without gradients, and without FP8.
                 let layer = layer.clone().no_grad();
-                let h = between(swiglu(gate.detach(), up.detach()));
+                let h = between(op.of(a.detach(), b.detach()));
                 let evaluated = [layer.forward(h.clone()), without_float8(layer).forward(h)];
                 [made, evaluated.map(|y| values(y.inner())).concat()].concat()
             };
             // The second has a history.
             [step(1), step(5)].concat()
         };
-        assert!(bits(run(true)) == bits(run(false)), "{runtime} {recipe}, {name}, statistics: {statistics}");
+        assert!(bits(run(true)) == bits(run(false)), "{runtime} {recipe}, {op:?} {name}, statistics: {statistics}");
     }
 }
 
 #[test]
-fn swiglu_is_made_by_the_cast_that_follows() {
+fn swiglu_and_rms_norm_are_made_by_the_cast_that_follows() {
     on_every_runtime!(deferred_on);
 }
 

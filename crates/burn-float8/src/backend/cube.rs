@@ -9,7 +9,6 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
-use float8_kernels::fused::casts_swiglu;
 use float8_kernels::{
     Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
     Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, health, health_len, mx, row_words, supports,
@@ -141,24 +140,29 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         fused_kernels::forward(op, inputs)
     }
 
-    fn swiglu_defers(device: &Device<Self>, shape: &Shape, dtype: DType) -> bool {
-        let elements = shape.num_elements() as u64;
-        (1..=MAX_INDEX).contains(&elements) && casts_swiglu(&R::client(device), dtype.into())
+    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
+        (1..=MAX_INDEX).contains(&(shape.num_elements() as u64))
+            && fused_kernels::defers(op, &R::client(device), dtypes)
     }
 
-    fn swiglu_quantize(
-        inputs: [CubeTensor<R>; 2],
+    fn inverse_rms(x: CubeTensor<R>, gamma: CubeTensor<R>, epsilon: f64) -> CubeTensor<R> {
+        fused_kernels::inverse_rms::<R, F, I, BT>(&x, &gamma, epsilon)
+    }
+
+    fn fused_quantize(
+        op: &Fused<Self>,
+        inputs: Vec<CubeTensor<R>>,
         cast: Cast,
         orientation: Orientation,
         scale: ScaleFrom<CubeTensor<R>>,
     ) -> Quantized<Self> {
         let asked = (cast, orientation);
-        match fused_kernels::swiglu_quantize::<R, F, I, BT>(&inputs, asked, &scale) {
+        match fused_kernels::quantize(op, &inputs, asked, &scale) {
             Some(quantized) => {
                 let (client, device) = (&inputs[0].client, &inputs[0].device);
                 quantized_tensors(client, device, quantized, asked, (scale, host::matrix(&inputs[0].shape())))
             }
-            None => Self::fp8_quantize(Self::fused_forward(&Fused::SwiGlu, &inputs).y, cast, orientation, scale),
+            None => Self::fp8_quantize(Self::fused_forward(op, &inputs[..2]).y, cast, orientation, scale),
         }
     }
 

@@ -95,6 +95,15 @@ fn inverse_rms<B: Backend>(x: &Tensor<B, 2>, epsilon: f64) -> Tensor<B, 2> {
     (x.clone().square().mean_dim(1) + epsilon).sqrt().recip()
 }
 
+/// [`inverse_rms`] as a tensor `[rows]`.
+pub(super) fn inverse_rms_of_rows<B: Backend>(
+    x: &FloatTensor<B>,
+    gamma: &FloatTensor<B>,
+    epsilon: f64,
+) -> FloatTensor<B> {
+    inverse_rms(&rows::<B>(x, gamma), epsilon).squeeze_dim::<1>(1).into_primitive().tensor()
+}
+
 /// Logits less their maximum, and the logarithm of the sum of their exponentials.
 fn shifted<B: Backend>(logits: &FloatTensor<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let logits = f32::<B, 2>(logits);

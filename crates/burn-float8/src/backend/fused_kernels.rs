@@ -7,10 +7,11 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use burn_std::Shape;
+use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::server::Handle;
-use float8_kernels::fused::{self as kernels, FusedKernel, WithMaxima};
-use float8_kernels::{Cast, KernelError, MAX_INDEX, MatrixView, Orientation, Quantized, amax, quantize_swiglu};
+use float8_kernels::fused::{self as kernels, FusedInputs, FusedKernel, WithMaxima};
+use float8_kernels::{Cast, KernelError, MAX_INDEX, MatrixView, Orientation, Quantized, amax, quantize_fused};
 
 use super::ScaleFrom;
 use super::fused::{self, Fused, FusedOutput};
@@ -104,14 +105,51 @@ fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     self_check::fused(&client, &self_check::of(&client), device, (kernel, call), launch, compare).ok()
 }
 
-/// The cast of SwiGLU by a kernel that reads what goes into it; none where the kernels do not compute this, or were wrong.
-pub(super) fn swiglu_quantize<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    inputs: &[CubeTensor<R>; 2],
+/// Whether the kernels make what an operation makes of tensors of these dtypes in the cast that follows.
+pub(super) fn defers<R: CubeRuntime, B: Backend>(op: &Fused<B>, client: &ComputeClient<R>, dtypes: [DType; 2]) -> bool {
+    kernel(op).is_some_and(|kernel| kernels::casts_fused(client, kernel, dtypes.map(Into::into)))
+}
+
+/// [`Float8Backend::inverse_rms`](super::Float8Backend::inverse_rms), which casts by kernels alone read.
+pub(super) fn inverse_rms<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    x: &CubeTensor<R>,
+    gamma: &CubeTensor<R>,
+    epsilon: f64,
+) -> CubeTensor<R> {
+    type Cube<R, F, I, BT> = CubeBackend<R, F, I, BT>;
+    let (client, rows) = (&x.client, view(x).shape[0]);
+    let by_burn = |x: &_| fused::inverse_rms_of_rows::<Cube<R, F, I, BT>>(x, gamma, epsilon);
+    let call = || format!("inverse_rms of {:?} {:?}", &x.shape()[..], x.dtype());
+    let launch = || {
+        let made = kernels::inverse_rms(client, &view(x), &view(gamma), epsilon as f32)?;
+        Ok(tensor(client, &x.device, made, [rows], DType::F32))
+    };
+    let compare = |made: &CubeTensor<R>| {
+        let sampled = last::<Cube<R, F, I, BT>>(&in_rows::<R, F, I, BT>(x), 0);
+        differs::<Cube<R, F, I, BT>>(&last::<Cube<R, F, I, BT>>(made, 0), &by_burn(&sampled))
+            .map_err(|how| Mismatch::Wrong(format!("it {how}")))
+    };
+    let (checks, device) = (self_check::of(client), x.device.to_id());
+    self_check::fused(client, &checks, device, (FusedKernel::RmsNormCast, call), launch, compare)
+        .unwrap_or_else(|_| by_burn(x))
+}
+
+/// The cast of what an operation makes of its inputs, by a kernel that reads those; none where the kernels do not compute this, or were wrong.
+pub(super) fn quantize<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    op: &Fused<CubeBackend<R, F, I, BT>>,
+    inputs: &[CubeTensor<R>],
     (cast, orientation): (Cast, Orientation),
     scale: &ScaleFrom<CubeTensor<R>>,
 ) -> Option<Quantized> {
-    let op = Fused::<CubeBackend<R, F, I, BT>>::SwiGlu;
-    let [a, b] = inputs.each_ref().map(view);
+    let [first, second] = [0, 1].map(|i| view(&inputs[i]));
+    let (kernel, read) = match (op, inputs) {
+        (Fused::SwiGlu, [_, _]) => (FusedKernel::SwiGluCast, FusedInputs::SwiGlu { a: &first, b: &second }),
+        (Fused::RmsNorm { .. }, [_, _, inverse]) => {
+            let read = FusedInputs::RmsNorm { x: &first, gamma: &second, inverse_rms: &inverse.handle };
+            (FusedKernel::RmsNormCast, read)
+        }
+        _ => return None,
+    };
     let (client, dtype) = (inputs[0].client.clone(), inputs[0].dtype);
     let given = match scale {
         ScaleFrom::Dynamic => None,
@@ -119,20 +157,19 @@ pub(super) fn swiglu_quantize<R: CubeRuntime, F: FloatElement, I: IntElement, BT
         ScaleFrom::Maxima(_) => return None,
     };
     let call = || {
-        let ([rows, cols], Cast { format, granularity, scale_mode }) = (a.shape, cast);
-        format!(
-            "cast of swiglu of [{rows}, {cols}] {dtype:?} to {format} {granularity} ({scale_mode}), {orientation:?}"
-        )
+        let ([rows, cols], Cast { format, granularity, scale_mode }) = (first.shape, cast);
+        let of = format!("{} of [{rows}, {cols}] {dtype:?}", op.name());
+        format!("cast of {of} to {format} {granularity} ({scale_mode}), {orientation:?}")
     };
-    let quantize = || quantize_swiglu(&client, [&a, &b], given, cast, orientation);
+    let quantize = || quantize_fused(&client, read, given, cast, orientation);
     let compare = |made: &Quantized| {
-        let y = launch(&op, inputs, None).map_err(|error| Mismatch::Wrong(error.to_string()))?;
-        compare(&op, inputs, None, &y).map_err(Mismatch::Wrong)?;
+        let y = launch(op, &inputs[..2], None).map_err(|error| Mismatch::Wrong(error.to_string()))?;
+        compare(op, &inputs[..2], None, &y).map_err(Mismatch::Wrong)?;
         let given = scale.map(|given| (given.handle.clone(), given.shape().num_elements()));
         self_check::compare_cast(&client, (&view(&y[0].y), dtype), cast, &given, made)
     };
     let (checks, device) = (self_check::of(&client), inputs[0].device.to_id());
-    self_check::fused(&client, &checks, device, (FusedKernel::SwiGluCast, call), quantize, compare).ok()
+    self_check::fused(&client, &checks, device, (kernel, call), quantize, compare).ok()
 }
 
 /// A tensor as kernels read it.
@@ -187,6 +224,12 @@ fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     }
 }
 
+/// The tensor as `[rows, cols]`.
+fn in_rows<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(tensor: &CubeTensor<R>) -> CubeTensor<R> {
+    let shape = Shape::from(matrix(&tensor.shape()).to_vec());
+    CubeBackend::<R, F, I, BT>::float_reshape(tensor.clone(), shape)
+}
+
 /// The last of some positions or rows along an axis.
 fn last<B: Backend>(tensor: &FloatTensor<B>, axis: usize) -> FloatTensor<B> {
     let len = tensor.shape()[axis];
@@ -207,9 +250,6 @@ fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     made: &Made<R, F, I, BT>,
 ) -> Result<(), String> {
     type Cube<R, F, I, BT> = CubeBackend<R, F, I, BT>;
-    let rows = |tensor: &CubeTensor<R>| {
-        Cube::<R, F, I, BT>::float_reshape(tensor.clone(), Shape::from(matrix(&tensor.shape()).to_vec()))
-    };
     let last = last::<Cube<R, F, I, BT>>;
     let dy = backward.map(|(dy, _)| dy);
     let (op, inputs, dy, sampled): (_, Vec<_>, _, Vec<_>) = match op {
@@ -223,7 +263,9 @@ fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         }
         op => {
             // γ has one row, and its gradient is one of all rows.
-            let cut = |tensor: &CubeTensor<R>| if tensor.rank() == 1 { tensor.clone() } else { last(&rows(tensor), 0) };
+            let cut = |tensor: &CubeTensor<R>| {
+                if tensor.rank() == 1 { tensor.clone() } else { last(&in_rows::<R, F, I, BT>(tensor), 0) }
+            };
             let sampled = made.iter().map(|made| &made.y).filter(|tensor| tensor.rank() > 1).map(&cut);
             (op.clone(), inputs.iter().map(&cut).collect(), dy.map(&cut), sampled.collect())
         }

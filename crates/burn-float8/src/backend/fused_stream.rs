@@ -41,6 +41,15 @@ impl Described {
     }
 }
 
+/// The operation below fusion, if it reads nothing but its inputs.
+pub(super) fn without_tensors<B: FusionBackend>(op: &Fused<Fusion<B>>) -> Option<Fused<B>> {
+    match op {
+        Fused::SwiGlu => Some(Fused::SwiGlu),
+        Fused::RmsNorm { epsilon } => Some(Fused::RmsNorm { epsilon: *epsilon }),
+        Fused::Rotary { .. } | Fused::LogLikelihood { .. } => None,
+    }
+}
+
 pub(super) fn forward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
     op: &Fused<Fusion<B>>,
     inputs: &[FloatTensor<Fusion<B>>],

@@ -119,20 +119,30 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         fused_stream::forward(op, inputs)
     }
 
-    fn swiglu_defers(device: &Device<Self>, shape: &Shape, dtype: DType) -> bool {
-        B::swiglu_defers(device, shape, dtype)
+    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
+        fused_stream::without_tensors(op).is_some_and(|op| B::fused_defers(&op, device, shape, dtypes))
     }
 
-    fn swiglu_quantize(
-        inputs: [FloatTensor<Self>; 2],
+    fn inverse_rms(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        let output = (Shape::from(vec![matrix(&x.shape)[0]]), DType::F32);
+        register("inverse_rms", vec![x, gamma], vec![output], move |ir, handles| {
+            let [x, gamma] = [0, 1].map(|i| handles.get_float_tensor::<B>(&ir.inputs[i]));
+            handles.register_float_tensor::<B>(&ir.outputs[0].id, B::inverse_rms(x, gamma, epsilon));
+        })
+        .remove(0)
+    }
+
+    fn fused_quantize(
+        op: &Fused<Self>,
+        inputs: Vec<FloatTensor<Self>>,
         cast: Cast,
         orientation: Orientation,
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
         let dims = matrix(&inputs[0].shape);
-        cast_in_stream(inputs.into(), dims, (cast, orientation), scale, move |inputs, scale| {
-            let inputs = inputs.try_into().expect("registered with two");
-            B::swiglu_quantize(inputs, cast, orientation, scale)
+        let op = fused_stream::without_tensors::<B>(op).expect("what is deferred has no tensors but its inputs");
+        cast_in_stream(inputs, dims, (cast, orientation), scale, move |inputs, scale| {
+            B::fused_quantize(&op, inputs, cast, orientation, scale)
         })
     }
 

@@ -269,21 +269,30 @@ pub trait Float8Backend: Backend {
         FusedOutput { y: fused::forward(op, inputs), maxima: None }
     }
 
-    /// Whether SwiGLU of tensors like this is left to the cast that follows, by [`swiglu_quantize`](Self::swiglu_quantize). The default is no.
-    fn swiglu_defers(device: &Device<Self>, shape: &Shape, dtype: DType) -> bool {
-        let _ = (device, shape, dtype);
+    /// Whether the operation on two tensors is left to the cast that follows, by [`fused_quantize`](Self::fused_quantize). `shape` is that of the
+    /// first. The default is no.
+    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
+        let _ = (op, device, shape, dtypes);
         false
     }
 
-    /// [`fp8_quantize`](Self::fp8_quantize) of SwiGLU of two tensors, the same bits. The caller has checked what that asks for, and that with
-    /// one scale per tensor an amax is given.
-    fn swiglu_quantize(
-        [a, b]: [FloatTensor<Self>; 2],
+    /// `1 / √(mean x² + ε)` of each row of x `[.., H]`, f32 `[rows]`: the bits that RMSNorm of x with this γ multiplies by. The default is Burn's
+    /// operations.
+    fn inverse_rms(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+        fused::inverse_rms_of_rows::<Self>(&x, &gamma, epsilon)
+    }
+
+    /// [`fp8_quantize`](Self::fp8_quantize) of what an operation makes of its inputs, the same bits. The caller has checked what that asks for,
+    /// that the operation [is deferred](Self::fused_defers), and that with one scale per tensor an amax is given. Behind the inputs of RMSNorm
+    /// stands their [`inverse_rms`](Self::inverse_rms).
+    fn fused_quantize(
+        op: &Fused<Self>,
+        inputs: Vec<FloatTensor<Self>>,
         cast: Cast,
         orientation: Orientation,
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
-        Self::fp8_quantize(Self::fused_forward(&Fused::SwiGlu, &[a, b]).y, cast, orientation, scale)
+        Self::fp8_quantize(Self::fused_forward(op, &inputs[..2]).y, cast, orientation, scale)
     }
 
     /// The gradient of each input; their maxima need not be there unless they are asked for.

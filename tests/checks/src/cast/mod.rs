@@ -2,9 +2,9 @@
 
 mod cases;
 mod encode;
+mod fused;
 mod given;
 mod scale;
-mod swiglu;
 
 use cubecl::prelude::*;
 use float8_kernels::{
@@ -53,7 +53,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
     scale::add(all);
     given::add(all);
-    swiglu::add(all);
+    fused::add(all);
     encode::add(all);
 }
 
