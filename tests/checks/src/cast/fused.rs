@@ -155,9 +155,9 @@ fn rms_norms() -> Vec<(Op, Case)> {
             cases.extend(with(normal([70, 264], dtype), (gamma, Layout::Offset)));
         }
     }
-    for content in [Content::OneNan, Content::OneInf, Content::Zeros] {
-        cases.extend(with(Input { content, ..Input::new([139, 264], F32) }, (F32, Layout::RowMajor)));
-    }
+    // A whole row of NaN, and scales of it.
+    let one_nan = Input { content: Content::OneNan, ..Input::new([139, 264], F32) };
+    cases.extend(with(one_nan, (F32, Layout::RowMajor)));
     cases
 }
 
