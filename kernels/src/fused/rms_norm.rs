@@ -214,8 +214,7 @@ impl Rows {
         min(row, self.rows - 1) * self.vectors
     }
 
-    /// [`inverse_rms`](Self::inverse_rms) of a row of x that begins at the vector `first`. All units of the cube must call it; it synchronizes
-    /// them.
+    /// [`inverse_rms`](Self::inverse_rms) of a row of x from its vector `first` on. All units of the cube must call it; it synchronizes them.
     fn inverse<O: Float, N: Size>(&self, x: &Array<Vector<O, N>>, first: u32, #[comptime] isa: Isa) -> f32 {
         let lanes = comptime!(self.lanes);
         let mut squares = f32::new(0.0);
