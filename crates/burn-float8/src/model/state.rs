@@ -256,13 +256,11 @@ impl LayerState {
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {
-        let (Some(Tag { layer, stamp, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
+        let (Some(Tag { layer, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
         layer.conversion().set_manual_steps();
         let state = DeviceState::<B::Inner>::of(&layer, &linear.device);
-        // An evaluation may have cast it already, with the scale of the step that ends now.
-        if stamp > state.begun_at() {
-            B::float8_tensor(&weight).forget_delayed();
-        }
+        // A frozen weight was cast in the step that ends now, a new one perhaps by an evaluation: with the scale of that step.
+        B::float8_tensor(&weight).forget_delayed();
         states.push(state);
     }
     distinct(states.into_iter()).iter().for_each(|state| state.begin());
