@@ -88,7 +88,11 @@ fn what_the_model_lacks_is_refused_by_key_and_value() {
         (json!({"attention_bias": true}), "attention_bias", "true"),
         (json!({"mlp_bias": true}), "mlp_bias", "true"),
         (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
-        (json!({"quantization_config": {"bits": 4}}), "quantization_config", "{\"bits\":4}"),
+        (
+            json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
+            "quantization_config.quant_method",
+            "\"gptq\"",
+        ),
         (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type", "\"linear\""),
         (json!({"rope_scaling": {"rope_type": "yarn"}}), "rope_scaling.rope_type", "\"yarn\""),
         (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type", "\"longrope\""),
