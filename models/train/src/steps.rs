@@ -147,10 +147,6 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
         if fp8 {
             set_float8_enabled(&self.model, is_float8);
-            // Alone, a step of FP8 begins at the first new weight: behind frozen linears, or not at all.
-            if is_float8 && freezes_float8 && self.done > 0 {
-                begin_float8_step::<B, M>(&self.model);
-            }
         }
         let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
         optimizer.check_in_backward(training, ranks)?;
@@ -172,8 +168,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             if is_float8 {
                 amaxes.push(self.monitor.amaxes());
             }
-            self.done += 1;
-            let number = self.done;
+            let number = self.end(is_float8 && freezes_float8);
             return Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }));
         }
         let own = match &self.ranks {
@@ -208,9 +203,18 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
         self.model = self.model.with_dropout_seed(None);
         (self.optimizer, self.model) = update.apply::<B, M>(self.optimizer, self.model, grads);
-        self.done += 1;
-        let number = self.done;
+        let number = self.end(is_float8 && freezes_float8);
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
+    }
+
+    /// Counts a step, and begins the next of FP8 where linears are frozen: alone it begins at the first new weight, so behind them or not at
+    /// all. Evaluations until then read what the next step reads, in this process as in one that loads what is saved now.
+    fn end(&mut self, begins_next: bool) -> usize {
+        if begins_next {
+            begin_float8_step::<B, M>(&self.model);
+        }
+        self.done += 1;
+        self.done
     }
 
     /// The update of a step whose gradients are applied, group of segments by group, as soon as they exist; its loss and the norm of its

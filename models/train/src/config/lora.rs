@@ -19,8 +19,8 @@ pub struct LoraSection {
     pub alpha: f64,
     /// Which share of its input an adapter does not see in training, other elements in each micro-batch.
     pub dropout: f64,
-    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`, and may
-    /// stand without brackets.
+    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`. One
+    /// name may stand without a list.
     #[serde(deserialize_with = "one_or_more")]
     pub target_modules: Vec<String>,
     /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with

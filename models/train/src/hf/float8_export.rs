@@ -176,7 +176,9 @@ impl<'a> Writer<'a> {
                 (None, Some(read)) => {
                     let values = read()?;
                     match host::amax(&values) {
-                        amax if amax.is_nan() => return Err(not_finite(&names::weight_name(linear), &values).into()),
+                        amax if !amax.is_finite() => {
+                            return Err(not_finite(&names::weight_name(linear), &values).into());
+                        }
                         amax => amax,
                     }
                 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
+use burn_float8::report::LayerState;
 use burn_float8::{Float8Config, Float8Stack, Float8State};
 
 use super::config::RunConfig;
@@ -81,7 +82,11 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     #[must_use]
     pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
         let codes = Codes { float8: float8.clone(), values };
-        Self { codes: Some(codes).filter(|_| self.trained.is_none()), ..self }
+        // Values that histories scale are cast once these are there.
+        let has_history =
+            |layer: &LayerState| layer.weight.as_ref().is_some_and(|weight| weight.scaling_amax.is_some());
+        let are_scaled = self.histories.is_some_and(|histories| histories.layers.values().any(has_history));
+        Self { codes: Some(codes).filter(|_| self.trained.is_none() && !are_scaled), ..self }
     }
 
     /// With the amax histories of a checkpoint, by which `delayed` casts weights that are to be codes alone.

@@ -194,7 +194,7 @@ pub enum Float8FilesError {
         /// The linear.
         layer: String,
     },
-    /// A weight that holds NaN, or infinities that its format has no scale for.
+    /// A weight that holds NaN or an infinity.
     #[error("{name} is {value} at element {index}: it has no FP8 codes")]
     NotFinite {
         /// The weight.

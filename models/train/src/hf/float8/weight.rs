@@ -145,7 +145,7 @@ impl Float8Weights {
 /// Casts the weight `name`, `[out, in]`, on the host; of an amax that is known, or of its own.
 ///
 /// # Errors
-/// [`Float8FilesError::NotFinite`] for NaN, and for infinities that the cast has no scale for.
+/// [`Float8FilesError::NotFinite`] for NaN and infinities: a scale of either would leave nothing of other values.
 pub(crate) fn quantize(
     name: &str,
     values: &[f32],
@@ -153,20 +153,15 @@ pub(crate) fn quantize(
     cast: Cast,
     amax: Option<f32>,
 ) -> Result<HostCodes, Float8FilesError> {
-    let codes = HostCodes::quantize(values, dims, cast, amax);
-    // A NaN is the scale's, where it is not the tensor's; of infinities, an E8M0 scale is NaN.
-    let is_finite = codes.inv_scales.iter().all(|scale| scale.get().is_finite());
-    if is_finite && codes.codes.iter().all(|code| code & 0x7f != 0x7f) {
-        Ok(codes)
-    } else {
-        Err(not_finite(name, values))
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(HostCodes::quantize(values, dims, cast, amax)),
+        false => Err(not_finite(name, values)),
     }
 }
 
 /// The error of a weight with such values.
 pub(crate) fn not_finite(name: &str, values: &[f32]) -> Float8FilesError {
-    let find = |is: fn(&f32) -> bool| values.iter().position(is);
-    let index = find(|value| value.is_nan()).or_else(|| find(|value| value.is_infinite())).unwrap_or_default();
+    let index = values.iter().position(|value| !value.is_finite()).unwrap_or_default();
     Float8FilesError::NotFinite { name: name.into(), index, value: values.get(index).copied().unwrap_or(f32::NAN) }
 }
 
