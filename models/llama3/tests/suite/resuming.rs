@@ -97,6 +97,18 @@ fn runs_of_some_parameters_resume_bit_for_bit() {
     assert_resumes(&["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"]);
 }
 
+/// A step of FP8 begins with the first new weight that is read, be it by an evaluation: not where frozen linears come before it.
+#[test]
+fn evaluations_change_no_step_of_a_run_of_some_parameters() {
+    let data = text();
+    let fixed = ["training.train_only=[\"layers.1\"]", "training.log_every=1", "generate.max_new_tokens=0"];
+    let of = |eval_every: &str| {
+        let config = run_config(data.path(), &[&DELAYED[..], &fixed, &["training.steps=4", eval_every]].concat());
+        lines(&config, None, 2)
+    };
+    assert_eq!(of("training.eval_every=1"), of("training.eval_every=0"));
+}
+
 #[test]
 fn runs_in_bf16_resume_bit_for_bit() {
     let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
