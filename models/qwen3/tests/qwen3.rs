@@ -145,7 +145,7 @@ fn what_the_model_does_not_have_is_refused() {
         (
             "quantization_config",
             json!({ "quant_method": "gptq" }),
-            "those in FP8 of compressed-tensors and of quant_method fp8 are read",
+            "quant_method = \"gptq\" is not supported; compressed-tensors and fp8 are",
         ),
     ] {
         let error = refusal(key, value).unwrap_err();
