@@ -126,6 +126,9 @@ pub(crate) fn all_loaded(#[comptime] isa: Isa) {
     }
 }
 
+/// Words of a sector.
+pub(crate) const SECTOR_WORDS: u32 = 8;
+
 /// The 32 bytes from `(r, c)` on as words `raw[first..first + 8]`: two of [`load_vector`].
 #[cube]
 pub(crate) fn load_sector<N: Size>(

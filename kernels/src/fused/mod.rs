@@ -26,6 +26,7 @@ use cubecl::server::Handle;
 use half::{bf16, f16};
 
 use crate::grid::{UNITS, cube_max};
+use crate::load::element;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::struck::{is_struck, strike};
@@ -196,6 +197,26 @@ fn largest_of<O: Float, N: Size>(largest: u32, values: Vector<O, N>) -> u32 {
         largest = max(largest, u32::reinterpret(values[i]) & 0x7fff_ffffu32);
     }
     largest
+}
+
+/// The elements that a word of `source` has place for, one or two, from that of word `word` on: of those in the words `raw[first..]`, which
+/// have the dtype `of`.
+#[cube]
+fn unpacked(
+    raw: &Array<u32>,
+    #[comptime] first: u32,
+    #[comptime] word: u32,
+    #[comptime] source: Source,
+    #[comptime] of: Source,
+    #[comptime] isa: Isa,
+) -> Vector<f32, Const<2>> {
+    let each = comptime!(source.per_word());
+    let mut values = Vector::<f32, Const<2>>::new(0.0f32);
+    #[unroll]
+    for i in 0..each {
+        values[comptime!(i as usize)] = f32::reinterpret(element(raw, first, comptime!(word * each + i), of, isa));
+    }
+    values
 }
 
 /// The elements of a word, rounded to their dtype; of f32 the first alone.

@@ -11,16 +11,13 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::swiglu::swiglu_words;
-use super::{Dense, FusedKernel, gamma_of, packed};
-use crate::load::{Geometry, all_loaded, element, load_pinned, load_sector, load_vector};
+use super::{Dense, FusedKernel, gamma_of, packed, unpacked};
+use crate::load::{Geometry, SECTOR_WORDS, all_loaded, load_pinned, load_sector, load_vector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::struck::is_struck;
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, VectorView, supports};
-
-/// Words of a sector of 32 bytes.
-const SECTOR_WORDS: u32 = 8;
 
 /// What [`quantize_fused`](crate::quantize_fused) makes the tensor of that it casts.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +67,7 @@ impl<'a> FusedInputs<'a> {
             Self::RmsNorm { x, gamma, inverse_rms } => {
                 let Dense { tensors: [gamma], dtype: of_gamma, .. } =
                     gamma_of(client, FusedKernel::RmsNormCast, x, gamma)?;
-                if of_gamma != dtype && of_gamma != f32_type() {
+                if !fits_gamma(dtype, of_gamma) {
                     return Err(KernelError::UnsupportedDtype { dtype: of_gamma });
                 }
                 let [x] = Dense::new(client, FusedKernel::RmsNormCast, [x])?.tensors;
@@ -90,11 +87,16 @@ pub fn casts_fused<R: Runtime>(
 ) -> bool {
     let (cast, fits) = match kernel {
         FusedKernel::SwiGlu => (FusedKernel::SwiGluCast, other == dtype),
-        FusedKernel::RmsNorm => (FusedKernel::RmsNormCast, other == dtype || other == f32_type()),
+        FusedKernel::RmsNorm => (FusedKernel::RmsNormCast, fits_gamma(dtype, other)),
         _ => return false,
     };
     let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
     !is_cpu && fits && packs(client, dtype) && ![kernel, cast].into_iter().any(|kernel| is_struck(client, kernel))
+}
+
+/// Whether a cast takes γ of this dtype beside x of the other.
+fn fits_gamma(x: StorageType, gamma: StorageType) -> bool {
+    gamma == x || gamma == f32_type()
 }
 
 fn f32_type() -> StorageType {
@@ -300,18 +302,11 @@ fn normed_words(
     #[comptime] gamma_source: Source,
     #[comptime] isa: Isa,
 ) {
-    let each = comptime!(source.per_word());
     let inverse = Vector::<f32, Const<2>>::new(inverse);
     #[unroll]
     for w in 0..SECTOR_WORDS {
-        let mut values = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut weights = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for i in 0..each {
-            let at = comptime!(w * each + i);
-            values[comptime!(i as usize)] = f32::reinterpret(element(raw, first, at, source, isa));
-            weights[comptime!(i as usize)] = f32::reinterpret(element(gamma, 0u32, at, gamma_source, isa));
-        }
+        let values = unpacked(raw, first, w, source, source, isa);
+        let weights = unpacked(gamma, 0u32, w, source, gamma_source, isa);
         raw[comptime!((first + w) as usize)] = packed(values * inverse * weights, source);
     }
 }

@@ -3,10 +3,11 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, packed, wide};
+use super::{
+    Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, packed, unpacked, wide,
+};
 use crate::grid::UNITS;
 use crate::launched::{Version, note};
-use crate::load::element;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::{KernelError, MatrixView};
@@ -104,17 +105,10 @@ pub(super) fn swiglu_words(
     #[comptime] source: Source,
     #[comptime] isa: Isa,
 ) {
-    let each = comptime!(source.per_word());
     #[unroll]
     for w in 0..words {
-        let mut gates = Vector::<f32, Const<2>>::new(0.0f32);
-        let mut ups = Vector::<f32, Const<2>>::new(0.0f32);
-        #[unroll]
-        for i in 0..each {
-            let at = comptime!(w * each + i);
-            gates[comptime!(i as usize)] = f32::reinterpret(element(raw, first, at, source, isa));
-            ups[comptime!(i as usize)] = f32::reinterpret(element(up, 0u32, at, source, isa));
-        }
+        let gates = unpacked(raw, first, w, source, source, isa);
+        let ups = unpacked(up, 0u32, w, source, source, isa);
         let word = if comptime!(source == Source::F32) {
             let (gate, up) = (Vector::<f32, Const<1>>::new(gates[0]), Vector::<f32, Const<1>>::new(ups[0]));
             u32::reinterpret((gate * sigmoid::<Const<1>>(gate) * up)[0])

@@ -3,10 +3,10 @@
 
 use cubecl::prelude::*;
 
-use super::tile::{SECTOR_WORDS, Tile, UNIT_ROWS, UNITS_X, UNITS_Y};
+use super::tile::{Tile, UNIT_ROWS, UNITS_X, UNITS_Y};
 use crate::amax::largest_magnitude;
 use crate::granularity::MX_BLOCK;
-use crate::load::magnitude;
+use crate::load::{SECTOR_WORDS, magnitude};
 use crate::source::Source;
 
 /// Words between the maxima of one line of every unit and the next: eight more than there are units, so that a reader's

@@ -5,13 +5,13 @@ use cubecl::prelude::*;
 
 use super::blocks::{Side, TILE, block_scale, copies, per_line, store_inverse};
 use super::encode::{Encoding, encode_sector};
-use super::tile::{SECTOR_WORDS, store_words};
+use super::tile::store_words;
 use super::{Copies, array, optional, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
 use crate::launched::{Version, note};
-use crate::load::{Geometry, load_sector};
+use crate::load::{Geometry, SECTOR_WORDS, load_sector};
 use crate::source::Source;
 use crate::view::Checked;
 use crate::{Orientation, row_words};

@@ -5,13 +5,13 @@ use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_sector, lanes_scale};
 use super::tensor::{OneScale, TensorScale, TensorScaleLaunch};
-use super::tile::{SECTOR_WORDS, store_words};
+use super::tile::store_words;
 use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::fused::{Beside, Loaded, Prologue};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
 use crate::launched::{Version, note};
-use crate::load::{Cursor, Geometry, all_loaded, load_sector};
+use crate::load::{Cursor, Geometry, SECTOR_WORDS, all_loaded, load_sector};
 use crate::scale::inverse_bits;
 use crate::view::Checked;
 use crate::{Orientation, row_words};

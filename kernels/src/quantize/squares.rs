@@ -7,10 +7,11 @@ use cubecl::prelude::*;
 
 use super::blocks::{BlockScales, Side, TILE, block_scale, store_inverse};
 use super::encode::Encoding;
-use super::tile::{SECTOR_WORDS, Tile, TileCast, UNIT_ROWS, UNITS_X, UnitScales};
+use super::tile::{Tile, TileCast, UNIT_ROWS, UNITS_X, UnitScales};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::MX_BLOCK;
 use crate::grid::{UNITS, cube_max};
+use crate::load::SECTOR_WORDS;
 use crate::source::Source;
 
 /// Rows and columns of a square.

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
 use crate::fused::{Loaded, Prologue};
-use crate::load::{Geometry, all_loaded, load_sector};
+use crate::load::{Geometry, SECTOR_WORDS, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
 
@@ -24,9 +24,6 @@ pub(super) const UNIT_ROWS: u32 = 4;
 
 /// Rows of a tile.
 pub(super) const TILE_ROWS: u32 = UNITS_Y * UNIT_ROWS;
-
-/// Words of a sector.
-pub(super) const SECTOR_WORDS: u32 = 8;
 
 /// Words of transposed codes in a column of a tile.
 pub(super) const COL_WORDS: u32 = TILE_ROWS / 4;

@@ -207,8 +207,9 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
     }
 
-    /// Counts a step, and begins the next of FP8 where linears are frozen: alone it begins at the first new weight, so behind them or not at
-    /// all. Evaluations until then read what the next step reads, in this process as in one that loads what is saved now.
+    /// Counts a step. With frozen linears it also begins the next step of FP8, which otherwise begins where the first new weight is read: too late
+    /// for the frozen linears in front of that, or never. So an evaluation scales as the next step does, here and in a process that loads
+    /// the checkpoint of this step.
     fn end(&mut self, begins_next: bool) -> usize {
         if begins_next {
             begin_float8_step::<B, M>(&self.model);

@@ -21,8 +21,8 @@ pub enum AmaxComputeAlgo {
 /// together, when a linear first reads a parameter that was built since the last step began, and backward has come through a
 /// layer since then ([`begin_float8_step`](crate::begin_float8_step) says when that needs help). A step whose amax is 0, inf or
 /// NaN leaves history and scale as they were. An amax counts once backward has come to its tensor, so evaluations leave no
-/// trace. Where no backward comes, as to a frozen linear at the beginning of a model, the last forward counts that a backward of another
-/// linear follows. A tensor without a history, as in the first step, is scaled by its own amax. A tensor that several linears
+/// trace. No backward comes to a frozen linear at the beginning of a model: there the last forward before another linear's backward
+/// counts. A tensor without a history, as in the first step, is scaled by its own amax. A tensor that several linears
 /// read belongs to the history of the one that casts it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

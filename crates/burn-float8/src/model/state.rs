@@ -251,8 +251,9 @@ impl LayerState {
 /// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
 /// by a number needs no call.
 ///
-/// If weights of FP8 linears are frozen, call this before each step too: where none is trained (adapters beside a frozen base), no weight is
-/// new after the first step, and where some are, a step begins behind the frozen linears that come before them.
+/// Call it before each step, too, if weights of FP8 linears are frozen. A frozen weight never changes, and so begins no step: with all of them
+/// frozen (adapters beside a frozen base) there would be one step for ever, and with some of them, those in front of the first trained
+/// one would still run in the step before.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {

@@ -15,7 +15,7 @@ use burn_backend::tensor::{BoolTensor, Device, FloatTensor};
 use burn_backend::{FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_std::{Shape, Slice};
 
-use super::without_backward::WithoutBackward;
+use super::without_backward::{Observed, WithoutBackward};
 use super::{AmaxState, DeviceState, Peers, TrackedCast};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
@@ -28,18 +28,6 @@ pub(crate) struct Observation<B: Float8Backend> {
     pub(crate) state: Arc<DeviceState<B>>,
     pub(crate) observed: Observed<B>,
     pub(crate) is_confirmed: AtomicBool,
-}
-
-/// What a history is told.
-#[derive(Clone)]
-pub(crate) struct Observed<B: Float8Backend> {
-    /// The layer by its name: a history outlives no model, and a layer no cycle.
-    pub(crate) layer: String,
-    pub(crate) role: Role,
-    pub(crate) delayed: DelayedScaling,
-    /// An amax whose scale is 1.
-    pub(crate) initial: f32,
-    pub(crate) amax: FloatTensor<B>,
 }
 
 impl<B: Float8Backend> Observation<B> {
@@ -132,20 +120,20 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    fn observe(&mut self, Observed { layer, role, delayed, initial, amax }: &Observed<B>) {
-        let table = self.table(*delayed);
-        let row = table.place(layer, *role, *initial);
+    fn observe(&mut self, Observed { cast, amax }: &Observed<B>) {
+        let table = self.table(cast.scaling);
+        let row = table.place(cast);
         table.observe(row, amax.clone());
     }
 
     /// Completes the amaxes of the step `number`: with those of layers that no backward has come to in it, and of all processes.
     pub(crate) fn complete(&mut self, number: u64, peers: Option<&Peers<B>>) {
         let mut seen = self.without_backward.take();
-        seen.retain(|observed| self.told_in.get(&observed.layer) != Some(&number));
+        seen.retain(|observed| self.told_in.get(&observed.cast.layer) != Some(&number));
         for observed in &seen {
             self.observe(observed);
         }
-        seen.iter().for_each(|observed| self.note_told(&observed.layer, number));
+        seen.iter().for_each(|observed| self.note_told(&observed.cast.layer, number));
         if let Some(peers) = peers {
             self.reduce(peers);
         }
@@ -153,8 +141,8 @@ impl<B: Float8Backend> Histories<B> {
 
     /// Gives each of these casts a row, in their order.
     pub(crate) fn declare(&mut self, casts: &[TrackedCast]) {
-        for TrackedCast { layer, role, scaling, initial } in casts {
-            self.table(*scaling).place(layer, *role, *initial);
+        for cast in casts {
+            self.table(cast.scaling).place(cast);
         }
     }
 
@@ -235,9 +223,9 @@ impl<B: Float8Backend> Histories<B> {
 
     /// Puts a cast's saved history back; its length has been checked.
     pub(crate) fn restore(&mut self, cast: &TrackedCast, saved: &AmaxState, device: &Device<B>) {
-        let TrackedCast { layer, role, scaling, initial } = cast;
-        let table = self.table(*scaling);
-        let at = table.place(layer, *role, *initial);
+        let scaling = cast.scaling;
+        let table = self.table(scaling);
+        let at = table.place(cast);
         table.rows[at].is_known = true;
         // By their bits NaN is the largest.
         if let Some(bits) = saved.observed.iter().max() {
@@ -245,7 +233,7 @@ impl<B: Float8Backend> Histories<B> {
         }
         let Some(scaling_amax) = saved.scaling_amax else { return };
         table.rows[at].has_scale = true;
-        table.grow(*scaling, at + 1, device);
+        table.grow(scaling, at + 1, device);
         let len = saved.history.len();
         let history = tensor::<B>(saved.history.iter().map(|bits| f32::from_bits(*bits)).collect(), [1, len], device);
         let scaling_amax = tensor::<B>(vec![f32::from_bits(scaling_amax)], [1, 1], device);
@@ -257,11 +245,11 @@ impl<B: Float8Backend> Histories<B> {
 }
 
 impl<B: Float8Backend> Table<B> {
-    fn place(&mut self, layer: &str, role: Role, initial: f32) -> usize {
-        let next = self.rows.len();
-        let place = *self.places.entry((layer.to_string(), role)).or_insert(next);
+    fn place(&mut self, TrackedCast { layer, role, initial, .. }: &TrackedCast) -> usize {
+        let (next, role, initial) = (self.rows.len(), *role, *initial);
+        let place = *self.places.entry((layer.clone(), role)).or_insert(next);
         if place == next {
-            let layer = layer.to_string();
+            let layer = layer.clone();
             let [is_known, is_observed, has_scale] = [false; 3];
             self.rows.push(Row { layer, role, is_known, is_observed, has_scale, scaling_amax: None, initial });
         }

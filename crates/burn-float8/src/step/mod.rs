@@ -3,7 +3,7 @@
 //! A step begins when a linear reads a weight that was built since the last step began, and backward has come through a layer
 //! since then: optimizers build new tensors after a backward pass, and all linears of a step, over all micro-batches, read the
 //! same ones. Weights that are computed in forward are new every time, but only the first of them follows a backward pass. So
-//! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated
+//! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated, or weights are frozen
 //! ([`begin_float8_step`](crate::begin_float8_step)).
 mod amax_state;
 mod delayed;
@@ -23,10 +23,11 @@ use crate::config::DelayedScaling;
 use crate::layer::{Layer, Tag, now};
 use crate::terms::Role;
 pub use amax_state::AmaxState;
-pub(crate) use delayed::{Histories, Observation, Observed};
+pub(crate) use delayed::{Histories, Observation};
 pub use peers::StepPeers;
 pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
+pub(crate) use without_backward::Observed;
 
 /// What the layers of one conversion share on one device.
 pub(crate) struct DeviceState<B: Float8Backend> {

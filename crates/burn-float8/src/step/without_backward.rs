@@ -1,12 +1,23 @@
 //! [`WithoutBackward`]: the amaxes of linears that no backward comes to, frozen ones whose x wants no gradient.
 //!
-//! Of such a forward nobody can tell whether it trains or evaluates. It counts if backward comes to any linear after it and before the
-//! same linear's next forward; and not for a linear to which backward comes in the step, as where activations are recomputed.
+//! Such a forward may belong to a training step or to an evaluation. It is taken for one of training if backward comes to some other linear
+//! before this one's next forward. It is dropped if backward comes to this linear in the same step after all, as where activations
+//! are recomputed.
 use std::collections::HashMap;
 
-use super::delayed::Observed;
+use burn_backend::tensor::FloatTensor;
+
+use super::peers::TrackedCast;
 use crate::backend::Float8Backend;
 use crate::terms::Role;
+
+/// The amax that a cast has seen, for its history.
+#[derive(Clone)]
+pub(crate) struct Observed<B: Float8Backend> {
+    /// With the layer by its name: a history outlives no model, and a layer no cycle.
+    pub(crate) cast: TrackedCast,
+    pub(crate) amax: FloatTensor<B>,
+}
 
 /// The amaxes of forwards that no backward can come to.
 pub(super) struct WithoutBackward<B: Float8Backend> {
@@ -25,7 +36,7 @@ impl<B: Float8Backend> Default for WithoutBackward<B> {
 impl<B: Float8Backend> WithoutBackward<B> {
     /// Notes the amax of a forward.
     pub(super) fn note(&mut self, observed: &Observed<B>) {
-        self.last.insert((observed.layer.clone(), observed.role), observed.clone());
+        self.last.insert((observed.cast.layer.clone(), observed.cast.role), observed.clone());
     }
 
     /// Notes that backward has come to a linear.
@@ -36,8 +47,9 @@ impl<B: Float8Backend> WithoutBackward<B> {
     /// What counts for the step under way, if no backward has come to its layers.
     pub(super) fn take(&mut self) -> Vec<Observed<B>> {
         let mut followed = std::mem::take(&mut self.followed);
-        // As rows of the history, they are in the same order every time.
-        followed.sort_by(|a, b| (&a.layer, a.role).cmp(&(&b.layer, b.role)));
+        // New rows of the history are in the same order in every run.
+        followed
+            .sort_by(|Observed { cast: a, .. }, Observed { cast: b, .. }| (&a.layer, a.role).cmp(&(&b.layer, b.role)));
         followed
     }
 }

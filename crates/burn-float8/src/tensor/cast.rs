@@ -10,7 +10,7 @@ use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
 use crate::profile::{Work, time};
-use crate::step::{DeviceState, Observation, Observed};
+use crate::step::{DeviceState, Observation, Observed, TrackedCast};
 use crate::terms::{Operand, Role};
 
 /// Which cast of a tensor, and for whom.
@@ -128,10 +128,10 @@ pub(super) fn quantize<B: Float8Backend>(
     };
     let quantized = timed(from);
     let observed = quantized.amax.clone();
-    let observation = history.map(|(state, delayed, _)| {
-        let (initial, amax) = (key.cast.format.max(), observed.clone());
-        let (layer, role, is_confirmed) = (layer.name().to_string(), operand.role, AtomicBool::new(false));
-        Arc::new(Observation { state, observed: Observed { layer, role, delayed, initial, amax }, is_confirmed })
+    let observation = history.map(|(state, scaling, _)| {
+        let (layer, role, initial) = (layer.name().to_string(), operand.role, key.cast.format.max());
+        let observed = Observed { cast: TrackedCast { layer, role, scaling, initial }, amax: observed.clone() };
+        Arc::new(Observation { state, observed, is_confirmed: AtomicBool::new(false) })
     });
     let scaling = scaling.unwrap_or_else(|| observed.clone());
     (quantized, Arc::new(CastResult { scaling, observed: Some(observed), observation }))

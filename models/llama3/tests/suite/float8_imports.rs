@@ -186,8 +186,8 @@ fn scales_of_inputs_that_scale_themselves_are_kept() {
     }
 }
 
-/// Inputs that our recipes cast otherwise, or that are in high precision: what the files say of them stays when they are exported again, is said
-/// where they are evaluated, and is one for a folder.
+/// Inputs in high precision, or cast otherwise than our recipes cast them: an export keeps what the files say of them, an evaluation tells of it,
+/// and a folder whose linears differ in it is not exported.
 #[test]
 fn inputs_that_recipes_cast_otherwise_are_kept() {
     let of = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true, "symmetric": true});

@@ -80,7 +80,7 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
     ]);
 }
 
-/// With a margin the scale of the first step, which has no history, is another than those after it, also of what is frozen.
+/// With a margin the first step, which has no history, scales otherwise than those after it: frozen weights, too.
 const DELAYED: [&str; 2] = ["float8.recipe=delayed", "float8.delayed_scaling={ margin = 1 }"];
 
 #[test]
@@ -97,7 +97,8 @@ fn runs_of_some_parameters_resume_bit_for_bit() {
     assert_resumes(&["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"]);
 }
 
-/// A step of FP8 begins with the first new weight that is read, be it by an evaluation: not where frozen linears come before it.
+/// Where nothing is frozen, an evaluation may be what begins a step of FP8. Where something is, it must not begin one that the trainer begins
+/// again.
 #[test]
 fn evaluations_change_no_step_of_a_run_of_some_parameters() {
     let data = text();

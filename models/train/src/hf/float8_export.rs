@@ -10,7 +10,7 @@ use burn_float8::{Float8Config, Float8State};
 use safetensors::Dtype;
 
 use super::check::Checkpoint;
-use super::float8::{Float8FilesError, Float8Weight, Model, Plan, Planned, not_finite, quantize};
+use super::float8::{Float8FilesError, Float8Weight, Model, Plan, Planned, check_finite, quantize};
 use super::names;
 use super::parameters::{Parameter, Read};
 use crate::JobError;
@@ -175,12 +175,8 @@ impl<'a> Writer<'a> {
                 (Some(amax), _) => *amax,
                 (None, Some(read)) => {
                     let values = read()?;
-                    match host::amax(&values) {
-                        amax if !amax.is_finite() => {
-                            return Err(not_finite(&names::weight_name(linear), &values).into());
-                        }
-                        amax => amax,
-                    }
+                    check_finite(&names::weight_name(linear), &values)?;
+                    host::amax(&values)
                 }
                 (None, None) => 0.0,
             });

@@ -82,7 +82,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     #[must_use]
     pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
         let codes = Codes { float8: float8.clone(), values };
-        // Values that histories scale are cast once these are there.
+        // Weights that a history scales are loaded as values, and cast when the histories are restored.
         let has_history =
             |layer: &LayerState| layer.weight.as_ref().is_some_and(|weight| weight.scaling_amax.is_some());
         let are_scaled = self.histories.is_some_and(|histories| histories.layers.values().any(has_history));

@@ -10,4 +10,4 @@ mod weight;
 pub use error::Float8FilesError;
 pub(super) use plan::{Model, Plan, Planned};
 pub(super) use scheme::{QUANTIZATION, Quantization, Scheme};
-pub(crate) use weight::{Float8Weight, Float8Weights, not_finite, quantize};
+pub(crate) use weight::{Float8Weight, Float8Weights, check_finite, quantize};

@@ -116,7 +116,7 @@ impl Plan {
 
     /// Whether each linear has a scale of its inputs.
     pub(crate) fn has_input_scales(&self) -> bool {
-        self.scheme.inputs == Inputs::Static
+        self.scheme.has_static_inputs()
     }
 
     /// The `quantization_config`, with names of linears as `hf_name` gives them.
@@ -200,7 +200,8 @@ fn scheme(linear: &LinearInfo, [weight, input]: [CastConfig; 2]) -> Result<Schem
     Ok(Scheme { granularity: weight, inputs: if is_static { Inputs::Static } else { Inputs::beside(weight) } })
 }
 
-/// Weights that keep their codes keep what their files say of inputs, and others follow them: a folder has one format.
+/// Gives weights that keep their codes the inputs that their files name. A folder has one format, so the other weights get the inputs of the
+/// first of those.
 fn keep_inputs(candidates: &mut [Option<Candidate<'_>>], model: &Model<'_>) {
     let stored =
         |own: &Candidate<'_>| (model.stored)(&own.linear.name).filter(|stored| stored.has_tensors_of(own.scheme));
@@ -264,7 +265,7 @@ fn plan_linear(
     let is_stored = fused.iter().all(|other| stored(other).is_some_and(|stored| stored.has_tensors_of(own.scheme)));
     // They read the same tensor, whose history is that of the one that casts it first.
     let input_amax = fused.iter().filter_map(|other| other.input_amax).reduce(f32::max);
-    let input_scale = match (own.scheme.inputs == Inputs::Static && !is_stored, input_amax) {
+    let input_scale = match (own.scheme.has_static_inputs() && !is_stored, input_amax) {
         (true, None) => return Err(Float8FilesError::NoHistory { layer: name.clone() }),
         (true, Some(amax)) => Some(host::inv_scale(amax, own.input).get()),
         (false, _) => None,

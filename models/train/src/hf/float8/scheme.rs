@@ -153,7 +153,7 @@ fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     if let Some(sparsity) = config.object("sparsity_config", "quantization_config.sparsity_config.")? {
         sparsity.only("format", "dense", "only dense is")?;
     }
-    // Of weights that are in FP8 both are written, by versions of one program.
+    // Either stands beside weights in FP8, depending on the version of the program that wrote them.
     if !matches!(config.string("quantization_status")?, None | Some("compressed" | "frozen")) {
         return Err(config.unsupported("quantization_status", "compressed and frozen are"));
     }
@@ -293,7 +293,7 @@ impl fmt::Display for Inputs {
 impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { granularity, inputs } = self;
-        match inputs == &Inputs::beside(*granularity) {
+        match self.has_usual_inputs() {
             true => write!(f, "{granularity} weights"),
             false => write!(f, "{granularity} weights with {inputs}"),
         }
@@ -303,13 +303,22 @@ impl fmt::Display for Scheme {
 impl Scheme {
     /// Whether codes, scales and scales of inputs are the same in files of both.
     pub(crate) fn has_tensors_of(self, other: Self) -> bool {
-        let is_static = |scheme: Self| scheme.inputs == Inputs::Static;
-        self.granularity == other.granularity && is_static(self) == is_static(other)
+        self.granularity == other.granularity && self.has_static_inputs() == other.has_static_inputs()
+    }
+
+    /// Whether each linear has a scale of its inputs in the files.
+    pub(crate) fn has_static_inputs(self) -> bool {
+        self.inputs == Inputs::Static
+    }
+
+    /// Whether inputs are cast as our recipe for such weights casts them, by scales of their own.
+    pub(crate) fn has_usual_inputs(self) -> bool {
+        self.inputs == Inputs::beside(self.granularity)
     }
 
     /// Whether it is written as `quant_method: fp8`, which knows no other inputs.
     fn is_fp8(self) -> bool {
-        self.granularity == Granularity::Block128x128 && self.inputs == Inputs::beside(self.granularity)
+        self.granularity == Granularity::Block128x128 && self.has_usual_inputs()
     }
 
     /// The shapes that the scale of a weight `[out, in]` may have, the one that is written first.
@@ -328,7 +337,7 @@ impl Scheme {
     /// The recipe that writes it.
     pub(crate) fn recipe(self) -> Recipe {
         match self.granularity {
-            Granularity::Tensor if self.inputs == Inputs::Static => Recipe::Delayed,
+            Granularity::Tensor if self.has_static_inputs() => Recipe::Delayed,
             Granularity::Tensor => Recipe::Tensorwise,
             Granularity::Row => Recipe::Rowwise,
             Granularity::Block1x128 | Granularity::Block128x128 => Recipe::Blockwise,

@@ -77,9 +77,7 @@ impl Float8Weights {
 
     /// The scheme of the first whose inputs are cast in another way than that recipe casts them, and its name.
     pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
-        let is_other = |scheme: Scheme| {
-            !matches!(scheme.inputs, Inputs::Static) && scheme.inputs != Inputs::beside(scheme.granularity)
-        };
+        let is_other = |scheme: Scheme| !scheme.has_static_inputs() && !scheme.has_usual_inputs();
         self.0.iter().find(|(_, entry)| is_other(entry.scheme)).map(|(name, entry)| (name.as_str(), entry.scheme))
     }
 
@@ -153,16 +151,16 @@ pub(crate) fn quantize(
     cast: Cast,
     amax: Option<f32>,
 ) -> Result<HostCodes, Float8FilesError> {
-    match values.iter().all(|value| value.is_finite()) {
-        true => Ok(HostCodes::quantize(values, dims, cast, amax)),
-        false => Err(not_finite(name, values)),
-    }
+    check_finite(name, values)?;
+    Ok(HostCodes::quantize(values, dims, cast, amax))
 }
 
-/// The error of a weight with such values.
-pub(crate) fn not_finite(name: &str, values: &[f32]) -> Float8FilesError {
-    let index = values.iter().position(|value| !value.is_finite()).unwrap_or_default();
-    Float8FilesError::NotFinite { name: name.into(), index, value: values.get(index).copied().unwrap_or(f32::NAN) }
+/// Refuses a weight that has no codes.
+pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), Float8FilesError> {
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(Float8FilesError::NotFinite { name: name.into(), index, value: values[index] }),
+    }
 }
 
 /// Compares the headers of a weight and of its scales.
