@@ -145,6 +145,14 @@ mod found {
         cudarc::driver::result::device::get_name(device).ok()
     }
 
+    /// Bytes of the first device's memory. Only where [`cuda_setup`] has found one: without a driver it panics.
+    pub(crate) fn device_memory() -> Option<u64> {
+        let device = cudarc::driver::result::device::get(0).ok()?;
+        // SAFETY: the driver has just given the device.
+        let bytes = unsafe { cudarc::driver::result::device::total_mem(device) };
+        Some(bytes.ok()? as u64)
+    }
+
     fn setup() -> Result<CudaSetup, CudaError> {
         // SAFETY: it only tries to load a shared library.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
@@ -225,7 +233,7 @@ mod found {
 #[cfg(feature = "cuda")]
 pub use found::cuda_setup;
 #[cfg(feature = "cuda")]
-pub(crate) use found::device_name;
+pub(crate) use found::{device_memory, device_name};
 
 #[cfg(any(feature = "cuda", test))]
 impl CudaSetup {

@@ -74,6 +74,15 @@ impl SelectedDevice {
             Self::Cpu => None,
         }
     }
+
+    /// Bytes of memory of its own that the device has, used or not, where its driver tells: CUDA's does, of the first device.
+    pub fn memory(&self) -> Option<u64> {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda_setup().ok().and_then(|_| cuda::device_memory()),
+            _ => None,
+        }
+    }
 }
 
 impl core::fmt::Display for SelectedDevice {

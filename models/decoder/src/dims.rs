@@ -195,6 +195,7 @@ impl Dimensions {
         ModelSize {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
+            num_layers: self.num_layers,
             max_seq_len: self.max_seq_len,
             tie_word_embeddings: self.tie_word_embeddings,
             num_params: self.num_params(),

@@ -129,14 +129,14 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
 ///
 /// # Errors
 /// [`ConfigError::Value`] for a model which has no segments; those of `apply`.
-pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
+pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>, E: From<ConfigError>>(
     mut model: M,
     batch: &Batch,
     plan: Plan,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
-    mut apply: impl FnMut(M, GradientsParams) -> Result<M, ConfigError>,
-) -> Result<(M, Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
+    mut apply: impl FnMut(M, GradientsParams) -> Result<M, E>,
+) -> Result<(M, Tensor<B::InnerBackend, 1>, GradientsParams), E> {
     let tensors = batch.tensors::<B>(device);
     let group = plan.group.unwrap_or(usize::MAX);
     let (mut inputs, hidden) = {

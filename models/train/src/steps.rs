@@ -149,7 +149,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             set_float8_enabled(&self.model, is_float8);
         }
         let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
-        optimizer.check_in_backward(training, ranks)?;
+        optimizer.check_in_backward(training)?;
         optimizer.check_master_weights(training)?;
         let batches = (0..training.grad_accumulation * ranks).map(|_| self.batches.next_batch());
         let batches = batches.collect::<Result<Vec<_>, _>>()?;
@@ -161,16 +161,6 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         let plan = Plan::new(training, self.model.vocab_size());
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
         let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };
-        if optimizer.in_backward {
-            self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, 0)));
-            let (this, loss, grad_norm) = self.step_in_backward(&batches[0], plan, update, device)?;
-            self = this;
-            if is_float8 {
-                amaxes.push(self.monitor.amaxes());
-            }
-            let number = self.end(is_float8 && freezes_float8);
-            return Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }));
-        }
         let own = match &self.ranks {
             Some(ranks) => {
                 ranks.begin_step::<B, M>(&self.model);
@@ -178,6 +168,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             }
             None => batches.iter().filter(|batch| batch.num_targets() > 0).map(|batch| (batch, 1.0)).collect(),
         };
+        let mut norm = None;
         for (batch, factor) in own {
             // Among those of all ranks.
             let number = batches.iter().position(|other| std::ptr::eq(other, batch)).unwrap_or_default();
@@ -187,22 +178,38 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 part if factor == 1.0 => part,
                 part => part.mul_scalar(factor),
             };
-            let (part, grads) = gradients(&self.model, batch, plan, scale, device)?;
+            let part;
+            if optimizer.in_backward {
+                let of_all;
+                (self, part, of_all) = self.step_in_backward(batch, plan, scale, update, device)?;
+                norm = Some(of_all);
+            } else {
+                let grads;
+                (part, grads) = gradients(&self.model, batch, plan, scale, device)?;
+                accumulator.accumulate(&self.model, grads);
+            }
             loss = loss + part;
-            accumulator.accumulate(&self.model, grads);
             if is_float8 {
                 amaxes.push(self.monitor.amaxes());
             }
         }
-        let mut grads = accumulator.grads();
+        self.model = self.model.with_dropout_seed(None);
         if let Some(ranks) = &self.ranks {
-            ranks.reduce_gradients::<B, M>(&self.model, &mut grads)?;
             let all = ranks.sum("loss", loss.into_data().iter::<f32>().collect())?;
             loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
         }
-        let grad_norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
-        self.model = self.model.with_dropout_seed(None);
-        (self.optimizer, self.model) = update.apply::<B, M>(self.optimizer, self.model, grads);
+        let grad_norm = match norm {
+            Some(norm) => norm,
+            None => {
+                let mut grads = accumulator.grads();
+                if let Some(ranks) = &self.ranks {
+                    ranks.reduce_gradients::<B, M>(&self.model, &mut grads)?;
+                }
+                let norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
+                (self.optimizer, self.model) = update.apply::<B, M>(self.optimizer, self.model, grads);
+                norm
+            }
+        };
         let number = self.end(is_float8 && freezes_float8);
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
     }
@@ -224,25 +231,29 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         mut self,
         batch: &Batch,
         plan: Plan,
+        scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
         update: Update<'_>,
         device: &B::Device,
     ) -> Result<(Self, InnerScalar<B>, InnerScalar<B>), TrainError> {
         let mut squares = Squares::default();
-        let mut optimizer = Some(self.optimizer);
-        let mut apply = |model: M, grads: GradientsParams| {
+        let (mut optimizer, ranks) = (Some(self.optimizer), self.ranks.as_ref());
+        let mut apply = |model: M, mut grads: GradientsParams| {
+            if let Some(ranks) = ranks {
+                ranks.reduce_gradients::<B, M>(&model, &mut grads)?;
+            }
             if let Some(path) = squares.add(&model, &grads) {
                 let reason =
                     format!("{path} is read by several segments, and was changed before its gradient was whole");
-                return Err(ConfigError::Value { key: "optimizer.in_backward", value: "true".into(), reason });
+                return Err(ConfigError::Value { key: "optimizer.in_backward", value: "true".into(), reason }.into());
             }
             let before = optimizer.take().expect("it is put back");
             let (after, model) = update.apply::<B, M>(before, model, grads);
             optimizer = Some(after);
-            Ok(model)
+            Ok::<_, TrainError>(model)
         };
-        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, |loss| loss, device, &mut apply)?;
-        self.model = apply(model, last)?.with_dropout_seed(None);
-        let grad_norm = squares.norm(&self.model, None, device)?;
+        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, scale, device, &mut apply)?;
+        self.model = apply(model, last)?;
+        let grad_norm = squares.norm(&self.model, ranks, device)?;
         self.optimizer = optimizer.expect("it is put back");
         Ok((self, loss, grad_norm))
     }

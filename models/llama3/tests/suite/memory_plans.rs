@@ -21,6 +21,14 @@ const WIDE: [&str; 6] = [
     "training.seq_len=64",
 ];
 
+const MASTERS: [&str; 5] = [
+    "training.param_dtype=bf16",
+    "optimizer.master_weights=true",
+    "optimizer.state_dtype=bf16",
+    "training.batch_size=1",
+    "training.seq_len=8",
+];
+
 fn job(config: Option<&Path>, settings: &[&str], flags: &[&str]) -> Result<Job<Llama3>, Error> {
     let mut arguments: Vec<String> = vec!["llama3".into(), "memory".into()];
     arguments.extend(config.map(|path| path.display().to_string()));
@@ -39,8 +47,12 @@ fn estimate(settings: &[&str], ranks: usize) -> Result<MemoryEstimate, Error> {
 
 /// What `llama3 memory` prints.
 fn told(settings: &[&str], flags: &[&str]) -> Result<String, Error> {
+    told_of("training.device=cpu", settings, flags)
+}
+
+fn told_of(device: &str, settings: &[&str], flags: &[&str]) -> Result<String, Error> {
     let mut out = vec![];
-    let settings = [&["training.device=cpu"], settings].concat();
+    let settings = [&[device], settings].concat();
     job(None, &settings, flags)?.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
 }
@@ -118,7 +130,9 @@ fn experts_have_two_copies_on_every_rank() {
 /// Each is estimated again with what is advised, and without each part of that.
 #[test]
 fn advice_fits_and_is_minimal() {
-    let cases: [(&[&str], f64, &str); 7] = [
+    let long = ["training.seq_len=2048", "training.activation_checkpointing=full", "training.loss_chunk=128"];
+    let odd = [&long[..], &["training.batch_size=9"]].concat();
+    let cases: [(&[&str], f64, &str); 9] = [
         (&["training.batch_size=64"], 0.5, "activation_checkpointing=full"),
         (&["training.batch_size=64", "training.activation_checkpointing=8"], 0.5, "activation_checkpointing=full"),
         (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
@@ -126,6 +140,8 @@ fn advice_fits_and_is_minimal() {
         (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
         (&["training.grad_accumulation=4"], 0.45, "training.grad_accumulation=1"),
         (&["lora.rank=4", "training.batch_size=1", "training.seq_len=8"], 0.6, "lora.base=fp8"),
+        (&MASTERS, 0.8, "with --set optimizer.master_weights=false it takes"),
+        (&odd, 0.6, "with --set training.batch_size=3 --set training.grad_accumulation=3 it takes"),
     ];
     for (settings, share, expected) in cases {
         let settings = with(settings);
@@ -139,6 +155,13 @@ fn advice_fits_and_is_minimal() {
         assert!(!advised.is_empty(), "{settings:?}: {advice}");
         let all = [&settings[..], &advised].concat();
         assert!(told(&all, &flags).unwrap().contains("fits"), "{settings:?}: {advice}");
+        let changes = ["training.max_norm=inf", "training.grad_accumulation=1"];
+        let trains_otherwise = changes.iter().any(|change| advised.contains(change));
+        assert_eq!(advice.contains("trains otherwise"), trains_otherwise, "{settings:?}: {advice}");
+        // A smaller batch fits, too, if it is not accumulated.
+        if settings == with(&odd) {
+            continue;
+        }
         for left_out in advised.iter().filter(|_| advised.len() > 1) {
             let fewer: Vec<_> = all.iter().copied().filter(|setting| setting != left_out).collect();
             assert!(told(&fewer, &flags).is_err(), "{settings:?}: {left_out} of {advice}");
@@ -153,6 +176,25 @@ fn advice_fits_and_is_minimal() {
     let available = ((less + more) as f64 / 2.0 / f64::from(1 << 30)).to_string();
     let error = told(&full, &["--ranks", "4", "--available", &available]).unwrap_err().to_string();
     assert!(error.contains("with --set parallelism.reshard=after_forward it takes"), "{error}");
+}
+
+#[test]
+fn checkpointing_of_more_layers_than_there_are_is_refused() {
+    for (layers, fits) in [("8", true), ("9", false)] {
+        let every = format!("training.activation_checkpointing={layers}");
+        let told = told(&with(&[&every]), &[]);
+        assert_eq!(told.is_ok(), fits, "{layers}");
+        if let Err(error) = told {
+            assert!(error.to_string().contains("activation_checkpointing = 9: the model has 8 layers"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_not_here_has_an_unknown_memory() {
+    let unknown = told_of("training.device=wgpu", &[], &[]).unwrap();
+    assert!(unknown.contains("how much wgpu (absent) has is unknown: --available says it"), "{unknown}");
+    assert!(told_of("training.device=wgpu", &[], &["--available", "80"]).unwrap().contains("of 80.00 GiB: fits"));
 }
 
 #[test]
@@ -218,4 +260,33 @@ fn the_8b_configuration_fits_80_gib() {
         assert_eq!(figure(line), gib(bytes), "{line}\n{estimate}");
     }
     assert!(estimate.peak() < 80 << 30);
+    // What a line would be otherwise, last in it.
+    let otherwise = |line: &str| {
+        let line = header.lines().find(|text| text.contains(line)).unwrap_or_else(|| panic!("{line}"));
+        let figures = line.split_whitespace().filter(|word| word.contains('.')).filter_map(|word| {
+            let word = word.trim_end_matches([':', ',']);
+            word.parse::<f64>().is_ok().then(|| word.to_string())
+        });
+        figures.last().unwrap()
+    };
+    let without = "optimizer.in_backward=false";
+    let cases: [(&str, &[&str], &[&str]); 6] = [
+        ("parameters in bf16", &["training.param_dtype=f32"], &["parameters"]),
+        ("AdamW's moments in bf16", &["optimizer.state_dtype=f32"], &["AdamW's moments"]),
+        ("#   gradients", &[without], &["gradients"]),
+        (
+            "inputs of 32 layers",
+            &[without, "training.activation_checkpointing=none"],
+            &["residual stream", "attention", "mlp"],
+        ),
+        ("512 tokens' logits", &["training.loss_chunk=8192"], &["logits"]),
+        ("written in the background", &["checkpoint.background=true"], &["checkpoint being written"]),
+    ];
+    for (line, settings, parts) in cases {
+        let job = self::job(Some(&path), &[&["checkpoint.folder=run"], settings].concat(), &[]).unwrap();
+        let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap();
+        let estimate = estimate.expect("known");
+        let bytes = (0..4).map(|moment| parts.iter().map(|part| row(&estimate, part)[moment]).sum::<u64>());
+        assert_eq!(otherwise(line), gib(bytes.max().unwrap()), "{line}\n{estimate}");
+    }
 }

@@ -26,7 +26,7 @@ pub struct MemoryArgs {
     /// Processes that share the model.
     #[arg(long, value_name = "N", default_value = "1")]
     pub ranks: NonZero<usize>,
-    /// GiB that the device has; those of this machine for the CPU, and unknown for others, if absent.
+    /// GiB that the device has. If absent, what CUDA tells of it, or this machine of the CPU; unknown for GPUs through wgpu.
     #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
     pub available: Option<f64>,
 }

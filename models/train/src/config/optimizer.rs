@@ -35,7 +35,7 @@ pub struct OptimizerSection {
     pub master_weights: bool,
     /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
     /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
-    /// `training.grad_accumulation = 1`, `training.max_norm = inf` and a single rank.
+    /// `training.grad_accumulation = 1` and `training.max_norm = inf`.
     pub in_backward: bool,
     /// Steps in which the learning rate rises linearly to `lr`.
     pub warmup_steps: usize,
@@ -101,7 +101,7 @@ impl OptimizerSection {
     ///
     /// # Errors
     /// [`ConfigError::Value`] saying what to set.
-    pub fn check_in_backward(&self, training: &TrainingSection, ranks: usize) -> Result<(), ConfigError> {
+    pub fn check_in_backward(&self, training: &TrainingSection) -> Result<(), ConfigError> {
         let TrainingSection { activation_checkpointing, grad_accumulation, max_norm, .. } = *training;
         let checks = [
             (
@@ -120,7 +120,6 @@ impl OptimizerSection {
                     "does not know the norm of all gradients in time: set training.max_norm = inf, which is {max_norm}"
                 ),
             ),
-            (ranks == 1, format!("is for one rank, and there are {ranks}: leave it out")),
         ];
         let wrong = checks.into_iter().find(|(holds, _)| self.in_backward && !holds);
         wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))

@@ -1,12 +1,14 @@
 //! [`advice`]: the nearest settings with which a training step takes less memory.
 
+use core::fmt;
 use std::collections::BTreeMap;
 use std::num::NonZero;
 
 use float8_shard::Reshard;
 
 use super::config::RunConfig;
-use crate::config::{ActivationCheckpointing, LoraBase, Precision, StorageDtype};
+use super::room::size;
+use crate::config::{ActivationCheckpointing, LoraBase, Precision, StorageDtype, TrainingSection};
 
 /// What makes a step smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,30 +29,57 @@ enum Change {
     Codes,
     /// Moments in bf16.
     Moments,
+    /// Parameters in bf16 without an f32 master of each.
+    Masters,
     /// Parameters in bf16.
     Parameters,
     /// Gradients that are applied in backward.
     InBackward,
-    /// A micro-batch that is halved so many times, and accumulated.
-    Halved(u32),
+    /// A micro-batch in equal parts, by so many of its prime factors, which are accumulated.
+    Split(u32),
     /// Gradients that are applied in backward, and accumulated no more.
     InBackwardAlone,
 }
 
-/// The fewest settings, of the form `--set key=value`, with which `fits` gives the bytes that a step takes, and those bytes: a single
-/// change if one will do, else those without each of which it does not fit. None if all do not.
+/// Settings with which a step fits.
+pub(super) struct Advice {
+    settings: BTreeMap<&'static str, String>,
+    /// Bytes that a step takes with them.
+    peak: u64,
+    /// Sequences of a step on each rank, before and with them.
+    sequences: [usize; 2],
+    /// Whether gradients are clipped no more.
+    unclipped: bool,
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "with")?;
+        self.settings.iter().try_for_each(|(key, value)| write!(f, " --set {key}={value}"))?;
+        write!(f, " it takes {}", size(self.peak))?;
+        let [before, now] = self.sequences;
+        let fewer = (now != before).then(|| format!("a step has {now} sequences in place of {before}"));
+        let unclipped = self.unclipped.then(|| "gradients are not clipped".to_string());
+        let otherwise: Vec<_> = fewer.into_iter().chain(unclipped).collect();
+        if otherwise.is_empty() { Ok(()) } else { write!(f, ", but trains otherwise: {}", otherwise.join(", ")) }
+    }
+}
+
+/// The fewest settings with which `fits` gives the bytes that a step takes: a single change if one will do, else those without each of
+/// which it does not fit. None if all that are valid do not.
 ///
 /// Those that change no number are tried first; then those that do; last what changes what a step sees of the data.
 pub(super) fn advice<S: Clone>(
     config: &RunConfig<S>,
     ranks: usize,
+    is_valid: impl Fn(&RunConfig<S>) -> bool,
     fits: impl Fn(&RunConfig<S>) -> Option<u64>,
-) -> Option<(Vec<String>, u64)> {
+) -> Option<Advice> {
     use Change::*;
-    let halves = usize::BITS - config.training.batch_size.saturating_sub(1).leading_zeros();
+    let splits = (1..).take_while(|times| split(config.training.batch_size, times - 1) > 1).count() as u32;
     let changes =
-        [Full, Chunk, Foreground, AfterForward, Recompute, SmallChunk, Codes, Moments, Parameters, InBackward];
-    let all = changes.into_iter().chain((1..=halves).map(Halved)).chain([InBackwardAlone]);
+        [Full, Chunk, Foreground, AfterForward, Recompute, SmallChunk, Codes, Moments, Masters, Parameters, InBackward];
+    let all = changes.into_iter().chain((1..=splits).map(Split)).chain([InBackwardAlone]);
     // Codes are on one rank.
     let all: Vec<_> = all
         .filter(|change| match change {
@@ -61,23 +90,25 @@ pub(super) fn advice<S: Clone>(
         .collect();
     let told = |changes: &[Change]| {
         let (tried, settings) = with(config, changes);
-        let peak = fits(&tried)?;
-        Some((settings.into_iter().map(|(key, value)| format!("--set {key}={value}")).collect(), peak))
+        let peak = Some(&tried).filter(|tried| is_valid(tried)).and_then(&fits)?;
+        let sequences = [config, &tried].map(|config| {
+            let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
+            batch_size.saturating_mul(grad_accumulation)
+        });
+        let unclipped = tried.training.max_norm != config.training.max_norm;
+        Some(Advice { settings, peak, sequences, unclipped })
     };
     if let Some(single) = all.iter().find_map(|change| told(&[*change])) {
         return Some(single);
     }
-    let is_possible = |changes: &[Change]| {
-        let (tried, _) = with(config, changes);
-        tried.optimizer.check_in_backward(&tried.training, ranks).is_ok()
-    };
     let mut chosen: Vec<Change> = vec![];
     for change in all {
         let mut more = chosen.clone();
-        // The last number of halves counts.
-        more.retain(|other| !matches!((other, change), (Halved(_), Halved(_))));
+        // The last number of factors counts.
+        more.retain(|other| !matches!((other, change), (Split(_), Split(_))));
         more.push(change);
-        if with(config, &more).1 == with(config, &chosen).1 || !is_possible(&more) {
+        let (tried, settings) = with(config, &more);
+        if settings == with(config, &chosen).1 || !is_valid(&tried) {
             continue;
         }
         chosen = more;
@@ -94,6 +125,11 @@ pub(super) fn advice<S: Clone>(
         }
     }
     told(&chosen)
+}
+
+/// What is left of a micro-batch without so many of its prime factors, the smallest first; one beyond 2^16 counts as all that is left.
+fn split(batch_size: usize, times: u32) -> usize {
+    (0..times).fold(batch_size, |left, _| left / (2..1 << 16).find(|factor| left % factor == 0).unwrap_or(left))
 }
 
 /// The configuration with these changes, and the keys that they set with their values.
@@ -149,6 +185,10 @@ fn apply<S>(change: Change, config: &mut RunConfig<S>) -> Vec<(&'static str, Str
             optimizer.state_dtype = StorageDtype::Bf16;
             settings.push(("optimizer.state_dtype", "bf16".into()));
         }
+        Change::Masters if optimizer.master_weights => {
+            optimizer.master_weights = false;
+            settings.push(("optimizer.master_weights", "false".into()));
+        }
         Change::Parameters if training.param_dtype == StorageDtype::F32 => {
             training.param_dtype = StorageDtype::Bf16;
             settings.push(("training.param_dtype", "bf16".into()));
@@ -165,17 +205,14 @@ fn apply<S>(change: Change, config: &mut RunConfig<S>) -> Vec<(&'static str, Str
                 settings.push(("training.grad_accumulation", "1".into()));
             }
         }
-        Change::Halved(times) => {
-            for _ in 0..times {
-                if training.batch_size == 1 {
-                    break;
-                }
-                training.batch_size = training.batch_size.div_ceil(2);
-                settings.push(("training.batch_size", training.batch_size.to_string()));
-                if !optimizer.in_backward {
-                    training.grad_accumulation = training.grad_accumulation.saturating_mul(2);
-                    settings.push(("training.grad_accumulation", training.grad_accumulation.to_string()));
-                }
+        Change::Split(times) if training.batch_size > 1 => {
+            let before = training.batch_size;
+            training.batch_size = split(before, times);
+            settings.push(("training.batch_size", training.batch_size.to_string()));
+            if !optimizer.in_backward {
+                let parts = before / training.batch_size;
+                training.grad_accumulation = training.grad_accumulation.saturating_mul(parts);
+                settings.push(("training.grad_accumulation", training.grad_accumulation.to_string()));
             }
         }
         _ => {}

@@ -166,7 +166,7 @@ impl<S: ModelSection> RunConfig<S> {
     pub fn validate(&self) -> Result<(), JobError> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
-        self.optimizer.check_in_backward(&self.training, 1)?;
+        self.optimizer.check_in_backward(&self.training)?;
         self.optimizer.check_master_weights(&self.training)?;
         if let Some(lora) = &self.lora {
             lora.validate(self.training.precision == Precision::Fp8)?;
@@ -356,8 +356,7 @@ impl<S: ModelSection> RunConfig<S> {
     pub(super) fn check_ranks(&self, ranks: usize) -> Result<(), JobError> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
-        require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?;
-        Ok(self.optimizer.check_in_backward(&self.training, ranks)?)
+        Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
     }
 
     /// Batches for the held-out loss; none if nothing is to be held out.

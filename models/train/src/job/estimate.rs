@@ -83,10 +83,10 @@ impl<C: ModelConfig> Estimated<'_, C> {
             linear_input: plan.input_bytes,
             attention_output: if is_host { 4 } else { 0 },
         };
-        let (num_layers, layer) = dims.layer_bytes(&shape)?;
+        let layer = dims.layer_bytes(&shape)?;
         // A linear whose weight is not trained keeps nothing of its input.
-        let (_, frozen) = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape })?;
-        let ModelSize { vocab_size, hidden_size, tie_word_embeddings, .. } = dims.size();
+        let frozen = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape })?;
+        let ModelSize { vocab_size, hidden_size, num_layers, tie_word_embeddings, .. } = dims.size();
         let [zero, element, two, four] = [0, element, 2, 4].map(Saturating);
         let [vocab, hidden, layers] = [vocab_size, hidden_size, num_layers].map(|size| Saturating(size as u64));
         let schedule = Plan::new(training, Some(vocab_size));
@@ -110,8 +110,9 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let narrow = if element < four { element } else { zero };
         let logits =
             chunk * vocab * (four + four + narrow) + rows * hidden * two * element + chunk * hidden * two * element;
-        // Of the embedding, and of the output: their gradients.
-        let table = Saturating(training.param_dtype.dtype().size() as u64) * vocab * hidden;
+        // Of the embedding, and of the output: their gradients, of which a rank has its rows.
+        let table =
+            Saturating(training.param_dtype.dtype().size() as u64) * vocab * hidden / Saturating(plan.ranks as u64);
         let head_gradient = if trained.output && !tie_word_embeddings { table } else { zero };
         let embedding_gradient = if trained.embedding { table } else { zero };
         let planned = Saturating(plan.gradients);

@@ -3,12 +3,14 @@
 use std::io::Write;
 use std::path::Path;
 
+use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
 use device_select::SelectedDevice;
 
 use super::prepare::adapt;
-use super::{Job, Text, Weights, memory};
+use super::room::check_parameters;
+use super::{Job, Text, Weights};
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export};
 use crate::model::{CausalLmExt, ModelSection, TrainableModel};
@@ -30,7 +32,7 @@ impl<A: TrainableModel> Job<A> {
         require("--merge", merge, !merge || has_adapters, "the run has no adapters")?;
         let reason = "adapters are written as they are, in f32: --merge adds them to the weights, which may be in FP8";
         require("--format", "fp8", !is_float8 || merge || !has_adapters, reason)?;
-        memory::check_parameters(&dims, false, selected)?;
+        check_parameters(&dims, DType::F32, false, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
         // Weights that are not trained since keep their codes.

@@ -15,10 +15,10 @@ use float8_shard::{PlanDtypes, Reshard, ShardPlan};
 use super::advice::advice;
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate, Trained};
-use super::prepare::compute_dtype;
+use super::prepare::{check_storage, compute_dtype};
+use super::room::{check, size, there};
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision};
 use crate::freeze;
-use crate::metrics::Memory;
 use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
 use crate::module_path::module_type;
 use crate::{JobError, ModulePath};
@@ -59,7 +59,11 @@ fn plan<B: Backend, M: CausalLm<B>>(
     let plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes, &is_trained)?;
     let group = config.training.activation_checkpointing;
     let gradients = match config.optimizer.in_backward {
-        true => gradients_at_once::<B, _>(&model, group, dtypes.matrices, &frozen),
+        true => {
+            let [at_once, all] = gradients_at_once::<B, _>(&model, group, dtypes.matrices, &frozen);
+            // A rank has its rows of them.
+            (u128::from(plan.gradients) * u128::from(at_once)).div_ceil(u128::from(all.max(1))) as u64
+        }
         false => plan.gradients,
     };
     let plan = ShardPlan { gathered: plan.gathered + tied, gradients, ..plan };
@@ -205,13 +209,13 @@ fn with_adapters<B: Backend, M: Module<B>>(
 }
 
 /// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no
-/// layer, as the output and the embedding.
+/// layer, as the output and the embedding. And bytes of all gradients.
 fn gradients_at_once<B: Backend, M: Module<B>>(
     model: &M,
     group: ActivationCheckpointing,
     matrices: DType,
     frozen: &HashSet<String>,
-) -> u64 {
+) -> [u64; 2] {
     struct Layers<'a> {
         path: ModulePath,
         frozen: &'a HashSet<String>,
@@ -247,7 +251,7 @@ fn gradients_at_once<B: Backend, M: Module<B>>(
     };
     let mut sizes: Vec<_> = layers.bytes.into_values().collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
-    others + sizes.iter().take(at_once).sum::<u64>()
+    [others + sizes.iter().take(at_once).sum::<u64>(), others + sizes.iter().sum::<u64>()]
 }
 
 /// What a step of the run takes, if the model says what its layers keep.
@@ -263,13 +267,19 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     Ok(of_plan(config, dims, &plan, dtype, selected))
 }
 
-/// Refuses settings that a run over so many ranks refuses.
+/// Refuses settings that a run over so many ranks refuses on this device.
 ///
 /// # Errors
 /// The errors of the configuration.
-pub(super) fn check_settings<S: ModelSection>(config: &RunConfig<S>, ranks: usize) -> Result<(), JobError> {
+pub(super) fn check_settings<B: Backend>(
+    config: &RunConfig<impl ModelSection>,
+    ranks: usize,
+    selected: &SelectedDevice,
+    device: &B::Device,
+) -> Result<(), JobError> {
     config.validate()?;
-    config.check_ranks(ranks)
+    config.check_ranks(ranks)?;
+    Ok(check_storage::<B, _>(config, selected, device)?)
 }
 
 /// What a step of the run takes whose parameters and their like take what `plan` says.
@@ -302,15 +312,16 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     writeln!(out, "{estimate}\n")?;
     let peak = estimate.peak();
     let Some(there) = available.or_else(|| there(selected)) else {
-        return Ok(writeln!(out, "peak: {}; how much {selected} has is unknown: --available says it", gib(peak))?);
+        return Ok(writeln!(out, "peak: {}; how much {selected} has is unknown: --available says it", size(peak))?);
     };
     if peak <= there {
-        return Ok(writeln!(out, "peak: {} of {}: fits", gib(peak), gib(there))?);
+        return Ok(writeln!(out, "peak: {} of {}: fits", size(peak), size(there))?);
     }
     Err(too_much::<B, M>(config, &dims, ranks, [peak, there], selected, device))
 }
 
-/// Says what a step takes, and refuses a run whose steps take more than there is, with settings that fit. An estimate may be off by a tenth.
+/// Says what a step takes, and refuses a run whose steps take more than there is, with settings that fit. As an estimate may be off by a
+/// tenth, a run that would take so much more is warned of and not refused.
 ///
 /// # Errors
 /// [`JobError::StepMemory`]; of a model that does not say what its layers keep [`JobError::Memory`], if not even what is known fits.
@@ -324,20 +335,21 @@ pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
 ) -> Result<(), JobError> {
     let planned = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
     let (plan, _) = &planned;
-    let [parameters, gradients, moments] = [plan.parameters, plan.gradients, plan.moments].map(gib);
+    let [parameters, gradients, moments] = [plan.parameters, plan.gradients, plan.moments].map(size);
     let held = format!("(parameters {parameters}, gradients {gradients}, AdamW's moments {moments})");
     let whose = if ranks > 1 { format!(" on each of {ranks} ranks") } else { String::new() };
     let Some(estimate) = of_plan(config, dims, &planned, dtype, selected) else {
         let known = plan.total().max(if ranks > 1 { plan.whole } else { 0 });
-        writeln!(out, "memory: {}{whose} without activations {held}", gib(known))?;
+        writeln!(out, "memory: {}{whose} without activations {held}", size(known))?;
         return check(known, "training", selected);
     };
     let peak = estimate.peak();
-    writeln!(out, "memory: a step takes about {}{whose} {held}", gib(peak))?;
+    writeln!(out, "memory: a step takes about {}{whose} {held}", size(peak))?;
     match there(selected) {
         Some(there) if peak / 10 * 9 > there => {
             Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device))
         }
+        Some(there) if peak > there => Ok(writeln!(out, "memory: there is {}: a step may not fit", size(there))?),
         _ => Ok(()),
     }
 }
@@ -350,50 +362,16 @@ fn too_much<B: Backend, M: CausalLm<B>>(
     selected: &SelectedDevice,
     device: &B::Device,
 ) -> JobError {
-    let advice = advice(config, ranks, |tried| {
-        check_settings(tried, ranks).ok()?;
+    let is_valid = |tried: &RunConfig<_>| check_settings::<B>(tried, ranks, selected, device).is_ok();
+    let advice = advice(config, ranks, is_valid, |tried| {
         let estimate = estimate::<B, M>(tried, dims, ranks, selected, device).ok()??;
         Some(estimate.peak()).filter(|peak| *peak <= there)
     });
     let advice = match advice {
-        Some((settings, peak)) => format!("with {} it takes {}", settings.join(" "), gib(peak)),
+        Some(advice) => advice.to_string(),
         None => {
             "no setting makes it fit: take a smaller model or shorter sequences, or share it among more ranks".into()
         }
     };
-    JobError::StepMemory { needed: gib(peak), there: gib(there), advice }
-}
-
-/// Refuses a model whose parameters the machine has no room for.
-///
-/// # Errors
-/// [`JobError::Memory`].
-pub(super) fn check_parameters<C: ModelConfig>(
-    dims: &C,
-    holds_codes: bool,
-    selected: &SelectedDevice,
-) -> Result<(), JobError> {
-    let ModelSize { num_params, vocab_size, hidden_size, .. } = dims.size();
-    let (all, tables) = (num_params as u64, 2 * (vocab_size * hidden_size) as u64);
-    let bytes = if holds_codes { all + 3 * tables.min(all) } else { 4 * all };
-    check(bytes, "the model", selected)
-}
-
-/// What the device has, where that is the machine's: how much a GPU has, nothing here tells.
-fn there(selected: &SelectedDevice) -> Option<u64> {
-    Memory::of_machine().filter(|_| *selected == SelectedDevice::Cpu)
-}
-
-fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), JobError> {
-    match there(selected) {
-        Some(there) if needed > there => Err(JobError::Memory { what, needed: gib(needed), there: gib(there) }),
-        _ => Ok(()),
-    }
-}
-
-fn gib(bytes: u64) -> String {
-    if bytes == u64::MAX {
-        return "more than 2^64 bytes".into();
-    }
-    format!("{:.2} GiB", bytes as f64 / (1_u64 << 30) as f64)
+    JobError::StepMemory { needed: size(peak), there: size(there), advice }
 }

@@ -11,6 +11,7 @@ mod generate_section;
 mod generation;
 mod memory;
 mod prepare;
+mod room;
 mod setup;
 mod text;
 mod weights;
@@ -43,6 +44,7 @@ use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
 use generation::{Generation, Printer};
 use prepare::{check_cache, compute_dtype, dimensions, notes_on_files};
+use room::check_parameters;
 
 /// The output layer, which takes rows one by one where each is to be as if it were alone.
 const OUTPUT: &str = "lm_head";
@@ -102,9 +104,15 @@ impl<A: TrainableModel> Job<A> {
     pub fn device(&self) -> DeviceChoice {
         match self.task {
             // Nothing is computed: the device that it is about need not be there.
-            Task::Memory { .. } => DeviceChoice::Cpu,
+            Task::Memory { .. } if self.is_absent() => DeviceChoice::Cpu,
             _ => self.config.training.device,
         }
+    }
+
+    /// Whether the device that the configuration names cannot be used here.
+    fn is_absent(&self) -> bool {
+        let choice = self.config.training.device;
+        choice != DeviceChoice::Auto && select(choice).is_err()
     }
 
     /// Does it on `device`, which is `selected`, and writes the log to `out`.
@@ -119,7 +127,7 @@ impl<A: TrainableModel> Job<A> {
     ) -> Result<(), JobError> {
         match &self.task {
             Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
-            Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, device, out),
+            Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, selected, device, out),
             Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
             Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
             Task::Export { to, options, float8, merge } => {
@@ -139,13 +147,19 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
     ) -> Result<Option<MemoryEstimate>, JobError> {
-        memory::estimate::<B, A::Trained<B>>(&self.config, &self.dimensions(ranks)?, ranks, selected, device)
+        let dims = self.dimensions::<B>(ranks, selected, device)?;
+        memory::estimate::<B, A::Trained<B>>(&self.config, &dims, ranks, selected, device)
     }
 
     /// The dimensions of a model that could be trained as the configuration says: what is wrong with that, [`train()`] refuses likewise.
-    fn dimensions(&self, ranks: usize) -> Result<A::Config, JobError> {
+    fn dimensions<B: Backend>(
+        &self,
+        ranks: usize,
+        selected: &SelectedDevice,
+        device: &B::Device,
+    ) -> Result<A::Config, JobError> {
         let config = &self.config;
-        memory::check_settings(config, ranks)?;
+        memory::check_settings::<B>(config, ranks, selected, device)?;
         let text = config.text()?;
         let prompt = |is_chat| text.prompt(&config.generate.prompt, is_chat).map(|prompt| prompt.len());
         let longest = match config.generate.max_new_tokens {
@@ -160,17 +174,19 @@ impl<A: TrainableModel> Job<A> {
         &self,
         ranks: usize,
         available: Option<u64>,
+        selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), JobError> {
-        let config = &self.config;
-        let target = match config.training.device {
-            DeviceChoice::Auto => select(DeviceChoice::Auto)?,
-            DeviceChoice::Cpu => SelectedDevice::Cpu,
-            DeviceChoice::Cuda => SelectedDevice::Cuda,
-            DeviceChoice::Wgpu => SelectedDevice::Wgpu(AdapterInfo { name: "wgpu".into(), hardware: true }),
+        // In the place of a device that is absent there is the CPU.
+        let absent = AdapterInfo { name: "absent".into(), hardware: true };
+        let target = match (self.config.training.device, selected) {
+            (DeviceChoice::Cuda, SelectedDevice::Cpu) => SelectedDevice::Cuda,
+            (DeviceChoice::Wgpu, SelectedDevice::Cpu) => SelectedDevice::Wgpu(absent),
+            _ => selected.clone(),
         };
-        memory::tell::<B, A::Trained<B>>(config, self.dimensions(ranks)?, ranks, available, &target, device, out)
+        let dims = self.dimensions::<B>(ranks, &target, device)?;
+        memory::tell::<B, A::Trained<B>>(&self.config, dims, ranks, available, &target, device, out)
     }
 
     /// The model as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was made.
@@ -183,7 +199,7 @@ impl<A: TrainableModel> Job<A> {
         out: &mut dyn Write,
     ) -> Result<A::Trained<B>, JobError> {
         let RunConfig { training, float8, .. } = config;
-        memory::check_parameters(weights.dims(), config.holds_codes(), selected)?;
+        check_parameters(weights.dims(), training.param_dtype.dtype(), config.holds_codes(), selected)?;
         let dtype = self.dtype::<B>(config, selected, device)?;
         let progress = ProgressLine::new();
         let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);

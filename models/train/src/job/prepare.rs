@@ -17,7 +17,7 @@ use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
-use crate::config::{ComputeDtype, ConfigError, LoraSection, Precision, require};
+use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSection, Precision, require};
 use crate::hf::peft;
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
@@ -33,13 +33,17 @@ pub(super) fn dimensions<S: ModelSection>(
 ) -> Result<S::Config, JobError> {
     let dims = config.dimensions()?;
     let needed = tokenizer.vocab_size();
-    let ModelSize { vocab_size, max_seq_len, .. } = dims.size();
+    let ModelSize { vocab_size, max_seq_len, num_layers, .. } = dims.size();
     if vocab_size < needed {
         return Err(JobError::Vocabulary { vocab_size, needed });
     }
     if let Some(seq_len) = seq_len {
         let reason = format!("the model has {max_seq_len} positions");
         require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
+        if let ActivationCheckpointing::Every(layers) = config.training.activation_checkpointing {
+            let (reason, fits) = (format!("the model has {num_layers} layers"), layers.get() <= num_layers);
+            require("training.activation_checkpointing", layers, fits, &reason)?;
+        }
     }
     let new = config.generate.max_new_tokens;
     let generated = prompt.map_or(0, |prompt| prompt.saturating_add(new));

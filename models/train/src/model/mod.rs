@@ -112,6 +112,8 @@ pub struct ModelSize {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
+    /// Layers: of a model in [segments](Segments), these.
+    pub num_layers: usize,
     /// Positions for which it is made.
     pub max_seq_len: usize,
     /// The output layer is the transposed embedding.
@@ -133,8 +135,8 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// How large the model is.
     fn size(&self) -> ModelSize;
 
-    /// How many layers there are, and what each keeps of a micro-batch from forward to backward; none if the model does not say.
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<(usize, LayerBytes)> {
+    /// What each layer keeps of a micro-batch from forward to backward; none if the model does not say.
+    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
         let _ = shape;
         None
     }

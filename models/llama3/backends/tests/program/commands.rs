@@ -224,3 +224,25 @@ fn a_cache_that_a_gpu_cannot_read_is_refused() {
     let error = stderr(&output);
     assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
 }
+
+/// The machine's memory is a software adapter's.
+#[test]
+fn memory_is_told_of_the_adapter_that_is_here() {
+    if !has_wgpu("memory_is_told_of_the_adapter_that_is_here") {
+        return;
+    }
+    let memory = |arguments: &[&str]| llama3(&[&["memory", "--device", "wgpu"], arguments].concat());
+    let told = memory(&[]);
+    let last = stdout(&told).lines().last().unwrap();
+    let adapters = device_select::wgpu_adapters().unwrap();
+    let expected = match adapters.iter().find(|adapter| adapter.hardware) {
+        Some(gpu) => format!("how much wgpu ({}) has is unknown: --available says it", gpu.name),
+        None => "GiB: fits".into(),
+    };
+    assert!(last.starts_with("peak: ") && last.ends_with(&expected), "{last}");
+    let error = memory(&["--set", "training.param_dtype=bf16"]);
+    assert!(stderr(&error).contains("training.param_dtype = bf16: wgpu (") && !error.status.success());
+    // What it advises is what the device has.
+    let error = memory(&["--available", "0.009"]);
+    assert!(!stderr(&error).contains("bf16") && !error.status.success(), "{}", stderr(&error));
+}

@@ -51,6 +51,9 @@ fn two_ranks_are_one() {
         let recomputed = set(&["training.activation_checkpointing=full"]);
         let recomputed = llama3(2, "train", &[&arguments[..], &recomputed].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&recomputed)), "{}", stderr(&recomputed));
+        let in_backward = set(&["training.activation_checkpointing=full", "optimizer.in_backward=true"]);
+        let in_backward = llama3(2, "train", &[&arguments[..], &in_backward].concat());
+        assert_eq!(losses(stdout(&one)), losses(stdout(&in_backward)), "{}", stderr(&in_backward));
     }
 }
 
@@ -188,7 +191,7 @@ fn memory_of_ranks_is_told() {
     let table = command(&["train", "--ranks", "2"]).args(&arguments).output().unwrap();
     let run = llama3(2, "train", &arguments);
     assert!(stdout(&table).starts_with("memory of a training step on each of 2 ranks"), "{}", stdout(&table));
-    let peak = stdout(&table).split_once("peak: ").expect("a peak").1.split_once(" GiB").expect("in GiB").0;
+    let peak = stdout(&table).split_once("peak: ").expect("a peak").1.split_once(" of ").expect("a size").0;
     let line = stdout(&run).lines().find(|line| line.starts_with("memory: a step takes about "));
     let line = line.expect("a line about memory");
     assert!(line.contains(peak) && line.contains("each of 2 ranks"), "{line}, not {peak}");
