@@ -34,7 +34,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     let bits = world.comm.all_reduce_max_bits("which replicated parameters have gradients", bits)?.wait()?;
     let has_gradient: Vec<_> = bits.into_iter().map(|bit| bit > 0).collect();
     let of_some = gradients.into_iter().zip(&has_gradient).filter(|(_, has)| **has);
-    let values: Vec<_> = of_some.map(|((gradient, elements, device), _)| match gradient {
+    let values = of_some.map(|((gradient, elements, device), _)| match gradient {
         Some(gradient) => in_dtype::<B::Inner>(flat::<B::Inner>(gradient), DType::F32),
         None => <B::Inner>::float_zeros(Shape::from(vec![elements]), &device, FloatDType::F32),
     });

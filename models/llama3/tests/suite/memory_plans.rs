@@ -263,11 +263,11 @@ fn the_8b_configuration_fits_80_gib() {
     // What a line would be otherwise, last in it.
     let otherwise = |line: &str| {
         let line = header.lines().find(|text| text.contains(line)).unwrap_or_else(|| panic!("{line}"));
-        let figures = line.split_whitespace().filter(|word| word.contains('.')).filter_map(|word| {
+        let mut figures = line.split_whitespace().filter(|word| word.contains('.')).filter_map(|word| {
             let word = word.trim_end_matches([':', ',']);
             word.parse::<f64>().is_ok().then(|| word.to_string())
         });
-        figures.last().unwrap()
+        figures.next_back().unwrap()
     };
     let without = "optimizer.in_backward=false";
     let cases: [(&str, &[&str], &[&str]); 6] = [

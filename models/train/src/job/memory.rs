@@ -19,7 +19,7 @@ use super::prepare::{check_storage, compute_dtype};
 use super::room::{check, size, there};
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision};
 use crate::freeze;
-use crate::model::{CausalLm, ModelConfig, ModelSection, ModelSize};
+use crate::model::{CausalLm, ModelConfig, ModelSection};
 use crate::module_path::module_type;
 use crate::{JobError, ModulePath};
 
