@@ -6,7 +6,8 @@
 //!             q and k before and after they are turned, v       M · (2Q + 3K) · element, and M · (Q + K) · element before their norms
 //!             y, and the logarithms of its sums                 M · (Q + heads) · output
 //!             y for the output's linear                         M · Q · input
-//! mlp         norm(h) for gate and up, gate, up, their product  M · (H + I) · input + M · 2I · element
+//! swiglu      norm(h) for gate and up, gate, up, their product  M · (H + I) · input + M · 2I · element
+//! mlp         that; of E experts a token it is E times that, and what they give, M · (2E + 1) · H · element
 //! ```
 //! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and output are the bytes of [`BatchShape`].
 
@@ -30,20 +31,21 @@ impl Dimensions {
         let attention =
             element * (two * q + three * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
         let intermediate = Saturating(self.intermediate_size as u64);
-        let mlp = match self.moe {
-            None => input(hidden + intermediate) + two * element * intermediate,
+        let swiglu = input(hidden + intermediate) + two * element * intermediate;
+        let (swiglu, outputs) = match self.moe {
+            None => (swiglu, Saturating(0)),
             // Each token is a row of several experts: its input, and what they give, which the weights multiply.
             Some(MoeConfig { num_experts_per_tok, .. }) => {
-                Saturating(num_experts_per_tok as u64)
-                    * (input(hidden + intermediate) + two * element * (intermediate + hidden))
-                    + element * hidden
+                let experts = Saturating(num_experts_per_tok as u64);
+                (experts * swiglu, experts * two * element * hidden + element * hidden)
             }
         };
         LayerBytes {
             input: (rows * element * hidden).0,
             residual: (rows * two * element * hidden).0,
             attention: (rows * attention).0,
-            mlp: (rows * mlp).0,
+            mlp: (rows * (swiglu + outputs)).0,
+            swiglu: (rows * swiglu).0,
         }
     }
 }

@@ -33,7 +33,8 @@ const WIDE: &[&str] = &[
     "training.batch_size=1",
 ];
 
-const DEBUG: &[&str] = &["training.batch_size=8"];
+/// The preset's own shape.
+const DEBUG: &[&str] = &["training.batch_size=8", "training.seq_len=128"];
 
 const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"];
@@ -46,8 +47,12 @@ const SETTINGS: [&[&str]; 4] = [
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
 ];
 
-/// Of the smaller model alone: a layer that is trained, experts, and masters.
+const LONG: &[&str] = &["training.seq_len=512"];
+
+/// Of the smaller model alone: longer sequences, a layer that is trained, experts, and masters.
 const SMALL: &[&[&str]] = &[
+    LONG,
+    &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
     &["training.train_only=['layers.1']"],
     &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
@@ -77,7 +82,7 @@ fn estimates_are_within_a_tenth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
-    let both = [&in_bf16[..]];
+    let both = [&in_bf16[..], LONG];
     for (name, model, last, more) in [("debug", DEBUG, &in_bf16[..], SMALL), ("2,048 wide", WIDE, &IN_BACKWARD, &both)]
     {
         for settings in SETTINGS.into_iter().chain([last]).chain(more.iter().copied()) {

@@ -131,7 +131,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
             true => four * (largest_weight + rows * Saturating(widest(&layer, rows.0, element.0))),
             false => zero,
         };
-        let through = four * rows * hidden + Saturating(layer.mlp.max(layer.attention));
+        let through = four * rows * hidden + Saturating(layer.swiglu.max(layer.attention));
         // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
         let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
         let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
@@ -149,7 +149,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
             false => four * largest,
         };
         let copies = if is_host { plan.copies.saturating_sub(plan.shared_copies) } else { plan.copies };
-        let LayerBytes { input, residual, attention, mlp } = layer;
+        let LayerBytes { input, residual, attention, mlp, .. } = layer;
         let waiting = inputs * Saturating(input);
         // Those that the next step replaces live until they are written; of what is not trained nothing is.
         let is_written = checkpoint.folder.is_some() && checkpoint.background;
@@ -186,7 +186,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
 
 /// Columns of the widest operand of a layer, from what its SwiGLU keeps: gate and up are two tensors.
 fn widest(layer: &LayerBytes, rows: u64, element: u64) -> u64 {
-    layer.mlp / 2_u64.saturating_mul(element).saturating_mul(rows).max(1)
+    layer.swiglu / 2_u64.saturating_mul(element).saturating_mul(rows).max(1)
 }
 
 impl MemoryEstimate {
@@ -204,19 +204,20 @@ impl MemoryEstimate {
 impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = if self.ranks > 1 { format!(" on each of {} ranks", self.ranks) } else { String::new() };
-        writeln!(f, "memory of a training step{whose}, GiB at the moments of a step")?;
+        let (unit, name) = if self.peak() < 1 << 30 { (1 << 20, "MiB") } else { (1 << 30, "GiB") };
+        writeln!(f, "memory of a training step{whose}, {name} at the moments of a step")?;
         write!(f, "{:<24}", "")?;
         MOMENTS.iter().try_for_each(|moment| write!(f, "  {moment:>15}"))?;
         let mut line = |name: &str, bytes: [u64; 4]| {
             write!(f, "\n{name:<24}")?;
-            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / f64::from(1 << 30)))
+            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / f64::from(unit)))
         };
         self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
         line("in all", self.moments())?;
         match self.whole {
             0 => Ok(()),
             whole => {
-                write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / f64::from(1 << 30))
+                write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / f64::from(unit))
             }
         }
     }

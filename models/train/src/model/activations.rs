@@ -22,6 +22,8 @@ pub struct LayerBytes {
     pub residual: u64,
     /// The inputs of attention's linears, and what turns into queries, keys and values and reads them.
     pub attention: u64,
-    /// The inputs of the linears of the SwiGLU, and its two factors.
+    /// The inputs of the linears of the SwiGLU, and its two factors; and what experts give.
     pub mlp: u64,
+    /// `mlp` without what experts give: so large are the gradients that are on their way through a SwiGLU in backward.
+    pub swiglu: u64,
 }
