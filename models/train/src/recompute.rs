@@ -9,10 +9,10 @@
 //! Burn 0.21 deadlocks where the backward of an operation calls `backward` itself (burn#5193), so the chain is cut at the level of the
 //! model. A segment's backward begins with `(y · dy).sum()`, whose gradient with respect to y is dy, bit for bit.
 
-use burn::module::AutodiffModule;
+use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
-use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::{DType, Tensor};
 
 use crate::batches::Batch;
 use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
@@ -98,7 +98,8 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
         return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
     };
     let mut collected = GradientsAccumulator::new();
-    let mut collect = |grads| collected.accumulate(model, GradientsParams::from_grads(grads, model));
+    let mut collect = |grads| collected.accumulate(model, grads);
+    let own = |grads| GradientsParams::from_grads(grads, model);
     // With graphs of all segments: the graph's end, and no inputs.
     let (graph, mut inputs, hidden) = match plan.group {
         None => {
@@ -113,13 +114,14 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
             (None, inputs, hidden)
         }
     };
-    let (loss, mut dy) = head(&*segments, hidden, plan.chunk, scale, &mut collect);
+    let (loss, mut dy, of_head) = head(model, &*segments, hidden, plan.chunk, scale);
+    collect(of_head);
     while let (Some(input), Some(group)) = (inputs.pop(), plan.group) {
         let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
         dy = dx;
-        collect(grads);
+        collect(own(grads));
     }
-    collect(backward(graph.unwrap_or_else(|| segments.first()), dy));
+    collect(own(backward(graph.unwrap_or_else(|| segments.first()), dy)));
     Ok((loss, collected.grads()))
 }
 
@@ -145,11 +147,11 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
         forward(&*segments, group)
     };
     let mut last = GradientsAccumulator::new();
-    let mut keep = |model: &M, grads| last.accumulate(model, GradientsParams::from_grads(grads, model));
-    let (loss, mut dy) = {
+    let (loss, mut dy, of_head) = {
         let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
-        head(&*segments, hidden, plan.chunk, scale, &mut |grads| keep(&model, grads))
+        head(&model, &*segments, hidden, plan.chunk, scale)
     };
+    last.accumulate(&model, of_head);
     while let Some(input) = inputs.pop() {
         let grads = {
             let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
@@ -163,30 +165,50 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
         let segments = model.segments(tensors).ok_or_else(|| no_segments(plan))?;
         backward(segments.first(), dy)
     };
-    keep(&model, grads);
+    last.accumulate(&model, GradientsParams::from_grads(grads, &model));
     Ok((model, loss, last.grads()))
 }
 
-/// The loss and its gradient with respect to the last hidden states, with logits of so many rows at a time; `collect` takes the
-/// gradients of parameters.
-fn head<B: AutodiffBackend>(
+/// The loss and its gradients, with respect to the last hidden states and to parameters, with logits of so many rows at a time. The
+/// parameters' are added up in f32: in bf16 each chunk would be rounded to what the sum has place for.
+fn head<B: AutodiffBackend, M: AutodiffModule<B>>(
+    model: &M,
     segments: &dyn Segments<B>,
     hidden: Tensor<B::InnerBackend, 2>,
     chunk: Option<usize>,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
-    collect: &mut impl FnMut(B::Gradients),
-) -> (Tensor<B::InnerBackend, 1>, Tensor<B::InnerBackend, 2>) {
-    let (mut loss, mut parts) = (None, vec![]);
+) -> (Tensor<B::InnerBackend, 1>, Tensor<B::InnerBackend, 2>, GradientsParams) {
+    let (mut loss, mut parts, mut sums) = (None, vec![], GradientsAccumulator::new());
     for rows in ranges(segments.rows(), chunk.unwrap_or(segments.rows())) {
         let hidden = leaf::<B>(hidden.clone().slice(rows.clone()));
         let part = scale(segments.loss(hidden.clone(), rows));
         loss = Some(loss.map_or(part.clone().inner(), |sum| sum + part.clone().inner()));
         let mut grads = part.backward();
         parts.push(gradient::<B>(&hidden, &mut grads));
-        collect(grads);
+        let mut grads = GradientsParams::from_grads(grads, model);
+        if chunk.is_some() {
+            cast(model, &mut grads, Some(DType::F32));
+        }
+        sums.accumulate(model, grads);
     }
+    let mut grads = sums.grads();
+    cast(model, &mut grads, None);
     let dy = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
-    (loss.expect("a batch has tokens"), dy)
+    (loss.expect("a batch has tokens"), dy, grads)
+}
+
+/// Casts the gradients of a model to this dtype, else each to its parameter's.
+fn cast<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M, grads: &mut GradientsParams, dtype: Option<DType>) {
+    struct Cast<'a>(&'a mut GradientsParams, Option<DType>);
+    impl<B: AutodiffBackend> ModuleVisitor<B> for Cast<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if let Some(grad) = self.0.remove::<B::InnerBackend, D>(param.id) {
+                let dtype = self.1.unwrap_or_else(|| param.val().dtype());
+                self.0.register(param.id, if grad.dtype() == dtype { grad } else { grad.cast(dtype) });
+            }
+        }
+    }
+    model.visit(&mut Cast(grads, dtype));
 }
 
 /// The gradients of so many segments from `first` on, whose input is `input`: with respect to that, and to parameters.

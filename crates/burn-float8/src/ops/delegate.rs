@@ -14,7 +14,7 @@ use burn_std::{Shape, Slice};
 
 use super::convert::{Arg, PassArg, PassRet, Ret};
 use super::functions::register;
-use super::{Float8, attention, linear, matmul};
+use super::{Float8, attention, embedding, linear, matmul};
 use crate::error::Float8Panic;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -475,7 +475,8 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
         Float8Tensor::new(attention::attention::<B>(inputs, mask, attn_bias.map(Float8Tensor::into_full), options))
     }
     fn embedding(weights: F<Self>, indices: I<Self>) -> F<Self> {
-        if weights.layer().is_some_and(|layer| layer.has_source()) {
+        let has_source = weights.layer().is_some_and(|layer| layer.has_source());
+        if has_source || embedding::is_narrow(weights.dtype()) && B::is_tracked(weights.full()) {
             return Float8Tensor::new(B::fp8_embedding(weights, indices));
         }
         Float8Tensor::new(B::embedding(weights.into_values("embedding"), indices))

@@ -6,6 +6,7 @@ mod convert;
 mod delegate;
 #[cfg(feature = "distributed")]
 mod distributed;
+mod embedding;
 mod full_tensor;
 pub(crate) mod functions;
 mod fused;

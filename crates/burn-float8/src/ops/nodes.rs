@@ -1,5 +1,6 @@
 //! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, the operations beside
-//! them, a weight that other processes have rows of, and an embedding of one. Without autodiff they are the same operations.
+//! them, a weight that other processes have rows of, and an embedding of one, or of a table in bf16. Without autodiff they are the same
+//! operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y
@@ -19,7 +20,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::{attention, full_tensor, fused, grouped, register_gradients};
+use super::{attention, embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused, FusedOutput};
 use crate::error::Float8Panic;
 use crate::layer::{Layer, UNTAGGED_NAME};
@@ -71,7 +72,7 @@ impl<B: Float8Backend> Wrapped for B {
     }
 
     fn fp8_embedding(weights: Float8Tensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
-        full_tensor::embedding(weights, indices)
+        embedding::forward(weights, indices)
     }
 }
 
@@ -164,8 +165,8 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<B>) -> FloatTensor<Self> {
-        let y = full_tensor::embedding(weights.plain(), indices.clone());
-        let table = full_tensor::Table::of(&weights.plain());
+        let y = embedding::forward(weights.plain(), indices.clone());
+        let table = embedding::Table::of(&weights.plain());
         match Embedding.prepare::<C>([weights.into_full().node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish((table, indices), y),
             OpsKind::UnTracked(prep) => prep.finish(y),
@@ -283,7 +284,7 @@ impl<B: Float8Backend> Backward<B, 1> for FullTensor {
 struct Embedding;
 
 impl<B: Float8Backend> Backward<B, 1> for Embedding {
-    type State = (full_tensor::Table<B>, IntTensor<B>);
+    type State = (embedding::Table<B>, IntTensor<B>);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
