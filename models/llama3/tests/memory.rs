@@ -56,6 +56,29 @@ const SMALL: &[&[&str]] = &[
     &["training.train_only=['layers.1']"],
     &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
+    &["training.precision=bf16"],
+    &["training.compute_dtype=bf16", "training.seq_len=512"],
+];
+
+/// One layer under large tables, 512 wide: those, their gradients and copies are most of it.
+const TABLES: &[&str] = &[
+    "model.vocab_size=128256",
+    "model.hidden_size=512",
+    "model.num_layers=1",
+    "training.batch_size=1",
+    "training.seq_len=128",
+];
+
+const TIED: &str = "model.tie_word_embeddings=true";
+
+const OF_TABLES: &[&[&str]] = &[
+    &[TIED],
+    &[TIED, BF16[0], BF16[1]],
+    &BF16,
+    &["training.precision=bf16"],
+    &["training.loss_chunk=32"],
+    &["training.loss_chunk=32", BF16[0], BF16[1]],
+    &[TIED, "training.loss_chunk=32", "training.compute_dtype=bf16"],
 ];
 
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
@@ -83,8 +106,12 @@ fn estimates_are_within_a_tenth() {
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
     let both = [&in_bf16[..], LONG];
-    for (name, model, last, more) in [("debug", DEBUG, &in_bf16[..], SMALL), ("2,048 wide", WIDE, &IN_BACKWARD, &both)]
-    {
+    let models = [
+        ("debug", DEBUG, &in_bf16[..], SMALL),
+        ("2,048 wide", WIDE, &IN_BACKWARD, &both),
+        ("large tables", TABLES, &IN_BACKWARD, OF_TABLES),
+    ];
+    for (name, model, last, more) in models {
         for settings in SETTINGS.into_iter().chain([last]).chain(more.iter().copied()) {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());

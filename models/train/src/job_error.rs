@@ -256,6 +256,12 @@ pub enum JobError {
         /// Settings that fit, or what else to do.
         advice: String,
     },
+    /// A model whose held-out loss is no number.
+    #[error("the held-out loss is {loss}: a weight, or what is computed of it, is not finite")]
+    LossNotFinite {
+        /// The loss.
+        loss: f64,
+    },
     /// The memory of a step was asked for, of a model that does not say what its layers keep.
     #[error("how much a training step of this model takes is unknown: it has no `ModelConfig::layer_bytes`")]
     NoEstimate,

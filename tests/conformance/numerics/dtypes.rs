@@ -1,7 +1,8 @@
 //! x may be bf16 while w is an f32 master weight: y and dx have x's dtype, dw and db have their parameter's.
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::module::embedding;
+use burn::tensor::{DType, Int, Tensor};
 use burn_float8::{Float8, Float8Config, report};
 
 use crate::support::operand::{tensor, values};
@@ -83,4 +84,19 @@ fn dtypes_without_a_cast_run_in_high_precision_and_say_so() {
     let fprop = report(&linear).layers[0].fprop.clone();
     assert_eq!((fprop.emulated, fprop.high_precision), (0, 1));
     assert_eq!(fprop.reason.as_deref(), Some("dtype F64"));
+}
+
+/// One token again and again: in bf16 its sum would stop at 256 times the addend.
+#[test]
+fn a_table_in_bf16_has_the_sum_of_many_tokens() {
+    let device = Default::default();
+    let table = Tensor::<B, 2>::zeros([4, 8], &device).cast(DType::BF16).detach().require_grad();
+    let tokens = Tensor::<B, 2, Int>::ones([2, 1504], &device);
+    let y = embedding(table.clone(), tokens);
+    assert_eq!(y.dtype(), DType::BF16);
+    let gradient = table.grad(&y.sum().backward()).unwrap();
+    assert_eq!(gradient.dtype(), DType::BF16);
+    let expected = Tensor::<Float8<Flex>, 2>::from_data([[0.0], [3008.0], [0.0], [0.0]], &device).expand([4, 8]);
+    // 3,008 is a bf16.
+    assert!(gradient.cast(DType::F32).equal(expected).all().into_scalar());
 }

@@ -152,7 +152,8 @@ fn another_recipe_than_the_files_have_is_told() {
         let mut out = vec![];
         prepared_saying(dir.path(), recipe, fp8_only, &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
-        let line = format!("has FP8 weights of rowwise, which are decoded and cast anew by {recipe}");
+        let by = if recipe == Recipe::Rowwise { String::new() } else { format!(" by {recipe}") };
+        let line = format!("has FP8 weights of rowwise, which are decoded and cast anew{by}");
         match told {
             Some(end) => assert!(out.contains(&(line + end)), "{recipe} {fp8_only}: {out}"),
             None => assert!(!out.contains(&line), "{recipe} {fp8_only}: {out}"),

@@ -88,7 +88,7 @@ fn each_step_is_one_of_fp8() {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let path = folder.path().join("run");
     let targets = "lora.target_modules=all-linear";
-    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes", targets];
+    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes", targets, "lora.alpha=64"];
     run(&config(data.path(), &path, &settings)).unwrap();
     let state = fs::read_to_string(path.join("step-000000004/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
@@ -102,6 +102,17 @@ fn each_step_is_one_of_fp8() {
     llama3(&["eval", path]).unwrap();
     let out = llama3(&["export", path, merged.to_str().unwrap(), "--merge", "--format", "fp8"]).unwrap();
     assert!(out.contains("static inputs"), "{out}");
+    // Histories of weights are of the base: what adapters are added to has scales of its own.
+    let exact = folder.path().join("exact");
+    llama3(&["export", path, exact.to_str().unwrap(), "--merge", "--format", "f32"]).unwrap();
+    let floats = |folder: &Path, name: &str| {
+        let bytes = fs::read(folder.join("model.safetensors")).unwrap();
+        let tensor = SafeTensors::deserialize(&bytes).unwrap().tensor(&format!("model.layers.1.mlp.{name}")).unwrap();
+        let bytes = tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+        bytes.fold(0.0, |max: f32, value| max.max(value.abs()))
+    };
+    let (scale, largest) = (floats(&merged, "down_proj.weight_scale"), floats(&exact, "down_proj.weight"));
+    assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
 }
 
 /// The held-out loss that a command prints.

@@ -1,7 +1,7 @@
 //! [`MemoryEstimate`]: the memory of a training step, by what takes it and when, before anything is allocated.
 //!
 //! ```text
-//! loss               logits and their gradient, after the layers' forward
+//! loss               logits and their gradient, after the layers' forward; what the output layer's gradient takes
 //! backward begins    all that the layers keep, and the gradient of the output layer
 //! backward ends      what the first layer keeps, and the gradients of all parameters
 //! optimizer          all gradients, and what AdamW makes of the largest parameter
@@ -108,12 +108,16 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let chunk = schedule.chunk().map_or(rows, |chunk| Saturating(chunk as u64));
         // f32 and, if hidden states are narrower, in their dtype; the hidden states of all tokens and their gradient.
         let narrow = if element < four { element } else { zero };
-        let logits =
-            chunk * vocab * (four + four + narrow) + rows * hidden * two * element + chunk * hidden * two * element;
+        // The CPU's GEMMs of their gradient read that in f32.
+        let read = if is_host { narrow * two } else { zero };
+        let logits = chunk * vocab * (four + four + narrow + read)
+            + rows * hidden * two * element
+            + chunk * hidden * two * element;
         // Of the embedding, and of the output: their gradients, of which a rank has its rows.
         let table =
             Saturating(training.param_dtype.dtype().size() as u64) * vocab * hidden / Saturating(plan.ranks as u64);
-        let head_gradient = if trained.output && !tie_word_embeddings { table } else { zero };
+        let has_head = if tie_word_embeddings { trained.embedding } else { trained.output };
+        let head_gradient = if has_head { table } else { zero };
         let embedding_gradient = if trained.embedding { table } else { zero };
         let planned = Saturating(plan.gradients);
         let earlier = if training.grad_accumulation > 1 { planned } else { zero };
@@ -131,7 +135,10 @@ impl<C: ModelConfig> Estimated<'_, C> {
             true => four * (largest_weight + rows * Saturating(widest(&layer, rows.0, element.0))),
             false => zero,
         };
-        let through = four * rows * hidden + Saturating(layer.swiglu.max(layer.attention));
+        // Where the CPU computes in bf16, its GEMMs read and write f32.
+        let widens = is_host && element < four;
+        let of_layer = Saturating(layer.swiglu.max(layer.attention));
+        let through = four * rows * hidden + if widens { two * of_layer } else { of_layer };
         // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
         let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
         let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
@@ -139,7 +146,29 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let is_narrow = is_host && training.param_dtype == StorageDtype::Bf16;
         let rounded = |weight: Saturating<u64>| if is_narrow { two * (two * weight).min(planned) } else { zero };
         let backward = decoded.max(rounded(largest_weight)) + through + scores;
-        let of_head = rounded(if trained.output { vocab * hidden } else { zero });
+        // Of a table: its gradient is added up in f32, where the CPU makes a copy of zeros, and rounded.
+        let wide = four * vocab * hidden / Saturating(plan.ranks as u64);
+        let is_bf16 = training.param_dtype == StorageDtype::Bf16;
+        let of_embedding = match (trained.embedding, is_host) {
+            (false, _) => zero,
+            (true, true) if is_bf16 => two * wide - table,
+            (true, true) => wide,
+            (true, false) => {
+                if is_bf16 {
+                    wide
+                } else {
+                    zero
+                }
+            }
+        } + if tie_word_embeddings { embedding_gradient } else { zero };
+        // The gradient of a chunk beside the sum of those before it; with the CPU's in f32, that and the weight, of a transposed table twice.
+        let sum = if has_head && schedule.chunk().is_some() { wide } else { zero };
+        let in_f32 = match has_head && (widens || is_narrow) {
+            false => zero,
+            true if tie_word_embeddings => four * wide,
+            true => two * wide,
+        };
+        let of_head = head_gradient + sum + in_f32;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
         // The CPU changes them where they lie.
         let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
@@ -174,7 +203,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
             ("attention", of_layers(attention, frozen.attention)),
             ("mlp", of_layers(mlp, frozen.mlp)),
             ("logits", [logits, zero, zero, zero]),
-            ("workspace", [zero, backward.max(of_head), backward, update]),
+            ("workspace", [of_head, backward, backward.max(of_embedding), update]),
             ("reduction", [zero, reduced, reduced, zero]),
         ];
         let parts = parts.into_iter().map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes.0) });

@@ -124,12 +124,13 @@ impl<A: TrainableModel> Job<A> {
             announce::files(&data, out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?.valid();
             let loss = mean_loss(&model, &held_out, &config.training, device)?;
-            return announce::held_out(loss, &held_out, out);
+            announce::held_out(loss, &held_out, out)?;
+            return finite(&[loss]);
         }
         drop(weights);
         announce::files(&data, out)?;
         announce::precisions(selected, &held_out, out)?;
-        let mut first = None;
+        let mut losses = vec![];
         for precision in precisions {
             let config = precision.apply(config);
             if let Err(JobError::UnsupportedDtype { .. }) = self.dtype::<B>(&config, selected, device) {
@@ -141,8 +142,17 @@ impl<A: TrainableModel> Job<A> {
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
             let is_delayed = *precision == EvalPrecision::Fp8(Recipe::Delayed);
             let note = (is_delayed && !has_histories::<B, _>(&model)).then_some("no histories: scaled as tensorwise");
-            announce::precision(&precision.to_string(), loss, *first.get_or_insert(loss), note, out)?;
+            losses.push(loss);
+            announce::precision(&precision.to_string(), loss, losses[0], note, out)?;
         }
-        Ok(())
+        finite(&losses)
+    }
+}
+
+/// Refuses losses that are no numbers, which have been printed.
+fn finite(losses: &[f64]) -> Result<(), JobError> {
+    match losses.iter().find(|loss| !loss.is_finite()) {
+        Some(&loss) => Err(JobError::LossNotFinite { loss }),
+        None => Ok(()),
     }
 }

@@ -41,7 +41,12 @@ impl<A: TrainableModel> Job<A> {
             _ => None,
         };
         let float8 = Float8Export::new(&float8);
-        let state = saved.map(|saved| saved.float8_of_model(has_adapters));
+        let mut state = saved.map(|saved| saved.float8_of_model(has_adapters));
+        if merge {
+            // Their histories are of what adapters are now added to, and would scale too large a sum.
+            let layers = state.iter_mut().flat_map(|state| state.layers.values_mut());
+            layers.for_each(|layer| layer.weight = None);
+        }
         let float8 = state.as_ref().map_or(float8, |state| float8.with_state(state));
         let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
         if is_float8 {

@@ -180,7 +180,8 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
         let missing: Vec<_> =
             keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
         if !missing.is_empty() {
-            let mut note = format!("{folder} has FP8 weights of {found}, which are decoded and cast anew by {recipe}");
+            let by = if found == recipe { String::new() } else { format!(" by {recipe}") };
+            let mut note = format!("{folder} has FP8 weights of {found}, which are decoded and cast anew{by}");
             // What trains weights, or is told to decode them, has no codes to keep.
             if config.holds_codes() || config.lora.is_some() {
                 note = format!("{note}; to keep them: {}", missing.join(", "));

@@ -126,7 +126,8 @@ pub enum Float8FilesError {
     },
     /// A linear whose cast no format of files has.
     #[error(
-        "{layer}: no format of files has {what}: choose --recipe rowwise, or keep the linear in high precision by float8.filter_fqns"
+        "{layer}: no format of files has {what}: choose --recipe rowwise, or keep the linear, and those that vLLM joins with it, in high \
+         precision by float8.filter_fqns"
     )]
     NoFormat {
         /// The linear.
@@ -137,7 +138,7 @@ pub enum Float8FilesError {
     /// A linear whose size its recipe's format does not take.
     #[error(
         "{layer}: {axis} = {size} is no multiple of {multiple}, as {reader} wants it of {format} weights: choose --recipe rowwise, or keep \
-         the linear in high precision by float8.filter_fqns"
+         the linear, and those that vLLM joins with it (q, k and v; gate and up), in high precision by float8.filter_fqns"
     )]
     Ragged {
         /// The linear.
