@@ -255,6 +255,7 @@ fn the_8b_configuration_fits_80_gib() {
         ("#   gradients", most("gradients")),
         ("inputs of 32 layers", layers.iter().sum()),
         ("512 tokens' logits", most("logits")),
+        ("the output's gradient", row(&estimate, "workspace")[0]),
         ("a step of the largest parameter", row(&estimate, "workspace")[3]),
     ] {
         assert_eq!(figure(line), gib(bytes), "{line}\n{estimate}");

@@ -119,14 +119,13 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let has_head = if tie_word_embeddings { trained.embedding } else { trained.output };
         let head_gradient = if has_head { table } else { zero };
         let embedding_gradient = if trained.embedding { table } else { zero };
+        // What the optimizer sees of the two.
+        let tables = if tie_word_embeddings { head_gradient } else { head_gradient + embedding_gradient };
         let planned = Saturating(plan.gradients);
         let earlier = if training.grad_accumulation > 1 { planned } else { zero };
         let gradients = match optimizer.in_backward {
             // The plan's are those of a group of layers and of what is in none.
-            true => {
-                let before = Saturating(planned.0.saturating_sub(embedding_gradient.0));
-                [zero, before, planned, head_gradient + embedding_gradient]
-            }
+            true => [zero, planned - (tables - head_gradient), planned, tables],
             false => [earlier, earlier + head_gradient, earlier + planned, planned],
         };
         let [largest, largest_weight] = plan.largest.map(Saturating);
@@ -146,29 +145,19 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let is_narrow = is_host && training.param_dtype == StorageDtype::Bf16;
         let rounded = |weight: Saturating<u64>| if is_narrow { two * (two * weight).min(planned) } else { zero };
         let backward = decoded.max(rounded(largest_weight)) + through + scores;
-        // Of a table: its gradient is added up in f32, where the CPU makes a copy of zeros, and rounded.
-        let wide = four * vocab * hidden / Saturating(plan.ranks as u64);
-        let is_bf16 = training.param_dtype == StorageDtype::Bf16;
-        let of_embedding = match (trained.embedding, is_host) {
-            (false, _) => zero,
-            (true, true) if is_bf16 => two * wide - table,
-            (true, true) => wide,
-            (true, false) => {
-                if is_bf16 {
-                    wide
-                } else {
-                    zero
-                }
-            }
-        } + if tie_word_embeddings { embedding_gradient } else { zero };
-        // The gradient of a chunk beside the sum of those before it; with the CPU's in f32, that and the weight, of a transposed table twice.
-        let sum = if has_head && schedule.chunk().is_some() { wide } else { zero };
-        let in_f32 = match has_head && (widens || is_narrow) {
-            false => zero,
-            true if tie_word_embeddings => four * wide,
-            true => two * wide,
+        let of_tables = OfTables {
+            table,
+            wide: four * vocab * hidden / Saturating(plan.ranks as u64),
+            head: has_head,
+            embedding: trained.embedding,
+            is_tied: tie_word_embeddings,
+            is_chunked: schedule.chunk().is_some(),
+            is_host,
+            widens,
         };
-        let of_head = head_gradient + sum + in_f32;
+        // In backward the layers' gradients are applied by then.
+        let applied = if optimizer.in_backward { planned - tables } else { zero };
+        let of_embedding = of_tables.of_embedding() - applied;
         // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
         // The CPU changes them where they lie.
         let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
@@ -203,13 +192,64 @@ impl<C: ModelConfig> Estimated<'_, C> {
             ("attention", of_layers(attention, frozen.attention)),
             ("mlp", of_layers(mlp, frozen.mlp)),
             ("logits", [logits, zero, zero, zero]),
-            ("workspace", [of_head, backward, backward.max(of_embedding), update]),
+            ("workspace", [of_tables.of_head(), backward, backward.max(of_embedding), update]),
             ("reduction", [zero, reduced, reduced, zero]),
         ];
         let parts = parts.into_iter().map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes.0) });
         let parts = parts.filter(|part| part.bytes != [0; 4]).collect();
         let whole = if plan.ranks > 1 { plan.whole } else { 0 };
         Some(MemoryEstimate { ranks: plan.ranks, parts, whole })
+    }
+}
+
+/// What the gradients of the tables, the embedding and the output layer, take while they are made.
+struct OfTables {
+    /// Bytes of one in the parameters' dtype, and in f32.
+    table: Saturating<u64>,
+    wide: Saturating<u64>,
+    /// Which of them have gradients.
+    head: bool,
+    embedding: bool,
+    is_tied: bool,
+    /// The output layer sees some tokens at a time.
+    is_chunked: bool,
+    is_host: bool,
+    /// The CPU computes in bf16, of which its GEMMs make f32.
+    widens: bool,
+}
+
+impl OfTables {
+    fn is_bf16(&self) -> bool {
+        self.table < self.wide
+    }
+
+    /// The gradient of the output layer, after the loss. Chunks are added up in f32. Where the CPU has it in f32 before it is bf16, the weight
+    /// is so beside it; of a transposed table there are copies.
+    fn of_head(&self) -> Saturating<u64> {
+        let times = |count: u64| Saturating(count) * self.wide;
+        if !self.head {
+            return Saturating(0);
+        }
+        let sums = if self.is_chunked { times(1 + u64::from(self.is_bf16())) } else { times(0) };
+        let in_f32 = match self.is_host && (self.widens || self.is_bf16()) {
+            false => times(0),
+            true if self.is_tied => times(3 + u64::from(self.is_bf16())),
+            true => times(2),
+        };
+        self.table + sums + in_f32
+    }
+
+    /// The gradient of the embedding, after the layers', beside itself: it is added up in f32, where the CPU makes a copy of zeros. A tied one
+    /// joins that of the output layer.
+    fn of_embedding(&self) -> Saturating<u64> {
+        let of_head = if self.is_tied { self.table } else { Saturating(0) };
+        match (self.embedding, self.is_host) {
+            (false, _) => Saturating(0),
+            (true, true) if self.is_bf16() => self.wide + self.wide - self.table + of_head,
+            (true, true) => self.wide + of_head,
+            (true, false) if self.is_bf16() => self.wide + of_head,
+            (true, false) => of_head,
+        }
     }
 }
 
