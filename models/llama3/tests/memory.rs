@@ -33,8 +33,10 @@ const WIDE: &[&str] = &[
     "training.batch_size=1",
 ];
 
+type Settings<'a> = &'a [&'a str];
+
 /// The preset's own shape.
-const DEBUG: &[&str] = &["training.batch_size=8", "training.seq_len=128"];
+const DEBUG: Settings = &["training.batch_size=8", "training.seq_len=128"];
 
 const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"];
@@ -106,10 +108,10 @@ fn estimates_are_within_a_tenth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
-    let of = |last: &'static [&'static [&'static str]]| SETTINGS.into_iter().chain(last.iter().copied()).collect();
-    let models: [(&str, &[&str], Vec<&[&str]>); 3] = [
-        ("debug", DEBUG, [of(SMALL), vec![&in_bf16]].concat()),
-        ("2,048 wide", WIDE, [of(&[&IN_BACKWARD, LONG]), vec![&in_bf16]].concat()),
+    let with = |last: &[&'static [&'static str]]| [&SETTINGS[..], last].concat();
+    let models: [(_, _, Vec<Settings>); 3] = [
+        ("debug", DEBUG, [&with(SMALL)[..], &[&in_bf16[..]]].concat()),
+        ("2,048 wide", WIDE, [&with(&[&IN_BACKWARD, LONG])[..], &[&in_bf16[..]]].concat()),
         ("large tables", TABLES, OF_TABLES.to_vec()),
     ];
     for (name, model, of_model) in models {
