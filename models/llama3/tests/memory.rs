@@ -108,10 +108,10 @@ fn estimates_are_within_a_tenth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
-    let with = |last: &[&'static [&'static str]]| [&SETTINGS[..], last].concat();
+    let of = |first: &[Settings<'static>]| [&SETTINGS[..], first].concat();
     let models: [(_, _, Vec<Settings>); 3] = [
-        ("debug", DEBUG, [&with(SMALL)[..], &[&in_bf16[..]]].concat()),
-        ("2,048 wide", WIDE, [&with(&[&IN_BACKWARD, LONG])[..], &[&in_bf16[..]]].concat()),
+        ("debug", DEBUG, [&of(&[])[..], &[&in_bf16[..]], SMALL].concat()),
+        ("2,048 wide", WIDE, [&of(&[&IN_BACKWARD])[..], &[&in_bf16[..], LONG]].concat()),
         ("large tables", TABLES, OF_TABLES.to_vec()),
     ];
     for (name, model, of_model) in models {
