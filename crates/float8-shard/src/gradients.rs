@@ -29,7 +29,7 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     if gradients.is_empty() {
         return Ok(());
     }
-    // Experts of which no token of this rank was one have none here. It need not wait for the device.
+    // An expert that got no token on this rank has none here. The host asks by itself, and need not wait for the device.
     let bits = gradients.iter().map(|(gradient, ..)| u32::from(gradient.is_some())).collect();
     let bits = world.comm.all_reduce_max_bits("which replicated parameters have gradients", bits)?.wait()?;
     let has_gradient: Vec<_> = bits.into_iter().map(|bit| bit > 0).collect();
@@ -44,9 +44,9 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     }
     let collectives = world.of_model(&Module::<B>::devices(model));
     let label = "gradients of replicated parameters";
-    let sums = all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, values)?;
-    let (has_gradient, sums) = (has_gradient.into_iter(), sums.into_iter());
-    let mut write = Write::<B, _, _> { grads, has_gradient, sums, backend: PhantomData };
+    let mut sums = all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, values)?.into_iter();
+    let of_parameters = has_gradient.into_iter().map(|has| if has { sums.next() } else { None });
+    let mut write = Write::<B, _> { grads, of_parameters, backend: PhantomData };
     Module::<B>::visit(model, &mut write);
     Ok(())
 }
@@ -76,27 +76,24 @@ impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Read<'_, B> {
     }
 }
 
-struct Write<'a, B: Float8Stack, I, S> {
+struct Write<'a, B: Float8Stack, I> {
     grads: &'a mut GradientsParams,
-    /// Of each parameter whether any rank has a gradient.
-    has_gradient: I,
-    /// The sum of each that any rank has.
-    sums: S,
+    /// The sum of each, if any rank has a gradient.
+    of_parameters: I,
     backend: PhantomData<B>,
 }
 
-impl<B, I, S> ModuleVisitor<B> for Write<'_, B, I, S>
+impl<B, I> ModuleVisitor<B> for Write<'_, B, I>
 where
     B: Float8Stack + AutodiffBackend,
-    I: Iterator<Item = bool>,
-    S: Iterator<Item = FloatTensor<B::Inner>>,
+    I: Iterator<Item = Option<FloatTensor<B::Inner>>>,
 {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
-        if !is_replicated(&value) || self.has_gradient.next() != Some(true) {
+        if !is_replicated(&value) {
             return;
         }
-        let Some(sum) = self.sums.next() else { return };
+        let Some(Some(sum)) = self.of_parameters.next() else { return };
         let (dims, dtype) = (value.dims(), value.dtype());
         let TensorPrimitive::Float(like) = value.into_primitive() else { return };
         let sum = in_dtype::<B::Inner>(<B::Inner>::float_reshape(sum, Shape::from(dims.to_vec())), dtype);

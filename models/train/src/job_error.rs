@@ -257,7 +257,7 @@ pub enum JobError {
         advice: String,
     },
     /// A model whose held-out loss is no number.
-    #[error("the held-out loss is {loss}: a weight, or what is computed of it, is not finite")]
+    #[error("the held-out loss is {loss}: a weight or an activation is not finite")]
     LossNotFinite {
         /// The loss.
         loss: f64,

@@ -169,8 +169,8 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
     Ok((model, loss, last.grads()))
 }
 
-/// The loss and its gradients, with respect to the last hidden states and to parameters, with logits of so many rows at a time. The
-/// parameters' are added up in f32: in bf16 each chunk would be rounded to what the sum has place for.
+/// The loss and its gradients, with respect to the last hidden states and to parameters, with logits of so many rows at a time. Those
+/// of parameters are added up in f32: a sum in bf16 would be rounded after every chunk.
 fn head<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     segments: &dyn Segments<B>,

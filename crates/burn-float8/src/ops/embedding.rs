@@ -11,7 +11,7 @@ use crate::layer::Layer;
 use crate::profile::operation;
 use crate::tensor::Float8Tensor;
 
-/// Whether the gradient of a table of such elements is added up in wider ones: a sum of many tokens in bf16 stops growing.
+/// Whether the gradient of a table in this dtype is added up in f32: in bf16 the sum of a frequent token stops growing.
 pub(super) fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }

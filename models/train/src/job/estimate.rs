@@ -16,6 +16,7 @@ use burn::tensor::DType;
 use float8_shard::ShardPlan;
 use serde::Serialize;
 
+use super::room::unit;
 use crate::config::{CheckpointSection, OptimizerSection, StorageDtype, TrainingSection};
 use crate::model::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 use crate::optimizer::AT_ONCE;
@@ -204,17 +205,21 @@ impl<C: ModelConfig> Estimated<'_, C> {
 
 /// What the gradients of the tables, the embedding and the output layer, take while they are made.
 struct OfTables {
-    /// Bytes of one in the parameters' dtype, and in f32.
+    /// Bytes of one in the parameters' dtype.
     table: Saturating<u64>,
+    /// Bytes of one in f32.
     wide: Saturating<u64>,
-    /// Which of them have gradients.
+    /// Whether the output layer has a gradient.
     head: bool,
+    /// Whether the embedding has one.
     embedding: bool,
+    /// Whether both are one table.
     is_tied: bool,
-    /// The output layer sees some tokens at a time.
+    /// Whether the output layer sees some tokens at a time.
     is_chunked: bool,
+    /// Whether the CPU backend computes.
     is_host: bool,
-    /// The CPU computes in bf16, of which its GEMMs make f32.
+    /// Whether it does so in bf16, from which its GEMMs make f32 copies.
     widens: bool,
 }
 
@@ -223,8 +228,8 @@ impl OfTables {
         self.table < self.wide
     }
 
-    /// The gradient of the output layer, after the loss. Chunks are added up in f32. Where the CPU has it in f32 before it is bf16, the weight
-    /// is so beside it; of a transposed table there are copies.
+    /// Bytes after the loss: the output layer's gradient, and the sum of its chunks in f32. Where weights or GEMMs are in bf16 the CPU has the
+    /// weight and the gradient in f32 besides, and of a tied table, which it transposes, copies of both.
     fn of_head(&self) -> Saturating<u64> {
         let times = |count: u64| Saturating(count) * self.wide;
         if !self.head {
@@ -239,8 +244,8 @@ impl OfTables {
         self.table + sums + in_f32
     }
 
-    /// The gradient of the embedding, after the layers', beside itself: it is added up in f32, where the CPU makes a copy of zeros. A tied one
-    /// joins that of the output layer.
+    /// Bytes after the layers' backward, beside the embedding's gradient: it is added up in f32, in a copy of zeros on the CPU. The
+    /// output layer's gradient of a tied table waits for it.
     fn of_embedding(&self) -> Saturating<u64> {
         let of_head = if self.is_tied { self.table } else { Saturating(0) };
         match (self.embedding, self.is_host) {
@@ -273,20 +278,20 @@ impl MemoryEstimate {
 impl fmt::Display for MemoryEstimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = if self.ranks > 1 { format!(" on each of {} ranks", self.ranks) } else { String::new() };
-        let (unit, name) = if self.peak() < 1 << 30 { (1 << 20, "MiB") } else { (1 << 30, "GiB") };
+        let (unit, name) = unit(self.peak());
         writeln!(f, "memory of a training step{whose}, {name} at the moments of a step")?;
         write!(f, "{:<24}", "")?;
         MOMENTS.iter().try_for_each(|moment| write!(f, "  {moment:>15}"))?;
         let mut line = |name: &str, bytes: [u64; 4]| {
             write!(f, "\n{name:<24}")?;
-            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / f64::from(unit)))
+            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / unit))
         };
         self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
         line("in all", self.moments())?;
         match self.whole {
             0 => Ok(()),
             whole => {
-                write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / f64::from(unit))
+                write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / unit)
             }
         }
     }

@@ -43,7 +43,7 @@ impl<A: TrainableModel> Job<A> {
         let float8 = Float8Export::new(&float8);
         let mut state = saved.map(|saved| saved.float8_of_model(has_adapters));
         if merge {
-            // Their histories are of what adapters are now added to, and would scale too large a sum.
+            // Histories of weights are of the base alone: merged weights are larger, and would saturate.
             let layers = state.iter_mut().flat_map(|state| state.layers.values_mut());
             layers.for_each(|layer| layer.weight = None);
         }

@@ -34,8 +34,7 @@ pub(super) fn check(needed: u64, what: &'static str, selected: &SelectedDevice) 
     }
 }
 
-/// Bytes that the device has, if that is known: CUDA's driver tells, and what a CPU computes, as a software adapter, is in the machine's
-/// memory.
+/// Bytes that the device has, if that is known. CUDA's driver tells; CPUs, and software adapters, have the machine's memory.
 pub(super) fn there(selected: &SelectedDevice) -> Option<u64> {
     match selected {
         SelectedDevice::Cpu | SelectedDevice::Wgpu(AdapterInfo { hardware: false, .. }) => Memory::of_machine(),
@@ -45,9 +44,14 @@ pub(super) fn there(selected: &SelectedDevice) -> Option<u64> {
 
 /// Bytes in GiB, or in MiB where they are less than one.
 pub(super) fn size(bytes: u64) -> String {
-    match bytes {
-        u64::MAX => "more than 2^64 bytes".into(),
-        0..0x4000_0000 => format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)),
-        _ => format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30)),
+    if bytes == u64::MAX {
+        return "more than 2^64 bytes".into();
     }
+    let (unit, name) = unit(bytes);
+    format!("{:.2} {name}", bytes as f64 / unit)
+}
+
+/// In what so many bytes are told: bytes of the unit, and its name.
+pub(super) fn unit(bytes: u64) -> (f64, &'static str) {
+    if bytes < 1 << 30 { (f64::from(1 << 20), "MiB") } else { (f64::from(1 << 30), "GiB") }
 }
