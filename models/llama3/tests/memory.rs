@@ -38,24 +38,20 @@ type Settings<'a> = &'a [&'a str];
 /// The preset's own shape.
 const DEBUG: Settings = &["training.batch_size=8", "training.seq_len=128"];
 
-const IN_BACKWARD: [&str; 3] =
-    ["training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"];
-
 /// Each takes memory for other things.
-const SETTINGS: [&[&str]; 4] = [
+const SETTINGS: &[&[&str]] = &[
     &["lora.rank=8"],
     &["training.precision=f32"],
     &["float8.recipe=tensorwise"],
     &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
+    &[BF16[0], BF16[1], "training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"],
 ];
 
-const LONG: &[&str] = &["training.seq_len=512"];
-
-/// Of the smaller model alone: longer sequences, a layer that is trained, experts, and masters.
+/// Of the smaller model alone: a layer that is trained, longer sequences, experts, and masters.
 const SMALL: &[&[&str]] = &[
-    LONG,
-    &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
     &["training.train_only=['layers.1']"],
+    &["training.seq_len=512"],
+    &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
     &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
     &["training.precision=bf16"],
@@ -64,7 +60,7 @@ const SMALL: &[&[&str]] = &[
 
 /// Two layers under large tables, 512 wide: those, their gradients and copies are most of it.
 const TABLES: &[&str] = &[
-    "model.vocab_size=128256",
+    "model.vocab_size=32000",
     "model.hidden_size=512",
     "model.num_layers=2",
     "training.batch_size=1",
@@ -107,21 +103,23 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn estimates_are_within_a_tenth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
-    let in_bf16 = [&IN_BACKWARD[..], &BF16].concat();
-    let of = |first: &[Settings<'static>]| [&SETTINGS[..], first].concat();
-    let models: [(_, _, Vec<Settings>); 3] = [
-        ("debug", DEBUG, [&of(&[])[..], &[&in_bf16[..]], SMALL].concat()),
-        ("2,048 wide", WIDE, [&of(&[&IN_BACKWARD])[..], &[&in_bf16[..], LONG]].concat()),
-        ("large tables", TABLES, OF_TABLES.to_vec()),
+    let models: [(_, _, &[Settings]); 3] = [
+        ("debug", DEBUG, &[SETTINGS, SMALL].concat()),
+        ("2,048 wide", WIDE, SETTINGS),
+        ("large tables", TABLES, OF_TABLES),
     ];
+    let at_first = Counting::alive();
     for (name, model, of_model) in models {
-        for settings in of_model {
+        for &settings in of_model {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");
-            let measured = Counting::peak_of(|| {
-                job.run::<Train>(&SelectedDevice::Cpu, &device, &mut std::io::sink()).unwrap();
-            });
+            // Threads keep what kernels pack operands in, from run to run.
+            let kept = Counting::alive() - at_first;
+            let measured = kept
+                + Counting::peak_of(|| {
+                    job.run::<Train>(&SelectedDevice::Cpu, &device, &mut std::io::sink()).unwrap();
+                });
             let ratio = estimate.peak() as f64 / measured as f64;
             if !(0.9..=1.1).contains(&ratio) {
                 let measured = measured as f64 / f64::from(1 << 30);

@@ -1,1 +1,3 @@
-//! What the programs in `tests/cases` are compiled with; nothing else, so that little has to be compiled for them.
+//! What the programs of `tests/compile_fail.rs` are compiled with.
+
+pub use {burn, burn_float8};
