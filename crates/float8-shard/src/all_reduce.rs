@@ -37,8 +37,9 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     }
     // A model may lie on several devices: each run of tensors on one of them is read at once.
     let runs: Vec<_> = own.chunk_by(|a, b| B::float_device(a) == B::float_device(b)).collect();
-    let values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(join::<B>(run.to_vec()))).collect();
-    let own_values = values.concat();
+    let mut values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(join::<B>(run.to_vec()))).collect();
+    let lens_of_runs: Vec<_> = values.iter().map(Vec::len).collect();
+    let own_values = if values.len() == 1 { values.remove(0) } else { values.concat() };
     let all = match reduction {
         Reduction::Sum => comm.all_reduce_sum(label, own_values)?.wait()?,
         Reduction::Max => {
@@ -48,8 +49,8 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     };
     let (mut all, mut lens) = (&all[..], &lens[..]);
     let mut parts = vec![];
-    for (run, values) in runs.into_iter().zip(values) {
-        let of_run = all.split_off(..values.len()).expect("as many as there were");
+    for (run, len) in runs.into_iter().zip(lens_of_runs) {
+        let of_run = all.split_off(..len).expect("as many as there were");
         let t = B::float_from_data(of_run.into(), &B::float_device(&run[0]));
         parts.extend(split::<B>(t, lens.split_off(..run.len()).expect("as many as there were")));
     }

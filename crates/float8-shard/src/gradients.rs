@@ -7,7 +7,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{DType, FloatDType};
+use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_float8::backend::in_dtype;
 use burn_float8::{Float8Stack, Float8Tensor};
 use burn_std::Shape;
@@ -16,6 +16,9 @@ use float8_comm::CommError;
 use crate::all_reduce::{Reduction, all_reduce, flat};
 use crate::sharding::Sharding;
 use crate::world::World;
+
+/// Elements of gradients that are joined for one all-reduce, but for a larger one by itself: copies of as many are there besides.
+pub const JOINED_ELEMENTS: usize = 1 << 24;
 
 /// [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
 pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
@@ -38,13 +41,26 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
         Some(gradient) => in_dtype::<B::Inner>(flat::<B::Inner>(gradient), DType::F32),
         None => <B::Inner>::float_zeros(Shape::from(vec![elements]), &device, FloatDType::F32),
     });
-    let values: Vec<_> = values.collect();
-    if values.is_empty() {
-        return Ok(());
-    }
     let collectives = world.of_model(&Module::<B>::devices(model));
-    let label = "gradients of replicated parameters";
-    let mut sums = all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, values)?.into_iter();
+    let (mut sums, mut joined, mut elements) = (vec![], vec![], 0);
+    let mut add_up = |joined: Vec<_>| -> Result<(), CommError> {
+        if !joined.is_empty() {
+            let label = "gradients of replicated parameters";
+            sums.extend(all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, joined)?);
+        }
+        Ok(())
+    };
+    for value in values {
+        let own = value.shape().num_elements();
+        if elements + own > JOINED_ELEMENTS {
+            add_up(std::mem::take(&mut joined))?;
+            elements = 0;
+        }
+        joined.push(value);
+        elements += own;
+    }
+    add_up(joined)?;
+    let mut sums = sums.into_iter();
     let of_parameters = has_gradient.into_iter().map(|has| if has { sums.next() } else { None });
     let mut write = Write::<B, _> { grads, of_parameters, backend: PhantomData };
     Module::<B>::visit(model, &mut write);
@@ -59,9 +75,9 @@ fn is_replicated<B: Float8Stack, const D: usize>(value: &Tensor<B, D>) -> bool {
 /// The gradient of a replicated parameter, if it has one, its elements and its device.
 type Replicated<B> = (Option<FloatTensor<B>>, usize, Device<B>);
 
-/// The gradients of replicated parameters.
+/// Takes the gradients of replicated parameters, which are let go when they have been added up.
 struct Read<'a, B: Float8Stack> {
-    grads: &'a GradientsParams,
+    grads: &'a mut GradientsParams,
     gradients: Vec<Replicated<B::Inner>>,
 }
 
@@ -69,7 +85,7 @@ impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Read<'_, B> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         let value = param.val();
         if is_replicated(&value) {
-            let gradient = self.grads.get::<B::InnerBackend, D>(param.id);
+            let gradient = self.grads.remove::<B::InnerBackend, D>(param.id);
             let gradient = gradient.and_then(|gradient| full::<B, D>(Tensor::from_inner(gradient)));
             self.gradients.push((gradient, value.shape().num_elements(), value.device()));
         }
@@ -99,7 +115,6 @@ where
         let sum = in_dtype::<B::Inner>(<B::Inner>::float_reshape(sum, Shape::from(dims.to_vec())), dtype);
         let gradient =
             Tensor::<B, D>::from_primitive(TensorPrimitive::Float(B::map_float8(like, |_| Float8Tensor::new(sum))));
-        self.grads.remove::<B::InnerBackend, D>(param.id);
         self.grads.register(param.id, gradient.inner());
     }
 }

@@ -43,6 +43,7 @@ pub use device::stage_collectives;
 pub use error::ShardError;
 pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
 pub use full_tensor::full_tensor;
+pub use gradients::JOINED_ELEMENTS;
 pub use plan::{PlanDtypes, ShardPlan};
 pub use shardable::ShardedParameter;
 pub use sharded::Sharded;

@@ -39,6 +39,8 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
+    /// Bytes in f32 of the gradients of what each rank has whole.
+    pub replicated_gradients: u64,
     /// Bytes of the FP8 copies, in both orientations, of the weights that each rank has whole: experts, and in a single process all.
     pub copies: u64,
     /// Bytes of those copies whose codes a backend may have once for both: one scale serves a tensor or a square.
@@ -117,6 +119,9 @@ impl ShardPlan {
                     return;
                 }
                 new.largest[0] = new.largest[0].max(own);
+                if !parameter.is_sharded() {
+                    new.replicated_gradients += 4 * own;
+                }
                 new.trained += kept * own;
                 new.gradients += kept * own;
                 new.moments += 2 * dtypes.moments.size() as u64 * own;

@@ -21,10 +21,10 @@ use float8_kernels::trap_stuck_barriers;
 /// The kernel for tensor cores of each architecture, and a step: variant 0, `step`, 2 · `step` and so on are assembled, since all of
 /// them would take an hour.
 const KERNELS: [(u16, &str, &str, usize); 4] = [
-    (90, "sm_90a", "gemm_hopper", 13),
-    (100, "sm_100a", "gemm_blackwell", 25),
-    (89, "sm_89", "gemm_mma", 49),
-    (120, "sm_120a", "gemm_mma", 49),
+    (90, "sm_90a", "gemm_hopper", 27),
+    (100, "sm_100a", "gemm_blackwell", 51),
+    (89, "sm_89", "gemm_mma", 97),
+    (120, "sm_120a", "gemm_mma", 97),
 ];
 
 /// Products of two blocks: the first variant of each is assembled too.

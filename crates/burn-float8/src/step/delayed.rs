@@ -113,6 +113,11 @@ impl<B: Float8Backend> Histories<B> {
         self.note_told(layer, number);
     }
 
+    /// Notes that a call ends the step under way: nothing else does where backward comes to no linear.
+    pub(super) fn end(&mut self) {
+        self.without_backward.end();
+    }
+
     fn note_told(&mut self, layer: &str, number: u64) {
         match self.told_in.get_mut(layer) {
             Some(step) => *step = number,

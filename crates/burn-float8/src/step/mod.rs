@@ -92,9 +92,11 @@ impl<B: Float8Backend> DeviceState<B> {
         self.begun_at.load(Relaxed)
     }
 
-    /// Ends a step and begins the next.
+    /// Ends a step, by a call, and begins the next.
     pub(crate) fn begin(&self) {
-        self.begin_locked(&mut self.lock());
+        let mut step = self.lock();
+        step.histories.end();
+        self.begin_locked(&mut step);
     }
 
     fn begin_locked(&self, step: &mut Step<B>) {

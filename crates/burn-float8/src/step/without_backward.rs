@@ -2,7 +2,7 @@
 //!
 //! Such a forward may belong to a training step or to an evaluation. It is taken for one of training if backward comes to some other linear
 //! before this one's next forward. It is dropped if backward comes to this linear in the same step after all, as where activations
-//! are recomputed.
+//! are recomputed. Where backward comes to no linear in a step that a call ends, the last forwards before that call count.
 use std::collections::HashMap;
 
 use burn_backend::tensor::FloatTensor;
@@ -25,11 +25,13 @@ pub(super) struct WithoutBackward<B: Float8Backend> {
     last: HashMap<(String, Role), Observed<B>>,
     /// In the step under way, those that a backward came after.
     followed: Vec<Observed<B>>,
+    /// Whether backward has come to a linear in the step under way.
+    has_backward: bool,
 }
 
 impl<B: Float8Backend> Default for WithoutBackward<B> {
     fn default() -> Self {
-        Self { last: HashMap::new(), followed: vec![] }
+        Self { last: HashMap::new(), followed: vec![], has_backward: false }
     }
 }
 
@@ -41,11 +43,24 @@ impl<B: Float8Backend> WithoutBackward<B> {
 
     /// Notes that backward has come to a linear.
     pub(super) fn note_backward(&mut self) {
+        self.has_backward = true;
+        self.follow();
+    }
+
+    /// Notes that the step under way has ended, by a call.
+    pub(super) fn end(&mut self) {
+        if !self.has_backward {
+            self.follow();
+        }
+    }
+
+    fn follow(&mut self) {
         self.followed.extend(self.last.drain().map(|(_, observed)| observed));
     }
 
     /// What counts for the step under way, if no backward has come to its layers.
     pub(super) fn take(&mut self) -> Vec<Observed<B>> {
+        self.has_backward = false;
         let mut followed = std::mem::take(&mut self.followed);
         // New rows of the history are in the same order in every run.
         followed

@@ -241,8 +241,9 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     let mut wrong = tensors.clone();
     wrong[at].dtype = Dtype::I32;
     match load(folder(&config, &wrong).path()) {
-        Err(Error::TensorFiles(TensorFilesError::Dtype { name: n, dtype, .. })) => {
-            assert_eq!((n.as_str(), dtype.as_str()), (name, "I32"))
+        Err(Error::TensorFiles(TensorFilesError::Dtype { name: n, dtype, path })) => {
+            assert_eq!((n.as_str(), dtype.as_str()), (name, "I32"));
+            assert!(path.ends_with("model.safetensors"), "{}", path.display());
         }
         other => panic!("{other:?}"),
     }
@@ -251,8 +252,9 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     wrong.push(Stored::f32("model.layers.0.self_attn.q_proj.bias", &[1], &[1.0]));
     wrong.push(Stored::f32("model.layers.0.self_attn.rotary_emb.inv_freq", &[1], &[1.0]));
     match load(folder(&config, &wrong).path()) {
-        Err(Error::TensorFiles(TensorFilesError::Unexpected { names, .. })) => {
-            assert_eq!(names, ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"])
+        Err(Error::TensorFiles(TensorFilesError::Unexpected { names, path })) => {
+            assert_eq!(names, ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"]);
+            assert!(path.ends_with("model.safetensors"), "{}", path.display());
         }
         other => panic!("{other:?}"),
     }

@@ -185,7 +185,7 @@ fn checkpointing_of_more_layers_than_there_are_is_refused() {
         let told = told(&with(&[&every]), &[]);
         assert_eq!(told.is_ok(), fits, "{layers}");
         if let Err(error) = told {
-            assert!(error.to_string().contains("activation_checkpointing = 9: the model has 8 layers"), "{error}");
+            assert!(error.to_string().contains("activation_checkpointing = 9: num_layers is 8"), "{error}");
         }
     }
 }

@@ -22,6 +22,7 @@ pub struct LoraSection {
     /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`. One
     /// name may stand without a list.
     #[serde(deserialize_with = "one_or_more")]
+    #[schemars(with = "Names")]
     pub target_modules: Vec<String>,
     /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
     /// `training.precision = "fp8"`.
@@ -31,13 +32,16 @@ pub struct LoraSection {
 }
 
 /// A list of names, or one.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "a list of names, or one")]
+enum Names {
+    /// One.
+    One(String),
+    /// Any number.
+    More(Vec<String>),
+}
+
 fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    #[derive(Deserialize)]
-    #[serde(untagged, expecting = "a list of names, or one")]
-    enum Names {
-        One(String),
-        More(Vec<String>),
-    }
     Ok(match Names::deserialize(deserializer)? {
         Names::One(name) => vec![name],
         Names::More(names) => names,

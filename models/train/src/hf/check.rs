@@ -44,10 +44,10 @@ impl Checkpoint {
         let shapes: Vec<_> = tensors.into_iter().map(|(path, shape)| (names::hf_name(&path), shape)).collect();
         let size = config.size();
         for (name, shape) in &shapes {
-            let dtype = files.expect(name, shape)?.dtype();
-            if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) && !float8.contains(name) {
-                let (name, dtype) = (name.clone(), format!("{dtype:?}"));
-                return Err(TensorFilesError::Dtype { name, dtype, path: dir.into() }.into());
+            let stored = files.expect(name, shape)?;
+            if !matches!(stored.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16) && !float8.contains(name) {
+                let (name, dtype) = (name.clone(), format!("{:?}", stored.dtype()));
+                return Err(TensorFilesError::Dtype { name, dtype, path: stored.path().into() }.into());
             }
         }
         let head_name = names::hf_name("lm_head.weight");
@@ -56,7 +56,11 @@ impl Checkpoint {
         let known = |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
         let unexpected: Vec<_> = files.names().filter(|name| !known(name)).map(String::from).collect();
         if !unexpected.is_empty() {
-            return Err(TensorFilesError::Unexpected { names: unexpected, path: files.path().to_path_buf() }.into());
+            let holders: HashSet<_> =
+                unexpected.iter().filter_map(|name| files.get(name)).map(|it| it.path()).collect();
+            let one = holders.iter().next().filter(|_| holders.len() == 1);
+            let path = one.copied().unwrap_or(files.path()).to_path_buf();
+            return Err(TensorFilesError::Unexpected { names: unexpected, path }.into());
         }
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
             return Err(JobError::TiedHead { path: dir.into() });

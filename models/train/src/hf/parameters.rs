@@ -48,11 +48,13 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
         let tensor = param.val();
         let tensor = if names::is_linear(&path) { tensor.transpose() } else { tensor };
         let shape = tensor.dims().to_vec();
-        let read = move || {
-            let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the weights", reason });
-            let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-            data.into_vec().map_err(|error| failed(format!("{error:?}")))
-        };
-        self.parameters.push(Parameter { path, shape, read: Rc::new(read) });
+        self.parameters.push(Parameter { path, shape, read: Rc::new(move || read(&tensor)) });
     }
+}
+
+/// The values of a tensor in f32, row-major.
+pub(super) fn read<B: Backend, const D: usize>(tensor: &Tensor<B, D>) -> Result<Vec<f32>, JobError> {
+    let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the weights", reason });
+    let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
+    data.into_vec().map_err(|error| failed(format!("{error:?}")))
 }

@@ -13,7 +13,7 @@ use core::fmt;
 use std::num::Saturating;
 
 use burn::tensor::DType;
-use float8_shard::ShardPlan;
+use float8_shard::{JOINED_ELEMENTS, ShardPlan};
 use serde::Serialize;
 
 use super::room::unit;
@@ -75,7 +75,7 @@ pub(super) struct Estimated<'a, C> {
 impl<C: ModelConfig> Estimated<'_, C> {
     /// The estimate; none if the model does not say what its layers keep.
     pub(super) fn estimate(&self) -> Option<MemoryEstimate> {
-        let Self { training, optimizer, checkpoint, dims, plan, is_host, trained, .. } = *self;
+        let Self { training, optimizer, dims, plan, is_host, trained, .. } = *self;
         let rows = Saturating(training.batch_size as u64) * Saturating(training.seq_len as u64);
         let element = self.dtype.size() as u64;
         let shape = BatchShape {
@@ -122,92 +122,124 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let embedding_gradient = if trained.embedding { table } else { zero };
         // What the optimizer sees of the two.
         let tables = if tie_word_embeddings { head_gradient } else { head_gradient + embedding_gradient };
-        let planned = Saturating(plan.gradients);
-        let earlier = if training.grad_accumulation > 1 { planned } else { zero };
-        let gradients = match optimizer.in_backward {
-            // The plan's are those of a group of layers and of what is in none.
-            true => [zero, planned - (tables - head_gradient), planned, tables],
-            false => [earlier, earlier + head_gradient, earlier + planned, planned],
-        };
-        let [largest, largest_weight] = plan.largest.map(Saturating);
-        // Operands of a GEMM in f32 on the CPU, and gradients on their way through a layer.
-        let decoded = match is_host {
-            true => four * (largest_weight + rows * Saturating(widest(&layer, rows.0, element.0))),
-            false => zero,
-        };
-        // Where the CPU computes in bf16, its GEMMs read and write f32.
-        let widens = is_host && element < four;
-        let of_layer = Saturating(layer.swiglu.max(layer.attention));
-        let through = four * rows * hidden + if widens { two * of_layer } else { of_layer };
-        // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
-        let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
-        let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
-        // A weight's gradient is f32 before it is bf16: twice its bytes.
-        let is_narrow = is_host && training.param_dtype == StorageDtype::Bf16;
-        let rounded = |weight: Saturating<u64>| if is_narrow { two * (two * weight).min(planned) } else { zero };
-        let backward = decoded.max(rounded(largest_weight)) + through + scores;
         let of_tables = OfTables {
             table,
-            wide: four * vocab * hidden / Saturating(plan.ranks as u64),
+            wide: four * vocab * hidden,
             head: has_head,
             embedding: trained.embedding,
             is_tied: tie_word_embeddings,
             is_chunked: schedule.chunk().is_some(),
+            is_bf16: training.param_dtype == StorageDtype::Bf16,
             is_host,
-            widens,
+            widens: self.widens(),
         };
         // In backward the layers' gradients are applied by then.
-        let applied = if optimizer.in_backward { planned - tables } else { zero };
+        let applied = if optimizer.in_backward { Saturating(plan.gradients) - tables } else { zero };
         let of_embedding = of_tables.of_embedding() - applied;
-        // The new parameter or a moment beside the old one; where that is rounded, some ten tensors of the rows that are, and all new ones.
-        // The CPU changes them where they lie.
-        let is_rounded = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
-        let update = match is_rounded {
-            _ if is_host => zero,
-            true => Saturating(10 * 4) * largest.min(Saturating(AT_ONCE as u64)) + Saturating(6) * largest,
-            false => four * largest,
-        };
+        let backward = self.backward_workspace(&layer, rows, hidden);
         let copies = if is_host { plan.copies.saturating_sub(plan.shared_copies) } else { plan.copies };
         let LayerBytes { input, residual, attention, mlp, .. } = layer;
         let waiting = inputs * Saturating(input);
-        // Those that the next step replaces live until they are written; of what is not trained nothing is.
-        let is_written = checkpoint.folder.is_some() && checkpoint.background;
-        let saved = if is_written {
-            Saturating(plan.trained) + Saturating(plan.moments) + Saturating(plan.masters)
-        } else {
-            zero
-        };
-        let reduced = if plan.ranks > 1 { Saturating(plan.largest_gradient) } else { zero };
+        let reduced = self.exchanged();
         let [parameters, moments, masters, copies, gathered] =
             [plan.parameters, plan.moments, plan.masters, copies, plan.gathered].map(Saturating);
         let parts = [
             ("parameters", [parameters; 4]),
             ("AdamW's moments", [moments; 4]),
             ("AdamW's masters", [masters; 4]),
-            ("checkpoint being written", [saved; 4]),
+            ("checkpoint being written", [self.being_written(); 4]),
             ("FP8 copies of weights", [copies; 4]),
             ("gathered weights", [gathered; 4]),
-            ("gradients", gradients),
+            ("gradients", self.gradients(head_gradient, tables)),
             ("inputs of layers", [waiting, waiting, Saturating(input), zero]),
             ("residual stream", of_layers(residual, frozen.residual)),
             ("attention", of_layers(attention, frozen.attention)),
             ("mlp", of_layers(mlp, frozen.mlp)),
             ("logits", [logits, zero, zero, zero]),
-            ("workspace", [of_tables.of_head(), backward, backward.max(of_embedding), update]),
-            ("reduction", [zero, reduced, reduced, zero]),
+            ("workspace", [of_tables.of_head(), backward, backward.max(of_embedding), self.update_workspace()]),
+            ("reduction", [if has_head { reduced } else { zero }, reduced, reduced, zero]),
         ];
         let parts = parts.into_iter().map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes.0) });
         let parts = parts.filter(|part| part.bytes != [0; 4]).collect();
         let whole = if plan.ranks > 1 { plan.whole } else { 0 };
         Some(MemoryEstimate { ranks: plan.ranks, parts, whole })
     }
+
+    /// Where the CPU computes in bf16, its GEMMs read and write f32.
+    fn widens(&self) -> bool {
+        self.is_host && self.dtype.size() < 4
+    }
+
+    /// Bytes of gradients at each moment, of which `head` are the output layer's, and `tables` the embedding's too.
+    fn gradients(&self, head: Saturating<u64>, tables: Saturating<u64>) -> [Saturating<u64>; 4] {
+        let (zero, planned) = (Saturating(0), Saturating(self.plan.gradients));
+        let earlier = if self.training.grad_accumulation > 1 { planned } else { zero };
+        match self.optimizer.in_backward {
+            // The plan's are those of a group of layers and of what is in none.
+            true => [zero, planned - (tables - head), planned, tables],
+            false => [earlier, earlier + head, earlier + planned, planned],
+        }
+    }
+
+    /// Bytes that the backward of a layer of `rows` tokens takes for a while.
+    fn backward_workspace(
+        &self,
+        layer: &LayerBytes,
+        rows: Saturating<u64>,
+        hidden: Saturating<u64>,
+    ) -> Saturating<u64> {
+        let Self { training, plan, is_host, .. } = *self;
+        let [zero, two, four] = [0, 2, 4].map(Saturating);
+        let largest_weight = Saturating(plan.largest[1]);
+        // Operands of a GEMM in f32 on the CPU, and gradients on their way through a layer.
+        let widest = Saturating(widest(layer, rows.0, self.dtype.size() as u64));
+        let decoded = if is_host { four * (largest_weight + rows * widest) } else { zero };
+        let of_layer = Saturating(layer.swiglu.max(layer.attention));
+        let through = four * rows * hidden + if self.widens() { two * of_layer } else { of_layer };
+        // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
+        let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
+        let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
+        // A weight's gradient is f32 before it is bf16: twice its bytes.
+        let is_rounded = is_host && training.param_dtype == StorageDtype::Bf16;
+        let rounded = if is_rounded { two * (two * largest_weight).min(Saturating(plan.gradients)) } else { zero };
+        decoded.max(rounded) + through + scores
+    }
+
+    /// Bytes that the update of the largest parameter takes: the new parameter or a moment beside the old one; where that is rounded, some
+    /// ten tensors of the rows that are, and all new ones. The CPU changes them where they lie.
+    fn update_workspace(&self) -> Saturating<u64> {
+        let largest = Saturating(self.plan.largest[0]);
+        let is_rounded = [self.training.param_dtype, self.optimizer.state_dtype].contains(&StorageDtype::Bf16);
+        match is_rounded {
+            _ if self.is_host => Saturating(0),
+            true => Saturating(10 * 4) * largest.min(Saturating(AT_ONCE as u64)) + Saturating(6) * largest,
+            false => Saturating(4) * largest,
+        }
+    }
+
+    /// Bytes of copies that an exchange of gradients takes: of the largest, or of those that are joined. MPI has two more than the one that it
+    /// is given, NCCL one.
+    fn exchanged(&self) -> Saturating<u64> {
+        let plan = self.plan;
+        let exchanged = plan.largest_gradient.max(plan.replicated_gradients.min(4 * JOINED_ELEMENTS as u64));
+        Saturating(if plan.ranks == 1 { 0 } else { exchanged }) * Saturating(if self.is_host { 3 } else { 2 })
+    }
+
+    /// Bytes of what the next step replaces, which lives until it is written; of what is not trained nothing is.
+    fn being_written(&self) -> Saturating<u64> {
+        let Self { checkpoint, plan, .. } = *self;
+        match checkpoint.folder.is_some() && checkpoint.background {
+            true => [plan.trained, plan.moments, plan.masters].map(Saturating).into_iter().sum(),
+            false => Saturating(0),
+        }
+    }
 }
 
 /// What the gradients of the tables, the embedding and the output layer, take while they are made.
 struct OfTables {
-    /// Bytes of one in the parameters' dtype.
+    /// Bytes of what a rank has of one in the parameters' dtype.
     table: Saturating<u64>,
-    /// Bytes of one in f32.
+    /// Bytes of a whole one in f32, as each rank makes its gradient.
     wide: Saturating<u64>,
     /// Whether the output layer has a gradient.
     head: bool,
@@ -217,6 +249,8 @@ struct OfTables {
     is_tied: bool,
     /// Whether the output layer sees some tokens at a time.
     is_chunked: bool,
+    /// Whether they are in bf16.
+    is_bf16: bool,
     /// Whether the CPU backend computes.
     is_host: bool,
     /// Whether it does so in bf16, from which its GEMMs make f32 copies.
@@ -224,10 +258,6 @@ struct OfTables {
 }
 
 impl OfTables {
-    fn is_bf16(&self) -> bool {
-        self.table < self.wide
-    }
-
     /// Bytes after the loss: the output layer's gradient, and the sum of its chunks in f32. Where weights or GEMMs are in bf16 the CPU has the
     /// weight and the gradient in f32 besides, and of a tied table, which it transposes, copies of both.
     fn of_head(&self) -> Saturating<u64> {
@@ -235,13 +265,14 @@ impl OfTables {
         if !self.head {
             return Saturating(0);
         }
-        let sums = if self.is_chunked { times(1 + u64::from(self.is_bf16())) } else { times(0) };
-        let in_f32 = match self.is_host && (self.widens || self.is_bf16()) {
+        let sums = if self.is_chunked { times(1 + u64::from(self.is_bf16)) } else { times(0) };
+        let in_f32 = match self.is_host && (self.widens || self.is_bf16) {
             false => times(0),
-            true if self.is_tied => times(3 + u64::from(self.is_bf16())),
+            true if self.is_tied => times(3 + u64::from(self.is_bf16)),
             true => times(2),
         };
-        self.table + sums + in_f32
+        let whole = if self.is_bf16 { self.wide / Saturating(2) } else { self.wide };
+        whole + sums + in_f32
     }
 
     /// Bytes after the layers' backward, beside the embedding's gradient: it is added up in f32, in a copy of zeros on the CPU. The
@@ -250,10 +281,9 @@ impl OfTables {
         let of_head = if self.is_tied { self.table } else { Saturating(0) };
         match (self.embedding, self.is_host) {
             (false, _) => Saturating(0),
-            (true, true) if self.is_bf16() => self.wide + self.wide - self.table + of_head,
-            (true, true) => self.wide + of_head,
-            (true, false) if self.is_bf16() => self.wide + of_head,
-            (true, false) => of_head,
+            (true, true) => self.wide + self.wide - self.table + of_head,
+            (true, false) if self.is_bf16 => self.wide + of_head,
+            (true, false) => self.wide - self.table + of_head,
         }
     }
 }

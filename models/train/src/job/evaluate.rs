@@ -59,10 +59,15 @@ impl EvalPrecision {
     }
 }
 
-/// Whether a history scales the inputs of a linear.
-fn has_histories<B: Float8Stack, M: Module<B>>(model: &M) -> bool {
+/// Of a model by delayed scaling that nothing was trained with.
+const NO_HISTORIES: &str = "no histories: scaled as tensorwise";
+
+/// Whether no history scales the inputs of any linear, where `delayed` is to.
+fn lacks_histories<B: Float8Stack, M: Module<B>, S>(config: &RunConfig<S>, model: &M) -> bool {
     let of_input = |layer: &LayerState| layer.input.as_ref().is_some_and(|input| input.scaling_amax.is_some());
-    Float8State::export::<B, M>(model).layers.values().any(of_input)
+    config.training.precision == Precision::Fp8
+        && config.float8.config.linear.recipe() == Recipe::Delayed
+        && !Float8State::export::<B, M>(model).layers.values().any(of_input)
 }
 
 impl fmt::Display for EvalPrecision {
@@ -122,8 +127,11 @@ impl<A: TrainableModel> Job<A> {
             let dtype = self.dtype::<B>(config, selected, device)?;
             announce::device(config, selected, (dtype, B::Inner::ATTENTION), out)?;
             announce::files(&data, out)?;
-            let model = self.model::<B>(config, weights, selected, device, out)?.valid();
-            let loss = mean_loss(&model, &held_out, &config.training, device)?;
+            let model = self.model::<B>(config, weights, selected, device, out)?;
+            if lacks_histories::<B, _, _>(config, &model) {
+                writeln!(out, "{NO_HISTORIES}")?;
+            }
+            let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
             announce::held_out(loss, &held_out, out)?;
             return finite(&[loss]);
         }
@@ -140,8 +148,7 @@ impl<A: TrainableModel> Job<A> {
             let weights = Weights::open(&config, self.saved(), dims.clone())?;
             let model = self.model::<B>(&config, weights, selected, device, &mut std::io::sink())?;
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
-            let is_delayed = *precision == EvalPrecision::Fp8(Recipe::Delayed);
-            let note = (is_delayed && !has_histories::<B, _>(&model)).then_some("no histories: scaled as tensorwise");
+            let note = lacks_histories::<B, _, _>(&config, &model).then_some(NO_HISTORIES);
             losses.push(loss);
             announce::precision(&precision.to_string(), loss, losses[0], note, out)?;
         }

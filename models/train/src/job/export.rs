@@ -10,9 +10,9 @@ use device_select::SelectedDevice;
 
 use super::prepare::adapt;
 use super::room::check_parameters;
-use super::{Job, Text, Weights};
+use super::{Job, Text, Weights, announce};
 use crate::config::require;
-use crate::hf::{Checkpoint, ExportOptions, Float8Export};
+use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
 use crate::model::{CausalLmExt, ModelSection, TrainableModel};
 use crate::{JobError, ProgressLine};
 
@@ -54,11 +54,11 @@ impl<A: TrainableModel> Job<A> {
             writeln!(out, "{}", float8.summary(&dims, to)?)?;
         }
         let progress = ProgressLine::new();
-        let model = Weights::open(config, saved, dims)?.load::<B, A::Trained<B>>(device, &progress, out)?;
-        let model = match &config.lora {
-            None => model,
+        let model = Weights::open(config, saved, dims.clone())?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        let (model, adapters) = match &config.lora {
+            None => (model, None),
             Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, saved)? {
-                adapted if merge => adapted.merged(),
+                adapted if merge => (adapted.merged(), Some(adapted.lora)),
                 adapted => {
                     adapted.save_peft(hf_path, to)?;
                     return Ok(writeln!(out, "exported: {}", to.display())?);
@@ -68,6 +68,11 @@ impl<A: TrainableModel> Job<A> {
         match is_float8 {
             true => model.save_hf_float8(to, &options, &float8)?,
             false => model.save_hf(to, &options)?,
+        }
+        if let Some(lora) = adapters
+            && let Some(left) = share_left(&lora, &model, &dims, to)?
+        {
+            announce::merged(left, out)?;
         }
         Ok(writeln!(out, "exported: {}", to.display())?)
     }

@@ -199,6 +199,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         moments: 2 * dtypes.moments.size() as u64 * adapters,
         masters: 0,
         largest_gradient: 4 * largest,
+        replicated_gradients: 4 * adapters,
         copies,
         shared_copies: plan.shared_copies.min(copies),
         // An adapter keeps x itself, for the gradient of A.

@@ -41,7 +41,7 @@ pub(super) fn dimensions<S: ModelSection>(
         let reason = format!("the model has {max_seq_len} positions");
         require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
         if let ActivationCheckpointing::Every(layers) = config.training.activation_checkpointing {
-            let (reason, fits) = (format!("the model has {num_layers} layers"), layers.get() <= num_layers);
+            let (reason, fits) = (format!("num_layers is {num_layers}"), layers.get() <= num_layers);
             require("training.activation_checkpointing", layers, fits, &reason)?;
         }
     }

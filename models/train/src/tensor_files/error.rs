@@ -59,7 +59,7 @@ pub enum TensorFilesError {
     Unexpected {
         /// Their names, sorted; the last may say how many more there are.
         names: Vec<String>,
-        /// The file or folder.
+        /// The file that holds them, or the folder if several do.
         path: PathBuf,
     },
     /// A tensor is not there.
@@ -85,7 +85,7 @@ pub enum TensorFilesError {
         path: PathBuf,
     },
     /// A tensor that is asked for in f32 has a dtype that does not widen to it.
-    #[error("{}: {name} has dtype {dtype}; F32, F16 and BF16 are read", path.display())]
+    #[error("{}: {name} has dtype {dtype}; F32, F16, BF16 and, of linears, F8_E4M3 are read", path.display())]
     Dtype {
         /// Its name.
         name: String,

@@ -1,0 +1,47 @@
+//! [`share_left`]: what the rounding of merged weights leaves of adapters.
+
+use std::path::Path;
+
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use burn_float8::lora::{Lora, LoraAdapter};
+
+use super::check::{Checkpoint, RepeatedHead};
+use super::names;
+use super::parameters::{parameters, read};
+use crate::JobError;
+use crate::model::ModelConfig;
+
+/// The share of what adapters change that files have. `model` has the weights w' = w + Δ, Δ = α/r · A·B, and `folder` what these were
+/// rounded to, q:
+///
+/// ```text
+/// Σ Δ · (q − w) / Σ Δ² = 1 + Σ Δ · (q − w') / Σ Δ²
+/// ```
+///
+/// 1 where rounding errors cancel, 0 where all weights are rounded to what they were without adapters; none if these change nothing.
+///
+/// # Errors
+/// The errors of reading the folder and the device.
+pub(crate) fn share_left<B: Backend, M: Module<B>, C: ModelConfig>(
+    lora: &Lora<B>,
+    model: &M,
+    config: &C,
+    folder: &Path,
+) -> Result<Option<f64>, JobError> {
+    let files = Checkpoint::open(folder, config, RepeatedHead::IsLeftOut)?;
+    let scale = lora.config.alpha / lora.config.rank as f64;
+    let (mut squares, mut lost) = (0.0, 0.0);
+    for parameter in parameters(model) {
+        let adapter = |linear: &str| lora.adapters.iter().find(|LoraAdapter { name, .. }| name == linear);
+        let Some(adapter) = names::linear(&parameter.path).and_then(adapter) else { continue };
+        let Ok(dims) = <[usize; 2]>::try_from(&parameter.shape[..]) else { continue };
+        let change = read(&adapter.a.val().matmul(adapter.b.val()).mul_scalar(scale).transpose())?;
+        let (merged, rounded) = ((parameter.read)()?, files.linear_f32(&names::hf_name(&parameter.path), dims)?);
+        for ((change, merged), rounded) in change.into_iter().zip(merged).zip(rounded) {
+            squares += f64::from(change).powi(2);
+            lost += f64::from(change) * (f64::from(rounded) - f64::from(merged));
+        }
+    }
+    Ok((squares > 0.0).then(|| 1.0 + lost / squares))
+}
