@@ -126,6 +126,32 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
 }
 
+/// Beside codes of the same scales small changes are rounded away; in f32 all are there.
+#[test]
+fn merging_says_what_rounding_leaves() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let at = |name: &str| folder.path().join(name);
+    let left = |from: &str, flags: &[&str]| {
+        let (from, to) = (at(from), at(&format!("{from} by {}", flags.join(" "))));
+        let arguments = [&["export", from.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
+        let out = llama3(&arguments).unwrap();
+        let share = out.split_once("rounding leaves ").map(|(_, rest)| rest.split_once(' ').unwrap().0.parse::<f64>());
+        (to, out.contains("--recipe of other scales"), share.map(Result::unwrap))
+    };
+    let settings = ["training.steps=2", "data.tokenizer=bytes", "float8.recipe=rowwise"];
+    let whole = format!("checkpoint.folder={}", at("whole").display());
+    run(&run_config(data.path(), &[&settings[..], &["generate.max_new_tokens=0", &whole]].concat())).unwrap();
+    let (codes, _, none) = left("whole", &["--format", "fp8"]);
+    assert_eq!(none, None);
+    let mut small = config(data.path(), &at("small"), &[&settings[..], &["optimizer.lr=1e-5"]].concat());
+    small.model = train::ModelSection::of_folder(Some(codes), None);
+    run(&small).unwrap();
+    let (_, is_advised, share) = left("small", &["--merge", "--format", "fp8"]);
+    assert!(is_advised && share.unwrap() < 50.0, "{share:?}");
+    let (_, is_advised, share) = left("small", &["--merge", "--format", "f32"]);
+    assert!(!is_advised && share == Some(100.0), "{share:?}");
+}
+
 /// The held-out loss that a command prints.
 fn printed_loss(printed: &str) -> f64 {
     let (_, rest) = printed.split_once("held-out loss: ").expect(printed);

@@ -35,9 +35,9 @@ pub struct LoraSection {
 #[derive(Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "a list of names, or one")]
 enum Names {
-    /// One.
+    /// One name.
     One(String),
-    /// Any number.
+    /// Several names.
     More(Vec<String>),
 }
 

@@ -347,7 +347,7 @@ pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     let peak = estimate.peak();
     writeln!(out, "memory: a step takes about {}{whose} {held}", size(peak))?;
     match there(selected) {
-        Some(there) if peak / 10 * 9 > there => {
+        Some(there) if peak / 11 * 10 > there => {
             Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device))
         }
         Some(there) if peak > there => Ok(writeln!(out, "memory: there is {}: a step may not fit", size(there))?),
@@ -370,8 +370,10 @@ fn too_much<B: Backend, M: CausalLm<B>>(
     });
     let advice = match advice {
         Some(advice) => advice.to_string(),
+        // Each of several ranks has the whole model in f32 before the first step.
+        None if ranks > 1 => "no setting makes it fit: take a smaller model or shorter sequences".into(),
         None => {
-            "no setting makes it fit: take a smaller model or shorter sequences, or share it among more ranks".into()
+            "no setting makes it fit: take a smaller model or shorter sequences, or share it among several ranks".into()
         }
     };
     JobError::StepMemory { needed: size(peak), there: size(there), advice }
