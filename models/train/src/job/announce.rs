@@ -144,9 +144,7 @@ pub(super) fn precision(
 /// The share of what adapters change that the files of the merged model have.
 pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
     let advice = match share < 0.9 {
-        true => {
-            "; codes are coarser than the rest: --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's"
-        }
+        true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",
         false => "",
     };
     Ok(writeln!(out, "merged: rounding leaves {:.1} % of what the adapters change{advice}", 100.0 * share)?)
