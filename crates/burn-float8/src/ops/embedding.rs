@@ -43,8 +43,8 @@ impl<B: Float8Backend> Table<B> {
         }
     }
 
-    /// The sum of `dy: [batch, sequence, H]` by row of the table, of the rows that this process has. It is added up in f32, over ranks
-    /// too, and rounded to the table's dtype once.
+    /// The sum of `dy: [batch, sequence, H]` by row of the table, of the rows that this process has. It is added up in f32 and rounded to the
+    /// table's dtype once, before it is exchanged too: the steps of two ranks are those of one with two micro-batches.
     pub(super) fn gradient(self, dy: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
         let Self { layer, shape, dtype, device } = self;
         let tokens = indices.shape().num_elements();
@@ -53,10 +53,10 @@ impl<B: Float8Backend> Table<B> {
         let zeros = B::float_zeros(shape.clone(), &device, wide.into());
         let dy = B::float_reshape(in_dtype::<B>(dy, wide), Shape::from(vec![tokens, shape[1]]));
         let sums = B::float_select_add(zeros, 0, B::int_reshape(indices, Shape::from(vec![tokens])), dy);
-        let sums = match layer {
-            Some(layer) => reduced::<B>(&layer, sums),
-            None => sums,
-        };
-        in_dtype::<B>(sums, dtype)
+        let gradient = in_dtype::<B>(sums, dtype);
+        match layer {
+            Some(layer) => reduced::<B>(&layer, gradient),
+            None => gradient,
+        }
     }
 }
