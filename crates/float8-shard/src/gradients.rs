@@ -17,7 +17,7 @@ use crate::all_reduce::{Reduction, all_reduce, flat};
 use crate::sharding::Sharding;
 use crate::world::World;
 
-/// Elements of gradients that are joined for one all-reduce, but for a larger one by itself: copies of as many are there besides.
+/// How many elements of gradients one all-reduce has at most, unless a single gradient has more. It takes memory for copies of them.
 pub const JOINED_ELEMENTS: usize = 1 << 24;
 
 /// [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
@@ -42,24 +42,17 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
         None => <B::Inner>::float_zeros(Shape::from(vec![elements]), &device, FloatDType::F32),
     });
     let collectives = world.of_model(&Module::<B>::devices(model));
-    let (mut sums, mut joined, mut elements) = (vec![], vec![], 0);
-    let mut add_up = |joined: Vec<_>| -> Result<(), CommError> {
-        if !joined.is_empty() {
-            let label = "gradients of replicated parameters";
-            sums.extend(all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, joined)?);
+    let (mut values, mut sums) = (values.peekable(), vec![]);
+    while let Some(first) = values.next() {
+        let mut elements = first.shape().num_elements();
+        let mut joined = vec![first];
+        while let Some(next) = values.next_if(|next| elements + next.shape().num_elements() <= JOINED_ELEMENTS) {
+            elements += next.shape().num_elements();
+            joined.push(next);
         }
-        Ok(())
-    };
-    for value in values {
-        let own = value.shape().num_elements();
-        if elements + own > JOINED_ELEMENTS {
-            add_up(std::mem::take(&mut joined))?;
-            elements = 0;
-        }
-        joined.push(value);
-        elements += own;
+        let label = "gradients of replicated parameters";
+        sums.extend(all_reduce(&world.comm, collectives.as_deref(), label, Reduction::Sum, joined)?);
     }
-    add_up(joined)?;
     let mut sums = sums.into_iter();
     let of_parameters = has_gradient.into_iter().map(|has| if has { sums.next() } else { None });
     let mut write = Write::<B, _> { grads, of_parameters, backend: PhantomData };
@@ -75,7 +68,7 @@ fn is_replicated<B: Float8Stack, const D: usize>(value: &Tensor<B, D>) -> bool {
 /// The gradient of a replicated parameter, if it has one, its elements and its device.
 type Replicated<B> = (Option<FloatTensor<B>>, usize, Device<B>);
 
-/// Takes the gradients of replicated parameters, which are let go when they have been added up.
+/// Takes the gradients of replicated parameters out of all gradients, so that each is freed once it has been added up.
 struct Read<'a, B: Float8Stack> {
     grads: &'a mut GradientsParams,
     gradients: Vec<Replicated<B::Inner>>,

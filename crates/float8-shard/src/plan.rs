@@ -39,7 +39,7 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
-    /// Bytes in f32 of the gradients of what each rank has whole.
+    /// Bytes in f32 of the gradients of parameters that every rank keeps whole.
     pub replicated_gradients: u64,
     /// Bytes of the FP8 copies, in both orientations, of the weights that each rank has whole: experts, and in a single process all.
     pub copies: u64,
@@ -113,13 +113,14 @@ impl ShardPlan {
             let kept = if parameter.dims.len() < 2 { DType::F32 } else { dtypes.matrices }.size() as u64;
             new.whole += 4 * elements;
             let policy = parameter.linear().and_then(|_| policies.next());
+            let is_sharded = parameter.is_sharded();
             let mut add = |own: u64| {
                 new.parameters += kept * own;
                 if !parameter.is_trained {
                     return;
                 }
                 new.largest[0] = new.largest[0].max(own);
-                if !parameter.is_sharded() {
+                if !is_sharded {
                     new.replicated_gradients += 4 * own;
                 }
                 new.trained += kept * own;
@@ -127,7 +128,6 @@ impl ShardPlan {
                 new.moments += 2 * dtypes.moments.size() as u64 * own;
                 new.masters += 4 * own * u64::from(dtypes.masters && parameter.dims.len() > 1);
             };
-            let is_sharded = parameter.is_sharded();
             // Experts side by side, by n for one orientation and by k for the other.
             let (groups, [k, n]) = match parameter.dims[..] {
                 [k, n] if is_sharded => (1, [k, n]),

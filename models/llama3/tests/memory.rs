@@ -114,7 +114,7 @@ fn estimates_are_within_a_tenth() {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");
-            // Threads keep what kernels pack operands in, from run to run.
+            // Threads keep the buffers that kernels pack operands into: a run uses, and does not allocate, those of the run before.
             let kept = Counting::alive() - at_first;
             let measured = kept
                 + Counting::peak_of(|| {

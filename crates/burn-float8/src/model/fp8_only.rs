@@ -113,7 +113,7 @@ pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), 
                 let reason = tag.layer.plan(None).err().map(|reason| reason.to_string());
                 let is_grouped = weight.is_some_and(|weight| weight.whole_shape().num_dims() == 3);
                 let otherwise = match is_grouped {
-                    true => "weights of experts side by side stay as they are",
+                    true => "weights of grouped linears keep their values",
                     false => "fprop reads no FP8 copy of it",
                 };
                 fp8_only.kept.push((name, reason.unwrap_or_else(|| otherwise.into())));

@@ -254,7 +254,7 @@ impl LayerState {
 /// Call it before each step, too, if weights of FP8 linears are frozen. A frozen weight never changes, and so begins no step: with all of them
 /// frozen (adapters beside a frozen base) there would be one step for ever, and with some of them, those in front of the first trained
 /// one would still run in the step before. Where backward comes to no FP8 linear at all, as beside an adapter of the output alone, delayed scaling
-/// takes the amaxes of the last forwards before the call: let no evaluation come between.
+/// takes the amaxes of the last forwards before the call; those of an evaluation, if that came last.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn_float8::lora::{Lora, LoraAdapter};
+use burn_float8::lora::Lora;
 
 use super::check::{Checkpoint, RepeatedHead};
 use super::names;
@@ -12,14 +12,14 @@ use super::parameters::{parameters, read};
 use crate::JobError;
 use crate::model::ModelConfig;
 
-/// The share of what adapters change that files have. `model` has the weights w' = w + Δ, Δ = α/r · A·B, and `folder` what these were
-/// rounded to, q:
+/// The share of the adapters' change of the weights that is left in files. `model` has the merged weights w' = w + Δ, Δ = α/r · A·B;
+/// `folder` has these rounded, q:
 ///
 /// ```text
 /// Σ Δ · (q − w) / Σ Δ² = 1 + Σ Δ · (q − w') / Σ Δ²
 /// ```
 ///
-/// 1 where rounding errors cancel, 0 where all weights are rounded to what they were without adapters; none if these change nothing.
+/// It is 1 where rounding errors cancel, and 0 where each weight is rounded to what it was without adapters; none if these change nothing.
 ///
 /// # Errors
 /// The errors of reading the folder and the device.
@@ -33,10 +33,11 @@ pub(crate) fn share_left<B: Backend, M: Module<B>, C: ModelConfig>(
     let scale = lora.config.alpha / lora.config.rank as f64;
     let (mut squares, mut lost) = (0.0, 0.0);
     for parameter in parameters(model) {
-        let adapter = |linear: &str| lora.adapters.iter().find(|LoraAdapter { name, .. }| name == linear);
+        let adapter = |linear: &str| lora.adapters.iter().find(|adapter| adapter.name == linear);
         let Some(adapter) = names::linear(&parameter.path).and_then(adapter) else { continue };
         let Ok(dims) = <[usize; 2]>::try_from(&parameter.shape[..]) else { continue };
-        let change = read(&adapter.a.val().matmul(adapter.b.val()).mul_scalar(scale).transpose())?;
+        let change = adapter.a.val().matmul(adapter.b.val()).mul_scalar(scale).transpose();
+        let change = read(&change, "reading the adapters")?;
         let (merged, rounded) = ((parameter.read)()?, files.linear_f32(&names::hf_name(&parameter.path), dims)?);
         for ((change, merged), rounded) in change.into_iter().zip(merged).zip(rounded) {
             squares += f64::from(change).powi(2);

@@ -48,13 +48,16 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
         let tensor = param.val();
         let tensor = if names::is_linear(&path) { tensor.transpose() } else { tensor };
         let shape = tensor.dims().to_vec();
-        self.parameters.push(Parameter { path, shape, read: Rc::new(move || read(&tensor)) });
+        self.parameters.push(Parameter { path, shape, read: Rc::new(move || read(&tensor, "reading the weights")) });
     }
 }
 
-/// The values of a tensor in f32, row-major.
-pub(super) fn read<B: Backend, const D: usize>(tensor: &Tensor<B, D>) -> Result<Vec<f32>, JobError> {
-    let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the weights", reason });
+/// The values of a tensor in f32, row-major; an error names what this was `doing`.
+pub(super) fn read<B: Backend, const D: usize>(
+    tensor: &Tensor<B, D>,
+    doing: &'static str,
+) -> Result<Vec<f32>, JobError> {
+    let failed = |reason| JobError::from(TrainError::Execution { doing, reason });
     let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
     data.into_vec().map_err(|error| failed(format!("{error:?}")))
 }

@@ -20,8 +20,9 @@ use serde_json::{Map, Value, json};
 
 use super::json::object;
 use super::names::hf_module;
+use super::parameters::read;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
-use crate::{JobError, TrainError, create_folder};
+use crate::{JobError, create_folder};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -66,19 +67,13 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
                     name,
                     dtype: Dtype::F32,
                     shape: tensor.dims().to_vec(),
-                    bytes: Box::new(move || read(tensor.clone())),
+                    bytes: Box::new(move || Ok(f32_bytes(&read(&tensor, "reading the adapters")?))),
                 }
             })
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         write_file(&folder.join(WEIGHTS), &tensors.collect::<Vec<_>>(), Some(metadata))
     })
-}
-
-fn read<B: Backend>(tensor: Tensor<B, 2>) -> Result<Vec<u8>, JobError> {
-    let failed = |reason| JobError::from(TrainError::Execution { doing: "reading the adapters", reason });
-    let data = tensor.try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-    data.as_slice().map(f32_bytes).map_err(|error| failed(format!("{error:?}")))
 }
 
 /// Settings of PEFT's that change what an adapter computes, or what is saved with it, and are off in plain LoRA.

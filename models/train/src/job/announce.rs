@@ -141,7 +141,7 @@ pub(super) fn precision(
     Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%{note}", loss.exp())?)
 }
 
-/// The share of what adapters change that the files of the merged model have.
+/// The share of the adapters' change of the weights that is left in the files of the merged model.
 pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
     let advice = match share < 0.9 {
         true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",

@@ -217,8 +217,8 @@ impl<C: ModelConfig> Estimated<'_, C> {
         }
     }
 
-    /// Bytes of copies that an exchange of gradients takes: of the largest, or of those that are joined. MPI has two more than the one that it
-    /// is given, NCCL one.
+    /// Bytes of the copies that an exchange of gradients makes, of the largest gradient or of those that are joined: three on a CPU, of which
+    /// MPI makes two, and two on a device.
     fn exchanged(&self) -> Saturating<u64> {
         let plan = self.plan;
         let exchanged = plan.largest_gradient.max(plan.replicated_gradients.min(4 * JOINED_ELEMENTS as u64));
@@ -249,7 +249,7 @@ struct OfTables {
     is_tied: bool,
     /// Whether the output layer sees some tokens at a time.
     is_chunked: bool,
-    /// Whether they are in bf16.
+    /// Whether parameters are in bf16.
     is_bf16: bool,
     /// Whether the CPU backend computes.
     is_host: bool,

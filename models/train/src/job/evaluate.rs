@@ -59,10 +59,10 @@ impl EvalPrecision {
     }
 }
 
-/// Of a model by delayed scaling that nothing was trained with.
+/// What is said of a model whose recipe is `delayed` and that has no amax histories.
 const NO_HISTORIES: &str = "no histories: scaled as tensorwise";
 
-/// Whether no history scales the inputs of any linear, where `delayed` is to.
+/// Whether the recipe is `delayed` and no linear has an amax history of its inputs.
 fn lacks_histories<B: Float8Stack, M: Module<B>, S>(config: &RunConfig<S>, model: &M) -> bool {
     let of_input = |layer: &LayerState| layer.input.as_ref().is_some_and(|input| input.scaling_amax.is_some());
     config.training.precision == Precision::Fp8
