@@ -20,6 +20,7 @@ pub mod data;
 mod digest;
 mod error;
 mod escape;
+mod file_lock;
 pub mod files;
 mod folder;
 mod freeze;

@@ -10,7 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +21,7 @@ use super::CheckpointError;
 use super::rollback::{self, resumed_from};
 use crate::atomic;
 use crate::digest;
+use crate::file_lock::FileLock;
 use crate::files;
 
 const CHECKSUMS: &str = "checksums.json";
@@ -89,8 +90,7 @@ impl Manifest {
 #[derive(Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
-    /// Released when the process ends, however it ends.
-    _lock: File,
+    _lock: FileLock,
 }
 
 fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
@@ -237,18 +237,15 @@ impl CheckpointFolder {
         let path = path.into();
         fs::create_dir_all(&path).map_err(io_error("make", &path))?;
         let lock = path.join("LOCK");
-        let file = File::options().create(true).append(true).open(&lock).map_err(io_error("write", &lock))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(CheckpointError::Locked { folder: path }),
-            Err(TryLockError::Error(source)) => return Err(CheckpointError::Io { doing: "lock", path: lock, source }),
-        }
+        let Some(lock) = FileLock::try_take(&lock).map_err(io_error("lock", &lock))? else {
+            return Err(CheckpointError::Locked { folder: path });
+        };
         // Files of other programs may end alike.
         let is_ours = |name: &String| OURS.iter().any(|ours| name.starts_with(ours)) && name.ends_with(PARTIAL);
         for name in names(&path)?.iter().filter(|name| is_ours(name)) {
             remove(&path.join(name))?;
         }
-        Ok(Self { path, _lock: file })
+        Ok(Self { path, _lock: lock })
     }
 
     /// The folder.

@@ -13,6 +13,7 @@ use super::DataError;
 use super::error::cannot_write;
 use crate::atomic;
 use crate::digest;
+use crate::file_lock::FileLock;
 
 /// Written last: a folder without it is not whole.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -56,10 +57,7 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     }
     fs::create_dir_all(cache).map_err(cannot_write(cache))?;
     let lock_path = cache.join(format!("{name}.lock"));
-    let lock = OpenOptions::new().create(true).write(true).truncate(false).open(&lock_path);
-    let lock = lock.map_err(cannot_write(&lock_path))?;
-    // The system lets go of it when the process ends, however it ends.
-    lock.lock().map_err(cannot_write(&lock_path))?;
+    let _lock = FileLock::wait(&lock_path).map_err(cannot_write(&lock_path))?;
     if let Some(entry) = open() {
         return Ok(entry);
     }

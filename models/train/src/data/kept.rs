@@ -1,6 +1,6 @@
 //! [`KeptTokens`]: what a cache of tokens holds, so that somebody can look at it and remove what is not used.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::DataError;
 use super::cache::MANIFEST;
 use super::error::{cannot_read, cannot_write};
+use crate::file_lock::FileLock;
 
 /// A folder of the cache: tokens of some sources, or an index of their documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,11 +49,9 @@ impl KeptTokens {
         let mut pruned = vec![];
         for kept in Self::list(cache)?.into_iter().filter(|kept| is_old(kept.used)) {
             let lock_path = kept.path.with_added_extension("lock");
-            let lock = OpenOptions::new().create(true).write(true).truncate(false).open(&lock_path);
-            let lock = lock.map_err(cannot_write(&lock_path))?;
-            if lock.try_lock().is_err() {
+            let Some(_lock) = FileLock::try_take(&lock_path).map_err(cannot_write(&lock_path))? else {
                 continue;
-            }
+            };
             // Without a manifest it is no entry, also if the rest cannot be removed.
             let removed = fs::remove_file(kept.path.join(MANIFEST)).and_then(|()| fs::remove_dir_all(&kept.path));
             removed.map_err(cannot_write(&kept.path))?;
