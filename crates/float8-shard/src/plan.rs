@@ -8,6 +8,7 @@ use burn_float8::{Float8Config, Float8Error};
 use serde::Serialize;
 
 use crate::config::{Reshard, ShardConfig};
+use crate::gradients::JOINED_ELEMENTS;
 use crate::sharding::{alignment, chunk};
 
 /// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.
@@ -39,8 +40,8 @@ pub struct ShardPlan {
     pub gathered: u64,
     /// Bytes of the largest gradient before ranks have added it up.
     pub largest_gradient: u64,
-    /// Bytes in f32 of the gradients of parameters that every rank keeps whole.
-    pub replicated_gradients: u64,
+    /// Bytes in f32 of the gradients that one all-reduce adds up, of parameters that every rank keeps whole, at most.
+    pub joined_gradients: u64,
     /// Bytes of the FP8 copies, in both orientations, of the weights that each rank has whole: experts, and in a single process all.
     pub copies: u64,
     /// Bytes of those copies whose codes a backend may have once for both: one scale serves a tensor or a square.
@@ -105,7 +106,7 @@ impl ShardPlan {
         }
         .into_iter();
         let mut new = Self { ranks, ..Self::default() };
-        let (mut copies, mut largest_passing) = (vec![], 0);
+        let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Of linears' inputs: elements, and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
         for parameter in &parameters {
@@ -121,7 +122,8 @@ impl ShardPlan {
                 }
                 new.largest[0] = new.largest[0].max(own);
                 if !is_sharded {
-                    new.replicated_gradients += 4 * own;
+                    replicated += own;
+                    new.joined_gradients = new.joined_gradients.max(4 * own);
                 }
                 new.trained += kept * own;
                 new.gradients += kept * own;
@@ -182,6 +184,7 @@ impl ShardPlan {
             let size = if matches!(parameter.kind, Kind::Embedding) { kept } else { dtypes.compute.size() as u64 };
             copies.extend(float8.into_iter().flatten().chain(is_values.then_some(size * elements)));
         }
+        new.joined_gradients = new.joined_gradients.max(4 * replicated.min(JOINED_ELEMENTS as u64));
         new.copies += largest_passing;
         new.input_bytes = match elements_read {
             0 => dtypes.compute.size() as f64,
@@ -335,6 +338,7 @@ mod tests {
         assert_eq!((four.parameters, four.gradients, four.moments), (4 * own, 4 * own, 8 * own));
         let copies = 4 * 50 * 40 + 4 * (40 * 144 + 4);
         assert_eq!((four.gathered, four.largest_gradient), (copies, 4 * 40 * 144));
+        assert_eq!(four.joined_gradients, 4 * 2 * 40);
         let let_go = plan(4, Reshard::AfterForward, Some(&tensorwise));
         assert_eq!(let_go.gathered, 4 * 50 * 40 + 40 * 144 + 4);
         assert_eq!(plan(4, Reshard::AfterStep, None).gathered, 4 * 50 * 40 + 2 * 2 * 40 * 144);

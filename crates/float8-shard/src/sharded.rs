@@ -2,6 +2,7 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
@@ -51,6 +52,7 @@ pub struct Sharded {
     comm: Communicator,
     /// The `World` of the backend that computes.
     world: Arc<dyn Any + Send + Sync>,
+    requires_gradient_sync: Arc<AtomicBool>,
     summary: ShardSummary,
 }
 
@@ -108,7 +110,8 @@ impl Sharded {
             seam::set_peers::<B::Inner>(layer, device, &of_conversion, Arc::new(peers));
         }
         log::info!("{summary}");
-        Ok((model, Self { comm: comm.clone(), world, summary }))
+        let requires_gradient_sync = world.requires_gradient_sync.clone();
+        Ok((model, Self { comm: comm.clone(), world, requires_gradient_sync, summary }))
     }
 
     fn world<B: Float8Backend>(&self) -> &World<B> {
@@ -160,6 +163,14 @@ impl Sharded {
         for ((weight, of), amax) in places.into_iter().zip(all) {
             weight.slot().get::<Kept<B>>().amaxes.push((of, amax));
         }
+    }
+
+    /// Whether the gradients of shards are exchanged in backward, as they are unless this is called (FSDP2's `set_requires_gradient_sync`).
+    /// While they are not, each rank adds up its own, of the whole weight and in f32, and a shard's gradient is zeros; the next gradient of
+    /// that weight which is exchanged is the sum of all of them. So a weight that several backward passes read costs one exchange, and four
+    /// bytes for each of its elements on every rank. All ranks call it alike.
+    pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
+        self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
     /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are

@@ -8,10 +8,11 @@
 //!
 //! The parameter is the shard, so that optimizers which look at one element at a time work on it unchanged.
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
@@ -51,6 +52,8 @@ pub(crate) struct Sharding<B: Float8Backend> {
     /// Gathers of FP8 codes that were started before a GEMM asked for them.
     pub(crate) gathers_ahead: AtomicU64,
     pub(crate) full_gathers: AtomicU64,
+    /// The sum in f32 of this rank's gradients `[K, N]` that were not exchanged yet.
+    pub(crate) unsynced: Mutex<Option<FloatTensor<B>>>,
 }
 
 impl<B: Float8Backend> Sharding<B> {
@@ -65,7 +68,8 @@ impl<B: Float8Backend> Sharding<B> {
         let chunk = chunk(logical[0], world.comm.world_size(), align);
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
-        Self { world, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers }
+        let unsynced = Mutex::new(None);
+        Self { world, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers, unsynced }
     }
 
     /// How the weight of a layer is sharded, if it is.

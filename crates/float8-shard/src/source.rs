@@ -55,7 +55,7 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
 
     fn gradient(&self, whole: FloatTensor<B>) -> FloatTensor<B> {
         let _timer = operation("reduce_scatter");
-        self.reduce_scatter(whole)
+        self.reduce_scatter_when_synced(whole)
     }
 
     fn report(&self) -> ShardingReport {

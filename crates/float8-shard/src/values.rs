@@ -4,6 +4,7 @@ use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_de
 use burn_float8::backend::{Float8Backend, in_dtype};
 use burn_float8::seam::read_f32;
 use burn_std::{Bytes, Shape, Slice, bf16};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::config::ReduceDtype;
@@ -54,9 +55,30 @@ impl<B: Float8Backend> Sharding<B> {
         B::float_from_data(data, &device)
     }
 
+    /// [`reduce_scatter`](Self::reduce_scatter) of a gradient `[K, N]` and of those before it that were not exchanged, in its dtype; zeros
+    /// while gradients are not to be exchanged.
+    pub(crate) fn reduce_scatter_when_synced(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+        if self.ranks() == 1 {
+            return gradient;
+        }
+        let is_synced = self.world.requires_gradient_sync.load(Relaxed);
+        let mut unsynced = self.unsynced.lock().unwrap_or_else(PoisonError::into_inner);
+        let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
+        let sum = match unsynced.take() {
+            None if is_synced => return self.reduce_scatter(gradient),
+            None => in_dtype::<B>(gradient, DType::F32),
+            Some(sum) => B::float_add(sum, in_dtype::<B>(gradient, DType::F32)),
+        };
+        if is_synced {
+            return self.reduce_scatter(in_dtype::<B>(sum, dtype));
+        }
+        *unsynced = Some(sum);
+        B::float_zeros(Shape::from(self.own_shape().to_vec()), &device, FloatDType::from(dtype))
+    }
+
     /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
     /// says, in the gradient's dtype; over the host this waits for the device.
-    pub(crate) fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
+    fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let ([k, n], ranks) = (self.logical, self.ranks());
         if ranks == 1 {
             return gradient;

@@ -1,4 +1,7 @@
 //! [`World`]: the ranks of a sharded model as one backend reaches them.
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::Float8Backend;
 use float8_comm::{CommError, Communicator};
@@ -13,11 +16,13 @@ type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCo
 pub(crate) struct World<B: Float8Backend> {
     pub(crate) comm: Communicator,
     collectives: CollectivesFn<B>,
+    /// [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
+    pub(crate) requires_gradient_sync: Arc<AtomicBool>,
 }
 
 impl<B: ShardBackend> World<B> {
     pub(crate) fn new(comm: &Communicator) -> Self {
-        Self { comm: comm.clone(), collectives: B::collectives }
+        Self { comm: comm.clone(), collectives: B::collectives, requires_gradient_sync: Arc::new(true.into()) }
     }
 }
 

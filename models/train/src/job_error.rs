@@ -154,10 +154,14 @@ pub enum JobError {
         needed: usize,
     },
     /// A text that is longer than the model is made for.
-    #[error("a prompt of {prompt} tokens and {max_new_tokens} new ones exceed the model's {max_seq_len} positions")]
+    #[error(
+        "the {tokens} tokens of prompt {} and {max_new_tokens} new ones exceed the model's {max_seq_len} positions", prompt + 1
+    )]
     Positions {
-        /// Tokens of the prompt.
+        /// Which prompt, counted from 0.
         prompt: usize,
+        /// Its tokens.
+        tokens: usize,
         /// Tokens to add.
         max_new_tokens: usize,
         /// Positions that the model has.

@@ -97,6 +97,11 @@ impl Ranks {
         self.sharded.precompute_scales::<B, M>(model);
     }
 
+    /// Whether backward exchanges the gradients of shards, or adds them up on this rank until it does.
+    pub(crate) fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
+        self.sharded.set_requires_gradient_sync(requires_gradient_sync);
+    }
+
     /// After backward: the gradients of what every rank keeps whole.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ use burn::tensor::{DType, Tensor};
 use crate::batches::Batch;
 use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
 use crate::model::{LanguageModel, Segments};
+use crate::ranks::Ranks;
 
 /// Elements of logits, tokens by vocabulary, from which on they are made in chunks unless `training.loss_chunk` says otherwise: 512 MiB.
 const MANY_LOGITS: usize = 1 << 27;
@@ -85,6 +86,7 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
     model: &M,
     batch: &Batch,
     plan: Plan,
+    ranks: Option<&Ranks>,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
 ) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
@@ -114,7 +116,7 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
             (None, inputs, hidden)
         }
     };
-    let (loss, mut dy, of_head) = head(model, &*segments, hidden, plan.chunk, scale);
+    let (loss, mut dy, of_head) = head(model, &*segments, hidden, (plan.chunk, ranks), scale);
     collect(of_head);
     while let (Some(input), Some(group)) = (inputs.pop(), plan.group) {
         let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
@@ -135,6 +137,7 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
     mut model: M,
     batch: &Batch,
     plan: Plan,
+    ranks: Option<&Ranks>,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
     mut apply: impl FnMut(M, GradientsParams) -> Result<M, E>,
@@ -149,7 +152,7 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
     let mut last = GradientsAccumulator::new();
     let (loss, mut dy, of_head) = {
         let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
-        head(&model, &*segments, hidden, plan.chunk, scale)
+        head(&model, &*segments, hidden, (plan.chunk, ranks), scale)
     };
     last.accumulate(&model, of_head);
     while let Some(input) = inputs.pop() {
@@ -170,16 +173,19 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
 }
 
 /// The loss and its gradients, with respect to the last hidden states and to parameters, with logits of so many rows at a time. Those
-/// of parameters are added up in f32: a sum in bf16 would be rounded after every chunk.
+/// of parameters are added up in f32: a sum in bf16 would be rounded after every chunk. Ranks exchange them with the last chunk.
 fn head<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     segments: &dyn Segments<B>,
     hidden: Tensor<B::InnerBackend, 2>,
-    chunk: Option<usize>,
+    (chunk, ranks): (Option<usize>, Option<&Ranks>),
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
 ) -> (Tensor<B::InnerBackend, 1>, Tensor<B::InnerBackend, 2>, GradientsParams) {
     let (mut loss, mut parts, mut sums) = (None, vec![], GradientsAccumulator::new());
     for rows in ranges(segments.rows(), chunk.unwrap_or(segments.rows())) {
+        if let Some(ranks) = ranks {
+            ranks.set_requires_gradient_sync(rows.end == segments.rows());
+        }
         let hidden = leaf::<B>(hidden.clone().slice(rows.clone()));
         let part = scale(segments.loss(hidden.clone(), rows));
         loss = Some(loss.map_or(part.clone().inner(), |sum| sum + part.clone().inner()));

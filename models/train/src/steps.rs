@@ -185,7 +185,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 norm = Some(of_all);
             } else {
                 let grads;
-                (part, grads) = gradients(&self.model, batch, plan, scale, device)?;
+                (part, grads) = gradients(&self.model, batch, plan, self.ranks.as_ref(), scale, device)?;
                 accumulator.accumulate(&self.model, grads);
             }
             loss = loss + part;
@@ -251,7 +251,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
             optimizer = Some(after);
             Ok::<_, TrainError>(model)
         };
-        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, scale, device, &mut apply)?;
+        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, ranks, scale, device, &mut apply)?;
         self.model = apply(model, last)?;
         let grad_norm = squares.norm(&self.model, ranks, device)?;
         self.optimizer = optimizer.expect("it is put back");

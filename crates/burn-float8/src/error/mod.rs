@@ -13,7 +13,7 @@ pub enum Float8Error {
     /// A pattern matches no linear of the model.
     #[error("{field}: {pattern:?} matches none of the model's {linears} linears: {names}")]
     FilterMatchesNothing {
-        /// `filter_fqns` or `overrides.fqns`.
+        /// `filter_fqns`, `overrides.fqns` or `lora.target_modules`.
         field: &'static str,
         /// The pattern as configured.
         pattern: String,

@@ -95,7 +95,7 @@ impl LoraConfig {
             if !found.iter().any(|linear| target_matches(target, &linear.info.name)) {
                 let names = shortened(found.iter().map(|linear| &*linear.info.name));
                 let pattern = target.clone();
-                let (field, linears) = ("target_modules", found.len());
+                let (field, linears) = ("lora.target_modules", found.len());
                 return Err(Float8Error::FilterMatchesNothing { field, pattern, linears, names });
             }
         }

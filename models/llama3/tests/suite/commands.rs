@@ -89,7 +89,7 @@ fn prompts_are_those_of_flags_and_of_a_file() {
     assert_eq!(prompts(&[]).unwrap(), Vec::<String>::new());
     let file = lines.display().to_string();
     assert!(prompts(&["--prompts", &file]).unwrap_err().contains("cannot read"));
-    fs::write(&lines, "two words\n  three\n").unwrap();
+    fs::write(&lines, "\u{feff}two words\n  three\n").unwrap();
     assert_eq!(prompts(&["--prompt", "one", "--prompts", &file]).unwrap(), ["one", "two words", "  three"]);
     fs::write(&lines, "a\n\nb\n").unwrap();
     assert!(prompts(&["--prompts", &file]).unwrap_err().contains("prompts.txt: line 2 is empty"));

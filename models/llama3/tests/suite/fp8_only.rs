@@ -145,6 +145,7 @@ fn another_recipe_than_the_files_have_is_told() {
     let keeps = "; to keep them: float8.recipe = \"rowwise\"\n";
     for (recipe, fp8_only, told) in [
         (Recipe::Rowwise, true, None),
+        (Recipe::RowwiseWithGwHp, true, None),
         (Recipe::Tensorwise, true, Some(keeps)),
         (Recipe::Rowwise, false, Some("\n")),
         (Recipe::Tensorwise, false, Some("\n")),

@@ -93,6 +93,8 @@ impl GenerateArgs {
         let mut prompts = self.prompt.clone();
         if let Some(path) = &self.prompts {
             let text = files::read_to_string(path).map_err(|source| JobError::Io { path: path.clone(), source })?;
+            // Some editors begin a file with a mark of its byte order, which is not its text.
+            let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             prompts.extend(text.lines().map(String::from));
             let empty = text.lines().position(str::is_empty).map(|line| format!("line {} is empty", line + 1));
             let empty = if text.is_empty() { Some("has no line".into()) } else { empty };

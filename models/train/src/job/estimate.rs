@@ -13,7 +13,7 @@ use core::fmt;
 use std::num::Saturating;
 
 use burn::tensor::DType;
-use float8_shard::{JOINED_ELEMENTS, ShardPlan};
+use float8_shard::ShardPlan;
 use serde::Serialize;
 
 use super::room::unit;
@@ -221,7 +221,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
     /// MPI makes two, and two on a device.
     fn exchanged(&self) -> Saturating<u64> {
         let plan = self.plan;
-        let exchanged = plan.largest_gradient.max(plan.replicated_gradients.min(4 * JOINED_ELEMENTS as u64));
+        let exchanged = plan.largest_gradient.max(plan.joined_gradients);
         Saturating(if plan.ranks == 1 { 0 } else { exchanged }) * Saturating(if self.is_host { 3 } else { 2 })
     }
 

@@ -10,7 +10,7 @@ use burn_float8::Float8Config;
 use burn_float8::lora::LoraConfig;
 use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
-use float8_shard::{PlanDtypes, Reshard, ShardPlan};
+use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
 
 use super::advice::advice;
 use super::config::RunConfig;
@@ -199,7 +199,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         moments: 2 * dtypes.moments.size() as u64 * adapters,
         masters: 0,
         largest_gradient: 4 * largest,
-        replicated_gradients: 4 * adapters,
+        joined_gradients: 4 * adapters.min(JOINED_ELEMENTS as u64).max(largest),
         copies,
         shared_copies: plan.shared_copies.min(copies),
         // An adapter keeps x itself, for the gradient of A.

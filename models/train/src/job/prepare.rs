@@ -23,13 +23,13 @@ use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSi
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
 
-/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after a prompt of
+/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after prompts of
 /// so many tokens.
 pub(super) fn dimensions<S: ModelSection>(
     config: &RunConfig<S>,
     tokenizer: &Tokenizer,
     seq_len: Option<usize>,
-    prompt: Option<usize>,
+    prompts: &[usize],
 ) -> Result<S::Config, JobError> {
     let dims = config.dimensions()?;
     let needed = tokenizer.vocab_size();
@@ -46,9 +46,11 @@ pub(super) fn dimensions<S: ModelSection>(
         }
     }
     let new = config.generate.max_new_tokens;
-    let generated = prompt.map_or(0, |prompt| prompt.saturating_add(new));
-    if let Some(prompt) = prompt {
-        let reason = format!("with a prompt of {prompt} tokens exceeds the model's {max_seq_len} positions");
+    let longest = prompts.iter().zip(1..).max_by_key(|(tokens, _)| **tokens);
+    let generated = longest.map_or(0, |(tokens, _)| tokens.saturating_add(new));
+    if let Some((tokens, number)) = longest {
+        let prompt = if prompts.len() > 1 { format!("prompt {number}") } else { "a prompt".into() };
+        let reason = format!("with {prompt} of {tokens} tokens exceeds the model's {max_seq_len} positions");
         require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
     }
     Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
@@ -171,12 +173,13 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
         return notes;
     };
-    let (recipe, folder) = (config.float8.config.linear.recipe(), folder.display());
+    let (linear, folder) = (&config.float8.config.linear, folder.display());
+    let recipe = linear.recipe();
     if let Some(found) = checkpoint.recipe() {
-        let keeps = [
-            (found != recipe, format!("float8.recipe = \"{found}\"")),
-            (!config.holds_codes(), "lora.base = \"fp8\"".into()),
-        ];
+        // Several recipes have the same codes of weights for fprop, and codes that are held are not cast.
+        let is_other = found.casts().weight.scaling_granularity != linear.weight_cast().granularity;
+        let keeps =
+            [(is_other, format!("float8.recipe = \"{found}\"")), (!config.holds_codes(), "lora.base = \"fp8\"".into())];
         let missing: Vec<_> =
             keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
         if !missing.is_empty() {

@@ -68,7 +68,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         options: &GenerateOptions,
         mut take: impl FnMut(usize, u32) -> Result<bool, JobError>,
     ) -> Result<(), JobError> {
-        generate(self, prompts, options, &mut take)
+        generate(self, prompts, options, &mut |number, token| token.map_or(Ok(false), |token| take(number, token)))
     }
 
     /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 pub use activations::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
+pub(crate) use generate::generate;
 pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
 use crate::JobError;

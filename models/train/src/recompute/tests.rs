@@ -120,7 +120,7 @@ fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>), ConfigError
             self.1.push(gradient.into_data().convert::<f32>().to_vec().expect("f32"));
         }
     }
-    let (loss, mut grads) = gradients(net, &batch(), plan, |loss| loss * 0.5, &Default::default())?;
+    let (loss, mut grads) = gradients(net, &batch(), plan, None, |loss| loss * 0.5, &Default::default())?;
     let mut collect = Collect(&mut grads, vec![]);
     net.visit(&mut collect);
     Ok((loss.into_scalar(), collect.1))

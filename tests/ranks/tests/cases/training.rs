@@ -1,8 +1,12 @@
 //! Training on several ranks is training on one with as many micro-batches.
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Recipe;
 use float8_comm::Operation;
 use float8_shard::{ReduceDtype, Reshard, ShardConfig, Sharded};
-use ranks::{Training, model, tied_model};
+use ranks::{B, Training, batch, model, tied_model};
 
 use super::world;
 
@@ -76,9 +80,44 @@ pub fn gradients_in_bf16() {
     assert!(exchanged.sent > 0);
 }
 
+/// Gradients that were not exchanged are exchanged with the next, by one call a weight.
+pub fn gradients_that_wait() {
+    struct Read(GradientsParams, Vec<Vec<f32>>);
+    impl ModuleVisitor<B> for Read {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            if Sharded::is_shard(&param.val()) {
+                let gradient = self.0.remove::<<B as AutodiffBackend>::InnerBackend, D>(param.id).expect("a gradient");
+                self.1.push(gradient.into_data().to_vec().unwrap());
+            }
+        }
+    }
+    let comm = world();
+    let (model, sharded) = Sharded::apply(model(Recipe::Tensorwise), &comm, ShardConfig::default()).unwrap();
+    let gradients = |number, requires_sync| {
+        sharded.set_requires_gradient_sync(requires_sync);
+        let before = comm.traffic();
+        let loss = model.loss(batch(number * comm.world_size() + comm.rank(), &Default::default()));
+        let mut read = Read(GradientsParams::from_grads(loss.backward(), &model), vec![]);
+        model.visit(&mut read);
+        (read.1, comm.traffic().since(&before).operation(Operation::ReduceScatterSum).calls)
+    };
+    let [(first, calls), (second, _)] = [0, 1].map(|number| gradients(number, true));
+    assert_eq!(calls, first.len() as u64);
+    let (none, no_calls) = gradients(0, false);
+    assert!(no_calls == 0 && none.iter().flatten().all(|x| *x == 0.0));
+    let (both, calls_of_both) = gradients(1, true);
+    assert_eq!(calls_of_both, calls);
+    for ((both, first), second) in both.iter().zip(&first).zip(&second) {
+        let largest = first.iter().chain(second).fold(0_f32, |max, x| max.max(x.abs()));
+        assert!(both.iter().zip(first).any(|(x, first)| x != first));
+        let near = |((both, first), second): ((&f32, &f32), &f32)| (both - (first + second)).abs() <= 1e-6 * largest;
+        assert!(both.iter().zip(first).zip(second).all(near));
+    }
+    assert_eq!(gradients(0, true).0, first, "nothing waits any more");
+}
+
 /// What was saved whole is loaded as shards, and what is gathered is what was saved.
 pub fn whole_parameters_load() {
-    use burn::module::Module;
     let mut trained = Training::new(model(Recipe::Tensorwise), None);
     trained.step(1);
     let (new, handle) = Sharded::apply(model(Recipe::Tensorwise), &world(), ShardConfig::default()).unwrap();

@@ -54,6 +54,11 @@ fn two_ranks_are_one() {
         let in_backward = set(&["training.activation_checkpointing=full", "optimizer.in_backward=true"]);
         let in_backward = llama3(2, "train", &[&arguments[..], &in_backward].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&in_backward)), "{}", stderr(&in_backward));
+        // The output's gradients of chunks are added up on each rank, and then over ranks.
+        let chunks = set(&["training.loss_chunk=40"]);
+        let one = llama3(1, "train", &[&arguments[..], &accumulation(2), &chunks].concat());
+        let two = llama3(2, "train", &[&arguments[..], &chunks].concat());
+        assert_eq!(losses(stdout(&one)), losses(stdout(&two)), "{}", stderr(&two));
     }
 }
 

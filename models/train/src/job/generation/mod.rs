@@ -12,7 +12,7 @@ use self::stop::StopStrings;
 use super::config::RunConfig;
 use super::generate_section::GenerateSection;
 use super::text::Text;
-use crate::model::{Batching, CausalLm, CausalLmExt, GenerateOptions};
+use crate::model::{Batching, CausalLm, GenerateOptions, generate};
 use crate::{JobError, TextStream};
 
 /// What is generated: by the configuration, on a device.
@@ -24,6 +24,7 @@ pub(super) struct Generation<'a> {
 
 /// What has become of a prompt.
 struct Output<'a> {
+    /// None once the text has ended.
     stream: Option<TextStream<'a>>,
     stop: StopStrings<'a>,
 }
@@ -69,28 +70,21 @@ impl<'a> Generation<'a> {
             let stream = self.text.tokenizer.stream_text_after(prompt)?;
             Ok(Output { stream: Some(stream), stop: StopStrings::new(&self.section.stop) })
         };
-        let size = self.batch_size(prompts.len());
-        for (group, prompts) in prompts.chunks(size).enumerate() {
-            let mut outputs = prompts.iter().map(output).collect::<Result<Vec<_>, _>>()?;
-            model.generate_each(prompts, &self.options, |number, token| {
-                let Output { stream, stop } = &mut outputs[number];
-                let piece = stream.as_mut().expect("the text has not ended").push(token)?;
-                let (piece, ends) = stop.push(&piece);
-                take(group * size + number, &piece)?;
-                if ends {
-                    *stream = None;
-                }
-                Ok(!ends)
-            })?;
-            for (number, Output { stream, mut stop }) in outputs.into_iter().enumerate() {
-                if let Some(stream) = stream {
-                    let (piece, ends) = stop.push(&stream.finish()?);
-                    let rest = if ends { String::new() } else { stop.finish() };
-                    take(group * size + number, &(piece + &rest))?;
-                }
-            }
-        }
-        Ok(())
+        let mut outputs = prompts.iter().map(output).collect::<Result<Vec<_>, _>>()?;
+        generate(model, prompts, &self.options, &mut |number, token| {
+            let Output { stream, stop } = &mut outputs[number];
+            let Some(mut open) = stream.take() else { return Ok(false) };
+            let Some(token) = token else {
+                let (piece, ends) = stop.push(&open.finish()?);
+                let rest = if ends { String::new() } else { stop.finish() };
+                take(number, &(piece + &rest))?;
+                return Ok(false);
+            };
+            let (piece, ends) = stop.push(&open.push(token)?);
+            *stream = (!ends).then_some(open);
+            take(number, &piece)?;
+            Ok(!ends)
+        })
     }
 }
 

@@ -28,8 +28,8 @@ impl<'a> StopStrings<'a> {
     }
 
     /// What is left where nothing follows.
-    pub(super) fn finish(self) -> String {
-        self.held
+    pub(super) fn finish(&mut self) -> String {
+        core::mem::take(&mut self.held)
     }
 }
 

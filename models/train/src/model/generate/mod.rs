@@ -14,25 +14,34 @@ use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
 use crate::{JobError, TrainError};
 
-/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says.
-pub(super) fn generate<B: Backend, M: CausalLm<B>>(
+/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` gets the number of a prompt
+/// with each token, whether another is to follow it is what it says, and with none once all texts of its batch have ended.
+pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
-    take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
+    take: &mut dyn FnMut(usize, Option<u32>) -> Result<bool, JobError>,
 ) -> Result<(), JobError> {
     options.validate()?;
-    prompts.iter().try_for_each(|prompt| check(model, prompt, options))?;
+    prompts.iter().enumerate().try_for_each(|(number, prompt)| check(model, number, prompt, options))?;
     let size = options.batching.size(prompts.len());
     for (group, prompts) in prompts.chunks(size).enumerate() {
-        let numbered = prompts.iter().enumerate().map(|(i, prompt)| (group * size + i, prompt));
-        run(model, numbered, options, take)?;
+        let numbered = (group * size..).zip(prompts);
+        run(model, numbered.clone(), options, &mut |number, token| take(number, Some(token)))?;
+        for (number, _) in numbered {
+            take(number, None)?;
+        }
     }
     Ok(())
 }
 
 /// Refuses what the model cannot continue.
-fn check<B: Backend, M: CausalLm<B>>(model: &M, prompt: &[u32], options: &GenerateOptions) -> Result<(), JobError> {
+fn check<B: Backend, M: CausalLm<B>>(
+    model: &M,
+    number: usize,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> Result<(), JobError> {
     let ModelSize { vocab_size, max_seq_len, .. } = model.config().size();
     let &GenerateOptions { max_new_tokens, num_choices, .. } = options;
     if prompt.is_empty() || num_choices == 0 {
@@ -45,7 +54,7 @@ fn check<B: Backend, M: CausalLm<B>>(model: &M, prompt: &[u32], options: &Genera
         return Err(JobError::Vocabulary { vocab_size, needed });
     }
     if prompt.len().saturating_add(max_new_tokens) > max_seq_len {
-        return Err(JobError::Positions { prompt: prompt.len(), max_new_tokens, max_seq_len });
+        return Err(JobError::Positions { prompt: number, tokens: prompt.len(), max_new_tokens, max_seq_len });
     }
     Ok(())
 }
