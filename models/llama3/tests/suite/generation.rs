@@ -77,8 +77,10 @@ fn impossible_requests_are_refused() {
     // Of 64 positions.
     let long = |len, new| model.generate_batch(&[vec![1, 2], vec![1; len]], &GenerateOptions::new(new, 288));
     assert!(long(60, 4).is_ok());
-    let Err(Error::Positions { tokens: 61, max_new_tokens: 4, max_seq_len: 64 }) = long(61, 4) else { panic!() };
-    assert!(matches!(long(2, usize::MAX), Err(Error::Positions { tokens: 2, .. })));
+    let Err(Error::Positions { prompt: 1, tokens: 61, max_new_tokens: 4, max_seq_len: 64 }) = long(61, 4) else {
+        panic!()
+    };
+    assert!(matches!(long(2, usize::MAX), Err(Error::Positions { prompt: 1, tokens: 2, .. })));
 }
 
 #[test]
