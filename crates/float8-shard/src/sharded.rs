@@ -169,6 +169,9 @@ impl Sharded {
     /// While they are not, each rank adds up its own, of the whole weight and in f32, and a shard's gradient is zeros; the next gradient of
     /// that weight which is exchanged is the sum of all of them. So a weight that several backward passes read costs one exchange, and four
     /// bytes for each of its elements on every rank. All ranks call it alike.
+    ///
+    /// Gradients of what each rank keeps whole, and all in a world of one, are of the pass alone: add up those of all passes
+    /// (`GradientsAccumulator`), zeros too.
     pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }

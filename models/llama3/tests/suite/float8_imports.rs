@@ -310,6 +310,36 @@ fn linears_that_are_not_quantized_are_named_or_matched() {
     }
 }
 
+/// A folder whose linears are in several formats runs as it lies there, and is exported in one of them alone.
+#[test]
+fn several_formats_run_as_they_are() {
+    let (mut files, rowwise, data) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise), text());
+    for own in ["weight", "weight_scale"] {
+        let name = format!("{LINEAR}.{own}");
+        files.tensors.insert(name.clone(), rowwise.tensors[&name].clone());
+    }
+    let mut channel = rowwise.json["quantization_config"]["config_groups"]["group_0"].clone();
+    channel["targets"] = json!([LINEAR]);
+    files.quantization()["config_groups"]["group_1"] = channel;
+    let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
+    let (from, data) = (from.path().to_str().unwrap(), data.path().to_str().unwrap());
+    let settings = ["--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
+    let eval = |more: &[&str]| llama3(&[&["eval", from], &settings[..], more].concat()).unwrap();
+    let out = eval(&[]);
+    assert!(out.contains("precision: fp8") && out.contains("FP8 codes alone: 14 of"), "{out}");
+    assert!(!out.contains("cast anew"), "{out}");
+    let out = eval(&["--set", "float8.recipe=rowwise"]);
+    let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";
+    assert!(out.contains(note), "{out}");
+    let export = |to: &str, more: &[&str]| {
+        llama3(&[&["export", from, dir.path().join(to).to_str().unwrap(), "--format", "fp8"], more].concat())
+    };
+    let error = export("again", &[]).unwrap_err();
+    assert!(matches!(error, Error::Float8Files(Float8FilesError::Mixed { .. })), "{error}");
+    let out = export("one", &["--recipe", "rowwise"]).unwrap();
+    assert!(out.contains("1 keep their codes; 13 are decoded and cast anew"), "{out}");
+}
+
 /// Of several groups the one counts that names a linear most closely.
 #[test]
 fn groups_name_their_linears() {

@@ -115,9 +115,15 @@ impl ModelArgs {
         }
         let mut config = RunConfig { model: S::of_folder(Some(self.folder.clone()), None), ..RunConfig::default() };
         config.training.precision = if is_bf16(&self.folder)? { Precision::Bf16 } else { Precision::F32 };
-        // Of one in FP8, the recipe by which it is written.
-        if let Some(Float8Folder { recipe, high_precision }) = Float8Folder::read::<S::Config>(&self.folder)? {
+        // Of one in FP8, the recipes by which it is written.
+        if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(&self.folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
+            // One that is asked for is that of all.
+            let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+            for (recipe, linears) in if is_set { vec![] } else { others } {
+                let linear = Float8LinearConfig::new(recipe);
+                config.float8.config = config.float8.config.with_override(linears, linear);
+            }
             config.float8.filter_fqns = Some(high_precision);
             (config.training.precision, config.fp8_only) = (Precision::Fp8, true);
         }

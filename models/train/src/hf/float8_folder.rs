@@ -1,10 +1,12 @@
-//! [`Float8Folder`]: the recipe by which a Hugging Face checkpoint in FP8 is written.
+//! [`Float8Folder`]: the recipes by which a Hugging Face checkpoint in FP8 is written.
 
+use std::cmp::Reverse;
 use std::path::Path;
 
 use burn_float8::Recipe;
 
 use super::check::{Checkpoint, RepeatedHead};
+use super::float8::Scheme;
 use super::{json, names};
 use crate::JobError;
 use crate::model::ModelConfig;
@@ -12,14 +14,16 @@ use crate::model::ModelConfig;
 /// How a Hugging Face checkpoint in FP8 is to be written again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Float8Folder {
-    /// The recipe.
+    /// The recipe of most linears.
     pub(crate) recipe: Recipe,
+    /// Other recipes, with the paths of their linears.
+    pub(crate) others: Vec<(Recipe, Vec<String>)>,
     /// Paths of the linears that are not in FP8.
     pub(crate) high_precision: Vec<String>,
 }
 
 impl Float8Folder {
-    /// Reads the folder's headers; none if no weight is in FP8, and if some lie there in other ways than others.
+    /// Reads the folder's headers; none if no weight is in FP8.
     ///
     /// # Errors
     /// The errors of [`read_config`](super::read_config) and of [`Checkpoint::open`].
@@ -29,10 +33,22 @@ impl Float8Folder {
         }
         let config = super::read_config::<C>(folder)?;
         let checkpoint = Checkpoint::open(folder, &config, RepeatedHead::IsLeftOut)?;
-        let Some(recipe) = checkpoint.recipe() else { return Ok(None) };
+        let (mut recipes, mut high_precision): (Vec<(Recipe, Vec<_>)>, _) = (vec![], vec![]);
         let tensors = config.hf_tensors(folder)?;
-        let linears = tensors.iter().filter_map(|(path, _)| names::linear(path));
-        let others = linears.filter(|linear| !checkpoint.float8.contains(&names::weight_name(linear)));
-        Ok(Some(Self { recipe, high_precision: others.map(String::from).collect() }))
+        for linear in tensors.iter().filter_map(|(path, _)| names::linear(path)) {
+            let recipe = checkpoint.float8.scheme(&names::weight_name(linear)).map(Scheme::recipe);
+            let of_recipe = recipes.iter_mut().find(|(known, _)| Some(*known) == recipe);
+            match (recipe, of_recipe) {
+                (_, Some((_, linears))) => linears.push(linear.to_string()),
+                (Some(recipe), None) => recipes.push((recipe, vec![linear.to_string()])),
+                (None, None) => high_precision.push(linear.to_string()),
+            }
+        }
+        if recipes.is_empty() {
+            return Ok(None);
+        }
+        recipes.sort_by_key(|(_, linears)| Reverse(linears.len()));
+        let (recipe, _) = recipes.remove(0);
+        Ok(Some(Self { recipe, others: recipes, high_precision }))
     }
 }

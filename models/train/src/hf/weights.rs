@@ -6,13 +6,14 @@ use std::path::Path;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_float8::backend::HostCodes;
-use burn_float8::config::LinearInfo;
+use burn_float8::backend::{Cast, HostCodes};
+use burn_float8::config::{Format, LinearInfo};
 use burn_float8::weights::{linear_infos, load_codes};
 use burn_float8::{Float8Config, Float8Stack, Recipe};
 
 use super::check::Checkpoint;
 use super::float8::{Float8Weight, Scheme, quantize};
+use super::float8_export::linear_info;
 use super::names;
 use crate::model::ModelConfig;
 use crate::{JobError, ModulePath, Progress, TrainError};
@@ -50,12 +51,41 @@ impl Checkpoint {
             let Some(cast) = casts.get(&linear.name) else { return Ok(None) };
             let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
             match self.float8_weight(&name)? {
-                Some(Float8Weight { codes, .. }) if codes.granularity == cast.granularity => Ok(Some(codes)),
+                Some(Float8Weight { codes, .. })
+                    if (codes.format, codes.granularity) == (cast.format, cast.granularity) =>
+                {
+                    Ok(Some(codes))
+                }
                 _ => Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?)),
             }
         };
         let (model, loaded) = load_codes::<B, _, JobError>(model, float8, values, codes)?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
+    }
+
+    /// The linears whose weights are in FP8; and those of them whose codes `float8` does not read in fprop, but casts of the values.
+    ///
+    /// # Errors
+    /// [`JobError::Float8`] for a configuration that does not fit the model; those of [`ModelConfig::hf_tensors`].
+    pub(crate) fn cast_anew<C: ModelConfig>(
+        &self,
+        config: &C,
+        folder: &Path,
+        float8: &Float8Config,
+    ) -> Result<[Vec<String>; 2], JobError> {
+        let tensors = config.hf_tensors(folder)?;
+        let linears: Vec<_> = tensors.iter().filter_map(|(path, shape)| linear_info(path, shape)).collect();
+        let policies = float8.resolve(&linears)?;
+        let (mut found, mut anew) = (vec![], vec![]);
+        for (LinearInfo { name, .. }, policy) in linears.into_iter().zip(policies) {
+            let Some(scheme) = self.float8.scheme(&names::weight_name(&name)) else { continue };
+            let reads = |cast: Cast| (cast.format, cast.granularity) == (Format::E4m3, scheme.granularity);
+            if policy.weight_cast().is_some_and(|cast| !reads(cast)) {
+                anew.push(name.clone());
+            }
+            found.push(name);
+        }
+        Ok([found, anew])
     }
 
     /// The recipe by which weights are in FP8; none if no weight is, and if some lie there in other ways than others.

@@ -254,7 +254,7 @@ impl<A: TrainableModel> Job<A> {
         let dims = dimensions(config, &text.tokenizer, None, &prompts.iter().map(Vec::len).collect::<Vec<_>>())?;
         let weights = Weights::open(config, self.saved(), dims)?;
         // Where texts are printed, nothing else is.
-        notes_on_files(config, &weights).iter().try_for_each(|note| writeln!(io::stderr(), "{note}"))?;
+        notes_on_files(config, &weights)?.iter().try_for_each(|note| writeln!(io::stderr(), "{note}"))?;
         let model = self.model::<B>(config, weights, selected, device, &mut io::sink())?;
         let generation = Generation::new(config, &text, selected, independent_rows(&model, &[OUTPUT]));
         let (mut printer, batch) = (Printer::new(texts, is_chat, out)?, generation.batch_size(prompts.len()));

@@ -10,7 +10,7 @@ use burn_float8::config::{Granularity, Policy, ScalingType};
 use burn_float8::lora::LoraConfig;
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::weights::{fp8_only, read_codes};
-use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, set_default_config};
+use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -49,7 +49,7 @@ pub(super) fn dimensions<S: ModelSection>(
     let longest = prompts.iter().zip(1..).max_by_key(|(tokens, _)| **tokens);
     let generated = longest.map_or(0, |(tokens, _)| tokens.saturating_add(new));
     if let Some((tokens, number)) = longest {
-        let prompt = if prompts.len() > 1 { format!("prompt {number}") } else { "a prompt".into() };
+        let prompt = if prompts.len() > 1 { format!("prompt {number},") } else { "a prompt".into() };
         let reason = format!("with {prompt} of {tokens} tokens exceeds the model's {max_seq_len} positions");
         require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
     }
@@ -128,7 +128,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
-    let (notes, histories) = (notes_on_files(config, &weights), weights.histories());
+    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories());
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
@@ -164,38 +164,50 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
 
 /// What a run in FP8 does otherwise than the FP8 folder says that its parameters come from: weights that are cast again, with what would keep
 /// their codes; inputs.
+///
+/// # Errors
+/// [`JobError::Float8`] for an FP8 config that does not fit the model.
 pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
-) -> Vec<String> {
+) -> Result<Vec<String>, JobError> {
     let mut notes = vec![];
     let is_fp8 = config.training.precision == Precision::Fp8;
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
-        return notes;
+        return Ok(notes);
     };
-    let (linear, folder) = (&config.float8.config.linear, folder.display());
-    let recipe = linear.recipe();
-    if let Some(found) = checkpoint.recipe() {
-        // Several recipes have the same codes of weights for fprop, and codes that are held are not cast.
-        let is_other = found.casts().weight.scaling_granularity != linear.weight_cast().granularity;
-        let keeps =
-            [(is_other, format!("float8.recipe = \"{found}\"")), (!config.holds_codes(), "lora.base = \"fp8\"".into())];
-        let missing: Vec<_> =
-            keeps.into_iter().filter(|(is_missing, _)| *is_missing).map(|(_, setting)| setting).collect();
-        if !missing.is_empty() {
-            let by = if found == recipe { String::new() } else { format!(" by {recipe}") };
-            let mut note = format!("{folder} has FP8 weights of {found}, which are decoded and cast anew{by}");
-            // What trains weights, or is told to decode them, has no codes to keep.
-            if config.holds_codes() || config.lora.is_some() {
-                note = format!("{note}; to keep them: {}", missing.join(", "));
-            }
-            notes.push(note);
+    let [found, others] = checkpoint.cast_anew(weights.dims(), folder, &config.float8(weights.dims()))?;
+    // Several recipes have the same codes of weights for fprop, and codes that are held are not cast.
+    let (linear, anew) = (&config.float8.config.linear, if config.holds_codes() { &others } else { &found });
+    let (recipe, folder) = (linear.recipe(), folder.display());
+    if let Some(first) = anew.first() {
+        let of_folder = checkpoint.recipe();
+        let of = of_folder.map_or("in several formats".into(), |recipe| format!("of {recipe}"));
+        let which = match anew.len() == found.len() {
+            true => "which are".into(),
+            false => format!("{} of which, the first {first}, are", anew.len()),
+        };
+        let by = if of_folder == Some(recipe) { String::new() } else { format!(" by {recipe}") };
+        let mut note = format!("{folder} has FP8 weights {of}, {which} decoded and cast anew{by}");
+        let other = of_folder.filter(|other| *other != recipe && !others.is_empty());
+        let keeps = [
+            other.map(|recipe| format!("float8.recipe = \"{recipe}\"")),
+            (!config.holds_codes()).then(|| "lora.base = \"fp8\"".into()),
+        ];
+        let keeps: Vec<_> = keeps.into_iter().flatten().collect();
+        // What trains weights, or is told to decode them, has no codes to keep.
+        if (config.holds_codes() || config.lora.is_some()) && !keeps.is_empty() {
+            note = format!("{note}; to keep them: {}", keeps.join(", "));
         }
+        notes.push(note);
+    }
+    if checkpoint.recipe() == Some(Recipe::Delayed) && linear.casts().input.scaling_type != ScalingType::Delayed {
+        notes.push(format!("{folder} has static scales of inputs; here inputs are cast by {recipe}"));
     }
     if let Some((name, scheme)) = checkpoint.other_inputs() {
         notes.push(format!("{folder} has {name} as {scheme}; here inputs are cast by {recipe}"));
     }
-    notes
+    Ok(notes)
 }
 
 /// Begins the amax histories of linears' inputs with the scales of a checkpoint, where delayed scaling has some.

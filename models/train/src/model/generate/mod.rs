@@ -14,8 +14,8 @@ use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
 use crate::{JobError, TrainError};
 
-/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` gets the number of a prompt
-/// with each token, whether another is to follow it is what it says, and with none once all texts of its batch have ended.
+/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` gets each token with the number
+/// of its prompt, and says whether the text goes on; it gets none once all texts of a batch have ended.
 pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
