@@ -337,7 +337,7 @@ fn several_formats_run_as_they_are() {
     let error = export("again", &[]).unwrap_err();
     assert!(matches!(error, Error::Float8Files(Float8FilesError::Mixed { .. })), "{error}");
     let out = export("one", &["--recipe", "rowwise"]).unwrap();
-    assert!(out.contains("1 keep their codes; 13 are decoded and cast anew"), "{out}");
+    assert!(out.contains("rowwise weights; 14 are decoded and cast anew"), "{out}");
 }
 
 /// Of several groups the one counts that names a linear most closely.
