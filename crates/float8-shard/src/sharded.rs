@@ -165,13 +165,14 @@ impl Sharded {
         }
     }
 
-    /// Whether the gradients of shards are exchanged in backward, as they are unless this is called (FSDP2's `set_requires_gradient_sync`).
-    /// While they are not, each rank adds up its own, of the whole weight and in f32, and a shard's gradient is zeros; the next gradient of
-    /// that weight which is exchanged is the sum of all of them. So a weight that several backward passes read costs one exchange, and four
-    /// bytes for each of its elements on every rank. All ranks call it alike.
+    /// Whether backward exchanges the gradients of shards (FSDP2's `set_requires_gradient_sync`); true unless this was called.
     ///
-    /// Gradients of what each rank keeps whole, and all in a world of one, are of the pass alone: add up those of all passes
-    /// (`GradientsAccumulator`), zeros too.
+    /// While it is false, each rank adds up its own gradients of the whole weight, in f32, and the gradient of the shard is zeros. The next
+    /// backward after it is true again exchanges the sum of all of them. So a weight that several backward passes read costs one exchange,
+    /// and meanwhile four bytes for each of its elements on every rank. All ranks call it at the same place.
+    ///
+    /// Parameters that every rank keeps whole, and all parameters in a world of one, have the gradient of each pass, as usual: accumulate
+    /// the gradients of all passes (`GradientsAccumulator`). The zeros of shards change nothing in the sum.
     pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }

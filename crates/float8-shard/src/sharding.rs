@@ -52,7 +52,7 @@ pub(crate) struct Sharding<B: Float8Backend> {
     /// Gathers of FP8 codes that were started before a GEMM asked for them.
     pub(crate) gathers_ahead: AtomicU64,
     pub(crate) full_gathers: AtomicU64,
-    /// The sum in f32 of this rank's gradients `[K, N]` that were not exchanged yet.
+    /// The sum in f32 of this rank's gradients `[K, N]` that are kept back until gradients are exchanged again.
     pub(crate) unsynced: Mutex<Option<FloatTensor<B>>>,
 }
 

@@ -55,8 +55,8 @@ impl<B: Float8Backend> Sharding<B> {
         B::float_from_data(data, &device)
     }
 
-    /// [`reduce_scatter`](Self::reduce_scatter) of a gradient `[K, N]` and of those before it that were not exchanged, in its dtype; zeros
-    /// while gradients are not to be exchanged.
+    /// While gradients are exchanged, [`reduce_scatter`](Self::reduce_scatter) of a gradient `[K, N]` plus those kept back before it. While
+    /// they are not, keeps the gradient back and gives zeros. In the gradient's dtype, `[chunk, N]`.
     pub(crate) fn reduce_scatter_when_synced(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         if self.ranks() == 1 {
             return gradient;
@@ -80,9 +80,6 @@ impl<B: Float8Backend> Sharding<B> {
     /// says, in the gradient's dtype; over the host this waits for the device.
     fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let ([k, n], ranks) = (self.logical, self.ranks());
-        if ranks == 1 {
-            return gradient;
-        }
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
         if let Some(collectives) = self.world.on_device(&device) {
             let exchanged = match self.config.reduce_dtype {

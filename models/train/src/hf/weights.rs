@@ -63,7 +63,8 @@ impl Checkpoint {
         self.fill(model, loaded.layers.into_iter().collect(), progress)
     }
 
-    /// The linears whose weights are in FP8; and those of them whose codes `float8` does not read in fprop, but casts of the values.
+    /// The names of the linears whose weights are in FP8, and of those among them that `float8` casts in another format or granularity than
+    /// the files have: their codes cannot be kept.
     ///
     /// # Errors
     /// [`JobError::Float8`] for a configuration that does not fit the model; those of [`ModelConfig::hf_tensors`].

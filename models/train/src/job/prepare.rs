@@ -49,8 +49,11 @@ pub(super) fn dimensions<S: ModelSection>(
     let longest = prompts.iter().zip(1..).max_by_key(|(tokens, _)| **tokens);
     let generated = longest.map_or(0, |(tokens, _)| tokens.saturating_add(new));
     if let Some((tokens, number)) = longest {
-        let prompt = if prompts.len() > 1 { format!("prompt {number},") } else { "a prompt".into() };
-        let reason = format!("with {prompt} of {tokens} tokens exceeds the model's {max_seq_len} positions");
+        let prompt = match prompts.len() {
+            1 => format!("a prompt of {tokens} tokens"),
+            _ => format!("the {tokens} tokens of prompt {number}"),
+        };
+        let reason = format!("with {prompt} exceeds the model's {max_seq_len} positions");
         require("generate.max_new_tokens", new, generated <= max_seq_len, &reason)?;
     }
     Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
@@ -177,7 +180,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
         return Ok(notes);
     };
     let [found, others] = checkpoint.cast_anew(weights.dims(), folder, &config.float8(weights.dims()))?;
-    // Several recipes have the same codes of weights for fprop, and codes that are held are not cast.
+    // Weights that are trained have values, and are cast in each step.
     let (linear, anew) = (&config.float8.config.linear, if config.holds_codes() { &others } else { &found });
     let (recipe, folder) = (linear.recipe(), folder.display());
     if let Some(first) = anew.first() {

@@ -185,7 +185,7 @@ fn several_prompts_are_continued_one_after_another() {
     assert_eq!(generate(&["--prompt", "one", "--stop", &stop]), format!("one{}\n", &text[..end]));
     let long = "x".repeat(20_000);
     let output = llama3(&["generate", &run, "--device", "cpu", "--prompt", "short", "--prompt", &long]);
-    assert!(stderr(&output).contains("with prompt 2, of 20001 tokens exceeds the model's"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("with the 20001 tokens of prompt 2 exceeds the model's"), "{}", stderr(&output));
 }
 
 #[test]

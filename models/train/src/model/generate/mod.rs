@@ -14,8 +14,9 @@ use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
 use crate::{JobError, TrainError};
 
-/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` gets each token with the number
-/// of its prompt, and says whether the text goes on; it gets none once all texts of a batch have ended.
+/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` is called with the number of a
+/// prompt and a token that follows it, and returns whether the text goes on. When all texts of a batch have ended, it is called once more for
+/// each of them, without a token.
 pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
