@@ -59,7 +59,7 @@ fn adapters_learn_and_are_all_that_is_saved() {
     let printed =
         job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![], precisions: vec![] }).unwrap();
     let held_out = format!("held-out loss: {:.5}", outcome.held_out_loss.unwrap());
-    assert!(printed.contains(&held_out), "{printed} does not say {held_out}");
+    assert!(printed.contains(&held_out) && printed.contains("checkpoint: step 12\n"), "{printed}: {held_out}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ fn line() -> StepLine {
         step: 1,
         loss: 8.123_451,
         grad_norm: 1.234_51,
+        lr: 2.5e-4,
         memory: Some(Memory { bytes: 558_345_749, total: Some(101_517_408_909) }),
         tokens_per_second: 7034.4,
         flops_per_token: 58_600_000.0,
@@ -21,14 +22,15 @@ fn line() -> StepLine {
 fn the_step_line_is_torchtitans() {
     assert_eq!(
         line().to_string(),
-        "step:  1  loss:  8.12345  grad_norm:  1.2345  memory:  0.52GiB(0.55%)  tps: 7,034  tflops: 0.41  mfu: 0.04%"
+        "step:  1  loss:  8.12345  grad_norm:  1.2345  lr: 2.50e-4  memory:  0.52GiB(0.55%)  tps: 7,034  tflops: 0.41  mfu: 0.04%"
     );
 }
 
 #[test]
 fn what_a_device_cannot_tell_is_left_out() {
     let short = StepLine { memory: None, peak: None, step: 1000, tokens_per_second: 1_234_567.0, ..line() };
-    assert_eq!(short.to_string(), "step: 1000  loss:  8.12345  grad_norm:  1.2345  tps: 1,234,567  tflops: 72.35");
+    let expected = "step: 1000  loss:  8.12345  grad_norm:  1.2345  lr: 2.50e-4  tps: 1,234,567  tflops: 72.35";
+    assert_eq!(short.to_string(), expected);
     let fast = StepLine { flops_per_token: 1e9, ..short };
     assert!(fast.to_string().ends_with("tflops: 1,234.57"), "{fast}");
     let device = StepLine { memory: Some(Memory { bytes: 3 << 30, total: None }), ..line() };

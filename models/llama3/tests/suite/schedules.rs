@@ -1,6 +1,13 @@
 //! The learning rate at the corners of its curve.
 
+use device_select::SelectedDevice;
+use llama3::Llama3;
+use tempfile::TempDir;
+use train::checkpoint::{SavedRun, Which};
+use train::job::{Start, train};
 use train::schedule::{Decay, Schedule};
+
+use crate::common::{Train, run, run_config, text};
 
 fn schedule(decay: Decay) -> Schedule {
     Schedule { lr: 2.0, warmup_steps: 4, steps: 14, decay, min_lr_ratio: 0.1, decay_ratio: 0.3 }
@@ -47,4 +54,28 @@ fn wsd_keeps_the_peak_and_then_falls_by_a_square_root() {
     close(Schedule { decay_ratio: 0.25, ..wsd }.at(11), 2.0 * (0.1 + 0.9 * 0.5));
     // A share that rounds to no step.
     close(Schedule { decay_ratio: 0.01, ..wsd }.at(13), 2.0);
+}
+
+/// A fine-tuning default, a warm-up longer than a tenth of the run, a jump where a run is resumed; without these, no word.
+#[test]
+fn surprises_of_the_learning_rate_are_said() {
+    let (data, folder) = (text(), TempDir::new().unwrap());
+    let saved = format!("checkpoint.folder={}", folder.path().join("run").display());
+    let fixed = ["training.steps=2", "training.log_every=1", "generate.max_new_tokens=0", "optimizer.decay=constant"];
+    let settings = [&fixed[..], &["optimizer.warmup_steps=0", &saved]].concat();
+    let (_, quiet) = run(&run_config(data.path(), &settings)).unwrap();
+    assert!(quiet.contains("lr: 5.00e-3") && !quiet.contains("learning rate") && !quiet.contains("warm-up"), "{quiet}");
+    let (_, lora) = run(&run_config(data.path(), &[&fixed[..], &["lora.rank=2"]].concat())).unwrap();
+    assert!(lora.contains("learning rate: 2e-4, the default for fine-tuning (optimizer.lr is absent)\n"), "{lora}");
+    assert!(lora.contains("warm-up: 20 of 2 steps, more than a tenth (optimizer.warmup_steps)\n"), "{lora}");
+    let resume = |lr: &str| {
+        let config = run_config(data.path(), &[&settings[..], &["training.steps=3", lr]].concat());
+        let saved = Some(SavedRun::open(&folder.path().join("run"), Which::Step(2)).unwrap());
+        let (start, mut log) = (Start { saved, is_resumed: true, ..Start::default() }, vec![]);
+        train::<Llama3, Train>(&config, &start, &SelectedDevice::Cpu, &Default::default(), &mut log).unwrap();
+        String::from_utf8(log).unwrap()
+    };
+    let jump = "learning rate: jumps to 1.00e-3 in step 3; before, that step had 5.00e-3\n";
+    assert!(resume("optimizer.lr=1e-3").contains(jump));
+    assert!(!resume("optimizer.lr=5e-3").contains("learning rate"));
 }

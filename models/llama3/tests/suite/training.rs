@@ -48,13 +48,14 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     let sequences = (tokens - 1).div_ceil(24);
     let epoch = format!("epoch: {sequences} sequences, {:.1} steps  documents: ", sequences as f64 / 4.0);
     assert!(lines[4].starts_with(&epoch), "{} {epoch}", lines[4]);
+    assert_eq!(lines[5], "warm-up: 20 of 12 steps, more than a tenth (optimizer.warmup_steps)");
     let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
-    assert!(lines[5].starts_with(applied), "{}", lines[5]);
+    assert!(lines[6].starts_with(applied), "{}", lines[6]);
     let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();
     assert_eq!(steps, [1, 5, 10, 12]);
-    assert_eq!(lines[6], outcome.steps[0].to_string());
-    assert!(lines[10].starts_with("held-out loss: "), "{}", lines[10]);
-    assert_eq!(lines[11], "sample:");
+    assert_eq!(lines[7], outcome.steps[0].to_string());
+    assert!(lines[11].starts_with("held-out loss: "), "{}", lines[11]);
+    assert_eq!(lines[12], "sample:");
     // 12 steps of three GEMMs; evaluation and sample do not count.
     let gemms = |linears: u64| linears * 12 * 3;
     assert_eq!(outcome.gemms.native, 0);
@@ -137,12 +138,14 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     config.generate.prompt = "hello ".repeat(10_000);
     run(&config).unwrap();
     (config.generate.max_new_tokens, config.generate.prompt) = (8, "hello".into());
-    config.data.chat_template = template;
-    // The template is the data's: text goes on as text.
+    // Of a chat model that is trained on text, too, unless its template refuses the prompt.
     let text = text();
     config.data.paths = vec![text.path().into()];
     let (outcome, log) = run(&config).unwrap();
-    assert!(log.contains(&format!("sample:\nhello{}", outcome.sample)), "{log}");
+    assert!(log.contains("sample: left out: ") && log.contains("no hello") && outcome.sample.is_empty(), "{log}");
+    config.data.chat_template = template;
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains(&format!("sample:\nhello\n{}", outcome.sample)), "{log}");
 }
 
 /// What is wrong with a model is said before its data is read, which here is not there.
@@ -210,6 +213,7 @@ fn a_checkpoint_is_trained_on() {
     assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
     config.data.tokenizer = Some("bytes".into());
     let (loaded, log) = run(&config).unwrap();
+    assert!(log.contains("learning rate: 2e-5, the default for fine-tuning"), "{log}");
     assert!(log.contains(&dir.path().display().to_string()) && !log.contains("sample"));
     assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
     config.training.seed = 1;

@@ -20,6 +20,7 @@ pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
 pub use lora::{LoraBase, LoraSection};
 pub use optimizer::OptimizerSection;
+pub(crate) use optimizer::{FINE_TUNING_LR, LORA_LR, RANDOM_LR};
 pub use schema::schema;
 pub use sections::{
     CheckpointSection, ComputeDtype, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection,

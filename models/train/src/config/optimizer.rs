@@ -7,6 +7,13 @@ use super::sections::{StorageDtype, TrainingSection};
 use super::{ActivationCheckpointing, ConfigError, require};
 use crate::schedule::{Decay, Schedule};
 
+/// Peak learning rate of random weights, where none is given.
+pub(crate) const RANDOM_LR: f64 = 5e-3;
+/// Peak learning rate of a checkpoint's weights, where none is given.
+pub(crate) const FINE_TUNING_LR: f64 = 2e-5;
+/// Peak learning rate of LoRA's adapters, where none is given.
+pub(crate) const LORA_LR: f64 = 2e-4;
+
 /// AdamW and the learning rate.
 ///
 /// ```text
@@ -18,8 +25,9 @@ use crate::schedule::{Decay, Schedule};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
-    /// Learning rate at its peak, which it has when warm-up ends.
-    pub lr: f64,
+    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights, 2e-5 for those of `model.hf_path`,
+    /// 2e-4 with `[lora]`.
+    pub lr: Option<f64>,
     /// How much of AdamW's first and second moment stays at each step.
     pub betas: [f64; 2],
     /// Added to the root of the second moment, so that nothing is divided by 0.
@@ -50,7 +58,7 @@ pub struct OptimizerSection {
 impl Default for OptimizerSection {
     fn default() -> Self {
         Self {
-            lr: 5e-3,
+            lr: None,
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
@@ -77,6 +85,7 @@ impl OptimizerSection {
         require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
         require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
         let Self { lr, eps, weight_decay, min_lr_ratio, decay_ratio, .. } = *self;
+        let lr = lr.unwrap_or(RANDOM_LR);
         require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
         require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
         let fits = weight_decay >= 0.0 && weight_decay.is_finite();
@@ -128,6 +137,7 @@ impl OptimizerSection {
     /// The learning rate of each of so many steps.
     pub fn schedule(&self, steps: usize) -> Schedule {
         let Self { lr, warmup_steps, decay, min_lr_ratio, decay_ratio, .. } = *self;
+        let lr = lr.unwrap_or(RANDOM_LR);
         Schedule { lr, warmup_steps, steps, decay, min_lr_ratio, decay_ratio }
     }
 }

@@ -9,10 +9,12 @@ use device_select::SelectedDevice;
 
 use super::config::RunConfig;
 use crate::batches::{Batch, TrainBatches};
-use crate::config::TrainingSection;
+use crate::checkpoint::SavedRun;
+use crate::config::{RANDOM_LR, TrainingSection};
 use crate::data::{DatasetSize, EpochSize};
 use crate::metrics::thousands;
 use crate::model::{ModelConfig, ModelSection, ModelSize};
+use crate::schedule::Schedule;
 use crate::{Dataset, JobError, Tokenizer, freeze};
 
 /// What is trained, where and in which precision, and how attention is computed.
@@ -113,6 +115,42 @@ pub(super) fn data<S>(
         write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;
     }
     Ok(writeln!(out)?)
+}
+
+/// Surprises of the learning rate: a default for fine-tuning, a long warm-up, a jump where a run is resumed. `asked` is `config` before
+/// its defaults were filled in.
+pub(super) fn schedule<S: ModelSection>(
+    asked: &RunConfig<S>,
+    config: &RunConfig<S>,
+    saved: Option<&SavedRun>,
+    out: &mut dyn Write,
+) -> Result<(), JobError> {
+    let schedule = config.optimizer.schedule(config.training.steps.get());
+    let Schedule { lr, warmup_steps, steps, .. } = schedule;
+    if asked.optimizer.lr.is_none() && lr != RANDOM_LR {
+        writeln!(out, "learning rate: {lr:e}, the default for fine-tuning (optimizer.lr is absent)")?;
+    }
+    if warmup_steps > steps / 10 && steps > 0 {
+        writeln!(out, "warm-up: {warmup_steps} of {steps} steps, more than a tenth (optimizer.warmup_steps)")?;
+    }
+    if let Some(saved) = saved {
+        let (before, _) = RunConfig::<S>::from_saved(saved.path(), saved.config())?;
+        let (step, steps) = (saved.step(), before.training.steps.get());
+        let [before, now] = [before.optimizer.schedule(steps).at(step), schedule.at(step)];
+        if (now / before - 1.0).abs() > 0.1 && step < schedule.steps {
+            writeln!(
+                out,
+                "learning rate: jumps to {now:.2e} in step {}; before, that step had {before:.2e}",
+                step + 1
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoint of a run that a command reads.
+pub(super) fn checkpoint(saved: Option<&SavedRun>, out: &mut dyn Write) -> Result<(), JobError> {
+    saved.map_or(Ok(()), |saved| Ok(writeln!(out, "checkpoint: step {}", saved.step())?))
 }
 
 /// The held-out loss, and of how many tokens it is.

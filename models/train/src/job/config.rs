@@ -14,8 +14,8 @@ use super::generate_section::GenerateSection;
 use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
-    self, CheckpointSection, ConfigError, DataSection, Float8Section, LoraBase, LoraSection, OptimizerSection,
-    ParallelismSection, Precision, ProfileSection, Setting, TrainingSection, require,
+    self, CheckpointSection, ConfigError, DataSection, FINE_TUNING_LR, Float8Section, LORA_LR, LoraBase, LoraSection,
+    OptimizerSection, ParallelismSection, Precision, ProfileSection, RANDOM_LR, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
@@ -332,13 +332,24 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
 
-    /// This run with a length in steps, where it is shared by so many ranks.
+    /// Peak learning rate: `optimizer.lr`, or the default for what is trained.
+    pub(super) fn learning_rate(&self) -> f64 {
+        let default = match (&self.lora, self.model.hf_path()) {
+            (Some(_), _) => LORA_LR,
+            (None, Some(_)) => FINE_TUNING_LR,
+            (None, None) => RANDOM_LR,
+        };
+        self.optimizer.lr.unwrap_or(default)
+    }
+
+    /// This run with a learning rate and a length in steps, where it is shared by so many ranks.
     ///
     /// # Errors
     /// [`JobError::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of
     /// [`validate`](Self::validate).
     pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, JobError> {
         let mut config = self.clone();
+        config.optimizer.lr = Some(self.learning_rate());
         let TrainingSection { steps, batch_size, grad_accumulation, .. } = &mut config.training;
         let epoch = batches.sequences_per_epoch();
         let reason = "sources with weights have epochs of their own: say how many steps";

@@ -127,6 +127,7 @@ impl<A: TrainableModel> Job<A> {
             let dtype = self.dtype::<B>(config, selected, device)?;
             announce::device(config, selected, (dtype, B::Inner::ATTENTION), out)?;
             announce::files(&data, out)?;
+            announce::checkpoint(self.saved(), out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;
             if lacks_histories::<B, _, _>(config, &model) {
                 writeln!(out, "{NO_HISTORIES}")?;
@@ -137,6 +138,7 @@ impl<A: TrainableModel> Job<A> {
         }
         drop(weights);
         announce::files(&data, out)?;
+        announce::checkpoint(self.saved(), out)?;
         announce::precisions(selected, &held_out, out)?;
         let mut losses = vec![];
         for precision in precisions {

@@ -1,5 +1,7 @@
 //! The end of a run: its steps, then a held-out loss, a sample and what the linears did.
 
+use std::io::Write;
+
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
@@ -32,8 +34,8 @@ pub struct Outcome {
     pub report: Report,
 }
 
-/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does. The sample of a run on
-/// conversations, which `is_chat` says, is the answer to a user.
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does. With `is_chat`,
+/// the sample is the answer to a user.
 ///
 /// # Errors
 /// As [`train`](super::train).
@@ -69,11 +71,7 @@ where
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
     }
-    let sample = sample(config, text, is_chat, selected, &model.valid())?;
-    if !sample.is_empty() {
-        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
-        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
-    }
+    let sample = sample(config, text, is_chat, selected, &model.valid(), out)?;
     let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
     if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
         write_report(&report, path)?;
@@ -99,15 +97,26 @@ fn sample<B: Backend, S>(
     is_chat: bool,
     selected: &SelectedDevice,
     model: &impl CausalLm<B>,
+    out: &mut dyn Write,
 ) -> Result<String, JobError> {
-    if config.generate.max_new_tokens == 0 {
-        return Ok(String::new());
-    }
-    let prompt = text.prompt(&config.generate.prompt, is_chat)?;
     let mut sample = String::new();
+    if config.generate.max_new_tokens == 0 {
+        return Ok(sample);
+    }
+    let prompt = match text.prompt(&config.generate.prompt, is_chat) {
+        Ok(prompt) => prompt,
+        Err(error) => {
+            writeln!(out, "sample: left out: {error}")?;
+            return Ok(sample);
+        }
+    };
     Generation::new(config, text, selected, 1).run(model, &[prompt], |_, piece| {
         sample.push_str(piece);
         Ok(())
     })?;
+    if !sample.is_empty() {
+        let (prompt, between) = (&config.generate.prompt, if is_chat { "\n" } else { "" });
+        writeln!(out, "sample:\n{prompt}{between}{sample}")?;
+    }
     Ok(sample)
 }

@@ -74,6 +74,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
+    announce::schedule(setup.config, config, start.saved.as_ref(), out)?;
     let resolved = config.to_toml()?;
     let (steps, done) = (config.training.steps, setup.done());
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
@@ -249,9 +250,10 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         comm.agree("the data", &data.fingerprints())?;
         let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
         announce::data(config, &data, &batches, comm.world_size(), out)?;
-        let is_chat = data.has_conversations() && config.generate.max_new_tokens > 0;
-        if is_chat {
-            // A template that refuses it does so before the steps.
+        let samples = config.generate.max_new_tokens > 0;
+        let is_chat = samples && (data.has_conversations() || text.template.is_some());
+        if samples && data.has_conversations() {
+            // A template that refuses the prompt does so before the steps.
             chat?;
         }
         Ok(Opened { text, is_chat, held_out, batches })

@@ -65,16 +65,11 @@ impl Metrics {
     }
 
     /// Writes a step, and FP8 statistics if any were taken since.
-    pub(crate) fn step<B: Float8Stack>(
-        &mut self,
-        line: &StepLine,
-        lr: f64,
-        monitor: &Monitor<B>,
-    ) -> Result<(), TrainError> {
+    pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<(), TrainError> {
         let train = TrainRecord {
             loss: line.loss,
             grad_norm: line.grad_norm,
-            lr,
+            lr: line.lr,
             tokens_per_second: line.tokens_per_second,
             tflops: line.tokens_per_second * line.flops_per_token / 1e12,
             mfu: line.mfu().given,

@@ -20,6 +20,8 @@ pub struct StepLine {
     pub loss: f64,
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
     /// Peak memory, where it can be read: the process's on a CPU, else what CubeCL has taken of the device.
     pub memory: Option<Memory>,
     /// Tokens per second since the last line.
@@ -94,8 +96,8 @@ fn proc_bytes(path: &str, key: &str) -> Option<u64> {
 
 impl fmt::Display for StepLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { step, loss, grad_norm, tokens_per_second, flops_per_token, .. } = *self;
-        write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  ")?;
+        let Self { step, loss, grad_norm, lr, tokens_per_second, flops_per_token, .. } = *self;
+        write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  lr: {lr:.2e}  ")?;
         if let Some(Memory { bytes, total }) = self.memory {
             let gib = bytes as f64 / (1_u64 << 30) as f64;
             write!(f, "memory: {gib:5.2}GiB")?;

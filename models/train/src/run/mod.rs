@@ -248,6 +248,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             step: seen.step,
             loss: seen.loss,
             grad_norm: seen.grad_norm,
+            lr: step.lr,
             memory,
             tokens_per_second: now.tokens as f64 / now.since.elapsed().as_secs_f64(),
             flops_per_token: now.flops_per_token,
@@ -255,7 +256,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         };
         writeln!(self.out, "{line}")?;
         if let Some(metrics) = &mut self.metrics {
-            metrics.step(&line, step.lr, steps.monitor())?;
+            metrics.step(&line, steps.monitor())?;
         }
         now.lines.push(line);
         (now.since, now.tokens) = (Instant::now(), 0);
