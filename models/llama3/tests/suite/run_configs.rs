@@ -124,38 +124,6 @@ fn unknown_keys_and_wrong_types_are_named() {
 }
 
 #[test]
-fn a_key_that_is_gone_says_what_became_of_it() {
-    const GONE: &str = "training.save_fp8_operands is gone: every nn::Linear saves its FP8 operands now";
-    let error = format!("{GONE}; remove the key");
-    for value in [true, false] {
-        let setting = format!("training.save_fp8_operands={value}");
-        match set(&["training.steps=5", &setting]) {
-            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
-                assert_eq!((origin, &reason), (format!("--set {setting}"), &error));
-            }
-            other => panic!("{setting}: {other:?}"),
-        }
-        let line = format!("save_fp8_operands = {value}");
-        let (_dir, path) = file(&format!("[training]\nsteps = 5\n{line}\n"));
-        match RunConfig::load(Some(&path), &[]) {
-            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
-                assert_eq!(origin, path.display().to_string());
-                assert!(reason.contains(&line) && reason.ends_with(&error), "{reason}");
-            }
-            other => panic!("{line}: {other:?}"),
-        }
-    }
-    // Runs of earlier versions have saved it, and nobody can edit a checkpoint. Any other key remains unknown.
-    let saved = |text: &str| RunConfig::from_saved(Path::new("saved"), text);
-    let now = RunConfig::default().to_toml().unwrap();
-    let with = |key: &str| now.replacen("[training]\n", &format!("[training]\n{key} = false\n"), 1);
-    assert_eq!(saved(&now).unwrap(), (RunConfig::default(), None));
-    assert_eq!(saved(&with("save_fp8_operands")).unwrap(), (RunConfig::default(), Some(GONE)));
-    let unknown = saved(&with("save_fp8_operand"));
-    assert!(matches!(unknown, Err(Error::Config(ConfigError::Parse { .. }))), "{unknown:?}");
-}
-
-#[test]
 fn impossible_values_are_named() {
     for (setting, key) in [
         ("training.batch_size=0", "training.batch_size"),

@@ -1,8 +1,6 @@
-//! What decays: matrices, and norms and embeddings only if that is asked for, as runs of earlier versions did.
+//! What decays: matrices, and norms and embeddings only if that is asked for.
 
 use std::path::Path;
-
-use llama3::RunConfig;
 
 use crate::common::{open, parameters, run_config, steps, text};
 
@@ -32,22 +30,7 @@ fn norms_and_embeddings_do_not_decay_unless_that_is_asked_for() {
     for (elements, decays) in tree {
         let part = |parameters: &[u32]| parameters[at..at + elements].to_vec();
         assert_eq!(part(&matrices) != part(&none), decays, "{elements} parameters from {at} on");
-        // Bits of earlier versions.
         assert_eq!(part(&matrices) == part(&all), decays, "{elements} parameters from {at} on");
         at += elements;
     }
-}
-
-/// Whatever is the default now.
-#[test]
-fn a_run_of_an_earlier_version_goes_on_as_it_began() {
-    let saved = RunConfig::default().to_toml().unwrap();
-    let old: String =
-        saved.lines().filter(|line| !line.contains("weight_decay_all")).map(|l| l.to_string() + "\n").collect();
-    assert_ne!(old, saved);
-    let read = |text: &str| RunConfig::from_saved(Path::new("config.toml"), text).unwrap();
-    assert_eq!(read(&saved), (RunConfig::default(), None));
-    let (config, ignored) = read(&old);
-    assert!(config.optimizer.weight_decay_all && ignored.is_none());
-    assert!(!RunConfig::from_toml(Path::new("new.toml"), &old).unwrap().optimizer.weight_decay_all);
 }

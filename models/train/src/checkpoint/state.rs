@@ -30,7 +30,7 @@ use crate::files;
 use crate::optimizer::AdamWStates;
 use crate::progress::Progress;
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 const STATE: &str = "state.json";

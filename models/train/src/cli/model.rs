@@ -40,8 +40,6 @@ struct OpenedRun<S> {
     config: RunConfig<S>,
     /// Its checkpoint, if it has come to one.
     saved: Option<SavedRun>,
-    /// A word on what is ignored of the configuration.
-    ignored: Option<&'static str>,
 }
 
 impl ModelArgs {
@@ -67,10 +65,10 @@ impl ModelArgs {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
             None => (self.folder.clone(), read_config(&self.folder)?),
         };
-        let (mut config, ignored) = RunConfig::from_saved(&path, &text)?;
+        let mut config = RunConfig::from_toml(&path, &text)?;
         config.checkpoint.folder = Some(self.folder.clone());
         config.assets = Some(self.folder.join(ASSETS));
-        Ok(OpenedRun { config, saved, ignored })
+        Ok(OpenedRun { config, saved })
     }
 
     /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
@@ -187,15 +185,14 @@ pub struct ResumeArgs {
 
 impl ResumeArgs {
     pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
-        let OpenedRun { config: was, saved, ignored } = self.model.open_run::<A::Section>()?;
+        let OpenedRun { config: was, saved } = self.model.open_run::<A::Section>()?;
         let settings = self.model.settings();
         // What the run was last resumed with counts, also if it has not come to a checkpoint since.
         let noted = self.model.folder.join(CONFIG);
         let mut config = match &self.config {
             Some(path) => RunConfig::load_from(Some(path), &settings)?,
             None if noted.exists() => {
-                let (noted, _) = RunConfig::from_saved(&noted, &read_config(&self.model.folder)?)?;
-                noted.change(&settings)?
+                RunConfig::from_toml(&noted, &read_config(&self.model.folder)?)?.change(&settings)?
             }
             None => was.change(&settings)?,
         };
@@ -223,9 +220,6 @@ impl ResumeArgs {
         }
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;
-        }
-        if let Some(ignored) = ignored {
-            writeln!(out, "ignored: {ignored}")?;
         }
         let start = Start { saved, is_resumed: true, listens: true, ..Start::default() };
         Ok(Some(Job { config, start, task: Task::Train }))

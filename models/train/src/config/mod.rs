@@ -31,12 +31,6 @@ use toml::{Table, Value};
 
 use crate::files;
 
-/// What became of a key that every configuration had.
-const GONE: &str = "training.save_fp8_operands is gone: every nn::Linear saves its FP8 operands now";
-
-/// A key that runs of earlier versions do not have: in them, all parameters decayed.
-const WEIGHT_DECAY_ALL: &str = "weight_decay_all";
-
 /// What is wrong with a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -165,16 +159,8 @@ pub fn load<T: DeserializeOwned + Default>(
 pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, ConfigError> {
     toml::from_str(text).map_err(|error| ConfigError::Parse {
         origin: origin.display().to_string(),
-        reason: reason(&error.to_string()),
+        reason: plain(error.to_string().trim_end()),
     })
-}
-
-/// An error's words; of a key that is gone, what became of it.
-fn reason(error: &str) -> String {
-    match error.split_once("unknown field `save_fp8_operands`") {
-        Some((place, _)) => format!("{place}{GONE}; remove the key"),
-        None => plain(error.trim_end()),
-    }
 }
 
 /// An error in the words of a file instead of those of this program's types.
@@ -199,28 +185,6 @@ fn plain(error: &str) -> String {
         }
     }
     error
-}
-
-/// Reads a configuration that a run has saved. A key that is gone since is ignored, with a word: losses are the same bits whatever
-/// it says, and earlier versions saved it with every run. What a key that is new since stood for then is what it says.
-///
-/// # Errors
-/// As [`from_toml`].
-pub fn from_saved<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<(T, Option<&'static str>), ConfigError> {
-    let mut table: Table = from_toml(origin, text)?;
-    let training = table.get_mut("training").and_then(Value::as_table_mut);
-    let gone = training.and_then(|training| training.remove("save_fp8_operands")).map(|_| GONE);
-    let optimizer = table.get_mut("optimizer").and_then(Value::as_table_mut);
-    let is_old = optimizer.is_some_and(|optimizer| {
-        let is_old = !optimizer.contains_key(WEIGHT_DECAY_ALL);
-        optimizer.entry(WEIGHT_DECAY_ALL).or_insert(true.into());
-        is_old
-    });
-    // From the text where that says all, so that an error shows the line.
-    match gone.is_some() || is_old {
-        false => Ok((from_toml(origin, text)?, None)),
-        true => Ok((from_toml(origin, &to_toml(&table)?)?, gone)),
-    }
 }
 
 /// Applies `settings` in order to a configuration that has been read.
@@ -254,7 +218,8 @@ fn apply<T: DeserializeOwned>(
             section.remove(key);
         }
     }
-    let fail = |origin: &str, error: &str| ConfigError::Parse { origin: origin.into(), reason: reason(error) };
+    let fail =
+        |origin: &str, error: &str| ConfigError::Parse { origin: origin.into(), reason: plain(error.trim_end()) };
     // Settings may make sense only together, so all are there before they are judged; to blame is the first since
     // which there has been an error.
     let (start, mut tables) = (table.clone(), vec![]);

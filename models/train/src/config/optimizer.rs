@@ -34,7 +34,7 @@ pub struct OptimizerSection {
     pub eps: f64,
     /// Share of each matrix, times the learning rate, that a step takes away (decoupled, as AdamW does).
     pub weight_decay: f64,
-    /// Whether norms, biases and embeddings decay too, as they did in runs of earlier versions.
+    /// Whether norms, biases and embeddings decay too.
     pub weight_decay_all: bool,
     /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
     pub state_dtype: StorageDtype,

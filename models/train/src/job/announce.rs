@@ -134,7 +134,7 @@ pub(super) fn schedule<S: ModelSection>(
         writeln!(out, "warm-up: {warmup_steps} of {steps} steps, more than a tenth (optimizer.warmup_steps)")?;
     }
     if let Some(saved) = saved {
-        let (before, _) = RunConfig::<S>::from_saved(saved.path(), saved.config())?;
+        let before = RunConfig::<S>::from_toml(saved.path(), saved.config())?;
         let (step, steps) = (saved.step(), before.training.steps.get());
         let [before, now] = [before.optimizer.schedule(steps).at(step), schedule.at(step)];
         if (now / before - 1.0).abs() > 0.1 && step < schedule.steps {

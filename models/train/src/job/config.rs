@@ -106,14 +106,6 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config::from_toml(origin, text)?)
     }
 
-    /// Reads what a run has saved, of an earlier version too: with a word on a key that is ignored, if there is one.
-    ///
-    /// # Errors
-    /// [`JobError::Config`] naming `origin` and the key.
-    pub fn from_saved(origin: &Path, text: &str) -> Result<(Self, Option<&'static str>), JobError> {
-        Ok(config::from_saved(origin, text)?)
-    }
-
     /// Applies settings to a configuration that has been read.
     ///
     /// # Errors

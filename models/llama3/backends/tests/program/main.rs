@@ -6,7 +6,6 @@ mod commands;
 mod docs;
 #[cfg(unix)]
 mod folders;
-mod old_runs;
 mod profile;
 #[cfg(all(unix, feature = "mpi"))]
 mod ranks;
