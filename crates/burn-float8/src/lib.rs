@@ -99,6 +99,7 @@ pub mod report {
 
 /// Weights that are FP8 codes alone.
 pub mod weights {
+    pub use crate::backend::HostCodes;
     pub use crate::model::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes};
 }
 

@@ -15,6 +15,23 @@ mod sealed {
 impl<W: Wrapped> sealed::Sealed for Float8<W> {}
 
 /// A `Float8` backend: [`Float8<Autodiff<B>>`](Float8), which trains, or `Float8<B>`.
+///
+/// A training loop that is generic over its backend names both, as `valid()` gives a model of the second:
+///
+/// ```
+/// use burn::module::AutodiffModule;
+/// use burn::tensor::backend::AutodiffBackend;
+/// use burn_float8::report::{Report, report};
+/// use burn_float8::Float8Stack;
+///
+/// fn reports<B, M>(model: &M) -> [Report; 2]
+/// where
+///     B: Float8Stack + AutodiffBackend<InnerBackend: Float8Stack>,
+///     M: AutodiffModule<B>,
+/// {
+///     [report(model), report(&model.valid())]
+/// }
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a `Float8` backend: Float8 wraps the backend that you train with",
     note = "write `Float8<Autodiff<B>>`, also in place of `Autodiff<Float8<B>>`"
@@ -86,7 +103,7 @@ impl<W: Wrapped> Float8Stack for Float8<W> {
     }
 
     fn has_adapter(tensor: &FloatTensor<Self>) -> bool {
-        tensor.adapter().is_some()
+        tensor.adapters().is_some()
     }
 
     fn register() {

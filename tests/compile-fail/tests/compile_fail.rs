@@ -44,6 +44,13 @@ fn compile(program: &str) -> Output {
 }
 
 #[test]
+fn float8_in_float8_is_explained() {
+    let said = compile(&program("Float8<Float8<Autodiff<Flex>>>")).stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("write `Float8<B>` in place of `Float8<Float8<B>>`"), "{said}");
+}
+
+#[test]
 fn float8_below_autodiff_is_explained() {
     let right = compile(&program("Float8<Autodiff<Flex>>"));
     assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stderr));

@@ -133,6 +133,34 @@ fn new_adapters_change_nothing() {
     assert_eq!(values(adapted.forward(x()).inner()), values(model.forward(x()).inner()));
 }
 
+/// Both change the output, and both learn; the next values of one replace it.
+#[test]
+fn adapters_add_up() {
+    let (base, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new().no_grad()).unwrap();
+    let [one, mut two] = [(); 2].map(|()| lora::<crate::support::runtime::Flex, _>(&base));
+    two.adapters[0].b = Param::from_tensor(tensor(spread(RANK, N, 5), [RANK, N]));
+    let both = two.attach(one.attach(base.clone(), None), None);
+    let want = |x: Tensor<T, 2>| {
+        let of = |lora: &Lora<T>| x.clone().matmul(lora.adapters[0].a.val()).matmul(lora.adapters[0].b.val()) * 2.0;
+        base.lm_head.forward(base.q_proj.forward(x.clone()) + of(&one) + of(&two))
+    };
+    for lora in [&one, &two] {
+        let (got, want) = (run(lora, |x| both.forward(x)), run(lora, want));
+        for (got, want) in got.iter().zip(&want) {
+            let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+            assert!(max_error(got, want) <= 0.02 * f64::from(largest));
+        }
+    }
+    let merged = values(without_float8(two.merge(one.attach(base.clone(), None))).forward(x()).inner());
+    let attached = values(without_float8(both.clone()).forward(x()).inner());
+    let largest = attached.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    assert!(max_error(&merged, &attached) <= 1e-5 * f64::from(largest));
+    let again = one.attach(two.attach(both.clone(), None), None);
+    assert!(
+        max_error(&values(again.forward(x()).inner()), &values(both.forward(x()).inner())) <= 0.02 * f64::from(largest)
+    );
+}
+
 #[test]
 fn merged_weights_give_the_same() {
     let model = Pair::<T>::new().no_grad();

@@ -102,7 +102,8 @@ fn wrong_gemms_take_the_next_path() {
         let text = report.to_string();
         assert!(text.contains("f16 mma (self-check of wgmma failed)") && text.contains("gemm_hopper"), "{text}");
         let DeviceError::SelfCheck(failure) = failed(&report) else { panic!("{fault:?}") };
-        assert_eq!((&*failure.path, &failure.kernels[..]), ("wgmma", &["gemm_hopper"][..]), "{failure}");
+        assert_eq!(failure.path, "wgmma", "{failure}");
+        assert_eq!(failure.kernels, ["gemm_hopper"], "{failure}");
         if let Fault::Panic(message) = fault {
             assert!(failure.found.contains(message), "{failure}");
         }

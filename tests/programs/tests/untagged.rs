@@ -181,6 +181,21 @@ fn lost_layers_are_named() {
     });
 }
 
+/// Also where a linear without a layer has run before any configuration was applied.
+#[test]
+fn layers_lost_with_a_default_are_named() {
+    alone("layers_lost_with_a_default_are_named", || {
+        let untagged = linear::<F8>();
+        run(&untagged);
+        drop(applied(Float8Config::tensorwise()));
+        let rebuilt = with_parameters(Mlp::<F8>::new(), 1);
+        rebuilt.forward(tensor::<F8, 2>([3, D], 1));
+        let error = report(&rebuilt).verify().unwrap_err();
+        assert_eq!(error, Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() });
+        report(&untagged).verify().unwrap();
+    });
+}
+
 #[test]
 fn in_a_file() {
     for (name, untagged) in

@@ -38,7 +38,7 @@ pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
 pub use operand::DeviceOperand;
 pub use report::SelfCheckReport;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -121,7 +121,7 @@ pub struct GroupEnds<T> {
 }
 
 /// The size of an operand, and what padding adds to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperandSize {
     /// Rows.
     pub rows: usize,
@@ -148,6 +148,10 @@ pub struct DeviceMemory {
 /// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
 /// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line. Burn's `Router`, `RemoteBackend` and
 /// `Dispatch` cannot be wrapped: they choose the backend when a program runs and have no operation for FP8 in what they send.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not compute in FP8",
+    note = "`Float8` wraps a backend once: write `Float8<B>` in place of `Float8<Float8<B>>`"
+)]
 pub trait Float8Backend: Backend {
     /// FP8 codes of a matrix, contraction-major, with their inverse scale.
     type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;

@@ -2,12 +2,12 @@
 use core::fmt::{Display, Formatter, Result};
 
 use float8_kernels::Granularity;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::SelfCheckFailure;
 
 /// What self-checks have found on a device.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheckReport {
     /// Kernels, each with the parameters that it was compiled for, that were right.
     pub kernels: usize,

@@ -5,7 +5,7 @@ use crate::error::Float8Error;
 use crate::terms::Recipe;
 
 /// A linear of a model, as filters see it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LinearInfo {
     /// Its path in the module tree.
     pub name: String,

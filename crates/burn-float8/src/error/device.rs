@@ -1,6 +1,8 @@
 //! [`DeviceError`]: why results of a device are not to be used, or not of some of its kernels.
+use std::borrow::Cow;
+
 use float8_kernels::Granularity;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Why a device cannot compute in FP8, or has not computed what it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,10 +38,10 @@ pub enum DeviceError {
 }
 
 /// A call whose result was not that of the scalar reference, so that what it launched is not launched on the device again.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelfCheckFailure {
     /// The kernels that the call had launched.
-    pub kernels: Vec<&'static str>,
+    pub kernels: Vec<Cow<'static, str>>,
     /// What was computed, with shapes, formats and scales.
     pub call: String,
     /// The path of a GEMM, or the instructions of a cast.

@@ -19,12 +19,12 @@ use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
 pub(crate) use conversion::{Conversion, Number as ConversionNumber};
-pub(crate) use health::serialize_non_finite;
+pub(crate) use health::non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use tag::{Mark, Tag, now};
 pub use untagged::UNTAGGED_NAME;
 pub(crate) use untagged::UntaggedRule;
-pub(crate) use untagged::{set_default, settle_at_apply, settle_at_linear, untagged, untagged_rule};
+pub(crate) use untagged::{set_default, settle_at_apply, settle_at_linear, untagged, untagged_rule, was_applied};
 
 /// Reads the amax of a cast's tensor, if it was looked at, and the amax that the scale was made of.
 pub(crate) trait ReadAmax: Send + Sync {

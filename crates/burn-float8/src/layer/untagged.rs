@@ -1,6 +1,6 @@
 //! The layers that stand for linears whose weights carry none, one for each device, and what such linears do.
 use std::any::TypeId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
 
 use burn_backend::tensor::Device;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::Layer;
 use crate::backend::Float8Backend;
-use crate::config::{Policy, Untagged};
+use crate::config::{LinearInfo, Policy, Untagged};
 
 /// The name under which reports list the linears whose weights carry no layer.
 pub const UNTAGGED_NAME: &str = "(untagged)";
@@ -25,6 +25,8 @@ pub(crate) struct UntaggedRule {
 struct DeviceDefault {
     layer: Arc<Layer>,
     rule: Option<UntaggedRule>,
+    /// Linears that had a layer at some time.
+    applied: HashSet<LinearInfo>,
 }
 
 type Defaults = HashMap<(TypeId, DeviceId), DeviceDefault>;
@@ -33,7 +35,8 @@ static DEFAULTS: LazyLock<Mutex<Defaults>> = LazyLock::new(Mutex::default);
 fn with_default<B: Float8Backend, T>(device: &Device<B>, f: impl FnOnce(&mut DeviceDefault) -> T) -> T {
     let new = || {
         let policy = Policy::Float8(Default::default());
-        DeviceDefault { layer: Arc::new(Layer::new(UNTAGGED_NAME, policy, Arc::default())), rule: None }
+        let layer = Arc::new(Layer::new(UNTAGGED_NAME, policy, Arc::default()));
+        DeviceDefault { layer, rule: None, applied: HashSet::new() }
     };
     f(DEFAULTS.lock().entry((TypeId::of::<B>(), device.id())).or_insert_with(new))
 }
@@ -48,15 +51,25 @@ pub(crate) fn untagged_rule<B: Float8Backend>(device: &Device<B>) -> Option<Unta
     with_default::<B, _>(device, |default| default.rule)
 }
 
+/// Whether a linear of this name and size on the device had a layer at some time.
+pub(crate) fn was_applied<B: Float8Backend>(device: &Device<B>, linear: &LinearInfo) -> bool {
+    with_default::<B, _>(device, |default| default.applied.contains(linear))
+}
+
 /// An untagged linear runs: if it is the first on the device, and no configuration was applied there, such linears run by the device's
 /// default from now on.
 pub(crate) fn settle_at_linear<B: Float8Backend>(device: &Device<B>) -> UntaggedRule {
     settle::<B>(device, UntaggedRule { choice: Untagged::Default, is_configured: false })
 }
 
-/// A configuration is applied to linears of the device: if it is the first, and no untagged linear has run there, it says what such
-/// linears do. The rule that holds from now on.
-pub(crate) fn settle_at_apply<B: Float8Backend>(device: &Device<B>, asked_for: Option<Untagged>) -> UntaggedRule {
+/// The rule for untagged linears after a configuration was applied to these linears of the device. It is the configuration's if
+/// nothing has settled it before: another configuration, or an untagged linear that ran.
+pub(crate) fn settle_at_apply<B: Float8Backend>(
+    device: &Device<B>,
+    asked_for: Option<Untagged>,
+    linears: impl Iterator<Item = LinearInfo>,
+) -> UntaggedRule {
+    with_default::<B, _>(device, |default| default.applied.extend(linears));
     let choice = asked_for.unwrap_or(Untagged::HighPrecision);
     settle::<B>(device, UntaggedRule { choice, is_configured: asked_for.is_some() })
 }

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Tensor, TensorPrimitive};
 use serde::Serialize;
 
-use super::walk::{FoundLinear, Path, linears, map_param};
+use super::walk::{FoundLinear, Path, draw, linears, map_param};
 use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
@@ -71,8 +71,11 @@ impl Float8Config {
     ///
     /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying an equal configuration again, after
     /// parameters were rebuilt, keeps counters, amax histories and fallbacks of weights that still have their tags. Applying another
-    /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Parameters not initialised yet are
-    /// initialised; quantized ones are left as they are.
+    /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Quantized
+    /// parameters are left as they are.
+    ///
+    /// All parameters that are not initialised yet are drawn first, in the order of the module. `require_grad` stays, in a model
+    /// without autodiff too, whose `train()` reads it.
     ///
     /// # Errors
     ///
@@ -107,6 +110,7 @@ impl Float8Config {
         model: M,
         mut filter: impl FnMut(&LinearInfo) -> bool,
     ) -> Result<(M, Summary), ApplyError<M>> {
+        draw::<B, M>(&model);
         let (quantized, linears): (Vec<_>, Vec<_>) =
             linears::<B, M>(&model, Some(self)).into_iter().partition(|linear| linear.weight.is_none());
         let infos: Vec<_> = linears.iter().map(|linear| linear.info.clone()).collect();
@@ -141,7 +145,8 @@ impl Float8Config {
         B::register();
         for device in devices {
             B::untagged_layer(device).reset_calls();
-            let settled = settle_at_apply::<B::Inner>(device, self.untagged).choice;
+            let applied = linears.iter().filter(|linear| linear.device == *device).map(|linear| linear.info.clone());
+            let settled = settle_at_apply::<B::Inner>(device, self.untagged, applied).choice;
             if let Some(asked_for) = self.untagged.filter(|asked_for| *asked_for != settled) {
                 log::warn!(
                     "Float8: untagged = {asked_for:?} is ignored on {device:?}: untagged linears there are settled as {settled:?}, by an \

@@ -165,6 +165,8 @@ pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) 
     infos.2
 }
 
+type BoxedError = Box<dyn core::error::Error + Send + Sync>;
+
 /// Puts FP8 codes in the place of the weights of linears, without a high-precision copy of any: `codes` gives those of a linear
 /// as fprop reads them, [`HostCodes`] of `[N, K]`, or none where the weight is to stay as it is. Parameters that are not initialized yet are not
 /// drawn for it. Says which were put there.
@@ -172,29 +174,44 @@ pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) 
 /// `config` says which parameters are weights of linears; it is applied afterwards, and where its cast of a weight is of the same format and
 /// granularity, GEMMs read the codes as they are. Where values are asked for, they have the dtype `values`.
 ///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::Flex;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::DType;
+/// use burn_float8::{Float8, Float8Config, Recipe, weights};
+///
+/// type B = Float8<Flex>;
+/// let linear = || -> Linear<B> { LinearConfig::new(64, 32).init(&Default::default()) };
+/// let config = Float8Config::new(Recipe::Rowwise);
+/// let (saved, _) = weights::fp8_only(config.apply(linear()).unwrap().0).unwrap();
+/// let mut codes: std::collections::HashMap<_, _> = weights::read_codes(&saved).collect();
+/// let (loaded, summary) = weights::load_codes(linear(), &config, DType::F32, |linear| {
+///     Ok(codes.remove(&linear.name))
+/// })
+/// .unwrap();
+/// assert_eq!(summary.layers, ["linear"]);
+/// # }
+/// ```
+///
 /// # Errors
 ///
-/// Those of `codes`; [`Float8Error::Codes`] where codes do not fit the linear: other dimensions, too few codes or scales, a NaN, a scale that
+/// Errors of `codes`, which `downcast` gives back; [`Float8Error::Codes`] where codes do not fit the linear: other dimensions, too few codes or scales, a NaN, a scale that
 /// is zero, negative or not finite, or no power of two where E8M0 is asked for, a value beyond f32.
-pub fn load_codes<B: Float8Stack, M: Module<B>, E: From<Float8Error>>(
+pub fn load_codes<B: Float8Stack, M: Module<B>>(
     model: M,
     config: &Float8Config,
     values: DType,
-    codes: impl FnMut(&LinearInfo) -> Result<Option<HostCodes>, E>,
-) -> Result<(M, Fp8Only), E> {
-    struct Load<'a, F, E> {
+    codes: impl FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>,
+) -> Result<(M, Fp8Only), BoxedError> {
+    struct Load<'a, F> {
         path: Path,
         config: &'a Float8Config,
         values: DType,
         codes: F,
-        loaded: Result<Fp8Only, E>,
+        loaded: Result<Fp8Only, BoxedError>,
     }
-    impl<B, F, E> ModuleMapper<B> for Load<'_, F, E>
-    where
-        B: Float8Stack,
-        F: FnMut(&LinearInfo) -> Result<Option<HostCodes>, E>,
-        E: From<Float8Error>,
-    {
+    impl<B: Float8Stack, F: FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>> ModuleMapper<B> for Load<'_, F> {
         fn enter_module(&mut self, name: &str, container: &str) {
             self.path.enter(name, container);
         }
@@ -209,7 +226,7 @@ pub fn load_codes<B: Float8Stack, M: Module<B>, E: From<Float8Error>>(
             let info = LinearInfo { name, k, n };
             let checked = (self.codes)(&info).and_then(|codes| {
                 let checked = codes.map(|codes| check(&info, &codes).map(|amax| (codes, amax))).transpose();
-                checked.map_err(E::from)
+                checked.map_err(BoxedError::from)
             });
             match checked {
                 Ok(None) => {

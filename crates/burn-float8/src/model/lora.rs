@@ -5,12 +5,12 @@
 //! ```
 //!
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::walk::{Path, linears};
+use super::walk::{Path, draw, linears, map_value, parameter};
 use crate::config::shortened;
 use crate::error::{Float8Error, Float8Panic};
 use crate::ops::functions::{Functions, find};
@@ -46,6 +46,26 @@ const ALL_LINEAR: &str = "all-linear";
 const OUTPUT: &str = "lm_head";
 
 impl LoraConfig {
+    /// Sets [`rank`](Self::rank).
+    pub fn with_rank(self, rank: usize) -> Self {
+        Self { rank, ..self }
+    }
+
+    /// Sets [`alpha`](Self::alpha).
+    pub fn with_alpha(self, alpha: f64) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// Sets [`dropout`](Self::dropout).
+    pub fn with_dropout(self, dropout: f64) -> Self {
+        Self { dropout, ..self }
+    }
+
+    /// Sets [`target_modules`](Self::target_modules).
+    pub fn with_target_modules<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
+        Self { target_modules: names.into_iter().map(Into::into).collect(), ..self }
+    }
+
     /// # Errors
     ///
     /// [`Float8Error::Lora`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
@@ -81,7 +101,7 @@ impl LoraConfig {
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
         // What clones of a model would draw, each for itself.
-        Module::<B>::visit(model, &mut Initialized);
+        draw::<B, M>(model);
         // Experts have weights of rank 3, which no adapter is for.
         let is_matrix = |weight: &burn_backend::tensor::FloatTensor<B>| {
             use burn_backend::TensorMetadata;
@@ -102,20 +122,11 @@ impl LoraConfig {
         let adapters = found.iter().filter(|linear| self.targets(&linear.info.name)).map(|linear| {
             let (name, k, n) = (linear.info.name.clone(), linear.info.k, linear.info.n);
             let a = TensorData::new(uniform(named(seed, &name), k * self.rank, (k as f64).powf(-0.5)), [k, self.rank]);
-            let a = Param::from_tensor(Tensor::from_data(a, &linear.device));
-            let b = Param::from_tensor(Tensor::zeros([self.rank, n], &linear.device));
+            let [a, b] = [Tensor::from_data(a, &linear.device), Tensor::zeros([self.rank, n], &linear.device)]
+                .map(|t| parameter(ParamId::new(), t.require_grad(), true));
             LoraAdapter { name, a, b }
         });
         Ok(Lora { adapters: adapters.collect(), config: self.clone() })
-    }
-}
-
-/// Draws parameters that are not there yet.
-struct Initialized;
-
-impl<B: Backend> ModuleVisitor<B> for Initialized {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        param.val();
     }
 }
 
@@ -154,7 +165,7 @@ fn uniform(seed: u64, len: usize, bound: f64) -> Vec<f32> {
 /// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
 /// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
 /// let (model, _) = weights::fp8_only(model.no_grad()).unwrap(); // a byte a parameter
-/// let lora = LoraConfig { rank: 4, ..Default::default() }.init(&model, 7).unwrap();
+/// let lora = LoraConfig::default().with_rank(4).init(&model, 7).unwrap();
 /// let loss = lora.attach(model.clone(), None).forward(Tensor::<B, 2>::ones([8, 64], &device)).mean();
 /// let grads = loss.backward();
 /// assert!(lora.adapters[0].b.grad(&grads).is_some());
@@ -186,6 +197,9 @@ impl<B: Backend> Lora<B> {
     /// Gradients are those of [`Lora`]'s own parameters. With a dropout, `seed` says which elements of x are dropped, the same for each
     /// forward; none drops nothing, as an evaluation does.
     ///
+    /// Adapters add up: `two.attach(one.attach(model, None), None)` runs with both, and both get gradients. An adapter replaces an
+    /// attached one with the same parameter id, as its value after an optimizer step has.
+    ///
     /// Whatever else reads the weight of such a linear reads `w + α/r · A·B`.
     ///
     /// # Panics
@@ -197,16 +211,15 @@ impl<B: Backend> Lora<B> {
 
     /// The model with weights `w + α/r · A·B`, in their own dtype; of weights that are FP8 codes alone, the decoded values and that. What
     /// it is to run with is to be applied anew.
+    ///
+    /// These weights are new parameters with the `require_grad` of the old ones: no gradient reaches the adapters.
     pub fn merge<M: Module<B>>(&self, model: M) -> M {
         struct Merge;
         impl<B: Backend> ModuleMapper<B> for Merge {
             fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-                let (id, tensor, mapper) = param.consume();
-                let merged = match tensor.into_primitive() {
-                    TensorPrimitive::Float(weight) => TensorPrimitive::Float((functions::<B>().merge_adapter)(weight)),
-                    quantized => quantized,
-                };
-                Param::from_mapped_value(id, Tensor::from_primitive(merged), mapper)
+                let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
+                let Some(merged) = (functions::<B>().merge_adapters)(weight) else { return param };
+                map_value(param, |_| Tensor::from_primitive(TensorPrimitive::Float(merged)).detach(), |t| t)
             }
         }
         self.attach(model, None).map(&mut Merge)
@@ -239,8 +252,6 @@ impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let adapter = (D == 2).then(|| self.lora.of(&self.path.linear_name())).flatten();
         let Some(adapter) = adapter else { return param };
-        let (id, tensor, mapper): (ParamId, _, _) = param.consume();
-        let TensorPrimitive::Float(weight) = tensor.into_primitive() else { unreachable!("an adapter is for floats") };
         let [a, b] = [&adapter.a, &adapter.b].map(|t| match t.val().into_primitive() {
             TensorPrimitive::Float(t) => t,
             TensorPrimitive::QFloat(_) => unreachable!("an adapter is float"),
@@ -248,9 +259,14 @@ impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
         let LoraConfig { rank, alpha, dropout: probability, .. } = self.lora.config;
         let seed = self.seed.filter(|_| probability > 0.0);
         let dropout = seed.map(|seed| Dropout { probability, seed: named(seed, &adapter.name) });
-        let adapter = Adapter { a, b, scale: alpha / rank as f64, dropout };
-        let weight = (functions::<B>().with_adapter)(weight, adapter);
-        Param::from_mapped_value(id, Tensor::from_primitive(TensorPrimitive::Float(weight)), mapper)
+        let adapter = Adapter { id: adapter.a.id, a, b, scale: alpha / rank as f64, dropout };
+        let with_adapter = |weight: Tensor<B, D>| {
+            let TensorPrimitive::Float(weight) = weight.into_primitive() else {
+                unreachable!("an adapter is for floats")
+            };
+            Tensor::from_primitive(TensorPrimitive::Float((functions::<B>().with_adapter)(weight, adapter)))
+        };
+        map_value(param, with_adapter, |t| t)
     }
 }
 

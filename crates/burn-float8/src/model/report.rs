@@ -1,18 +1,20 @@
 //! [`report`]: what each linear of a model really did.
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::module::Module;
 use burn_backend::tensor::Device;
 use float8_kernels::{GEMV_ROWS, reference};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::walk::{FoundLinear, linears};
 use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport};
 use crate::config::{Policy, Untagged, shortened};
 use crate::error::{DeviceError, Float8Error};
 use crate::layer::{
-    Fallback, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, serialize_non_finite, untagged_rule,
+    Fallback, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, non_finite, untagged_rule,
+    was_applied,
 };
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
@@ -20,24 +22,24 @@ use crate::tensor::{ShardingReport, source_of};
 use crate::terms::{Gemm, Role};
 
 /// One operand of one GEMM of one linear, as it was last cast.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OperandReport {
     /// `input`, `weight` or `grad_output`.
-    pub role: &'static str,
+    pub role: Cow<'static, str>,
     /// Size, padding and bytes.
     pub size: Option<OperandSize>,
     /// Its max |x|.
-    #[serde(serialize_with = "serialize_non_finite")]
+    #[serde(with = "non_finite")]
     pub amax: Option<f32>,
     /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
-    #[serde(serialize_with = "serialize_non_finite")]
+    #[serde(with = "non_finite")]
     pub scale: Option<f32>,
     /// Statistics of the last sampled step.
     pub health: Option<OperandHealth>,
 }
 
 /// One GEMM of one linear since the layer was tagged.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GemmReport {
     /// Calls on FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
     pub native: u64,
@@ -48,7 +50,7 @@ pub struct GemmReport {
     /// How the last FP8 call was computed.
     pub path: Option<String>,
     /// What that costs, where the device computes other recipes faster.
-    pub cost: Option<&'static str>,
+    pub cost: Option<Cow<'static, str>>,
     /// Its operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
     pub operands: [OperandReport; 2],
     /// Why the last high-precision call was one.
@@ -71,7 +73,7 @@ impl GemmReport {
 }
 
 /// One linear.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerReport {
     /// Its path in the module tree.
     pub name: String,
@@ -96,7 +98,7 @@ pub struct LayerReport {
     /// Whether its weight is [FP8 codes alone](crate::weights), in which format and with scales of what.
     pub fp8_only: Option<String>,
     /// How often each operation has decoded such a weight.
-    pub decodes: BTreeMap<&'static str, u64>,
+    pub decodes: BTreeMap<Cow<'static, str>, u64>,
     /// Where statistics have moved the layer, if they have.
     pub fallback: Option<Fallback>,
     /// Which rows of its weight this process keeps, if not all.
@@ -104,7 +106,7 @@ pub struct LayerReport {
 }
 
 /// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The linears.
     pub layers: Vec<LayerReport>,
@@ -114,11 +116,11 @@ pub struct Report {
     /// What self-checks have found on the model's devices; nothing where they are CPUs.
     pub self_check: SelfCheckReport,
     /// How the backend computes attention: `tiles` of queries and keys in a kernel of its own, or `blocks` of queries by Burn's matmuls.
-    pub attention: &'static str,
+    pub attention: Cow<'static, str>,
 }
 
 /// GEMM calls by path, summed over a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GemmTotals {
     /// On FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
     pub native: u64,
@@ -163,7 +165,12 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
             Some(Tag { layer, .. }) if layer.conversion().config().statistics.is_some() => {
                 DeviceState::<B::Inner>::of(&layer, &device).lock().samples.read();
             }
-            None if is_lost(&info.name, untagged_rule::<B::Inner>(&device), &layers) => untagged.push(info.name),
+            None => {
+                let was_applied = was_applied::<B::Inner>(&device, &info);
+                if is_lost(&info.name, untagged_rule::<B::Inner>(&device), was_applied, &layers) {
+                    untagged.push(info.name);
+                }
+            }
             _ => {}
         }
     }
@@ -181,12 +188,13 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         .collect();
     let self_check =
         self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
-    Report { layers, untagged, self_check, attention: B::Inner::ATTENTION }
+    Report { layers, untagged, self_check, attention: B::Inner::ATTENTION.into() }
 }
 
-/// Whether nobody has asked that a linear without a layer runs as it does, beside these.
-fn is_lost(name: &str, rule: Option<UntaggedRule>, layers: &[Arc<Layer>]) -> bool {
-    let is_alone = layers.is_empty();
+/// Whether a linear without a layer is an error, in a model with these layers. It is none where a configuration says how such linears
+/// run, and where they run by the device's default and no configuration was applied to the model.
+fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
+    let is_alone = layers.is_empty() && !was_applied;
     match rule {
         _ if layers.iter().any(|layer| layer.conversion().was_quantized(name)) => false,
         Some(UntaggedRule { is_configured: true, .. }) => false,
@@ -203,7 +211,7 @@ impl LayerReport {
             let (path, operands) = last.float8.unzip();
             let granularities =
                 operands.as_ref().map(|operands: &[LastOperand; 2]| operands.each_ref().map(|o| o.cast.granularity));
-            let cost = path.and_then(GemmPath::cost);
+            let cost = path.and_then(GemmPath::cost).map(Cow::from);
             let rows = operands.as_ref().map_or(0, |[a, _]| a.size.rows);
             let path = path.zip(granularities).map(|(path, granularities)| {
                 let mut lost = self_check.lost_paths(granularities);
@@ -234,7 +242,8 @@ impl LayerReport {
                     let scale = reference::amax_to_scale(scaling, last.cast.format, last.cast.scale_mode);
                     (observed, Some(scale.get()))
                 });
-                let (role, size, health) = (operand.role.name(), last.map(|last| last.size), layer.sampled(operand));
+                let (role, size, health) =
+                    (operand.role.name().into(), last.map(|last| last.size), layer.sampled(operand));
                 OperandReport { role, size, amax, scale, health }
             });
             GemmReport { native, emulated, high_precision, path, cost, operands, reason, unrequested }
@@ -252,7 +261,7 @@ impl LayerReport {
             live_bytes: layer.live_bytes(),
             weight_matmuls: layer.weight_matmuls(),
             fp8_only: None,
-            decodes: layer.decodes(),
+            decodes: layer.decodes().into_iter().map(|(operation, times)| (operation.into(), times)).collect(),
             fallback: layer.fallback(),
             sharding: source_of::<B>(layer).map(|source| source.report()),
         }

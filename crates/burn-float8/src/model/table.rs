@@ -53,7 +53,7 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
         if let Some(reason) = reason {
             write!(f, "; high precision: {reason}")?;
         }
-        if let Some(cost) = calls.cost {
+        if let Some(cost) = &calls.cost {
             write!(f, "; {cost}")?;
         }
         if layer.weight_matmuls > 0 {
@@ -80,7 +80,7 @@ fn health_rows(f: &mut Formatter<'_>, report: &Report, width: usize) -> Result {
     let operands = || {
         report.layers.iter().flat_map(|layer| {
             layer.gemms().into_iter().flat_map(move |(gemm, report)| {
-                report.operands.iter().filter_map(move |o| Some((layer, gemm, o.role, o.health.as_ref()?)))
+                report.operands.iter().filter_map(move |o| Some((layer, gemm, &o.role, o.health.as_ref()?)))
             })
         })
     };

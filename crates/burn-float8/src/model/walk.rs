@@ -1,8 +1,11 @@
 //! The linears of a model, by their paths in the module tree.
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleVisitor, Param};
+#[cfg(not(feature = "distributed"))]
+use burn::module::AutodiffModule;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
+use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
 use crate::config::{Float8Config, LinearInfo};
@@ -153,8 +156,56 @@ pub fn map_param<B: Float8Stack, const D: usize>(
             quantized => quantized,
         })
     };
-    // The parameter may have a mapper of its own (`LinearLayout::Col`).
-    let (id, tensor, mapper) = param.consume();
-    let (own, on_load) = (mapper.clone(), f.clone());
-    Param::from_mapped_value(id, f(tensor), mapper).load_mapper(move |t| on_load(own.on_load(t)))
+    map_value(param, f.clone(), f)
+}
+
+/// The parameter with `f` of its tensor, and with `on_load` of what is loaded into it later. It keeps its id and its mappers. It keeps
+/// its `require_grad`, which `Param::map` loses on a backend without autodiff.
+pub(super) fn map_value<B: Backend, const D: usize>(
+    param: Param<Tensor<B, D>>,
+    f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
+    on_load: impl Fn(Tensor<B, D>) -> Tensor<B, D> + Send + Sync + 'static,
+) -> Param<Tensor<B, D>> {
+    let tensor = param.val();
+    // The parameter may have mappers of its own (`LinearLayout::Col`).
+    let (id, _, mapper) = param.clone().consume();
+    let own = mapper.clone();
+    parameter(id, f(tensor), is_trained(param))
+        .load_mapper(move |t| on_load(mapper.on_load(t)))
+        .save_mapper(move |t| own.on_save(t))
+}
+
+/// A parameter with this value and this `require_grad`, which `train()` reads if the backend has no autodiff.
+pub(super) fn parameter<B: Backend, const D: usize>(
+    id: ParamId,
+    value: Tensor<B, D>,
+    require_grad: bool,
+) -> Param<Tensor<B, D>> {
+    let (device, shape) = (value.device(), value.shape());
+    let param = Param::uninitialized(id, move |_, _| value.clone(), device, require_grad, shape);
+    param.val();
+    param
+}
+
+/// The parameter's `require_grad`. Without autodiff `train()` alone reads it.
+fn is_trained<B: Backend, const D: usize>(param: Param<Tensor<B, D>>) -> bool {
+    if B::ad_enabled(&param.device()) {
+        return param.is_require_grad();
+    }
+    #[cfg(not(feature = "distributed"))]
+    return Param::<Tensor<burn_autodiff::Autodiff<B>, D>>::from_inner(param).is_require_grad();
+    // Autodiff is not for every backend then: nothing reads it.
+    #[cfg(feature = "distributed")]
+    true
+}
+
+/// Draws the parameters of a model that are not initialized yet, in the order of the walk.
+pub(super) fn draw<B: Backend, M: Module<B>>(model: &M) {
+    struct Draw;
+    impl<B: Backend> ModuleVisitor<B> for Draw {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            param.val();
+        }
+    }
+    Module::<B>::visit(model, &mut Draw);
 }

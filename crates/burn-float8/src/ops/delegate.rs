@@ -93,13 +93,13 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
     /// A weight of codes alone stays that.
     fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self> {
         let mark = tensor.mark().cloned();
-        let adapter = tensor.adapter().map(|adapter| adapter.map(|t| B::float_to_device(t, device)).into());
+        let adapters = tensor.adapters().map(|adapters| adapters.map(|t| B::float_to_device(t, device)).into());
         let full = B::float_to_device(tensor.full().clone(), device);
         let moved = match tensor.codes() {
             Some(codes) => Float8Tensor::of_codes(full, codes.to_device(device)),
             None => Float8Tensor::new(full),
         };
-        moved.with_mark(mark).with_adapter(adapter)
+        moved.with_mark(mark).with_adapters(adapters)
     }
     /// Nothing that is deferred is made for it.
     fn float_device(tensor: &F<Self>) -> D<Self> {
@@ -232,7 +232,7 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
         let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape.clone());
         let (mark, output) = (tensor.mark().cloned(), tensor.output().cloned());
-        let made = if is_same_matrix && !tensor.is_fp8_only() && tensor.adapter().is_none() {
+        let made = if is_same_matrix && !tensor.is_fp8_only() && tensor.adapters().is_none() {
             tensor.map(reshaped)
         } else {
             Float8Tensor::new(reshaped(tensor.into_values("float_reshape"))).with_mark(mark)

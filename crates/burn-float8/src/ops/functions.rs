@@ -15,7 +15,7 @@ use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, CachedAttentio
 use crate::error::Float8Panic;
 use crate::layer::Mark;
 use crate::profile::operation;
-use crate::tensor::{Adapter, Float8Tensor, Wrapped};
+use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped};
 
 type AttentionFn<B> = fn(Attention<B>) -> FloatTensor<B>;
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
@@ -41,10 +41,10 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) adamw: Option<AdamWFn<B>>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
-    /// A weight with an adapter beside it.
+    /// A weight with one more adapter beside it.
     pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
-    /// What a weight and its adapter are together; a weight without one is what it was.
-    pub(crate) merge_adapter: fn(FloatTensor<B>) -> FloatTensor<B>,
+    /// The sum of a weight and its adapters, in the weight's place of autodiff; none for a weight without adapters.
+    pub(crate) merge_adapters: fn(FloatTensor<B>) -> Option<FloatTensor<B>>,
 }
 
 impl<B: Backend> Clone for Functions<B> {
@@ -89,14 +89,16 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
         },
         adamw,
         full_tensor: W::fp8_full_tensor,
-        with_adapter: |weight, adapter| weight.with_adapter(Some(Arc::new(adapter.map(Float8Tensor::into_full)))),
-        merge_adapter: |weight| match weight.adapter() {
+        with_adapter: |weight, adapter| {
+            let all = Adapters::with(weight.adapters().map(|all| &**all), adapter.map(Float8Tensor::into_full));
+            weight.with_adapters(Some(Arc::new(all)))
+        },
+        merge_adapters: |weight| {
+            let adapters = weight.adapters()?.map(|t| W::plain(&t).clone());
+            let values = weight.plain().with_adapters(Some(Arc::new(adapters))).into_values("merge");
             // A weight of the same layer.
-            Some(_) => {
-                let mark = weight.mark().cloned();
-                Float8Tensor::new(weight.into_values("merge")).with_mark(mark)
-            }
-            None => weight,
+            let mark = weight.mark().cloned();
+            Some(Float8Tensor::new(W::replace(weight.place().clone(), values)).with_mark(mark))
         },
     });
 }
@@ -150,7 +152,7 @@ fn refuse<B: Backend>() {
         adamw: None,
         full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
         with_adapter: |_, _| panic!("{}", Float8Panic::WrongOrder),
-        merge_adapter: |_| panic!("{}", Float8Panic::WrongOrder),
+        merge_adapters: |_| panic!("{}", Float8Panic::WrongOrder),
     });
 }
 

@@ -218,20 +218,20 @@ pub(super) fn forward<B: Float8Backend>(
     (y, Some(saved))
 }
 
-/// [`Wrapped::fp8_linear`], and what the weight's adapter adds to it.
+/// [`Wrapped::fp8_linear`], and what the weight's adapters add to it.
 pub(super) fn adapted<W: Wrapped>(
     x: Float8Tensor<W>,
     w: Float8Tensor<W>,
     bias: Option<FloatTensor<W>>,
 ) -> Float8Tensor<W> {
-    match w.adapter().cloned() {
+    match w.adapters().cloned() {
         None => W::fp8_linear(x, w, bias),
-        Some(adapter) => {
-            // The adapter reads x in high precision: it is made before the cast, which then reads it and does not compute it again.
+        Some(adapters) => {
+            // Adapters read x in high precision: it is made before the cast, which then reads it and does not compute it again.
             x.full();
-            // Whatever reads the values of a weight with an adapter gets both.
-            let y = W::fp8_linear(x.clone(), w.with_adapter(None), bias);
-            Float8Tensor::new(W::float_add(y.into_full(), adapter.apply(x.into_full())))
+            // Whatever reads the values of a weight with adapters gets all.
+            let y = W::fp8_linear(x.clone(), w.with_adapters(None), bias);
+            Float8Tensor::new(adapters.add_to(y.into_full(), x.into_full()))
         }
     }
 }

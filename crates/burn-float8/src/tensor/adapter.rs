@@ -5,15 +5,47 @@
 //! ```
 //!
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021), section 4.1.
+use burn::module::ParamId;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar, TensorData, TensorMetadata};
 use rayon::prelude::*;
 
 use crate::backend::in_dtype;
 
+/// The adapters of a weight, in the order in which they add up.
+#[derive(Clone, Debug)]
+pub(crate) struct Adapters<B: Backend>(Vec<Adapter<B>>);
+
+impl<B: Backend> Adapters<B> {
+    /// These and one more, which replaces the one of its id.
+    pub(crate) fn with(attached: Option<&Self>, adapter: Adapter<B>) -> Self {
+        let mut all = attached.map_or_else(Vec::new, |attached| attached.0.clone());
+        all.retain(|other| other.id != adapter.id);
+        all.push(adapter);
+        Self(all)
+    }
+
+    /// The adapters on another backend, or with another place in autodiff.
+    pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapters<C> {
+        Adapters(self.0.iter().map(|adapter| adapter.map(&f)).collect())
+    }
+
+    /// `y` `[.., N]` of a linear of `x: [.., K]`, and what each adapter adds.
+    pub(crate) fn add_to(&self, y: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
+        self.0.iter().fold(y, |y, adapter| B::float_add(y, adapter.apply(x.clone())))
+    }
+
+    /// The weight `[K, N]` that gives the same y without dropout, in its dtype.
+    pub(crate) fn merged(&self, weight: FloatTensor<B>) -> FloatTensor<B> {
+        self.0.iter().fold(weight, |weight, adapter| adapter.merged(weight))
+    }
+}
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter<B: Backend> {
+    /// The id of the parameter A.
+    pub(crate) id: ParamId,
     /// `[K, r]`
     pub(crate) a: FloatTensor<B>,
     /// `[r, N]`
@@ -36,12 +68,12 @@ pub(crate) struct Dropout {
 impl<B: Backend> Adapter<B> {
     /// The adapter on another backend, or with another place in autodiff.
     pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapter<C> {
-        let Self { a, b, scale, dropout } = self;
-        Adapter { a: f(a.clone()), b: f(b.clone()), scale: *scale, dropout: *dropout }
+        let Self { id, a, b, scale, dropout } = self;
+        Adapter { id: *id, a: f(a.clone()), b: f(b.clone()), scale: *scale, dropout: *dropout }
     }
 
     /// What is added to y `[.., N]` for `x: [.., K]`, in x's dtype.
-    pub(crate) fn apply(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+    fn apply(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         let dtype = x.dtype();
         let x = match self.dropout {
             Some(dropout) => {
@@ -55,8 +87,7 @@ impl<B: Backend> Adapter<B> {
         B::float_mul_scalar(B::linear(B::linear(x, a, None), b, None), Scalar::Float(self.scale))
     }
 
-    /// The weight `[K, N]` that gives the same y without dropout, in its dtype.
-    pub(crate) fn merged(&self, weight: FloatTensor<B>) -> FloatTensor<B> {
+    fn merged(&self, weight: FloatTensor<B>) -> FloatTensor<B> {
         let product = B::float_matmul(self.a.clone(), self.b.clone());
         let update = B::float_mul_scalar(product, Scalar::Float(self.scale));
         let update = in_dtype::<B>(update, weight.dtype());

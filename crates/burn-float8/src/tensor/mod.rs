@@ -11,7 +11,7 @@ mod sample;
 mod source;
 mod wrapped;
 
-pub(crate) use adapter::{Adapter, Dropout, split_mix};
+pub(crate) use adapter::{Adapter, Adapters, Dropout, split_mix};
 pub use cache::Slot;
 pub(crate) use cache::{Fp8Copy, Layout};
 pub(crate) use cast::{CastRequest, View};

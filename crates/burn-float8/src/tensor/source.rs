@@ -10,7 +10,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, DeviceOps, TensorMetadata};
 use burn_std::Shape;
 use float8_kernels::{Cast, Granularity};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held, Layout, Slot};
 use super::cast::{CastRequest, quantize};
@@ -59,7 +59,7 @@ pub trait WeightSource<B: Float8Backend>: Send + Sync + 'static {
 }
 
 /// A weight of which each process keeps some rows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardingReport {
     /// The first row that this process keeps, and the first that it does not.
     pub rows: [usize; 2],

@@ -5,7 +5,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::adapter::Adapter;
+use super::adapter::Adapters;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
 use super::deferred::Deferred;
@@ -61,7 +61,7 @@ pub trait Wrapped: Backend {
 /// The float primitive of [`Float8<W>`](crate::Float8): the full-precision tensor, the layer it belongs to if it is a
 /// linear's weight, and the FP8 copies that all clones of it share, above and below autodiff.
 ///
-/// A weight may be [FP8 codes alone](crate::weights), without a full-precision tensor, and it may have an [adapter](crate::lora).
+/// A weight may be [FP8 codes alone](crate::weights), without a full-precision tensor, and it may have [adapters](crate::lora).
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
@@ -70,7 +70,7 @@ pub struct Float8Tensor<W: Wrapped> {
     place: FloatTensor<W>,
     deferred: Option<Arc<Placed<W>>>,
     codes: Option<Arc<Codes<W::Plain>>>,
-    adapter: Option<Arc<Adapter<W>>>,
+    adapters: Option<Arc<Adapters<W>>>,
     mark: Option<Mark>,
     /// The output of a linear that this tensor is, or is a reshape of.
     output: Option<Arc<LinearOutput<W>>>,
@@ -103,8 +103,8 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
-        let (codes, adapter, mark, output) = (None, None, None, None);
-        Self { place: full, deferred: None, codes, adapter, mark, output, cache: Arc::default() }
+        let (codes, adapters, mark, output) = (None, None, None, None);
+        Self { place: full, deferred: None, codes, adapters, mark, output, cache: Arc::default() }
     }
 
     /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
@@ -147,7 +147,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         W::float_device(&self.place)
     }
 
-    /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapter added.
+    /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapters added.
     #[inline]
     pub fn into_full(self) -> FloatTensor<W> {
         self.into_values("into_full")
@@ -156,7 +156,7 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// [`into_full`](Self::into_full) for an operation, which the report names where codes are decoded.
     #[inline]
     pub(crate) fn into_values(self, operation: &'static str) -> FloatTensor<W> {
-        let Self { place, deferred, codes, adapter, mark, .. } = self;
+        let Self { place, deferred, codes, adapters, mark, .. } = self;
         let full = match (codes, deferred) {
             (Some(codes), _) => {
                 if let Some(Mark::Weight(Tag { layer, .. })) = mark {
@@ -168,8 +168,8 @@ impl<W: Wrapped> Float8Tensor<W> {
             (None, Some(deferred)) => deferred.full(&place).clone(),
             (None, None) => place,
         };
-        match adapter {
-            Some(adapter) => adapter.merged(full),
+        match adapters {
+            Some(adapters) => adapters.merged(full),
             None => full,
         }
     }
@@ -185,14 +185,14 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.codes.as_ref()
     }
 
-    /// The adapter that is added to what a linear makes of the weight.
-    pub(crate) fn adapter(&self) -> Option<&Arc<Adapter<W>>> {
-        self.adapter.as_ref()
+    /// The adapters that are added to what a linear makes of the weight.
+    pub(crate) fn adapters(&self) -> Option<&Arc<Adapters<W>>> {
+        self.adapters.as_ref()
     }
 
-    /// This weight with an adapter, in the place of any.
-    pub(crate) fn with_adapter(self, adapter: Option<Arc<Adapter<W>>>) -> Self {
-        Self { adapter, ..self }
+    /// This weight with these adapters, in the place of any.
+    pub(crate) fn with_adapters(self, adapters: Option<Arc<Adapters<W>>>) -> Self {
+        Self { adapters, ..self }
     }
 
     /// The output of a linear that this tensor is, or is a reshape of.
@@ -220,8 +220,8 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
     /// a history that counts them would be the other's.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
-        let Self { place, codes, adapter, .. } = self.made();
-        Self { mark: Some(Mark::Weight(tag)), codes, adapter, ..Self::new(place) }
+        let Self { place, codes, adapters, .. } = self.made();
+        Self { mark: Some(Mark::Weight(tag)), codes, adapters, ..Self::new(place) }
     }
 
     /// The tag of a linear's weight.
@@ -253,8 +253,8 @@ impl<W: Wrapped> Float8Tensor<W> {
     ) -> Float8Tensor<V> {
         // Autodiff may compute what `f` gives again, from what `f` is given.
         let made = self.made();
-        let adapter = made.adapter.as_ref().map(|adapter| Arc::new(adapter.map(&f)));
-        made.placed(f).with_adapter(adapter)
+        let adapters = made.adapters.as_ref().map(|adapters| Arc::new(adapters.map(&f)));
+        made.placed(f).with_adapters(adapters)
     }
 
     /// This tensor, made now if it was deferred.
@@ -268,17 +268,17 @@ impl<W: Wrapped> Float8Tensor<W> {
         Self { place: self.full().clone(), deferred: None, ..self }
     }
 
-    /// This tensor in another place of autodiff, or below it: all that its clones share, but for an adapter.
+    /// This tensor in another place of autodiff, or below it: all that its clones share, but for adapters.
     pub(crate) fn placed<V: Wrapped<Plain = W::Plain>>(
         self,
         f: impl FnOnce(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
         let Self { place, deferred, codes, mark, cache, .. } = self;
         let deferred = deferred.map(|deferred| Placed::new(deferred.deferred().clone()));
-        Float8Tensor { place: f(place), deferred, codes, adapter: None, mark, output: None, cache }
+        Float8Tensor { place: f(place), deferred, codes, adapters: None, mark, output: None, cache }
     }
 
-    /// The tensor below autodiff, with all that its clones share, but for an adapter.
+    /// The tensor below autodiff, with all that its clones share, but for adapters.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
         self.clone().placed(|place| W::plain(&place).clone())
     }
@@ -313,7 +313,7 @@ impl<W: Wrapped> Clone for Float8Tensor<W> {
             place: self.place.clone(),
             deferred: self.deferred.clone(),
             codes: self.codes.clone(),
-            adapter: self.adapter.clone(),
+            adapters: self.adapters.clone(),
             mark: self.mark.clone(),
             output: self.output.clone(),
             cache: self.cache.clone(),

@@ -59,7 +59,13 @@ impl Checkpoint {
                 _ => Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?)),
             }
         };
-        let (model, loaded) = load_codes::<B, _, JobError>(model, float8, values, codes)?;
+        let (model, loaded) =
+            load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(|error| {
+                error.downcast().map_or_else(
+                    |error| JobError::Float8(*error.downcast().expect("`load_codes` adds its own")),
+                    |error| *error,
+                )
+            })?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
     }
 

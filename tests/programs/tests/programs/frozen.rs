@@ -1,12 +1,12 @@
 //! Frozen teachers, targets and layers: their own recipe and strictness, no weight gradient, and an amax history all the same.
-use burn::module::Module;
+use burn::module::{AutodiffModule, Module};
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig};
+use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
 
 use crate::support::models::{Attention, D, Mlp};
 use crate::support::{
-    B, applied, assert_falls, bits, float8_calls, layer, layer_of, own_report, panic_of, tensor, train, values,
-    with_parameters,
+    B, F8, applied, assert_falls, bits, float8_calls, layer, layer_of, own_report, panic_of, tensor, train, trained,
+    values, with_parameters,
 };
 
 fn x(seed: u64) -> Tensor<B, 2> {
@@ -153,4 +153,17 @@ fn a_teacher_is_not_sampled() {
     };
     assert_eq!(sampled(&teacher), 0);
     assert!(sampled(&student) > 0, "the test can fail");
+}
+
+/// `apply` and `without_float8` on a model without autodiff change nothing about what trains afterwards.
+#[test]
+fn below_autodiff_parameters_stay_trained_or_frozen() {
+    let new = Float8Config::tensorwise().apply(Mlp::<F8>::new()).unwrap().0;
+    assert_eq!(trained(&new.train::<B>()), [true; 4]);
+    let mut model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
+    model.first = model.first.no_grad();
+    let applied_again = Float8Config::new(Recipe::Rowwise).apply(model.valid()).unwrap().0;
+    for valid in [applied_again, without_float8(model.valid())] {
+        assert_eq!(trained(&valid.train::<B>()), [false, false, true, true]);
+    }
 }

@@ -1,12 +1,14 @@
 //! LoRA, with merged weights and with two small linears: one step for each of the optimizer's, one cast of x.
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, module::linear};
+use burn_float8::lora::{Lora, LoraConfig};
 use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 
-use crate::support::models::D;
-use crate::support::{B, applied, assert_falls, float8_calls, layer, own_report, tensor, train};
+use crate::support::models::{D, Mlp};
+use crate::support::{B, F8, applied, assert_falls, float8_calls, layer, own_report, tensor, train, trained};
 
 const RANK: usize = 2;
 const STEPS: u64 = 6;
@@ -137,4 +139,39 @@ fn the_product_of_two_weights_is_no_error() {
             assert_eq!(l.fprop.high_precision, 0, "matmul {matmul} {name}");
         }
     }
+}
+
+/// Adapters that change something.
+fn adapters(model: &Mlp<B>) -> Lora<B> {
+    let mut lora = LoraConfig::default().with_rank(RANK).init(model, 1).unwrap();
+    for (seed, adapter) in lora.adapters.iter_mut().enumerate() {
+        adapter.b = Param::from_tensor(tensor(adapter.b.dims(), seed as u64));
+    }
+    lora
+}
+
+/// Merged weights are parameters of their own: what was trained learns, what was frozen does not, and no gradient reaches the adapters.
+#[test]
+fn a_merged_model_trains() {
+    let mut base: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
+    base.second = base.second.no_grad();
+    let lora = adapters(&base);
+    let merged = Float8Config::tensorwise().apply(lora.merge(base.clone())).unwrap().0;
+    assert_eq!(trained(&merged), [true, true, false, false]);
+    let grads = merged.forward(tensor::<B, 2>([4, D], 1)).powf_scalar(2.0).mean().backward();
+    assert!(lora.adapters[0].a.grad(&grads).is_none() && base.first.weight.grad(&grads).is_none());
+    let before = crate::support::bits(merged.first.weight.val());
+    let grads = GradientsParams::from_grads(grads, &merged);
+    let merged = SgdConfig::new().init().step(0.1, merged, grads);
+    assert_ne!(crate::support::bits(merged.first.weight.val()), before);
+}
+
+/// Adapters that are made, attached and merged without autodiff train afterwards, and so does the model.
+#[test]
+fn adapters_made_below_autodiff_train() {
+    let model = Mlp::<F8>::new();
+    let lora = LoraConfig::default().init(&model, 1).unwrap();
+    assert_eq!(trained(&lora.attach(Mlp::<F8>::new(), None).train::<B>()), [true; 4]);
+    assert_eq!(trained(&lora.merge(model).train::<B>()), [true; 4]);
+    assert_eq!(trained(&lora.train::<B>()), [true; 4]);
 }

@@ -1,5 +1,7 @@
 //! burn-nn's modules: `apply` finds their linears, a training step runs all three GEMMs of each in FP8, losses fall.
-use burn::module::Module;
+use std::sync::{Arc, Mutex};
+
+use burn::module::{Module, Param, ParamId};
 use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
@@ -159,4 +161,36 @@ fn convolutions_with_a_linear_head() {
     assert_falls(&losses);
     let moved = (model.conv.weight.val() - kernel).abs().max().into_scalar();
     assert!(moved > 1e-3, "the convolution learns too: {moved}");
+}
+
+/// Linears with norms and biases between: a configuration that is applied draws the parameters as a plain walk over the module does.
+#[test]
+fn parameters_are_drawn_in_the_order_of_the_module() {
+    fn drawn(apply: impl FnOnce(Vec<Linear<B>>)) -> Vec<usize> {
+        let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let noted = |number: usize| {
+            let order = order.clone();
+            move || order.lock().unwrap().push(number)
+        };
+        let linear = |number: usize| {
+            let (weight, bias) = (noted(2 * number), noted(2 * number + 1));
+            let device = Default::default();
+            let weight = move |device: &_, _| {
+                weight();
+                Tensor::ones([D, D], device).require_grad()
+            };
+            let bias = move |device: &_, _| {
+                bias();
+                Tensor::ones([D], device).require_grad()
+            };
+            Linear {
+                weight: Param::uninitialized(ParamId::new(), weight, device, true, [D, D].into()),
+                bias: Some(Param::uninitialized(ParamId::new(), bias, device, true, [D].into())),
+            }
+        };
+        apply((0..3).map(linear).collect());
+        let order = order.lock().unwrap();
+        order.clone()
+    }
+    assert_eq!(drawn(|model| drop(Float8Config::tensorwise().apply(model).unwrap())), [0, 1, 2, 3, 4, 5]);
 }

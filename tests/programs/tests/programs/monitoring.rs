@@ -2,7 +2,7 @@
 use burn::tensor::Tensor;
 use burn_float8::{
     Float8Config, Monitor, Recipe, StatisticsConfig,
-    report::{Amaxes, Gemm, NonFiniteOperand},
+    report::{Amaxes, Gemm, NonFiniteOperand, Report},
     without_float8,
 };
 
@@ -107,4 +107,17 @@ fn without_a_configuration_there_is_nothing_to_see() {
     let monitor = Monitor::new(&off);
     assert_eq!(monitor.gemm_calls().keys().collect::<Vec<_>>(), ["high_precision"]);
     assert!(monitor.amaxes().first_non_finite().is_none());
+}
+
+/// Also with statistics, and with numbers that JSON has not.
+#[test]
+fn a_report_that_was_written_can_be_read() {
+    let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
+    let model: Mlp<B> = applied(&config, Mlp::new());
+    let (model, _) = train(model, 0..1, |model, _| loss(model.forward(tensor([6, D], 1))));
+    model.forward(tensor::<B, 2>([6, D], 1) * f32::INFINITY);
+    let report = own_report(&model);
+    assert_eq!(report.layers[0].fprop.operands[0].amax, Some(f32::INFINITY));
+    let written = serde_json::to_value(&report).unwrap();
+    assert_eq!(serde_json::from_value::<Report>(written).unwrap(), report);
 }

@@ -182,7 +182,7 @@ impl DeviceChecks {
         // What this call has lost is made up for, and its error explained.
         *retried = None;
         let reasons = [mismatch].into_iter().chain(lost::take_after(device, *lost_before)).collect::<Vec<_>>();
-        let kernels = new.iter().map(|kernel| kernel.name).collect();
+        let kernels = new.iter().map(|kernel| kernel.name.into()).collect();
         found.wrong.extend(new);
         found.fail(SelfCheckFailure { kernels, call, path, granularities, found: reasons.join("; ") });
         Verdict::Wrong
@@ -199,7 +199,7 @@ impl DeviceChecks {
         if found.failures.iter().any(|failure| failure.granularities == Some(granularities) && failure.path == path) {
             return;
         }
-        let kernels: Vec<_> = launched.iter().filter(|k| found.wrong.contains(k)).map(|kernel| kernel.name).collect();
+        let kernels = launched.iter().filter(|k| found.wrong.contains(k)).map(|kernel| kernel.name.into()).collect();
         let reason = "it shares a kernel with one that was wrong".into();
         found.fail(SelfCheckFailure { kernels, call, path, granularities: Some(granularities), found: reason });
     }

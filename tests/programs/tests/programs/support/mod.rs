@@ -3,7 +3,7 @@ pub mod learner;
 pub mod models;
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
+use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorData};
@@ -81,6 +81,19 @@ pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
 /// The model with fixed parameters and the configuration applied.
 pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
     config.apply(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
+}
+
+/// Which parameters want a gradient, in the order of the model.
+pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
+    struct Trained(Vec<bool>);
+    impl<B: Backend> ModuleVisitor<B> for Trained {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+            self.0.push(param.is_require_grad());
+        }
+    }
+    let mut found = Trained(vec![]);
+    model.visit(&mut found);
+    found.0
 }
 
 /// Trains with AdamW: the model, the optimizer's steps and each step's loss.
