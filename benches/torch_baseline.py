@@ -2,14 +2,17 @@
 linear, a copy.
 
 Timing: batches of calls between two CUDA events after a warm-up, medians; normal-distributed inputs that rotate through
-more memory than an L2 cache holds. Prints a line of JSON for each result, as it is known; a mode that torch refuses for a
+more memory than an L2 cache holds. A batch waits behind a kernel that keeps the device busy until the host has issued it, as
+our batches do. Prints a line of JSON for each result, as it is known; a mode that torch refuses for a
 shape is null.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import sys
+import time
 
 import torch
 
@@ -23,28 +26,56 @@ def sets(size):
     return max(1, min(MOST_SETS, -(-ROTATION // max(size, 1))))
 
 
+def timed(work):
+    """Seconds of `work` on the device."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    work(start)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) * 1e-3
+
+
+@functools.cache
+def blocker():
+    """Cycles for which the device sleeps before a batch, as long as one takes."""
+    cycles = 1 << 22
+
+    def sleep(start):
+        start.record()
+        torch.cuda._sleep(cycles)
+
+    timed(sleep)
+    return int(cycles * BATCH_SECONDS / timed(sleep))
+
+
 def seconds(call, repeat):
     """Median seconds of `call(turn)`."""
     turn = 0
 
     def batch(calls):
-        nonlocal turn
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(calls):
-            call(turn)
-            turn += 1
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) * 1e-3 / calls
+        """Seconds of a call on the device, and on the host until it returns."""
+        issued = 0.0
+
+        def work(start):
+            nonlocal turn, issued
+            torch.cuda._sleep(blocker())
+            start.record()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                call(turn)
+                turn += 1
+            issued = time.perf_counter() - begin
+
+        return timed(work) / calls, issued / calls
 
     batch(1)
     batch(2)
-    calls = max(1, min(MOST_CALLS, int(BATCH_SECONDS / batch(2))))
-    if calls > 2:
-        batch(calls)
-    return statistics.median(batch(calls) for _ in range(repeat))
+    taken, issued = batch(8)
+    # As many as the host issues while the device is busy with the blocker.
+    calls = max(1, min(MOST_CALLS, int(BATCH_SECONDS / taken), int(BATCH_SECONDS / issued)))
+    batch(calls)
+    return statistics.median(batch(calls)[0] for _ in range(repeat))
 
 
 def fp8(rows, cols):

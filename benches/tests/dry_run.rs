@@ -66,6 +66,7 @@ const PARTS: [Part; 9] = [
         name: "gemm",
         title: "GEMM in TFLOP/s",
         of: "scales",
+        // Of the part `scaled` too.
         kinds: &["tensorwise", "rowwise", "1x128,128x128", "1x128,128x128, powers of two", "1x32"],
     },
     Part { name: "gemv", title: "GEMMs of a few rows", of: "scales", kinds: &["tensorwise"] },
@@ -73,7 +74,13 @@ const PARTS: [Part; 9] = [
         name: "host",
         title: "host time",
         of: "what",
-        kinds: &["scaled GEMM", "Burn's matmul", "linear, forward and backward, tensorwise", "the same, Burn's"],
+        kinds: &[
+            "scaled GEMM",
+            "Burn's matmul",
+            "linear, forward and backward, tensorwise",
+            "the same, with 2,000 small tensors alive",
+            "linear, forward and backward, Burn's",
+        ],
     },
     Part {
         name: "linear",
@@ -208,5 +215,9 @@ fn every_part_is_measured() {
         assert!(results["torch"][torch].as_array().is_some_and(|rows| !rows.is_empty()), "no {torch} of torch\n{text}");
     }
     assert!(results["summary"]["linear_to_bf16"].is_number(), "{text}");
+    assert!(results["step"].as_array().is_some_and(|rows| rows.iter().all(|row| row["attention_share"].is_number())));
+    // Tables with Burn's kernels say that these are as they come.
+    let untuned = text.lines().filter(|line| line.ends_with("; Burn's kernels are untuned"));
+    assert_eq!(untuned.count(), 5, "{text}");
     assert!(text.contains("\ntorch 2.x on none\n"), "{text}");
 }

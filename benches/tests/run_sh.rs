@@ -4,32 +4,48 @@
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use checks::{Size, visit};
 use codegen::device::{GenerateCuda, OfflineDevice};
 use cubecl::prelude::Runtime;
+use serde_json::Value;
 use tempfile::TempDir;
 
-/// What the fake `float8-gpu` notes of each call: where its headers are, and its arguments.
+/// What the fake `float8-gpu` notes of each call: where its headers are, whether CubeCL's cache is on, and its arguments. As the real one
+/// does, it writes its results, and runs torch with its own environment.
 const PROGRAM: &str = r#"#!/bin/bash
-printf '%s\n' "$(readlink -f "${CUDA_PATH:-none}/include/mma.h")|$LD_LIBRARY_PATH|$*" >>"$CALLS"
-case " $* " in *" $FAILS "*) exit 1 ;; esac
+cache=$(sed -n 's/^cache = { file = "\(.*\)" }$/\1/p' cubecl.toml 2>/dev/null)
+printf '%s\n' "$(readlink -f "${CUDA_PATH:-none}/include/mma.h")|$LD_LIBRARY_PATH|$cache|$*" >>"$CALLS"
+for word; do
+    case $last in
+        --json) echo '{}' >>"$word" ;;
+        --torch) "$word" -c 'import os; print(*(os.environ.get(name) for name in ("CUDA_PATH", "LD_LIBRARY_PATH")))' >>"$CALLS.torch" ;;
+    esac
+    last=$word
+done
+sleep "${TAKES:-0}"
+case " $* " in *" $FAILS "*) exit "${CODE:-1}" ;; esac
 "#;
+
+/// A stand-in for torch's module.
+const TORCH: &str = "__version__ = '2'\nclass cuda:\n    is_available = staticmethod(lambda: True)\n";
 
 struct Bundle {
     folder: TempDir,
 }
 
 impl Bundle {
-    /// A bundle, and a machine with a driver of CUDA 13.0, the toolkits 12.8 and 13.5 and the wheels of 13.0. Nothing without Python,
-    /// which the test says.
+    /// A bundle, and a machine with a driver of CUDA 13.0, the toolkits 12.8 and 13.5, the wheels of 13.0, and the headers of 13.0 alone.
+    /// Nothing without Python, which the test says.
     fn new() -> Option<Self> {
         if Command::new("python3").args(["-c", "import lzma"]).status().is_ok_and(|status| status.success()) {
             let bundle = Self { folder: TempDir::new().expect("a folder for temporary files") };
-            bundle.fill();
+            bundle.fill(PROGRAM);
             return Some(bundle);
         }
         assert!(std::env::var_os("CI").is_none(), "CI needs python3");
@@ -48,11 +64,11 @@ impl Bundle {
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("ours");
     }
 
-    fn fill(&self) {
+    fn fill(&self, program: &str) {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("run.sh");
         fs::create_dir(self.path("bundle")).expect("writable");
         fs::copy(source, self.path("bundle/run.sh")).expect("run.sh is there");
-        self.write("float8-gpu", PROGRAM);
+        self.write("float8-gpu", program);
         let pack = "import lzma, sys; lzma.open(sys.argv[2], 'wb').write(open(sys.argv[1], 'rb').read())";
         let packed = Command::new("python3")
             .args(["-c", pack])
@@ -61,7 +77,8 @@ impl Bundle {
         assert!(packed.expect("python3 runs").success());
         self.write(
             "bin/nvidia-smi",
-            "#!/bin/bash\ncase \"$*\" in *query*) echo 'timestamp, clocks'; sleep 600 ;; *) echo '| CUDA Version: 13.0 |' ;; esac\n",
+            "#!/bin/bash\ncase \"$*\" in\n*compute_cap*) echo ${ARCH:-9.0} ;;\n*query*) echo 'timestamp, clocks'; exec sleep 600 ;;\n\
+             *) echo '| CUDA Version: 13.0 |' ;;\nesac\n",
         );
         for tool in ["ncu", "compute-sanitizer"] {
             self.write(&format!("bin/{tool}"), "#!/bin/bash\necho no permission; exit 9\n");
@@ -72,38 +89,56 @@ impl Bundle {
                 self.write(&format!("{root}/include/{header}"), "");
             }
         }
+        self.write("headers/include/cuda_runtime_api.h", "#define CUDART_VERSION  13000\n");
+        self.write("headers/include/mma.h", "");
         self.write("python/nvidia/__init__.py", "");
-        symlink(self.path("old"), self.path("cuda")).expect("writable");
     }
 
-    /// Runs it where one of the calls fails, and the toolkit `asked` is named.
-    fn run(&self, fails: &str, asked: Option<&str>) -> (Output, Vec<String>) {
+    /// The script, whose program fails where one of its calls has these words.
+    fn script(&self, arguments: &[&str], fails: &str) -> Command {
         let calls = self.path("calls");
         fs::write(&calls, "").expect("writable");
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").expect("a path"));
         let mut command = Command::new("bash");
         command
             .arg(self.path("bundle/run.sh"))
-            .args(["--minutes", "30"])
+            .args(arguments)
             .env("PATH", path)
             .env("PYTHONPATH", self.path("python"))
             .env("CALLS", &calls)
             .env("FAILS", fails)
-            .env_remove("CUDA_PATH")
-            .env_remove("LD_LIBRARY_PATH")
-            .env_remove("OUT");
-        if let Some(asked) = asked {
-            command.env("CUDA_PATH", self.path(asked));
+            .env("FLOAT8_PTX_CACHE", self.path("cache"));
+        for name in ["CUDA_PATH", "LD_LIBRARY_PATH", "OUT", "PYTHON"] {
+            command.env_remove(name);
         }
-        let output = command.output().expect("bash runs");
-        let calls = fs::read_to_string(&calls).expect("written").lines().map(String::from).collect();
-        (output, calls)
+        command
     }
 
-    /// The arguments of each call of the program, from the log, which quotes them: they have blanks in them. `versions` is called by a
-    /// shell and left out.
+    /// What it prints, and the calls of the program.
+    fn run(&self, arguments: &[&str], fails: &str) -> (Output, Vec<String>) {
+        let output = self.script(arguments, fails).output().expect("bash runs");
+        (output, self.calls())
+    }
+
+    fn calls(&self) -> Vec<String> {
+        fs::read_to_string(self.path("calls")).expect("written").lines().map(String::from).collect()
+    }
+
+    /// A file of the results.
+    fn result(&self, name: &str) -> String {
+        let output = Command::new("tar")
+            .arg("-xOf")
+            .arg(self.path("bundle/results.tar"))
+            .arg(format!("./{name}"))
+            .output()
+            .expect("tar runs");
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The arguments of each call of the program, from the log, which quotes them: they have blanks in them.
     fn arguments(&self) -> Vec<Vec<String>> {
-        let log = fs::read_to_string(self.path("bundle/log.txt")).expect("written");
+        let log = self.result("log.txt");
         let steps = log.lines().filter(|line| line.starts_with("== "));
         // Before the program's name stands what runs it: `env`, `ncu`.
         let calls = steps.filter_map(|line| line.split_once("/float8-gpu' '")).map(|(_, arguments)| arguments);
@@ -111,93 +146,294 @@ impl Bundle {
     }
 
     fn summary(&self) -> Vec<String> {
-        let summary = fs::read_to_string(self.path("bundle/summary.txt")).expect("written");
-        summary.lines().map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
+        first_words(&self.result("summary.txt"))
     }
 }
+
+/// The first two words of each line.
+fn first_words(text: &str) -> Vec<String> {
+    text.lines().map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// Steps of the first command that have seconds of their own, and those that take what is left.
+const FIRST: [&str; 10] =
+    ["versions", "smallest", "first", "pair", "casts", "cubes", "exact", "step", "host", "repeated"];
+const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];
 
 #[test]
 fn all_steps_run_in_their_order() {
     let Some(bundle) = Bundle::new() else { return };
-    let (output, calls) = bundle.run("nothing", None);
+    let (output, calls) = bundle.run(&[], "nothing");
     let log = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{log}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    let passed = [
-        "versions", "smallest", "first", "casts", "exact", "clusters", "repeated", "gemm", "host", "few", "gemv",
-        "sweep", "linears",
-    ];
-    let then = ["beside", "linear", "step", "rest"];
-    let mut want: Vec<_> = passed.iter().chain(&then).map(|step| format!("{step} passed")).collect();
-    want.insert(0, "torch not".into());
-    // Containers forbid these tools.
-    want.extend(["memcheck FAILED", "synccheck FAILED", "ncu FAILED", "full passed"].map(String::from));
+    let mut want: Vec<_> = FIRST.iter().chain(&LEFT).map(|step| format!("{step} passed")).collect();
+    want.insert(3, "torch not".into());
     assert_eq!(bundle.summary(), want, "{log}");
     // The newest that the driver reads: the wheels', not the toolkit of 13.5. A real toolkit of this machine may be as new.
     let of_wheels = |call: &&String| call.contains("/python/nvidia/cu13/") || call.contains("/usr/local/cuda");
     assert_eq!(calls.iter().filter(of_wheels).count(), calls.len(), "{calls:#?}");
-    assert!(bundle.path("bundle/clocks.csv").exists());
+    assert_eq!(bundle.result("check.jsonl").lines().count(), 9);
+    for part in ["first", "pair", "casts", "cubes", "step", "host"] {
+        bundle.result(&format!("{part}.json"));
+    }
+    bundle.result("clocks.csv");
+
+    let (output, _) = bundle.run(&["second"], "nothing");
+    assert!(output.status.success());
+    // Containers forbid the tools.
+    let want = ["versions passed", "torch not", "scaled passed", "grouped passed", "synccheck FAILED", "ncu FAILED"];
+    assert_eq!(bundle.summary(), want);
+    assert!(bundle.result("log.txt").contains("'ncu' '--clock-control' 'none'"));
+}
+
+/// The sum that it prints is that of the steps, and leaves room for what they take beyond their seconds.
+#[test]
+fn the_plan_fits_its_command() {
+    let Some(bundle) = Bundle::new() else { return };
+    for (part, all) in [("first", 540), ("second", 200)] {
+        let (output, calls) = bundle.run(&[part, "--plan"], "nothing");
+        assert!(output.status.success() && calls.is_empty());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines: Vec<(&str, u32)> = text
+            .lines()
+            .map(|line| line.split_once(' ').expect("a name and seconds"))
+            .map(|(name, seconds)| (name, seconds.trim().parse().expect("seconds")))
+            .collect();
+        let at = lines.iter().position(|(name, _)| *name == "sum").expect("a sum");
+        assert_eq!(lines[at].1, lines[..at].iter().map(|(_, seconds)| seconds).sum::<u32>(), "{text}");
+        // With what steps take beyond their seconds, and the end.
+        assert!(lines[at..].iter().map(|(_, seconds)| seconds).sum::<u32>() < all, "{text}");
+        if part == "first" {
+            assert_eq!(lines[..at].iter().map(|(name, _)| *name).collect::<Vec<_>>(), FIRST);
+        }
+    }
 }
 
 /// Every name that is asked for is that of a check on a Hopper GPU.
 #[test]
 fn names_are_those_of_checks() {
     let Some(bundle) = Bundle::new() else { return };
-    let (_, calls) = bundle.run("nothing", None);
     let mut names = BTreeSet::new();
     visit(&GenerateCuda::client(&OfflineDevice::new(90)), Size::Full, &mut |case| {
         names.insert(case.name);
     });
     let mut asked = 0;
-    let checks = bundle.arguments().into_iter().filter(|call| call.iter().any(|word| word == "check"));
-    for call in checks {
-        for name in call.windows(2).filter(|pair| pair[0] == "--only").map(|pair| &pair[1]) {
-            // Goldens and linears are no cases of a runtime alone.
-            if name.starts_with("golden_") || name.contains("256x512x384") {
-                continue;
+    for part in ["first", "second"] {
+        bundle.run(&[part], "nothing");
+        for call in bundle.arguments().into_iter().filter(|call| call.iter().any(|word| word == "check")) {
+            for name in call.windows(2).filter(|pair| pair[0] == "--only").map(|pair| &pair[1]) {
+                // Goldens and linears are no cases of a runtime alone.
+                if name.starts_with("golden_") || name.contains("256x512x384") {
+                    continue;
+                }
+                assert!(names.iter().any(|case| case.contains(name)), "no check has the name {name:?}");
+                asked += 1;
             }
-            assert!(names.iter().any(|case| case.contains(name)), "no check has the name {name:?}");
-            asked += 1;
         }
     }
-    assert!(asked >= 8 && calls.len() > 10, "{asked} names in {calls:#?}");
+    assert!(asked >= 12, "{asked} names");
 }
 
 /// The program itself takes every call: it ends for want of a device, not for an argument.
 #[test]
 fn the_program_takes_all_calls() {
     let Some(bundle) = Bundle::new() else { return };
-    bundle.run("--only scaled_gemm 64x64x64 e4m3,e4m3", None);
-    let calls = bundle.arguments();
-    for call in &calls {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_float8-gpu"));
-        // A driver shows no device then.
-        let output = program.args(call).env("CUDA_VISIBLE_DEVICES", "").output().expect("the program starts");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.code() == Some(2) && error.starts_with("error: CUDA is not usable: "),
-            "{call:?}: {error}"
-        );
+    let mut count = 0;
+    for part in [&["first"][..], &["second"], &["first", "--tiny"]] {
+        bundle.run(part, "nothing");
+        for call in bundle.arguments() {
+            let mut program = Command::new(env!("CARGO_BIN_EXE_float8-gpu"));
+            // A driver shows no device then.
+            let output = program.args(&call).env("CUDA_VISIBLE_DEVICES", "").output().expect("the program starts");
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(
+                output.status.code() == Some(2) && error.starts_with("error: CUDA is not usable: "),
+                "{call:?}: {error}"
+            );
+            count += 1;
+        }
     }
-    assert!(calls.len() >= 16, "{calls:#?}");
+    assert!(count >= 40, "{count} calls");
+}
+
+/// The script and the program together, in small shapes: what each number is read from is written.
+#[test]
+fn it_runs_on_wgpu() {
+    let Some(bundle) = Bundle::new() else { return };
+    if device_select::wgpu_adapters().expect("wgpu is compiled in").is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        writeln!(std::io::stdout(), "skipped: no wgpu adapter").expect("standard output is open");
+        return;
+    }
+    fs::remove_dir_all(bundle.path("bundle")).expect("made above");
+    bundle.fill(&format!("#!/bin/bash\nexec '{}' \"$@\"\n", env!("CARGO_BIN_EXE_float8-gpu")));
+    let run = |part| {
+        // A slow machine is none that hangs.
+        let (output, _) = bundle.run(&[part, "--device", "wgpu", "--tiny", "--seconds", "6000"], "nothing");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        bundle.summary()
+    };
+    let rows = |file: &str, part: &str| {
+        let results: Value = serde_json::from_str(&bundle.result(&format!("{file}.json"))).expect("JSON");
+        results[part].as_array().unwrap_or_else(|| panic!("no {part} in {results}")).clone()
+    };
+    let mut want: Vec<_> = FIRST.iter().map(|step| format!("{step} passed")).collect();
+    want.insert(3, "torch not".into());
+    assert_eq!(run("first"), want);
+    assert!(bundle.result("check.jsonl").lines().count() > 10);
+    for (file, part, field) in [
+        ("first", "gemm", "precise"),
+        ("pair", "gemm", "precise"),
+        ("pair", "linear", "milliseconds"),
+        ("casts", "quantize", "share"),
+        ("cubes", "gemm", "precise"),
+        ("step", "step", "milliseconds"),
+        ("step", "step", "attention_share"),
+        ("host", "host", "issue_microseconds"),
+    ] {
+        let rows = rows(file, part);
+        assert!(!rows.is_empty() && rows.iter().all(|row| row[field].is_number()), "{file}: no {field} in {rows:?}");
+    }
+    assert!(rows("host", "host").iter().any(|row| row["what"] == "the same, with 2,000 small tensors alive"));
+    let orientations: BTreeSet<_> =
+        rows("casts", "quantize").iter().map(|row| row["orientation"].to_string()).collect();
+    assert_eq!(orientations.len(), 2);
+
+    run("second");
+    assert!(rows("scaled", "gemm").len() == 4 && !rows("grouped", "grouped").is_empty());
 }
 
 #[test]
-fn a_failure_is_looked_at_with_traps_and_fails_the_run() {
+fn a_failure_fails_the_run_and_the_next_step_runs() {
     let Some(bundle) = Bundle::new() else { return };
-    let (output, _) = bundle.run("--only scaled_gemm 64x64x64 e4m3,e4m3", None);
+    let (output, _) = bundle.run(&[], "--only scaled_gemm 64x64x64 e4m3,e4m3");
     assert_eq!(output.status.code(), Some(1));
     let summary = bundle.summary();
-    assert!(summary.windows(2).any(|lines| lines == ["smallest FAILED", "trapped FAILED"]), "{summary:?}");
-    assert!(summary.contains(&"first passed".into()), "{summary:?}");
+    assert!(summary.windows(2).any(|lines| lines == ["smallest FAILED", "first passed"]), "{summary:?}");
+    // Only the program's own word for a missing device ends the run.
+    let (output, calls) = bundle.run(&[], "versions");
+    assert!(output.status.code() == Some(1) && calls.len() > 2, "{calls:?}");
+    let output = bundle.script(&[], "versions").env("CODE", "2").output().expect("bash runs");
+    assert_eq!((output.status.code(), bundle.calls().len()), (Some(2), 1), "without a device there is nothing to do");
 }
 
 #[test]
 fn the_toolkit_that_is_asked_for_is_taken() {
     let Some(bundle) = Bundle::new() else { return };
-    let (output, calls) = bundle.run("nothing", Some("cuda"));
+    let output = bundle.script(&["second"], "nothing").env("CUDA_PATH", bundle.path("old")).output();
+    assert!(output.expect("bash runs").status.success());
+    let calls = bundle.calls();
+    assert!(calls.iter().all(|call| call.contains("/old/include/mma.h|") && call.contains("/old/lib|")), "{calls:#?}");
+}
+
+/// A toolkit without NVRTC, and wheels without all headers, are one.
+#[test]
+fn headers_of_one_version_are_put_together() {
+    let Some(bundle) = Bundle::new() else { return };
+    let keep = "cp -rL \"$CUDA_PATH/include\" \"$CALLS.include\"";
+    fs::remove_dir_all(bundle.path("bundle")).expect("made above");
+    bundle.fill(&PROGRAM.replace("sleep \"${TAKES:-0}\"", &format!("[ -e \"$CALLS.include\" ] || {keep}")));
+    let output = bundle.script(&["second"], "nothing").env("CUDA_PATH", bundle.path("headers")).output();
+    assert!(output.expect("bash runs").status.success());
+    let calls = bundle.calls();
+    // The toolkit's before the wheels'.
+    let merged = |call: &String| call.contains("/headers/include/mma.h|") && call.contains("/python/nvidia/cu13/lib|");
+    assert!(calls.iter().all(merged), "{calls:#?}");
+    for header in ["cuda_runtime_api.h", "cuda_fp16.h", "cccl/nv/target"] {
+        assert!(bundle.path("calls.include").join(header).exists(), "no {header}");
+    }
+}
+
+/// Measurements share the compiled kernels of one architecture; checks, which run beside each other, have none.
+#[test]
+fn each_architecture_has_a_cache_of_its_own() {
+    let Some(bundle) = Bundle::new() else { return };
+    let caches = |arch: &str| {
+        bundle.script(&[], "nothing").env("ARCH", arch).output().expect("bash runs");
+        let calls = bundle.calls();
+        let of = |command: &str| -> BTreeSet<String> {
+            let calls = calls.iter().filter(|call| call.contains(&format!(" {command} ")));
+            calls.map(|call| call.split('|').nth(2).expect("four fields").to_string()).collect()
+        };
+        assert_eq!(of("check"), BTreeSet::from([String::new()]), "{calls:#?}");
+        of("bench")
+    };
+    let (hopper, blackwell) = (caches("9.0"), caches("10.0"));
+    assert_eq!((hopper.len(), blackwell.len()), (1, 1), "{hopper:?} {blackwell:?}");
+    assert!(hopper.is_disjoint(&blackwell) && hopper.iter().all(|cache| Path::new(cache).is_dir()), "{hopper:?}");
+}
+
+/// Torch has libraries of its own, which a toolkit's would stand in for.
+#[test]
+fn torch_has_the_environment_of_the_script() {
+    let Some(bundle) = Bundle::new() else { return };
+    bundle.write("python/torch.py", TORCH);
+    let run = |path: Option<&str>| {
+        let mut script = bundle.script(&["second"], "nothing");
+        if let Some(path) = path {
+            script.env("CUDA_PATH", path).env("LD_LIBRARY_PATH", path);
+        }
+        assert!(script.output().expect("bash runs").status.success());
+        let seen = fs::read_to_string(bundle.path("calls.torch")).expect("torch is called");
+        fs::remove_file(bundle.path("calls.torch")).expect("just read");
+        seen.lines().map(String::from).collect::<BTreeSet<_>>()
+    };
+    assert_eq!(run(None), BTreeSet::from(["None None".into()]));
+    let old = bundle.path("old").display().to_string();
+    assert_eq!(run(Some(&old)), BTreeSet::from([format!("{old} {old}")]));
+}
+
+#[test]
+fn the_program_is_unpacked_by_what_is_there() {
+    let Some(bundle) = Bundle::new() else { return };
+    for tool in ["xz", "busybox", "7z"] {
+        bundle.write(&format!("bin/{tool}"), "#!/bin/bash\nexit 1\n");
+    }
+    let (output, calls) = bundle.run(&["second"], "nothing");
+    assert!(output.status.success() && !calls.is_empty());
+    let output = bundle.script(&["second"], "nothing").env("PYTHON", "/none").output().expect("bash runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(bundle.result("log.txt").starts_with("nothing unpacks float8-gpu.xz: xz, busybox, 7z and /none"));
+}
+
+/// Killed at any time, it leaves the results of all steps that it has named but the last.
+#[test]
+fn a_killed_run_leaves_whole_results() {
+    let Some(bundle) = Bundle::new() else { return };
+    let mut steps = BTreeSet::new();
+    for tenths in (2..24).step_by(3) {
+        let _ = fs::remove_file(bundle.path("bundle/results.tar"));
+        let log = fs::File::create(bundle.path("printed")).expect("writable");
+        let mut script = bundle.script(&[], "nothing");
+        script.env("TAKES", "0.05").stdout(log).stderr(Stdio::null()).process_group(0);
+        let mut child = script.spawn().expect("bash runs");
+        std::thread::sleep(Duration::from_millis(100 * tenths));
+        let killed = Command::new("kill").args(["-9", "--", &format!("-{}", child.id())]).status();
+        let ended = child.wait().expect("it is ours");
+        assert!(killed.is_ok_and(|status| status.success()) || ended.success());
+        if !bundle.path("bundle/results.tar").exists() {
+            continue;
+        }
+        let printed = fs::read_to_string(bundle.path("printed")).expect("written");
+        let done: Vec<_> = first_words(&printed).into_iter().filter(|line| line.ends_with(" passed")).collect();
+        let packed: Vec<_> = bundle.summary().into_iter().filter(|line| line.ends_with(" passed")).collect();
+        assert!(packed.len() + 1 >= done.len().min(20) && done.starts_with(&packed), "{packed:?}, not {done:?}");
+        steps.insert(packed.len());
+    }
+    assert!(steps.len() > 2, "killed after {steps:?} steps");
+}
+
+/// The longest file keeps its beginning and its end, and the whole fits in 16 MiB.
+#[test]
+fn results_are_cut_to_fit() {
+    let Some(bundle) = Bundle::new() else { return };
+    fs::remove_dir_all(bundle.path("bundle")).expect("made above");
+    bundle.fill(&PROGRAM.replace("sleep \"${TAKES:-0}\"", "yes kernel | head -c 2999997"));
+    let (output, _) = bundle.run(&[], "nothing");
     assert!(output.status.success());
-    assert!(calls.iter().all(|call| call.contains("/old/include/mma.h|")), "{calls:#?}");
-    let (output, _) = bundle.run("versions", None);
-    assert_eq!(output.status.code(), Some(2), "without a device there is nothing to do");
+    let log = bundle.result("log.txt");
+    assert!(log.contains("driver of CUDA 13.0") && log.contains("\n[cut]\n") && log.ends_with("kernel\n"));
+    let size = fs::metadata(bundle.path("bundle/results.tar")).expect("written").len();
+    assert!(size < 16 << 20, "{size} bytes");
 }

@@ -93,7 +93,7 @@ impl Maxima {
                 self.arg(),
                 ArrayArg::from_raw_parts(amax.clone(), 1),
                 isa,
-                note("fold_amax", (self.source, self.is_amax, isa)),
+                note(client, "fold_amax", (self.source, self.is_amax, isa)),
             );
         }
         amax
@@ -173,7 +173,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             on_cpu,
             x.source,
             isa,
-            note("partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa)),
+            note(client, "partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa)),
         );
     }
     Maxima::partial(handle, count, x.source)

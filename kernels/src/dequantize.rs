@@ -53,7 +53,7 @@ pub fn dequantize_to_f32<R: Runtime>(client: &ComputeClient<R>, operand: &Operan
             k as u32,
             format,
             granularity,
-            note("dequantize_f32", (width, format, granularity)),
+            note(client, "dequantize_f32", (width, format, granularity)),
         );
     }
     Ok(out)
@@ -139,7 +139,7 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             operand.format,
             operand.granularity,
             isa,
-            note("dequantize", (operand.format, operand.granularity, isa)),
+            note(client, "dequantize", (operand.format, operand.granularity, isa)),
         );
     }
     out

@@ -8,7 +8,7 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
-use crate::launched::{VERSION, Version};
+use crate::launched::Version;
 use crate::load::{Geometry, element, load_vector};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::Isa;
@@ -136,7 +136,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
             operand.format,
             operand.granularity,
             Isa::of(client),
-            VERSION,
+            Version::of(client),
         );
     }
     Ok(out)

@@ -5,6 +5,10 @@ use core::cell::RefCell;
 use core::hash::{BuildHasher, Hash};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
+use cubecl::prelude::*;
+
+use crate::arch::{CudaArch, cuda_arch};
+
 thread_local! {
     static LAUNCHED: RefCell<Option<Vec<KernelVariant>>> = const { RefCell::new(None) };
 }
@@ -37,20 +41,32 @@ pub(crate) fn hash_of(value: impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
 }
 
-/// A hash of this crate's sources, as an argument of every kernel: CubeCL's cache of compiled kernels, where it is on, outlives
-/// the program, and keys a kernel by its name and compile-time arguments alone.
+/// An argument of every kernel: CubeCL's cache of compiled kernels, where it is on, outlives the program. It keys a kernel by its name
+/// and compile-time arguments alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Version(&'static str);
+pub(crate) struct Version {
+    /// A hash of this crate's sources.
+    sources: &'static str,
+    /// The CUDA architecture, and what differs among devices with the same features: bytes of shared memory, and SMs. Code for sm_100a
+    /// runs on no sm_103, nor that of sm_86 on sm_80.
+    device: Option<(CudaArch, usize, Option<u32>)>,
+}
 
-/// This version's.
-pub(crate) const VERSION: Version = Version(env!("FLOAT8_KERNELS_SOURCE"));
+impl Version {
+    /// The argument for this client's device.
+    pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
+        let hardware = &client.properties().hardware;
+        let device = |arch| (arch, hardware.max_shared_memory_size, hardware.num_streaming_multiprocessors);
+        Self { sources: env!("FLOAT8_KERNELS_SOURCE"), device: cuda_arch(client).map(device) }
+    }
+}
 
-/// [`VERSION`] for a launch, which is noted where somebody asks.
-pub(crate) fn note(name: &'static str, parameters: impl Hash) -> Version {
+/// The [`Version`] for a launch. [`launched_by`] reports the launch.
+pub(crate) fn note<R: Runtime>(client: &ComputeClient<R>, name: &'static str, parameters: impl Hash) -> Version {
     LAUNCHED.with_borrow_mut(|launched| {
         if let Some(launched) = launched {
             launched.push(KernelVariant { name, parameters: hash_of(parameters) });
         }
     });
-    VERSION
+    Version::of(client)
 }

@@ -47,7 +47,7 @@ pub use format::Format;
 pub use gemm::{
     FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
     fix_gemm_plan, gemm_path, gemm_path_of_rows, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into,
-    strike_gemm, trap_stuck_barriers,
+    strike_gemm,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

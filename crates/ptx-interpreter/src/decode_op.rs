@@ -1,12 +1,11 @@
 //! Decoding of plain instructions: arithmetic, predicates, memory, control.
 
 use super::alu::alu;
-use super::assert::PARAMS;
 use super::compare::compare;
 use super::convert::Convert;
 use super::decode::Decoder;
 use super::instr::{Logic, Op};
-use super::operand::{Addr, ElementType, Space};
+use super::operand::{ElementType, Space};
 use super::text::Operand;
 
 impl Decoder {
@@ -21,7 +20,6 @@ impl Decoder {
                 self.branches.push((self.kernel.code.len(), label.clone(), self.open.clone()));
                 Op::Nop
             }
-            "call" => return self.call(operands),
             "ret" | "exit" => Op::Exit,
             "trap" | "brkpt" => Op::Trap,
             "membar" | "pragma" | "nanosleep" | "prefetch" | "prefetchu" | "setmaxnreg" | "griddepcontrol"
@@ -142,19 +140,6 @@ impl Decoder {
             }
         };
         Ok(Some(op))
-    }
-
-    /// A call. The only function known that is not inlined is CUDA's own for assertions.
-    fn call(&mut self, operands: &[Operand]) -> Result<Option<Op>, String> {
-        let [Operand::Name(function), Operand::Vector(names)] = operands else { return Ok(None) };
-        if function != "__assertfail" || names.len() != PARAMS.len() {
-            return Ok(None);
-        }
-        let mut params = [Addr { space: Space::Param, base: 0, offset: 0 }; 5];
-        for (param, name) in params.iter_mut().zip(names) {
-            param.base = self.source(name, 64)?;
-        }
-        Ok(Some(Op::AssertFail { params: Box::new(params) }))
     }
 }
 

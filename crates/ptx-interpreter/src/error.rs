@@ -10,8 +10,8 @@ pub enum Error {
     /// A driver would refuse the launch, or it has what is not modelled: its grid, its arguments, a tensor map.
     #[error("{0}")]
     Launch(String),
-    /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not modelled, a failed
-    /// assertion, a deadlock.
+    /// The first fault: an access out of bounds or misaligned, a misuse of a barrier, an instruction that is not modelled, a trap,
+    /// a deadlock.
     #[error("{0}")]
     Fault(String),
 }

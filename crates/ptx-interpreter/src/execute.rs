@@ -136,10 +136,6 @@ impl Machine<'_> {
                 set_predicate(warp, *d, mask, holds);
             }
             Op::Trap => return Err("the kernel traps".into()),
-            Op::AssertFail { params } => {
-                let lane = mask.trailing_zeros() as usize;
-                return Err(self.failed_assertion(cluster, rank, warp, params, lane)?);
-            }
             Op::Timer { d, from, bits } => {
                 let value = cluster.clock >> from & (u64::MAX >> (64 - bits));
                 lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = value);

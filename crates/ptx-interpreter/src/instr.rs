@@ -224,10 +224,6 @@ pub(crate) enum Op {
     },
     Exit,
     Trap,
-    /// `__assertfail`, by its parameters.
-    AssertFail {
-        params: Box<[Addr; 5]>,
-    },
     /// `%globaltimer`, or a part of it from this bit on.
     Timer {
         d: u32,

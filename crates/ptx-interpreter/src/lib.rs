@@ -15,7 +15,6 @@
 
 mod accumulator;
 mod alu;
-mod assert;
 mod barrier;
 mod bits;
 mod collective;

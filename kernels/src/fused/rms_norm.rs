@@ -64,7 +64,7 @@ pub fn rms_norm<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note("rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            note(client, "rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
         );
     }
     Ok(WithMaxima { y, maxima: Some(maxima) })
@@ -99,7 +99,7 @@ pub fn inverse_rms<R: Runtime>(
             RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
             isa,
             inputs.dtype,
-            note("rms_norm_inverses", (width, lanes, isa, inputs.dtype)),
+            note(client, "rms_norm_inverses", (width, lanes, isa, inputs.dtype)),
         );
     }
     Ok(inverses)
@@ -145,7 +145,7 @@ pub fn rms_norm_backward<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note("rms_norm_gradients", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            note(client, "rms_norm_gradients", (width, lanes, isa, inputs.dtype, gamma.dtype)),
         );
         sum_rows::launch_unchecked::<R>(
             client,
@@ -155,7 +155,7 @@ pub fn rms_norm_backward<R: Runtime>(
             ArrayArg::from_raw_parts(dgamma.clone(), cols),
             partials as u32,
             cols as u32,
-            note("sum_rows", ()),
+            note(client, "sum_rows", ()),
         );
     }
     Ok([dx, dgamma])

@@ -68,7 +68,7 @@ pub fn rotary<R: Runtime>(
             back,
             isa,
             inputs.dtype,
-            note("rotate", (width, back, with_maxima, isa, inputs.dtype)),
+            note(client, "rotate", (width, back, with_maxima, isa, inputs.dtype)),
         );
     }
     Ok(WithMaxima { y, maxima })

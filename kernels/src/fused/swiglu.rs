@@ -45,7 +45,7 @@ pub fn swiglu<R: Runtime>(
             inputs.vectors(),
             isa,
             inputs.dtype,
-            note("swiglu_forward", (inputs.width, isa, inputs.dtype)),
+            note(client, "swiglu_forward", (inputs.width, isa, inputs.dtype)),
         );
     }
     Ok(WithMaxima { y, maxima })
@@ -88,7 +88,7 @@ pub fn swiglu_backward<R: Runtime>(
             inputs.vectors(),
             isa,
             inputs.dtype,
-            note("swiglu_gradients", (inputs.width, with_maxima, isa, inputs.dtype)),
+            note(client, "swiglu_gradients", (inputs.width, with_maxima, isa, inputs.dtype)),
         );
     }
     Ok([WithMaxima { y: da, maxima: da_maxima }, WithMaxima { y: db, maxima: db_maxima }])

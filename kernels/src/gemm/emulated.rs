@@ -87,7 +87,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             tile,
             gemm.accumulate,
             gemm.dtype,
-            note("gemm_emulated", (tile, gemm.parameters())),
+            note(client, "gemm_emulated", (tile, gemm.parameters())),
         );
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             m as u32,
             gemm.accumulate,
             gemm.dtype,
-            note("gemm_few_rows", (m, gemm.parameters())),
+            note(client, "gemm_few_rows", (m, gemm.parameters())),
         );
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             gemm.accumulate,
             isa,
             gemm.dtype,
-            note("gemv", (m, isa, gemm.parameters())),
+            note(client, "gemv", (m, isa, gemm.parameters())),
         );
     }
 }

@@ -24,7 +24,6 @@ use cubecl::server::Handle;
 pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
-pub use tma::ring::trap_stuck_barriers;
 
 use crate::operand::check_size;
 use crate::source::Source;

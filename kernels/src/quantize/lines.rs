@@ -99,7 +99,11 @@ pub(super) fn scales<R: Runtime>(
             x.geometry(),
             x.source,
             isa,
-            note("line_maxima", (beside.vector_words(x), beside.variant(), row_partials.is_some(), x.source, isa)),
+            note(
+                client,
+                "line_maxima",
+                (beside.vector_words(x), beside.variant(), row_partials.is_some(), x.source, isa),
+            ),
         );
     }
     let folded = |partials: &Handle, lines: usize, count: usize| {
@@ -124,7 +128,7 @@ pub(super) fn scales<R: Runtime>(
             x.source,
             cast,
             isa,
-            note("fold_lines", (beside.variant(), rows.is_some(), x.source, cast, isa)),
+            note(client, "fold_lines", (beside.variant(), rows.is_some(), x.source, cast, isa)),
         );
     }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));

@@ -42,7 +42,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             pieces as u32,
             row_words(x.cols) as u32 / per_sector,
             encoding,
-            note("cast_pieces", (x.vector_words(), encoding)),
+            note(client, "cast_pieces", (x.vector_words(), encoding)),
         );
         fold_tiles::launch_unchecked::<R>(
             client,
@@ -53,7 +53,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             (tiles * across) as u32,
             across as u32,
             x.source,
-            note("fold_tiles", x.source),
+            note(client, "fold_tiles", x.source),
         );
     }
     copies

@@ -59,7 +59,7 @@ pub(super) fn launch_linear<R: Runtime>(
             per_row as u32,
             x.rows == 1,
             encoding,
-            note("cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters)),
+            note(client, "cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters)),
         );
     }
     copies
@@ -162,7 +162,7 @@ pub(super) fn launch<R: Runtime>(
             per_row as u32,
             encoding,
             split,
-            note("cast_rows", (beside.vector_words(x), beside.variant(), encoding, split)),
+            note(client, "cast_rows", (beside.vector_words(x), beside.variant(), encoding, split)),
         );
     }
     copies

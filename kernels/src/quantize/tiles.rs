@@ -129,7 +129,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            note("cast_tiles", (beside.vector_words(x), beside.variant(), cast, one_scale)),
+            note(client, "cast_tiles", (beside.vector_words(x), beside.variant(), cast, one_scale)),
         );
     }
     copies

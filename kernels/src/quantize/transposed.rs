@@ -59,7 +59,7 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
             col_pitch as u32,
             granularity,
             isa,
-            note("transpose_codes", (granularity, isa)),
+            note(client, "transpose_codes", (granularity, isa)),
         );
     }
     let inv_scale = scales.unwrap_or_else(|| operand.inv_scale.clone());

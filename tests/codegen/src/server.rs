@@ -107,6 +107,7 @@ impl GenerateServer {
         let generated = match compiled {
             Ok(compiled) => Ok(Generated {
                 sm: self.sm,
+                cache_key: id.stable_hash(),
                 name: compiled.entrypoint_name,
                 dynamic_shared: compiled.repr.as_ref().map_or(0, |repr| repr.shared_memory_size()),
                 source: compiled.source,

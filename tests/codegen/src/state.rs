@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLo
 
 use burn_backend::DeviceOps;
 use cubecl_common::device::{Device, DeviceId};
+use cubecl_common::hash::StableHash;
 use cubecl_common::profile::TimingMethod;
 use cubecl_core::ir::features::{Plane, Tma, TypeUsage};
 use cubecl_core::ir::{
@@ -68,6 +69,8 @@ impl DeviceOps for OfflineDevice {}
 pub struct Generated {
     /// The architecture of the device.
     pub sm: u32,
+    /// What CubeCL's cache of compiled kernels knows it by.
+    pub cache_key: StableHash,
     /// The entry point.
     pub name: String,
     /// CUDA C++.
@@ -283,8 +286,6 @@ fn begin(execution: Execution) -> Option<()> {
             NVRTC.get_or_init(|| nvrtc).clone()
         }
     };
-    // The interpreter notices what is stuck.
-    float8_kernels::trap_stuck_barriers(false);
     *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) =
         Some(Executor { nvrtc, seed: execution.seed, accumulator: Accumulator::Full, launches: HashMap::new() });
     Some(())

@@ -7,6 +7,7 @@
 
 mod bench;
 mod check;
+mod registers;
 mod target;
 
 use std::process::ExitCode;
@@ -24,9 +25,6 @@ struct Args {
     /// Where to run; wgpu is there to try the program without an NVIDIA GPU.
     #[arg(long, value_enum, default_value_t = Device::Cuda, global = true)]
     device: Device,
-    /// Ends a kernel with an error that names it if one of its barriers is not complete after ten seconds, instead of hanging.
-    #[arg(long, global = true)]
-    trap: bool,
     /// Runs cases whose numbers come from standard input: what the program calls itself with.
     #[arg(long, global = true, hide = true)]
     worker: bool,
@@ -46,7 +44,7 @@ enum Command {
     Check(check::Args),
     /// TFLOP/s, bandwidths and train steps, as ratios to high precision in the same run.
     Bench(bench::Args),
-    /// The device, its driver and NVRTC.
+    /// The device, its driver and NVRTC, and the registers of the GEMMs.
     Versions,
 }
 
@@ -68,6 +66,9 @@ enum Error {
     /// The torch script failed.
     #[error("torch baseline: {0}")]
     Torch(String),
+    /// The GEMMs do not compile.
+    #[error("registers of the GEMMs: {0}")]
+    Registers(String),
 }
 
 /// What came of a command.
@@ -95,7 +96,7 @@ struct LimitArgs {
     #[arg(long, default_value_t = 540)]
     limit_seconds: u64,
     /// Seconds for one case, compiling its kernels included.
-    #[arg(long, default_value_t = 90)]
+    #[arg(long, default_value_t = 90, overrides_with = "case_seconds")]
     case_seconds: u64,
 }
 
@@ -136,9 +137,6 @@ fn main() -> ExitCode {
     };
     let on_cuda = selected == SelectedDevice::Cuda;
     if args.worker {
-        if args.trap {
-            float8_kernels::trap_stuck_barriers(true);
-        }
         match (&args.command, on_cuda) {
             (Command::Check(args), true) => check::serve::<OnCuda>(args),
             (Command::Check(args), false) => check::serve::<OnWgpu>(args),
@@ -156,7 +154,8 @@ fn main() -> ExitCode {
             if on_cuda && let Ok(setup) = cuda_setup() {
                 println!("driver: CUDA {}; NVRTC {}; {} devices", setup.driver, setup.nvrtc, setup.devices);
             }
-            Ok(Outcome::Right)
+            let registers = if on_cuda { registers::print() } else { Ok(()) };
+            registers.map(|()| Outcome::Right).map_err(Error::Registers)
         }
     };
     match done {

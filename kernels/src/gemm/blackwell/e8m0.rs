@@ -36,7 +36,7 @@ pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: 
             words as u32,
             a.k.div_ceil(BLOCK) as u32,
             granularities,
-            note("scales_to_e8m0", granularities),
+            note(client, "scales_to_e8m0", granularities),
         );
     }
     let scales_b = out.clone().offset_start(4 * words_a as u64);

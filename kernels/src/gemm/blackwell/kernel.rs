@@ -97,7 +97,7 @@ pub(super) fn gemm_blackwell<O: Float>(
                 add_steps(&mut sums, tmem, &places, &mut buffer, problem, &item, config);
                 store_sums::<O>(&sums, &mut storer, out_map, out, problem, &item, config);
             } else {
-                mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+                mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, true);
                 tcgen05_after_wait();
                 let tile = tmem + buffer.at * comptime!(config.cols as u32);
                 store_tile::<O>(tile, &mut storer, out_map, out, problem, &item, config);
@@ -149,7 +149,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
         let item = item(index, problem, extent, &mut group, comptime!(config.item_shape()));
         let mut step = item.step_begin;
         while step < item.step_end {
-            ring.wait_empty(&place, comptime!(config.trap));
+            ring.wait_empty(&place);
             fill(maps, problem, ring, full, place.at, step, &item.work, config);
             advance(&mut place, comptime!(config.stages as u32));
             step += 1;
@@ -159,7 +159,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
     if comptime!(config.ctas > 1) {
         // What the other block's products free is told to this one, which must not have gone by then.
         for _ in 0..comptime!(config.stages as u32) {
-            ring.wait_empty(&place, comptime!(config.trap));
+            ring.wait_empty(&place);
             advance(&mut place, comptime!(config.stages as u32));
         }
     }
@@ -176,14 +176,14 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
     while index < extent.items() {
         let item = item(index, problem, extent, &mut group, comptime!(config.item_shape()));
         if comptime!(!config.scaling.is_promoted()) {
-            wait_for_room(places, &buffer, config);
+            wait_for_room(places, &buffer);
         }
         let mut step = item.step_begin;
         while step < item.step_end {
             if comptime!(config.scaling.is_promoted()) {
-                wait_for_room(places, &buffer, config);
+                wait_for_room(places, &buffer);
             }
-            places.ring.wait_full(&place, comptime!(config.trap));
+            places.ring.wait_full(&place, true);
             tcgen05_after_wait();
             let sums = tmem + buffer.at * comptime!(config.cols as u32);
             let is_sum = if comptime!(config.scaling.is_promoted()) { false.runtime() } else { step > item.step_begin };
@@ -204,8 +204,8 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
 
 /// Waits until the last sums in a buffer have been read.
 #[cube]
-fn wait_for_room(places: &Places, buffer: &Place, #[comptime] config: Config) {
-    mbarrier_wait(places.read + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+fn wait_for_room(places: &Places, buffer: &Place) {
+    mbarrier_wait(places.read + 8 * buffer.at, buffer.parity, true);
     tcgen05_after_wait();
 }
 

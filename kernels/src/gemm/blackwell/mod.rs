@@ -31,7 +31,7 @@ use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::Matrix;
 use super::tma::plan::{GemmShape, Plan};
-use super::tma::ring::{Layout, trap};
+use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::launched::note;
@@ -85,8 +85,6 @@ struct Config {
     /// Blocks whose scales of A, and of B, one load brings where sums are added up in registers: 1, 2 or 4.
     scale_widths: [u32; 2],
     formats: [Format; 2],
-    /// The kernel's name, if barriers that are stuck end it.
-    trap: Option<&'static str>,
 }
 
 impl Config {
@@ -228,7 +226,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
         scale_tiles_b: scale_tiles_b(cols, gemm.grouping()),
         scale_widths: if scaling.is_promoted() { [gemm.a, gemm.b].map(load_width) } else { [1; 2] },
         formats: gemm.formats(),
-        trap: trap("gemm_blackwell"),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
     let (_, n, _) = gemm.matrices();
@@ -255,7 +252,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
             pass.extent(columns),
             config,
             target.dtype,
-            note("gemm_blackwell", (config, target.dtype, gemm.parameters())),
+            note(client, "gemm_blackwell", (config, target.dtype, gemm.parameters())),
         );
     }
 }
@@ -289,7 +286,6 @@ mod tests {
                     scale_tiles_b: scale_tiles_b(cols, grouping),
                     scale_widths: [1; 2],
                     formats: [Format::E4m3; 2],
-                    trap: None,
                 };
                 let config = config.with_stages(227 * 1024);
                 assert!(config.stages >= 4, "{config:?}");

@@ -62,7 +62,7 @@ pub(super) fn add_steps(
             store_shared(scales_b + 4 * own_col(config), scale_b);
             named_barrier(1u32.runtime(), comptime!(32 * STORERS as u32));
         }
-        mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, comptime!(config.trap));
+        mbarrier_wait(places.ready + 8 * buffer.at, buffer.parity, true);
         tcgen05_after_wait();
         let lanes = tmem + buffer.at * comptime!(config.cols as u32) + (warp_row() << 16u32);
         #[unroll]

@@ -191,7 +191,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             config,
             gemm.dtype,
             element.storage(),
-            note("gemm_half", (config, gemm.parameters())),
+            note(client, "gemm_half", (config, gemm.parameters())),
         );
     }
 }

@@ -69,12 +69,16 @@ pub(super) fn gemm_hopper<O: Float>(
                 let item = item(index, problem, &extent, &mut group, shape);
                 let mut step = item.step_begin;
                 while step < item.step_end {
-                    ring.wait_empty(&place, comptime!(config.trap));
+                    ring.wait_empty(&place);
                     fill(a, b, &ring, place.at, step, &item, config);
                     advance(&mut place, comptime!(config.stages as u32));
                     step += 1;
                 }
                 index += stride;
+            }
+            if comptime!(config.promotion == Promotion::Never) {
+                // The consumers' waits do not trap: this one does if a stage is never full.
+                ring.drain(&mut place, comptime!(config.stages));
             }
         } else if comptime!(config.promotion.is_scaled()) {
             if UNIT_POS >= comptime!(GROUP - SCALE_THREADS) {
@@ -183,7 +187,8 @@ fn multiply_fast(
     let mut step = item.step_begin;
     let mut previous = place.at;
     while step < item.step_end {
-        ring.wait_full(place, comptime!(config.trap));
+        // Products of the stage before are in flight.
+        ring.wait_full(place, false);
         let (a, b) = operands(ring.base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(group_cols(config.tile) as u32), 1u32);
@@ -234,7 +239,7 @@ fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item
     let by_column = comptime!(config.promotion == Promotion::EachStepByColumn);
     let mut step = item.step_begin;
     while step < item.step_end {
-        ring.wait_full(place, comptime!(config.trap));
+        ring.wait_full(place, true);
         let (a, b) = operands(ring.base, place.at, config);
         #[unroll]
         for p in 0..comptime!(parts as u32) {

@@ -38,7 +38,7 @@ use super::tma::item::ItemShape;
 use super::tma::launch::{self, Pass};
 use super::tma::maps::{Matrix, ROW_BYTES};
 use super::tma::plan::{GemmShape, Plan, Tile};
-use super::tma::ring::{Layout, trap};
+use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
@@ -100,8 +100,6 @@ struct Config {
     element: Element,
     /// Blocks whose scales of A, and of B, one load brings: 1, 2 or 4.
     scale_widths: [u32; 2],
-    /// The kernel's name, if barriers that are stuck end it.
-    trap: Option<&'static str>,
 }
 
 impl Config {
@@ -180,7 +178,6 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
         store,
         element: Element::of(gemm),
         scale_widths: [gemm.a, gemm.b].map(load_width),
-        trap: trap("gemm_hopper"),
     };
     let max_shared = client.properties().hardware.max_shared_memory_size;
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
@@ -203,7 +200,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
             pass.extent(n),
             config,
             target.dtype,
-            note("gemm_hopper", (config, target.dtype, gemm.parameters())),
+            note(client, "gemm_hopper", (config, target.dtype, gemm.parameters())),
         );
     }
 }

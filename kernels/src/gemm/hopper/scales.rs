@@ -54,7 +54,7 @@ pub(super) fn fetch_scales(problem: &Problem, ring: &Ring, place: &mut Place, it
     while step < item.step_end {
         load_lines(problem, &mut of_a, item, step, config, 0usize);
         load_lines(problem, &mut of_b, item, step, config, 1usize);
-        ring.wait_empty(place, comptime!(config.trap));
+        ring.wait_empty(place);
         let at = stage_scales(ring.base, place.at, comptime!(config.layout()));
         store_lines(&of_a, at, step, config, 0usize);
         store_lines(&of_b, at + comptime!(4 * config.scale_lines(0) as u32), step, config, 1usize);

@@ -145,7 +145,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             config,
             gemm.dtype,
-            note("gemm_mma", (width, config, gemm.parameters())),
+            note(client, "gemm_mma", (width, config, gemm.parameters())),
         );
     }
 }

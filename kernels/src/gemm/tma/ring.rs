@@ -1,27 +1,9 @@
 //! The stages of shared memory that TMA fills and the tensor cores empty, in turn: where they lie, and the mbarriers of each.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-
 use cubecl::prelude::*;
 
 use super::plan::fixed_plan;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_arrive_remote, mbarrier_init, mbarrier_wait};
-
-/// Whether waits for barriers end.
-static TRAP: AtomicBool = AtomicBool::new(cfg!(debug_assertions));
-
-/// Whether kernels that are compiled from now on end with an error that names them when a barrier is not complete after ten
-/// seconds, instead of hanging: in debug builds they do. They are slower: the assertion is a function, and a call serializes `wgmma`. CUDA prints
-/// the assertion `an mbarrier is complete within ten seconds` when the process next waits for the device, which cannot be used
-/// by this process any longer.
-pub fn trap_stuck_barriers(trap: bool) {
-    TRAP.store(trap, Ordering::Relaxed);
-}
-
-/// What [`mbarrier_wait`](crate::ptx::barrier::mbarrier_wait) is to trap for.
-pub(in crate::gemm) fn trap(kernel: &'static str) -> Option<&'static str> {
-    TRAP.load(Ordering::Relaxed).then_some(kernel)
-}
 
 /// Where the stages of a block, and the chunks in which it stores its output, lie in shared memory: all stages of A, all of B, the
 /// chunks, all stages of scales.
@@ -101,14 +83,22 @@ impl Ring {
         self.empty + 8 * stage
     }
 
-    /// Waits until the stage is full.
-    pub(in crate::gemm) fn wait_full(&self, place: &Place, #[comptime] trap: Option<&'static str>) {
-        mbarrier_wait(self.full(place.at), place.parity, trap);
+    /// Waits until the stage is full. Without `traps`, [`drain`](Self::drain) is to notice that it never is.
+    pub(in crate::gemm) fn wait_full(&self, place: &Place, #[comptime] traps: bool) {
+        mbarrier_wait(self.full(place.at), place.parity, traps);
     }
 
     /// Waits until the stage is empty.
-    pub(in crate::gemm) fn wait_empty(&self, place: &Place, #[comptime] trap: Option<&'static str>) {
-        mbarrier_wait(self.empty(place.at), place.parity, trap);
+    pub(in crate::gemm) fn wait_empty(&self, place: &Place) {
+        mbarrier_wait(self.empty(place.at), place.parity, true);
+    }
+
+    /// Waits until all stages are empty; `place` is the one after the last that was filled.
+    pub(in crate::gemm) fn drain(&self, place: &mut Place, #[comptime] stages: usize) {
+        for _ in 0..comptime!(stages as u32) {
+            self.wait_empty(place);
+            advance(place, comptime!(stages as u32));
+        }
     }
 }
 

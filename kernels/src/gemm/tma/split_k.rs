@@ -32,7 +32,7 @@ pub(in crate::gemm) fn combine<R: Runtime>(
             splits as u32,
             gemm.accumulate,
             gemm.dtype,
-            note("gemm_combine", gemm.parameters()),
+            note(client, "gemm_combine", gemm.parameters()),
         );
     }
 }

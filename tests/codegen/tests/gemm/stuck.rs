@@ -1,21 +1,29 @@
-//! GEMMs that give up a wait after ten seconds: as long as nothing is stuck they compute what others do.
+//! GEMMs of which a wait never ends.
 
-use checks::Gemm;
-use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
+use checks::{FAST, Gemm, PRECISE};
+use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
+use codegen::fault::{Fault, inject};
 use cubecl_core::Runtime;
-use float8_kernels::trap_stuck_barriers;
 
-use super::check;
-
+/// The launch fails after ten seconds, and the error says what was waited for.
 #[test]
-fn waits_that_give_up_do_not() {
+fn a_stuck_wait_is_an_error() {
     for seed in [0, 7] {
         let Some(_running) = execute(Execution { seed }) else { return };
-        trap_stuck_barriers(true);
-        // Two SMs make large tiles, several to a block.
-        on_each([90, 100], |sm| {
-            check(&GenerateCuda::client(&OfflineDevice { sm, sms: 2 }), Gemm::new([300, 520, 300]));
-        });
-        trap_stuck_barriers(false);
+        for (sm, kernel) in [(90, "gemm_hopper"), (100, "gemm_blackwell")] {
+            // Of no other test.
+            let device = OfflineDevice { sm, sms: 7 };
+            // A stage is full after one more arrival than there are.
+            let [from, to] = ["[%0], 1;", "[%0], 2;"];
+            inject(&device, kernel, Fault::Edit(from, to));
+            // Fast accumulation waits beside products that are in flight.
+            for config in [PRECISE, FAST] {
+                let gemm = Gemm { config, ..Gemm::new([64, 64, 128]) };
+                let [a, b] = gemm.matrices();
+                let error = gemm.compare(&GenerateCuda::client(&device), [&a, &b], 1.0).unwrap_err().to_string();
+                assert!(error.contains("the kernel traps") && error.contains("s in which nothing went on"), "{error}");
+                assert!(error.contains("waits for mbarrier"), "{error}");
+            }
+        }
     }
 }

@@ -10,7 +10,8 @@ use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{Float8, nn};
 use serde::{Deserialize, Serialize};
 
-use super::Bench;
+use super::timing::Clock;
+use super::{Bench, headed};
 use crate::target::Target;
 
 const EPSILON: f64 = 1e-5;
@@ -146,11 +147,23 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
+/// Median seconds of attention alone, forward and backward, as a decoder of so many heads of queries and of keys calls it.
+pub fn attention_seconds<T: Target>(clock: Clock, [heads, kv_heads]: [usize; 2], [batch, len, dim]: [usize; 3]) -> f64 {
+    type B<T> = Float8<Autodiff<<T as Target>::Backend>>;
+    let dtype = T::compute_dtype();
+    let [q] = leaves::<B<T>, 4, 1>([batch, heads, len, dim], dtype);
+    let [k, v] = leaves::<B<T>, 4, 2>([batch, kv_heads, len, dim], dtype);
+    clock.seconds::<T>(|_| {
+        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        backward(nn::attention(q.clone(), k.clone(), v.clone(), None, options));
+    })
+}
+
 pub fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!("\nforward + backward beside the linears");
+    headed("forward + backward beside the linears");
     println!("{:<10}  {:<22}  {:>9}  {:>9}  {:>9}", "what", "shape", "ms", "Burn's ms", "to Burn's");
     for Row { what, shape, milliseconds, burn_milliseconds, speedup } in rows {
         let shape = format!("{shape:?}");

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data::{Scales, Table, sets};
 use super::timing::{Clock, geometric_mean, or_dash};
-use super::{Bench, Size, torch};
+use super::{Bench, Size, headed, torch};
 use crate::target::Target;
 
 /// K and N of the linears of Llama 3 8B and 70B: q and o, k and v, gate and up, down.
@@ -72,7 +72,16 @@ pub fn rate([m, n, k]: [usize; 3], seconds: f64) -> f64 {
 }
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    let table = LazyCell::new(|| Table::new(Format::E4m3));
+    let tensorwise = [Granularity::Tensor; 2].map(Scales::from);
+    measure::<T>(bench, shapes(bench.size).into_iter().map(|shape| (shape, tensorwise)), bench.with_burn);
+}
+
+/// Shapes on which scales of rows, blocks and MX are measured.
+pub fn shapes_of_scaled(size: Size) -> Vec<[usize; 3]> {
+    size.of(&[[64, 64, 64]], 1, &SCALED)
+}
+
+pub fn scaled<T: Target>(bench: &mut Bench<'_>) {
     let blocks = [Granularity::Block1x128, Granularity::Block128x128];
     let scaled = [
         [Granularity::Row; 2].map(Scales::from),
@@ -81,10 +90,13 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         blocks.map(|granularity| Scales { granularity, power_of_two: true }),
         [Granularity::Block1x32; 2].map(Scales::from),
     ];
-    let shapes_of_scaled = bench.size.of(&[[64, 64, 64]], 1, &SCALED);
-    let scaled = shapes_of_scaled.into_iter().flat_map(|shape| scaled.map(|scales| (shape, scales)));
-    let tensorwise = [Granularity::Tensor; 2].map(Scales::from);
-    let cases = shapes(bench.size).into_iter().map(|shape| (shape, tensorwise)).chain(scaled);
+    let cases = shapes_of_scaled(bench.size).into_iter().flat_map(|shape| scaled.map(|scales| (shape, scales)));
+    measure::<T>(bench, cases, false);
+}
+
+/// Measures each shape with its scales, and Burn's matmul on it.
+fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize; 3], [Scales; 2])>, with_burn: bool) {
+    let table = LazyCell::new(|| Table::new(Format::E4m3));
     for (shape @ [m, n, k], of) in cases {
         let granularities @ [left, right] = of.map(|scales| scales.granularity);
         let mut scales = if left == right { left.to_string() } else { format!("{left},{right}") };
@@ -94,7 +106,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         bench.case(&format!("gemm {m}x{n}x{k} {scales}"), |clock| {
             let client = T::client();
             let [precise, fast] = fp8::<T>(clock, &table, shape, of)?;
-            let high = (left == Granularity::Tensor).then(|| high::<T>(clock, shape));
+            let high = with_burn.then(|| high::<T>(clock, shape));
             // Leaves the memory to the next shape.
             client.memory_cleanup();
             let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
@@ -143,7 +155,7 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
-    println!("\nGEMM in TFLOP/s, FP8 e4m3 to the compute dtype; torch's best of all its FP8 modes");
+    headed("GEMM in TFLOP/s, FP8 e4m3 to the compute dtype; torch's best of all its FP8 modes");
     println!(
         "{:>6} {:>6} {:>6}  {:<29}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
         "M", "N", "K", "scales", "path", "precise", "fast", "burn", "ratio", "torch", "ratio", "bf16"

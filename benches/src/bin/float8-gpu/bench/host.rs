@@ -20,6 +20,9 @@ use super::linear::{float8_step, inputs, plain_step, with_default};
 use super::timing::{Clock, median};
 use crate::target::Target;
 
+/// Small tensors that live beside a linear, as the scales and maxima of a model do: CubeCL's memory pool may look through them.
+const LIVE: usize = 2000;
+
 /// Calls between two waits: few enough for a stream to take them all without a wait.
 const CALLS: usize = 50;
 
@@ -52,18 +55,27 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             let (a, b) = (matrix([m, k]), matrix([k, n]));
             Ok(row::<T>(clock, "Burn's matmul", shape, || drop(a.clone().matmul(b.clone()))))
         });
-        bench.case(&format!("host linear {m}x{k}x{n} tensorwise"), |clock| {
-            with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
-            let inputs = inputs::<T>([m, k, n]).swap_remove(0);
-            let row = row::<T>(clock, "linear, forward and backward, tensorwise", [m, k, n], || {
-                float8_step::<T>(inputs.clone());
+        for (live, what) in
+            [(0, "linear, forward and backward, tensorwise"), (LIVE, "the same, with 2,000 small tensors alive")]
+        {
+            bench.case(&format!("host linear {m}x{k}x{n} tensorwise, {live} alive"), |clock| {
+                with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
+                let client = T::client();
+                // A scale, those of 128 rows, and those of 1024.
+                let alive: Vec<_> =
+                    (0..live).map(|i| client.create_from_slice(&vec![0; [4, 512, 4096][i % 3]])).collect();
+                let inputs = inputs::<T>([m, k, n]).swap_remove(0);
+                let row = row::<T>(clock, what, [m, k, n], || {
+                    float8_step::<T>(inputs.clone());
+                });
+                drop(alive);
+                with_default::<T>(&Float8Config::default());
+                Ok(row)
             });
-            with_default::<T>(&Float8Config::default());
-            Ok(row)
-        });
+        }
         bench.case(&format!("host linear {m}x{k}x{n} plain"), |clock| {
             let inputs = inputs::<T>([m, k, n]).swap_remove(0);
-            Ok(row::<T>(clock, "the same, Burn's", [m, k, n], || {
+            Ok(row::<T>(clock, "linear, forward and backward, Burn's", [m, k, n], || {
                 plain_step::<T>(inputs.clone());
             }))
         });

@@ -1,6 +1,7 @@
-//! Forward and backward of one linear, the casts of x, w and dy included. Backward begins at `sum(y · dy)`, which every row has in its time.
+//! Forward and backward of one linear, the casts of x, w and dy included. Backward begins at a given dy, as torch's does.
 
 use burn::backend::Autodiff;
+use burn::backend::autodiff::grads::Gradients;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::module::linear;
 use burn::tensor::ops::FloatTensor;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data::sets;
 use super::timing::or_dash;
-use super::{Bench, Size, torch};
+use super::{Bench, Size, given, headed, torch};
 use crate::target::Target;
 
 /// M, K and N.
@@ -47,8 +48,10 @@ fn configs(size: Size) -> Vec<(String, Float8LinearConfig)> {
     // Scales that Blackwell's tensor cores apply.
     let rounded = Float8LinearConfig::new(Recipe::Blockwise).with_round_scales_to_power_of_2(true);
     configs.insert(blockwise + 1, ("blockwise, powers of two".into(), rounded));
-    if size == Size::Headline {
-        configs.truncate(3);
+    match size {
+        Size::First => configs.truncate(1),
+        Size::Headline => configs.truncate(3),
+        Size::Tiny | Size::Full => {}
     }
     configs
 }
@@ -98,34 +101,36 @@ pub fn compare(rows: &mut [Row]) {
     }
 }
 
-/// Sets of x `[M, K]`, w `[K, N]` and dy `[M, N]`.
-pub fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 3]> {
+/// Sets of x `[M, K]`, w `[K, N]`, dy `[M, N]` and the one element that backward begins at.
+pub fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 4]> {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let tensor = |shape: [usize; 2], deviation| {
         let tensor = Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, deviation), &device);
         tensor.cast(dtype).into_primitive().tensor()
     };
-    let set = |_| [tensor([m, k], 1.0), tensor([k, n], 0.02), tensor([m, n], 1.0)];
+    let set = |_| [tensor([m, k], 1.0), tensor([k, n], 0.02), tensor([m, n], 1.0), tensor([1, 1], 1.0)];
     (0..sets(2 * (m * k + k * n + m * n)).max(2)).map(set).collect()
 }
 
 /// Forward and backward in high precision.
-pub fn plain_step<T: Target>(inputs: [FloatTensor<T::Backend>; 3]) {
-    step::<Autodiff<T::Backend>>(inputs.map(|input| Tensor::from_primitive(TensorPrimitive::Float(input))));
+pub fn plain_step<T: Target>([x, w, dy, root]: [FloatTensor<T::Backend>; 4]) {
+    let new = |input| Tensor::from_primitive(TensorPrimitive::Float(input));
+    step::<Autodiff<T::Backend>>([x, w].map(new), |y| given::backward(y, dy, root));
 }
 
 /// Forward and backward as the device's default says. The tensors are new to the decorator: nothing is cast yet.
-pub fn float8_step<T: Target>(inputs: [FloatTensor<T::Backend>; 3]) {
+pub fn float8_step<T: Target>([x, w, dy, root]: [FloatTensor<T::Backend>; 4]) {
     let new = |input| Tensor::from_primitive(TensorPrimitive::Float(Float8Tensor::new(input)));
-    step::<Float8<Autodiff<T::Backend>>>(inputs.map(new));
+    step::<Float8<Autodiff<T::Backend>>>([x, w].map(new), |y| given::backward(y.into_full(), dy, root));
 }
 
-/// Forward and backward for x, w and dy.
-fn step<B: AutodiffBackend>(inputs: [Tensor<B::InnerBackend, 2>; 3]) {
-    let [x, w, dy] = inputs.map(Tensor::<B, 2>::from_inner);
-    let (x, w) = (x.require_grad(), w.require_grad());
-    let y = linear(x.clone(), w.clone(), None);
-    let grads = (y * dy).sum().backward();
+/// Forward of x and w, and their gradients by `backward`.
+fn step<B: AutodiffBackend<Gradients = Gradients>>(
+    inputs: [Tensor<B::InnerBackend, 2>; 2],
+    backward: impl FnOnce(FloatTensor<B>) -> Gradients,
+) {
+    let [x, w] = inputs.map(|input| Tensor::<B, 2>::from_inner(input).require_grad());
+    let grads = backward(linear(x.clone(), w.clone(), None).into_primitive().tensor());
     drop((x.grad(&grads).expect("x is tracked"), w.grad(&grads).expect("w is tracked")));
 }
 
@@ -133,7 +138,7 @@ pub fn print(rows: &[Row], torch: &torch::Results) {
     if rows.is_empty() {
         return;
     }
-    println!("\nforward + backward of one linear, casts included");
+    headed("forward + backward of one linear, casts included");
     println!(
         "{:>6} {:>6} {:>6}  {:<30}  {:>8}  {:>9}  {:>13}  path",
         "M", "K", "N", "precision", "ms", "to Burn's", "to torch bf16"

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use train::rng::Rng;
 
 use super::timing::{Clock, or_dash};
-use super::{Bench, Size};
+use super::{Bench, Size, beside, headed};
 use crate::target::Target;
 
 type Backend<T> = Float8<Autodiff<<T as Target>::Backend>>;
@@ -32,6 +32,8 @@ pub struct Row {
     is_fp8: bool,
     /// GEMM calls of linears by path, since the model was made.
     gemms: String,
+    /// Time of the layers' attention, measured apart, as a share of a step.
+    attention_share: Option<f64>,
 }
 
 /// What is run: a preset with so many layers, if they are cut, and so many tokens in its vocabulary; and the batch.
@@ -58,6 +60,9 @@ impl Case {
 
 /// None for high precision.
 fn precisions(size: Size) -> Vec<Option<Recipe>> {
+    if size == Size::First {
+        return vec![Some(Recipe::Tensorwise), None];
+    }
     let all: Vec<_> = std::iter::once(None).chain(Recipe::ALL.map(Some)).collect();
     size.of(&all, 3, &all)
 }
@@ -86,6 +91,12 @@ fn cases<T: Target>(bench: &mut Bench<'_>, what: &str, tiny: &[Case], full: &[Ca
             bench.case(&format!("{what} {model} {precision}"), |clock| {
                 let measured = measure::<T>(clock, &case, recipe, what == "step");
                 let (seconds, gemms) = measured.map_err(|error| Failure::Wrong(error.to_string()))?;
+                let dims = case.config().map_err(|error| Failure::Wrong(error.to_string()))?.dims;
+                let [batch, len] = case.batch;
+                let attention = (what == "step").then(|| {
+                    let heads = [dims.num_heads, dims.num_kv_heads];
+                    dims.num_layers as f64 * beside::attention_seconds::<T>(clock, heads, [batch, len, dims.head_dim])
+                });
                 Ok(row(Row {
                     model,
                     batch: case.batch,
@@ -95,6 +106,7 @@ fn cases<T: Target>(bench: &mut Bench<'_>, what: &str, tiny: &[Case], full: &[Ca
                     speedup: None,
                     is_fp8: recipe.is_some(),
                     gemms,
+                    attention_share: attention.map(|attention| attention / seconds),
                 }))
             });
         }
@@ -167,16 +179,18 @@ pub fn print(title: &str, rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!("\n{title}");
+    headed(title);
     println!(
-        "{:<14}  {:>10}  {:<20}  {:>9}  {:>10}  {:>7}  GEMMs",
-        "model", "tokens", "precision", "ms", "tokens/s", "speedup"
+        "{:<14}  {:>10}  {:<20}  {:>9}  {:>10}  {:>7}  {:>9}  GEMMs",
+        "model", "tokens", "precision", "ms", "tokens/s", "speedup", "attention"
     );
-    for Row { model, batch: [b, t], precision, milliseconds, tokens_per_second, speedup, gemms, .. } in rows {
+    for row in rows {
+        let Row { model, batch: [b, t], precision, milliseconds, tokens_per_second, speedup, gemms, .. } = row;
         println!(
-            "{model:<14}  {:>10}  {precision:<20}  {milliseconds:>9.2}  {tokens_per_second:>10.0}  {:>7}  {}",
+            "{model:<14}  {:>10}  {precision:<20}  {milliseconds:>9.2}  {tokens_per_second:>10.0}  {:>7}  {:>9}  {}",
             format!("{b} x {t}"),
             or_dash(*speedup, 2),
+            or_dash(row.attention_share, 2),
             gemms.trim_start_matches("GEMMs: "),
         );
     }

@@ -8,6 +8,7 @@ mod beside;
 mod data;
 mod gemm;
 mod gemv;
+mod given;
 mod grouped;
 mod host;
 mod linear;
@@ -45,6 +46,9 @@ pub struct Args {
     /// A Python with torch, such as python3: measures torch on the same shapes first.
     #[arg(long)]
     torch: Option<String>,
+    /// Leaves out Burn's matmul, whose kernels take more of CUDA's headers than those of this library.
+    #[arg(long)]
+    without_burn: bool,
     /// Writes the results as JSON, after each row.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -57,7 +61,7 @@ pub struct Args {
 pub enum Size {
     /// Small shapes and short batches: to try the program, not to measure.
     Tiny,
-    /// The first of these alone: a number after seconds.
+    /// The first of these alone, in the fewest recipes that say something: a number after seconds.
     First,
     /// The shapes and recipes that targets name: some minutes.
     Headline,
@@ -80,8 +84,10 @@ impl Size {
 // In the order in which they run: those that targets name come first, as time may not suffice for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// The scaled GEMM and Burn's matmul.
+    /// The scaled GEMM with one scale for each matrix, and Burn's matmul.
     Gemm,
+    /// The scaled GEMM with scales of rows, of blocks, and of MX.
+    Scaled,
     /// GEMMs of a few rows, as of generated tokens.
     Gemv,
     /// What a GEMM and a linear cost the host.
@@ -188,6 +194,8 @@ struct Bench<'a> {
     worker: &'a mut Worker,
     clock: Clock,
     size: Size,
+    /// Whether Burn's matmul is measured beside ours.
+    with_burn: bool,
 }
 
 impl Bench<'_> {
@@ -201,10 +209,11 @@ impl Bench<'_> {
 pub fn serve<T: Target>(args: &Args) {
     let clock = Clock::new(args.repeat, args.size == Size::Tiny);
     Worker::serve(&[], |worker| {
-        let mut bench = Bench { worker, clock, size: args.size };
+        let mut bench = Bench { worker, clock, size: args.size, with_burn: !args.without_burn };
         for part in Part::value_variants().iter().filter(|part| args.runs(**part)) {
             match part {
                 Part::Gemm => gemm::cases::<T>(&mut bench),
+                Part::Scaled => gemm::scaled::<T>(&mut bench),
                 Part::Gemv => gemv::cases::<T>(&mut bench),
                 Part::Host => host::cases::<T>(&mut bench),
                 Part::Linear => linear::cases::<T>(&mut bench),
@@ -231,14 +240,23 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
         // Torch may have half of the time.
         let limit = Duration::from_secs(args.limits.limit_seconds / 2);
         let parts = Part::value_variants().iter().filter(|part| args.runs(**part));
-        let parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
+        let mut parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
+        let mut gemms = if args.runs(Part::Gemm) { gemm::shapes(args.size) } else { vec![] };
+        if args.runs(Part::Scaled) {
+            parts.push("gemm".into());
+            for shape in gemm::shapes_of_scaled(args.size) {
+                if !gemms.contains(&shape) {
+                    gemms.push(shape);
+                }
+            }
+        }
         let list = |shapes: Vec<[usize; 3]>| {
             shapes.iter().map(|[a, b, c]| format!("{a}x{b}x{c}")).collect::<Vec<_>>().join(",")
         };
         let groups: Vec<_> = grouped::shapes(args.size).into_iter().map(grouped::Shape::argument).collect();
         let arguments = [
             ("--only", parts.join(",")),
-            ("--gemm", list(gemm::shapes(args.size))),
+            ("--gemm", list(gemms)),
             ("--linear", list(linear::shapes(args.size))),
             ("--grouped", groups.join(",")),
         ];
@@ -286,12 +304,14 @@ fn save(results: &Results, path: Option<&Path>) -> Result<(), Error> {
     std::fs::write(path, json).map_err(|source| Error::Io { what: path.display().to_string(), source })
 }
 
+/// Prints the head of a table in which Burn's kernels are measured too.
+fn headed(title: &str) {
+    println!("\n{title}; Burn's kernels are {}", if cfg!(feature = "autotune") { "tuned" } else { "untuned" });
+}
+
 fn print(results: &Results) {
     let torch = &results.torch;
     println!();
-    if results.autotune {
-        println!("Burn's kernels are tuned for the shapes");
-    }
     if let Some(torch) = &torch.versions {
         println!("torch {} on {}", torch.version, torch.device);
     }

@@ -120,6 +120,10 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         for granularity in Granularity::ALL {
             cases.extend(orientations.map(|(name, wanted)| (Work::Quantize(granularity), name, wanted)));
         }
+        if bench.size == super::Size::First {
+            let first = [Granularity::Tensor, Granularity::Row, Granularity::Block1x128].map(Some);
+            cases.retain(|(work, ..)| matches!(work, Work::Quantize(_)) && first.contains(&work.granularity()));
+        }
         let inputs = LazyCell::new(|| -> Vec<MatrixView> {
             let client = T::client();
             let mut values = vec![bf16::ZERO; height * width];
