@@ -1,17 +1,16 @@
 //! The weights that a run stands on which does not save them: [`keep`] notes the files of a Hugging Face folder, [`check`] compares them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::tensor_files::TensorFiles;
-use crate::{JobError, atomic, digest};
+use crate::{JobError, atomic, digest, files};
 
 /// What is kept among the assets of a run.
-const BASE: &str = "base.json";
+pub(super) const BASE: &str = "base.json";
 
 /// Larger files are known by samples: a run must not read all of a model twice to begin.
 const MAX_HASHED: u64 = 64 << 20;
@@ -32,7 +31,7 @@ type Base = BTreeMap<String, BaseFile>;
 
 impl BaseFile {
     fn of(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = files::open(path)?;
         let bytes = file.metadata()?.len();
         let mut len = [0; 8];
         file.read_exact(&mut len)?;
@@ -83,10 +82,10 @@ pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
 /// [`JobError::Base`] for the first file that is another; [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Json`].
 pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
     let kept = assets.join(BASE);
-    if !kept.exists() {
-        return Ok(false);
-    }
-    let text = fs::read(&kept).map_err(|source| JobError::Io { path: kept.clone(), source })?;
+    let text = match files::read(&kept) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        text => text.map_err(|source| JobError::Io { path: kept.clone(), source })?,
+    };
     let then: Base = serde_json::from_slice(&text).map_err(|source| JobError::Json { path: kept, source })?;
     let now = of_folder(folder)?;
     let added = now.keys().filter(|name| !then.contains_key(*name)).map(|name| (name, "it was not there".to_owned()));
@@ -102,6 +101,8 @@ pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use tempfile::TempDir;
 
     use super::*;
