@@ -1,17 +1,18 @@
-//! The way to write files and folders: they are there whole or not at all, whatever ends the process or the disk.
+//! Writing files and folders, which are there whole or not at all: after a crash of the process too, and on a full disk.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
+use serde::Serialize;
 use tempfile::{Builder, NamedTempFile};
 
 use crate::files;
 
-/// What names of files and folders end with that are being written, and begin with a point.
+/// End of the names of unfinished files and folders, which begin with a point.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// A new file with a hidden random name beside `path`, whose name [`finish`] gives it. What is there may be a file, and no link.
+/// Makes a file with a hidden random name beside `path`, to be renamed by [`finish`]. A link, pipe or device at `path` is an error.
 pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
     if let Ok(there) = path.symlink_metadata() {
@@ -43,9 +44,11 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     finish(file, path)
 }
 
-/// Refuses a path that no file can be written to.
-pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
-    create(path).map(drop)
+/// Writes pretty JSON to `path`, likewise.
+pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    replace(path, &text)
 }
 
 /// Gives a folder its name, once it is on disk with all that is in it. `partial` is on the same file system as `path`.

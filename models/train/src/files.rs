@@ -1,4 +1,4 @@
-//! The way to open a file: a regular one, without waiting, read whole only up to a limit. [`atomic`](crate::atomic) writes files.
+//! Opening files: only regular ones, without waiting, and read whole only up to a limit.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_as(path, File::options().read(true), true)
 }
 
-/// Opens a file that this program keeps, to read it and to append to it; makes it if it is missing. A link is an error.
+/// Opens a file to read it and to append to it, and makes it if it is missing. A link is an error.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     if path.is_symlink() {
         return Err(io::Error::other(NotAFile::Link));
@@ -75,7 +75,7 @@ enum NotAFile {
     Special,
     #[error("it is a link, and nothing is written through links")]
     Link,
-    #[error("it has {0} bytes, of which at most {MAX_WHOLE} are read at once")]
+    #[error("it has {0} bytes: at most {MAX_WHOLE} are read at once")]
     TooLarge(u64),
 }
 

@@ -10,7 +10,7 @@ use tempfile::{Builder, TempDir};
 use crate::atomic::{self, PARTIAL};
 use crate::file_lock::FileLock;
 
-/// What a hidden folder has: a file that its process holds, and the folder that is being made.
+/// Names in a hidden folder: of the file that its process holds, and of the folder that is being made.
 const LOCK: &str = "LOCK";
 const NEW: &str = "new";
 

@@ -106,7 +106,7 @@ fn name_of(step: u64) -> String {
     format!("{STEP}{step:09}")
 }
 
-/// The steps of the checkpoints in a folder whose names begin like this. A folder that some other program has called like one is none.
+/// Steps of the checkpoints in a folder whose names begin with `kind`. A folder that another program has called so is none.
 fn steps_of(folder: &Path, kind: &str) -> Result<impl Iterator<Item = u64>> {
     let names = names(folder)?.into_iter().filter(|name| is_ours(&folder.join(name)));
     Ok(names.filter_map(move |name| {
@@ -222,7 +222,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compares what [`CheckpointFolder::write_folder`] has made of a run's assets with its checksums, which earlier versions did not write.
+/// Compares a run's assets with their checksums, which earlier versions did not write.
 ///
 /// # Errors
 /// [`CheckpointError::Damaged`], [`CheckpointError::Io`].
@@ -318,7 +318,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there, and notes checksums in it.
+    /// Makes the folder `name`, in place of one that is there: what `write` puts into an empty one, and checksums.
     ///
     /// # Errors
     /// [`CheckpointError::Io`], or the error of `write`.
@@ -376,8 +376,8 @@ impl CheckpointFolder {
         if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
     }
 
-    /// Notes which checkpoint is the newest and which the best, and removes those that are not to be kept: what follows a checkpoint, also
-    /// where a run was killed before it. While a run has gone back to an earlier one, nothing is removed.
+    /// Ends what a new checkpoint begins, also for a run that was killed meanwhile: notes the newest and the best, removes the old ones.
+    /// While a run has gone back to an earlier one, nothing is removed.
     pub(super) fn settle(&self, keep: usize) -> Result<()> {
         let (have, best) = (saved_steps(&self.path)?, best(&self.path)?);
         if let Some(newest) = have.iter().copied().rfind(is_kept(&self.path)) {
@@ -428,7 +428,5 @@ fn checksums(folder: &Path) -> Result<BTreeMap<String, Checksum>> {
 
 fn write_manifest(folder: &Path, held_out_loss: Option<f64>, files: BTreeMap<String, Checksum>) -> Result<()> {
     let path = folder.join(CHECKSUMS);
-    let text = serde_json::to_string_pretty(&Manifest { held_out_loss, files });
-    let text = text.map_err(|error| io_error("write", &path)(error.into()))?;
-    atomic::replace(&path, text.as_bytes()).map_err(io_error("write", &path))
+    atomic::replace_json(&path, &Manifest { held_out_loss, files }).map_err(io_error("write", &path))
 }

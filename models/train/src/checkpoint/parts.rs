@@ -68,9 +68,7 @@ impl Index {
 
     pub(super) fn write(&self, folder: &Path) -> Result<PathBuf, CheckpointError> {
         let path = folder.join(INDEX);
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
-        match atomic::replace(&path, (text + "\n").as_bytes()) {
+        match atomic::replace_json(&path, self) {
             Ok(()) => Ok(path),
             Err(source) => Err(CheckpointError::Io { doing: "write", path, source }),
         }

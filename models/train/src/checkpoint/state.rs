@@ -89,8 +89,8 @@ impl Snapshot {
         self.rank.is_none_or(|[rank, _]| rank == 0)
     }
 
-    /// With the run's configuration, as TOML, which the first rank writes. The rows that lie in each file. Only what has diverged may hold
-    /// numbers that are not finite.
+    /// Writes this rank's files, the first rank also the run's configuration, as TOML. Gives the rows in each file. Numbers that are not finite
+    /// are an error, but for a run that has diverged.
     pub(super) fn write(&self, folder: &Path, worth: Worth, config: &str) -> Result<Vec<Rows>, CheckpointError> {
         let tensors = |kind, tensors: &[Pending]| {
             let finite_at = (worth != Worth::Diverged).then_some(self.step());

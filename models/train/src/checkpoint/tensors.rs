@@ -66,7 +66,7 @@ impl Pending {
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
 
-    /// The elements, which are all finite if they are of a model that is, `finite_at` some step.
+    /// Elements as a file has them. With a step in `finite_at`, one that is not finite is an error.
     fn bytes(&self, finite_at: Option<usize>) -> Result<Vec<u8>, CheckpointError> {
         let tensor = || self.name.clone();
         let data = (self.read)().map_err(|reason| CheckpointError::Device { tensor: tensor(), reason })?;
@@ -82,7 +82,7 @@ impl Pending {
     }
 }
 
-/// Writes tensors to `folder/file`, one on the host at a time; those that have rows here. With `finite_at` a step, all must be finite.
+/// Writes tensors that have rows here to `folder/file`, one on the host at a time. With a step in `finite_at`, all must be finite.
 pub(super) fn write(
     folder: &Path,
     file: &str,
@@ -223,8 +223,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// The saved moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken steps:
-/// all that are saved.
+/// Loads the moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken
+/// steps. A saved moment of another parameter is an error.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     section: &OptimizerSection,

@@ -15,7 +15,7 @@ const DAY: u64 = 24 * 60 * 60;
 /// Which cache, and whether to remove something.
 #[derive(Clone, Debug, Parser)]
 pub struct CacheArgs {
-    /// The folder that `data.cache` names, if it is not the default one; or one in which a killed `export` or `tokenize` has left something.
+    /// The folder that `data.cache` names, if it is not the default one, or one where a killed `export` or `tokenize` has left something.
     #[arg(value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
     /// Remove what has not been used for so many days; 0 removes all.

@@ -70,8 +70,7 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     let manifest = create_folder(&folder, |partial| {
         let (content, path) = (build(partial)?, partial.join(MANIFEST));
         let manifest = Manifest { content, sha256: digests(partial).map_err(cannot_write(partial))? };
-        let text = serde_json::to_vec_pretty(&manifest).map_err(io::Error::from);
-        text.and_then(|text| atomic::replace(&path, &text)).map_err(cannot_write(&path))?;
+        atomic::replace_json(&path, &manifest).map_err(cannot_write(&path))?;
         Ok::<_, DataError>(manifest.content)
     })?;
     Ok(Entry { folder, manifest, was_cached: false })

@@ -25,8 +25,8 @@ pub struct KeptTokens {
 }
 
 impl KeptTokens {
-    /// What is in the cache, the most recently used first, and what processes have left that ended while they made a folder here, also one
-    /// of `tokenize` or `export`. A cache that is not there is empty.
+    /// Lists what is in the cache, the most recently used first, and what killed processes have left, also those of `tokenize` and `export`. A
+    /// cache that is not there is empty.
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -109,7 +109,7 @@ fn is_entry(path: &Path) -> bool {
     name.get(..64).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// What a process holds while it makes a folder; none where one does. Earlier versions made the folder `FINGERPRINT.partial`.
+/// Takes the lock of a folder; none while a process makes it. Earlier versions made the folder `FINGERPRINT.partial`.
 fn lock(path: &Path) -> io::Result<Option<FileLock>> {
     if is_entry(path) { FileLock::try_take(&path.with_extension("lock")) } else { Ok(lock_of_left(path)) }
 }

@@ -71,9 +71,7 @@ fn of_folder(folder: &Path) -> Result<Base, JobError> {
 /// [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Write`].
 pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
     let path = assets.join(BASE);
-    let fail = |source| JobError::Write { path: path.clone(), source };
-    let text = serde_json::to_string_pretty(&of_folder(folder)?).map_err(|error| fail(error.into()))?;
-    atomic::replace(&path, text.as_bytes()).map_err(fail)
+    atomic::replace_json(&path, &of_folder(folder)?).map_err(|source| JobError::Write { path, source })
 }
 
 /// Compares the tensor files of `folder` with those that [`keep`] has noted; false if it has not, as versions before it.

@@ -57,8 +57,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     });
     create_folder(folder, |folder| {
         let path = folder.join(CONFIG);
-        atomic::replace(&path, format!("{config:#}\n").as_bytes())
-            .map_err(|source| JobError::Write { path, source })?;
+        atomic::replace_json(&path, &config).map_err(|source| JobError::Write { path, source })?;
         let tensors = lora.adapters.iter().flat_map(|adapter| {
             let [a, b] = names(&adapter.name);
             [(a, adapter.a.val()), (b, adapter.b.val())].map(|(name, tensor)| {

@@ -130,8 +130,7 @@ pub fn write_shards<E: From<TensorFilesError>>(
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     let path = folder.join(INDEX);
-    let failed = |source| TensorFilesError::Write { path: path.clone(), source };
-    atomic::replace(&path, format!("{index:#}\n").as_bytes()).map_err(|source| failed(source).into())
+    atomic::replace_json(&path, &index).map_err(|source| TensorFilesError::Write { path, source }.into())
 }
 
 fn twice(path: &Path, name: &str) -> TensorFilesError {

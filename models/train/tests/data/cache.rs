@@ -291,7 +291,7 @@ fn a_process_that_dies_leaves_no_cache() {
     assert!(entry(&files).join("manifest.json").exists());
 }
 
-/// Nor does it list what is made; what is no folder of a cache stays whatever it holds.
+/// A folder that is not a cache's stays, whatever it holds.
 #[test]
 fn pruning_leaves_alone_what_is_being_made() {
     let files = Files::new([("a.txt", "text ".repeat(100))]);

@@ -105,7 +105,7 @@ fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
     assert!(end_of(case.folder()) == whole, "made again from step 10");
 }
 
-/// Nor is a file read, of assets or of a checkpoint, that has none.
+/// Files of a checkpoint and of a run's assets; a file without a checksum is not read.
 #[test]
 fn checksums_cover_every_file_that_is_read() {
     let case = ended(&[&format!("data.tokenizer={}", crate::support::vectors().display())]);
@@ -138,7 +138,7 @@ fn checksums_cover_every_file_that_is_read() {
     assert!(stderr(&output).contains("optimizer.safetensors holds tensors"), "{}", stderr(&output));
 }
 
-/// Neither by links, nor into pipes, which it does not wait for.
+/// Links are not followed, and no pipe is waited for.
 #[cfg(unix)]
 #[test]
 fn a_run_writes_nothing_outside_its_folder() {
@@ -164,7 +164,7 @@ fn a_run_writes_nothing_outside_its_folder() {
     assert_eq!(case.saved(), [10, 12]);
 }
 
-/// Also folders that are called like checkpoints, whose files stay.
+/// Folders that are only called like checkpoints are in nobody's way, and stay.
 #[test]
 fn a_resumed_run_does_what_a_kill_left_undone() {
     let case = ended(&[]);
@@ -183,7 +183,7 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     assert!(case.folder().join("step-000000099/precious").exists());
 }
 
-/// What is held out would show it: here nothing is, and the loss of a step is that of the parameters before it.
+/// Nothing is held out that would show it, and the loss of a step is from before its update.
 #[test]
 fn parameters_that_are_not_finite_replace_no_checkpoint() {
     for dtype in ["f32", "bf16"] {
