@@ -96,7 +96,7 @@ fn hidden_beside(destination: &Path) -> io::Result<(TempDir, FileLock)> {
     let is_alike = |name: &OsStr| name.as_encoded_bytes().starts_with(prefix.as_bytes());
     for left in fs::read_dir(parent)?.flatten().filter(|entry| is_alike(&entry.file_name())) {
         if let Some(_lock) = lock_of_left(&left.path()) {
-            // What cannot be removed is in nobody's way.
+            // A folder that stays is not in the way.
             let _ = fs::remove_dir_all(left.path());
         }
     }

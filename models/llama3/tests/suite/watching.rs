@@ -39,7 +39,7 @@ fn a_run_writes_its_metrics() {
     let steps: Vec<_> = records.iter().filter_map(|r| Some((r.step, r.train.clone()?))).collect();
     assert!(steps.iter().map(|(step, _)| *step).eq(1..=12), "{steps:?}");
     assert!(steps.iter().all(|(_, train)| train.grad_norm > 0.0 && train.lr > 0.0));
-    // More is measured of those with a line in the log.
+    // A step with a line in the log has more values.
     let steps: Vec<_> = steps.into_iter().filter(|(_, train)| !train.tokens_per_second.is_nan()).collect();
     assert_eq!(steps.iter().map(|(step, train)| (*step, train.loss)).collect::<Vec<_>>(), losses(&outcome));
     assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 4, 8, 12]);

@@ -25,7 +25,7 @@ pub struct KeptTokens {
 }
 
 impl KeptTokens {
-    /// Lists what is in the cache, the most recently used first, and what killed processes have left, also those of `tokenize` and `export`. A
+    /// Lists what is in the cache, the most recently used first, and what killed processes have left, also by `tokenize` and `export`. A
     /// cache that is not there is empty.
     ///
     /// # Errors

@@ -117,7 +117,7 @@ impl Metrics {
     }
 }
 
-/// What is known of every step.
+/// Makes a record of what every step has.
 fn train(loss: f64, grad_norm: f64, lr: f64) -> TrainRecord {
     let unknown = f64::NAN;
     TrainRecord { loss, grad_norm, lr, tokens_per_second: unknown, tflops: unknown, ..TrainRecord::default() }

@@ -58,7 +58,7 @@ pub struct RunRecord {
     pub steps: usize,
 }
 
-/// A step. What is measured since the last step's line in the log is there for those that have such a line.
+/// A step. Only a step with a line in the log has throughput, memory and GEMM calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainRecord {
     /// Mean cross entropy of the step's batch, in nats per token; null in JSON, and NaN when read back, if it was not finite.
@@ -70,10 +70,10 @@ pub struct TrainRecord {
     /// Learning rate.
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
-    /// Tokens per second since the last step that has a line in the log; NaN, and not in the file, for steps that have none.
+    /// Tokens per second since the last line in the log. NaN, and not in the file, for a step without such a line.
     #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tokens_per_second: f64,
-    /// Model TFLOP/s since the last line, likewise.
+    /// Model TFLOP/s since the last line in the log, likewise.
     #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tflops: f64,
     /// Model FLOPs utilization: the share of `training.peak_tflops`.
@@ -160,7 +160,7 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens a file to go on, or makes one; a link is none. A line that a killed process has left unfinished is removed.
+    /// Opens a file to append to it, or makes one. A link is an error. A line that a killed process has left unfinished is removed.
     ///
     /// # Errors
     /// [`TrainError::Write`].

@@ -280,7 +280,7 @@ fn a_process_that_dies_leaves_no_cache() {
     let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
     let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
     assert!(!output.status.success());
-    // What it has left is listed, and can be removed.
+    // The rest is listed, and can be removed.
     let left = KeptTokens::list(&files.cache()).unwrap();
     assert!(left.len() == 1 && !left[0].is_whole && left[0].bytes > 0, "{left:?}");
     assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), left);
@@ -291,7 +291,7 @@ fn a_process_that_dies_leaves_no_cache() {
     assert!(entry(&files).join("manifest.json").exists());
 }
 
-/// A folder that is not a cache's stays, whatever it holds.
+/// A folder of another program stays, whatever it holds.
 #[test]
 fn pruning_leaves_alone_what_is_being_made() {
     let files = Files::new([("a.txt", "text ".repeat(100))]);

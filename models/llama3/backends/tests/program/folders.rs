@@ -164,7 +164,7 @@ fn a_run_writes_nothing_outside_its_folder() {
     assert_eq!(case.saved(), [10, 12]);
 }
 
-/// Folders that are only called like checkpoints are in nobody's way, and stay.
+/// Folders of other content that have names like checkpoints stay.
 #[test]
 fn a_resumed_run_does_what_a_kill_left_undone() {
     let case = ended(&[]);
