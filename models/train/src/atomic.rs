@@ -1,60 +1,87 @@
-//! Files and folders that are there whole or not at all, whatever ends the process or the disk while they are written.
+//! Writing files and folders, which are there whole or not at all: after a crash of the process too, and on a full disk.
 
 use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::Path;
 
-/// Writes `bytes` to `path`: whoever reads it finds all of them, or what was there before, also after a crash.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let partial = beside(path);
-    fs::write(&partial, bytes).and_then(|()| publish(&partial, path)).inspect_err(|_| {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(&partial);
-    })
+use serde::Serialize;
+use tempfile::{Builder, NamedTempFile};
+
+use crate::files;
+
+/// End of the names of unfinished files and folders, which begin with a point.
+pub(crate) const PARTIAL: &str = ".partial";
+
+/// Makes a file with a hidden random name beside `path`, to be renamed by [`finish`]. A link, pipe or device at `path` is an error.
+pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
+    if let Ok(there) = path.symlink_metadata() {
+        files::check(there.file_type())?;
+    }
+    let prefix = format!(".{name}.");
+    let mut builder = Builder::new();
+    builder.prefix(&prefix).suffix(PARTIAL);
+    #[cfg(unix)]
+    {
+        // As any other file, where a temporary one is the user's alone.
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(parent(path))
 }
 
-/// Gives a file or a folder its name, once it is on disk with all that is in it. `partial` is on the same file system as `path`.
+/// Gives a file its name, once it is on disk.
+pub(crate) fn finish(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    sync_names(parent(path))
+}
+
+/// Writes `bytes` to `path`: a reader finds all of them, or what was there before, also after a crash.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = create(path)?;
+    file.write_all(bytes)?;
+    finish(file, path)
+}
+
+/// Writes pretty JSON to `path`, likewise.
+pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    replace(path, &text)
+}
+
+/// Gives a folder its name, once it is on disk with all that is in it. `partial` is on the same file system as `path`.
 pub(crate) fn publish(partial: &Path, path: &Path) -> io::Result<()> {
     sync_all(partial)?;
     fs::rename(partial, path)?;
-    // Names are the folder's.
-    sync(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    sync_names(parent(path))
 }
 
-/// Refuses a path that no file can be written to.
-pub(crate) fn check_destination(path: &Path) -> io::Result<()> {
-    if path.is_dir() || path.file_name().is_none() {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    let partial = beside(path);
-    File::create(&partial).and_then(|_| fs::remove_file(&partial))
-}
-
-/// A hidden name in the same folder.
-fn beside(path: &Path) -> PathBuf {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn sync_all(path: &Path) -> io::Result<()> {
-    if path.symlink_metadata()?.is_dir() {
-        fs::read_dir(path)?.try_for_each(|entry| sync_all(&entry?.path()))?;
+    if !path.symlink_metadata()?.is_dir() {
+        return files::open(path)?.sync_all();
     }
-    sync(path)
+    fs::read_dir(path)?.try_for_each(|entry| sync_all(&entry?.path()))?;
+    sync_names(path)
 }
 
-/// Waits until a file or a folder's names are on disk; only Unix opens folders.
-pub(crate) fn sync(path: &Path) -> io::Result<()> {
-    if cfg!(unix) || !path.is_dir() { File::open(path)?.sync_all() } else { Ok(()) }
+/// Waits until the names in a folder are on disk; only Unix opens folders.
+fn sync_names(folder: &Path) -> io::Result<()> {
+    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::os::unix::fs::symlink;
+    use std::process::Command;
 
     use super::*;
 
-    /// Linux refuses to sync a device, which shows that it was asked to.
     #[test]
     fn what_is_not_on_disk_gets_no_name() {
         let temporary = tempfile::tempdir().unwrap();
@@ -62,24 +89,36 @@ mod tests {
         fs::create_dir_all(partial.join("below")).unwrap();
         fs::write(partial.join("file"), "whole").unwrap();
         symlink("/dev/null", partial.join("below/device")).unwrap();
-        assert_eq!(publish(&partial, &path).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        publish(&partial, &path).unwrap_err();
         assert!(partial.exists() && !path.exists());
         fs::remove_file(partial.join("below/device")).unwrap();
         publish(&partial, &path).unwrap();
         assert!(!partial.exists() && path.join("below").exists());
-        assert_eq!(sync(Path::new("/proc")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(sync_names(Path::new("/proc")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
+    /// Neither to write nor to append, and none of the openings waits.
     #[test]
-    fn a_file_that_cannot_be_synced_replaces_none() {
+    fn only_files_are_written() {
         let temporary = tempfile::tempdir().unwrap();
-        let path = temporary.path().join("file");
-        replace(&path, b"before").unwrap();
-        symlink("/dev/null", beside(&path)).unwrap();
-        assert_eq!(replace(&path, b"after").unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        assert_eq!(fs::read(&path).unwrap(), b"before");
-        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1, "nothing is left beside it");
-        replace(&path, b"after").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"after");
+        let [file, link, dangling, pipe, device] =
+            ["file", "link", "dangling", "pipe", "device"].map(|name| temporary.path().join(name));
+        replace(&file, b"before").unwrap();
+        replace(&file, b"after").unwrap();
+        symlink(&file, &link).unwrap();
+        symlink(temporary.path().join("absent"), &dangling).unwrap();
+        symlink("/dev/zero", &device).unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for (path, why) in [(&link, "a link"), (&dangling, "a link"), (&pipe, "a pipe"), (&device, "a link")] {
+            let errors = [replace(path, b"more"), files::append(path).map(drop)].map(Result::unwrap_err);
+            assert!(errors.iter().all(|error| error.to_string().contains(why)), "{errors:?}");
+        }
+        for path in [&pipe, &device] {
+            assert!(files::open(path).unwrap_err().to_string().contains("a device, not a file"));
+        }
+        assert_eq!(fs::read(&file).unwrap(), b"after");
+        File::create(&file).unwrap().set_len(1 << 40).unwrap();
+        assert!(files::read(&file).unwrap_err().to_string().contains("1099511627776 bytes"));
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 5, "nothing is left beside them");
     }
 }

@@ -1,11 +1,12 @@
 //! SHA-256 digests in hexadecimal, the fingerprints of everything whose change must be noticed.
 
 use core::fmt::Write;
-use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
+
+use crate::files;
 
 /// Bytes of a sample, and how many there are.
 const SAMPLE: usize = 1 << 20;
@@ -35,7 +36,7 @@ impl Fingerprint {
 /// A file's size in bytes, and its digest.
 pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
     let mut hasher = Hasher(Sha256::new());
-    let bytes = io::copy(&mut File::open(path)?, &mut hasher)?;
+    let bytes = io::copy(&mut files::open(path)?, &mut hasher)?;
     Ok((bytes, hex(hasher.0)))
 }
 
@@ -63,7 +64,7 @@ pub fn digest_of_file(path: &Path) -> io::Result<String> {
 /// The digest of a file's size and of samples at even distances, the last of which ends with the file: for files that take too long
 /// to read. At least one sample long.
 pub(crate) fn of_samples(path: &Path) -> io::Result<String> {
-    let mut file = File::open(path)?;
+    let mut file = files::open(path)?;
     let bytes = file.metadata()?.len();
     let mut sample = vec![0; SAMPLE];
     let mut fingerprint = Fingerprint::default().number(bytes);

@@ -4,6 +4,8 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 
+use crate::files;
+
 /// A file, made if it is missing, whose lock this value holds.
 ///
 /// Closing the file is not enough to let go of it: a process that another thread is just starting has a copy of the descriptor until
@@ -14,14 +16,14 @@ pub(crate) struct FileLock(File);
 impl FileLock {
     /// Waits until nobody else holds it.
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
-        let file = open(path)?;
+        let file = files::append(path)?;
         file.lock()?;
         Ok(Self(file))
     }
 
     /// `None` where somebody else holds it.
     pub(crate) fn try_take(path: &Path) -> io::Result<Option<Self>> {
-        let file = open(path)?;
+        let file = files::append(path)?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
             Err(TryLockError::WouldBlock) => Ok(None),
@@ -35,10 +37,6 @@ impl Drop for FileLock {
         // Where it fails, closing the file lets go of it, a little later.
         let _ = self.0.unlock();
     }
-}
-
-fn open(path: &Path) -> io::Result<File> {
-    File::options().create(true).append(true).open(path)
 }
 
 #[cfg(test)]

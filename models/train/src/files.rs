@@ -1,45 +1,83 @@
-//! Files that are read, and are files.
+//! Opening files: only regular ones, without waiting, and read whole only up to a limit.
 
-use std::fs::{self, File};
+use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
+
+/// Bytes of a file that is read whole at most.
+const MAX_WHOLE: u64 = 1 << 30;
 
 /// Opens a file for reading. A pipe or a device, of which a reader might wait for ever, is an error.
 ///
 /// # Errors
 /// The system's.
 pub fn open(path: &Path) -> io::Result<File> {
-    let kind = fs::metadata(path)?.file_type();
-    if kind.is_file() {
-        return File::open(path);
+    open_as(path, File::options().read(true), true)
+}
+
+/// Opens a file to read it and to append to it, and makes it if it is missing. A link is an error.
+pub(crate) fn append(path: &Path) -> io::Result<File> {
+    if path.is_symlink() {
+        return Err(io::Error::other(NotAFile::Link));
     }
-    let error = if kind.is_dir() { io::ErrorKind::IsADirectory.into() } else { io::Error::other(NotAFile) };
-    Err(error)
+    open_as(path, File::options().read(true).append(true).create(true), false)
+}
+
+/// Opens a pipe or a device at once, too, to see that it is one.
+pub(crate) fn open_as(path: &Path, options: &mut OpenOptions, follows_links: bool) -> io::Result<File> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        let links = if follows_links { 0 } else { libc::O_NOFOLLOW };
+        options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | links);
+    }
+    let file = options.open(path)?;
+    check(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Refuses all but a regular file.
+pub(crate) fn check(kind: FileType) -> io::Result<()> {
+    match kind {
+        kind if kind.is_file() => Ok(()),
+        kind if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        kind if kind.is_symlink() => Err(io::Error::other(NotAFile::Link)),
+        _ => Err(io::Error::other(NotAFile::Special)),
+    }
 }
 
 /// All bytes of what [`open`] opens.
 ///
 /// # Errors
-/// The system's.
+/// The system's; a file of more than 1 GiB.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![];
-    open(path)?.read_to_end(&mut bytes)?;
+    let (file, mut bytes) = (open(path)?, vec![]);
+    match file.metadata()?.len() {
+        found if found > MAX_WHOLE => return Err(io::Error::other(NotAFile::TooLarge(found))),
+        _ => file.take(MAX_WHOLE).read_to_end(&mut bytes)?,
+    };
     Ok(bytes)
 }
 
 /// The text of what [`open`] opens.
 ///
 /// # Errors
-/// The system's; bytes that are no UTF-8; a file that Git LFS has in its place.
+/// The system's; a file of more than 1 GiB; bytes that are no UTF-8; a file that Git LFS has in its place.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
-    let text = io::read_to_string(open(path)?)?;
+    let text = io::read_to_string(&read(path)?[..])?;
     if is_lfs_pointer(text.as_bytes()) { Err(io::Error::other(LFS_POINTER)) } else { Ok(text) }
 }
 
-/// What was to be read as a file is something else.
+/// Why a file is not opened, or not read whole.
 #[derive(Debug, thiserror::Error)]
-#[error("it is a pipe, a socket or a device, not a file")]
-struct NotAFile;
+enum NotAFile {
+    #[error("it is a pipe, a socket or a device, not a file")]
+    Special,
+    #[error("it is a link, and nothing is written through links")]
+    Link,
+    #[error("it has {0} bytes: at most {MAX_WHOLE} are read at once")]
+    TooLarge(u64),
+}
 
 /// What Git has where a large file was not fetched.
 pub(crate) const LFS_POINTER: &str = "it is a Git LFS pointer, not the file: `git lfs pull` fetches that";

@@ -1,12 +1,18 @@
 //! New folders, which are there whole or not at all.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use tempfile::{Builder, TempDir};
 
-use crate::atomic;
+use crate::atomic::{self, PARTIAL};
+use crate::file_lock::FileLock;
+
+/// Names in a hidden folder: of the file that its process holds, and of the folder that is being made.
+const LOCK: &str = "LOCK";
+const NEW: &str = "new";
 
 /// Why a folder was not made.
 #[derive(Debug, thiserror::Error)]
@@ -31,24 +37,34 @@ pub enum FolderError {
 /// Makes the folder `path`, and those above it, with what `fill` writes into the folder that it is given. `path` must not
 /// exist, or be an empty folder.
 ///
-/// `fill` writes to a hidden folder beside `path`, which then gets its name. If `fill` fails, nothing is left; if the process
-/// ends while it runs, the hidden folder is. What `fill` has written is on disk before.
+/// `fill` writes to a folder in a hidden one beside `path`, which then gets its name. If `fill` fails, nothing is left. If the process
+/// ends while it runs, the hidden folder is left, until a folder of that name is made again or `cache` removes it. What `fill` has
+/// written is on disk before.
 ///
 /// # Errors
 /// The errors of `fill`; [`FolderError`].
-pub fn create_folder<E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+pub fn create_folder<T, E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Path) -> Result<T, E>) -> Result<T, E> {
+    let failed = |source| FolderError::Io { path: path.into(), source };
     let destination = destination(path)?;
-    let mut hidden = hidden_beside(&destination).map_err(|source| FolderError::Io { path: path.into(), source })?;
-    fill(hidden.path())?;
-    atomic::publish(hidden.path(), &destination).map_err(|source| match source.kind() {
+    let (hidden, _lock) = hidden_beside(&destination).map_err(failed)?;
+    let new = hidden.path().join(NEW);
+    fs::create_dir(&new).map_err(failed)?;
+    let filled = fill(&new)?;
+    atomic::publish(&new, &destination).map_err(|source| match source.kind() {
         // Somebody else was faster.
         ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
             FolderError::Occupied { path: path.into() }
         }
         _ => FolderError::Io { path: path.into(), source },
     })?;
-    hidden.disable_cleanup(true);
-    Ok(())
+    Ok(filled)
+}
+
+/// The lock of a hidden folder whose process has ended before it was done; none of anything else.
+pub(crate) fn lock_of_left(path: &Path) -> Option<FileLock> {
+    let (name, lock) = (path.file_name()?.as_encoded_bytes(), path.join(LOCK));
+    let is_hidden = name.starts_with(b".") && name.ends_with(PARTIAL.as_bytes()) && lock.exists();
+    is_hidden.then(|| FileLock::try_take(&lock).ok()?).flatten()
 }
 
 /// `path` with a last part that can be renamed to, links followed.
@@ -70,20 +86,24 @@ fn destination(path: &Path) -> Result<PathBuf, FolderError> {
     }
 }
 
-/// In the same folder, so on the same file system.
-fn hidden_beside(destination: &Path) -> io::Result<TempDir> {
+/// In the same folder, so on the same file system. What was left of one like it is removed.
+fn hidden_beside(destination: &Path) -> io::Result<(TempDir, FileLock)> {
     let (Some(parent), Some(name)) = (destination.parent(), destination.file_name()) else {
         return Err(ErrorKind::InvalidInput.into());
     };
     fs::create_dir_all(parent)?;
     let prefix = format!(".{}.", name.to_string_lossy());
-    let mut builder = Builder::new();
-    builder.prefix(&prefix);
-    #[cfg(unix)]
-    {
-        // As any other folder, where a temporary one is the user's alone.
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o777));
+    let is_alike = |name: &OsStr| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+    for left in fs::read_dir(parent)?.flatten().filter(|entry| is_alike(&entry.file_name())) {
+        if let Some(_lock) = lock_of_left(&left.path()) {
+            // A folder that stays is not in the way.
+            let _ = fs::remove_dir_all(left.path());
+        }
     }
-    builder.tempdir_in(parent)
+    let hidden = Builder::new().prefix(&prefix).suffix(PARTIAL).tempdir_in(parent)?;
+    // Held before it has its name.
+    let unnamed = hidden.path().join(".LOCK");
+    let lock = FileLock::wait(&unnamed)?;
+    fs::rename(unnamed, hidden.path().join(LOCK))?;
+    Ok((hidden, lock))
 }

@@ -12,7 +12,7 @@ use crate::atomic;
 /// # Errors
 /// [`TrainError::Write`].
 pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
-    atomic::check_destination(path).map_err(|source| TrainError::Write { path: path.into(), source })
+    atomic::create(path).map(drop).map_err(|source| TrainError::Write { path: path.into(), source })
 }
 
 /// Writes pretty JSON: whoever reads `path` finds all of it, or what was there before.
@@ -20,8 +20,5 @@ pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
 /// # Errors
 /// [`TrainError::Write`].
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), TrainError> {
-    let fail = |source| TrainError::Write { path: path.into(), source };
-    let mut text = serde_json::to_vec_pretty(value).map_err(|error| fail(error.into()))?;
-    text.push(b'\n');
-    atomic::replace(path, &text).map_err(fail)
+    atomic::replace_json(path, value).map_err(|source| TrainError::Write { path: path.into(), source })
 }

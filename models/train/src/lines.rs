@@ -1,11 +1,11 @@
 //! Lines of JSON to lines of JSON: texts to ids, and ids to texts.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::files;
 use crate::{SpecialTokens, Tokenizer, TokenizerError};
 
 /// Why lines could not be tokenized.
@@ -71,7 +71,7 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     convert: impl Fn(T) -> Result<U, TokenizerError>,
 ) -> Result<(), TokenizeError> {
     let io = |source| TokenizeError::Io { path: path.into(), source };
-    let file = BufReader::new(File::open(path).map_err(io)?);
+    let file = BufReader::new(files::open(path).map_err(io)?);
     for (i, line) in file.split(b'\n').enumerate() {
         let (text, line) = (line.map_err(io)?, i + 1);
         if text.trim_ascii().is_empty() {

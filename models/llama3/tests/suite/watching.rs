@@ -37,6 +37,10 @@ fn a_run_writes_its_metrics() {
     assert_eq!((run.precision.as_str(), run.recipe.as_deref(), run.steps), ("fp8", Some("tensorwise"), 12));
     assert_eq!((records[0].step, run.device.as_str()), (0, "cpu"));
     let steps: Vec<_> = records.iter().filter_map(|r| Some((r.step, r.train.clone()?))).collect();
+    assert!(steps.iter().map(|(step, _)| *step).eq(1..=12), "{steps:?}");
+    assert!(steps.iter().all(|(_, train)| train.grad_norm > 0.0 && train.lr > 0.0));
+    // A step with a line in the log has more values.
+    let steps: Vec<_> = steps.into_iter().filter(|(_, train)| !train.tokens_per_second.is_nan()).collect();
     assert_eq!(steps.iter().map(|(step, train)| (*step, train.loss)).collect::<Vec<_>>(), losses(&outcome));
     assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 4, 8, 12]);
     let calls = |i: usize| steps[i].1.gemms["host"];

@@ -105,6 +105,17 @@ pub enum CheckpointError {
         /// The device's reason.
         reason: String,
     },
+    /// Training has left the finite numbers in its last step.
+    #[error(
+        "training diverged: {tensor} is not finite after step {step}, which is not saved. Checkpoints that were there are whole: `resume` goes \
+         on from the newest, and may lower optimizer.lr"
+    )]
+    NotFinite {
+        /// The parameter, moment or master.
+        tensor: String,
+        /// The step.
+        step: usize,
+    },
     /// A key was changed that must not be.
     #[error(
         "{key} was {saved} when the checkpoint was made and is {now} now: a run cannot be resumed with another; start a new run, or leave it as it was"
@@ -144,7 +155,7 @@ fn steps(steps: &[u64]) -> String {
 
 fn others(steps: &[u64]) -> String {
     match steps {
-        [] => "There is no other checkpoint".into(),
+        [] => "There is no copy of it".into(),
         steps => format!("There are checkpoints of {}: `--step N` takes one of them", self::steps(steps)),
     }
 }

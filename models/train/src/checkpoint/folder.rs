@@ -17,18 +17,22 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::CheckpointError;
+use super::parts::INDEX;
 use super::rollback::{self, resumed_from};
-use crate::atomic;
+use super::state::STATE;
+use super::{ASSETS, CONFIG, CheckpointError};
+use crate::atomic::{self, PARTIAL};
 use crate::digest;
 use crate::file_lock::FileLock;
 use crate::files;
+use crate::hf::is_asset;
 
 const CHECKSUMS: &str = "checksums.json";
-const PARTIAL: &str = ".partial";
+const STEP: &str = "step-";
 const DIVERGED: &str = "diverged-";
 /// What the names of files and folders under way begin with.
-const OURS: [&str; 7] = [".step-", ".diverged-", ".assets", ".config.toml", ".LATEST", ".BEST", ".RESUMED_FROM"];
+const OURS: [&str; 8] =
+    [".step-", ".diverged-", ".assets", ".config.toml", ".metrics.jsonl", ".LATEST", ".BEST", ".RESUMED_FROM"];
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
@@ -99,11 +103,21 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Check
 }
 
 fn name_of(step: u64) -> String {
-    format!("step-{step:09}")
+    format!("{STEP}{step:09}")
 }
 
-fn step_of(name: &str) -> Option<u64> {
-    name.strip_prefix("step-")?.parse().ok()
+/// Steps of the checkpoints in a folder whose names begin with `kind`. A folder that another program has called so is none.
+fn steps_of(folder: &Path, kind: &str) -> Result<impl Iterator<Item = u64>> {
+    let names = names(folder)?.into_iter().filter(|name| is_ours(&folder.join(name)));
+    Ok(names.filter_map(move |name| {
+        let step: u64 = name.strip_prefix(kind)?.parse().ok()?;
+        (name == format!("{kind}{step:09}")).then_some(step)
+    }))
+}
+
+/// Whether a folder is a checkpoint, perhaps a damaged one.
+fn is_ours(path: &Path) -> bool {
+    [CHECKSUMS, STATE].iter().any(|name| path.join(name).exists())
 }
 
 fn partial_name(name: &str) -> String {
@@ -146,7 +160,7 @@ fn remove(path: &Path) -> Result<()> {
 /// # Errors
 /// [`CheckpointError::Io`].
 pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
-    let mut steps: Vec<_> = names(folder)?.iter().filter_map(|name| step_of(name)).collect();
+    let mut steps: Vec<_> = steps_of(folder, STEP)?.collect();
     steps.sort_unstable();
     Ok(steps)
 }
@@ -162,7 +176,7 @@ fn is_kept(folder: &Path) -> impl Fn(&u64) -> bool {
 /// # Errors
 /// [`CheckpointError::Io`].
 pub fn diverged_step(folder: &Path) -> Result<Option<u64>> {
-    Ok(names(folder)?.iter().filter_map(|name| name.strip_prefix(DIVERGED)?.parse().ok()).max())
+    Ok(steps_of(folder, DIVERGED)?.max())
 }
 
 /// The checkpoint that is noted as the newest; none if no checkpoint has been written.
@@ -203,25 +217,45 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
         return Err(CheckpointError::Missing { folder: folder.into(), wanted, have });
     };
     let path = folder.join(name_of(step));
-    verify(&path, have.into_iter().filter(|other| *other != step).collect())?;
+    let is_read = |name: &str| [STATE, CONFIG, INDEX].contains(&name) || name.ends_with(".safetensors");
+    verify(&path, is_read, have.into_iter().filter(|other| *other != step).collect())?;
     Ok(path)
 }
 
-fn verify(checkpoint: &Path, have: Vec<u64>) -> Result<()> {
+/// Compares a run's assets with their checksums, which earlier versions did not write.
+///
+/// # Errors
+/// [`CheckpointError::Damaged`], [`CheckpointError::Io`].
+pub(crate) fn verify_assets(folder: &Path) -> Result<()> {
+    let assets = folder.join(ASSETS);
+    if assets.join(CHECKSUMS).exists() { verify(&assets, is_asset, vec![]) } else { Ok(()) }
+}
+
+/// Compares the files in a folder with their checksums, which all that may be read must have.
+fn verify(folder: &Path, is_read: impl Fn(&str) -> bool, have: Vec<u64>) -> Result<()> {
     let damaged =
         |file: &Path, reason: String| CheckpointError::Damaged { path: file.into(), reason, have: have.clone() };
-    let list = checkpoint.join(CHECKSUMS);
-    let manifest = Manifest::read(checkpoint).map_err(|error| damaged(&list, error.to_string()))?;
+    let list = folder.join(CHECKSUMS);
+    let manifest = Manifest::read(folder).map_err(|error| damaged(&list, error.to_string()))?;
+    if let Some(name) = names(folder)?.iter().find(|name| is_read(name) && !manifest.files.contains_key(*name)) {
+        return Err(damaged(&folder.join(name), format!("{CHECKSUMS} does not list it")));
+    }
+    // All lengths before any content.
+    for (name, expected) in &manifest.files {
+        let file = folder.join(name);
+        let found = match files::open(&file).and_then(|file| file.metadata()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(damaged(&file, "it is missing".into()));
+            }
+            found => found.map_err(io_error("read", &file))?.len(),
+        };
+        if found != expected.bytes {
+            return Err(damaged(&file, format!("it has {found} bytes, {} were written", expected.bytes)));
+        }
+    }
     for (name, expected) in manifest.files {
-        let file = checkpoint.join(name);
-        if !file.is_file() {
-            return Err(damaged(&file, "it is missing".into()));
-        }
-        let found = checksum(&file)?;
-        if found.bytes != expected.bytes {
-            return Err(damaged(&file, format!("it has {} bytes, {} were written", found.bytes, expected.bytes)));
-        }
-        if found != expected {
+        let file = folder.join(name);
+        if checksum(&file)? != expected {
             return Err(damaged(&file, "its SHA-256 is not that of what was written".into()));
         }
     }
@@ -284,7 +318,7 @@ impl CheckpointFolder {
         }
     }
 
-    /// Makes the folder `name` by `write`, which is given an empty one, in place of one that is there.
+    /// Makes the folder `name`, in place of one that is there: what `write` puts into an empty one, and checksums.
     ///
     /// # Errors
     /// [`CheckpointError::Io`], or the error of `write`.
@@ -295,6 +329,7 @@ impl CheckpointFolder {
     ) -> std::result::Result<(), E> {
         let partial = self.partial(name)?;
         let written = write(&partial).and_then(|()| {
+            write_manifest(&partial, None, checksums(&partial)?)?;
             self.retire(name)?;
             Ok(publish(&partial, &self.path.join(name))?)
         });
@@ -314,10 +349,7 @@ impl CheckpointFolder {
         write: impl FnOnce(&Path) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let partial = self.begin(step, worth)?;
-        let written = write(&partial).and_then(|()| {
-            let files = names(&partial)?.into_iter().map(|name| Ok((name.clone(), checksum(&partial.join(name))?)));
-            Ok(self.commit(step, worth, keep, files.collect::<Result<_>>()?)?)
-        });
+        let written = write(&partial).and_then(|()| Ok(self.commit(step, worth, keep, checksums(&partial)?)?));
         written.inspect_err(|_| discard(&partial))
     }
 
@@ -329,7 +361,8 @@ impl CheckpointFolder {
     /// The rest of [`save`](Self::save), when all files are there.
     pub(super) fn commit(&self, step: u64, worth: Worth, keep: usize, files: BTreeMap<String, Checksum>) -> Result<()> {
         let (name, partial) = (checkpoint_name(step, worth), under_way(&self.path, step, worth));
-        write_manifest(&partial, worth, files)?;
+        let held_out_loss = if let Worth::HeldOutLoss(loss) = worth { loss } else { None };
+        write_manifest(&partial, held_out_loss, files)?;
         if worth == Worth::Diverged {
             self.retire(&name)?;
         } else {
@@ -337,32 +370,36 @@ impl CheckpointFolder {
             let first = resumed_from(&self.path).map_or(step, |back| step.min(back + 1));
             let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= first);
             steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
+            self.remove_file(rollback::NOTE)?;
         }
         publish(&partial, &self.path.join(&name))?;
-        if worth == Worth::Diverged {
-            return Ok(());
+        if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
+    }
+
+    /// Ends what a new checkpoint begins, also for a run that was killed meanwhile: notes the newest and the best, removes the old ones.
+    /// While a run has gone back to an earlier one, nothing is removed.
+    pub(super) fn settle(&self, keep: usize) -> Result<()> {
+        let (have, best) = (saved_steps(&self.path)?, best(&self.path)?);
+        if let Some(newest) = have.iter().copied().rfind(is_kept(&self.path)) {
+            self.write("LATEST", format!("{}\n", name_of(newest)).as_bytes())?;
         }
-        self.remove_file(rollback::NOTE)?;
-        self.write("LATEST", format!("{name}\n").as_bytes())?;
-        let best = best(&self.path)?;
         if let Some((step, loss)) = best {
             self.write("BEST", format!("{}\n{loss:?}\n", name_of(step)).as_bytes())?;
         }
-        self.prune(keep, best.map(|(step, _)| step))
+        if resumed_from(&self.path).is_some() {
+            return Ok(());
+        }
+        let old = have.into_iter().rev().skip(keep.max(1)).filter(|step| best.is_none_or(|(best, _)| *step != best));
+        old.into_iter().try_for_each(|step| self.retire(&name_of(step)))
     }
 
     fn partial(&self, name: &str) -> Result<PathBuf> {
         let partial = self.path.join(partial_name(name));
-        if partial.exists() {
+        if partial.symlink_metadata().is_ok() {
             remove(&partial)?;
         }
         fs::create_dir(&partial).map_err(io_error("make", &partial))?;
         Ok(partial)
-    }
-
-    fn prune(&self, keep: usize, best: Option<u64>) -> Result<()> {
-        let old = saved_steps(&self.path)?.into_iter().rev().skip(keep.max(1)).filter(|step| Some(*step) != best);
-        old.into_iter().try_for_each(|step| self.retire(&name_of(step)))
     }
 
     /// Removes a checkpoint, if it is there: first its name, so that no half of one is taken for a whole.
@@ -384,13 +421,12 @@ pub(super) fn discard(partial: &Path) {
     let _ = fs::remove_dir_all(partial);
 }
 
-fn write_manifest(folder: &Path, worth: Worth, files: BTreeMap<String, Checksum>) -> Result<()> {
-    let held_out_loss = match worth {
-        Worth::HeldOutLoss(loss) => loss,
-        Worth::Diverged => None,
-    };
+/// The checksums of all files in a folder.
+fn checksums(folder: &Path) -> Result<BTreeMap<String, Checksum>> {
+    names(folder)?.into_iter().map(|name| Ok((name.clone(), checksum(&folder.join(name))?))).collect()
+}
+
+fn write_manifest(folder: &Path, held_out_loss: Option<f64>, files: BTreeMap<String, Checksum>) -> Result<()> {
     let path = folder.join(CHECKSUMS);
-    let text = serde_json::to_string_pretty(&Manifest { held_out_loss, files });
-    let text = text.map_err(|error| io_error("write", &path)(error.into()))?;
-    fs::write(&path, text).map_err(io_error("write", &path))
+    atomic::replace_json(&path, &Manifest { held_out_loss, files }).map_err(io_error("write", &path))
 }

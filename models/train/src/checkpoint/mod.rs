@@ -18,6 +18,7 @@ pub const ASSETS: &str = "assets";
 
 pub use changes::{Change, MAY_CHANGE, changes};
 pub use error::CheckpointError;
+pub(crate) use folder::verify_assets;
 pub use folder::{
     CheckpointFolder, Which, Worth, Written, best, diverged_step, find_checkpoint, noted_latest, saved_steps,
 };

@@ -7,17 +7,16 @@
 //! The rows of a part are one range of bytes in its file, so any number of ranks reads what it needs of them.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use crate::files;
 use crate::tensor_files::{TensorFiles, TensorFilesError};
+use crate::{atomic, files};
 
-const INDEX: &str = "index.json";
+pub(super) const INDEX: &str = "index.json";
 
 /// The tensors that the ranks of a run have written.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -69,9 +68,7 @@ impl Index {
 
     pub(super) fn write(&self, folder: &Path) -> Result<PathBuf, CheckpointError> {
         let path = folder.join(INDEX);
-        let text = serde_json::to_string_pretty(self)
-            .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
-        match fs::write(&path, text + "\n") {
+        match atomic::replace_json(&path, self) {
             Ok(()) => Ok(path),
             Err(source) => Err(CheckpointError::Io { doing: "write", path, source }),
         }

@@ -11,7 +11,6 @@
 //! Learning rate, precision schedule and batches depend on the configuration, its seed and these; there is no other random state.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::AutodiffModule;
@@ -21,19 +20,19 @@ use serde::{Deserialize, Serialize};
 
 use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
-use super::{CONFIG, CheckpointError, Which, find_checkpoint};
+use super::{CONFIG, CheckpointError, Which, Worth, find_checkpoint};
 use crate::Ranks;
 use crate::adapted::name_in_base;
 use crate::config::OptimizerSection;
 use crate::data::Position;
-use crate::files;
 use crate::optimizer::AdamWStates;
 use crate::progress::Progress;
+use crate::{atomic, files};
 
 const FORMAT: u32 = 2;
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
-const STATE: &str = "state.json";
+pub(super) const STATE: &str = "state.json";
 
 /// What is neither tensors nor configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -90,11 +89,15 @@ impl Snapshot {
         self.rank.is_none_or(|[rank, _]| rank == 0)
     }
 
-    /// With the run's configuration, as TOML, which the first rank writes. The rows that lie in each file.
-    pub(super) fn write(&self, folder: &Path, config: &str) -> Result<Vec<Rows>, CheckpointError> {
-        let file = |kind| file_name(kind, self.rank);
-        let mut rows = tensors::write(folder, &file(MODEL), &self.parameters)?;
-        rows.extend(tensors::write(folder, &file(OPTIMIZER), &self.moments)?);
+    /// Writes this rank's files, the first rank also the run's configuration, as TOML. Gives the rows in each file. A number that is not
+    /// finite is an error, unless the run has diverged.
+    pub(super) fn write(&self, folder: &Path, worth: Worth, config: &str) -> Result<Vec<Rows>, CheckpointError> {
+        let tensors = |kind, tensors: &[Pending]| {
+            let finite_at = (worth != Worth::Diverged).then_some(self.step());
+            tensors::write(folder, &file_name(kind, self.rank), tensors, finite_at)
+        };
+        let mut rows = tensors(MODEL, &self.parameters)?;
+        rows.extend(tensors(OPTIMIZER, &self.moments)?);
         if self.is_first() {
             let path = folder.join(STATE);
             let text = serde_json::to_string(&self.state)
@@ -115,7 +118,11 @@ fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
-    fs::write(path, text).map_err(|source| CheckpointError::Io { doing: "write", path: path.into(), source })
+    atomic::replace(path, text.as_bytes()).map_err(|source| CheckpointError::Io {
+        doing: "write",
+        path: path.into(),
+        source,
+    })
 }
 
 fn read(path: &Path) -> Result<String, CheckpointError> {

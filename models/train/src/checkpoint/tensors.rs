@@ -12,6 +12,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8Stack;
 use float8_shard::Sharded;
+use half::bf16;
 use safetensors::Dtype;
 
 use super::CheckpointError;
@@ -65,20 +66,35 @@ impl Pending {
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
 
-    fn bytes(&self) -> Result<Vec<u8>, CheckpointError> {
-        let data = (self.read)().map_err(|reason| CheckpointError::Device { tensor: self.name.clone(), reason })?;
-        Ok(data.bytes.to_vec())
+    /// Elements as a file has them. With a step in `finite_at`, one that is not finite is an error.
+    fn bytes(&self, finite_at: Option<usize>) -> Result<Vec<u8>, CheckpointError> {
+        let tensor = || self.name.clone();
+        let data = (self.read)().map_err(|reason| CheckpointError::Device { tensor: tensor(), reason })?;
+        let bytes = data.bytes.to_vec();
+        let is_finite = match self.dtype {
+            Dtype::BF16 => bytes.as_chunks().0.iter().all(|bytes| bf16::from_le_bytes(*bytes).is_finite()),
+            _ => bytes.as_chunks().0.iter().all(|bytes| f32::from_le_bytes(*bytes).is_finite()),
+        };
+        match finite_at {
+            Some(step) if !is_finite => Err(CheckpointError::NotFinite { tensor: tensor(), step }),
+            _ => Ok(bytes),
+        }
     }
 }
 
-/// Writes tensors to `folder/file`, one on the host at a time; those that have rows here.
-pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending]) -> Result<Vec<Rows>, CheckpointError> {
+/// Writes tensors that have rows here to `folder/file`, one on the host at a time. With a step in `finite_at`, all must be finite.
+pub(super) fn write(
+    folder: &Path,
+    file: &str,
+    tensors: &[Pending],
+    finite_at: Option<usize>,
+) -> Result<Vec<Rows>, CheckpointError> {
     let (mut new, mut written) = (vec![], vec![]);
     for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
         written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
-        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(|| pending.bytes()) });
+        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(move || pending.bytes(finite_at)) });
     }
     write_file(&folder.join(file), &new, None)?;
     Ok(written)
@@ -207,7 +223,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// The saved moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken steps.
+/// Loads the moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken
+/// steps. A saved moment of another parameter is an error.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     section: &OptimizerSection,
@@ -219,6 +236,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
         path: ModulePath,
         steps: &'a BTreeMap<String, usize>,
         section: &'a OptimizerSection,
+        loaded: HashSet<String>,
         states: AdamWStates<B::InnerBackend>,
         failure: Option<CheckpointError>,
     }
@@ -235,15 +253,17 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             let value = param.val();
             let (whole, rows, dims, device) =
                 (Sharded::whole_shape(&value), Sharded::rows(&value), value.dims(), value.device());
-            let tensor = |name, dtype| {
-                let mut values = self.saved.rows(&format!("{path}.{name}"), &whole, rows.clone())?;
+            let mut tensor = |name, dtype| {
+                let name = format!("{path}.{name}");
+                let mut values = self.saved.rows(&name, &whole, rows.clone())?;
+                self.loaded.insert(name);
                 // The padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 let data = TensorData::new(values, dims);
                 Ok::<_, CheckpointError>(Tensor::<B::InnerBackend, D>::from_data(data, (&device, dtype)))
             };
             let has_master = self.section.master_weights && value.dtype() == DType::BF16;
-            let state = || {
+            let mut state = || {
                 let kept = self.section.state_dtype.dtype();
                 let moments = [tensor(MOMENTS[0], kept)?, tensor(MOMENTS[1], kept)?];
                 let master = has_master.then(|| tensor(MASTER, DType::F32)).transpose()?;
@@ -255,8 +275,10 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
             }
         }
     }
-    let (path, states) = Default::default();
-    let mut load = Load::<B> { saved, path, steps, section, states, failure: None };
+    let (path, loaded, states) = Default::default();
+    let mut load = Load::<B> { saved, path, steps, section, loaded, states, failure: None };
     module.visit(&mut load);
-    load.failure.map_or(Ok(load.states), Err)
+    load.failure.map_or(Ok(()), Err)?;
+    load.saved.only(&load.loaded)?;
+    Ok(load.states)
 }

@@ -15,7 +15,6 @@ use super::folder::{Checksum, checksum, discard, under_way};
 use super::parts::{Index, Rows};
 use super::state::Snapshot;
 use super::{CheckpointError, CheckpointFolder, Worth, Written};
-use crate::atomic::sync;
 
 /// What a rank has written.
 #[derive(Serialize, Deserialize)]
@@ -54,13 +53,8 @@ impl OfRank {
         self.comm.all_ok("making a checkpoint's folder", made)?;
         let partial = under_way(&self.path, step as u64, worth);
         let writing = std::thread::spawn(move || {
-            let rows = snapshot.write(&partial, &config)?;
-            let files = snapshot.files().into_iter().map(|name| {
-                let path = partial.join(&name);
-                // Here, as the first rank's machine cannot do it for others.
-                sync(&path).map_err(|source| CheckpointError::Io { doing: "sync", path: path.clone(), source })?;
-                Ok((name, checksum(&path)?))
-            });
+            let rows = snapshot.write(&partial, worth, &config)?;
+            let files = snapshot.files().into_iter().map(|name| Ok((name.clone(), checksum(&partial.join(name))?)));
             Ok(Piece { rows, files: files.collect::<Result<_, CheckpointError>>()? })
         });
         Ok(Together { of: self, step, worth, start, writing: Some(writing), is_whole: false })

@@ -100,6 +100,7 @@ impl Checkpoints {
     pub(crate) fn begin(&self, done: usize) -> Result<(), CheckpointError> {
         let Some(folder) = &self.folder else { return Ok(()) };
         folder.resume_from(done as u64)?;
+        folder.settle(self.keep)?;
         folder.write(CONFIG, self.config.as_bytes())
     }
 
@@ -127,7 +128,7 @@ impl Checkpoints {
         Ok(UnderWay::Alone(std::thread::spawn(move || {
             let step = snapshot.step();
             if let Some(folder) = folder {
-                folder.save(step as u64, worth, keep, |folder| snapshot.write(folder, &config).map(drop))?;
+                folder.save(step as u64, worth, keep, |folder| snapshot.write(folder, worth, &config).map(drop))?;
             }
             Ok(Written { step, worth, took: start.elapsed() })
         })))

@@ -15,7 +15,7 @@ const DAY: u64 = 24 * 60 * 60;
 /// Which cache, and whether to remove something.
 #[derive(Clone, Debug, Parser)]
 pub struct CacheArgs {
-    /// The folder that `data.cache` names, if it is not the default one.
+    /// The folder that `data.cache` names, if it is not the default one, or one where a killed `export` or `tokenize` has left something.
     #[arg(value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
     /// Remove what has not been used for so many days; 0 removes all.
@@ -35,10 +35,11 @@ impl CacheArgs {
             Some(days) => (KeptTokens::prune(&cache, Duration::from_secs(u64::from(days) * DAY))?, "removed from"),
         };
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        for KeptTokens { path, bytes, used } in &kept {
+        for KeptTokens { path, bytes, used, is_whole } in &kept {
             let days = used.elapsed().unwrap_or_default().as_secs() / DAY;
             let name = path.file_name().unwrap_or_default().display();
-            writeln!(out, "{:10.1} MB  used {days} days ago  {name}", megabytes(*bytes))?;
+            let what = if *is_whole { "used" } else { "left unfinished" };
+            writeln!(out, "{:10.1} MB  {what} {days} days ago  {name}", megabytes(*bytes))?;
         }
         let all = kept.iter().map(|kept| kept.bytes).sum();
         Ok(writeln!(out, "{} folders, {:.1} MB {what} {}", kept.len(), megabytes(all), cache.display())?)

@@ -9,7 +9,9 @@ use device_select::DeviceChoice;
 
 use super::{RunFlags, recipe};
 use crate::JobError;
-use crate::checkpoint::{ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps};
+use crate::checkpoint::{
+    ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps, verify_assets,
+};
 use crate::config::{ConfigError, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, is_bf16};
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
@@ -65,6 +67,7 @@ impl ModelArgs {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
             None => (self.folder.clone(), read_config(&self.folder)?),
         };
+        verify_assets(&self.folder)?;
         let mut config = RunConfig::from_toml(&path, &text)?;
         config.checkpoint.folder = Some(self.folder.clone());
         config.assets = Some(self.folder.join(ASSETS));
@@ -215,8 +218,6 @@ impl ResumeArgs {
         }
         if saved.is_none() {
             writeln!(out, "no checkpoint yet: the run begins again")?;
-        } else if is_known && done == steps.get() {
-            writeln!(out, "all {steps} steps are made: `--steps` asks for more")?;
         }
         for Change { key, saved, now } in changes(&was, &config)? {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;

@@ -1,7 +1,7 @@
 //! Folders of a cache: made whole or not at all, by one process while others wait, and known by a fingerprint.
 
 use std::collections::BTreeMap;
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -14,6 +14,8 @@ use super::error::cannot_write;
 use crate::atomic;
 use crate::digest;
 use crate::file_lock::FileLock;
+use crate::files;
+use crate::folder::create_folder;
 
 /// Written last: a folder without it is not whole.
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -46,7 +48,7 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
 ) -> Result<Entry<M>, DataError> {
     let folder = cache.join(name);
     let open = || {
-        let manifest: Manifest<M> = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
+        let manifest: Manifest<M> = serde_json::from_slice(&files::read(&folder.join(MANIFEST)).ok()?).ok()?;
         digests(&folder).is_ok_and(|now| now == manifest.sha256).then(|| {
             note_use(&folder);
             Entry { folder: folder.clone(), manifest: manifest.content, was_cached: true }
@@ -61,33 +63,23 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     if let Some(entry) = open() {
         return Ok(entry);
     }
-    let partial = cache.join(format!("{name}.partial"));
-    remove(&partial)?;
-    fs::create_dir(&partial).map_err(cannot_write(&partial))?;
-    let built = build(&partial).and_then(|content| {
-        let path = partial.join(MANIFEST);
-        let manifest = Manifest { content, sha256: digests(&partial).map_err(cannot_write(&partial))? };
-        let text = serde_json::to_vec_pretty(&manifest).map_err(io::Error::from).map_err(cannot_write(&path))?;
-        fs::write(&path, &text).map_err(cannot_write(&path))?;
-        remove(&folder)?;
-        atomic::publish(&partial, &folder).map_err(cannot_write(&folder))?;
-        Ok(manifest.content)
-    });
-    match built {
-        Ok(manifest) => Ok(Entry { folder, manifest, was_cached: false }),
-        Err(error) => {
-            remove(&partial)?;
-            Err(error)
-        }
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(cannot_write(&folder)(error)),
+        _ => {}
     }
+    let manifest = create_folder(&folder, |partial| {
+        let (content, path) = (build(partial)?, partial.join(MANIFEST));
+        let manifest = Manifest { content, sha256: digests(partial).map_err(cannot_write(partial))? };
+        atomic::replace_json(&path, &manifest).map_err(cannot_write(&path))?;
+        Ok::<_, DataError>(manifest.content)
+    })?;
+    Ok(Entry { folder, manifest, was_cached: false })
 }
 
 /// The manifest's time of change says when the folder was last used. Where that cannot be written, it says when it was made.
 fn note_use(folder: &Path) {
-    let _ = OpenOptions::new()
-        .append(true)
-        .open(folder.join(MANIFEST))
-        .and_then(|file| file.set_modified(SystemTime::now()));
+    let manifest = files::open_as(&folder.join(MANIFEST), File::options().append(true), false);
+    let _ = manifest.and_then(|file| file.set_modified(SystemTime::now()));
 }
 
 /// Digests of all files but the manifest.
@@ -107,12 +99,5 @@ fn digest(path: &Path) -> io::Result<String> {
     match fs::metadata(path)?.len() {
         bytes if bytes > MAX_HASHED => digest::of_samples(path),
         _ => digest::of_file(path).map(|(_, digest)| digest),
-    }
-}
-
-fn remove(folder: &Path) -> Result<(), DataError> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(cannot_write(folder)(error)),
-        _ => Ok(()),
     }
 }

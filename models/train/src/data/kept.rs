@@ -9,6 +9,7 @@ use super::DataError;
 use super::cache::MANIFEST;
 use super::error::{cannot_read, cannot_write};
 use crate::file_lock::FileLock;
+use crate::folder::lock_of_left;
 
 /// A folder of the cache: tokens of some sources, or an index of their documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,21 +18,34 @@ pub struct KeptTokens {
     pub path: PathBuf,
     /// Bytes of its files.
     pub bytes: u64,
-    /// When it was last used.
+    /// When it was last used, or begun.
     pub used: SystemTime,
+    /// Whether it is whole: what a process has left that ended while it made it is not.
+    pub is_whole: bool,
 }
 
 impl KeptTokens {
-    /// What is in the cache, the most recently used first. A cache that is not there is empty.
+    /// Lists what is in the cache, the most recently used first, and what killed processes have left, also by `tokenize` and `export`. A
+    /// cache that is not there is empty.
     ///
     /// # Errors
     /// [`DataError::Io`].
     pub fn list(cache: &Path) -> Result<Vec<Self>, DataError> {
         let mut kept = vec![];
         for path in entries(cache)? {
-            // Others are being made, or are no folders of a cache.
-            if let Some(used) = modified(&path.join(MANIFEST)) {
-                kept.push(Self { bytes: size(&path).map_err(cannot_read(&path))?, path, used });
+            let is_whole = path.extension().is_none_or(|extension| extension != "partial");
+            let used = match is_whole {
+                true if is_entry(&path) => modified(&path.join(MANIFEST)),
+                true => None,
+                false => lock(&path).ok().flatten().and_then(|_lock| modified(&path)),
+            };
+            match used.map(|used| (used, size(&path))) {
+                // Others are being made, are no folders of a cache, or have just been given a name.
+                None => {}
+                Some((_, Err(error))) if error.kind() == ErrorKind::NotFound => {}
+                Some((used, bytes)) => {
+                    kept.push(Self { bytes: bytes.map_err(cannot_read(&path))?, path, used, is_whole });
+                }
             }
         }
         kept.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));
@@ -48,18 +62,20 @@ impl KeptTokens {
         let is_old = |used: SystemTime| now.duration_since(used).unwrap_or_default() >= unused;
         let mut pruned = vec![];
         for kept in Self::list(cache)?.into_iter().filter(|kept| is_old(kept.used)) {
-            let lock_path = kept.path.with_added_extension("lock");
-            let Some(_lock) = FileLock::try_take(&lock_path).map_err(cannot_write(&lock_path))? else {
+            let Some(_lock) = lock(&kept.path).map_err(cannot_write(&kept.path))? else { continue };
+            let manifest = kept.path.join(MANIFEST);
+            // Used or made again meanwhile.
+            if kept.is_whole && modified(&manifest) != Some(kept.used) {
                 continue;
-            };
+            }
             // Without a manifest it is no entry, also if the rest cannot be removed.
-            let removed = fs::remove_file(kept.path.join(MANIFEST)).and_then(|()| fs::remove_dir_all(&kept.path));
-            removed.map_err(cannot_write(&kept.path))?;
+            let unnamed = if kept.is_whole { fs::remove_file(manifest) } else { Ok(()) };
+            unnamed.and_then(|()| fs::remove_dir_all(&kept.path)).map_err(cannot_write(&kept.path))?;
             pruned.push(kept);
         }
         // Memories of looks at files; without them files are read again.
         for path in entries(cache)? {
-            let is_memory = path.as_os_str().as_encoded_bytes().ends_with(b".files.json");
+            let is_memory = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".files.json"));
             if is_memory && modified(&path).is_some_and(is_old) {
                 fs::remove_file(&path).map_err(cannot_write(&path))?;
             }
@@ -80,6 +96,20 @@ fn modified(path: &Path) -> Option<SystemTime> {
     fs::metadata(path).and_then(|metadata| metadata.modified()).ok()
 }
 
-fn size(folder: &Path) -> io::Result<u64> {
-    fs::read_dir(folder)?.map(|entry| Ok(entry?.metadata()?.len())).sum()
+fn size(path: &Path) -> io::Result<u64> {
+    match path.symlink_metadata()? {
+        folder if folder.is_dir() => fs::read_dir(path)?.map(|entry| size(&entry?.path())).sum(),
+        file => Ok(file.len()),
+    }
+}
+
+/// Whether a folder is called after a fingerprint.
+fn is_entry(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.get(..64).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
+}
+
+/// Takes the lock of a folder; none while a process makes it. Earlier versions made the folder `FINGERPRINT.partial`.
+fn lock(path: &Path) -> io::Result<Option<FileLock>> {
+    if is_entry(path) { FileLock::try_take(&path.with_extension("lock")) } else { Ok(lock_of_left(path)) }
 }

@@ -5,9 +5,11 @@ use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use tempfile::NamedTempFile;
+
 use super::DataError;
 use super::error::{cannot_read, cannot_write};
-use crate::files;
+use crate::{atomic, files};
 
 /// A file that is read at any place, by any thread.
 #[derive(Debug)]
@@ -53,12 +55,12 @@ impl RawFile {
 /// A file of pairs of numbers of 64 bits that is being written.
 pub(super) struct Pairs {
     path: PathBuf,
-    out: BufWriter<File>,
+    out: BufWriter<NamedTempFile>,
 }
 
 impl Pairs {
     pub(super) fn create(path: PathBuf) -> Result<Self, DataError> {
-        let out = BufWriter::new(File::create(&path).map_err(cannot_write(&path))?);
+        let out = BufWriter::new(atomic::create(&path).map_err(cannot_write(&path))?);
         Ok(Self { path, out })
     }
 
@@ -66,8 +68,10 @@ impl Pairs {
         self.out.write_all(pair.map(u64::to_le_bytes).as_flattened()).map_err(cannot_write(&self.path))
     }
 
-    /// The rest of it. Whoever gives the folder its name sees to it that it is on disk.
-    pub(super) fn finish(mut self) -> Result<(), DataError> {
-        self.out.flush().map_err(cannot_write(&self.path))
+    /// The rest of it, and its name.
+    pub(super) fn finish(self) -> Result<(), DataError> {
+        let Self { path, out } = self;
+        let written = out.into_inner().map_err(io::IntoInnerError::into_error);
+        written.and_then(|file| atomic::finish(file, &path)).map_err(cannot_write(&path))
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +16,7 @@ use super::left_out::Reason;
 use super::token_file::Header;
 use super::{DataError, Format};
 use crate::digest::{self, hex};
-use crate::files;
+use crate::{atomic, files};
 
 /// Bytes that are read at once.
 const CHUNK: usize = 1 << 20;
@@ -66,19 +66,13 @@ impl Scanner {
     /// Remembers what an earlier [`save`](Self::save) wrote to `memory`. A file that is missing or broken is no memory.
     pub(super) fn load(memory: &Path) -> Self {
         let seen: Vec<Seen> =
-            fs::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
+            files::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
         Self { known: seen.into_iter().map(|seen| (seen.file.path.clone(), seen)).collect(), seen: vec![] }
     }
 
     /// Writes down what was seen. Without it the next start reads the files again, so that failing is no error.
     pub(super) fn save(&self, memory: &Path) {
-        let save = || -> Option<()> {
-            let file = tempfile::NamedTempFile::new_in(memory.parent()?).ok()?;
-            serde_json::to_writer(&file, &self.seen).ok()?;
-            file.persist(memory).ok()?;
-            Some(())
-        };
-        let _ = save();
+        let _ = serde_json::to_vec(&self.seen).map_err(io::Error::from).and_then(|json| atomic::replace(memory, &json));
     }
 
     /// What is taken of `path` within `limit` bytes, or why nothing is.

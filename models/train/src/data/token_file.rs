@@ -9,7 +9,6 @@
 //! starts   where each document begins, in tokens, 64 bits each
 //! ```
 
-use std::fs;
 use std::io::Read;
 use std::ops::Range;
 use std::path::Path;
@@ -80,9 +79,10 @@ pub(super) struct Header {
 impl Header {
     pub(super) fn read(path: &Path) -> Result<Self, DataError> {
         let fail = |reason: String| DataError::TokenFile { path: path.into(), reason };
-        let bytes = fs::metadata(path).map_err(cannot_read(path))?.len();
         let mut begin = vec![];
-        files::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut begin)).map_err(cannot_read(path))?;
+        let file = files::open(path).map_err(cannot_read(path))?;
+        let bytes = file.metadata().map_err(cannot_read(path))?.len();
+        file.take(HEADER).read_to_end(&mut begin).map_err(cannot_read(path))?;
         if (begin.len() as u64) < HEADER {
             return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", begin.len())));
         }

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use tempfile::NamedTempFile;
+
 use super::DataError;
 use super::encode::Tokenized;
 use super::error::cannot_write;
 use super::token_file::{HEADER, Header, Width};
-use crate::Tokenizer;
+use crate::{Tokenizer, atomic};
 
 /// Writes a token file. Until it is finished it has no header.
 pub(super) struct TokenWriter {
@@ -16,7 +18,7 @@ pub(super) struct TokenWriter {
     header: Header,
     /// Where the document that is being written begins.
     begin: u64,
-    tokens: BufWriter<File>,
+    tokens: BufWriter<NamedTempFile>,
     mask: Bits,
     starts: BufWriter<File>,
 }
@@ -27,7 +29,7 @@ impl TokenWriter {
             // They follow the tokens, of which nobody knows yet how many there are.
             let folder = path.parent().unwrap_or(Path::new("."));
             let beside = || tempfile::tempfile_in(folder).map(BufWriter::new);
-            let mut tokens = BufWriter::new(File::create(path)?);
+            let mut tokens = BufWriter::new(atomic::create(path)?);
             tokens.write_all(&[0; HEADER as usize])?;
             Ok(Self {
                 path: path.into(),
@@ -65,7 +67,7 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// The header of the file, which is whole now. Whoever gives its folder a name sees to it that it is on disk.
+    /// The header of the file, which is whole and has its name now.
     pub(super) fn finish(self) -> Result<Header, DataError> {
         let Self { path, header, mut tokens, mask, starts, .. } = self;
         let write = || -> io::Result<()> {
@@ -75,7 +77,7 @@ impl TokenWriter {
             append(starts, &mut tokens)?;
             tokens.rewind()?;
             tokens.write_all(&header.to_bytes()?)?;
-            tokens.flush()
+            atomic::finish(tokens.into_inner().map_err(io::IntoInnerError::into_error)?, &path)
         };
         write().map_err(cannot_write(&path))?;
         Ok(header)

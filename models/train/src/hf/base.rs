@@ -1,17 +1,16 @@
 //! The weights that a run stands on which does not save them: [`keep`] notes the files of a Hugging Face folder, [`check`] compares them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::tensor_files::TensorFiles;
-use crate::{JobError, atomic, digest};
+use crate::{JobError, atomic, digest, files};
 
 /// What is kept among the assets of a run.
-const BASE: &str = "base.json";
+pub(super) const BASE: &str = "base.json";
 
 /// Larger files are known by samples: a run must not read all of a model twice to begin.
 const MAX_HASHED: u64 = 64 << 20;
@@ -32,7 +31,7 @@ type Base = BTreeMap<String, BaseFile>;
 
 impl BaseFile {
     fn of(path: &Path) -> io::Result<Self> {
-        let mut file = File::open(path)?;
+        let mut file = files::open(path)?;
         let bytes = file.metadata()?.len();
         let mut len = [0; 8];
         file.read_exact(&mut len)?;
@@ -72,9 +71,7 @@ fn of_folder(folder: &Path) -> Result<Base, JobError> {
 /// [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Write`].
 pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
     let path = assets.join(BASE);
-    let fail = |source| JobError::Write { path: path.clone(), source };
-    let text = serde_json::to_string_pretty(&of_folder(folder)?).map_err(|error| fail(error.into()))?;
-    atomic::replace(&path, text.as_bytes()).map_err(fail)
+    atomic::replace_json(&path, &of_folder(folder)?).map_err(|source| JobError::Write { path, source })
 }
 
 /// Compares the tensor files of `folder` with those that [`keep`] has noted; false if it has not, as versions before it.
@@ -83,10 +80,10 @@ pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
 /// [`JobError::Base`] for the first file that is another; [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Json`].
 pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
     let kept = assets.join(BASE);
-    if !kept.exists() {
-        return Ok(false);
-    }
-    let text = fs::read(&kept).map_err(|source| JobError::Io { path: kept.clone(), source })?;
+    let text = match files::read(&kept) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        text => text.map_err(|source| JobError::Io { path: kept.clone(), source })?,
+    };
     let then: Base = serde_json::from_slice(&text).map_err(|source| JobError::Json { path: kept, source })?;
     let now = of_folder(folder)?;
     let added = now.keys().filter(|name| !then.contains_key(*name)).map(|name| (name, "it was not there".to_owned()));
@@ -102,6 +99,8 @@ pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use tempfile::TempDir;
 
     use super::*;

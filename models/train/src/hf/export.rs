@@ -1,6 +1,5 @@
 //! Export: a model into a folder that transformers loads, read from the device tensor by tensor.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -13,7 +12,7 @@ use super::parameters::{Parameter, parameters};
 use super::{files, json, names};
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
-use crate::{JobError, create_folder};
+use crate::{JobError, atomic, create_folder};
 
 /// What is exported, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +89,14 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     let config = json::to_json(config, dtype.torch_name(), quantization, source.as_deref())?;
     create_folder(folder, |folder| {
         let path = folder.join(files::CONFIG);
-        fs::write(&path, config).map_err(|source| JobError::Write { path, source })?;
+        atomic::replace(&path, config.as_bytes()).map_err(|source| JobError::Write { path, source })?;
         if let Some(source) = source {
             files::copy_others(source, folder)?;
         }
         if !stop.is_empty() {
             let path = folder.join(files::GENERATION);
             let json = json::generation_json(&path, stop)?;
-            fs::write(&path, json).map_err(|source| JobError::Write { path, source })?;
+            atomic::replace(&path, json.as_bytes()).map_err(|source| JobError::Write { path, source })?;
         }
         let parameters = parameters(model);
         let checkpoint = float8.and_then(|float8| float8.checkpoint);

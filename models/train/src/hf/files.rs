@@ -1,10 +1,11 @@
 //! The small files of a checkpoint's folder: its config, its tokenizer's, and what it generates with.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::JobError;
+use super::base::BASE;
+use crate::{JobError, atomic};
 
 /// The model's dimensions and more that transformers knows of it.
 pub(super) const CONFIG: &str = "config.json";
@@ -41,7 +42,6 @@ const OTHERS: [&str; 10] = [
 pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
     let (from, to) = (from.as_ref(), to.as_ref());
     let full = |path: &Path| fs::canonicalize(path).map_err(|source| JobError::Io { path: path.into(), source });
-    // Onto itself, a file would be emptied first.
     if full(from)? == full(to)? {
         return Ok(());
     }
@@ -86,6 +86,11 @@ pub(crate) fn has_tokenizer(folder: &Path) -> bool {
     TOKENIZERS.iter().any(|name| folder.join(name).exists())
 }
 
+/// Whether a file of a run's assets may be read.
+pub(crate) fn is_asset(name: &str) -> bool {
+    [CONFIG, BASE].contains(&name) || OTHERS.contains(&name)
+}
+
 /// [`copy_assets`] without `config.json`.
 pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), JobError> {
     OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
@@ -101,6 +106,10 @@ fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), JobError> {
 fn copy_file(from: &Path, to: &Path) -> Result<(), JobError> {
     let mut reader = crate::files::open(from).map_err(|source| JobError::Io { path: from.into(), source })?;
     // Contents only: the files of Hugging Face's cache are read-only.
-    let copied = File::create(to).and_then(|mut writer| io::copy(&mut reader, &mut writer));
-    copied.map(drop).map_err(|source| JobError::Write { path: to.into(), source })
+    let mut copy = || {
+        let mut file = atomic::create(to)?;
+        io::copy(&mut reader, &mut file)?;
+        atomic::finish(file, to)
+    };
+    copy().map_err(|source| JobError::Write { path: to.into(), source })
 }

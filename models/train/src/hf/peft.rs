@@ -8,7 +8,6 @@
 //! Source: PEFT 0.17, `peft/tuners/lora/config.py` and `peft/utils/save_and_load.py`.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
 
 use burn::module::Param;
@@ -22,7 +21,7 @@ use super::json::object;
 use super::names::hf_module;
 use super::parameters::read;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
-use crate::{JobError, create_folder};
+use crate::{JobError, atomic, create_folder};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -58,7 +57,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     });
     create_folder(folder, |folder| {
         let path = folder.join(CONFIG);
-        fs::write(&path, format!("{config:#}\n")).map_err(|source| JobError::Write { path, source })?;
+        atomic::replace_json(&path, &config).map_err(|source| JobError::Write { path, source })?;
         let tensors = lora.adapters.iter().flat_map(|adapter| {
             let [a, b] = names(&adapter.name);
             [(a, adapter.a.val()), (b, adapter.b.val())].map(|(name, tensor)| {

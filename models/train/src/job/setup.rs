@@ -78,6 +78,9 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let resolved = config.to_toml()?;
     let (steps, done) = (config.training.steps, setup.done());
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
+    if done == steps.get() {
+        writeln!(out, "finished: all {steps} steps are made, `--steps` asks for more")?;
+    }
     let model = prepare::<A, B>(config, weights, device, &setup.progress, out);
     let model = all_or_none(&setup.comm, "the model", model)?.with_compute_dtype(place.dtype);
     let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));

@@ -8,9 +8,9 @@ use device_select::SelectedDevice;
 
 use super::record::{HealthRecord, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
 use super::{StepLine, better};
-use crate::TrainError;
 use crate::config::Precision;
 use crate::steps::StepConfig;
+use crate::{TrainError, atomic};
 
 /// Writes a run's records.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Metrics {
     /// # Errors
     /// [`TrainError::Write`].
     pub fn create(path: &Path) -> Result<Self, TrainError> {
-        std::fs::File::create(path).map_err(|source| TrainError::Write { path: path.into(), source })?;
+        atomic::replace(path, b"").map_err(|source| TrainError::Write { path: path.into(), source })?;
         Self::append(path)
     }
 
@@ -64,7 +64,12 @@ impl Metrics {
         }
     }
 
-    /// Writes a step, and FP8 statistics if any were taken since.
+    /// Writes a step that has no line in the log.
+    pub(crate) fn seen(&mut self, step: usize, loss: f64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
+        self.file.write(&Record { step, train: Some(train(loss, grad_norm, lr)), ..Record::default() })
+    }
+
+    /// Writes a step that has a line in the log, and FP8 statistics if any were taken since.
     pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<(), TrainError> {
         let train = TrainRecord {
             loss: line.loss,
@@ -97,15 +102,7 @@ impl Metrics {
 
     /// Writes that the run diverged at a step.
     pub(crate) fn diverged(&mut self, step: usize, loss: f64, grad_norm: f64, why: String) -> Result<(), TrainError> {
-        let unknown = f64::NAN;
-        let train = TrainRecord {
-            loss,
-            grad_norm,
-            lr: unknown,
-            tokens_per_second: unknown,
-            tflops: unknown,
-            ..TrainRecord::default()
-        };
+        let train = train(loss, grad_norm, f64::NAN);
         self.file.write(&Record { step, train: Some(train), diverged: Some(why), ..Record::default() })
     }
 
@@ -113,4 +110,10 @@ impl Metrics {
     pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<(), TrainError> {
         self.file.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
     }
+}
+
+/// Makes a record of what every step has.
+fn train(loss: f64, grad_norm: f64, lr: f64) -> TrainRecord {
+    let unknown = f64::NAN;
+    TrainRecord { loss, grad_norm, lr, tokens_per_second: unknown, tflops: unknown, ..TrainRecord::default() }
 }

@@ -1,8 +1,8 @@
 //! `metrics.jsonl`: what a run says about itself, a JSON object a line, for programs to read.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::Error as _;
@@ -13,6 +13,9 @@ use crate::TrainError;
 
 /// The file's name in a run's folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// Bytes of a line at most.
+const MAX_LINE: u64 = 64 << 20;
 
 /// One line. Steps grow from line to line, except where a run was resumed from an earlier checkpoint: the last line of a step
 /// counts, and lines of later steps that come before it do not.
@@ -55,7 +58,7 @@ pub struct RunRecord {
     pub steps: usize,
 }
 
-/// A step, as its line in the log.
+/// A step. Only a step with a line in the log has throughput, memory and GEMM calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainRecord {
     /// Mean cross entropy of the step's batch, in nats per token; null in JSON, and NaN when read back, if it was not finite.
@@ -67,11 +70,11 @@ pub struct TrainRecord {
     /// Learning rate.
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
-    /// Tokens per second since the last line; NaN if it was taken out of the file.
-    #[serde(default = "nan", deserialize_with = "or_nan")]
+    /// Tokens per second since the last line in the log. NaN, and not in the file, for a step without such a line.
+    #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tokens_per_second: f64,
-    /// Model TFLOP/s since the last line, likewise.
-    #[serde(default = "nan", deserialize_with = "or_nan")]
+    /// Model TFLOP/s since the last line in the log, likewise.
+    #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tflops: f64,
     /// Model FLOPs utilization: the share of `training.peak_tflops`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -118,6 +121,10 @@ const fn nan() -> f64 {
     f64::NAN
 }
 
+fn is_nan(value: &f64) -> bool {
+    value.is_nan()
+}
+
 fn or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
@@ -153,17 +160,22 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens a file to go on, or makes one. A line that a killed process has left unfinished is removed.
+    /// Opens a file to append to it, or makes one. A link is an error. A line that a killed process has left unfinished is removed.
     ///
     /// # Errors
     /// [`TrainError::Write`].
     pub fn append(path: &Path) -> Result<Self, TrainError> {
         let open = || {
-            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+            let mut file = crate::files::append(path)?;
+            let begin = file.metadata()?.len().saturating_sub(MAX_LINE);
             let mut text = vec![];
-            file.read_to_end(&mut text)?;
-            let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
-            file.set_len(whole as u64)?;
+            file.seek(SeekFrom::Start(begin))?;
+            (&file).take(MAX_LINE).read_to_end(&mut text)?;
+            match text.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => file.set_len(begin + end as u64 + 1)?,
+                None if begin == 0 => file.set_len(0)?,
+                None => return Err(io::Error::new(ErrorKind::InvalidData, "it has no lines")),
+            }
             Ok(file)
         };
         let file = open().map_err(|source| TrainError::Write { path: path.into(), source })?;
@@ -200,7 +212,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
     for number in 1.. {
         let mut line = vec![];
         // A last line without an end is being written, or was when the process was killed.
-        if lines.read_until(b'\n', &mut line).map_err(io)? == 0 || line.last() != Some(&b'\n') {
+        if lines.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).map_err(io)? == 0 || line.last() != Some(&b'\n') {
             break;
         }
         let record: Record = serde_json::from_slice(&line).map_err(|source| MetricsError::Line {
@@ -218,6 +230,8 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+
     use super::*;
 
     fn step(step: usize, loss: f64) -> Record {

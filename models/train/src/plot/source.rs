@@ -67,7 +67,7 @@ impl PlotRun {
         // The last line of a step counts.
         let trains: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.train.as_ref()?))).collect();
         let held_out: BTreeMap<_, _> = records.iter().filter_map(|r| Some((r.step, r.held_out_loss?))).collect();
-        let of = |value: fn(&TrainRecord) -> f64| {
+        let of = |value: fn(&TrainRecord) -> f64| -> Vec<Point> {
             trains.iter().map(|(step, train)| (*step, drawable(value(train)))).collect()
         };
         let mut losses: BTreeMap<_, _> = trains.iter().map(|(step, train)| (*step, drawable(train.loss))).collect();
@@ -79,7 +79,11 @@ impl PlotRun {
             what: records.iter().rev().find_map(|record| record.run.as_ref()).map_or(String::new(), what),
             loss: losses.into_iter().collect(),
             held_out: held_out.into_iter().map(|(step, loss)| (step, drawable(loss))).collect(),
-            tokens_per_second: of(|train| train.tokens_per_second),
+            // Of steps with a line in the log.
+            tokens_per_second: of(|train| train.tokens_per_second)
+                .into_iter()
+                .filter(|point| !point.1.is_nan())
+                .collect(),
             grad_norm: of(|train| train.grad_norm),
             lr: of(|train| train.lr),
             health: Health::new(records),

@@ -13,7 +13,7 @@ use watch::{Seen, Watch, scalar};
 
 use crate::TrainError;
 use crate::batches::Batch;
-use crate::checkpoint::{Checkpoints, Snapshot, Worth, Written, saved_steps};
+use crate::checkpoint::{CheckpointError, Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
 use crate::error::Divergence;
 use crate::metrics::{Memory, Metrics, Peak, StepLine, better};
@@ -110,6 +110,12 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.progress.begin_steps(steps.done(), self.config.training.steps.get());
         let finished = self.make(steps);
         self.progress.end();
+        if let (Err(error), Some(metrics)) = (&finished, &mut self.metrics)
+            && let TrainError::Checkpoint(CheckpointError::NotFinite { step, .. }) = error
+        {
+            // The first error is the one to tell.
+            let _ = metrics.diverged(*step, f64::NAN, f64::NAN, error.to_string());
+        }
         finished
     }
 
@@ -177,10 +183,14 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 number == training.steps.get() || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
             // A CPU has computed the step by now; ranks have waited for it, and end together.
             let is_there = *self.selected == SelectedDevice::Cpu || steps.ranks().is_some();
-            let seen = match log || save || evaluate || is_there {
+            let seen = match log || save || evaluate || is_there || stop.is_some() {
                 true => Some(now.watch.wait(number)?),
                 false => now.watch.poll()?,
             };
+            let rest = now.watch.take().into_iter().filter(|seen| !log || seen.step < number);
+            if let Some(metrics) = &mut self.metrics {
+                rest.into_iter().try_for_each(|seen| metrics.seen(seen.step, seen.loss, seen.grad_norm, seen.lr))?;
+            }
             if let Some(seen) = seen.filter(|seen| !seen.is_finite()) {
                 return Err(self.diverged(&steps, seen, now.watch.cause(seen.step)));
             }
@@ -325,7 +335,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
-        let Seen { step, loss, grad_norm } = seen;
+        let Seen { step, loss, grad_norm, .. } = seen;
         let mut error = Divergence { step, loss, grad_norm, cause, saved: vec![], folder: None };
         let noted = self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(step, loss, grad_norm, error.to_string()));
         if let Err(error) = noted.and_then(|()| self.keep_diverged(steps)) {

@@ -24,6 +24,7 @@ pub(super) struct Seen {
     pub(super) step: usize,
     pub(super) loss: f64,
     pub(super) grad_norm: f64,
+    pub(super) lr: f64,
 }
 
 impl Seen {
@@ -32,7 +33,8 @@ impl Seen {
     }
 }
 
-type Unread<B> = (usize, [Tensor<B, 1>; 2]);
+/// A step, its learning rate, loss and gradient norm.
+type Unread<B> = (usize, f64, [Tensor<B, 1>; 2]);
 
 /// Steps that are being looked at.
 pub(super) struct Watch<B: AutodiffBackend> {
@@ -42,6 +44,8 @@ pub(super) struct Watch<B: AutodiffBackend> {
     /// The amaxes of each step whose values have not been seen.
     amaxes: VecDeque<(usize, Vec<Amaxes>)>,
     last: Option<Seen>,
+    /// Finite ones that have not been taken.
+    seen: Vec<Seen>,
 }
 
 impl<B: AutodiffBackend> Watch<B> {
@@ -49,14 +53,14 @@ impl<B: AutodiffBackend> Watch<B> {
         let (unread, steps) = sync_channel::<Unread<B::InnerBackend>>(AHEAD);
         let (seen, read) = channel();
         let thread = thread::spawn(move || {
-            for (step, [loss, grad_norm]) in steps {
-                let values = scalar(loss).and_then(|loss| Ok(Seen { step, loss, grad_norm: scalar(grad_norm)? }));
+            for (step, lr, [loss, grad_norm]) in steps {
+                let values = scalar(loss).and_then(|loss| Ok(Seen { step, loss, grad_norm: scalar(grad_norm)?, lr }));
                 if seen.send(values).is_err() {
                     break;
                 }
             }
         });
-        Self { unread: Some(unread), read, thread: Some(thread), amaxes: VecDeque::new(), last: None }
+        Self { unread: Some(unread), read, thread: Some(thread), amaxes: VecDeque::new(), last: None, seen: vec![] }
     }
 
     /// Has a step read. Waits if [`AHEAD`] steps are waiting already.
@@ -64,7 +68,7 @@ impl<B: AutodiffBackend> Watch<B> {
         self.amaxes.push_back((step.number, step.amaxes.clone()));
         let unread = self.unread.as_ref().expect("closed when dropped");
         // It fails if the thread has panicked, which `wait` says.
-        let _ = unread.send((step.number, [step.loss.clone(), step.grad_norm.clone()]));
+        let _ = unread.send((step.number, step.lr, [step.loss.clone(), step.grad_norm.clone()]));
     }
 
     /// The newest step that was seen, or the first one that is not finite. Waits for nothing.
@@ -104,8 +108,14 @@ impl<B: AutodiffBackend> Watch<B> {
     fn note(&mut self, seen: Seen) -> Seen {
         if seen.is_finite() {
             self.amaxes.retain(|(step, _)| *step > seen.step);
+            self.seen.push(seen);
         }
         *self.last.insert(seen)
+    }
+
+    /// The steps with finite values that were seen since the last call, in order.
+    pub(super) fn take(&mut self) -> Vec<Seen> {
+        std::mem::take(&mut self.seen)
     }
 
     /// The first operand of a step's FP8 GEMMs that was not finite.

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::path::Path;
 
 use half::bf16;
@@ -12,6 +11,7 @@ use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
 
 use super::{INDEX, SINGLE, TensorFilesError};
+use crate::atomic;
 
 /// A tensor to write.
 pub struct NewTensor<'a, E> {
@@ -57,16 +57,37 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 ///
 /// # Errors
 /// The error of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
-/// a name given twice, and for bytes that are more or fewer than the shape says. The file is then removed.
+/// a name given twice, and for bytes that are more or fewer than the shape says. What was there is then as it was.
 pub fn write_file<E: From<TensorFilesError>>(
     path: &Path,
     tensors: &[NewTensor<'_, E>],
     metadata: Option<HashMap<String, String>>,
 ) -> Result<(), E> {
-    write(path, tensors.iter(), metadata).inspect_err(|_| {
-        // The first error is the one to tell.
-        let _ = fs::remove_file(path);
-    })
+    let failure = RefCell::new(None);
+    let mut names = BTreeSet::new();
+    let mut views = Vec::new();
+    for tensor in tensors {
+        if !names.insert(&tensor.name) {
+            return Err(twice(path, &tensor.name).into());
+        }
+        let Some(len) = tensor.len() else {
+            let NewTensor { name, dtype, shape, .. } = tensor;
+            let reason = format!("{name} {shape:?} of {dtype:?} is no number of bytes");
+            return Err(TensorFilesError::Unwritable { path: path.into(), reason }.into());
+        };
+        views.push((&tensor.name, Streamed { tensor, len, path, failure: &failure }));
+    }
+    let failed = |source| TensorFilesError::Write { path: path.into(), source };
+    let file = atomic::create(path).map_err(failed)?;
+    let written = safetensors::serialize_to_file(views, metadata, file.path());
+    if let Some(failure) = failure.take() {
+        return Err(failure);
+    }
+    written.map_err(|error| match error {
+        SafeTensorError::IoError(source) => failed(source),
+        other => TensorFilesError::Unwritable { path: path.into(), reason: other.to_string() },
+    })?;
+    Ok(atomic::finish(file, path).map_err(failed)?)
 }
 
 /// Writes `tensors` into `folder` as `model.safetensors`, or, if they take more than `max_shard_bytes`, as shards
@@ -109,39 +130,7 @@ pub fn write_shards<E: From<TensorFilesError>>(
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     let path = folder.join(INDEX);
-    let failed = |source| TensorFilesError::Write { path: path.clone(), source };
-    fs::write(&path, format!("{index:#}\n")).map_err(|source| failed(source).into())
-}
-
-fn write<'a, E: From<TensorFilesError> + 'a>(
-    path: &Path,
-    tensors: impl Iterator<Item = &'a NewTensor<'a, E>>,
-    metadata: Option<HashMap<String, String>>,
-) -> Result<(), E> {
-    let failure = RefCell::new(None);
-    let mut names = BTreeSet::new();
-    let mut views = Vec::new();
-    for tensor in tensors {
-        if !names.insert(&tensor.name) {
-            return Err(twice(path, &tensor.name).into());
-        }
-        let Some(len) = tensor.len() else {
-            let NewTensor { name, dtype, shape, .. } = tensor;
-            let reason = format!("{name} {shape:?} of {dtype:?} is no number of bytes");
-            return Err(TensorFilesError::Unwritable { path: path.into(), reason }.into());
-        };
-        views.push((&tensor.name, Streamed { tensor, len, path, failure: &failure }));
-    }
-    let written = safetensors::serialize_to_file(views, metadata, path);
-    if let Some(failure) = failure.take() {
-        return Err(failure);
-    }
-    let failed = |source| TensorFilesError::Write { path: path.into(), source };
-    written.map_err(|error| match error {
-        SafeTensorError::IoError(source) => failed(source),
-        other => TensorFilesError::Unwritable { path: path.into(), reason: other.to_string() },
-    })?;
-    Ok(())
+    atomic::replace_json(&path, &index).map_err(|source| TensorFilesError::Write { path, source }.into())
 }
 
 fn twice(path: &Path, name: &str) -> TensorFilesError {

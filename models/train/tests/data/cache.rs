@@ -280,12 +280,49 @@ fn a_process_that_dies_leaves_no_cache() {
     let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
     let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
     assert!(!output.status.success());
-    let partial = fs::read_dir(files.cache()).unwrap().any(|e| e.unwrap().path().join("tokens.bin").exists());
-    assert!(partial, "it died before it wrote anything");
+    // The rest is listed, and can be removed.
+    let left = KeptTokens::list(&files.cache()).unwrap();
+    assert!(left.len() == 1 && !left[0].is_whole && left[0].bytes > 0, "{left:?}");
+    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), left);
+    assert!(!left[0].path.exists());
     let dataset = files.open(&files.sources(), 0.1).unwrap();
     assert!(!dataset.was_cached());
     assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, 15_003);
     assert!(entry(&files).join("manifest.json").exists());
+}
+
+/// A folder of another program stays, whatever it holds.
+#[test]
+fn pruning_leaves_alone_what_is_being_made() {
+    let files = Files::new([("a.txt", "text ".repeat(100))]);
+    let other = files.cache().join("web/manifest.json");
+    fs::create_dir_all(other.parent().unwrap()).unwrap();
+    fs::write(&other, "{}").unwrap();
+    let mut pruned = 0;
+    let mut prune = |_: train::Progress| {
+        assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), []);
+        pruned += 1;
+    };
+    let open = |progress: &mut dyn FnMut(train::Progress)| {
+        let validation = Validation::Fraction(0.1);
+        Dataset::open(&files.sources(), validation, &Tokenizer::bytes(), None, &files.cache(), progress).unwrap()
+    };
+    assert!(!open(&mut prune).was_cached());
+    assert!(pruned > 0 && other.exists());
+    assert!(open(&mut |_| {}).was_cached());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_the_place_of_a_file_is_no_cache() {
+    let files = Files::new([("a.txt", "some text")]);
+    files.all();
+    for name in ["manifest.json", "tokens.bin"] {
+        let path = entry(&files).join(name);
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(!is_cached(&files) && is_cached(&files), "{name}");
+    }
 }
 
 /// The most recently used first; what is not old stays, and what is gone is made again.

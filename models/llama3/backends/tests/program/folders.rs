@@ -95,11 +95,111 @@ fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
         }
         fs::write(&path, whole).unwrap();
     }
-    let whole = end_of(case.folder());
-    fs::remove_file(last.join("model.safetensors")).unwrap();
+    let (whole, model) = (end_of(case.folder()), last.join("model.safetensors"));
+    // Nothing of so long a file is read.
+    fs::File::options().write(true).open(&model).unwrap().set_len(1 << 40).unwrap();
+    assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it has 1099511627776 bytes, "));
+    fs::remove_file(model).unwrap();
     assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it is missing"));
     stdout(&case.resume(&["--step", "10"]).output().unwrap());
     assert!(end_of(case.folder()) == whole, "made again from step 10");
+}
+
+/// Files of a checkpoint and of a run's assets; a file without a checksum is not read.
+#[test]
+fn checksums_cover_every_file_that_is_read() {
+    let case = ended(&[&format!("data.tokenizer={}", crate::support::vectors().display())]);
+    let last = case.folder().join("step-000000012");
+    let edited = |name: &str, edit: &dyn Fn(&str) -> String| {
+        let path = case.folder().join(name);
+        let whole = fs::read_to_string(&path).unwrap();
+        fs::write(&path, edit(&whole)).unwrap();
+        let output = case.resume(&[]).output().unwrap();
+        fs::write(path, whole).unwrap();
+        stderr(&output).to_string()
+    };
+    let error = edited("assets/tokenizer.json", &|text| text.replacen('a', "b", 1));
+    assert!(error.contains("assets/tokenizer.json is damaged: its SHA-256"), "{error}");
+    for name in ["assets/checksums.json", "step-000000012/checksums.json"] {
+        let error = edited(name, &|_| r#"{"held_out_loss": null, "files": {}}"#.into());
+        assert!(error.contains("is damaged: checksums.json does not list it"), "{error}");
+    }
+    // A state that has a checksum and lacks what the moments are of.
+    let (state, sums) = (last.join("state.json"), last.join("checksums.json"));
+    let text = fs::read_to_string(&state).unwrap();
+    let begin = text.find("\"parameter_steps\":{").unwrap();
+    let end = begin + text[begin..].find('}').unwrap() + 1;
+    let [was, list] = [train::digest_of_file(&state).unwrap(), fs::read_to_string(&sums).unwrap()];
+    fs::write(&state, [&text[..begin], "\"parameter_steps\":{}", &text[end..]].concat()).unwrap();
+    let list = list.replace(&was, &train::digest_of_file(&state).unwrap());
+    let list = list.replace(&text.len().to_string(), &fs::metadata(&state).unwrap().len().to_string());
+    fs::write(&sums, list).unwrap();
+    let output = case.resume(&[]).output().unwrap();
+    assert!(stderr(&output).contains("optimizer.safetensors holds tensors"), "{}", stderr(&output));
+}
+
+/// Links are not followed, and no pipe is waited for.
+#[cfg(unix)]
+#[test]
+fn a_run_writes_nothing_outside_its_folder() {
+    let case = ended(&[]);
+    let outside = case.text.0.path().join("outside");
+    fs::write(&outside, "theirs").unwrap();
+    for name in ["LOCK", "LATEST", "metrics.jsonl"] {
+        let path = case.folder().join(name);
+        let whole = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(&outside, &path).unwrap();
+        let linked = case.resume(&["--steps", "14"]).output().unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let piped = case.resume(&["--steps", "14"]).output().unwrap();
+        for (output, why) in [(linked, "it is a link"), (piped, "it is a pipe")] {
+            assert!(stderr(&output).contains(name) && stderr(&output).contains(why), "{}", stderr(&output));
+        }
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "theirs");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, whole).unwrap();
+    }
+    assert_eq!(case.saved(), [10, 12]);
+}
+
+/// Folders of other content that have names like checkpoints stay.
+#[test]
+fn a_resumed_run_does_what_a_kill_left_undone() {
+    let case = ended(&[]);
+    let notes = ["LATEST", "BEST"].map(|name| case.folder().join(name));
+    let whole = notes.clone().map(|note| fs::read_to_string(note).unwrap());
+    fs::write(&notes[0], "step-000000010\n").unwrap();
+    fs::remove_file(&notes[1]).unwrap();
+    for stray in ["step-99", "step-000000099", "diverged-7"] {
+        fs::create_dir(case.folder().join(stray)).unwrap();
+        fs::write(case.folder().join(stray).join("precious"), "").unwrap();
+    }
+    assert!(stdout(&case.resume(&[]).output().unwrap()).contains("finished: all 12 steps are made"));
+    assert_eq!(notes.map(|note| fs::read_to_string(note).unwrap()), whole);
+    stdout(&case.resume(&["--steps", "14"]).output().unwrap());
+    assert_eq!(case.saved(), [12, 14]);
+    assert!(case.folder().join("step-000000099/precious").exists());
+}
+
+/// Nothing is held out that would show it, and the loss of a step is from before its update.
+#[test]
+fn parameters_that_are_not_finite_replace_no_checkpoint() {
+    for dtype in ["f32", "bf16"] {
+        let nothing = ["data.held_out_fraction=0", "checkpoint.keep=1", "checkpoint.every=1"];
+        let dtype = format!("training.param_dtype={dtype}");
+        let case = ended(&[&nothing[..], &[&dtype]].concat());
+        let resume = ["--steps", "13", "--set", "optimizer.lr=1e300"];
+        let output = case.resume(&resume).output().unwrap();
+        let error = stderr(&output);
+        assert!(error.contains("training diverged: ") && error.contains("is not finite after step 13"), "{error}");
+        assert_eq!(case.saved(), [12]);
+        let metrics = fs::read_to_string(case.folder().join("metrics.jsonl")).unwrap();
+        assert!(metrics.lines().last().unwrap().contains("\"diverged\":\"training diverged"), "{metrics}");
+        stdout(&case.resume(&["--steps", "14", "--set", "optimizer.lr=1e-3"]).output().unwrap());
+        assert_eq!(case.saved(), [14]);
+    }
 }
 
 #[test]
@@ -153,6 +253,7 @@ fn a_changed_key_is_named_with_both_values() {
     fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
     let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
     assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
+    assert!(stdout(&resume(&[])).contains("finished: all 14 steps are made"));
     // A checkpoint of another format, with checksums that fit.
     let [state, sums] = ["state.json", "checksums.json"].map(|file| case.folder().join("step-000000014").join(file));
     let [text, digests] = [&state, &sums].map(|file| fs::read_to_string(file).unwrap());

@@ -193,7 +193,11 @@ fn going_back_keeps_the_best_of_what_is_left() {
 fn resume_says_what_there_is_to_do() {
     let case = ended(&[]);
     let output = case.resume(&[]).output().unwrap();
-    assert!(stdout(&output).contains("all 12 steps are made: `--steps` asks for more"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("finished: all 12 steps are made, `--steps` asks for more"),
+        "{}",
+        stdout(&output)
+    );
     let output = case.resume(&["--steps", "11"]).output().unwrap();
     assert!(stderr(&output).contains("training.steps = 11: the checkpoint is of step 12"), "{}", stderr(&output));
 
