@@ -54,7 +54,9 @@ impl<A: TrainableModel> Job<A> {
             writeln!(out, "{}", float8.summary(&dims, to)?)?;
         }
         let progress = ProgressLine::new();
-        let model = Weights::open(config, saved, dims.clone())?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        let weights = Weights::open(config, saved, dims.clone())?;
+        weights.checkpoint().and_then(Checkpoint::unused).map_or(Ok(()), |note| writeln!(out, "{note}"))?;
+        let model = weights.load::<B, A::Trained<B>>(device, &progress, out)?;
         let (model, adapters) = match &config.lora {
             None => (model, None),
             Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, saved)? {

@@ -18,7 +18,7 @@ use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSection, Precision, require};
-use crate::hf::peft;
+use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
@@ -137,6 +137,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     set_default_config::<B>(device, None)?;
     if !is_fp8 {
+        notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
         return Ok(model);
     }
     // Strict mode panics in the GEMM; a run reports an error instead.
@@ -165,8 +166,8 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// What a run in FP8 does otherwise than the FP8 folder says that its parameters come from: weights that are cast again, with what would keep
-/// their codes; inputs.
+/// What a run does otherwise than the FP8 folder says that its parameters come from: scales that are not used; in FP8 weights that are cast
+/// again, with what would keep their codes, and inputs.
 ///
 /// # Errors
 /// [`JobError::Float8`] for an FP8 config that does not fit the model.
@@ -174,7 +175,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
 ) -> Result<Vec<String>, JobError> {
-    let mut notes = vec![];
+    let mut notes: Vec<_> = weights.checkpoint().and_then(Checkpoint::unused).into_iter().collect();
     let is_fp8 = config.training.precision == Precision::Fp8;
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
         return Ok(notes);
