@@ -157,6 +157,9 @@ fn missing_keys_files_and_json_are_errors() {
     for (key, value) in [("num_hidden_layers", 10_000_000_000_u64), ("head_dim", 1 << 62), ("vocab_size", 9 << 59)] {
         assert!(matches!(changed(json!({key: value})), Err(Error::ModelConfig { .. })), "{key}");
     }
+    // Its tables alone would take terabytes.
+    let wide = json!({"head_dim": 100_000_000, "max_position_embeddings": 8192});
+    assert!(matches!(changed(wide), Err(Error::ModelConfig { field: "head_dim", .. })));
 
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(read_config::<LlamaConfig>(dir.path()), Err(Error::Io { .. })));

@@ -77,7 +77,10 @@ impl Checkpoint {
     pub(crate) fn unused(&self) -> Option<String> {
         let (first, count) = (self.unused.first()?, self.unused.len());
         let more = if count > 1 { format!(" and {} more of its kind are", count - 1) } else { " is".into() };
-        Some(format!("{}: {first}{more} not used: keys, values and inputs are cast by scales of their own", self.files.path().display()))
+        Some(format!(
+            "{}: {first}{more} not used: keys, values and inputs are cast by scales of their own",
+            self.files.path().display()
+        ))
     }
 
     /// The weight `name` of a linear, if it is in FP8, as it lies in the files.

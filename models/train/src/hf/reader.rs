@@ -39,11 +39,13 @@ impl<'a> HfReader<'a> {
     /// # Errors
     /// [`JobError::HfUnsupported`], which says what is `supported`.
     pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<(), JobError> {
-        let is_unknown = |key: &&String| !known.contains(&key.as_str()) && !is_off(&self.map[*key]);
-        match self.map.keys().find(is_unknown) {
-            Some(key) => Err(self.unsupported(key, supported)),
-            None => Ok(()),
-        }
+        self.others(known).next().map_or(Ok(()), |key| Err(self.unsupported(key, supported)))
+    }
+
+    /// The keys that are not one of `known`, and whose values are not null, false or empty.
+    pub(crate) fn others(&self, known: &[&str]) -> impl Iterator<Item = &'a str> {
+        let is_other = |(key, value): &(&String, &Value)| !known.contains(&key.as_str()) && !is_off(value);
+        self.map.iter().filter(is_other).map(|(key, _)| key.as_str())
     }
 
     /// The value of `key` unless absent or null.
@@ -175,7 +177,7 @@ impl<'a> HfReader<'a> {
 }
 
 /// Whether a value says that something is not there.
-pub(super) fn is_off(value: &Value) -> bool {
+fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Array(list) => list.is_empty(),

@@ -35,8 +35,8 @@ impl<A: TrainableModel> Job<A> {
         check_parameters(&dims, DType::F32, false, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
-        // Weights that are not trained since keep their codes.
-        let checkpoint = match (is_float8, saved, hf_path) {
+        // Weights that are not trained since keep their codes, and merged ones are others.
+        let checkpoint = match (is_float8 && !merge, saved, hf_path) {
             (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
             _ => None,
         };

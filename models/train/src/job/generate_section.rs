@@ -1,15 +1,16 @@
 //! [`GenerateSection`]: how text is sampled, from a configuration or a checkpoint's `generation_config.json`.
 
-use std::io::ErrorKind;
 use std::num::NonZero;
 use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
+use crate::JobError;
 use crate::config::{ConfigError, require};
+use crate::hf::{HfReader, object};
 use crate::model::{CacheDtype, Filters, Sampling};
-use crate::{JobError, files};
 
 /// How Hugging Face generates with a model.
 const FILE: &str = "generation_config.json";
@@ -59,43 +60,77 @@ impl Default for GenerateSection {
     }
 }
 
-/// The keys of the file that say how tokens are chosen. Those that are not here are of ways to generate that this program does not have, or
-/// of the tokenizer.
-#[derive(Deserialize)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    max_new_tokens: Option<usize>,
-    temperature: Option<f64>,
-    top_k: Option<usize>,
-    top_p: Option<f64>,
-    min_p: Option<f64>,
-    repetition_penalty: Option<f64>,
-}
+/// The keys of the file that are read, and those that choose no token: of the tokenizer, of speed and of what is returned.
+const KNOWN: [&str; 24] = [
+    "do_sample",
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "transformers_version",
+    "_from_model_config",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "return_dict_in_generate",
+    "return_legacy_cache",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "trust_remote_code",
+];
+
+/// Keys that change nothing where they are 1; others change nothing where they are 0.
+const OFF_AT_1: [&str; 6] = [
+    "num_beams",
+    "num_beam_groups",
+    "num_return_sequences",
+    "typical_p",
+    "length_penalty",
+    "encoder_repetition_penalty",
+];
 
 impl GenerateSection {
     /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
-    /// by which only `do_sample` draws tokens.
+    /// by which only `do_sample` draws tokens. Besides there is a word on keys that would change the text and are not done here.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Json`].
-    pub fn with_file_of(self, folder: &Path) -> Result<Self, JobError> {
+    /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for a value that cannot be.
+    pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>), JobError> {
         let path = folder.join(FILE);
-        let text = match files::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(self),
-            Err(source) => return Err(JobError::Io { path, source }),
-        };
-        let file: GenerationConfig = serde_json::from_str(&text).map_err(|source| JobError::Json { path, source })?;
-        let draws = file.do_sample.unwrap_or(false);
-        Ok(Self {
-            max_new_tokens: file.max_new_tokens.unwrap_or(self.max_new_tokens),
-            temperature: if draws { file.temperature.unwrap_or(1.0) } else { 0.0 },
-            top_k: file.top_k.unwrap_or(50),
-            top_p: file.top_p.unwrap_or(1.0),
-            min_p: file.min_p.unwrap_or(0.0),
-            repetition_penalty: file.repetition_penalty.unwrap_or(1.0),
+        if !path.exists() {
+            return Ok((self, None));
+        }
+        let map = object(&path)?;
+        let file = HfReader::new(&path, &map);
+        let draws = file.boolean("do_sample")?.unwrap_or(false);
+        let is_all = file.get("top_k").and_then(Value::as_i64) == Some(-1);
+        let section = Self {
+            max_new_tokens: file.integer("max_new_tokens")?.unwrap_or(self.max_new_tokens),
+            temperature: if draws { file.number("temperature")?.unwrap_or(1.0) } else { 0.0 },
+            top_k: if is_all { 0 } else { file.integer("top_k")?.unwrap_or(50) },
+            top_p: file.number("top_p")?.unwrap_or(1.0),
+            min_p: file.number("min_p")?.unwrap_or(0.0),
+            repetition_penalty: file.number("repetition_penalty")?.unwrap_or(1.0),
             ..self
-        })
+        };
+        section.validate().map_err(|error| match error {
+            ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
+            error => error.into(),
+        })?;
+        let off = |key: &str| if OFF_AT_1.contains(&key) { 1.0 } else { 0.0 };
+        let ignored =
+            file.others(&KNOWN).filter(|key| map[*key].as_f64() != Some(off(key))).collect::<Vec<_>>().join(", ");
+        let note = format!("{}: ignored, as it is not done here: {ignored}", path.display());
+        Ok((section, Some(note).filter(|_| !ignored.is_empty())))
     }
 
     /// Checks what the types do not.

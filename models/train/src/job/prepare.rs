@@ -7,7 +7,7 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_float8::config::{Granularity, Policy, ScalingType};
-use burn_float8::lora::LoraConfig;
+use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
@@ -270,15 +270,18 @@ pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
-    let mut lora = section.to_config().init::<B, M>(&model, seed)?;
+    let config = section.to_config();
+    let mut lora = config.init::<B, M>(&model, seed)?;
     if let (Some(folder), None) = (&section.adapter, saved) {
-        let LoraConfig { rank, alpha, .. } = peft::read_config(folder)?;
-        let reason = format!(
-            "its rank is {rank} and its alpha {alpha}, lora.rank {} and lora.alpha {}",
-            section.rank, section.alpha
-        );
-        let fits = (rank, alpha) == (section.rank, section.alpha);
-        require("lora.adapter", folder.display(), fits, &reason)?;
+        let found = peft::read_config(folder)?;
+        for LoraAdapter { name, .. } in &lora.adapters {
+            let of = |config: &LoraConfig| (config.rank_of(name), config.alpha_of(name));
+            let ((rank, alpha), (own_rank, own_alpha)) = (of(&found), of(&config));
+            let reason = format!(
+                "its rank is {rank} and its alpha {alpha}, lora.rank {own_rank} and lora.alpha {own_alpha}, for {name}"
+            );
+            require("lora.adapter", folder.display(), (rank, alpha) == (own_rank, own_alpha), &reason)?;
+        }
         lora = peft::load(lora, folder)?;
     }
     let adapted = Adapted::new(model, lora);

@@ -93,7 +93,8 @@ fn modelopt(config: &HfReader<'_>) -> Result<Quantization, JobError> {
         Some("FP8_PER_CHANNEL_PER_TOKEN") => (&[Granularity::Row], Inputs::Dynamic(Granularity::Row)),
         Some("MXFP8") => (&[Granularity::Block1x32], Inputs::Dynamic(Granularity::Block1x32)),
         Some(_) => {
-            let reason = "FP8, FP8_PER_CHANNEL_PER_TOKEN and MXFP8 are: take the folder in high precision, or in one of these";
+            let reason =
+                "FP8, FP8_PER_CHANNEL_PER_TOKEN and MXFP8 are: take the folder in high precision, or in one of these";
             return Err(config.unsupported("quant_algo", reason));
         }
         None => return Err(config.missing("quant_algo")),
