@@ -96,10 +96,8 @@ fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<Scal
     const DEFAULT_THETA: f64 = 10_000.0;
     let outer_theta = json.number("rope_theta")?;
     whole_heads(json)?;
-    let inner = match json.filled("rope_scaling")? {
-        Some(inner) => Some(inner),
-        None => json.filled("rope_parameters")?,
-    };
+    let older = json.object("rope_scaling")?.filter(|older| older.others(&[]).next().is_some());
+    let inner = if older.is_some() { older } else { json.object("rope_parameters")? };
     let Some(inner) = inner else { return Ok((outer_theta.unwrap_or(DEFAULT_THETA), None)) };
     let theta = inner.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA);
     whole_heads(&inner)?;

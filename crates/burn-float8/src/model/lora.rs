@@ -33,9 +33,9 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// Linears that get adapters, by the end of their names: `q_proj` is `layers.3.self_attn.q_proj`. `all-linear` is all but `lm_head`.
     pub target_modules: Vec<String>,
-    /// r of some linears in the place of `rank`, by the end of their names; of several ends the longest counts.
+    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// α of some linears in the place of `alpha`, likewise.
+    /// Values of α of some linears, which replace `alpha`, by the end of their names. The longest end counts.
     pub alpha_pattern: BTreeMap<String, f64>,
 }
 
@@ -80,7 +80,7 @@ impl LoraConfig {
         self.target_modules.iter().any(|target| target_matches(target, name))
     }
 
-    /// r of the linear of this name.
+    /// Rank of the linear of this name.
     pub fn rank_of(&self, name: &str) -> usize {
         of_pattern(&self.rank_pattern, name).unwrap_or(self.rank)
     }

@@ -307,7 +307,7 @@ fn other_programs_write_the_same_schemes() {
     let folder = with_inputs.folder();
     write_json(&folder.path().join("hf_quant_config.json"), &json!({"quantization": modelopt}));
     assert!(bits(&Llama::load_hf(folder.path(), &Default::default()).unwrap()) == tensorwise.bits());
-    // What a pattern of theirs names has no codes.
+    // A pattern of theirs names linears without codes.
     let mut ignored = rowwise.clone();
     *ignored.quantization() =
         json!({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["model.layers.1*.mlp"]});
@@ -330,7 +330,7 @@ fn zeros_and_powers_of_two_are_scales() {
     assert!(bytes.bits() == numbers.bits());
 }
 
-/// They are told, and not written again.
+/// The log names them, and an export does not write them.
 #[test]
 fn scales_of_caches_are_not_used() {
     let plain = Files::new(Recipe::Rowwise);

@@ -18,8 +18,8 @@ use crate::model::{ModelSection, TrainableModel};
 /// A model that is there.
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
-    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take that of a Hugging Face checkpoint, or of an
-    /// adapter of PEFT's, with the base model that its configuration or model.hf_path names.
+    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take the folder of a Hugging Face checkpoint, and of
+    /// an adapter of PEFT's, whose base model its configuration or model.hf_path names.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// The run's checkpoint after so many steps instead of the newest.
@@ -121,8 +121,8 @@ impl ModelArgs {
         base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
     }
 
-    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32. An adapter of it comes
-    /// with its own tokenizer, if it has one.
+    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32. The tokenizer in the
+    /// folder of an adapter replaces the checkpoint's.
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
         let step = self.step.map(|step| format!("--step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
@@ -295,8 +295,8 @@ pub struct ExportArgs {
     /// A folder that does not exist, or is empty.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// What weights are written in. If absent, bf16, or with --merge the dtype of the base. fp8: those linears in FP8 that the run has in
-    /// FP8, all else in bf16.
+    /// Format of the weights. If absent, bf16, or with --merge the dtype of the base. fp8: linears that the run has in FP8 are written in FP8,
+    /// and all else in bf16.
     #[arg(long, visible_alias = "dtype", value_enum)]
     pub format: Option<ExportFormat>,
     /// How FP8 weights are scaled, instead of as the run has it; of a Hugging Face checkpoint in FP8, instead of as they lie there.

@@ -28,17 +28,17 @@ pub struct LoraSection {
     #[serde(deserialize_with = "one_or_more")]
     #[schemars(with = "Names")]
     pub target_modules: Vec<String>,
-    /// Ranks of some linears in the place of `rank`, by the end of their names; of several ends the longest counts.
+    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Alphas of some linears in the place of `alpha`, likewise.
+    /// Alphas of some linears, which replace `alpha`, by the end of their names. The longest end counts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
     /// `training.precision = "fp8"`.
     pub base: LoraBase,
-    /// Folder of an adapter of PEFT's to start from, of which rank, alpha, targets and patterns are taken if they are absent here. If absent,
-    /// adapters that change nothing yet.
+    /// Folder of an adapter of PEFT's to start from. Its rank, alpha, targets and patterns are taken where this section does not say them.
+    /// If absent, adapters that change nothing yet.
     pub adapter: Option<PathBuf>,
 }
 
@@ -84,10 +84,15 @@ impl From<LoraConfig> for LoraSection {
     }
 }
 
-/// Adds what the folder `lora.adapter` says of its adapter to `[lora]`, where that does not say it; tells whether there is such a folder.
+/// Adds the rank, alpha, targets and patterns of the adapter in `lora.adapter` to `[lora]`, where it does not say them. Tells whether there
+/// is an adapter.
 pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
     let Some(Value::Table(lora)) = table.get_mut("lora") else { return Ok(false) };
     let Some(Value::String(folder)) = lora.get("adapter") else { return Ok(false) };
+    // A run that is resumed has said all, and its adapter may be gone.
+    if ["rank", "alpha", "target_modules"].iter().all(|key| lora.contains_key(*key)) {
+        return Ok(false);
+    }
     let config = peft::read_config(Path::new(folder)).map_err(|error| error.to_string())?;
     let mut said = Table::try_from(config).map_err(|error| error.to_string())?;
     // How it was trained is not what it is.
@@ -102,7 +107,7 @@ impl LoraSection {
     /// The adapter in a folder of PEFT's.
     ///
     /// # Errors
-    /// What is wrong with the folder.
+    /// Errors of [`peft::read_config`].
     pub(crate) fn of_folder(folder: &Path) -> Result<Self, JobError> {
         Ok(Self { adapter: Some(folder.into()), ..peft::read_config(folder)?.into() })
     }

@@ -31,7 +31,7 @@ pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError>
     Ok(config)
 }
 
-/// What the folder `dir` says of quantized weights; none if it says nothing.
+/// The schemes of quantized weights that the folder `dir` names; none if it names none.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`], [`JobError::Float8Files`].

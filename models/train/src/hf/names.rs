@@ -41,8 +41,7 @@ pub(crate) fn is_ignored(hf_name: &str) -> bool {
     hf_name.ends_with(".rotary_emb.inv_freq")
 }
 
-/// Whether a tensor scales what is not cast here by a scale of the files: keys and values in a cache, and what attention makes of them. A
-/// bound of inputs is another.
+/// Whether a tensor is a scale that is not used: of keys, values and probabilities in attention, or a bound of inputs.
 pub(crate) fn is_unused_scale(hf_name: &str) -> bool {
     const OWN: [&str; 6] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "input_scale_ub"];
     let of_cache = ["k_proj.output_scale", "v_proj.output_scale"];

@@ -29,6 +29,9 @@ use crate::{JobError, create_folder};
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
+/// The key of the linears that have adapters.
+const TARGETS: &str = "target_modules";
+
 /// All linears but the output layer.
 const ALL_LINEAR: &str = "all-linear";
 
@@ -85,8 +88,8 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     })
 }
 
-/// Keys that are read, and those that change nothing of what a saved adapter computes. Any other must be off.
-const KNOWN: [&str; 23] = [
+/// Keys that are read, and keys that do not change what a saved adapter computes. Any other must be off.
+const KNOWN: [&str; 20] = [
     "peft_type",
     "base_model_name_or_path",
     "r",
@@ -100,11 +103,8 @@ const KNOWN: [&str; 23] = [
     "init_lora_weights",
     // Of how it was made, and of how it is run.
     "auto_mapping",
-    "corda_config",
     "eva_config",
     "inference_mode",
-    "loftq_config",
-    "lora_ga_config",
     "megatron_core",
     "peft_version",
     "qalora_group_size",
@@ -113,13 +113,11 @@ const KNOWN: [&str; 23] = [
     "task_type",
 ];
 
-/// The configuration of an adapter in a folder, with the names of linears in the place of PEFT's patterns. The names are compared with the
-/// tensors that are there.
+/// The configuration of an adapter in a folder. Names of linears replace PEFT's regexes, and are compared with the tensors that are there.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a kind of adapter that is not LoRA as
-/// this crate has it and for a target that no tensor has; [`JobError::TensorFiles`], [`JobError::UnknownAdapter`] for a tensor that is no
-/// target's.
+/// this crate has it and for a target that no tensor has; [`JobError::TensorFiles`] for a tensor of another rank.
 pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let path = folder.join(CONFIG);
     let map = object(&path)?;
@@ -141,45 +139,41 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     // α / √r in place of α / r.
     let effective = |rank: usize, alpha: f64| if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
     let [ranks, alphas] = [pattern(&json, "rank_pattern")?, pattern(&json, "alpha_pattern")?];
-    let targets = Targets::read(&json)?;
-    let mut config = LoraConfig { rank, alpha: effective(rank, alpha), dropout, ..LoraConfig::default() };
-    let (mut linears, files) = (vec![], TensorFiles::open_file(folder.join(WEIGHTS))?);
-    for tensor in files.names() {
-        let module = tensor.strip_prefix("base_model.model.").and_then(|name| name.rsplit_once(".lora_"));
-        let Some((module, _)) = module.filter(|(module, _)| targets.have(module)) else {
-            return Err(JobError::UnknownAdapter { path: folder.join(WEIGHTS), tensor: tensor.into() });
-        };
-        let name = own_name(module).to_string();
-        let own_rank = of_pattern(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
-        let own_alpha = of_pattern(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha);
-        if let (Some(stored), true) = (files.get(tensor), tensor.ends_with("lora_A.weight")) {
-            files.expect(tensor, &[own_rank, stored.shape().last().copied().unwrap_or(0)])?;
+    let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
+    let module = |tensor| Some(str::strip_prefix(tensor, "base_model.model.")?.rsplit_once(".lora_")?.0);
+    let mut modules: Vec<&str> = files.names().filter_map(module).collect();
+    modules.dedup();
+    let target_modules: Vec<&str> = match json.get(TARGETS) {
+        None => return Err(json.missing(TARGETS)),
+        Some(Value::String(all)) if all == ALL_LINEAR => vec![all],
+        Some(Value::String(pattern)) => {
+            let pattern = regex(&json, TARGETS, &format!("^(?:{pattern})$"))?;
+            modules.iter().copied().filter(|module| pattern.is_match(module).unwrap_or(false)).collect()
         }
-        if own_rank != rank {
-            config.rank_pattern.insert(name.clone(), own_rank);
-        }
-        if effective(own_rank, own_alpha) != config.alpha {
-            config.alpha_pattern.insert(name.clone(), effective(own_rank, own_alpha));
-        }
-        linears.push(name);
-    }
-    linears.dedup();
-    config.target_modules = match &targets {
-        Targets::All => vec![ALL_LINEAR.into()],
-        Targets::Names(names) => names.iter().map(|name| own_name(name).into()).collect(),
-        Targets::Pattern(_) => linears.clone(),
+        Some(_) => json.strings(TARGETS)?.unwrap_or_default(),
     };
+    let target_modules: Vec<String> = target_modules.into_iter().map(|name| own_name(name).into()).collect();
     let has_none = |target: &&String| {
         let alone = LoraConfig { target_modules: vec![target.to_string()], ..LoraConfig::default() };
-        !linears.iter().any(|linear| alone.targets(linear))
+        !modules.iter().any(|module| alone.targets(own_name(module)))
     };
-    match config.target_modules.iter().find(has_none) {
-        Some(target) => Err(json.unsupported("target_modules", &format!("{WEIGHTS} has no tensor of {target}"))),
-        None if linears.is_empty() => {
-            Err(json.unsupported("target_modules", &format!("{WEIGHTS} has no tensor of it")))
-        }
-        None => Ok(config),
+    if let Some(target) = target_modules.iter().find(has_none) {
+        return Err(json.unsupported(TARGETS, &format!("{WEIGHTS} has no tensor of {target}")));
     }
+    let alpha_of_all = effective(rank, alpha);
+    let mut config = LoraConfig { rank, alpha: alpha_of_all, dropout, target_modules, ..LoraConfig::default() };
+    for module in modules {
+        let own_rank = of_pattern(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
+        let own_alpha = effective(own_rank, of_pattern(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha));
+        let name = own_name(module);
+        let [a, _] = names(name);
+        if let Some(stored) = files.get(&a) {
+            files.expect(&a, &[own_rank, stored.shape().last().copied().unwrap_or(0)])?;
+        }
+        (own_rank != rank).then(|| config.rank_pattern.insert(name.into(), own_rank));
+        (own_alpha != alpha_of_all).then(|| config.alpha_pattern.insert(name.into(), own_alpha));
+    }
+    Ok(config)
 }
 
 /// The folder of the model that an adapter is of, as its configuration names it.
@@ -198,38 +192,6 @@ pub(crate) fn base(folder: &Path) -> Result<PathBuf, JobError> {
 /// Whether a folder has an adapter.
 pub(crate) fn is_adapter(folder: &Path) -> bool {
     folder.join(CONFIG).exists()
-}
-
-/// Linears that have adapters, as PEFT names them.
-enum Targets {
-    All,
-    Names(Vec<String>),
-    /// A regex of whole names.
-    Pattern(Regex),
-}
-
-impl Targets {
-    fn read(json: &HfReader<'_>) -> Result<Self, JobError> {
-        const KEY: &str = "target_modules";
-        match json.get(KEY) {
-            None => Err(json.missing(KEY)),
-            Some(Value::String(all)) if all == ALL_LINEAR => Ok(Self::All),
-            Some(Value::String(pattern)) => regex(json, KEY, &format!("^(?:{pattern})$")).map(Self::Pattern),
-            Some(_) => Ok(Self::Names(json.strings(KEY)?.into_iter().flatten().map(String::from).collect())),
-        }
-    }
-
-    /// Whether a linear of this name in Hugging Face's model has an adapter.
-    fn have(&self, module: &str) -> bool {
-        let is_end = |name: &String| {
-            module == name || module.strip_suffix(name.as_str()).is_some_and(|rest| rest.ends_with('.'))
-        };
-        match self {
-            Self::All => true,
-            Self::Names(names) => names.iter().any(is_end),
-            Self::Pattern(regex) => regex.is_match(module).unwrap_or(false),
-        }
-    }
 }
 
 /// The path in the module tree of a linear of Hugging Face's.
@@ -253,7 +215,7 @@ fn pattern(json: &HfReader<'_>, key: &'static str) -> Result<Vec<(Regex, f64)>, 
     object.others(&[]).map(entry).collect()
 }
 
-/// What a pattern says of a linear. PEFT takes the first that matches, whose place JSON does not keep here: all must say the same.
+/// The number that a pattern has for a linear. PEFT takes the first that matches, and the order of keys is not known here: all must agree.
 fn of_pattern(pattern: &[(Regex, f64)], module: &str, json: &HfReader<'_>, key: &str) -> Result<Option<f64>, JobError> {
     let mut said =
         pattern.iter().filter(|(regex, _)| regex.is_match(module).unwrap_or(false)).map(|(_, number)| *number);

@@ -43,7 +43,7 @@ impl<'a> HfReader<'a> {
     }
 
     /// The keys that are not one of `known`, and whose values are not null, false or empty.
-    pub(crate) fn others(&self, known: &[&str]) -> impl Iterator<Item = &'a str> {
+    pub fn others(&self, known: &[&str]) -> impl Iterator<Item = &'a str> {
         let is_other = |(key, value): &(&String, &Value)| !known.contains(&key.as_str()) && !is_off(value);
         self.map.iter().filter(is_other).map(|(key, _)| key.as_str())
     }
@@ -110,14 +110,6 @@ impl<'a> HfReader<'a> {
         Ok(map.map(|map| self.child(&[key], map)))
     }
 
-    /// An object that is not empty.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn filled(&self, key: &'static str) -> Result<Option<HfReader<'a>>, JobError> {
-        Ok(self.object(key)?.filter(|object| !object.map.is_empty()))
-    }
-
     /// A list of texts.
     ///
     /// # Errors
@@ -137,7 +129,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a list of non-negative integers", convert)
     }
 
-    /// The objects in an object, whatever their names.
+    /// The objects in an object, with any names.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::JobError;
 use crate::config::{ConfigError, require};
@@ -60,47 +60,16 @@ impl Default for GenerateSection {
     }
 }
 
-/// The keys of the file that are read, and those that choose no token: of the tokenizer, of speed and of what is returned.
-const KNOWN: [&str; 24] = [
-    "do_sample",
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "transformers_version",
-    "_from_model_config",
-    "use_cache",
-    "cache_implementation",
-    "cache_config",
-    "return_dict_in_generate",
-    "return_legacy_cache",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_lookbehind",
-    "target_lookbehind",
-    "trust_remote_code",
-];
+/// The keys of the file that are read.
+const READ: [&str; 7] = ["do_sample", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
 
-/// Keys that change nothing where they are 1; others change nothing where they are 0.
-const OFF_AT_1: [&str; 6] = [
-    "num_beams",
-    "num_beam_groups",
-    "num_return_sequences",
-    "typical_p",
-    "length_penalty",
-    "encoder_repetition_penalty",
-];
+/// Parts of keys that choose no token: keys of the tokenizer, of speed, and of the form of results.
+const OTHERS: [&str; 10] =
+    ["bos_", "eos_", "pad_", "cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
     /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
-    /// by which only `do_sample` draws tokens. Besides there is a word on keys that would change the text and are not done here.
+    /// by which only `do_sample` draws tokens. Returns a note on keys that would change the text and are not done here, too.
     ///
     /// # Errors
     /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for a value that cannot be.
@@ -126,10 +95,13 @@ impl GenerateSection {
             ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
             error => error.into(),
         })?;
-        let off = |key: &str| if OFF_AT_1.contains(&key) { 1.0 } else { 0.0 };
-        let ignored =
-            file.others(&KNOWN).filter(|key| map[*key].as_f64() != Some(off(key))).collect::<Vec<_>>().join(", ");
-        let note = format!("{}: ignored, as it is not done here: {ignored}", path.display());
+        // Factors and exponents of 1.0 change nothing, nor does one beam.
+        let is_one = |key: &str| map[key] == json!(1.0) || key.starts_with("num_") && map[key] == json!(1);
+        let is_none = |key: &str| map[key].as_f64() == Some(0.0) || is_one(key);
+        let is_done = |key: &str| OTHERS.iter().any(|part| key.contains(part)) || is_none(key);
+        let mut ignored: Vec<_> = file.others(&READ).filter(|key| !is_done(key)).collect();
+        ignored.sort_unstable();
+        let note = format!("{}: ignored, as it is not done here: {}", path.display(), ignored.join(", "));
         Ok((section, Some(note).filter(|_| !ignored.is_empty())))
     }
 

@@ -166,8 +166,8 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// What a run does otherwise than the FP8 folder says that its parameters come from: scales that are not used; in FP8 weights that are cast
-/// again, with what would keep their codes, and inputs.
+/// Differences of a run from the FP8 folder that its parameters come from: scales that are not used; in FP8 weights that are cast again, with
+/// settings that would keep their codes, and inputs.
 ///
 /// # Errors
 /// [`JobError::Float8`] for an FP8 config that does not fit the model.

@@ -1,4 +1,4 @@
-//! [`Quantization::read`]: what a folder says of quantized weights, in the words of each program that writes FP8.
+//! [`Quantization::read`]: the quantization of a folder, in the words of each program that writes FP8.
 //!
 //! ```text
 //! quant_method          scales                              names
@@ -16,12 +16,12 @@ use super::scheme::{BLOCK, COMPRESSED_TENSORS, FP8, Group, Inputs, Quantization,
 use crate::JobError;
 use crate::hf::reader::HfReader;
 
-/// What is read, and what to do with another format.
+/// Formats that are read, and advice for another one.
 const READ: &str = "of FP8 weights those of compressed-tensors, fp8, fbgemm_fp8, modelopt and quark are: take the folder in high \
                     precision, or in FP8 of one of these";
 
 impl Quantization {
-    /// What `config`, the object of a file that is about quantized weights, says.
+    /// Reads the object of a file that is about quantized weights.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`], [`JobError::HfMissingKey`]; [`JobError::Float8Files`] for patterns.
@@ -52,7 +52,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     if !matches!(config.string("fmt")?, None | Some("e4m3" | "float8_e4m3fn")) {
         return Err(config.unsupported("fmt", "e4m3 and float8_e4m3fn are"));
     }
-    // The scales are powers of two, in whatever dtype they lie in the files.
+    // Says that scales are powers of two; their dtype is in the files.
     config.only("scale_fmt", "ue8m0", "only ue8m0 is")?;
     let inputs = match config.string("activation_scheme")? {
         None | Some("dynamic") => None,
@@ -104,7 +104,7 @@ fn modelopt(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     Ok(Quantization::of_all(granularity, inputs, ignored))
 }
 
-/// AMD Quark's, whose layers all have one scheme. What it says of outputs is of caches of keys and values.
+/// AMD Quark's, with one scheme for all layers. Schemes of outputs are for caches of keys and values.
 fn quark(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     let Some(all) = config.object("global_quant_config")? else { return Err(config.missing("global_quant_config")) };
     for key in ["layer_quant_config", "layer_type_quant_config"] {
@@ -118,22 +118,19 @@ fn quark(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     for quantized in [Some(weight), inputs].into_iter().flatten() {
         quantized.only("dtype", "fp8_e4m3", "only fp8_e4m3 is: take the folder in high precision, or in FP8")?;
     }
-    let scheme = |of: &HfReader<'_>| match of.string("qscheme")? {
-        Some("per_tensor") => Ok(Granularity::Tensor),
-        Some("per_channel") => Ok(Granularity::Row),
-        _ => Err(of.unsupported("qscheme", "per_tensor and per_channel are")),
-    };
-    let granularity: &[_] = match scheme(&weight)? {
-        Granularity::Row => &[Granularity::Row],
-        _ => &[Granularity::Tensor],
+    let granularity: &[_] = match weight.string("qscheme")? {
+        Some("per_tensor") => &[Granularity::Tensor],
+        Some("per_channel") => &[Granularity::Row],
+        _ => return Err(weight.unsupported("qscheme", "per_tensor and per_channel are")),
     };
     let inputs = match inputs {
         None => Inputs::HighPrecision,
-        Some(inputs) => match (scheme(&inputs)?, inputs.boolean("is_dynamic")?) {
-            (shared, Some(true)) => Inputs::Dynamic(shared),
-            (Granularity::Tensor, _) if granularity == [Granularity::Tensor] => Inputs::Static,
-            _ => return Err(inputs.unsupported("is_dynamic", "static scales are, if all schemes are per_tensor")),
-        },
+        Some(inputs) if inputs.get("qscheme") != weight.get("qscheme") => {
+            return Err(inputs.unsupported("qscheme", "inputs are that have the qscheme of weights"));
+        }
+        Some(inputs) if inputs.boolean("is_dynamic")? == Some(true) => Inputs::Dynamic(granularity[0]),
+        Some(_) if granularity == [Granularity::Tensor] => Inputs::Static,
+        Some(inputs) => return Err(inputs.unsupported("is_dynamic", "static scales are, if qscheme is per_tensor")),
     };
     let ignored = Names::globs(config, "exclude", &config.strings("exclude")?.unwrap_or_default())?;
     Ok(Quantization::of_all(granularity, inputs, ignored))

@@ -71,7 +71,7 @@ impl Names {
         Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
     }
 
-    /// The lists of ModelOpt and Quark: names of linears and of modules that hold some, in which `*` stands for anything.
+    /// The lists of ModelOpt and Quark: names of linears and of modules that hold some. `*` matches anything.
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].

@@ -1,5 +1,4 @@
-//! [`Scheme`]: how FP8 weights lie in files; [`Quantization`]: what a `quantization_config` says of each linear. The module
-//! [`formats`](super::formats) has the words of other programs.
+//! [`Scheme`]: how FP8 weights lie in files; [`Quantization`]: what a `quantization_config` says of each linear.
 //!
 //! ```text
 //!                  scales of a weight [out, in]      quantization_config
@@ -44,7 +43,7 @@ pub(crate) enum Inputs {
     Dynamic(Granularity),
 }
 
-/// What a folder says of quantized weights.
+/// The schemes of a folder's linears.
 #[derive(Debug)]
 pub(crate) struct Quantization {
     /// None of compressed-tensors' linears may be in FP8 beside these.

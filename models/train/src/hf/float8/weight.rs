@@ -245,7 +245,7 @@ fn scale_granularity(
     Ok(*granularity)
 }
 
-/// Scales, row-major, each of which is a positive number, or 0 if it may be.
+/// Scales, row-major. Each is a positive number, or 0 if `may_be_zero`.
 fn read_scales(files: &TensorFiles, name: &str, may_be_zero: bool) -> Result<Vec<f32>, JobError> {
     let missing = || TensorFilesError::Missing { name: name.into(), shape: vec![], path: files.path().into() };
     let stored = files.get(name).ok_or_else(missing)?;
