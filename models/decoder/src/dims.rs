@@ -2,7 +2,9 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{JobError, ModelSize};
+use train::{JobError, MAX_TENSOR_BITS, ModelSize, elements};
+
+use crate::rope::MAX_AHEAD;
 
 /// The sizes of a decoder-only transformer with grouped-query attention and a SwiGLU, or a mixture of these, in each layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,8 +61,8 @@ impl MoeConfig {
     }
 }
 
-/// Elements of one tensor at most: 4 TiB in f32.
-const MAX_TENSOR: u128 = 1 << 40;
+/// The logarithm of the elements of the rotary table at most, which is built on the host.
+const MAX_AHEAD_BITS: u32 = 28;
 /// Parameters at most, ten times the largest Llama 3.
 const MAX_PARAMS: u128 = 1 << 42;
 /// Layers at most.
@@ -111,17 +113,18 @@ impl Dimensions {
         let positions = ("max_seq_len", self.max_seq_len);
         let experts = self.moe.map(|moe| ("moe.num_experts", moe.num_experts));
         let gate: Vec<_> = experts.into_iter().chain([hidden, intermediate]).collect();
-        for (tensor, factors) in [
-            ("the embedding", &[vocab, hidden][..]),
-            ("gate_proj", &gate),
-            ("q_proj", &[hidden, heads, head_dim]),
-            ("the rotary table", &[positions, head_dim]),
+        let ahead = ("max_seq_len", self.max_seq_len.min(MAX_AHEAD));
+        for (tensor, factors, bits) in [
+            ("the embedding", &[vocab, hidden][..], MAX_TENSOR_BITS),
+            ("gate_proj", &gate, MAX_TENSOR_BITS),
+            ("q_proj", &[hidden, heads, head_dim], MAX_TENSOR_BITS),
+            ("the rotary table", &[positions, head_dim], MAX_TENSOR_BITS),
+            ("the rotary table of the first positions", &[ahead, head_dim], MAX_AHEAD_BITS),
         ] {
-            let elements = factors.iter().try_fold(1_u128, |product, &(_, size)| product.checked_mul(size as u128));
-            if elements.is_none_or(|elements| elements > MAX_TENSOR) {
+            if elements(factors.iter().map(|&(_, size)| size), bits).is_none() {
                 let &(field, value) = factors.iter().max_by_key(|(_, size)| size).unwrap_or(&hidden);
                 let sizes: Vec<_> = factors.iter().map(|(_, size)| size.to_string()).collect();
-                let reason = format!("{tensor} would have {} elements, more than 2^40", sizes.join(" · "));
+                let reason = format!("{tensor} would have {} elements, more than 2^{bits}", sizes.join(" · "));
                 return Err(refused(field, value, reason));
             }
         }

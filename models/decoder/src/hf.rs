@@ -1,7 +1,8 @@
 //! The keys of Hugging Face's `config.json` that decoder-only transformers share, and their tensors.
 //!
 //! Rotary frequencies are read in the `rope_theta` + `rope_scaling` form and the newer `rope_parameters` form, and written in the
-//! former, which every version of transformers reads.
+//! former, which every version of transformers reads. Of a file with both, `rope_scaling` counts, as in transformers 5
+//! (`convert_rope_params_to_dict` in `modeling_rope_utils.py`).
 
 use serde_json::{Value, json};
 use train::JobError;
@@ -36,7 +37,12 @@ pub struct ScaledRope<'a> {
     pub kind: &'a str,
     /// The object that says how.
     pub json: HfReader<'a>,
+    /// Positions before the extension: what the file says, inside or beside the object, or `max_position_embeddings`.
+    pub original_max_seq_len: usize,
 }
+
+/// The keys of rope that every kind may have.
+pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 
 /// The sizes of a dense model of this `model_type` whose linears have no bias, and how its rotary frequencies are scaled, if they are.
 ///
@@ -64,7 +70,8 @@ pub fn read<'a>(
         None if json.is_null("num_key_value_heads") => Some(num_heads),
         num_kv_heads => num_kv_heads.or(defaults.num_kv_heads),
     };
-    let (rope_theta, scaled) = rope(json)?;
+    let max_seq_len = json.integer("max_position_embeddings")?.unwrap_or(defaults.max_seq_len);
+    let (rope_theta, scaled) = rope(json, max_seq_len)?;
     let dims = Dimensions {
         vocab_size: json.integer("vocab_size")?.unwrap_or(defaults.vocab_size),
         hidden_size,
@@ -75,7 +82,7 @@ pub fn read<'a>(
         head_dim: head_dim.unwrap_or_else(|| hidden_size.checked_div(num_heads).unwrap_or(0)),
         rms_norm_eps: json.number("rms_norm_eps")?.unwrap_or(1e-6),
         rope_theta,
-        max_seq_len: json.integer("max_position_embeddings")?.unwrap_or(defaults.max_seq_len),
+        max_seq_len,
         tie_word_embeddings: json.boolean("tie_word_embeddings")?.unwrap_or(false),
         qk_norm: false,
         moe: None,
@@ -83,22 +90,26 @@ pub fn read<'a>(
     Ok((dims, scaled))
 }
 
-/// theta and scaling. `rope_parameters` holds both; before it, `rope_theta` stood beside `rope_scaling`.
-fn rope<'a>(json: &HfReader<'a>) -> Result<(f64, Option<ScaledRope<'a>>), JobError> {
+/// theta and scaling. `rope_parameters` holds both; before it, `rope_theta` stood beside `rope_scaling`. Of one object nothing is read
+/// where the other counts.
+fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<ScaledRope<'a>>), JobError> {
     const DEFAULT_THETA: f64 = 10_000.0;
     let outer_theta = json.number("rope_theta")?;
     whole_heads(json)?;
-    let inner = match json.object("rope_parameters", "rope_parameters.")? {
-        Some(inner) => Some(inner),
-        None => json.object("rope_scaling", "rope_scaling.")?,
-    };
+    let older = json.object("rope_scaling")?.filter(|older| older.others(&[]).next().is_some());
+    let inner = if older.is_some() { older } else { json.object("rope_parameters")? };
     let Some(inner) = inner else { return Ok((outer_theta.unwrap_or(DEFAULT_THETA), None)) };
     let theta = inner.number("rope_theta")?.or(outer_theta).unwrap_or(DEFAULT_THETA);
     whole_heads(&inner)?;
     // `type` is the older name of `rope_type`.
     let key = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let kind = inner.string(key)?.filter(|kind| *kind != "default");
-    Ok((theta, kind.map(|kind| ScaledRope { key, kind, json: inner })))
+    let Some(kind) = inner.string(key)?.filter(|kind| *kind != "default") else {
+        inner.only_keys(&ROPE_KEYS, "rope that is not scaled has no such key")?;
+        return Ok((theta, None));
+    };
+    let original = "original_max_position_embeddings";
+    let original_max_seq_len = json.integer(original)?.or(inner.integer(original)?).unwrap_or(max_seq_len);
+    Ok((theta, Some(ScaledRope { key, kind, json: inner, original_max_seq_len })))
 }
 
 /// `partial_rotary_factor` stands beside `rope_theta`, in either form.

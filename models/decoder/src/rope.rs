@@ -15,7 +15,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
 /// Positions for which tables are built ahead at most: a checkpoint's `config.json` may say any number.
-const MAX_AHEAD: usize = 1 << 17;
+pub(crate) const MAX_AHEAD: usize = 1 << 17;
 
 /// The angles per position of one model: cos and sin tables in f32, shared by all layers.
 #[derive(Module, Debug)]

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use decoder::hf::{Defaults, FUSED_LINEARS, ScaledRope};
+use decoder::hf::{Defaults, FUSED_LINEARS, ROPE_KEYS, ScaledRope};
 use decoder::{Dimensions, MoeConfig};
 use serde_json::{Value, json};
 use train::hf::HfReader;
@@ -82,16 +82,17 @@ impl ModelConfig for LlamaConfig {
 
 /// Llama 3.1's scaling of rotary frequencies.
 fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling, JobError> {
-    let ScaledRope { key, kind, json } = rope;
+    let ScaledRope { key, kind, json, original_max_seq_len } = rope;
     if kind != "llama3" {
         return Err(json.unsupported(key, "default and llama3 are"));
     }
+    let own = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
+    json.only_keys(&[&ROPE_KEYS[..], &own].concat(), "llama3 has no such key")?;
     let number = |key| json.number(key)?.ok_or_else(|| json.missing(key));
-    let length = "original_max_position_embeddings";
     Ok(RopeScaling {
         factor: number("factor")?,
         low_freq_factor: number("low_freq_factor")?,
         high_freq_factor: number("high_freq_factor")?,
-        original_max_position_embeddings: json.integer(length)?.ok_or_else(|| json.missing(length))?,
+        original_max_position_embeddings: original_max_seq_len,
     })
 }

@@ -142,10 +142,12 @@ fn what_the_model_does_not_have_is_refused() {
         ("use_sliding_window", json!(true), "every layer attends to all positions"),
         ("layer_types", json!(["full_attention", "sliding_attention"]), "only full_attention is"),
         ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "rope_parameters.rope_type = \"yarn\""),
+        // Beside the default that the file has in `rope_parameters`.
+        ("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 }), "rope_scaling.rope_type = \"yarn\""),
         (
             "quantization_config",
             json!({ "quant_method": "gptq" }),
-            "quant_method = \"gptq\" is not supported; compressed-tensors and fp8 are",
+            "quant_method = \"gptq\" is not supported; of FP8 weights those of compressed-tensors",
         ),
     ] {
         let error = refusal(key, value).unwrap_err();

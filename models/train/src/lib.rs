@@ -70,7 +70,8 @@ pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
-    LanguageModel, LayerBytes, ModelConfig, ModelSection, ModelSize, Sampling, Segments, TrainableModel,
+    LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,
+    TrainableModel, elements,
 };
 pub use module_path::ModulePath;
 pub use optimizer::AdamWStates;

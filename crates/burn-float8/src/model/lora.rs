@@ -5,6 +5,8 @@
 //! ```
 //!
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
+use std::collections::BTreeMap;
+
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
@@ -31,11 +33,16 @@ pub struct LoraConfig {
     pub dropout: f64,
     /// Linears that get adapters, by the end of their names: `q_proj` is `layers.3.self_attn.q_proj`. `all-linear` is all but `lm_head`.
     pub target_modules: Vec<String>,
+    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Values of α of some linears, which replace `alpha`, by the end of their names. The longest end counts.
+    pub alpha_pattern: BTreeMap<String, f64>,
 }
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self { rank: 8, alpha: 8.0, dropout: 0.0, target_modules: vec![ALL_LINEAR.into()] }
+        let (target_modules, rank_pattern, alpha_pattern) = (vec![ALL_LINEAR.into()], BTreeMap::new(), BTreeMap::new());
+        Self { rank: 8, alpha: 8.0, dropout: 0.0, target_modules, rank_pattern, alpha_pattern }
     }
 }
 
@@ -70,12 +77,13 @@ impl LoraConfig {
     ///
     /// [`Float8Error::Lora`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
     pub fn validate(&self) -> Result<(), Float8Error> {
-        let Self { rank, alpha, dropout, target_modules } = self;
+        let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = self;
         let wrong = |field, value: String, range| Err(Float8Error::Lora { field, value, range });
-        if *rank == 0 {
-            return wrong("rank", rank.to_string(), "at least 1");
+        if rank_pattern.values().chain([rank]).any(|rank| *rank == 0) {
+            return wrong("rank", "0".into(), "at least 1");
         }
-        if !alpha.is_finite() || *alpha == 0.0 {
+        let is_wrong = |alpha: &&f64| !alpha.is_finite() || **alpha == 0.0;
+        if let Some(alpha) = alpha_pattern.values().chain([alpha]).find(is_wrong) {
             return wrong("alpha", alpha.to_string(), "finite, and not 0");
         }
         if !(0.0..1.0).contains(dropout) {
@@ -90,6 +98,21 @@ impl LoraConfig {
     /// Whether the linear of this name gets an adapter.
     pub fn targets(&self, name: &str) -> bool {
         self.target_modules.iter().any(|target| target_matches(target, name))
+    }
+
+    /// Rank of the linear of this name.
+    pub fn rank_of(&self, name: &str) -> usize {
+        of_pattern(&self.rank_pattern, name).unwrap_or(self.rank)
+    }
+
+    /// α of the linear of this name.
+    pub fn alpha_of(&self, name: &str) -> f64 {
+        of_pattern(&self.alpha_pattern, name).unwrap_or(self.alpha)
+    }
+
+    /// α/r of the linear of this name.
+    pub fn scale_of(&self, name: &str) -> f64 {
+        self.alpha_of(name) / self.rank_of(name) as f64
     }
 
     /// Adapters for a model's linears: A drawn uniformly from ±1/√K by the seed and the linear's name, B zero, so that the model gives what
@@ -121,8 +144,9 @@ impl LoraConfig {
         }
         let adapters = found.iter().filter(|linear| self.targets(&linear.info.name)).map(|linear| {
             let (name, k, n) = (linear.info.name.clone(), linear.info.k, linear.info.n);
-            let a = TensorData::new(uniform(named(seed, &name), k * self.rank, (k as f64).powf(-0.5)), [k, self.rank]);
-            let [a, b] = [Tensor::from_data(a, &linear.device), Tensor::zeros([self.rank, n], &linear.device)]
+            let rank = self.rank_of(&name);
+            let a = TensorData::new(uniform(named(seed, &name), k * rank, (k as f64).powf(-0.5)), [k, rank]);
+            let [a, b] = [Tensor::from_data(a, &linear.device), Tensor::zeros([rank, n], &linear.device)]
                 .map(|t| parameter(ParamId::new(), t.require_grad(), true));
             LoraAdapter { name, a, b }
         });
@@ -135,6 +159,12 @@ fn target_matches(target: &str, name: &str) -> bool {
         ALL_LINEAR => name != OUTPUT && !name.ends_with(".lm_head"),
         _ => name == target || name.strip_suffix(target).is_some_and(|parents| parents.ends_with('.')),
     }
+}
+
+/// The value of the longest end that `name` has.
+fn of_pattern<T: Copy>(pattern: &BTreeMap<String, T>, name: &str) -> Option<T> {
+    let ends = pattern.iter().filter(|(end, _)| target_matches(end, name));
+    ends.max_by_key(|(end, _)| end.len()).map(|(_, value)| *value)
 }
 
 /// One seed for each name.
@@ -256,10 +286,11 @@ impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
             TensorPrimitive::Float(t) => t,
             TensorPrimitive::QFloat(_) => unreachable!("an adapter is float"),
         });
-        let LoraConfig { rank, alpha, dropout: probability, .. } = self.lora.config;
+        let config = &self.lora.config;
+        let (scale, probability) = (config.scale_of(&adapter.name), config.dropout);
         let seed = self.seed.filter(|_| probability > 0.0);
         let dropout = seed.map(|seed| Dropout { probability, seed: named(seed, &adapter.name) });
-        let adapter = Adapter { id: adapter.a.id, a, b, scale: alpha / rank as f64, dropout };
+        let adapter = Adapter { id: adapter.a.id, a, b, scale, dropout };
         let with_adapter = |weight: Tensor<B, D>| {
             let TensorPrimitive::Float(weight) = weight.into_primitive() else {
                 unreachable!("an adapter is for floats")
@@ -287,6 +318,14 @@ mod tests {
     }
 
     #[test]
+    fn of_several_ends_the_longest_counts() {
+        let rank_pattern = [("q_proj".into(), 2), ("layers.1.q_proj".into(), 4), ("1.q_proj".into(), 3)].into();
+        let config = LoraConfig { rank_pattern, alpha_pattern: [("q_proj".into(), 6.0)].into(), ..Default::default() };
+        let of = |name| (config.rank_of(name), config.scale_of(name));
+        assert_eq!([of("layers.1.q_proj"), of("layers.0.q_proj"), of("v_proj")], [(4, 1.5), (2, 3.0), (8, 1.0)]);
+    }
+
+    #[test]
     fn initial_values_fill_their_range() {
         let numbers = uniform(named(1, "q_proj"), 10_000, 0.5);
         assert!(numbers.iter().all(|x| x.abs() <= 0.5));
@@ -302,6 +341,7 @@ mod tests {
         good.validate().unwrap();
         for bad in [
             LoraConfig { rank: 0, ..good.clone() },
+            LoraConfig { rank_pattern: [("q_proj".into(), 0)].into(), ..good.clone() },
             LoraConfig { alpha: 0.0, ..good.clone() },
             LoraConfig { alpha: f64::NAN, ..good.clone() },
             LoraConfig { dropout: 1.0, ..good.clone() },

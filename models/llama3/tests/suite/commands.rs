@@ -140,9 +140,27 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     assert_eq!(section(&["--set", "generate.top_k=4"]), GenerateSection { top_k: 4, ..wanted });
     fs::write(&config, "{ \"top_k\": \"many\" }").unwrap();
     let error = job(&["generate", &path]).unwrap_err();
-    assert!(matches!(&error, Error::Json { path, .. } if *path == config), "{error}");
+    assert!(matches!(&error, Error::HfUnsupported { path, key, .. } if *path == config && key == "top_k"), "{error}");
+    write_json(&config, &json!({ "top_p": 1.5 }));
+    let error = job(&["generate", &path]).unwrap_err();
+    assert!(matches!(&error, Error::HfUnsupported { path, key, .. } if *path == config && key == "top_p"), "{error}");
     // Nothing else reads it.
     assert!(job(&["eval", &path, "--data", &path]).is_ok());
+}
+
+/// Keys at the value at which they change nothing are not told.
+#[test]
+fn a_generation_config_that_says_more_is_told() {
+    let (dir, _) = folder(&tiny(), None);
+    let read = |json| {
+        write_json(&dir.path().join("generation_config.json"), &json);
+        GenerateSection::default().with_file_of(dir.path()).unwrap()
+    };
+    let (section, ignored) = read(json!({ "top_k": -1, "num_beams": 1, "no_repeat_ngram_size": 0, "eos_token_id": 2,
+                                          "bad_words_ids": null, "suppress_tokens": [] }));
+    assert_eq!((section.top_k, ignored), (0, None));
+    let (_, ignored) = read(json!({ "suppress_tokens": [3], "no_repeat_ngram_size": 2, "num_beams": 4, "top_k": 0 }));
+    assert!(ignored.unwrap().ends_with(": no_repeat_ngram_size, num_beams, suppress_tokens"));
 }
 
 #[test]

@@ -28,13 +28,13 @@ fn broken_scales_and_codes_are_named() {
     }
     let error = changed(&|files| drop(files.tensors.remove(&scale)));
     assert!(matches!(&error, Float8FilesError::ScaleMissing { scale: missing, .. } if *missing == scale), "{error}");
-    for shape in [vec![1], vec![256], vec![1, 256], vec![128, 1], vec![256, 2]] {
+    for shape in [vec![1], vec![1, 256], vec![128, 1], vec![256, 2]] {
         let error = changed(&|files| {
             let elements = shape.iter().product();
             *files.of("weight_scale") = Stored::f32(&scale, &shape, &vec![1.0; elements]);
         });
         let Float8FilesError::ScaleShape { found, expected, .. } = &error else { panic!("{error}") };
-        assert_eq!((found, expected), (&shape, &vec![vec![256, 1]]));
+        assert_eq!((found, expected), (&shape, &vec![vec![256, 1], vec![256]]));
     }
     let error = changed(&|files| {
         let stored = files.of("weight_scale");
@@ -92,7 +92,6 @@ fn schemes_that_are_not_read_are_refused_by_key() {
     for (place, value, key) in [
         ("/quantization_config/quant_method", json!("gptq"), "quantization_config.quant_method"),
         ("/quantization_config/format", json!("pack-quantized"), "quantization_config.format"),
-        ("/quantization_config/kv_cache_scheme", json!({"num_bits": 8}), "quantization_config.kv_cache_scheme"),
         ("/quantization_config/quantization_status", json!("calibration"), "quantization_config.quantization_status"),
         ("/quantization_config/config_groups", json!({"FP8": ["Linear"]}), "quantization_config.config_groups"),
         (
@@ -135,8 +134,25 @@ fn schemes_that_are_not_read_are_refused_by_key() {
             }
         }
     }
+    // The words of other programs say what to do.
+    for (config, key) in [
+        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo"),
+        (
+            json!({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group"}}}),
+            "global_quant_config.weight.dtype",
+        ),
+        (json!({"quant_method": "awq"}), "quant_method"),
+    ] {
+        let mut files = rowwise.clone();
+        *files.quantization() = config;
+        let text = files.error().to_string();
+        assert!(
+            text.contains(&format!("quantization_config.{key} = ")) && text.contains("in high precision"),
+            "{text}"
+        );
+    }
     let mut nameless = rowwise.clone();
-    nameless.quantization().as_object_mut().unwrap().remove("quant_method");
+    *nameless.quantization() = json!({"ignore": []});
     let error = nameless.error().to_string();
     assert!(error.contains("quantization_config.quant_method") && error.contains("config.json"), "{error}");
     let mut frozen = rowwise.clone();
@@ -146,6 +162,7 @@ fn schemes_that_are_not_read_are_refused_by_key() {
     for (own, value) in [
         ("weight_block_size", json!([64, 128])),
         ("fmt", json!("e5m2")),
+        ("scale_fmt", json!("e4m3")),
         ("activation_scheme", json!("sometimes")),
         ("modules_to_convert", json!(["embed_tokens"])),
         ("modules_to_not_convert", json!("lm_head")),

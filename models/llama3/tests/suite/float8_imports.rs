@@ -258,6 +258,97 @@ fn blocks_and_mx_have_other_names_too() {
     assert!(files.bits() == mxfp8.bits());
 }
 
+/// Our schemes in the words of other programs.
+#[test]
+fn other_programs_write_the_same_schemes() {
+    let [tensorwise, rowwise, blockwise] = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise].map(Files::new);
+    let mut with_inputs = tensorwise.clone();
+    for name in tensorwise.tensors.keys().filter_map(|name| name.strip_suffix("weight_scale")) {
+        let name = format!("{name}input_scale");
+        with_inputs.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
+    }
+    let quark = |scheme: &str| {
+        let all = |is_dynamic| json!({"dtype": "fp8_e4m3", "qscheme": scheme, "is_dynamic": is_dynamic});
+        let layer = json!({"weight": all(false), "input_tensors": all(true), "output_tensors": all(false)});
+        json!({"quant_method": "quark", "global_quant_config": {"weight": all(false), "input_tensors": all(true)},
+               "layer_quant_config": {"*k_proj": layer}, "exclude": ["lm_head"]})
+    };
+    let modelopt =
+        json!({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*.router*"]});
+    let fp8 =
+        json!({"quant_method": "fp8", "fmt": "float8_e4m3fn", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]});
+    for (of, config) in [
+        (&blockwise, fp8),
+        (&rowwise, json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []})),
+        (
+            &rowwise,
+            json!({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "ignore": ["lm_head"]}),
+        ),
+        (&rowwise, quark("per_channel")),
+        (&tensorwise, quark("per_tensor")),
+        (&with_inputs, modelopt.clone()),
+    ] {
+        let mut files = of.clone();
+        *files.quantization() = config.clone();
+        if config["quant_method"] != "fp8" {
+            files.change_scales(|stored| stored.shape.truncate(1));
+        }
+        assert!(files.bits() == of.bits(), "{config}");
+    }
+    // The older key of compressed-tensors, and a file beside config.json.
+    let mut older = rowwise.clone();
+    let config = older.json.as_object_mut().unwrap().remove("quantization_config").unwrap();
+    older.json["compression_config"] = config;
+    assert!(older.bits() == rowwise.bits());
+    older.json["compression_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = json!(4);
+    let error = older.error().to_string();
+    assert!(error.contains("compression_config.config_groups.*.weights.num_bits = 4"), "{error}");
+    with_inputs.json.as_object_mut().unwrap().remove("quantization_config");
+    let folder = with_inputs.folder();
+    write_json(&folder.path().join("hf_quant_config.json"), &json!({"quantization": modelopt}));
+    assert!(bits(&Llama::load_hf(folder.path(), &Default::default()).unwrap()) == tensorwise.bits());
+    // A pattern of theirs names linears without codes.
+    let mut ignored = rowwise.clone();
+    *ignored.quantization() =
+        json!({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["model.layers.1*.mlp"]});
+    let error = ignored.float8_error();
+    let Float8FilesError::NotQuantized { module, .. } = &error else { panic!("{error}") };
+    assert_eq!(module, "model.layers.1.mlp.gate_proj");
+}
+
+/// A scale of 0 over zeros says nothing, and scales of blocks may be bytes.
+#[test]
+fn zeros_and_powers_of_two_are_scales() {
+    let mut files = Files::new(Recipe::Rowwise);
+    files.of("weight").bytes[2 * 128..3 * 128].fill(0x80);
+    let expected = files.bits();
+    files.of("weight_scale").bytes[8..12].copy_from_slice(&0.0_f32.to_le_bytes());
+    assert!(files.bits() == expected);
+    let [mut numbers, mut bytes] = [(); 2].map(|()| Files::new(Recipe::Blockwise));
+    numbers.change_scales(|stored| stored.bytes = 0.25_f32.to_le_bytes().repeat(stored.bytes.len() / 4));
+    bytes.change_scales(|stored| (stored.dtype, stored.bytes) = (Dtype::F8_E8M0, vec![125; stored.bytes.len() / 4]));
+    assert!(bytes.bits() == numbers.bits());
+}
+
+/// The log names them, and an export does not write them.
+#[test]
+fn scales_of_caches_are_not_used() {
+    let plain = Files::new(Recipe::Rowwise);
+    let mut files = plain.clone();
+    files.quantization()["kv_cache_scheme"] = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
+    for own in ["self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.k_scale"] {
+        let name = format!("model.layers.0.{own}");
+        files.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
+    }
+    assert!(files.bits() == plain.bits());
+    let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
+    let to = dir.path().join("again");
+    let out = llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap();
+    assert!(out.contains("model.layers.0.self_attn.k_proj.k_scale and 2 more of its kind are not used"), "{out}");
+    let again = TensorFiles::open_folder(&to).unwrap();
+    assert!(again.names().eq(plain.tensors.keys()));
+}
+
 /// In lists of compressed-tensors a name is a name, or after `re:` a pattern; in those of transformers a part of a name.
 #[test]
 fn linears_that_are_not_quantized_are_named_or_matched() {

@@ -58,6 +58,24 @@ fn the_newer_form() {
     assert_eq!(changed(scaled).unwrap(), expected);
 }
 
+/// As transformers 5 has it, `rope_scaling` counts beside `rope_parameters`, theta included.
+#[test]
+fn the_older_form_beside_the_newer_one() {
+    let scaling = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"});
+    let plain = json!({"rope_type": "default", "rope_theta": 5000.0});
+    let read = |more: Value| {
+        let mut both = json!({"rope_theta": null, "rope_scaling": scaling, "rope_parameters": plain});
+        both.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let LlamaConfig { dims, rope_scaling } = changed(both).unwrap();
+        (dims.rope_theta, rope_scaling.map(|scaling| scaling.original_max_position_embeddings))
+    };
+    // Without a length of its own the scaling has the model's.
+    assert_eq!(read(json!({})), (10_000.0, Some(64)));
+    assert_eq!(read(json!({"rope_theta": 7.0, "original_max_position_embeddings": 32})), (7.0, Some(32)));
+    assert_eq!(read(json!({"rope_scaling": {}})), (5000.0, None));
+    assert_eq!(read(json!({"rope_scaling": plain, "rope_parameters": {"rope_type": "yarn"}})), (5000.0, None));
+}
+
 #[test]
 fn absent_keys_have_transformers_defaults() {
     let dims = Dimensions {
@@ -104,6 +122,12 @@ fn what_the_model_lacks_is_refused_by_key_and_value() {
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
         (json!({"partial_rotary_factor": 0}), "partial_rotary_factor", "0"),
         (json!({"rope_scaling": "llama3"}), "rope_scaling", "\"llama3\""),
+        (json!({"rope_scaling": {"rope_type": "default", "factor": 2.0}}), "rope_scaling.factor", "2.0"),
+        (
+            json!({"rope_parameters": {"rope_type": "llama3", "attention_factor": 1.5}}),
+            "rope_parameters.attention_factor",
+            "1.5",
+        ),
         (json!({"hidden_size": -1}), "hidden_size", "-1"),
         (json!({"hidden_size": 1.5}), "hidden_size", "1.5"),
         (json!({"rms_norm_eps": "small"}), "rms_norm_eps", "\"small\""),
@@ -133,6 +157,9 @@ fn missing_keys_files_and_json_are_errors() {
     for (key, value) in [("num_hidden_layers", 10_000_000_000_u64), ("head_dim", 1 << 62), ("vocab_size", 9 << 59)] {
         assert!(matches!(changed(json!({key: value})), Err(Error::ModelConfig { .. })), "{key}");
     }
+    // Its tables alone would take terabytes.
+    let wide = json!({"head_dim": 100_000_000, "max_position_embeddings": 8192});
+    assert!(matches!(changed(wide), Err(Error::ModelConfig { field: "head_dim", .. })));
 
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(read_config::<LlamaConfig>(dir.path()), Err(Error::Io { .. })));

@@ -3,17 +3,19 @@
 use std::fs;
 use std::path::Path;
 
+use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::without_float8;
 use device_select::SelectedDevice;
 use llama3::{Error, Llama3, RunConfig};
 use safetensors::SafeTensors;
+use serde_json::json;
 use tempfile::TempDir;
 use train::checkpoint::{SavedRun, Which};
 use train::config::ConfigError;
 use train::job::{Start, Task, train};
-use train::{ExportOptions, Job, JobError};
+use train::{CausalLmExt, ExportOptions, Job, JobError};
 
 use crate::common::{Stored, Train, relative, run, run_config, text, values, write_safetensors};
 use crate::float8_exports::llama3;
@@ -249,8 +251,7 @@ fn of_peft(settings: &[&str]) -> Result<(RunConfig, train::Adapted<Train, llama3
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let base = format!("model.hf_path={}", own.join("../../tests/goldens/hf_llama").display());
     let adapter = format!("lora.adapter={}", own.join("tests/vectors/peft").display());
-    let targets = "lora.target_modules=[\"q_proj\", \"v_proj\", \"down_proj\"]";
-    let given = ["lora.rank=4", "lora.alpha=6", targets, "training.precision=f32", &base, &adapter];
+    let given = ["training.precision=f32", &base, &adapter];
     let settings: Vec<_> = given.iter().chain(settings).map(|s| s.to_string()).collect();
     let config = RunConfig::load(None, &settings)?;
     let weights = train::job::Weights::open(&config, None, config.dimensions()?)?;
@@ -366,28 +367,120 @@ fn adapters_that_do_not_fit_are_refused() {
     let memory = Job::<Llama3> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
     let error = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
     assert!(error.to_string().contains("over several ranks frozen weights have their values"), "{error}");
-    let edited = |key: &str, value: serde_json::Value| {
-        let folder = TempDir::new().unwrap();
-        for file in ["adapter_config.json", "adapter_model.safetensors"] {
-            fs::copy(vectors().join(file), folder.path().join(file)).unwrap();
-        }
-        let path = folder.path().join("adapter_config.json");
-        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        json[key] = value;
-        fs::write(&path, json.to_string()).unwrap();
-        let adapter = format!("lora.adapter={}", folder.path().display());
-        of_peft(&[&adapter]).map(|_| ()).unwrap_err()
-    };
     for (name, value) in [
         ("peft_type", "ADALORA".into()),
         ("bias", "all".into()),
         ("use_dora", true.into()),
         ("modules_to_save", serde_json::json!(["lm_head"])),
-        ("rank_pattern", serde_json::json!({"q_proj": 2})),
         ("init_lora_weights", "pissa_niter_4".into()),
+        ("arrow_config", json!({"top_k": 2})),
+        ("foo_variant", json!({"x": 1})),
+        ("use_rslora", "yes".into()),
+        ("rank_pattern", json!({"q_proj": 2, ".*_proj": 4})),
+        ("target_modules", json!(["q_proj", "v_proj", "down_proj", "up_proj"])),
+        ("target_modules", ".*(".into()),
     ] {
-        let error = edited(name, value);
-        assert!(matches!(&error, JobError::HfUnsupported { key, .. } if key == name), "{error}");
+        let folder = edited(&json!({name: value}));
+        let error = of_peft(&[&format!("lora.adapter={}", folder.path().display())]).map(|_| ()).unwrap_err();
+        let said = format!("adapter_config.json: {name} = ");
+        assert!(error.to_string().contains(&said), "{error}");
+    }
+    // Tensors that no target has, and of another rank than the file says.
+    let of = |changes| {
+        let folder = edited(&changes);
+        of_peft(&[&format!("lora.adapter={}", folder.path().display())]).map(|_| ()).unwrap_err().to_string()
+    };
+    let error = of(json!({"target_modules": ".*self_attn.(q|v)_proj"}));
+    assert!(error.contains("down_proj.lora_A.weight belongs to no adapter"), "{error}");
+    assert!(of(json!({"rank_pattern": {"v_proj": 2}})).contains("v_proj.lora_A.weight"));
+}
+
+/// PEFT's adapter with other values in its configuration.
+fn edited(changes: &serde_json::Value) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(vectors().join(file), folder.path().join(file)).unwrap();
+    }
+    let path = folder.path().join("adapter_config.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    fs::write(&path, json.to_string()).unwrap();
+    folder
+}
+
+/// Rank, alpha and targets come from its file, in every way in which PEFT says them, and are written again.
+#[test]
+fn an_adapter_says_what_it_is() {
+    let (ids, want) = reference();
+    let pattern = r"model\.layers\.\d+\.(mlp\.down|self_attn\.(q|v))_proj";
+    for changes in [
+        json!({"target_modules": pattern, "use_dora": null, "new_flag": false}),
+        // α / √r.
+        json!({"use_rslora": true, "lora_alpha": 3}),
+        json!({"rank_pattern": {"q_proj|v_proj": 4, "mlp.down_proj": 4}, "r": 2, "alpha_pattern": {".*": 6}, "lora_alpha": 1}),
+        json!({"rank_pattern": {".*_proj": 4}, "r": 16, "use_rslora": true, "lora_alpha": 3}),
+    ] {
+        let folder = edited(&changes);
+        let adapter = format!("lora.adapter={}", folder.path().display());
+        let (config, adapted) = of_peft(&[&adapter]).unwrap_or_else(|error| panic!("{changes}: {error}"));
+        let lora = config.lora.unwrap();
+        assert_eq!(lora.to_config().scale_of("layers.1.self_attn.q_proj"), 1.5, "{changes}");
+        assert_eq!(lora.dropout, 0.0);
+        assert!(relative(&logits(&adapted, &ids), &want) < 1e-5, "{changes}");
+        let again = folder.path().join("again");
+        adapted.save_peft(None, &again).unwrap();
+        let (_, adapted) = of_peft(&[&format!("lora.adapter={}", again.display())]).unwrap();
+        assert!(relative(&logits(&adapted, &ids), &want) < 1e-5, "{changes}");
+    }
+    let (config, _) = of_peft(&[]).unwrap();
+    let lora = config.lora.unwrap();
+    assert_eq!(
+        (lora.rank, lora.alpha, &lora.target_modules[..]),
+        (4, 6.0, &["down_proj", "v_proj", "q_proj"].map(String::from)[..])
+    );
+}
+
+/// As PEFT loads it: onto the base that its file names, if that is a folder here.
+#[test]
+fn commands_take_the_folder_of_an_adapter() {
+    let (ids, want) = reference();
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/hf_llama");
+    let unknown = edited(&json!({}));
+    let error = llama3(&["generate", unknown.path().to_str().unwrap()]).unwrap_err();
+    assert!(matches!(&error, JobError::HfUnsupported { key, .. } if key == "base_model_name_or_path"), "{error}");
+    let named = edited(&json!({"base_model_name_or_path": base}));
+    let hf_path = format!("model.hf_path={}", base.display());
+    for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
+        let adapter = folder.path().to_str().unwrap();
+        let merged = folder.path().join("merged");
+        llama3(&[&["export", adapter, merged.to_str().unwrap(), "--merge"], more].concat()).unwrap();
+        // In the dtype of the base, which is f32.
+        let model = llama3::Llama::<Flex>::load_hf(&merged, &Default::default()).unwrap();
+        let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
+        assert!(relative(&values(model.forward(ids)), &want) < 1e-5);
+        let text = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
+        let data = self::text();
+        llama3(&[&["eval", adapter, "--data", data.path().to_str().unwrap()], &text[..], more].concat()).unwrap();
+        let generate = |folder: &str, more: &[&str]| {
+            let flags = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0"];
+            llama3(&[&["generate", folder], &flags[..], &text, more].concat()).unwrap()
+        };
+        assert_eq!(generate(adapter, more), generate(merged.to_str().unwrap(), &[]));
+    }
+}
+
+/// Of a rank that no memory holds, nothing is allocated.
+#[test]
+fn a_rank_beyond_all_memory_is_refused() {
+    let data = text();
+    for bits in [40, 56, 62] {
+        let config = run_config(data.path(), &[&format!("lora.rank={}", 1_u64 << bits)]);
+        let memory = Task::Memory { ranks: 1, available: None };
+        for task in [Task::Train, memory] {
+            let job = Job::<Llama3> { config: config.clone(), start: Start::default(), task };
+            let error = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
+            assert!(matches!(&error, Error::Config(ConfigError::Value { key: "lora.rank", .. })), "{error}");
+        }
     }
 }
 

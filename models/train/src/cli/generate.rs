@@ -1,6 +1,7 @@
 //! The command line of `generate`.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -63,7 +64,9 @@ impl GenerateArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
             let Some(folder) = folder else { return Ok(config) };
-            let generate = config.generate.clone().with_file_of(folder)?;
+            let (generate, ignored) = config.generate.clone().with_file_of(folder)?;
+            // Where texts are printed, nothing else is.
+            ignored.map_or(Ok(()), |note| writeln!(io::stderr(), "{note}"))?;
             Ok(RunConfig { generate, ..config })
         })?;
         self.precision.apply(&mut config, &mut start);

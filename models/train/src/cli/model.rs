@@ -12,15 +12,16 @@ use crate::JobError;
 use crate::checkpoint::{
     ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps, verify_assets,
 };
-use crate::config::{ConfigError, Precision, Setting, require};
-use crate::hf::{ExportDtype, ExportOptions, Float8Folder, is_bf16};
+use crate::config::{ConfigError, LoraSection, Precision, Setting, StorageDtype, require};
+use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
 /// A model that is there.
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
-    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take that of a Hugging Face checkpoint.
+    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take the folder of a Hugging Face checkpoint, and of
+    /// an adapter of PEFT's, whose base model its configuration or model.hf_path names.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// The run's checkpoint after so many steps instead of the newest.
@@ -88,36 +89,54 @@ impl ModelArgs {
         if !self.folder.is_dir() {
             return Err(JobError::NoFolder { folder: self.folder.clone() });
         }
-        let is_hf = self.folder.join("config.json").exists();
-        let (config, saved) = match is_hf {
-            true => (self.hugging_face()?, None),
-            false => {
+        let hf = self.hf_folder::<S>()?;
+        let (config, saved) = match &hf {
+            Some(hf) => (self.hugging_face(hf)?, None),
+            None => {
                 let OpenedRun { config, saved, .. } = self.open_run()?;
                 let missing =
                     || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
                 (config, Some(saved.ok_or_else(missing)?))
             }
         };
-        let mut config = change(is_hf.then_some(&*self.folder), config)?;
+        let mut config = change(hf.as_deref(), config)?;
         let (assets, fp8_only) = (config.assets.take(), config.fp8_only);
         let settings = self.settings();
         config = config.change(&settings)?;
         (config.assets, config.fp8_only) = (assets, fp8_only && config.training.precision == Precision::Fp8);
         config.training.device = self.device.unwrap_or(config.training.device);
-        let may_widen = is_hf && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
+        let may_widen = hf.is_some() && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
         Ok((config, Start { saved, may_widen, ..Start::default() }))
     }
 
-    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32.
-    fn hugging_face<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
+    /// The folder of a Hugging Face checkpoint, or of the base of an adapter; none for a run.
+    fn hf_folder<S: ModelSection>(&self) -> Result<Option<PathBuf>, JobError> {
+        if self.folder.join("config.json").exists() {
+            return Ok(Some(self.folder.clone()));
+        }
+        if !peft::is_adapter(&self.folder) {
+            return Ok(None);
+        }
+        let set: Vec<_> = self.settings().into_iter().filter(|setting| setting.is_of(&["model.hf_path"])).collect();
+        let base = RunConfig::<S>::default().change(&set)?.model.hf_path().map(Path::to_path_buf);
+        base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
+    }
+
+    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32. The tokenizer in the
+    /// folder of an adapter replaces the checkpoint's.
+    fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
         let step = self.step.map(|step| format!("--step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
             return Err(JobError::NotARun { folder: self.folder.clone(), flag });
         }
-        let mut config = RunConfig { model: S::of_folder(Some(self.folder.clone()), None), ..RunConfig::default() };
-        config.training.precision = if is_bf16(&self.folder)? { Precision::Bf16 } else { Precision::F32 };
+        let mut config = RunConfig { model: S::of_folder(Some(folder.into()), None), ..RunConfig::default() };
+        if folder != self.folder {
+            config.lora = Some(LoraSection::of_folder(&self.folder)?);
+            config.data.tokenizer = self.folder.to_str().filter(|_| has_tokenizer(&self.folder)).map(String::from);
+        }
+        config.training.precision = if is_bf16(folder)? { Precision::Bf16 } else { Precision::F32 };
         // Of one in FP8, the recipes by which it is written.
-        if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(&self.folder)? {
+        if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
             // One that is asked for is that of all.
             let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
@@ -271,7 +290,8 @@ pub struct ExportArgs {
     /// A folder that does not exist, or is empty.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// What weights are written in, bf16 if absent. fp8: those linears in FP8 that the run has in FP8, all else in bf16.
+    /// Format of the weights. If absent, bf16, or with --merge the dtype of the base. fp8: linears that the run has in FP8 are written in FP8,
+    /// and all else in bf16.
     #[arg(long, visible_alias = "dtype", value_enum)]
     pub format: Option<ExportFormat>,
     /// How FP8 weights are scaled, instead of as the run has it; of a Hugging Face checkpoint in FP8, instead of as they lie there.
@@ -318,11 +338,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let default = ExportOptions::default();
-        let (dtype, float8) = match self.format.unwrap_or(ExportFormat::Bf16) {
-            ExportFormat::F32 => (ExportDtype::F32, false),
-            ExportFormat::Bf16 => (ExportDtype::Bf16, false),
-            ExportFormat::Fp8 => (ExportDtype::Bf16, true),
-        };
+        let float8 = self.format == Some(ExportFormat::Fp8);
         if let (Some(recipe), false) = (self.recipe, float8) {
             let reason = "is how weights are scaled that are written with --format fp8".into();
             return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
@@ -342,6 +358,16 @@ impl ExportArgs {
             let bytes = self.max_shard_bytes;
             require("--max-shard-bytes", bytes.unwrap_or_default(), bytes.is_none(), reason)?;
         }
+        let has_base_dtype = self.merge && self.format.is_none();
+        let is_bf16 = match config.model.hf_path().filter(|folder| has_base_dtype && folder.is_dir()) {
+            Some(folder) => is_bf16(folder)?,
+            None => !has_base_dtype || config.training.param_dtype == StorageDtype::Bf16,
+        };
+        let dtype = match self.format {
+            Some(ExportFormat::F32) => ExportDtype::F32,
+            None if !is_bf16 => ExportDtype::F32,
+            _ => ExportDtype::Bf16,
+        };
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };

@@ -1,12 +1,16 @@
 //! `[lora]`: adapters that are trained beside a model that stays as it is.
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use burn_float8::lora::LoraConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
+use toml::{Table, Value};
 
 use super::{ConfigError, require};
+use crate::JobError;
+use crate::hf::peft;
 
 /// LoRA: adapters of low rank beside the linears of a frozen model, `y = x · w + alpha / rank · (x · A) · B`; names are PEFT's. If the
 /// section is absent, the model itself is trained.
@@ -24,10 +28,17 @@ pub struct LoraSection {
     #[serde(deserialize_with = "one_or_more")]
     #[schemars(with = "Names")]
     pub target_modules: Vec<String>,
+    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Alphas of some linears, which replace `alpha`, by the end of their names. The longest end counts.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub alpha_pattern: BTreeMap<String, f64>,
     /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
     /// `training.precision = "fp8"`.
     pub base: LoraBase,
-    /// Folder of an adapter of PEFT's to start from, which has this rank, alpha and these targets. If absent, adapters that change nothing yet.
+    /// Folder of an adapter of PEFT's to start from. Its rank, alpha, targets and patterns are taken where this section does not say them.
+    /// If absent, adapters that change nothing yet.
     pub adapter: Option<PathBuf>,
 }
 
@@ -61,16 +72,50 @@ pub enum LoraBase {
 
 impl Default for LoraSection {
     fn default() -> Self {
-        let LoraConfig { rank, alpha, dropout, target_modules } = LoraConfig::default();
-        Self { rank, alpha, dropout, target_modules, base: LoraBase::default(), adapter: None }
+        Self::from(LoraConfig::default())
     }
 }
 
+impl From<LoraConfig> for LoraSection {
+    fn from(config: LoraConfig) -> Self {
+        let LoraConfig { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = config;
+        let (base, adapter) = (LoraBase::default(), None);
+        Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern, base, adapter }
+    }
+}
+
+/// Adds the rank, alpha, targets and patterns of the adapter in `lora.adapter` to `[lora]`, where it does not say them. Tells whether there
+/// is an adapter.
+pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
+    let Some(Value::Table(lora)) = table.get_mut("lora") else { return Ok(false) };
+    let Some(Value::String(folder)) = lora.get("adapter") else { return Ok(false) };
+    // A run that is resumed has said all, and its adapter may be gone.
+    if ["rank", "alpha", "target_modules"].iter().all(|key| lora.contains_key(*key)) {
+        return Ok(false);
+    }
+    let config = peft::read_config(Path::new(folder)).map_err(|error| error.to_string())?;
+    let mut said = Table::try_from(config).map_err(|error| error.to_string())?;
+    // How it was trained is not what it is.
+    said.remove("dropout");
+    for (key, value) in said {
+        lora.entry(key).or_insert(value);
+    }
+    Ok(true)
+}
+
 impl LoraSection {
+    /// The adapter in a folder of PEFT's.
+    ///
+    /// # Errors
+    /// Errors of [`peft::read_config`].
+    pub(crate) fn of_folder(folder: &Path) -> Result<Self, JobError> {
+        Ok(Self { adapter: Some(folder.into()), ..peft::read_config(folder)?.into() })
+    }
+
     /// How adapters are made.
     pub fn to_config(&self) -> LoraConfig {
-        let Self { rank, alpha, dropout, ref target_modules, .. } = *self;
-        LoraConfig { rank, alpha, dropout, target_modules: target_modules.clone() }
+        let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern, .. } = self.clone();
+        LoraConfig { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern }
     }
 
     /// Checks what the types do not.
@@ -78,9 +123,13 @@ impl LoraSection {
     /// # Errors
     /// [`ConfigError::Value`] naming the first key that cannot be.
     pub fn validate(&self, is_fp8: bool) -> Result<(), ConfigError> {
-        let Self { rank, alpha, dropout, target_modules, base, .. } = self;
-        require("lora.rank", rank, *rank > 0, "must be at least 1")?;
-        require("lora.alpha", alpha, alpha.is_finite() && *alpha != 0.0, "must be finite, and not 0")?;
+        let Self { dropout, target_modules, base, .. } = self;
+        for rank in [&self.rank].into_iter().chain(self.rank_pattern.values()) {
+            require("lora.rank", rank, *rank > 0, "must be at least 1")?;
+        }
+        for alpha in [&self.alpha].into_iter().chain(self.alpha_pattern.values()) {
+            require("lora.alpha", alpha, alpha.is_finite() && *alpha != 0.0, "must be finite, and not 0")?;
+        }
         require("lora.dropout", dropout, (0.0..1.0).contains(dropout), "must be from 0 to below 1")?;
         let targets = format!("{target_modules:?}");
         require("lora.target_modules", targets, !target_modules.is_empty(), "must name at least one linear")?;

@@ -138,12 +138,15 @@ pub fn load<T: DeserializeOwned + Default>(
         let text =
             files::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
         table = from_toml(path, &text)?;
-        let origin = path.display().to_string();
-        let translated = torchtitan::translate(&mut table);
-        config = match translated.map_err(|reason| ConfigError::Parse { origin, reason })? {
+        let fail = |reason| ConfigError::Parse { origin: path.display().to_string(), reason };
+        let is_translated = torchtitan::translate(&mut table).map_err(fail)?;
+        let mut whole = table.clone();
+        // A setting may name another adapter.
+        let has_adapter = settings.is_empty() && lora::of_adapter(&mut whole).map_err(fail)?;
+        config = match is_translated || has_adapter {
             // From the text where that says all, so that an error shows the line.
             false => from_toml(path, &text)?,
-            true => from_toml(path, &to_toml(&table)?)?,
+            true => from_toml(path, &to_toml(&whole)?)?,
         };
     }
     match settings.is_empty() {
@@ -229,6 +232,7 @@ fn apply<T: DeserializeOwned>(
     }
     let parse = |mut table: Table| -> Result<T, String> {
         torchtitan::translate(&mut table)?;
+        lora::of_adapter(&mut table)?;
         table.try_into().map_err(|error: toml::de::Error| error.message().to_string())
     };
     let errors: Vec<_> = match parse(table) {

@@ -28,6 +28,8 @@ pub(crate) struct Checkpoint {
     pub(super) files: TensorFiles,
     /// Those of linears that are in FP8.
     pub(super) float8: Float8Weights,
+    /// Scales and keys of FP8 that are not used.
+    unused: Vec<String>,
 }
 
 impl Checkpoint {
@@ -40,7 +42,9 @@ impl Checkpoint {
     pub(crate) fn open<C: ModelConfig>(dir: &Path, config: &C, head: RepeatedHead) -> Result<Self, JobError> {
         let tensors = config.hf_tensors(dir)?;
         let files = TensorFiles::open_folder(dir)?;
-        let float8 = float8_weights(dir, &files, &tensors)?;
+        let (float8, unused) = float8_weights(dir, &files, &tensors)?;
+        let scales = files.names().filter(|name| names::is_unused_scale(name)).map(String::from);
+        let unused: Vec<_> = unused.into_iter().chain(scales).collect();
         let shapes: Vec<_> = tensors.into_iter().map(|(path, shape)| (names::hf_name(&path), shape)).collect();
         let size = config.size();
         for (name, shape) in &shapes {
@@ -52,7 +56,8 @@ impl Checkpoint {
         }
         let head_name = names::hf_name("lm_head.weight");
         let is_repeated = size.tie_word_embeddings && files.get(&head_name).is_some();
-        let expected: HashSet<_> = shapes.iter().map(|(name, _)| name.as_str()).chain(float8.scale_names()).collect();
+        let of_float8 = float8.scale_names().chain(unused.iter().map(String::as_str));
+        let expected: HashSet<_> = shapes.iter().map(|(name, _)| name.as_str()).chain(of_float8).collect();
         let known = |name: &str| expected.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
         let unexpected: Vec<_> = files.names().filter(|name| !known(name)).map(String::from).collect();
         if !unexpected.is_empty() {
@@ -65,7 +70,17 @@ impl Checkpoint {
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
             return Err(JobError::TiedHead { path: dir.into() });
         }
-        Ok(Self { files, float8 })
+        Ok(Self { files, float8, unused })
+    }
+
+    /// A word on what the folder says of FP8 and is not used, if there is something.
+    pub(crate) fn unused(&self) -> Option<String> {
+        let (first, count) = (self.unused.first()?, self.unused.len());
+        let more = if count > 1 { format!(" and {} more of its kind are", count - 1) } else { " is".into() };
+        Some(format!(
+            "{}: {first}{more} not used: keys, values and inputs are cast by scales of their own",
+            self.files.path().display()
+        ))
     }
 
     /// The weight `name` of a linear, if it is in FP8, as it lies in the files.
@@ -99,12 +114,12 @@ impl Checkpoint {
     }
 }
 
-/// The linears whose weights are in FP8.
+/// The linears whose weights are in FP8, and a key that is not used.
 fn float8_weights(
     dir: &Path,
     files: &TensorFiles,
     tensors: &[(String, Vec<usize>)],
-) -> Result<Float8Weights, JobError> {
+) -> Result<(Float8Weights, Option<String>), JobError> {
     let linear = |(path, shape): &(String, Vec<usize>)| {
         let dims = <[usize; 2]>::try_from(&shape[..]).ok()?;
         names::linear(path).map(|linear| (names::weight_name(linear), dims))
@@ -113,10 +128,12 @@ fn float8_weights(
     let is_float8 = |name: &str| files.get(name).is_some_and(|stored| stored.dtype() == Dtype::F8_E4M3);
     // What config.json says of others is no matter here: their values are what the files hold.
     if !linears.iter().any(|(name, _)| is_float8(name)) {
-        return Ok(Float8Weights::default());
+        return Ok(Default::default());
     }
     let quantization = json::quantization(dir)?;
-    Float8Weights::find(files, quantization.as_ref(), linears.iter().map(|(name, dims)| (name.as_str(), *dims)))
+    let linears = linears.iter().map(|(name, dims)| (name.as_str(), *dims));
+    let found = Float8Weights::find(files, quantization.as_ref(), linears)?;
+    Ok((found, quantization.and_then(|quantization| quantization.unused)))
 }
 
 /// Whether the output layer has the bits of the embedding, widened to f32.

@@ -7,11 +7,16 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::files::CONFIG;
-use super::float8::{QUANTIZATION, Quantization};
+use super::float8::Quantization;
 use super::names::hf_name;
 use super::reader::HfReader;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
+
+/// The files and keys that say how weights are quantized, in the order in which they count: the usual key, that of older versions of
+/// compressed-tensors, and ModelOpt's own file.
+const QUANTIZATION: [(&str, &str); 3] =
+    [(CONFIG, "quantization_config"), (CONFIG, "compression_config"), ("hf_quant_config.json", "quantization")];
 
 /// Reads `dir/config.json`. Keys that are absent or null have transformers' defaults.
 ///
@@ -20,24 +25,25 @@ use crate::{JobError, TensorFiles};
 /// model does not have and for quantized weights that are not read, [`JobError::ModelConfig`].
 pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
     let path = dir.as_ref().join(CONFIG);
-    let map = object(&path)?;
-    let reader = HfReader { path: &path, prefix: "", map: &map };
-    let config = C::from_hf(&reader)?;
+    let config = C::from_hf(&HfReader::new(&path, &object(&path)?))?;
     config.validate()?;
-    Quantization::read(&reader)?;
+    quantization(dir.as_ref())?;
     Ok(config)
 }
 
-/// What the `config.json` in the folder `dir` says of quantized weights; none without one, and if it says nothing.
+/// The schemes of quantized weights that the folder `dir` names; none if it names none.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`], [`JobError::Float8Files`].
 pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError> {
-    let path = dir.join(CONFIG);
-    if !path.exists() {
-        return Ok(None);
+    for (file, key) in QUANTIZATION {
+        let path = dir.join(file);
+        let map = if path.exists() { object(&path)? } else { Map::new() };
+        if let Some(config) = HfReader::new(&path, &map).object(key)? {
+            return Quantization::read(&config).map(Some);
+        }
     }
-    Quantization::read(&HfReader { path: &path, prefix: "", map: &object(&path)? })
+    Ok(None)
 }
 
 /// Whether the weights in a folder are bf16: what its `config.json` says, or else the embedding.
@@ -46,7 +52,8 @@ pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError>
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::TensorFiles`].
 pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
     let path = folder.join(CONFIG);
-    let reader = HfReader { path: &path, prefix: "", map: &object(&path)? };
+    let map = object(&path)?;
+    let reader = HfReader::new(&path, &map);
     // The newer name and the older one.
     let newer = reader.string("dtype")?;
     if let Some(said) = newer.or(reader.string("torch_dtype")?) {
@@ -74,8 +81,8 @@ pub(super) fn to_json<C: ModelConfig>(
     // The newer name and the older one.
     let dtypes = ["dtype", "torch_dtype"].map(|key| (key, json!(torch_dtype)));
     // That of the source, which is decoded.
-    json.remove(QUANTIZATION);
-    json.extend(quantization.map(|quantization| (QUANTIZATION.to_string(), quantization)));
+    QUANTIZATION.iter().for_each(|(_, key)| drop(json.remove(*key)));
+    json.extend(quantization.map(|quantization| ("quantization_config".to_string(), quantization)));
     json.extend(keys.into_iter().chain(dtypes).map(|(key, value)| (key.to_string(), value)));
     let mut json = Value::from(json);
     // Whatever the features of serde_json that a build has.
@@ -103,11 +110,11 @@ fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, Jo
     }
     let json = object(&path)?;
     // Refuses another kind of model, whose other keys would be wrong.
-    C::from_hf(&HfReader { path: &path, prefix: "", map: &json })?;
+    C::from_hf(&HfReader::new(&path, &json))?;
     Ok(json)
 }
 
-pub(super) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
+pub(crate) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
     let text = crate::files::read_to_string(path).map_err(|source| JobError::Io { path: path.into(), source })?;
     serde_json::from_str(&text).map_err(|source| JobError::Json { path: path.into(), source })
 }

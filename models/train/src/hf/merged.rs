@@ -30,12 +30,12 @@ pub(crate) fn share_left<B: Backend, M: Module<B>, C: ModelConfig>(
     folder: &Path,
 ) -> Result<Option<f64>, JobError> {
     let files = Checkpoint::open(folder, config, RepeatedHead::IsLeftOut)?;
-    let scale = lora.config.alpha / lora.config.rank as f64;
     let (mut squares, mut lost) = (0.0, 0.0);
     for parameter in parameters(model) {
         let adapter = |linear: &str| lora.adapters.iter().find(|adapter| adapter.name == linear);
         let Some(adapter) = names::linear(&parameter.path).and_then(adapter) else { continue };
         let Ok(dims) = <[usize; 2]>::try_from(&parameter.shape[..]) else { continue };
+        let scale = lora.config.scale_of(&adapter.name);
         let change = adapter.a.val().matmul(adapter.b.val()).mul_scalar(scale).transpose();
         let change = read(&change, "reading the adapters")?;
         let (merged, rounded) = ((parameter.read)()?, files.linear_f32(&names::hf_name(&parameter.path), dims)?);

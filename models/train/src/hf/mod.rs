@@ -24,7 +24,7 @@ pub(crate) use files::{has_tokenizer, is_asset};
 pub use float8::Float8FilesError;
 pub use float8_export::Float8Export;
 pub(crate) use float8_folder::Float8Folder;
-pub(crate) use json::is_bf16;
 pub use json::read_config;
+pub(crate) use json::{is_bf16, object};
 pub(crate) use merged::share_left;
 pub use reader::HfReader;

@@ -40,3 +40,11 @@ pub(crate) fn hf_module(linear: &str) -> String {
 pub(crate) fn is_ignored(hf_name: &str) -> bool {
     hf_name.ends_with(".rotary_emb.inv_freq")
 }
+
+/// Whether a tensor is a scale that is not used: of keys, values and probabilities in attention, or a bound of inputs.
+pub(crate) fn is_unused_scale(hf_name: &str) -> bool {
+    const OWN: [&str; 6] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "input_scale_ub"];
+    let of_cache = ["k_proj.output_scale", "v_proj.output_scale"];
+    let own = hf_name.rsplit('.').next().unwrap_or(hf_name);
+    OWN.contains(&own) || of_cache.iter().any(|end| hf_name.ends_with(end))
+}

@@ -8,23 +8,28 @@
 //! Source: PEFT 0.17, `peft/tuners/lora/config.py` and `peft/utils/save_and_load.py`.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::module::Param;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::lora::{Lora, LoraAdapter, LoraConfig};
+use fancy_regex::Regex;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::json::object;
 use super::names::hf_module;
 use super::parameters::read;
+use super::reader::HfReader;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
 use crate::{JobError, atomic, create_folder};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
+
+/// The key of the linears that have adapters.
+const TARGETS: &str = "target_modules";
 
 /// All linears but the output layer.
 const ALL_LINEAR: &str = "all-linear";
@@ -41,7 +46,7 @@ fn names(linear: &str) -> [String; 2] {
 /// # Errors
 /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`TrainError::Execution`].
 pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
-    let LoraConfig { rank, alpha, dropout, ref target_modules } = lora.config;
+    let LoraConfig { rank, alpha, dropout, ref target_modules, .. } = lora.config;
     let targets = match &target_modules[..] {
         [all] if all == ALL_LINEAR => json!(all),
         // PEFT knows it alone: beside others it stands for the linears that have an adapter.
@@ -50,9 +55,16 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
         }
         names => json!(names),
     };
+    // By whole names: of PEFT's patterns, which are regexes, the first that matches counts.
+    let (mut ranks, mut alphas) = (Map::new(), Map::new());
+    for LoraAdapter { name, .. } in &lora.adapters {
+        let (own_rank, own_alpha) = (lora.config.rank_of(name), lora.config.alpha_of(name));
+        (own_rank != rank).then(|| ranks.insert(hf_module(name), json!(own_rank)));
+        (own_alpha != alpha).then(|| alphas.insert(hf_module(name), json!(own_alpha)));
+    }
     let config = json!({
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": alpha,
-        "lora_dropout": dropout, "target_modules": targets, "bias": "none", "fan_in_fan_out": false, "inference_mode": true,
+        "lora_dropout": dropout, "target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas, "bias": "none", "fan_in_fan_out": false, "inference_mode": true,
         "init_lora_weights": true, "use_rslora": false, "use_dora": false, "modules_to_save": null,
     });
     create_folder(folder, |folder| {
@@ -75,68 +87,142 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     })
 }
 
-/// Settings of PEFT's that change what an adapter computes, or what is saved with it, and are off in plain LoRA.
-const OFF: [&str; 12] = [
-    "alora_invocation_tokens",
-    "exclude_modules",
-    "fan_in_fan_out",
-    "layer_replication",
-    "layers_to_transform",
-    "lora_bias",
-    "modules_to_save",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_dora",
-    "use_qalora",
+/// Keys that are read, and keys that do not change what a saved adapter computes. Any other must be off.
+const KNOWN: [&str; 20] = [
+    "peft_type",
+    "base_model_name_or_path",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "use_rslora",
+    "bias",
+    "init_lora_weights",
+    // Of how it was made, and of how it is run.
+    "auto_mapping",
+    "eva_config",
+    "inference_mode",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
 ];
 
-/// The configuration of an adapter in a folder.
+/// The configuration of an adapter in a folder. Names of linears replace PEFT's regexes, and are compared with the tensors that are there.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a kind of adapter that is not LoRA as
-/// this crate has it.
+/// this crate has it and for a target that no tensor has; [`JobError::TensorFiles`] for a tensor of another rank.
 pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let path = folder.join(CONFIG);
     let map = object(&path)?;
-    let unsupported = |key: &str, value: &Value, supported: &str| JobError::HfUnsupported {
-        path: path.clone(),
-        key: key.into(),
-        value: value.to_string(),
-        supported: supported.into(),
-    };
-    let value = |key: &str| map.get(key).unwrap_or(&Value::Null);
-    let kind = [
-        ("peft_type", value("peft_type") == "LORA"),
-        ("bias", [&json!("none"), &Value::Null].contains(&value("bias"))),
-    ];
+    let json = HfReader::new(&path, &map);
+    json.only_keys(&KNOWN, "plain LoRA is, without other parts")?;
+    json.string("peft_type")?.ok_or_else(|| json.missing("peft_type"))?;
+    json.only("peft_type", "LORA", "plain LoRA is")?;
+    json.only("bias", "none", "adapters have no bias")?;
     // The others change the base model's weights, each time that PEFT loads the adapter.
-    let keep_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva"), Value::Null];
-    let init = value("init_lora_weights");
-    if !keep_base.contains(init) {
-        return Err(unsupported("init_lora_weights", init, "an initialization that leaves the base model as it is"));
+    let keep_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva")];
+    if json.get("init_lora_weights").is_some_and(|init| !keep_base.contains(init)) {
+        let supported = "an initialization that leaves the base model as it is";
+        return Err(json.unsupported("init_lora_weights", supported));
     }
-    let off = OFF.map(|key| (key, [&json!(false), &Value::Null].contains(&value(key))));
-    let patterns = ["rank_pattern", "alpha_pattern"].map(|key| (key, value(key).as_object().is_none_or(Map::is_empty)));
-    if let Some((key, _)) = kind.into_iter().chain(off).chain(patterns).find(|(_, fits)| !fits) {
-        return Err(unsupported(key, value(key), "plain LoRA, with one rank and one alpha for all adapters"));
-    }
-    let missing = |key: &'static str| JobError::HfMissingKey { path: path.clone(), key: key.into() };
-    let rank = map.get("r").and_then(Value::as_u64).ok_or_else(|| missing("r"))? as usize;
-    let alpha = map.get("lora_alpha").and_then(Value::as_f64).ok_or_else(|| missing("lora_alpha"))?;
+    let rank = json.integer("r")?.ok_or_else(|| json.missing("r"))?;
+    let alpha = json.number("lora_alpha")?.ok_or_else(|| json.missing("lora_alpha"))?;
+    let dropout = json.number("lora_dropout")?.unwrap_or(0.0);
+    let is_rslora = json.boolean("use_rslora")?.unwrap_or(false);
     // α / √r in place of α / r.
-    let is_rslora = map.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-    let alpha = if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
-    let dropout = map.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0);
-    let targets = map.get("target_modules").ok_or_else(|| missing("target_modules"))?;
-    let target_modules = match targets {
-        Value::String(all) if all == ALL_LINEAR => vec![all.clone()],
-        Value::Array(names) if names.iter().all(Value::is_string) => {
-            names.iter().filter_map(Value::as_str).map(String::from).collect()
+    let effective = |rank: usize, alpha: f64| if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
+    let [ranks, alphas] = [pattern(&json, "rank_pattern")?, pattern(&json, "alpha_pattern")?];
+    let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
+    let module = |tensor| Some(str::strip_prefix(tensor, "base_model.model.")?.rsplit_once(".lora_")?.0);
+    let mut modules: Vec<&str> = files.names().filter_map(module).collect();
+    modules.dedup();
+    let target_modules: Vec<&str> = match json.get(TARGETS) {
+        None => return Err(json.missing(TARGETS)),
+        Some(Value::String(all)) if all == ALL_LINEAR => vec![all],
+        Some(Value::String(pattern)) => {
+            let pattern = regex(&json, TARGETS, &format!("^(?:{pattern})$"))?;
+            modules.iter().copied().filter(|module| pattern.is_match(module).unwrap_or(false)).collect()
         }
-        other => return Err(unsupported("target_modules", other, "a list of names, or \"all-linear\"")),
+        Some(_) => json.strings(TARGETS)?.unwrap_or_default(),
     };
-    Ok(LoraConfig { rank, alpha, dropout, target_modules })
+    let target_modules: Vec<String> = target_modules.into_iter().map(|name| own_name(name).into()).collect();
+    let has_none = |target: &&String| {
+        let alone = LoraConfig { target_modules: vec![target.to_string()], ..LoraConfig::default() };
+        !modules.iter().any(|module| alone.targets(own_name(module)))
+    };
+    if let Some(target) = target_modules.iter().find(has_none) {
+        return Err(json.unsupported(TARGETS, &format!("{WEIGHTS} has no tensor of {target}")));
+    }
+    let alpha_of_all = effective(rank, alpha);
+    let mut config = LoraConfig { rank, alpha: alpha_of_all, dropout, target_modules, ..LoraConfig::default() };
+    for module in modules {
+        let own_rank = of_pattern(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
+        let own_alpha = effective(own_rank, of_pattern(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha));
+        let name = own_name(module);
+        let [a, _] = names(name);
+        if let Some(stored) = files.get(&a) {
+            files.expect(&a, &[own_rank, stored.shape().last().copied().unwrap_or(0)])?;
+        }
+        (own_rank != rank).then(|| config.rank_pattern.insert(name.into(), own_rank));
+        (own_alpha != alpha_of_all).then(|| config.alpha_pattern.insert(name.into(), own_alpha));
+    }
+    Ok(config)
+}
+
+/// The folder of the model that an adapter is of, as its configuration names it.
+///
+/// # Errors
+/// The errors of reading it; [`JobError::HfUnsupported`] for what is no folder here.
+pub(crate) fn base(folder: &Path) -> Result<PathBuf, JobError> {
+    const KEY: &str = "base_model_name_or_path";
+    let path = folder.join(CONFIG);
+    let map = object(&path)?;
+    let json = HfReader::new(&path, &map);
+    let base = json.string(KEY)?.map(PathBuf::from).filter(|base| base.is_dir());
+    base.ok_or_else(|| json.unsupported(KEY, "it must be a folder that is there: --set model.hf_path=FOLDER names one"))
+}
+
+/// Whether a folder has an adapter.
+pub(crate) fn is_adapter(folder: &Path) -> bool {
+    folder.join(CONFIG).exists()
+}
+
+/// The path in the module tree of a linear of Hugging Face's.
+fn own_name(module: &str) -> &str {
+    module.strip_prefix("model.").unwrap_or(module)
+}
+
+fn regex(json: &HfReader<'_>, key: &str, regex: &str) -> Result<Regex, JobError> {
+    Regex::new(regex).map_err(|error| json.unsupported(key, &error.to_string()))
+}
+
+/// Numbers of linears by regexes for the ends of their names.
+fn pattern(json: &HfReader<'_>, key: &'static str) -> Result<Vec<(Regex, f64)>, JobError> {
+    let Some(object) = json.object(key)? else { return Ok(vec![]) };
+    let entry = |name: &str| {
+        let number =
+            object.number(name)?.filter(|number| key != "rank_pattern" || *number >= 1.0 && number.fract() == 0.0);
+        let number = number.ok_or_else(|| object.unsupported(name, "a rank is an integer of 1 or more"))?;
+        Ok((regex(&object, name, &format!(r"^(?:.*\.)?(?:{name})$"))?, number))
+    };
+    object.others(&[]).map(entry).collect()
+}
+
+/// The number that a pattern has for a linear. PEFT takes the first that matches, and the order of keys is not known here: all must agree.
+fn of_pattern(pattern: &[(Regex, f64)], module: &str, json: &HfReader<'_>, key: &str) -> Result<Option<f64>, JobError> {
+    let mut said =
+        pattern.iter().filter(|(regex, _)| regex.is_match(module).unwrap_or(false)).map(|(_, number)| *number);
+    let first = said.next();
+    match said.all(|other| Some(other) == first) {
+        true => Ok(first),
+        false => Err(json.unsupported(key, &format!("one number for {module} is, and it has several"))),
+    }
 }
 
 /// Adapters that a folder has, in the place of the values of these, which have its configuration.

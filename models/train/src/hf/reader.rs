@@ -10,12 +10,44 @@ use crate::JobError;
 #[derive(Clone, Copy, Debug)]
 pub struct HfReader<'a> {
     pub(super) path: &'a Path,
-    /// `rope_scaling.` in that object, empty at the root.
-    pub(super) prefix: &'static str,
-    pub(super) map: &'a Map<String, Value>,
+    /// The keys that lead to the object, outermost first; the rest is empty.
+    parents: [&'static str; 4],
+    map: &'a Map<String, Value>,
 }
 
 impl<'a> HfReader<'a> {
+    /// The whole of the file `path`.
+    pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+        Self { path, parents: [""; 4], map }
+    }
+
+    /// An object in this one, under these keys.
+    fn child(&self, keys: &[&'static str], map: &'a Map<String, Value>) -> Self {
+        let mut parents = self.parents;
+        parents.iter_mut().filter(|parent| parent.is_empty()).zip(keys).for_each(|(parent, key)| *parent = key);
+        Self { parents, map, ..*self }
+    }
+
+    /// A key as errors name it, dotted.
+    pub(super) fn full(&self, key: &str) -> String {
+        let parents = self.parents.into_iter().filter(|parent| !parent.is_empty());
+        parents.chain([key]).collect::<Vec<_>>().join(".")
+    }
+
+    /// Refuses the first key that is not one of `known`, unless its value is null, false or empty.
+    ///
+    /// # Errors
+    /// [`JobError::HfUnsupported`], which says what is `supported`.
+    pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<(), JobError> {
+        self.others(known).next().map_or(Ok(()), |key| Err(self.unsupported(key, supported)))
+    }
+
+    /// The keys that are not one of `known`, and whose values are not null, false or empty.
+    pub fn others(&self, known: &[&str]) -> impl Iterator<Item = &'a str> {
+        let is_other = |(key, value): &(&String, &Value)| !known.contains(&key.as_str()) && !is_off(value);
+        self.map.iter().filter(is_other).map(|(key, _)| key.as_str())
+    }
+
     /// The value of `key` unless absent or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
@@ -69,13 +101,13 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a string", Value::as_str)
     }
 
-    /// An object, whose keys stand in errors after `prefix`.
+    /// An object.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
-    pub fn object(&self, key: &str, prefix: &'static str) -> Result<Option<HfReader<'a>>, JobError> {
+    pub fn object(&self, key: &'static str) -> Result<Option<HfReader<'a>>, JobError> {
         let map = self.read(key, "it must be an object", Value::as_object)?;
-        Ok(map.map(|map| HfReader { path: self.path, prefix, map }))
+        Ok(map.map(|map| self.child(&[key], map)))
     }
 
     /// A list of texts.
@@ -97,13 +129,13 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a list of non-negative integers", convert)
     }
 
-    /// The objects in an object, whatever their names, whose keys stand in errors after `prefix`.
+    /// The objects in an object, with any names.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
-    pub fn objects(&self, key: &str, prefix: &'static str) -> Result<Option<Vec<HfReader<'a>>>, JobError> {
+    pub fn objects(&self, key: &'static str) -> Result<Option<Vec<HfReader<'a>>>, JobError> {
         let convert = |value: &'a Value| -> Option<Vec<_>> {
-            let reader = |map| HfReader { path: self.path, prefix, map };
+            let reader = |map| self.child(&[key, "*"], map);
             value.as_object()?.values().map(|value| value.as_object().map(reader)).collect()
         };
         self.read(key, "it must be an object of objects", convert)
@@ -124,7 +156,7 @@ impl<'a> HfReader<'a> {
     pub fn unsupported(&self, key: &str, supported: &str) -> JobError {
         JobError::HfUnsupported {
             path: self.path.to_path_buf(),
-            key: format!("{}{key}", self.prefix),
+            key: self.full(key),
             value: self.map.get(key).map_or_else(String::new, Value::to_string),
             supported: supported.into(),
         }
@@ -132,6 +164,16 @@ impl<'a> HfReader<'a> {
 
     /// The error of a key that has no default.
     pub fn missing(&self, key: &str) -> JobError {
-        JobError::HfMissingKey { path: self.path.to_path_buf(), key: format!("{}{key}", self.prefix) }
+        JobError::HfMissingKey { path: self.path.to_path_buf(), key: self.full(key) }
+    }
+}
+
+/// Whether a value says that something is not there.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
     }
 }

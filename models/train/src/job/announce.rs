@@ -185,5 +185,8 @@ pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
         true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",
         false => "",
     };
-    Ok(writeln!(out, "merged: rounding leaves {:.1} % of what the adapters change{advice}", 100.0 * share)?)
+    // More than all of it is an error of rounding, too.
+    let more = if share >= 1.0005 { format!(", and adds {:.1} %", 100.0 * (share - 1.0)) } else { String::new() };
+    let left = 100.0 * share.min(1.0);
+    Ok(writeln!(out, "merged: rounding leaves {left:.1} % of what the adapters change{more}{advice}")?)
 }

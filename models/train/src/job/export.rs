@@ -35,8 +35,8 @@ impl<A: TrainableModel> Job<A> {
         check_parameters(&dims, DType::F32, false, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
-        // Weights that are not trained since keep their codes.
-        let checkpoint = match (is_float8, saved, hf_path) {
+        // Weights that are not trained since keep their codes, and merged ones are others.
+        let checkpoint = match (is_float8 && !merge, saved, hf_path) {
             (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
             _ => None,
         };
@@ -54,7 +54,9 @@ impl<A: TrainableModel> Job<A> {
             writeln!(out, "{}", float8.summary(&dims, to)?)?;
         }
         let progress = ProgressLine::new();
-        let model = Weights::open(config, saved, dims.clone())?.load::<B, A::Trained<B>>(device, &progress, out)?;
+        let weights = Weights::open(config, saved, dims.clone())?;
+        weights.checkpoint().and_then(Checkpoint::unused).map_or(Ok(()), |note| writeln!(out, "{note}"))?;
+        let model = weights.load::<B, A::Trained<B>>(device, &progress, out)?;
         let (model, adapters) = match &config.lora {
             None => (model, None),
             Some(lora) => match adapt::<B, _>(lora, model, config.training.seed, saved)? {

@@ -1,15 +1,16 @@
 //! [`GenerateSection`]: how text is sampled, from a configuration or a checkpoint's `generation_config.json`.
 
-use std::io::ErrorKind;
 use std::num::NonZero;
 use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
+use crate::JobError;
 use crate::config::{ConfigError, require};
+use crate::hf::{HfReader, object};
 use crate::model::{CacheDtype, Filters, Sampling};
-use crate::{JobError, files};
 
 /// How Hugging Face generates with a model.
 const FILE: &str = "generation_config.json";
@@ -59,43 +60,49 @@ impl Default for GenerateSection {
     }
 }
 
-/// The keys of the file that say how tokens are chosen. Those that are not here are of ways to generate that this program does not have, or
-/// of the tokenizer.
-#[derive(Deserialize)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    max_new_tokens: Option<usize>,
-    temperature: Option<f64>,
-    top_k: Option<usize>,
-    top_p: Option<f64>,
-    min_p: Option<f64>,
-    repetition_penalty: Option<f64>,
-}
+/// The keys of the file that are read.
+const READ: [&str; 7] = ["do_sample", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
+
+/// Parts of keys that choose no token: keys of the tokenizer, of speed, and of the form of results.
+const OTHERS: [&str; 10] =
+    ["bos_", "eos_", "pad_", "cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
     /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
-    /// by which only `do_sample` draws tokens.
+    /// by which only `do_sample` draws tokens. Returns a note on keys that would change the text and are not done here, too.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Json`].
-    pub fn with_file_of(self, folder: &Path) -> Result<Self, JobError> {
+    /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for a value that cannot be.
+    pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>), JobError> {
         let path = folder.join(FILE);
-        let text = match files::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(self),
-            Err(source) => return Err(JobError::Io { path, source }),
-        };
-        let file: GenerationConfig = serde_json::from_str(&text).map_err(|source| JobError::Json { path, source })?;
-        let draws = file.do_sample.unwrap_or(false);
-        Ok(Self {
-            max_new_tokens: file.max_new_tokens.unwrap_or(self.max_new_tokens),
-            temperature: if draws { file.temperature.unwrap_or(1.0) } else { 0.0 },
-            top_k: file.top_k.unwrap_or(50),
-            top_p: file.top_p.unwrap_or(1.0),
-            min_p: file.min_p.unwrap_or(0.0),
-            repetition_penalty: file.repetition_penalty.unwrap_or(1.0),
+        if !path.exists() {
+            return Ok((self, None));
+        }
+        let map = object(&path)?;
+        let file = HfReader::new(&path, &map);
+        let draws = file.boolean("do_sample")?.unwrap_or(false);
+        let is_all = file.get("top_k").and_then(Value::as_i64) == Some(-1);
+        let section = Self {
+            max_new_tokens: file.integer("max_new_tokens")?.unwrap_or(self.max_new_tokens),
+            temperature: if draws { file.number("temperature")?.unwrap_or(1.0) } else { 0.0 },
+            top_k: if is_all { 0 } else { file.integer("top_k")?.unwrap_or(50) },
+            top_p: file.number("top_p")?.unwrap_or(1.0),
+            min_p: file.number("min_p")?.unwrap_or(0.0),
+            repetition_penalty: file.number("repetition_penalty")?.unwrap_or(1.0),
             ..self
-        })
+        };
+        section.validate().map_err(|error| match error {
+            ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
+            error => error.into(),
+        })?;
+        // Factors and exponents of 1.0 change nothing, nor does one beam.
+        let is_one = |key: &str| map[key] == json!(1.0) || key.starts_with("num_") && map[key] == json!(1);
+        let is_none = |key: &str| map[key].as_f64() == Some(0.0) || is_one(key);
+        let is_done = |key: &str| OTHERS.iter().any(|part| key.contains(part)) || is_none(key);
+        let mut ignored: Vec<_> = file.others(&READ).filter(|key| !is_done(key)).collect();
+        ignored.sort_unstable();
+        let note = format!("{}: ignored, as it is not done here: {}", path.display(), ignored.join(", "));
+        Ok((section, Some(note).filter(|_| !ignored.is_empty())))
     }
 
     /// Checks what the types do not.

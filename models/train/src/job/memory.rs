@@ -17,9 +17,9 @@ use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate, Trained};
 use super::prepare::{check_storage, compute_dtype};
 use super::room::{check, size, there};
-use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision};
+use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, require};
 use crate::freeze;
-use crate::model::{CausalLm, ModelConfig, ModelSection};
+use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
 use crate::module_path::module_type;
 use crate::{JobError, ModulePath};
 
@@ -71,7 +71,7 @@ fn plan<B: Backend, M: CausalLm<B>>(
         Some(lora) => {
             let of_codes = float8.as_ref().filter(|_| lora.base == LoraBase::Fp8);
             let codes = of_codes.map_or(Ok(0), |float8| elements_in_float8::<B, _>(&model, float8))?;
-            with_adapters::<B, _>(plan, &model, lora, (dtypes, codes))
+            with_adapters::<B, _>(plan, &model, lora, (dtypes, codes))?
         }
         None => plan,
     };
@@ -150,13 +150,15 @@ fn with_adapters<B: Backend, M: Module<B>>(
     model: &M,
     section: &LoraSection,
     (dtypes, codes): (PlanDtypes, u64),
-) -> ShardPlan {
+) -> Result<ShardPlan, JobError> {
     struct Linears<'a> {
         path: ModulePath,
         containers: Vec<String>,
         config: &'a LoraConfig,
         /// Elements of all adapters, and of the largest matrix of one.
         adapters: [u64; 2],
+        /// The rank of a linear whose adapter is larger than a tensor can be, with its name.
+        too_large: Option<(usize, String)>,
     }
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
@@ -170,18 +172,26 @@ fn with_adapters<B: Backend, M: Module<B>>(
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let is_linear = self.containers.last().is_some_and(|module| module == "Linear");
             let (true, [k, n]) = (is_linear, &param.lazy_shape()[..]) else { return };
-            let (path, rank) = (self.path.dotted(), self.config.rank as u64);
-            if path.strip_suffix(".weight").is_some_and(|linear| self.config.targets(linear)) {
-                let sides = [k, n].map(|side| *side as u64 * rank);
-                self.adapters[0] += sides.iter().sum::<u64>();
-                self.adapters[1] = sides.into_iter().fold(self.adapters[1], u64::max);
-            }
+            let path = self.path.dotted();
+            let Some(linear) = path.strip_suffix(".weight").filter(|linear| self.config.targets(linear)) else {
+                return;
+            };
+            let rank = self.config.rank_of(linear);
+            let [Some(a), Some(b)] = [k, n].map(|side| elements([*side, rank], MAX_TENSOR_BITS)) else {
+                self.too_large = Some((rank, linear.into()));
+                return;
+            };
+            self.adapters[0] += a + b;
+            self.adapters[1] = self.adapters[1].max(a).max(b);
         }
     }
     let config = section.to_config();
     let (path, containers) = Default::default();
-    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2] };
+    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], too_large: None };
     model.visit(&mut linears);
+    if let Some((rank, linear)) = linears.too_large {
+        require("lora.rank", rank, false, &format!("the adapter of {linear} would have more than 2^40 elements"))?;
+    }
     let [adapters, largest] = linears.adapters;
     let values = dtypes.matrices.size() as u64;
     // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
@@ -192,7 +202,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         }
         LoraBase::Values => (plan.parameters, plan.copies),
     };
-    ShardPlan {
+    Ok(ShardPlan {
         parameters: frozen + 4 * adapters,
         trained: 4 * adapters,
         gradients: 4 * adapters,
@@ -206,7 +216,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         input_bytes: dtypes.compute.size() as f64,
         largest: [largest, plan.largest[1]],
         ..plan
-    }
+    })
 }
 
 /// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no

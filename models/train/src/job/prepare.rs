@@ -7,7 +7,7 @@ use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_float8::config::{Granularity, Policy, ScalingType};
-use burn_float8::lora::LoraConfig;
+use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
@@ -18,7 +18,7 @@ use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
 use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSection, Precision, require};
-use crate::hf::peft;
+use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
@@ -137,6 +137,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
     set_default_config::<B>(device, None)?;
     if !is_fp8 {
+        notes.iter().try_for_each(|note| writeln!(out, "{note}"))?;
         return Ok(model);
     }
     // Strict mode panics in the GEMM; a run reports an error instead.
@@ -165,8 +166,8 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// What a run in FP8 does otherwise than the FP8 folder says that its parameters come from: weights that are cast again, with what would keep
-/// their codes; inputs.
+/// Differences of a run from the FP8 folder that its parameters come from: scales that are not used; in FP8 weights that are cast again, with
+/// settings that would keep their codes, and inputs.
 ///
 /// # Errors
 /// [`JobError::Float8`] for an FP8 config that does not fit the model.
@@ -174,7 +175,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
 ) -> Result<Vec<String>, JobError> {
-    let mut notes = vec![];
+    let mut notes: Vec<_> = weights.checkpoint().and_then(Checkpoint::unused).into_iter().collect();
     let is_fp8 = config.training.precision == Precision::Fp8;
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
         return Ok(notes);
@@ -269,15 +270,18 @@ pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
-    let mut lora = section.to_config().init::<B, M>(&model, seed)?;
+    let config = section.to_config();
+    let mut lora = config.init::<B, M>(&model, seed)?;
     if let (Some(folder), None) = (&section.adapter, saved) {
-        let LoraConfig { rank, alpha, .. } = peft::read_config(folder)?;
-        let reason = format!(
-            "its rank is {rank} and its alpha {alpha}, lora.rank {} and lora.alpha {}",
-            section.rank, section.alpha
-        );
-        let fits = (rank, alpha) == (section.rank, section.alpha);
-        require("lora.adapter", folder.display(), fits, &reason)?;
+        let found = peft::read_config(folder)?;
+        for LoraAdapter { name, .. } in &lora.adapters {
+            let of = |config: &LoraConfig| (config.rank_of(name), config.alpha_of(name));
+            let ((rank, alpha), (own_rank, own_alpha)) = (of(&found), of(&config));
+            let reason = format!(
+                "its rank is {rank} and its alpha {alpha}, lora.rank {own_rank} and lora.alpha {own_alpha}, for {name}"
+            );
+            require("lora.adapter", folder.display(), (rank, alpha) == (own_rank, own_alpha), &reason)?;
+        }
         lora = peft::load(lora, folder)?;
     }
     let adapted = Adapted::new(model, lora);

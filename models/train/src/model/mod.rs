@@ -27,6 +27,15 @@ use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;
 
+/// The logarithm of the elements that a tensor has at most: 4 TiB in f32.
+pub const MAX_TENSOR_BITS: u32 = 40;
+
+/// The product of sizes that a user has given, each above 0; none if it is above 2^`bits`.
+pub fn elements(sizes: impl IntoIterator<Item = usize>, bits: u32) -> Option<u64> {
+    let product = sizes.into_iter().try_fold(1_u64, |product, size| product.checked_mul(size as u64))?;
+    Some(product).filter(|product| *product <= 1 << bits)
+}
+
 /// A forward pass from a batch to its loss as a chain of segments, each of which reads what the one before it has made.
 ///
 /// ```text

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum Float8FilesError {
     /// Codes of which nothing says how they are scaled.
-    #[error("{}: {name} holds FP8 codes, and config.json has no quantization_config that says how they are scaled", path.display())]
+    #[error("{}: {name} holds FP8 codes, and no quantization_config in config.json says how they are scaled", path.display())]
     NoConfig {
         /// The file.
         path: PathBuf,
@@ -70,8 +70,8 @@ pub enum Float8FilesError {
         /// Those that it may have.
         expected: &'static str,
     },
-    /// A scale that is zero, negative, infinite or NaN.
-    #[error("{}: {name} has {value} at {index}, and scales are positive and finite", path.display())]
+    /// A scale that is negative, infinite, NaN, or zero with other codes than zeros.
+    #[error("{}: {name} has {value} at {index}, and scales of codes that are not all 0 are positive and finite", path.display())]
     ScaleValue {
         /// The file.
         path: PathBuf,
@@ -118,7 +118,7 @@ pub enum Float8FilesError {
         /// The `config.json`.
         path: PathBuf,
         /// The key that it stands in.
-        key: &'static str,
+        key: String,
         /// The pattern.
         pattern: String,
         /// What is wrong with it.

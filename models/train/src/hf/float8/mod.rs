@@ -2,6 +2,7 @@
 //! operand of fprop, and scales that multiply its codes.
 
 mod error;
+mod formats;
 mod names;
 mod plan;
 mod scheme;
@@ -9,5 +10,5 @@ mod weight;
 
 pub use error::Float8FilesError;
 pub(super) use plan::{Model, Plan, Planned};
-pub(super) use scheme::{QUANTIZATION, Quantization, Scheme};
+pub(super) use scheme::{Quantization, Scheme};
 pub(crate) use weight::{Float8Weight, Float8Weights, check_finite, quantize};

@@ -1,10 +1,9 @@
 //! [`Names`]: which linears of a checkpoint the lists of a `quantization_config` mean.
 
-use std::path::Path;
-
 use fancy_regex::Regex;
 
 use super::error::Float8FilesError;
+use crate::hf::reader::HfReader;
 
 /// The class of all linears, for which `Linear` stands in a list.
 const CLASS: &str = "Linear";
@@ -39,10 +38,14 @@ impl Names {
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
-    pub(super) fn compressed_tensors(path: &Path, key: &'static str, list: &[&str]) -> Result<Self, Float8FilesError> {
+    pub(super) fn compressed_tensors(
+        config: &HfReader<'_>,
+        key: &'static str,
+        list: &[&str],
+    ) -> Result<Self, Float8FilesError> {
         let parse = |name: &&str| {
             Ok(match name.strip_prefix("re:") {
-                Some(pattern) => Name::Matches(regex(path, key, pattern, &format!("^(?:{pattern})"))?),
+                Some(pattern) => Name::Matches(regex(config, key, pattern, &format!("^(?:{pattern})"))?),
                 None if *name == CLASS => Name::AllLinears,
                 None => Name::Exact((*name).into()),
             })
@@ -55,15 +58,27 @@ impl Names {
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
-    pub(super) fn fp8(path: &Path, key: &'static str, list: &[&str]) -> Result<Self, Float8FilesError> {
+    pub(super) fn fp8(config: &HfReader<'_>, key: &'static str, list: &[&str]) -> Result<Self, Float8FilesError> {
         let parse = |name: &&str| {
             Ok(match name.strip_prefix("re:") {
-                Some(pattern) => Name::Matches(regex(path, key, pattern, &format!("^(?:{pattern})"))?),
+                Some(pattern) => Name::Matches(regex(config, key, pattern, &format!("^(?:{pattern})"))?),
                 None => {
                     let whole = format!(r"^(?:{name})(?:(?<=\.)|(?=\.|$))");
-                    Name::Ends(regex(path, key, name, &whole)?, (*name).into())
+                    Name::Ends(regex(config, key, name, &whole)?, (*name).into())
                 }
             })
+        };
+        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+    }
+
+    /// The lists of ModelOpt and Quark: names of linears and of modules that hold some. `*` matches anything.
+    ///
+    /// # Errors
+    /// [`Float8FilesError::Pattern`].
+    pub(super) fn globs(config: &HfReader<'_>, key: &'static str, list: &[&str]) -> Result<Self, Float8FilesError> {
+        let parse = |name: &&str| {
+            let parts: Vec<_> = name.split('*').map(fancy_regex::escape).collect();
+            Ok(Name::Matches(regex(config, key, name, &format!(r"^{}(?:\.|$)", parts.join(".*")))?))
         };
         Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
     }
@@ -80,10 +95,10 @@ impl Names {
     }
 }
 
-fn regex(path: &Path, key: &'static str, pattern: &str, whole: &str) -> Result<Regex, Float8FilesError> {
+fn regex(config: &HfReader<'_>, key: &str, pattern: &str, whole: &str) -> Result<Regex, Float8FilesError> {
     Regex::new(whole).map_err(|error| Float8FilesError::Pattern {
-        path: path.into(),
-        key,
+        path: config.path.into(),
+        key: config.full(key),
         pattern: pattern.into(),
         reason: error.to_string(),
     })

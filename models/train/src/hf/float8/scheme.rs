@@ -3,7 +3,7 @@
 //! ```text
 //!                  scales of a weight [out, in]      quantization_config
 //! Tensor           [] or [1]                         compressed-tensors `tensor`; `fp8` without blocks
-//! Row              [out, 1]                          compressed-tensors `channel`
+//! Row              [out, 1] or [out]                 compressed-tensors `channel`
 //! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size; compressed-tensors `block`
 //! Block1x32        [out, in/32], E8M0 bytes          compressed-tensors `mxfp8-quantized`
 //! ```
@@ -18,11 +18,8 @@ use super::names::Names;
 use crate::JobError;
 use crate::hf::reader::HfReader;
 
-/// The key of `config.json`.
-pub(crate) const QUANTIZATION: &str = "quantization_config";
-
 /// Rows and columns that share a scale in blocks.
-const BLOCK: usize = 128;
+pub(super) const BLOCK: usize = 128;
 /// Elements that share an E8M0 scale.
 pub(super) const MX_BLOCK: usize = 32;
 
@@ -46,21 +43,23 @@ pub(crate) enum Inputs {
     Dynamic(Granularity),
 }
 
-/// What a `quantization_config` says.
+/// The schemes of a folder's linears.
 #[derive(Debug)]
 pub(crate) struct Quantization {
     /// None of compressed-tensors' linears may be in FP8 beside these.
-    groups: Vec<Group>,
-    ignored: Names,
+    pub(super) groups: Vec<Group>,
+    pub(super) ignored: Names,
     pub(super) names: ScaleNames,
+    /// A key that is not used.
+    pub(crate) unused: Option<String>,
 }
 
 /// Linears of one scheme.
 #[derive(Debug)]
-struct Group {
+pub(super) struct Group {
     /// All, if there are none.
-    targets: Option<Names>,
-    schemes: Schemes,
+    pub(super) targets: Option<Names>,
+    pub(super) schemes: Schemes,
 }
 
 /// Schemes of which the shape of the scale decides.
@@ -81,26 +80,12 @@ pub(super) struct ScaleNames {
     pub(super) input: &'static [&'static str],
 }
 
-const COMPRESSED_TENSORS: ScaleNames = ScaleNames { weight: &["weight_scale"], input: &["input_scale"] };
+pub(super) const COMPRESSED_TENSORS: ScaleNames = ScaleNames { weight: &["weight_scale"], input: &["input_scale"] };
 /// vLLM's and transformers'.
-const FP8: ScaleNames =
+pub(super) const FP8: ScaleNames =
     ScaleNames { weight: &["weight_scale_inv", "weight_scale"], input: &["input_scale", "activation_scale"] };
 
 impl Quantization {
-    /// What a `config.json` says; none if it says nothing.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`], [`JobError::HfMissingKey`]; [`JobError::Float8Files`] for patterns.
-    pub(crate) fn read(json: &HfReader<'_>) -> Result<Option<Self>, JobError> {
-        let Some(config) = json.object(QUANTIZATION, "quantization_config.")? else { return Ok(None) };
-        match config.string("quant_method")? {
-            Some("compressed-tensors") => compressed_tensors(&config).map(Some),
-            Some("fp8") => fp8(&config).map(Some),
-            Some(_) => Err(config.unsupported("quant_method", "compressed-tensors and fp8 are")),
-            None => Err(config.missing("quant_method")),
-        }
-    }
-
     /// The schemes that the weight of a linear may have; none if it is not quantized.
     pub(super) fn schemes(&self, module: &str) -> Option<Schemes> {
         if self.ignored.find(module).is_some() {
@@ -116,41 +101,15 @@ impl Quantization {
     }
 }
 
-/// `quant_method: fp8`.
-fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
-    config.only("fmt", "e4m3", "only e4m3 is")?;
-    let inputs = match config.string("activation_scheme")? {
-        None | Some("dynamic") => None,
-        Some("static") => Some(Inputs::Static),
-        Some(_) => return Err(config.unsupported("activation_scheme", "dynamic and static are")),
-    };
-    let granularities: &[_] = match config.integers("weight_block_size")?.as_deref() {
-        Some([BLOCK, BLOCK]) => &[Granularity::Block128x128],
-        Some(_) => return Err(config.unsupported("weight_block_size", "only [128, 128] is")),
-        None if config.is_null("weight_block_size") => &[Granularity::Tensor],
-        // transformers takes blocks then, and vLLM tensors.
-        None => &[Granularity::Tensor, Granularity::Block128x128],
-    };
-    let mut ignored = config.strings("modules_to_not_convert")?.unwrap_or_default();
-    ignored.extend(config.strings("ignored_layers")?.unwrap_or_default());
-    if config.strings("modules_to_convert")?.is_some_and(|modules| !modules.is_empty()) {
-        return Err(config.unsupported("modules_to_convert", "only linears are read in FP8"));
-    }
-    let ignored = Names::fp8(config.path, "quantization_config.modules_to_not_convert", &ignored)?;
-    let groups = vec![Group { targets: None, schemes: Schemes { granularities, inputs } }];
-    Ok(Quantization { groups, ignored, names: FP8 })
-}
-
 /// `quant_method: compressed-tensors`.
-fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
+pub(super) fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     let none = |key: &'static str, what: &str| match config.get(key) {
         None => Ok(()),
         Some(Value::Object(map)) if map.is_empty() => Ok(()),
         Some(_) => Err(config.unsupported(key, what)),
     };
-    none("kv_cache_scheme", "keys and values are kept in high precision")?;
     none("transform_config", "weights are not transformed")?;
-    if let Some(sparsity) = config.object("sparsity_config", "quantization_config.sparsity_config.")? {
+    if let Some(sparsity) = config.object("sparsity_config")? {
         sparsity.only("format", "dense", "only dense is")?;
     }
     // Either stands beside weights in FP8, depending on the version of the program that wrote them.
@@ -158,12 +117,12 @@ fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
         return Err(config.unsupported("quantization_status", "compressed and frozen are"));
     }
     let format = config.string("format")?;
-    let Some(groups) = config.objects("config_groups", "quantization_config.config_groups.*.")? else {
+    let Some(groups) = config.objects("config_groups")? else {
         return Err(config.missing("config_groups"));
     };
     let groups = groups.iter().map(|group| {
         let targets = group.strings("targets")?.ok_or_else(|| group.missing("targets"))?;
-        let targets = Names::compressed_tensors(config.path, "quantization_config.config_groups.*.targets", &targets)?;
+        let targets = Names::compressed_tensors(group, "targets", &targets)?;
         let (own, from) = match group.string("format")? {
             Some(own) => (Some(own), group),
             None => (format, config),
@@ -177,18 +136,16 @@ fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     });
     let groups = groups.collect::<Result<_, JobError>>()?;
     let ignored = config.strings("ignore")?.unwrap_or_default();
-    let ignored = Names::compressed_tensors(config.path, "quantization_config.ignore", &ignored)?;
-    Ok(Quantization { groups, ignored, names: COMPRESSED_TENSORS })
+    let ignored = Names::compressed_tensors(config, "ignore", &ignored)?;
+    Ok(Quantization { groups, ignored, names: COMPRESSED_TENSORS, unused: None })
 }
 
 /// The scheme of a group of `config_groups`.
 fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
-    const WEIGHTS: &str = "quantization_config.config_groups.*.weights.";
-    const INPUTS: &str = "quantization_config.config_groups.*.input_activations.";
     if group.get("output_activations").is_some() {
         return Err(group.unsupported("output_activations", "outputs are not quantized"));
     }
-    let Some(weights) = group.object("weights", WEIGHTS)? else { return Err(group.missing("weights")) };
+    let Some(weights) = group.object("weights")? else { return Err(group.missing("weights")) };
     weights.integer("num_bits")?.ok_or_else(|| weights.missing("num_bits"))?;
     weights.string("type")?.ok_or_else(|| weights.missing("type"))?;
     check_codes(&weights)?;
@@ -212,7 +169,7 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
         _ if is_mx => return Err(weights.unsupported("strategy", "of mxfp8-quantized weights only group is")),
         _ => return Err(weights.unsupported("strategy", "of float-quantized weights tensor, channel and block are")),
     };
-    let inputs = match group.object("input_activations", INPUTS)? {
+    let inputs = match group.object("input_activations")? {
         Some(inputs) => read_inputs(&inputs, granularities)?,
         None => Inputs::HighPrecision,
     };
@@ -325,6 +282,7 @@ impl Scheme {
     pub(super) fn scale_shapes(granularity: Granularity, [out, d_in]: [usize; 2]) -> Vec<Vec<usize>> {
         match granularity {
             Granularity::Tensor => vec![vec![1], vec![]],
+            Granularity::Row => vec![vec![out, 1], vec![out]],
             _ => vec![granularity.scale_dims(out, d_in).to_vec()],
         }
     }

@@ -102,7 +102,7 @@ impl Float8Weights {
     /// [`JobError::Float8Files`] for one that is no scale; [`JobError::TensorFiles`].
     pub(crate) fn input_scale(&self, files: &TensorFiles, name: &str) -> Result<Option<f32>, JobError> {
         match self.0.get(name).and_then(|entry| entry.input_scale.as_ref()) {
-            Some(scale) => Ok(read_scales(files, scale)?.first().copied()),
+            Some(scale) => Ok(read_scales(files, scale, false)?.first().copied()),
             None => Ok(None),
         }
     }
@@ -114,12 +114,21 @@ impl Float8Weights {
     pub(crate) fn read(&self, files: &TensorFiles, name: &str) -> Result<Option<Float8Weight>, JobError> {
         let Some(Entry { dims, scheme, scale, .. }) = self.0.get(name) else { return Ok(None) };
         let stored = files.expect(name, dims)?;
-        let inv_scales = read_scales(files, scale)?.into_iter().map(InvScale::new).collect();
-        let input_scale = self.input_scale(files, name)?;
         let codes = stored.bytes()?;
+        let scales = read_scales(files, scale, true)?;
+        let ([rows, cols], granularity) = (*dims, scheme.granularity);
+        let ([height, width], [_, blocks]) = (granularity.group(rows, cols), granularity.scale_dims(rows, cols));
+        let scaled = codes.iter().enumerate().filter(|(_, code)| **code & 0x7f != 0);
+        let mut scaled = scaled.map(|(at, _)| at / cols / height * blocks + at % cols / width);
+        if scales.contains(&0.0)
+            && let Some(index) = scaled.find(|index| scales[*index] == 0.0)
+        {
+            return Err(scale_value(files, scale, index, 0.0).into());
+        }
+        let inv_scales = scales.into_iter().map(InvScale::new).collect();
+        let input_scale = self.input_scale(files, name)?;
         if let Some(index) = codes.iter().position(|code| code & 0x7f == 0x7f) {
             let (path, code) = (stored.path().into(), codes[index]);
-            let [_, cols] = *dims;
             return Err(Float8FilesError::NanCode {
                 path,
                 name: name.into(),
@@ -129,10 +138,10 @@ impl Float8Weights {
             }
             .into());
         }
-        let (format, granularity, dims) = (Format::E4m3, scheme.granularity, *dims);
+        let (format, dims) = (Format::E4m3, *dims);
         let codes = HostCodes { codes, dims, format, granularity, inv_scales, transposed: false };
         if let Some((index, scale)) = codes.overflow() {
-            let ([_, cols], path, name) = (dims, stored.path().into(), name.into());
+            let (path, name) = (stored.path().into(), name.into());
             let (row, col, code, scale) = (index / cols, index % cols, codes.codes[index], scale.get());
             return Err(Float8FilesError::Overflow { path, name, row, col, code, scale }.into());
         }
@@ -222,9 +231,10 @@ fn scale_granularity(
         return Err(Float8FilesError::ScaleShape { path, name, found, weight: dims, expected });
     };
     let is_mx = *granularity == Granularity::Block1x32;
-    let expected = if is_mx { "U8 and F8_E8M0" } else { "F32, BF16 and F16" };
+    let expected = if is_mx { "U8 and F8_E8M0" } else { "F32, BF16, F16 and F8_E8M0" };
     let is_read = match stored.dtype() {
-        Dtype::U8 | Dtype::F8_E8M0 => is_mx,
+        Dtype::F8_E8M0 => true,
+        Dtype::U8 => is_mx,
         Dtype::F32 | Dtype::BF16 | Dtype::F16 => !is_mx,
         _ => false,
     };
@@ -235,8 +245,8 @@ fn scale_granularity(
     Ok(*granularity)
 }
 
-/// Scales, row-major, each of which is a positive number.
-fn read_scales(files: &TensorFiles, name: &str) -> Result<Vec<f32>, JobError> {
+/// Scales, row-major. Each is a positive number, or 0 if `may_be_zero`.
+fn read_scales(files: &TensorFiles, name: &str, may_be_zero: bool) -> Result<Vec<f32>, JobError> {
     let missing = || TensorFilesError::Missing { name: name.into(), shape: vec![], path: files.path().into() };
     let stored = files.get(name).ok_or_else(missing)?;
     let scales: Vec<f32> = match stored.dtype() {
@@ -244,12 +254,15 @@ fn read_scales(files: &TensorFiles, name: &str) -> Result<Vec<f32>, JobError> {
         _ => stored.to_f32()?,
     };
     // NaN is not positive.
-    let is_scale = |scale: &f32| *scale > 0.0 && *scale < f32::INFINITY;
+    let is_scale = |scale: &f32| *scale > 0.0 && *scale < f32::INFINITY || may_be_zero && *scale == 0.0;
     match scales.iter().position(|scale| !is_scale(scale)) {
-        Some(index) => {
-            let (path, name, value) = (stored.path().into(), name.into(), scales[index]);
-            Err(Float8FilesError::ScaleValue { path, name, index, value }.into())
-        }
+        Some(index) => Err(scale_value(files, name, index, scales[index]).into()),
         None => Ok(scales),
     }
+}
+
+/// The error of a scale that is none.
+fn scale_value(files: &TensorFiles, name: &str, index: usize, value: f32) -> Float8FilesError {
+    let path = files.get(name).map_or(files.path(), |stored| stored.path()).into();
+    Float8FilesError::ScaleValue { path, name: name.into(), index, value }
 }
