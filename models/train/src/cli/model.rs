@@ -12,7 +12,7 @@ use crate::JobError;
 use crate::checkpoint::{
     ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps, verify_assets,
 };
-use crate::config::{ConfigError, LoraSection, Precision, Setting, StorageDtype, require};
+use crate::config::{ConfigError, LoraSection, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
@@ -131,7 +131,8 @@ impl ModelArgs {
         }
         let mut config = RunConfig { model: S::of_folder(Some(folder.into()), None), ..RunConfig::default() };
         if folder != self.folder {
-            config.lora = Some(LoraSection::of_folder(&self.folder)?);
+            let adapter = Some(self.folder.clone());
+            config.lora = Some(LoraSection { adapter, ..peft::read_config(&self.folder)?.into() });
             config.data.tokenizer = self.folder.to_str().filter(|_| has_tokenizer(&self.folder)).map(String::from);
         }
         config.training.precision = if is_bf16(folder)? { Precision::Bf16 } else { Precision::F32 };
@@ -358,14 +359,10 @@ impl ExportArgs {
             let bytes = self.max_shard_bytes;
             require("--max-shard-bytes", bytes.unwrap_or_default(), bytes.is_none(), reason)?;
         }
-        let has_base_dtype = self.merge && self.format.is_none();
-        let is_bf16 = match config.model.hf_path().filter(|folder| has_base_dtype && folder.is_dir()) {
-            Some(folder) => is_bf16(folder)?,
-            None => !has_base_dtype || config.training.param_dtype == StorageDtype::Bf16,
-        };
-        let dtype = match self.format {
-            Some(ExportFormat::F32) => ExportDtype::F32,
-            None if !is_bf16 => ExportDtype::F32,
+        let base = config.model.hf_path().filter(|folder| self.merge && folder.is_dir());
+        let dtype = match (self.format, base) {
+            (Some(ExportFormat::F32), _) => ExportDtype::F32,
+            (None, Some(base)) if !is_bf16(base)? => ExportDtype::F32,
             _ => ExportDtype::Bf16,
         };
         let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);

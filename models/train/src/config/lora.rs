@@ -9,7 +9,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 use toml::{Table, Value};
 
 use super::{ConfigError, require};
-use crate::JobError;
 use crate::hf::peft;
 
 /// LoRA: adapters of low rank beside the linears of a frozen model, `y = x · w + alpha / rank · (x · A) · B`; names are PEFT's. If the
@@ -104,14 +103,6 @@ pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
 }
 
 impl LoraSection {
-    /// The adapter in a folder of PEFT's.
-    ///
-    /// # Errors
-    /// Errors of [`peft::read_config`].
-    pub(crate) fn of_folder(folder: &Path) -> Result<Self, JobError> {
-        Ok(Self { adapter: Some(folder.into()), ..peft::read_config(folder)?.into() })
-    }
-
     /// How adapters are made.
     pub fn to_config(&self) -> LoraConfig {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern, .. } = self.clone();

@@ -157,8 +157,6 @@ fn with_adapters<B: Backend, M: Module<B>>(
         config: &'a LoraConfig,
         /// Elements of all adapters, and of the largest matrix of one.
         adapters: [u64; 2],
-        /// The rank of a linear whose adapter is larger than a tensor can be, with its name.
-        too_large: Option<(usize, String)>,
     }
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
@@ -177,22 +175,19 @@ fn with_adapters<B: Backend, M: Module<B>>(
                 return;
             };
             let rank = self.config.rank_of(linear);
-            let [Some(a), Some(b)] = [k, n].map(|side| elements([*side, rank], MAX_TENSOR_BITS)) else {
-                self.too_large = Some((rank, linear.into()));
-                return;
-            };
-            self.adapters[0] += a + b;
-            self.adapters[1] = self.adapters[1].max(a).max(b);
+            for side in [k, n] {
+                let size = elements([*side, rank], MAX_TENSOR_BITS).unwrap_or(u64::MAX);
+                self.adapters = [self.adapters[0].saturating_add(size), self.adapters[1].max(size)];
+            }
         }
     }
     let config = section.to_config();
     let (path, containers) = Default::default();
-    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], too_large: None };
+    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2] };
     model.visit(&mut linears);
-    if let Some((rank, linear)) = linears.too_large {
-        require("lora.rank", rank, false, &format!("the adapter of {linear} would have more than 2^40 elements"))?;
-    }
     let [adapters, largest] = linears.adapters;
+    let reason = "an adapter would have a matrix of more than 2^40 elements";
+    require("lora.rank", config.rank, largest < u64::MAX, reason)?;
     let values = dtypes.matrices.size() as u64;
     // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
     let (frozen, copies) = match section.base {

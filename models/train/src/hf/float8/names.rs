@@ -1,12 +1,15 @@
 //! [`Names`]: which linears of a checkpoint the lists of a `quantization_config` mean.
 
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 
 use super::error::Float8FilesError;
 use crate::hf::reader::HfReader;
 
 /// The class of all linears, for which `Linear` stands in a list.
 const CLASS: &str = "Linear";
+
+/// Steps back that a pattern may take in a name, so that hundreds of patterns are matched with hundreds of names at once.
+const MAX_BACKTRACKS: usize = 10_000;
 
 /// Names and patterns of modules.
 #[derive(Debug)]
@@ -96,7 +99,7 @@ impl Names {
 }
 
 fn regex(config: &HfReader<'_>, key: &str, pattern: &str, whole: &str) -> Result<Regex, Float8FilesError> {
-    Regex::new(whole).map_err(|error| Float8FilesError::Pattern {
+    RegexBuilder::new(whole).backtrack_limit(MAX_BACKTRACKS).build().map_err(|error| Float8FilesError::Pattern {
         path: config.path.into(),
         key: config.full(key),
         pattern: pattern.into(),
