@@ -108,16 +108,11 @@ fn name_of(step: u64) -> String {
 
 /// Steps of the checkpoints in a folder whose names begin with `kind`. A folder that another program has called so is none.
 fn steps_of(folder: &Path, kind: &str) -> Result<impl Iterator<Item = u64>> {
-    let names = names(folder)?.into_iter().filter(|name| is_ours(&folder.join(name)));
-    Ok(names.filter_map(move |name| {
+    let is_ours = move |name: &String| [CHECKSUMS, STATE].iter().any(|file| folder.join(name).join(file).exists());
+    Ok(names(folder)?.into_iter().filter(is_ours).filter_map(move |name| {
         let step: u64 = name.strip_prefix(kind)?.parse().ok()?;
         (name == format!("{kind}{step:09}")).then_some(step)
     }))
-}
-
-/// Whether a folder is a checkpoint, perhaps a damaged one.
-fn is_ours(path: &Path) -> bool {
-    [CHECKSUMS, STATE].iter().any(|name| path.join(name).exists())
 }
 
 fn partial_name(name: &str) -> String {

@@ -39,13 +39,12 @@ impl KeptTokens {
                 true => None,
                 false => lock(&path).ok().flatten().and_then(|_lock| modified(&path)),
             };
-            match used.map(|used| (used, size(&path))) {
-                // Others are being made, are no folders of a cache, or have just been given a name.
-                None => {}
-                Some((_, Err(error))) if error.kind() == ErrorKind::NotFound => {}
-                Some((used, bytes)) => {
-                    kept.push(Self { bytes: bytes.map_err(cannot_read(&path))?, path, used, is_whole });
-                }
+            // Others are being made, or are no folders of a cache.
+            let Some(used) = used else { continue };
+            match size(&path) {
+                // It has just been renamed or removed.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                bytes => kept.push(Self { bytes: bytes.map_err(cannot_read(&path))?, path, used, is_whole }),
             }
         }
         kept.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));

@@ -183,6 +183,14 @@ mod tests {
     }
 
     #[test]
+    fn throughput_is_drawn_of_the_steps_that_have_it() {
+        let train = |tokens_per_second| Some(TrainRecord { tokens_per_second, ..TrainRecord::default() });
+        let record = |(step, rate)| Record { step, train: train(rate), ..Record::default() };
+        let run = PlotRun::new(String::new(), &[(1, 5.0), (2, f64::NAN), (3, 7.0)].map(record));
+        assert_eq!((run.tokens_per_second, run.loss.len()), (vec![(1, 5.0), (3, 7.0)], 3));
+    }
+
+    #[test]
     fn what_is_known_of_a_run() {
         let run = |precision: &str, recipe: Option<&str>, device: &str| {
             what(&RunRecord {
