@@ -36,8 +36,8 @@ use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, WAITS,
-    options, properties,
+    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, UPLOADS,
+    WAITS, options, properties,
 };
 
 /// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
@@ -251,6 +251,7 @@ impl ComputeServer for GenerateServer {
     }
 
     fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _: StreamId) {
+        UPLOADS.fetch_add(descriptors.len(), Relaxed);
         if EXECUTION.lock().unwrap().is_none() {
             return;
         }

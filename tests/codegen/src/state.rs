@@ -136,6 +136,9 @@ pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of the tensors that these were given.
 pub(crate) static BYTES: AtomicU64 = AtomicU64::new(0);
 
+/// Pieces of host memory that were copied to the device.
+pub(crate) static UPLOADS: AtomicUsize = AtomicUsize::new(0);
+
 /// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are counted and nothing else: no kernel is generated.
 pub struct Idle(());
 
@@ -143,6 +146,11 @@ impl Idle {
     /// Launches since the last call.
     pub fn take_launches(&self) -> usize {
         LAUNCHES.swap(0, Relaxed)
+    }
+
+    /// Copies from the host since the last call.
+    pub fn take_uploads(&self) -> usize {
+        UPLOADS.swap(0, Relaxed)
     }
 
     /// Bytes of all tensors that launches since the last call were given: what they move, if each reads or writes all of it once.

@@ -6,14 +6,17 @@ use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
-use burn::tensor::{Int, Tensor};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
-use burn_float8::nn::{rms_norm, rotary, swiglu};
+use burn_float8::nn::{attention, rms_norm, rotary, swiglu};
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
-use codegen::device::{Execution, GenerateCuda, Generated, OfflineDevice, execute, take, take_allocations, take_waits};
+use codegen::device::{
+    Execution, GenerateCuda, Generated, OfflineDevice, execute, idle, take, take_allocations, take_waits,
+};
 use cubecl::Runtime;
 use float8_kernels::gemm_path;
 use ptx_interpreter::Accumulator;
@@ -318,6 +321,25 @@ fn a_grouped_linear_looks_for_each_amax_once() {
         assert_eq!(launched.uploads, 0, "{names:?}");
     }
     report(&experts).verify().expect("FP8 ran everywhere");
+}
+
+/// Backward of a layer of Llama 8B, in blocks of queries: dk and dv are added up in place, and the host sends the positions once.
+#[test]
+fn attention_in_blocks_adds_in_place() {
+    let _turn = turn();
+    let idle = idle();
+    let input = |heads| {
+        let zeros = Tensor::<B, 4>::zeros([1, heads, 8192, 128], &OfflineDevice::default());
+        zeros.cast(DType::BF16).require_grad()
+    };
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let y = attention(input(32), input(8), input(8), None, options);
+    sync();
+    let _before = (idle.take_bytes(), idle.take_uploads());
+    y.sum().backward();
+    sync();
+    // A copy of dk and dv for each of 128 blocks would be 16 GiB more.
+    assert_eq!((idle.take_uploads(), idle.take_bytes() >> 30), (2, 140));
 }
 
 #[test]

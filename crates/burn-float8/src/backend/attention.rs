@@ -134,6 +134,8 @@ struct Blocks<'a, B: Backend> {
     mask: Option<Tensor<B, 4, Bool>>,
     bias: Option<Tensor<B, 4>>,
     documents: Option<Tensor<B, 2, Int>>,
+    /// The last key that each query sees, and the numbers of all keys, where a query does not see all.
+    causal: Option<[Tensor<B, 1, Int>; 2]>,
     rows: usize,
 }
 
@@ -151,14 +153,20 @@ struct Block<B: Backend> {
 
 impl<'a, B: Backend> Blocks<'a, B> {
     fn new(attention: &'a Attention<B>, rows: usize) -> Self {
+        let (query, key): (Tensor<B, 4>, Tensor<B, 4>) = (float(attention.query.clone()), float(attention.key.clone()));
+        let causal = attention.options.is_causal.then(|| {
+            let [queries, keys] = [&query, &key].map(|t| t.dims()[2] as i64);
+            [keys - queries..keys, 0..keys].map(|numbers| Tensor::arange(numbers, &query.device()))
+        });
         Self {
             attention,
-            query: float(attention.query.clone()),
-            key: float(attention.key.clone()),
+            query,
+            key,
             value: float(attention.value.clone()),
             mask: attention.mask.clone().map(Tensor::from_primitive),
             bias: attention.bias.clone().map(float),
             documents: attention.documents.clone().map(Tensor::from_primitive),
+            causal,
             rows,
         }
     }
@@ -189,7 +197,9 @@ impl<'a, B: Backend> Blocks<'a, B> {
             let add = |sum: &mut Tensor<B, 4>, part: Tensor<B, 4>| {
                 let all = sum.clone().slice_dim(2, 0..seen) + part.cast(DType::F32);
                 let [batch, heads, _, width] = sum.dims();
-                *sum = sum.clone().slice_assign([0..batch, 0..heads, 0..seen, 0..width], all);
+                // The only handle: Burn would otherwise copy the whole.
+                let whole = core::mem::replace(sum, all.clone());
+                *sum = whole.slice_assign([0..batch, 0..heads, 0..seen, 0..width], all);
             };
             add(&mut dk, ds.clone().transpose().matmul(query));
             add(&mut dv, p.cast(dtype).transpose().matmul(dy));
@@ -243,11 +253,9 @@ impl<'a, B: Backend> Blocks<'a, B> {
         if let Some(mask) = &self.mask {
             scores = hide(scores, part(mask.clone(), queries.clone(), seen));
         }
-        if options.is_causal {
-            let device = scores.device();
-            let last = Tensor::<B, 1, Int>::arange(queries.start as i64..queries.end as i64, &device);
-            let last = last.add_scalar(all_keys as i64 - all_queries as i64).reshape([1, 1, queries.len(), 1]);
-            let keys = Tensor::<B, 1, Int>::arange(0..seen as i64, &device).reshape([1, 1, 1, seen]);
+        if let Some([last, keys]) = self.causal.clone() {
+            let last = last.slice_dim(0, queries.clone()).reshape([1, 1, queries.len(), 1]);
+            let keys = keys.slice_dim(0, 0..seen).reshape([1, 1, 1, seen]);
             let shape = [1, 1, queries.len(), seen];
             scores = hide(scores, last.expand(shape).lower(keys.expand(shape)));
         }

@@ -172,7 +172,8 @@ type BoxedError = Box<dyn core::error::Error + Send + Sync>;
 /// drawn for it. Says which were put there.
 ///
 /// `config` says which parameters are weights of linears; it is applied afterwards, and where its cast of a weight is of the same format and
-/// granularity, GEMMs read the codes as they are. Where values are asked for, they have the dtype `values`.
+/// granularity, GEMMs read the codes as they are. Where values are asked for, they have the dtype `values`. Weights that are loaded on a
+/// backend without autodiff are frozen: `train()` gives them no gradient.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
