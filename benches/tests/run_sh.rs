@@ -16,8 +16,8 @@ use cubecl::prelude::Runtime;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What the fake `float8-gpu` notes of each call: where its headers are, whether CubeCL's cache is on, and its arguments. As the real one
-/// does, it writes its results, and runs torch with its own environment.
+/// A fake `float8-gpu`. It notes of each call where the headers are, CubeCL's cache, and the arguments. It writes results and runs torch, as
+/// the real one does.
 const PROGRAM: &str = r#"#!/bin/bash
 cache=$(sed -n 's/^cache = { file = "\(.*\)" }$/\1/p' cubecl.toml 2>/dev/null)
 printf '%s\n' "$(readlink -f "${CUDA_PATH:-none}/include/mma.h")|$LD_LIBRARY_PATH|$cache|$*" >>"$CALLS"
@@ -40,7 +40,7 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// A bundle, and a machine with a driver of CUDA 13.0, the toolkits 12.8 and 13.5, the wheels of 13.0, and the headers of 13.0 alone.
+    /// A bundle, and a machine with a driver of CUDA 13.0. It has the toolkits 12.8 and 13.5, the wheels of 13.0, and headers of 13.0.
     /// Nothing without Python, which the test says.
     fn new() -> Option<Self> {
         if Command::new("python3").args(["-c", "import lzma"]).status().is_ok_and(|status| status.success()) {
@@ -114,7 +114,7 @@ impl Bundle {
         command
     }
 
-    /// What it prints, and the calls of the program.
+    /// Output of the script, and the calls of the program.
     fn run(&self, arguments: &[&str], fails: &str) -> (Output, Vec<String>) {
         let output = self.script(arguments, fails).output().expect("bash runs");
         (output, self.calls())
@@ -155,7 +155,7 @@ fn first_words(text: &str) -> Vec<String> {
     text.lines().map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Steps of the first command that have seconds of their own, and those that take what is left.
+/// Steps of the first command with seconds of their own, and steps that share the rest.
 const FIRST: [&str; 10] =
     ["versions", "smallest", "first", "pair", "casts", "cubes", "exact", "step", "host", "repeated"];
 const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];
@@ -182,12 +182,12 @@ fn all_steps_run_in_their_order() {
     let (output, _) = bundle.run(&["second"], "nothing");
     assert!(output.status.success());
     // Containers forbid the tools.
-    let want = ["versions passed", "torch not", "scaled passed", "grouped passed", "synccheck FAILED", "ncu FAILED"];
+    let want = ["versions passed", "scaled passed", "torch not", "grouped passed", "synccheck FAILED", "ncu FAILED"];
     assert_eq!(bundle.summary(), want);
     assert!(bundle.result("log.txt").contains("'ncu' '--clock-control' 'none'"));
 }
 
-/// The sum that it prints is that of the steps, and leaves room for what they take beyond their seconds.
+/// The plan prints the sum of its steps, which fits in the command's time with all that steps may take beyond it.
 #[test]
 fn the_plan_fits_its_command() {
     let Some(bundle) = Bundle::new() else { return };
@@ -254,7 +254,7 @@ fn the_program_takes_all_calls() {
             count += 1;
         }
     }
-    assert!(count >= 40, "{count} calls");
+    assert!(count >= 35, "{count} calls");
 }
 
 /// The script and the program together, in small shapes: what each number is read from is written.
@@ -296,9 +296,9 @@ fn it_runs_on_wgpu() {
         assert!(!rows.is_empty() && rows.iter().all(|row| row[field].is_number()), "{file}: no {field} in {rows:?}");
     }
     assert!(rows("host", "host").iter().any(|row| row["what"] == "the same, with 2,000 small tensors alive"));
-    let orientations: BTreeSet<_> =
-        rows("casts", "quantize").iter().map(|row| row["orientation"].to_string()).collect();
-    assert_eq!(orientations.len(), 2);
+    for orientation in ["rows", "both"] {
+        assert!(rows("casts", "quantize").iter().any(|row| row["orientation"] == orientation), "no {orientation}");
+    }
 
     run("second");
     assert!(rows("scaled", "gemm").len() == 4 && !rows("grouped", "grouped").is_empty());
@@ -345,7 +345,7 @@ fn headers_of_one_version_are_put_together() {
     }
 }
 
-/// Measurements share the compiled kernels of one architecture; checks, which run beside each other, have none.
+/// Measurements share the compiled kernels of one architecture. Checks run beside each other and share none.
 #[test]
 fn each_architecture_has_a_cache_of_its_own() {
     let Some(bundle) = Bundle::new() else { return };
@@ -364,7 +364,7 @@ fn each_architecture_has_a_cache_of_its_own() {
     assert!(hopper.is_disjoint(&blackwell) && hopper.iter().all(|cache| Path::new(cache).is_dir()), "{hopper:?}");
 }
 
-/// Torch has libraries of its own, which a toolkit's would stand in for.
+/// Torch does not load the toolkit's libraries.
 #[test]
 fn torch_has_the_environment_of_the_script() {
     let Some(bundle) = Bundle::new() else { return };

@@ -41,14 +41,14 @@ pub(crate) fn hash_of(value: impl Hash) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(value)
 }
 
-/// An argument of every kernel: CubeCL's cache of compiled kernels, where it is on, outlives the program. It keys a kernel by its name
-/// and compile-time arguments alone.
+/// An argument of every kernel, for CubeCL's cache of compiled kernels, which outlives the program. The cache keys a kernel by
+/// its name and compile-time arguments alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Version {
     /// A hash of this crate's sources.
     sources: &'static str,
-    /// The CUDA architecture, and what differs among devices with the same features: bytes of shared memory, and SMs. Code for sm_100a
-    /// runs on no sm_103, nor that of sm_86 on sm_80.
+    /// The CUDA architecture, bytes of shared memory, and SMs. The latter tell devices apart that have the same features: code for
+    /// sm_100a runs on no sm_103, and code for sm_86 on no sm_80.
     device: Option<(CudaArch, usize, Option<u32>)>,
 }
 

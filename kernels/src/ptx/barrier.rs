@@ -60,8 +60,9 @@ const STUCK: u64 = 10_000_000_000;
 /// What TMA has brought is then visible, from whichever block, and what threads of this block wrote before they arrived. Ordinary
 /// writes of other blocks are not: `.acquire.cluster` would see them, by emptying the SM's L1 cache at every wait (`CCTL.IVALL`).
 ///
-/// With `traps`, a wait of ten seconds traps: the launch fails. The clock is read only after a first wait in vain. Without it the wait
-/// may stand where `wgmma` are in flight: `ptxas` would serialize them if the loop held a trap.
+/// With `traps`, a wait of ten seconds traps: the launch fails. The clock is read only after a first wait in vain.
+///
+/// Waits beside `wgmma` in flight do not trap: `ptxas` serializes the products if the loop holds a trap.
 #[cube]
 pub(crate) fn mbarrier_wait(barrier: u32, parity: u32, #[comptime] traps: bool) {
     intrinsic!(|scope| {

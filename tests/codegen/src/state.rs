@@ -69,7 +69,7 @@ impl DeviceOps for OfflineDevice {}
 pub struct Generated {
     /// The architecture of the device.
     pub sm: u32,
-    /// What CubeCL's cache of compiled kernels knows it by.
+    /// Key of the kernel in CubeCL's cache of compiled kernels.
     pub cache_key: StableHash,
     /// The entry point.
     pub name: String,

@@ -1,5 +1,6 @@
-//! Registers and local memory of the GEMMs for this device, after the driver has assembled them. It assembles the PTX of NVRTC, as CubeCL
-//! has it do; what `ptxas` says elsewhere may differ.
+//! Registers and local memory of the GEMMs for this device, as the driver assembles them.
+//!
+//! The driver gets the PTX of NVRTC, as it does from CubeCL. `ptxas` may give other numbers.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -24,7 +25,7 @@ const GEMMS: [([Granularity; 2], bool); 3] = [
 /// Prints a line for each GEMM of [`GEMMS`].
 ///
 /// # Errors
-/// What the driver, NVRTC or CubeCL refused.
+/// A refusal of the driver, of NVRTC or of CubeCL.
 pub fn print() -> Result<(), String> {
     let failed = |error: driver::DriverError| format!("the driver: {error}");
     driver::init().map_err(failed)?;
@@ -89,7 +90,7 @@ fn attributes(kernel: &Generated, context: sys::CUcontext) -> Result<[i32; 2], S
     let ptx = ptx(kernel)?;
     let name = CString::new(kernel.name.clone()).map_err(|error| error.to_string())?;
     let failed = |error: driver::DriverError| format!("{}: the driver: {error}", kernel.name);
-    // SAFETY: the context is retained, PTX ends with a zero, and the function is used while its module is loaded.
+    // SAFETY: the context is retained. PTX ends with a zero. The function is used while its module is loaded.
     unsafe {
         driver::ctx::set_current(context).map_err(failed)?;
         let module = driver::module::load_data(ptx.as_ptr().cast()).map_err(failed)?;

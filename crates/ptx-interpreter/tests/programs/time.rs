@@ -2,7 +2,9 @@
 
 use ptx_interpreter::{Arg, Buffer, Kernel, Launch};
 
-/// A kernel that traps if `body` leaves anything but 0 in %r1. Otherwise every thread writes 1 to its own word.
+/// A kernel that traps if `body` leaves anything but 0 in %r1.
+///
+/// Otherwise every thread writes 1 to its own word.
 fn kernel(body: &str) -> Kernel {
     let text = format!(
         ".version 9.5\n.target sm_90a\n.address_size 64\n\n\t// .globl	f\n.visible .entry f(\n\t.param .u64 f_param_0\n)\n{{\n\t\

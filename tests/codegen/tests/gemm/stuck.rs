@@ -1,11 +1,11 @@
-//! GEMMs of which a wait never ends.
+//! GEMMs with a wait that never ends.
 
 use checks::{FAST, Gemm, PRECISE};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
 use codegen::fault::{Fault, inject};
 use cubecl_core::Runtime;
 
-/// The launch fails after ten seconds, and the error says what was waited for.
+/// The launch fails after ten seconds, and the error names the mbarrier.
 #[test]
 fn a_stuck_wait_is_an_error() {
     for seed in [0, 7] {

@@ -76,11 +76,6 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     measure::<T>(bench, shapes(bench.size).into_iter().map(|shape| (shape, tensorwise)), bench.with_burn);
 }
 
-/// Shapes on which scales of rows, blocks and MX are measured.
-pub fn shapes_of_scaled(size: Size) -> Vec<[usize; 3]> {
-    size.of(&[[64, 64, 64]], 1, &SCALED)
-}
-
 pub fn scaled<T: Target>(bench: &mut Bench<'_>) {
     let blocks = [Granularity::Block1x128, Granularity::Block128x128];
     let scaled = [
@@ -90,7 +85,8 @@ pub fn scaled<T: Target>(bench: &mut Bench<'_>) {
         blocks.map(|granularity| Scales { granularity, power_of_two: true }),
         [Granularity::Block1x32; 2].map(Scales::from),
     ];
-    let cases = shapes_of_scaled(bench.size).into_iter().flat_map(|shape| scaled.map(|scales| (shape, scales)));
+    let shapes = bench.size.of(&[[64, 64, 64]], 1, &SCALED);
+    let cases = shapes.into_iter().flat_map(|shape| scaled.map(|scales| (shape, scales)));
     measure::<T>(bench, cases, false);
 }
 

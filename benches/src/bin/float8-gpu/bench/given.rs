@@ -1,4 +1,6 @@
-//! Backward from a given gradient, as `torch.autograd.grad(y, inputs, dy)` does. Burn begins at ones: those of one element, here.
+//! Backward from a given gradient, as `torch.autograd.grad(y, inputs, dy)` does.
+//!
+//! Burn begins at ones. Here that is a tensor of one element, made by a node that passes dy on.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;

@@ -20,7 +20,7 @@ use super::linear::{float8_step, inputs, plain_step, with_default};
 use super::timing::{Clock, median};
 use crate::target::Target;
 
-/// Small tensors that live beside a linear, as the scales and maxima of a model do: CubeCL's memory pool may look through them.
+/// Small tensors that live beside a linear, as the scales and maxima of a model do.
 const LIVE: usize = 2000;
 
 /// Calls between two waits: few enough for a stream to take them all without a wait.
@@ -61,7 +61,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             bench.case(&format!("host linear {m}x{k}x{n} tensorwise, {live} alive"), |clock| {
                 with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
                 let client = T::client();
-                // A scale, those of 128 rows, and those of 1024.
+                // As large as one scale, as scales of 128 rows, and as scales of 1024.
                 let alive: Vec<_> =
                     (0..live).map(|i| client.create_from_slice(&vec![0; [4, 512, 4096][i % 3]])).collect();
                 let inputs = inputs::<T>([m, k, n]).swap_remove(0);

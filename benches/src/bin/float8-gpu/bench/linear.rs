@@ -1,4 +1,6 @@
-//! Forward and backward of one linear, the casts of x, w and dy included. Backward begins at a given dy, as torch's does.
+//! Forward and backward of one linear, the casts of x, w and dy included.
+//!
+//! Backward begins at a given dy, as torch's does.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::grads::Gradients;

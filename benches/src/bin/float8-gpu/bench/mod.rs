@@ -46,7 +46,7 @@ pub struct Args {
     /// A Python with torch, such as python3: measures torch on the same shapes first.
     #[arg(long)]
     torch: Option<String>,
-    /// Leaves out Burn's matmul, whose kernels take more of CUDA's headers than those of this library.
+    /// Leaves out Burn's matmul, which needs CUDA headers that our kernels do not.
     #[arg(long)]
     without_burn: bool,
     /// Writes the results as JSON, after each row.
@@ -240,23 +240,14 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
         // Torch may have half of the time.
         let limit = Duration::from_secs(args.limits.limit_seconds / 2);
         let parts = Part::value_variants().iter().filter(|part| args.runs(**part));
-        let mut parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
-        let mut gemms = if args.runs(Part::Gemm) { gemm::shapes(args.size) } else { vec![] };
-        if args.runs(Part::Scaled) {
-            parts.push("gemm".into());
-            for shape in gemm::shapes_of_scaled(args.size) {
-                if !gemms.contains(&shape) {
-                    gemms.push(shape);
-                }
-            }
-        }
+        let parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
         let list = |shapes: Vec<[usize; 3]>| {
             shapes.iter().map(|[a, b, c]| format!("{a}x{b}x{c}")).collect::<Vec<_>>().join(",")
         };
         let groups: Vec<_> = grouped::shapes(args.size).into_iter().map(grouped::Shape::argument).collect();
         let arguments = [
             ("--only", parts.join(",")),
-            ("--gemm", list(gemms)),
+            ("--gemm", list(gemm::shapes(args.size))),
             ("--linear", list(linear::shapes(args.size))),
             ("--grouped", groups.join(",")),
         ];
