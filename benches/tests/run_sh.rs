@@ -16,8 +16,9 @@ use cubecl::prelude::Runtime;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A fake `float8-gpu`. It notes of each call where the headers are, CubeCL's cache, and the arguments. It writes results and runs torch, as
-/// the real one does.
+/// A fake `float8-gpu`. It notes of each call where the headers are, CubeCL's cache, and the arguments.
+///
+/// It writes results and runs torch, as the real one does.
 const PROGRAM: &str = r#"#!/bin/bash
 cache=$(sed -n 's/^cache = { file = "\(.*\)" }$/\1/p' cubecl.toml 2>/dev/null)
 printf '%s\n' "$(readlink -f "${CUDA_PATH:-none}/include/mma.h")|$LD_LIBRARY_PATH|$cache|$*" >>"$CALLS"
@@ -40,8 +41,10 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// A bundle, and a machine with a driver of CUDA 13.0. It has the toolkits 12.8 and 13.5, the wheels of 13.0, and headers of 13.0.
-    /// Nothing without Python, which the test says.
+    /// A bundle, and a machine with a driver of CUDA 13.0.
+    ///
+    /// The machine has the toolkits 12.8 and 13.5, the wheels of 13.0, and headers of 13.0. Nothing without Python, which the
+    /// test says.
     fn new() -> Option<Self> {
         if Command::new("python3").args(["-c", "import lzma"]).status().is_ok_and(|status| status.success()) {
             let bundle = Self { folder: TempDir::new().expect("a folder for temporary files") };
@@ -187,7 +190,7 @@ fn all_steps_run_in_their_order() {
     assert!(bundle.result("log.txt").contains("'ncu' '--clock-control' 'none'"));
 }
 
-/// The plan prints the sum of its steps, which fits in the command's time with all that steps may take beyond it.
+/// The plan prints the sum of its steps. It fits in the command's time with all that steps may take beyond it.
 #[test]
 fn the_plan_fits_its_command() {
     let Some(bundle) = Bundle::new() else { return };

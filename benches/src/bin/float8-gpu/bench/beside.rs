@@ -147,7 +147,9 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-/// Median seconds of causal attention alone, forward and backward: `[B, heads, T, d]` by `[B, kv_heads, T, d]`.
+/// Median seconds of causal attention alone, forward and backward.
+///
+/// Queries are `[B, heads, T, d]`, keys and values `[B, kv_heads, T, d]`.
 pub fn attention_seconds<T: Target>(clock: Clock, [heads, kv_heads]: [usize; 2], [batch, len, dim]: [usize; 3]) -> f64 {
     type B<T> = Float8<Autodiff<<T as Target>::Backend>>;
     let dtype = T::compute_dtype();
