@@ -26,6 +26,9 @@ const MAX_HASHED: u64 = 1 << 30;
 #[derive(Serialize, Deserialize)]
 struct Manifest<M> {
     content: M,
+    /// Which data it was made of, for people.
+    #[serde(default)]
+    of: String,
     /// SHA-256 of each file, or of samples of it.
     sha256: BTreeMap<String, String>,
 }
@@ -38,10 +41,11 @@ pub(super) struct Entry<M> {
     pub(super) was_cached: bool,
 }
 
-/// The folder `name` of `cache`, made by `build` unless it is there and as it was made.
+/// The folder `name` of `cache`, of the data `of`, made by `build` unless it is there and as it was made.
 pub(super) fn entry<M: Serialize + DeserializeOwned>(
     cache: &Path,
     name: &str,
+    of: &str,
     build: impl FnOnce(&Path) -> Result<M, DataError>,
 ) -> Result<Entry<M>, DataError> {
     let folder = cache.join(name);
@@ -66,7 +70,7 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     fs::create_dir(&partial).map_err(cannot_write(&partial))?;
     let built = build(&partial).and_then(|content| {
         let path = partial.join(MANIFEST);
-        let manifest = Manifest { content, sha256: digests(&partial).map_err(cannot_write(&partial))? };
+        let manifest = Manifest { content, of: of.into(), sha256: digests(&partial).map_err(cannot_write(&partial))? };
         let text = serde_json::to_vec_pretty(&manifest).map_err(io::Error::from).map_err(cannot_write(&path))?;
         fs::write(&path, &text).map_err(cannot_write(&path))?;
         remove(&folder)?;

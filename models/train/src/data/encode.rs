@@ -1,10 +1,10 @@
 //! [`Encoder`]: a piece of a text file, a line, or a row to tokens.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::file_state::FileState;
 use super::pieces;
-use super::{DataError, DocumentError, Format, MESSAGES, TOOLS};
+use super::{DataError, DocumentError, Format, KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// What is tokenized at once.
@@ -92,7 +92,7 @@ impl Encoder<'_> {
     }
 
     /// A field that is null is one that is not there: a row has a value in every column.
-    fn encode_fields(&self, fields: &serde_json::Map<String, Value>) -> Result<Tokenized, DocumentError> {
+    fn encode_fields(&self, fields: &Map<String, Value>) -> Result<Tokenized, DocumentError> {
         let wrong = |field: &str, value: &Value, expected| {
             Err(DocumentError::Type { field: field.into(), found: kind(value), expected })
         };
@@ -100,7 +100,7 @@ impl Encoder<'_> {
         match (there(self.field), there(MESSAGES), fields.get(self.field).or(fields.get(MESSAGES))) {
             (Some(Value::String(text)), ..) => self.encode_text(text),
             (Some(value), ..) if self.field != MESSAGES => wrong(self.field, value, "text"),
-            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, there(TOOLS)),
+            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, [TOOLS, KWARGS, THINKING].map(there)),
             (_, Some(value), _) => wrong(MESSAGES, value, "a list"),
             (.., Some(null)) => {
                 let field = if fields.contains_key(self.field) { self.field } else { MESSAGES };
@@ -122,19 +122,38 @@ impl Encoder<'_> {
         Ok(Tokenized { ids, mask: None, ends: true, is_new })
     }
 
-    /// With the tools that the record offers the assistant, if it does.
-    fn encode_messages(&self, messages: &Value, tools: Option<&Value>) -> Result<Tokenized, DocumentError> {
+    /// With the tools that the record offers the assistant, and the variables that it has for the template.
+    fn encode_messages(
+        &self,
+        messages: &Value,
+        [tools, kwargs, thinking]: [Option<&Value>; 3],
+    ) -> Result<Tokenized, DocumentError> {
         let messages = messages.as_array().into_iter().flatten().enumerate();
         let messages = messages.map(|(index, value)| message(index, value)).collect::<Result<Vec<_>, _>>()?;
         let template = self.template.ok_or(DocumentError::NoTemplate)?;
-        let conversation = match tools.map(list_of_tools).transpose()?.flatten() {
-            Some(tools) => template.with(TOOLS, tools).encode(self.tokenizer, &messages)?,
-            None => template.encode(self.tokenizer, &messages)?,
+        let wrong = |field: &str, value: &Value, expected| DocumentError::Type {
+            field: field.into(),
+            found: kind(value),
+            expected,
         };
+        let mut variables = Map::new();
+        if let Some(kwargs) = kwargs {
+            let kwargs = parsed(KWARGS.into(), kwargs)?;
+            variables = kwargs.as_object().ok_or_else(|| wrong(KWARGS, &kwargs, "an object"))?.clone();
+        }
+        if let Some(thinking) = thinking {
+            thinking.as_bool().ok_or_else(|| wrong(THINKING, thinking, "a boolean"))?;
+            variables.insert(THINKING.into(), thinking.clone());
+        }
+        let mut template = template.with_kwargs(&variables)?;
+        if let Some(tools) = tools.map(list_of_tools).transpose()?.flatten() {
+            template = template.with(TOOLS, tools);
+        }
+        let conversation = template.encode(self.tokenizer, &messages)?;
         // Tools that are text were taken letter by letter, and each that is text as that.
         let is_text =
             |tools: &Value| tools.is_string() || tools.as_array().is_some_and(|t| t.iter().any(Value::is_string));
-        let is_new = tools.is_some_and(is_text);
+        let is_new = conversation.is_new || kwargs.is_some() || thinking.is_some() || tools.is_some_and(is_text);
         Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true, is_new })
     }
 }
@@ -150,13 +169,16 @@ fn message(index: usize, value: &Value) -> Result<Message, DocumentError> {
     }
 }
 
-/// A list of objects. The list and each object may be the JSON text of one, as which data sets store what has another shape in each
-/// record.
-fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
-    let parsed = |field: String, value: &Value| match value {
-        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::Tools { field, source }),
+/// A value, or its JSON text: data sets store as text what has another shape in each record.
+fn parsed(field: String, value: &Value) -> Result<Value, DocumentError> {
+    match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::NotJson { field, source }),
         value => Ok(value.clone()),
-    };
+    }
+}
+
+/// A list of objects. The list and each object may be JSON text.
+fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
     if tools.as_str().is_some_and(|text| text.trim().is_empty()) {
         return Ok(None);
     }
@@ -176,7 +198,7 @@ fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
     }
 }
 
-fn names(keys: &serde_json::Map<String, Value>) -> Vec<String> {
+fn names(keys: &Map<String, Value>) -> Vec<String> {
     keys.keys().map(|key| format!("`{key}`")).collect()
 }
 

@@ -5,6 +5,8 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use serde_json::Value;
+
 use super::DataError;
 use super::cache::MANIFEST;
 use super::error::{cannot_read, cannot_write};
@@ -15,6 +17,8 @@ use crate::file_lock::FileLock;
 pub struct KeptTokens {
     /// The folder.
     pub path: PathBuf,
+    /// The data it was made of, where that lay then; empty if an earlier version has made it.
+    pub of: String,
     /// Bytes of its files.
     pub bytes: u64,
     /// When it was last used.
@@ -31,7 +35,10 @@ impl KeptTokens {
         for path in entries(cache)? {
             // Others are being made, or are no folders of a cache.
             if let Some(used) = modified(&path.join(MANIFEST)) {
-                kept.push(Self { bytes: size(&path).map_err(cannot_read(&path))?, path, used });
+                let manifest = fs::read(path.join(MANIFEST)).unwrap_or_default();
+                let manifest: Value = serde_json::from_slice(&manifest).unwrap_or_default();
+                let of = manifest["of"].as_str().unwrap_or_default().into();
+                kept.push(Self { bytes: size(&path).map_err(cannot_read(&path))?, path, of, used });
             }
         }
         kept.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));

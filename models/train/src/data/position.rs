@@ -102,7 +102,8 @@ impl SourceState {
         } else if self.fingerprint != now.fingerprint {
             changed(
                 "one or more of the files have other content, or an earlier version of this program has read other tokens from them \
-                 (columns of Parquet files, texts of more than 32 KiB without line ends)".into()
+                 (columns of Parquet files, texts of more than 32 KiB without line ends, sequences without targets, messages of weight 0)"
+                    .into()
             )
         } else {
             Ok(())

@@ -25,6 +25,8 @@ pub(super) const TOKENS: &str = "tokens.bin";
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_DOCUMENTS: usize = 8192;
+/// Tokens of a document that are shown to people.
+const MAX_SHOWN: usize = 1 << 16;
 
 /// What was tokenized.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,6 +68,45 @@ pub fn tokenize_source(
         Ok(())
     })?;
     Ok(tokenized)
+}
+
+/// The first `count` documents of `source`, as a run would have them, each of about 65,536 tokens at most.
+///
+/// Each is its tokens, and whether each token is a target. `template` is for `messages`.
+///
+/// # Errors
+/// As [`tokenize_source`].
+pub fn first_documents(
+    source: &DataSource,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    count: usize,
+) -> Result<Vec<(Vec<u32>, Vec<bool>)>, DataError> {
+    let files = source.select(&mut Scanner::default())?.files;
+    let encoder = Encoder { tokenizer, template, field: &source.field };
+    let (mut documents, mut ids, mut targets) = (vec![], vec![], vec![]);
+    for file in &files {
+        if file.format == Format::Bin {
+            return Err(DataError::AlreadyTokens { path: file.path.clone() });
+        }
+        let mut take = |work: Work<'_>| -> Result<(), Stopped> {
+            let part = with_stack(|| encoder.encode(&work)).map_err(Some)?;
+            targets.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
+            ids.extend(part.ids);
+            if part.ends || ids.len() > MAX_SHOWN {
+                // Nothing predicts the first token.
+                targets.iter_mut().take(1).for_each(|first| *first = false);
+                documents.push((std::mem::take(&mut ids), std::mem::take(&mut targets)));
+            }
+            if documents.len() < count { Ok(()) } else { Err(None) }
+        };
+        match documents::read(file, &encoder, &mut take) {
+            Err(Some(error)) => return Err(error),
+            Err(None) => break,
+            Ok(()) => {}
+        }
+    }
+    Ok(documents)
 }
 
 /// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header, and whether versions

@@ -217,11 +217,12 @@ fn runs_of_earlier_versions_go_on() {
     };
     let seen = [wrapped(30), whole(30)].map(|shape| {
         let sequences = take(&mut dataset.train(shape, 5).unwrap(), 200);
-        let held_out = dataset.held_out(shape, usize::MAX, Some).unwrap();
+        let held_out = dataset.held_out(shape, usize::MAX).unwrap();
         [sequences, held_out].map(|sequences| (sequences.len(), sequences.iter().fold(7, fold)))
     });
-    let wrapped = [(200, 2527505091806211705), (19, 5749461891722381881)];
-    assert_eq!(seen, [wrapped, [(200, 14106578616722032084), (23, 10821161195296472927)]]);
+    // Without sequences that have no target, which the earlier version passed over later.
+    let wrapped = [(200, 2667368044795665715), (19, 5749461891722381881)];
+    assert_eq!(seen, [wrapped, [(200, 6872097532547744679), (21, 9689828962358579225)]]);
     let fingerprints = [
         "c7456e2aca0bb0887c81692eaba301d4315e163f0aefcf4baee442a525675440",
         "58e33c527a73457c2e82aabfafe618d5898474f579efcd287ed1c4d14f4c1f1d",

@@ -1,17 +1,24 @@
 //! [`Names`]: which linears of a checkpoint the lists of a `quantization_config` mean.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 
 use super::error::Float8FilesError;
 
 /// The class of all linears, for which `Linear` stands in a list.
 const CLASS: &str = "Linear";
 
+/// How often a pattern goes back in a name of a few dozen letters.
+const STEPS_BACK: usize = 4096;
+
 /// Names and patterns of modules.
 #[derive(Debug)]
-pub(super) struct Names(Vec<Name>);
+pub(super) struct Names {
+    list: Vec<Name>,
+    path: PathBuf,
+    key: &'static str,
+}
 
 #[derive(Debug)]
 enum Name {
@@ -47,7 +54,7 @@ impl Names {
                 None => Name::Exact((*name).into()),
             })
         };
-        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+        Ok(Self { list: list.iter().map(parse).collect::<Result<_, _>>()?, path: path.into(), key })
     }
 
     /// The lists of `quant_method: fp8`. As transformers has it, each entry is a pattern for the beginning of a name up to the end of one of
@@ -65,31 +72,40 @@ impl Names {
                 }
             })
         };
-        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+        Ok(Self { list: list.iter().map(parse).collect::<Result<_, _>>()?, path: path.into(), key })
     }
 
     /// How closely the linear `module` is named, if it is.
-    pub(super) fn find(&self, module: &str) -> Option<Closeness> {
-        let closeness = |name: &Name| match name {
-            Name::AllLinears => Some(Closeness::Class),
-            Name::Exact(name) => (name == module).then_some(Closeness::Exact),
-            Name::Matches(regex) => is_match(regex, module).then_some(Closeness::Pattern),
-            Name::Ends(regex, end) => (is_match(regex, module) || module.ends_with(end)).then_some(Closeness::Pattern),
-        };
-        self.0.iter().filter_map(closeness).max()
+    ///
+    /// # Errors
+    /// [`Float8FilesError::Pattern`] for a pattern that goes back too often.
+    pub(super) fn find(&self, module: &str) -> Result<Option<Closeness>, Float8FilesError> {
+        let mut closest = None;
+        for name in &self.list {
+            let closeness = match name {
+                Name::AllLinears => Some(Closeness::Class),
+                Name::Exact(name) => (name == module).then_some(Closeness::Exact),
+                Name::Ends(_, end) if module.ends_with(end) => Some(Closeness::Pattern),
+                Name::Matches(regex) | Name::Ends(regex, _) => {
+                    let is_match = regex.is_match(module).map_err(|error| {
+                        let (path, pattern, reason) =
+                            (self.path.clone(), regex.as_str().into(), format!("on {module}: {error}"));
+                        Float8FilesError::Pattern { path, key: self.key, pattern, reason }
+                    })?;
+                    is_match.then_some(Closeness::Pattern)
+                }
+            };
+            closest = closest.max(closeness);
+        }
+        Ok(closest)
     }
 }
 
 fn regex(path: &Path, key: &'static str, pattern: &str, whole: &str) -> Result<Regex, Float8FilesError> {
-    Regex::new(whole).map_err(|error| Float8FilesError::Pattern {
+    RegexBuilder::new(whole).backtrack_limit(STEPS_BACK).build().map_err(|error| Float8FilesError::Pattern {
         path: path.into(),
         key,
         pattern: pattern.into(),
         reason: error.to_string(),
     })
-}
-
-/// A pattern that gives up on a name of a few dozen letters does not match it.
-fn is_match(regex: &Regex, name: &str) -> bool {
-    regex.is_match(name).unwrap_or(false)
 }
