@@ -7,9 +7,10 @@ use test_data::Counting;
 
 use crate::model::{Train, with_job};
 
-const SETTINGS: [&str; 15] = [
+const SETTINGS: [&str; 16] = [
     "training.steps=2",
     "model.vocab_size=128256",
+    "data.tokenizer=bytes",
     "model.hidden_size=2048",
     "model.intermediate_size=8192",
     "model.num_layers=4",

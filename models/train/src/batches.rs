@@ -154,6 +154,12 @@ impl TrainBatches {
         self.sequences.taken().checked_div(sequences)
     }
 
+    /// Sequences taken of the epoch that has not ended.
+    pub fn of_epoch(&self) -> u64 {
+        let epoch = self.sequences_per_epoch().iter().sum();
+        self.sequences.taken().checked_rem(epoch).unwrap_or_default()
+    }
+
     /// Where the next batch begins.
     ///
     /// # Errors
@@ -170,31 +176,22 @@ impl TrainBatches {
         self.sequences.seek(position)
     }
 
-    /// The next batch. Sequences without a target that counts are passed over.
+    /// The next batch.
     ///
     /// # Errors
-    /// [`DataError::NoTargets`] if there is none with one; any that reading sequences has.
+    /// [`DataError::NoTargets`] if each target begins a document, and attention stays within documents.
+    /// Any error of reading sequences.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
-        let (mut sequences, mut passed) = (Vec::with_capacity(self.batch_size), 0);
-        let epoch: u64 = self.sequences.sequences_per_epoch().iter().sum();
-        while sequences.len() < self.batch_size {
-            // Endless.
-            let Some(sequence) = self.sequences.next().transpose()? else { break };
-            let sequence = masked(sequence, self.mask);
-            if num_targets(&sequence) > 0 {
-                sequences.push(sequence);
-                passed = 0;
-            } else if passed == epoch {
-                return Err(DataError::NoTargets { split: "training", seq_len: sequence.tokens.len() - 1 });
-            } else {
-                passed += 1;
-            }
+        let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
+        let batch = Batch::new(sequences, self.mask);
+        match batch.num_targets() {
+            0 => Err(DataError::NoTargets { split: "training", seq_len: batch.seq_len() }),
+            _ => Ok(batch),
         }
-        Ok(Batch { sequences, mask: self.mask })
     }
 }
 
-/// Up to `count` batches of the held-out sequences that have a target that counts, always the same ones. The last batch may be smaller.
+/// Up to `count` batches of the held-out sequences, always the same ones. The last batch may be smaller.
 ///
 /// # Errors
 /// [`DataError::NoTargets`] if none has one; those of [`Dataset::held_out`].
@@ -204,8 +201,9 @@ pub fn held_out_batches(
     mask: AttnMaskType,
     count: usize,
 ) -> Result<Vec<Batch>, DataError> {
-    let with_target = |sequence| Some(masked(sequence, mask)).filter(|sequence| num_targets(sequence) > 0);
-    let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size), with_target)?;
+    let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
+    let masked = sequences.into_iter().map(|sequence| masked(sequence, mask));
+    let sequences: Vec<_> = masked.filter(|sequence| num_targets(sequence) > 0).collect();
     if sequences.is_empty() {
         return Err(DataError::NoTargets { split: "held-out", seq_len: shape.seq_len });
     }

@@ -15,7 +15,12 @@ pub fn escaped(text: &str) -> String {
     out
 }
 
-/// Writes text as [`escaped`] gives it. What is no UTF-8 is passed on as it is.
+/// Codes that begin and end a colour on a terminal.
+pub const COLOUR: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];
+
+/// Writes text as [`escaped`] gives it. Bytes that are no UTF-8 pass unchanged.
+///
+/// A code of [`COLOUR`] that is written alone passes too.
 #[derive(Debug)]
 pub struct EscapedWriter<W>(W);
 
@@ -28,6 +33,10 @@ impl<W: Write> EscapedWriter<W> {
 
 impl<W: Write> Write for EscapedWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if COLOUR.iter().any(|code| code.as_bytes() == bytes) {
+            self.0.write_all(bytes)?;
+            return Ok(bytes.len());
+        }
         for chunk in bytes.utf8_chunks() {
             self.0.write_all(escaped(chunk.valid()).as_bytes())?;
             self.0.write_all(chunk.invalid())?;

@@ -9,7 +9,9 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
-use crate::{ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
+use crate::{
+    ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
+};
 
 /// What can go wrong between a command line and a trained model.
 #[derive(Debug, thiserror::Error)]
@@ -145,13 +147,23 @@ pub enum JobError {
     /// A folder that cannot be made.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A vocabulary that has no room for the tokenizer's tokens.
+    /// A vocabulary that has no room for tokens that are certainly used.
     #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
         /// The model's vocabulary.
         vocab_size: usize,
-        /// What the tokenizer needs.
+        /// The vocabulary that the tokens need.
         needed: usize,
+    },
+    /// A model with a large vocabulary, and no tokenizer.
+    #[error(
+        "the model has {vocab_size} tokens, and the tokenizer would be `bytes`, which has {}: set data.tokenizer to the path of the \
+         model's tokenizer; a model of random weights, without model.hf_path, may have \"bytes\" there",
+        ByteTokenizer::VOCAB_SIZE
+    )]
+    ByteTokens {
+        /// The model's vocabulary.
+        vocab_size: usize,
     },
     /// A text that is longer than the model is made for.
     #[error(
@@ -177,7 +189,7 @@ pub enum JobError {
         prompt: usize,
     },
     /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
-    #[error("no tokenizer in {}: set data.tokenizer to the path of one, or to \"bytes\" to take bytes for tokens", folder.display())]
+    #[error("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,

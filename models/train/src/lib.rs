@@ -61,7 +61,7 @@ pub use data::{
 };
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
-pub use escape::{EscapedWriter, escaped};
+pub use escape::{COLOUR, EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder};
 pub use hf::ExportOptions;
 pub use job::Job;

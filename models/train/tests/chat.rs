@@ -146,7 +146,7 @@ fn white_space_and_characters_of_several_tokens_are_the_assistants() {
         let messages = [("user", "q"), ("assistant", content), ("user", " 漢"), ("assistant", content)];
         let messages = messages.map(|(role, content)| Message::new(role, content));
         for tokenizer in [&trimmed, &Tokenizer::bytes()] {
-            let Conversation { ids, is_assistant } = template.encode(tokenizer, &messages).unwrap();
+            let Conversation { ids, is_assistant, .. } = template.encode(tokenizer, &messages).unwrap();
             // A token may begin before what is said.
             for said in said(tokenizer, &ids, &is_assistant) {
                 assert!(said.ends_with(&format!("{content};")) && said.len() <= content.len() + 2, "{said:?}");
@@ -246,7 +246,7 @@ fn the_end_of_the_conversation_ends_the_last_turn() {
     let messages = messages.map(|(role, content)| Message::new(role, content));
     let template = ChatTemplate::new(source, [("eos_token", "<|end_of_text|>")]).unwrap();
     for tokenizer in [Vectors::read().tokenizer(), Tokenizer::bytes()] {
-        let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+        let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
         assert_eq!(said(&tokenizer, &ids, &is_assistant), ["1\n", "2\n<|end_of_text|>"]);
     }
 }
@@ -260,7 +260,7 @@ fn the_token_of_the_next_role_ends_a_turn() {
     let messages = [("user", "q"), ("assistant", "1"), ("user", "r"), ("assistant", "2")];
     let messages = messages.map(|(role, content)| Message::new(role, content));
     let tokenizer = Vectors::read().tokenizer();
-    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["1<|start_header_id|>", "2"]);
     let [next] = tokenizer.encode("<|start_header_id|>", SpecialTokens::InText).unwrap()[..] else { panic!() };
     assert_eq!(template.turn_end(&tokenizer), Some(next));
@@ -283,6 +283,70 @@ fn the_token_at_which_turns_end() {
     assert_eq!(end("{{ raise_exception('no') }}"), None);
 }
 
+/// The prompt begins a thought that the history does not have. A turn may begin with the letters of its mark.
+#[test]
+fn a_header_is_no_target() {
+    let opened = |header: &str, content: &str| {
+        format!(
+            "{{% for m in messages %}}{{% if m.role == 'user' %}}<|start_header_id|>user\n{{{{ m.content }}}}<|eot_id|>\n\
+             {{% else %}}{header}{{{{ {content} }}}}<|eot_id|>\n{{% endif %}}{{% endfor %}}\
+             {{% if add_generation_prompt %}}{header}<think>\n{{% endif %}}"
+        )
+    };
+    let tokenizer = Vectors::read().tokenizer();
+    let messages = [("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "<think>hm</think><thin")];
+    let messages = messages.map(|(role, content)| Message::new(role, content));
+    for header in ["<|start_header_id|>assistant\n", "<|start_header_id|>assistant: ", "ASSISTANT: "] {
+        let template = ChatTemplate::new(&opened(header, "m.content"), NO_TOKENS).unwrap();
+        let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
+        // A space before it may be in the same token.
+        let said = said(&tokenizer, &ids, &is_assistant);
+        let said: Vec<_> = said.iter().map(|said| said.trim_start()).collect();
+        assert_eq!(said, ["yes<|eot_id|>", "<think>hm</think><thin<|eot_id|>"], "{header}");
+    }
+    // A template that leaves out the thought does not show where the content begins.
+    let template = opened("<|start_header_id|>assistant\n", "m.content.split('</think>')[-1]");
+    let template = ChatTemplate::new(&template, NO_TOKENS).unwrap();
+    let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
+    assert_eq!(said(&tokenizer, &ids, &is_assistant), ["yes<|eot_id|>", "<thin<|eot_id|>"]);
+}
+
+#[test]
+fn messages_that_are_not_learned_are_no_targets() {
+    let plain = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    let all = "{% for m in messages %}{% generation %}{{ m.content }};{% endgeneration %}{% endfor %}";
+    let answers =
+        all.replace("{% gen", "{% if m.role == 'assistant' %}{% gen").replace("{% endfor", "{% endif %}{% endfor");
+    let learned = |source: &str, key: &str, values: Value| {
+        let messages = [("user", "q"), ("assistant", "1"), ("user", "r"), ("assistant", "2")];
+        let mut messages = messages.map(|(role, content)| Message::new(role, content));
+        messages[1].rest.insert(key.into(), values[0].clone());
+        messages[3].rest.insert(key.into(), values[1].clone());
+        let (template, tokenizer) = (ChatTemplate::new(source, NO_TOKENS).unwrap(), Tokenizer::bytes());
+        let Conversation { ids, is_assistant, .. } =
+            template.encode(&tokenizer, &messages).map_err(|e| e.to_string())?;
+        Ok::<_, String>(said(&tokenizer, &ids, &is_assistant).concat())
+    };
+    for (key, values, expected) in [
+        ("weight", json!([0, 1]), "2;"),
+        ("weight", json!([1.0, 0.0]), "1;"),
+        ("train", json!([false, null]), "2;"),
+        ("trainable", json!([true, false]), "1;"),
+        ("loss", json!([false, false]), ""),
+    ] {
+        assert_eq!(learned(plain, key, values.clone()).unwrap(), expected);
+        assert_eq!(learned(&answers, key, values).unwrap(), expected);
+    }
+    for (key, value, expected) in [
+        ("weight", json!(0.5), "`weight` of message 1 is 0.5, expected 0 or 1"),
+        ("train", json!("no"), "`train` of message 1 is \"no\", expected true or false"),
+    ] {
+        assert_eq!(learned(plain, key, json!([value, null])).unwrap_err(), expected);
+    }
+    // Tags around what the user says too.
+    assert!(learned(all, "weight", json!([0, 1])).unwrap_err().contains("which part of the text is message 1:"));
+}
+
 /// Where this template has no text for the messages before.
 #[test]
 fn an_assistant_may_speak_first() {
@@ -291,7 +355,7 @@ fn an_assistant_may_speak_first() {
     let tokenizer = Tokenizer::bytes();
     let messages =
         [("assistant", "One"), ("user", "Two"), ("assistant", "")].map(|(role, text)| Message::new(role, text));
-    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["One</>\n", "</>\n"]);
 }
 
@@ -306,7 +370,7 @@ fn a_turn_without_a_prompt_begins_after_the_turn_before() {
     let messages = [("user", "q"), ("assistant", "x"), ("tool", "7"), ("assistant", "y")];
     let messages = messages.map(|(role, content)| Message::new(role, content));
     assert_eq!(template.render(&messages, false).unwrap(), "U:q;A:x;<tool>y;");
-    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["x;", "y;"]);
 }
 

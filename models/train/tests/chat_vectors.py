@@ -55,7 +55,7 @@ CONVERSATIONS = [
     [say("user", "Think."), say("assistant", "<think>\nhm, ＜so＞\n</think>\n\nDone."), say("user", "Again."), say("assistant", "<think>\nagain\n</think>\n\nDone again.")],
     [say("user", "Think."), say("assistant", "Done.", reasoning_content="Because."), say("user", "Again."), say("assistant", "Yes.", reasoning="Once more.")],
     [say("user", "Use it."), say("assistant", "", reasoning_content="A call is due.", tool_calls=[call("add", {"a": 1})]), say("tool", "1"), say("assistant", "One.", reasoning_content="It said 1."), say("user", "Ok?"), say("assistant", "Ok.")],
-    [say("user", "Hi", name="Ann"), say("assistant", "Hello Ann", name=None, weight=0), say("critic", "Rude."), say("assistant", "Sorry.")],
+    [say("user", "Hi", name="Ann"), say("assistant", "Hello Ann", name=None, weight=1), say("critic", "Rude."), say("assistant", "Sorry.")],
     [say("user", "Answer in a tag"), say("assistant", "<table>"), say("user", "Twice"), say("assistant", "<think>x</think><table>")],
 ]
 

@@ -105,7 +105,7 @@ fn llama3_gives_the_ids_of_the_original() {
                   {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
     let template = ChatTemplate::new(source, [("bos_token", "<|begin_of_text|>")]).unwrap();
     let messages = [("user", "naïve 漢字?"), ("assistant", "\u{a0}👩‍👩‍👧‍👦 漢")].map(|(role, text)| Message::new(role, text));
-    let Conversation { ids, is_assistant } = template.encode(&tokenizer, &messages).unwrap();
+    let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
     assert_eq!(ids, tokenizer.encode(&template.render(&messages, false).unwrap(), SpecialTokens::InText).unwrap());
     let first = is_assistant.iter().position(|is| *is).unwrap();
     assert!(is_assistant[first..].iter().all(|is| *is));
@@ -216,6 +216,58 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     let message = error(generation, r#"{"eos_token_id": [1, 5000]}"#);
     assert!(message.ends_with("eos_token_id = 5000 is not a token of this tokenizer"), "{message}");
     assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
+}
+
+/// Tokens that only the files beside the tokenizer know are one id each.
+#[test]
+fn the_files_beside_it_may_have_more_tokens() {
+    let open = |files: &[(&str, &str)]| Tokenizer::from_folder(folder(files).path());
+    let plain = open(&[]).unwrap();
+    assert_eq!(plain.vocab_size(), 1001);
+    let (config, others) = ("tokenizer_config.json", "added_tokens.json");
+    let entry = |id: &str| {
+        format!(
+            r#"{{"added_tokens_decoder": {{"{id}": {{"content": "<|x|>", "special": true}}, "2": {{"content": "<|start_header_id|>"}}}}}}"#
+        )
+    };
+    let ids = r#"{"<|x|>": 1001, "<y>": 1002}"#;
+    let special = r#"{"additional_special_tokens": ["<|x|>", "<|eot_id|>"]}"#;
+    for files in
+        [&[(config, &*entry("1001"))][..], &[(others, ids)], &[(config, special)], &[(config, special), (others, ids)]]
+    {
+        let tokenizer = open(files).unwrap();
+        assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::InText).unwrap(), [1001], "{files:?}");
+        assert_eq!(tokenizer.decode(&[1001]).unwrap(), "<|x|>");
+        let is_special = files.iter().any(|(name, _)| *name == config);
+        assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::AreText).unwrap().len() > 1, is_special);
+        assert_ne!(tokenizer.fingerprint(), plain.fingerprint());
+    }
+    // Tokens that it has change nothing, and a list of ids overrides the older file.
+    let known = entry("1001").replace("1001", "4").replace("<|x|>", "<|eot_id|>");
+    assert_eq!(open(&[(config, &known), (others, ids)]).unwrap().fingerprint(), plain.fingerprint());
+    let error = |files: &[(&str, &str)]| open(files).unwrap_err().to_string();
+    assert!(error(&[(config, &entry("1005"))]).contains("\"<|x|>\" has the id 1005, but the tokenizer gives it 1001"));
+    let message = error(&[(config, &entry("3"))]);
+    assert!(
+        message.contains("has the id 3, but 3 is \"<|end_header_id|>\", and the tokenizer gives it 1001"),
+        "{message}"
+    );
+    assert!(error(&[(others, r#"{"a": -1}"#)]).contains("added_tokens.json: added_tokens.json = [-1,"));
+    assert!(error(&[(config, r#"{"added_tokens_decoder": {"1001": 5}}"#)]).contains("added_tokens_decoder = [1001,5]"));
+}
+
+/// A model may have fewer tokens than its tokenizer, as long as no text has the others.
+#[test]
+fn a_token_that_the_model_does_not_have_is_an_error() {
+    let open = || Tokenizer::from_folder(folder(&[("added_tokens.json", r#"{"<y>": 1001}"#)]).path()).unwrap();
+    let tokenizer = open().for_vocabulary(1001).unwrap();
+    assert_eq!((tokenizer.vocab_size(), tokenizer.num_choices()), (1001, 1001));
+    let encode = |tokenizer: &Tokenizer, text| tokenizer.encode(text, SpecialTokens::AreText);
+    assert_eq!(encode(&tokenizer, "abc").unwrap(), encode(&open(), "abc").unwrap());
+    let expected = "token 1001 (\"<y>\") in \"ab<y>cd\" is none of the model, whose vocabulary has 1001";
+    assert_eq!(encode(&tokenizer, "ab<y>cd").unwrap_err().to_string(), expected);
+    // Each text begins with 0.
+    assert!(matches!(open().for_vocabulary(0).unwrap_err(), TokenizerError::Beyond { id: 0, .. }));
 }
 
 /// Where nothing in the files says that a text begins with BOS, it does not: transformers' rule.

@@ -222,7 +222,7 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
 
 /// Text as bytes.
 pub(crate) fn bytes() -> Text {
-    Text { tokenizer: Tokenizer::bytes(), template: None }
+    Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
 }
 
 /// What a run of `config` reads, as bytes.

@@ -66,7 +66,10 @@ fn a_model_is_judged_by_all_of_other_files() {
     let (outcome, log) = run(&config).unwrap();
     let loss = line(&log, "held-out loss: ");
     assert_eq!(loss, format!("held-out loss: {:.5}  (943 tokens)", outcome.held_out_loss.unwrap()));
-    assert!(line(&log, "data: ").starts_with("data: 11 files (11 text)") && log.contains("  held out: 944\n"), "{log}");
+    assert!(
+        line(&log, "data: ").starts_with("data: 11 files (11 text)") && log.contains("  held out: 944 (1 document)\n"),
+        "{log}"
+    );
 
     let [model, file] = [model.path(), &file].map(|path| path.to_str().unwrap());
     let settings = [
@@ -81,7 +84,7 @@ fn a_model_is_judged_by_all_of_other_files() {
     let log = eval(&["--data", file]).unwrap();
     assert_eq!(line(&log, "held-out loss: "), loss);
     assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32  attention: tiles");
-    assert!(line(&log, "data: ").ends_with("data: 1 files (1 text)  tokens: 944"), "{log}");
+    assert!(line(&log, "data: ").ends_with("data: 1 file (1 text)  tokens: 944 (1 document)"), "{log}");
     // The checkpoint alone says nothing of data.
     assert!(matches!(eval(&[]), Err(Error::NothingToEvaluate)));
 }

@@ -11,6 +11,7 @@ use train::cli::Args;
 use train::config::ConfigError;
 use train::config::{ComputeDtype, Precision};
 use train::schedule::Decay;
+use train::{ChatTemplate, Message};
 
 use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, tiny_with, write_json};
 
@@ -160,6 +161,22 @@ fn impossible_values_are_named() {
 fn an_empty_prompt_is_quoted() {
     let error = args(&["--set", "generate.prompt=\"\""]).unwrap_err();
     assert_eq!(error.to_string(), "generate.prompt = \"\": must not be empty");
+}
+
+/// Prompts have the variables of `data` and their own, which override them.
+#[test]
+fn variables_of_the_template_are_tables() {
+    let (_dir, template) = file("{{ x }}{{ y }}{{ messages[0].content }}");
+    let template = format!("data.chat_template={}", template.display());
+    let config =
+        set(&[&template, "data.chat_template_kwargs={x = 1, y = false}", "generate.chat_template_kwargs.y='z'"]);
+    let config = RunConfig::from_toml(Path::new("a"), &config.unwrap().to_toml().unwrap()).unwrap();
+    let text = config.text().unwrap();
+    let render =
+        |template: Option<ChatTemplate>| template.unwrap().render(&[Message::new("user", "a")], false).unwrap();
+    assert_eq!((render(text.template), render(text.prompts)), ("1Falsea".into(), "1za".into()));
+    let error = set(&[&template, "generate.chat_template_kwargs.tools=1"]).unwrap().text().unwrap_err().to_string();
+    assert_eq!(error, "`tools` in `chat_template_kwargs` is not for others to set: remove it");
 }
 
 #[test]

@@ -69,6 +69,24 @@ pub enum ChatError {
         /// The kind of value found.
         found: &'static str,
     },
+    /// A key that says whether a message is learned has another value.
+    #[error("`{key}` of message {index} is {value}, expected {expected}")]
+    Learned {
+        /// The message, from 0.
+        index: usize,
+        /// The key.
+        key: &'static str,
+        /// Its value, as JSON.
+        value: String,
+        /// Values that it may have.
+        expected: &'static str,
+    },
+    /// A table of variables has one that is not for others to set.
+    #[error("`{name}` in `chat_template_kwargs` is not for others to set: remove it")]
+    Reserved {
+        /// The variable.
+        name: &'static str,
+    },
     /// A conversation in which the assistant says nothing, so that there is nothing to learn from.
     #[error("the conversation has nothing that the assistant says; its roles are {}", roles.join(", "))]
     NoAssistant {
@@ -77,7 +95,7 @@ pub enum ChatError {
     },
     /// The text does not show what is the assistant's.
     #[error(
-        "the chat template does not show which part of the text is message {index}: mark it with {{% generation %}}"
+        "the chat template does not show which part of the text is message {index}: mark each of the assistant, and nothing else, with {{% generation %}}"
     )]
     NotSeparable {
         /// The message, from 0.

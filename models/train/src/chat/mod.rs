@@ -30,6 +30,12 @@ const TALKERS: [&str; 4] = ["system", "developer", "user", ASSISTANT];
 const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Names under which a message's reasoning is passed; the first is the usual one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+/// Keys of a message that say whether it is learned: OpenAI's, which is a number, and axolotl's.
+const LEARNED: [(&str, &str); 4] =
+    [("weight", "0 or 1"), ("train", "true or false"), ("trainable", "true or false"), ("loss", "true or false")];
+/// Variables that are not for others to set.
+const RESERVED: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -46,6 +52,21 @@ impl Message {
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let rest = Map::from_iter([("content".to_string(), Value::String(content.into()))]);
         Self { role: role.into(), rest }
+    }
+
+    /// Whether the loss counts what the message says, by all keys of [`LEARNED`] that it has.
+    fn is_learned(&self, index: usize) -> Result<bool, ChatError> {
+        let mut is_learned = true;
+        for (key, expected) in LEARNED {
+            let Some(value) = self.rest.get(key).filter(|value| !value.is_null()) else { continue };
+            let flag = value.as_bool().filter(|_| key != "weight").map(|is| f64::from(u8::from(is)));
+            is_learned &= match flag.or(value.as_f64().filter(|_| key == "weight")) {
+                Some(0.0) => false,
+                Some(1.0) => true,
+                _ => return Err(ChatError::Learned { index, key, value: value.to_string(), expected }),
+            };
+        }
+        Ok(is_learned)
     }
 
     /// Content may be empty text, but somebody has to have said so. Templates print nothing for what is not there, and what they like for
@@ -74,7 +95,7 @@ impl Message {
 pub struct Conversation {
     /// The ids of the whole text.
     pub ids: Vec<u32>,
-    /// For each id whether the assistant says it.
+    /// For each id whether the assistant says it, in a message that is learned.
     pub is_assistant: Vec<bool>,
 }
 
@@ -182,6 +203,19 @@ impl ChatTemplate {
         &self.source
     }
 
+    /// This template with more variables: the table `chat_template_kwargs` of data, or of a configuration.
+    ///
+    /// # Errors
+    /// [`ChatError::Reserved`] for a name that is not for others to set.
+    pub fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, ChatError> {
+        if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
+            return Err(ChatError::Reserved { name });
+        }
+        let mut template = self.clone();
+        template.variables.extend(kwargs.clone());
+        Ok(template)
+    }
+
     /// What the template is rendered with besides the messages: special tokens, and what [`with`](Self::with) has set.
     pub fn variables(&self) -> &Map<String, Value> {
         &self.variables
@@ -206,26 +240,47 @@ impl ChatTemplate {
     /// in the text of the whole conversation. Where no special token ends a turn, the one that follows belongs to it, that of the next
     /// role, and to the last turn what ends the conversation. A token of which only a part is the assistant's counts as the assistant's.
     ///
+    /// A message with `weight` 0 is not learned: none of its ids counts.
+    /// Neither is one whose `train`, `trainable` or `loss` is false.
+    ///
     /// # Errors
     /// Any [`ChatError`] not about files.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
         messages.iter().enumerate().try_for_each(|(index, message)| message.check(index))?;
+        let mut learned = vec![];
+        let mut unlearned = None;
+        for (index, message) in messages.iter().enumerate() {
+            let is_learned = message.is_learned(index)?;
+            if message.role == ASSISTANT {
+                learned.push(is_learned);
+                unlearned = unlearned.or((!is_learned).then_some(index));
+            }
+        }
         let text = self.render(messages, false)?;
         let (ids, ranges) = tokenizer.encode_with_ranges(&text)?;
         let spans = if self.has_tags {
-            self.tagged(messages, &text)?
+            let spans = self.tagged(messages, &text)?;
+            if let Some(index) = unlearned.filter(|_| spans.len() != learned.len()) {
+                return Err(ChatError::NotSeparable { index });
+            }
+            spans
         } else {
             let specials = ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id));
             let specials: Vec<_> = specials.map(|(_, range)| range.clone()).collect();
             self.untagged(tokenizer, messages, &text, &specials)?
         };
         let mut is_assistant = vec![false; ids.len()];
-        for span in spans.into_iter().filter(|span| !span.is_empty()) {
+        let mut says_something = false;
+        for (number, span) in spans.into_iter().enumerate().filter(|(_, span)| !span.is_empty()) {
+            says_something = true;
+            if unlearned.is_some() && !learned[number] {
+                continue;
+            }
             let first = ranges.partition_point(|range| range.end <= span.start);
             let others = ranges[first..].partition_point(|range| range.start < span.end);
             is_assistant[first..first + others].fill(true);
         }
-        if !is_assistant.contains(&true) {
+        if !says_something {
             return Err(ChatError::NoAssistant { roles: roles(messages) });
         }
         Ok(Conversation { ids, is_assistant })
@@ -245,7 +300,7 @@ impl ChatTemplate {
     pub fn turn_end(&self, tokenizer: &Tokenizer) -> Option<u32> {
         let turns = ["user", ASSISTANT, "user"].map(|role| Message::new(role, "a"));
         let conversation = self.encode(tokenizer, &turns).or_else(|_| self.encode(tokenizer, &turns[..2]));
-        let Conversation { ids, is_assistant } = conversation.ok()?;
+        let Conversation { ids, is_assistant, .. } = conversation.ok()?;
         let last = is_assistant.iter().rposition(|is| *is)?;
         // White space after the token may be the assistant's.
         let is_blank = |ids: &[u32]| tokenizer.decode(ids).is_ok_and(|text| text.trim().is_empty());

@@ -22,7 +22,7 @@ impl ChatTemplate {
         marks::spans(&marked, marks).filter(|(plain, _)| plain == text).map(|(_, spans)| spans).ok_or(ChatError::Tags)
     }
 
-    /// What the template adds for each message of the assistant.
+    /// Parts that the template adds for messages of the assistant.
     pub(super) fn untagged(
         &self,
         tokenizer: &Tokenizer,
@@ -150,7 +150,7 @@ impl Rendered<'_> {
         let opening = self.opening(&self.messages[..index]).or_else(|| self.opening(self.messages))?;
         let previous = index.checked_sub(1).and_then(|previous| self.turn(previous));
         let start = match previous {
-            Some((_, previous)) => previous + self.same_opening(&opening, previous, limit)?,
+            Some((_, previous)) => previous + self.header(&opening, previous, limit, content.start.is_some())?,
             None => match self.text.get(from..limit)?.rfind(&opening) {
                 Some(at) if !opening.is_empty() => from + at + opening.len(),
                 _ => content.start?,
@@ -159,12 +159,19 @@ impl Rendered<'_> {
         Some(start..end)
     }
 
-    /// How much of a generation prompt the text has from `at`. Some begin the reasoning, which then is not in the text: that the
-    /// letters after a special token are the same for a while says nothing.
-    fn same_opening(&self, opening: &str, at: usize, limit: usize) -> Option<usize> {
-        let same = common_prefix(opening, self.text.get(at..limit)?).len();
-        let mut specials = self.specials.iter().filter(|special| at <= special.start && special.end <= at + same);
-        Some(specials.next_back().filter(|_| same < opening.len()).map_or(same, |special| special.end - at))
+    /// Length of the header of a turn, in bytes of the text from `at`: what the generation prompt has too.
+    ///
+    /// Some prompts begin the reasoning, and the text has none. There a header ends where the content begins, if
+    /// that `is_known`. Else it ends after a special token or a line: the mark of reasoning and content may begin
+    /// alike.
+    fn header(&self, opening: &str, at: usize, limit: usize, is_known: bool) -> Option<usize> {
+        let same = common_prefix(opening, self.text.get(at..limit)?);
+        let mut specials = self.specials.iter().filter(|special| at <= special.start && special.end <= at + same.len());
+        let special = specials.next_back().map(|special| special.end - at);
+        Some(match same.len() == opening.len() || is_known && at + same.len() == limit {
+            true => same.len(),
+            false => special.max(same.rfind('\n').map(|end| end + 1)).unwrap_or(same.len()),
+        })
     }
 
     /// What a generation prompt adds to the text so far.

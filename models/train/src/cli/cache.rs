@@ -9,6 +9,7 @@ use clap::Parser;
 use crate::JobError;
 use crate::config::DataSection;
 use crate::data::KeptTokens;
+use crate::metrics::counted;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -35,13 +36,20 @@ impl CacheArgs {
             Some(days) => (KeptTokens::prune(&cache, Duration::from_secs(u64::from(days) * DAY))?, "removed from"),
         };
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        for KeptTokens { path, bytes, used, is_whole } in &kept {
-            let days = used.elapsed().unwrap_or_default().as_secs() / DAY;
+        for KeptTokens { path, of, bytes, used, is_whole } in &kept {
+            let days = counted(used.elapsed().unwrap_or_default().as_secs() / DAY, "day");
+            let of = if of.is_empty() { String::new() } else { format!("  of {of}") };
             let name = path.file_name().unwrap_or_default().display();
             let what = if *is_whole { "used" } else { "left unfinished" };
-            writeln!(out, "{:10.1} MB  {what} {days} days ago  {name}", megabytes(*bytes))?;
+            writeln!(out, "{:10.1} MB  {what} {days} ago  {name}{of}", megabytes(*bytes))?;
         }
         let all = kept.iter().map(|kept| kept.bytes).sum();
-        Ok(writeln!(out, "{} folders, {:.1} MB {what} {}", kept.len(), megabytes(all), cache.display())?)
+        Ok(writeln!(
+            out,
+            "{}, {:.1} MB {what} {}",
+            counted(kept.len() as u64, "folder"),
+            megabytes(all),
+            cache.display()
+        )?)
     }
 }

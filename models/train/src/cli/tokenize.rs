@@ -1,15 +1,18 @@
-//! `tokenize`: lines of JSON to lines of JSON, or files to train on to a token file.
+//! `tokenize`: lines of JSON to lines of JSON, or files to train on to a token file or to people.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 
-use clap::Parser;
+use clap::{ArgGroup, Parser};
+use serde_json::{Map, Value};
 
-use crate::data::{TokenizedSource, tokenize_source};
-use crate::{ChatTemplate, DataSource, JobError, ProgressLine, SpecialTokens, Tokenizer};
+use crate::data::{TokenizedSource, first_documents, tokenize_source};
+use crate::metrics::counted;
+use crate::{COLOUR, ChatTemplate, DataSource, JobError, ProgressLine, SpecialTokens, Tokenizer, escaped};
 
 /// What to tokenize, and how.
 #[derive(Clone, Debug, Parser)]
+#[command(group = ArgGroup::new("data").args(["to", "show"]))]
 pub struct TokenizeArgs {
     /// bytes, a checkpoint folder, a tokenizer.json or a tokenizer.model.
     #[arg(long, value_name = "PATH")]
@@ -24,13 +27,25 @@ pub struct TokenizeArgs {
     /// place.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["special", "decode"])]
     pub to: Option<PathBuf>,
+    /// Print the first N documents of these files and folders, 3 by default, as `train --data` reads them.
+    ///
+    /// Targets are green, or between marks where the output is no terminal: ⟦target⟧.
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    #[arg(conflicts_with_all = ["special", "decode"])]
+    pub show: Option<usize>,
+    /// Print targets in green where the output is no terminal too.
+    #[arg(long, requires = "show")]
+    pub color: bool,
     /// The field or column that holds text.
-    #[arg(long, value_name = "NAME", requires = "to", default_value = "text")]
+    #[arg(long, value_name = "NAME", requires = "data", default_value = "text")]
     pub field: String,
     /// Jinja file that makes text of messages, if not the one in the tokenizer's folder.
-    #[arg(long, value_name = "FILE", requires = "to")]
+    #[arg(long, value_name = "FILE", requires = "data")]
     pub chat_template: Option<PathBuf>,
-    /// Lines of JSON; with --to, files and folders to train on.
+    /// Variables of the template, a JSON object, as data.chat_template_kwargs.
+    #[arg(long, value_name = "JSON", requires = "data", value_parser = |text: &str| serde_json::from_str::<Map<String, Value>>(text))]
+    pub chat_template_kwargs: Option<Map<String, Value>>,
+    /// Lines of JSON; with --to and --show, files and folders to train on.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 }
@@ -42,8 +57,8 @@ impl TokenizeArgs {
     /// [`JobError::Tokenizer`], [`JobError::Tokenize`], [`JobError::Chat`], [`JobError::Data`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        if let Some(to) = &self.to {
-            return self.write_tokens(&tokenizer, to, out);
+        if self.to.is_some() || self.show.is_some() {
+            return self.read_data(&tokenizer, out);
         }
         let special = if self.special { SpecialTokens::InText } else { SpecialTokens::AreText };
         for file in &self.files {
@@ -55,17 +70,48 @@ impl TokenizeArgs {
         Ok(())
     }
 
-    fn write_tokens(&self, tokenizer: &Tokenizer, to: &Path, out: &mut dyn Write) -> Result<(), JobError> {
-        let template = match &self.chat_template {
+    fn read_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<(), JobError> {
+        let mut template = match &self.chat_template {
             Some(path) => Some(ChatTemplate::from_file(path)?),
             None => ChatTemplate::of_tokenizer(&self.tokenizer)?,
         };
+        if let Some(kwargs) = &self.chat_template_kwargs {
+            template = template.map(|template| template.with_kwargs(kwargs)).transpose()?;
+        }
         let source = DataSource { field: self.field.clone(), ..DataSource::new(&self.files) };
+        let Some(to) = &self.to else {
+            let documents = first_documents(&source, tokenizer, template.as_ref(), self.show.unwrap_or_default())?;
+            return self.show(tokenizer, &documents, out);
+        };
         let tokenized = ProgressLine::new().track("tokenized", out, |progress| {
             tokenize_source(&source, tokenizer, template.as_ref(), to, progress)
         })??;
         let TokenizedSource { files, left_out, documents, tokens } = tokenized;
         let left_out = if left_out.is_empty() { String::new() } else { format!("  left out: {left_out}") };
-        Ok(writeln!(out, "{}: {files} files, {documents} documents, {tokens} tokens{left_out}", to.display())?)
+        let counts = [(files as u64, "file"), (documents, "document"), (tokens, "token")];
+        let counts = counts.map(|(count, one)| counted(count, one)).join(", ");
+        Ok(writeln!(out, "{}: {counts}{left_out}", to.display())?)
+    }
+
+    fn show(
+        &self,
+        tokenizer: &Tokenizer,
+        documents: &[(Vec<u32>, Vec<bool>)],
+        out: &mut dyn Write,
+    ) -> Result<(), JobError> {
+        let marks = if self.color || std::io::stdout().is_terminal() { COLOUR } else { ["⟦", "⟧"] };
+        for (number, (ids, is_target)) in documents.iter().enumerate() {
+            let targets = is_target.iter().filter(|is| **is).count() as u64;
+            let counts = [counted(ids.len() as u64, "token"), counted(targets, "target")].join(", ");
+            writeln!(out, "--- {}: {counts}", number + 1)?;
+            let tokens: Vec<_> = ids.iter().zip(is_target).collect();
+            for run in tokens.chunk_by(|a, b| a.1 == b.1) {
+                let text = tokenizer.decode(&run.iter().map(|(id, _)| **id).collect::<Vec<_>>())?;
+                let [begin, end] = if *run[0].1 { marks } else { [""; 2] };
+                [begin, &escaped(&text), end].iter().try_for_each(|text| out.write_all(text.as_bytes()))?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
     }
 }

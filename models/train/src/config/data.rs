@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::{ConfigError, require};
 use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
@@ -40,6 +41,10 @@ pub struct DataSection {
     pub tokenizer: Option<String>,
     /// Jinja file that makes text of `messages`. If absent, the one in the tokenizer's folder.
     pub chat_template: Option<PathBuf>,
+    /// Variables of the chat template, a table: `{ enable_thinking = false }`. A row's own `chat_template_kwargs`
+    /// and `enable_thinking` override them.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub chat_template_kwargs: Map<String, Value>,
     /// Folder in which tokens are kept for later runs. If absent, `burn-float8/tokens` in the user's cache folder, `$XDG_CACHE_HOME` or
     /// `~/.cache`.
     pub cache: Option<PathBuf>,
@@ -58,6 +63,7 @@ impl Default for DataSection {
             validation: vec![],
             tokenizer: None,
             chat_template: None,
+            chat_template_kwargs: Map::new(),
             cache: None,
         }
     }

@@ -28,6 +28,8 @@ const MAX_HASHED: u64 = 1 << 30;
 #[derive(Serialize, Deserialize)]
 struct Manifest<M> {
     content: M,
+    /// The data that it was made of, as `cache` lists it.
+    of: String,
     /// SHA-256 of each file, or of samples of it.
     sha256: BTreeMap<String, String>,
 }
@@ -40,10 +42,11 @@ pub(super) struct Entry<M> {
     pub(super) was_cached: bool,
 }
 
-/// The folder `name` of `cache`, made by `build` unless it is there and as it was made.
+/// The folder `name` of `cache`, of the data `of`, made by `build` unless it is there and as it was made.
 pub(super) fn entry<M: Serialize + DeserializeOwned>(
     cache: &Path,
     name: &str,
+    of: &str,
     build: impl FnOnce(&Path) -> Result<M, DataError>,
 ) -> Result<Entry<M>, DataError> {
     let folder = cache.join(name);
@@ -69,7 +72,7 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     }
     let manifest = create_folder(&folder, |partial| {
         let (content, path) = (build(partial)?, partial.join(MANIFEST));
-        let manifest = Manifest { content, sha256: digests(partial).map_err(cannot_write(partial))? };
+        let manifest = Manifest { content, of: of.into(), sha256: digests(partial).map_err(cannot_write(partial))? };
         atomic::replace_json(&path, &manifest).map_err(cannot_write(&path))?;
         Ok::<_, DataError>(manifest.content)
     })?;

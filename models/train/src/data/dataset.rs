@@ -27,6 +27,8 @@ pub struct DatasetSize {
     pub train_tokens: u64,
     /// Tokens held out.
     pub held_out_tokens: u64,
+    /// Documents held out as a whole; unknown where token files do not list documents.
+    pub held_out_documents: Option<u64>,
 }
 
 /// The shape of a batch.
@@ -119,6 +121,9 @@ impl Dataset {
         let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len()).sum::<u64>();
         dataset.size.train_tokens = dataset.sources.iter().map(|source| tokens(&source.train)).sum();
         dataset.size.held_out_tokens = dataset.judging().map(|(_, parts)| tokens(parts)).sum();
+        let held_out = dataset.judging().flat_map(|(_, parts)| parts);
+        let whole = held_out.map(|part| Some(part.size.documents? - u64::from(part.size.begins_within)));
+        dataset.size.held_out_documents = whole.sum();
         Ok(dataset)
     }
 
@@ -129,10 +134,7 @@ impl Dataset {
     }
 
     fn sequences(&self, part: &Arc<Part>, packing: Packing, seq_len: usize) -> Result<Sequences, DataError> {
-        match packing {
-            Packing::Wrapped => Ok(Sequences::windows(part.clone(), seq_len, self.padding)),
-            Packing::Whole => Sequences::whole(part.clone(), seq_len, self.padding, &self.cache),
-        }
+        Sequences::new(part.clone(), packing, seq_len, self.padding, &self.cache)
     }
 
     /// How many files of each format are read.
@@ -170,7 +172,8 @@ impl Dataset {
     /// Endless sequences to train on, from the first one of the order of `seed`.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] unless there is one batch without overlap, [`DataError::EmptySource`], [`DataError::Shape`], and
+    /// [`DataError::TooFewTokens`] unless there is one batch without overlap.
+    /// [`DataError::NoTargets`], [`DataError::EmptySource`], [`DataError::Shape`], and
     /// [`DataError::Io`] or [`DataError::Cache`] for what is wrong with the cache.
     pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
@@ -188,7 +191,10 @@ impl Dataset {
                 None => streams.push(Stream { weight: source.weight, sources: vec![state], parts }),
             }
         }
-        let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.full()).sum();
+        let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.size().full).sum();
+        if streams.iter().any(Stream::has_no_targets) {
+            return Err(DataError::NoTargets { split: "training", seq_len });
+        }
         if full < batch_size as u64 {
             return Err(shape.too_few("training", self.size.train_tokens, full));
         }
@@ -199,18 +205,14 @@ impl Dataset {
         Ok(TrainSequences::new(streams, seed, seq_len))
     }
 
-    /// Up to `count` of the sequences that a model is judged by for which `keep` gives something, at even distances over them: always
-    /// the same ones. No two have a target in common.
+    /// Up to `count` of the held-out sequences, at even distances: always the same ones.
+    ///
+    /// No two have a target in common.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] if there is no sequence; those of the cache as in [`train`](Self::train), and any that reading
-    /// sequences has.
-    pub fn held_out<T>(
-        &self,
-        shape: SequenceShape,
-        count: usize,
-        mut keep: impl FnMut(Sequence) -> Option<T>,
-    ) -> Result<Vec<T>, DataError> {
+    /// [`DataError::TooFewTokens`] if there is no sequence, [`DataError::NoTargets`] if none has a target.
+    /// Errors of the cache as in [`train`](Self::train), and any of reading sequences.
+    pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>, DataError> {
         let SequenceShape { seq_len, .. } = shape.check()?;
         let mut parts = vec![];
         for (source, judging) in self.judging() {
@@ -221,32 +223,16 @@ impl Dataset {
         }
         let stream = Stream { weight: None, sources: vec![], parts };
         let available = stream.count();
+        if stream.has_no_targets() {
+            return Err(DataError::NoTargets { split: "held-out", seq_len });
+        }
         if available == 0 {
             let one = SequenceShape { batch_size: 1, ..shape };
             return Err(one.too_few("held-out", self.size.held_out_tokens, 0));
         }
         let wanted = available.min(count as u64);
-        let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted.max(1))) as u64;
-        // For each place the first from there on that is kept; then, where there was none before the next place, any other.
-        let mut kept: BTreeMap<u64, T> = BTreeMap::new();
-        for i in 0..wanted {
-            for number in place(i)..place(i + 1) {
-                if let Some(sequence) = keep(stream.sequence(number)?) {
-                    kept.insert(number, sequence);
-                    break;
-                }
-            }
-        }
-        for i in 0..wanted {
-            let passed = kept.range(place(i)..place(i + 1)).next().map(|(number, _)| number + 1);
-            for number in passed.into_iter().flat_map(|passed| passed..place(i + 1)) {
-                if kept.len() as u64 == wanted {
-                    return Ok(kept.into_values().collect());
-                }
-                kept.extend(keep(stream.sequence(number)?).map(|sequence| (number, sequence)));
-            }
-        }
-        Ok(kept.into_values().collect())
+        let place = |i: u64| (u128::from(i) * u128::from(available) / u128::from(wanted)) as u64;
+        (0..wanted).map(|i| stream.sequence(place(i))).collect()
     }
 }
 

@@ -39,9 +39,9 @@ fn read_text<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a, '_>)
     let path: &Path = &file.path;
     let mut pieces = FilePieces::open(path, file.taken, encoder.tokenizer).map_err(cannot_read(path))?;
     let mut begins = true;
-    while let Some((text, is_new)) = pieces.next().map_err(cannot_read(path))? {
+    while let Some(text) = pieces.next().map_err(cannot_read(path))? {
         let bytes = text.len() as u64;
-        take(Work { file, content: Content::Piece { text, begins, is_new }, number: 1, bytes })?;
+        take(Work { file, content: Content::Piece { text, begins }, number: 1, bytes })?;
         begins = false;
     }
     take(Work { file, content: Content::EndOfText, number: 1, bytes: 0 })

@@ -1,10 +1,10 @@
 //! [`Encoder`]: a piece of a text file, a line, or a row to tokens.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::file_state::FileState;
 use super::pieces;
-use super::{DataError, DocumentError, Format, MESSAGES, TOOLS};
+use super::{DataError, DocumentError, Format, KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// What is tokenized at once.
@@ -21,8 +21,6 @@ pub(super) enum Content {
     Piece {
         text: String,
         begins: bool,
-        /// See [`Piece::is_new`](super::pieces::Piece::is_new).
-        is_new: bool,
     },
     EndOfText,
     Line(Vec<u8>),
@@ -38,8 +36,6 @@ pub(super) struct Tokenized {
     pub(super) mask: Option<Vec<bool>>,
     /// The document ends here.
     pub(super) ends: bool,
-    /// Earlier versions may have made other ids of it.
-    pub(super) is_new: bool,
 }
 
 /// What makes tokens of documents.
@@ -54,13 +50,13 @@ impl Encoder<'_> {
     pub(super) fn encode(&self, work: &Work<'_>) -> Result<Tokenized, DataError> {
         let (path, number) = (work.file.path.clone(), work.number);
         let document = match &work.content {
-            Content::Piece { text, begins, is_new } => {
+            Content::Piece { text, begins } => {
                 let ids = self.tokenizer.encode(text, SpecialTokens::AreText);
                 let mut ids = ids.map_err(|source| DataError::Text { path, source })?;
                 if let Some(bos) = self.tokenizer.bos().filter(|_| *begins) {
                     ids.insert(0, bos);
                 }
-                return Ok(Tokenized { ids, is_new: *is_new, ..Tokenized::default() });
+                return Ok(Tokenized { ids, ..Tokenized::default() });
             }
             Content::EndOfText => {
                 let ids = self.tokenizer.eos().into_iter().collect();
@@ -70,8 +66,6 @@ impl Encoder<'_> {
             Content::Object(value) => self.encode_object(value),
         };
         match (work.file.format, document) {
-            // Rows were cut off, and columns left out.
-            (Format::Parquet, Ok(row)) => Ok(Tokenized { is_new: true, ..row }),
             (Format::Parquet, Err(problem)) => Err(DataError::Row { path, row: number, problem }),
             (_, document) => document.map_err(|problem| DataError::Line { path, line: number, problem }),
         }
@@ -92,7 +86,7 @@ impl Encoder<'_> {
     }
 
     /// A field that is null is one that is not there: a row has a value in every column.
-    fn encode_fields(&self, fields: &serde_json::Map<String, Value>) -> Result<Tokenized, DocumentError> {
+    fn encode_fields(&self, fields: &Map<String, Value>) -> Result<Tokenized, DocumentError> {
         let wrong = |field: &str, value: &Value, expected| {
             Err(DocumentError::Type { field: field.into(), found: kind(value), expected })
         };
@@ -100,7 +94,7 @@ impl Encoder<'_> {
         match (there(self.field), there(MESSAGES), fields.get(self.field).or(fields.get(MESSAGES))) {
             (Some(Value::String(text)), ..) => self.encode_text(text),
             (Some(value), ..) if self.field != MESSAGES => wrong(self.field, value, "text"),
-            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, there(TOOLS)),
+            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, [TOOLS, KWARGS, THINKING].map(there)),
             (_, Some(value), _) => wrong(MESSAGES, value, "a list"),
             (.., Some(null)) => {
                 let field = if fields.contains_key(self.field) { self.field } else { MESSAGES };
@@ -113,29 +107,42 @@ impl Encoder<'_> {
     /// As [`Tokenizer::document`], in pieces.
     fn encode_text(&self, text: &str) -> Result<Tokenized, DocumentError> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
-        let mut is_new = false;
         for piece in pieces::of_text(text, self.tokenizer) {
-            ids.extend(self.tokenizer.encode(piece.text, SpecialTokens::AreText)?);
-            is_new |= piece.is_new;
+            ids.extend(self.tokenizer.encode(piece, SpecialTokens::AreText)?);
         }
         ids.extend(self.tokenizer.eos());
-        Ok(Tokenized { ids, mask: None, ends: true, is_new })
+        Ok(Tokenized { ids, mask: None, ends: true })
     }
 
-    /// With the tools that the record offers the assistant, if it does.
-    fn encode_messages(&self, messages: &Value, tools: Option<&Value>) -> Result<Tokenized, DocumentError> {
+    /// With the tools that the record offers the assistant, and the variables that it has for the template.
+    fn encode_messages(
+        &self,
+        messages: &Value,
+        [tools, kwargs, thinking]: [Option<&Value>; 3],
+    ) -> Result<Tokenized, DocumentError> {
         let messages = messages.as_array().into_iter().flatten().enumerate();
         let messages = messages.map(|(index, value)| message(index, value)).collect::<Result<Vec<_>, _>>()?;
         let template = self.template.ok_or(DocumentError::NoTemplate)?;
-        let conversation = match tools.map(list_of_tools).transpose()?.flatten() {
-            Some(tools) => template.with(TOOLS, tools).encode(self.tokenizer, &messages)?,
-            None => template.encode(self.tokenizer, &messages)?,
+        let wrong = |field: &str, value: &Value, expected| DocumentError::Type {
+            field: field.into(),
+            found: kind(value),
+            expected,
         };
-        // Tools that are text were taken letter by letter, and each that is text as that.
-        let is_text =
-            |tools: &Value| tools.is_string() || tools.as_array().is_some_and(|t| t.iter().any(Value::is_string));
-        let is_new = tools.is_some_and(is_text);
-        Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true, is_new })
+        let mut variables = Map::new();
+        if let Some(kwargs) = kwargs {
+            let kwargs = parsed(KWARGS.into(), kwargs)?;
+            variables = kwargs.as_object().ok_or_else(|| wrong(KWARGS, &kwargs, "an object"))?.clone();
+        }
+        if let Some(thinking) = thinking {
+            thinking.as_bool().ok_or_else(|| wrong(THINKING, thinking, "a boolean"))?;
+            variables.insert(THINKING.into(), thinking.clone());
+        }
+        let mut template = template.with_kwargs(&variables)?;
+        if let Some(tools) = tools.map(list_of_tools).transpose()?.flatten() {
+            template = template.with(TOOLS, tools);
+        }
+        let conversation = template.encode(self.tokenizer, &messages)?;
+        Ok(Tokenized { ids: conversation.ids, mask: Some(conversation.is_assistant), ends: true })
     }
 }
 
@@ -150,13 +157,16 @@ fn message(index: usize, value: &Value) -> Result<Message, DocumentError> {
     }
 }
 
-/// A list of objects. The list and each object may be the JSON text of one, as which data sets store what has another shape in each
-/// record.
-fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
-    let parsed = |field: String, value: &Value| match value {
-        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::Tools { field, source }),
+/// A value, or its JSON text: data sets store as text what has another shape in each record.
+fn parsed(field: String, value: &Value) -> Result<Value, DocumentError> {
+    match value {
+        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::NotJson { field, source }),
         value => Ok(value.clone()),
-    };
+    }
+}
+
+/// A list of objects. The list and each object may be JSON text.
+fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
     if tools.as_str().is_some_and(|text| text.trim().is_empty()) {
         return Ok(None);
     }
@@ -176,7 +186,7 @@ fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
     }
 }
 
-fn names(keys: &serde_json::Map<String, Value>) -> Vec<String> {
+fn names(keys: &Map<String, Value>) -> Vec<String> {
     keys.keys().map(|key| format!("`{key}`")).collect()
 }
 

@@ -179,8 +179,8 @@ pub enum DataError {
     Folder(#[from] FolderError),
     /// A token that the tokenizer does not have.
     #[error(
-        "{}: token {token} at place {place} (byte {byte}), but the tokenizer has ids below {vocab_size}: \
-         use the tokenizer that this file was made with", path.display()
+        "{}: token {token} at place {place} (byte {byte}), but the tokenizer, or the model, has ids below {vocab_size}: \
+         use those that this file was made for", path.display()
     )]
     Vocabulary {
         /// The token file.
@@ -309,10 +309,10 @@ pub enum DocumentError {
         /// The keys there are.
         found: Vec<String>,
     },
-    /// Tools that are text, but no JSON.
+    /// A text that was to be JSON.
     #[error("`{field}` is text that is no JSON: {}", without_line(source))]
-    Tools {
-        /// `tools`, or the place of one of them.
+    NotJson {
+        /// `tools`, the place of one of them, or `chat_template_kwargs`.
         field: String,
         /// The parser's reason.
         source: serde_json::Error,

@@ -39,11 +39,7 @@ impl FileState {
         if *bytes != now.bytes {
             Some(format!("it had {bytes} bytes, now it has {}", now.bytes))
         } else if taken != &now.taken && self.format == Format::Parquet {
-            Some(format!(
-                "{taken} bytes of its text were read, now {}: set max_bytes as it was; if it was not set, an earlier version of this \
-                 program has cut off what is now read, and a new run has to begin",
-                now.taken
-            ))
+            Some(format!("{taken} bytes of its text were read, now {}: set max_bytes as it was", now.taken))
         } else if *taken != now.taken {
             Some(format!("{taken} of its bytes were taken, now {}: set max_bytes as it was", now.taken))
         } else if *sha256 != now.sha256 {

@@ -5,10 +5,13 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use serde_json::Value;
+
 use super::DataError;
 use super::cache::MANIFEST;
 use super::error::{cannot_read, cannot_write};
 use crate::file_lock::FileLock;
+use crate::files;
 use crate::folder::lock_of_left;
 
 /// A folder of the cache: tokens of some sources, or an index of their documents.
@@ -16,6 +19,8 @@ use crate::folder::lock_of_left;
 pub struct KeptTokens {
     /// The folder.
     pub path: PathBuf,
+    /// The data that it was made of, where that lay then.
+    pub of: String,
     /// Bytes of its files.
     pub bytes: u64,
     /// When it was last used, or begun.
@@ -44,7 +49,13 @@ impl KeptTokens {
             match size(&path) {
                 // It has just been renamed or removed.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
-                bytes => kept.push(Self { bytes: bytes.map_err(cannot_read(&path))?, path, used, is_whole }),
+                bytes => {
+                    let bytes = bytes.map_err(cannot_read(&path))?;
+                    let manifest = files::read(&path.join(MANIFEST)).unwrap_or_default();
+                    let manifest: Value = serde_json::from_slice(&manifest).unwrap_or_default();
+                    let of = manifest["of"].as_str().unwrap_or_default().into();
+                    kept.push(Self { path, of, bytes, used, is_whole });
+                }
             }
         }
         kept.sort_by(|a, b| b.used.cmp(&a.used).then_with(|| a.path.cmp(&b.path)));

@@ -54,9 +54,12 @@ pub use position::{Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
 pub use summary::EpochSize;
-pub use tokenize::{TokenizedSource, tokenize_source};
+pub use tokenize::{TokenizedSource, first_documents, tokenize_source};
 
 /// The field that holds a conversation.
 const MESSAGES: &str = "messages";
 /// The field that holds what the assistant may call in it.
 const TOOLS: &str = "tools";
+/// The field with variables of the chat template, and one of them that is a field of its own.
+const KWARGS: &str = "chat_template_kwargs";
+const THINKING: &str = "enable_thinking";

@@ -21,11 +21,9 @@ use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
 /// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
-const CACHE_VERSION: u64 = 3;
-/// The version of the fingerprints of sources. It stays, so that earlier checkpoints go on where the tokens are the same.
-const FINGERPRINT_VERSION: u64 = 1;
-/// The version of a fingerprint whose tokens are others: where earlier versions may have made other tokens of the documents.
-const NEW_TOKENS: u64 = 2;
+const CACHE_VERSION: u64 = 5;
+/// The version of the fingerprints of sources.
+const FINGERPRINT_VERSION: u64 = 2;
 
 /// A source, tokenized.
 #[derive(Debug)]
@@ -90,29 +88,31 @@ impl Opener<'_> {
             num_files: files.len(),
             files: SourceState::list_files(&files),
         };
-        // Each with how much of it is taken, and the digest of that.
+        // Each with how much of it is taken, the digest of that, and the data it is of.
         let mut opened = vec![];
         if !documents.is_empty() {
             // What is held out is no matter of tokens.
-            let name = fingerprint(CACHE_VERSION, 0.0, &documents);
-            let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field: &source.field };
-            let tokenize = |folder: &Path| Ok(tokenize(&documents, &encoder, folder, self.progress)?.1);
-            let cached = entry(self.cache, &name, tokenize)?;
-            self.was_cached &= cached.was_cached;
-            if cached.manifest {
-                state.fingerprint = Fingerprint::default().field(&state.fingerprint).number(NEW_TOKENS).hex();
+            let mut name = fingerprint(CACHE_VERSION, 0.0, &documents);
+            // Tokens that were made for another model may be none of this one.
+            if let Some(limit) = self.tokenizer.limit() {
+                name = format!("{name}-{limit}");
             }
-            opened.push((cached.folder.join(TOKENS), u64::MAX, name));
+            let encoder = Encoder { tokenizer: self.tokenizer, template: self.template, field: &source.field };
+            let tokenize = |folder: &Path| tokenize(&documents, &encoder, folder, self.progress).map(drop);
+            let of = names(&source.paths);
+            let cached = entry(self.cache, &name, &of, tokenize)?;
+            self.was_cached &= cached.was_cached;
+            opened.push((cached.folder.join(TOKENS), u64::MAX, name, of));
         }
         for file in token_files {
             // The time of change too: lists of documents are made of all of a file, of which the fingerprint may know samples.
             let name = format!("{}-{}", fingerprint(CACHE_VERSION, 0.0, &[file]), file.modified);
-            opened.push((file.path.clone(), file.taken, name));
+            opened.push((file.path.clone(), file.taken, name, names(std::slice::from_ref(&file.path))));
         }
         let (mut train, mut held_out) = (vec![], vec![]);
-        for (path, taken, name) in opened {
+        for (path, taken, name, of) in opened {
             let file = TokenFile::open(&path, taken, self.tokenizer)?;
-            let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, self.cache)?;
+            let parts = Part::both(file, self.held_out_fraction, self.tokenizer, &name, &of, self.cache)?;
             let [first, second] = parts.map(Arc::new);
             train.push(first);
             held_out.push(second);
@@ -127,6 +127,13 @@ impl Opener<'_> {
 fn template_fingerprint(template: &ChatTemplate) -> String {
     let variables = serde_json::Value::Object(template.variables().clone()).to_string();
     Fingerprint::default().field(template.source()).field(variables).hex()
+}
+
+/// The first of these paths, and how many more there are.
+fn names(paths: &[PathBuf]) -> String {
+    let first = paths.first().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+    let more = if paths.len() > 1 { format!(" and {} more", paths.len() - 1) } else { String::new() };
+    format!("{}{more}", first.unwrap_or_default().display())
 }
 
 /// Where the scanner's memory of a source is.

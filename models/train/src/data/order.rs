@@ -69,7 +69,6 @@ mod tests {
         }
     }
 
-    /// A run of an earlier version goes on in its order.
     #[test]
     fn orders_are_fixed() {
         let order = Permutation::new(10, 7, 2);

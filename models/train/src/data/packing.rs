@@ -28,8 +28,9 @@ pub enum Packing {
 pub struct Sequence {
     /// `seq_len + 1` tokens.
     pub tokens: Vec<u32>,
-    /// For each of the `seq_len` targets whether its loss counts, which it never does for padding; all count if absent. It may be that
-    /// none does: in a part of a long conversation in which the assistant says nothing.
+    /// For each of the `seq_len` targets whether its loss counts, which that of padding never does.
+    ///
+    /// All count if absent, and at least one in any case.
     pub loss_mask: Option<Vec<bool>>,
     /// Places in `tokens` at which documents begin, ascending. Where place 0 is not one of them, the first document has begun in
     /// another sequence. A target at one of these places is predicted from the end of another document.
@@ -38,74 +39,78 @@ pub struct Sequence {
     pub num_tokens: usize,
 }
 
-/// A part as sequences.
+/// A part as sequences. Each has a target that counts.
 #[derive(Debug)]
 pub(super) struct Sequences {
     part: Arc<Part>,
-    layout: Layout,
-    count: u64,
-    /// Documents that were to stay whole but are longer than a sequence.
-    cut: u64,
+    /// The range of each sequence, as two numbers. Without them sequences are all windows of the part.
+    ranges: Option<RawFile>,
+    size: SequencesSize,
     seq_len: usize,
     padding: u32,
 }
 
-#[derive(Debug)]
-enum Layout {
-    /// Windows, each of which begins with the last token of the one before.
-    Windows,
-    /// The range of each sequence, as two numbers.
-    Ranges(RawFile),
-}
-
-/// What an index says of itself.
-#[derive(Serialize, Deserialize)]
-struct IndexSize {
-    sequences: u64,
-    cut: u64,
+/// Size of the sequences of a part.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct SequencesSize {
+    pub(super) sequences: u64,
+    /// Sequences that are left out: no target of theirs counts.
+    pub(super) without_targets: u64,
+    /// Sequences without the padding that a window would have; all of whole documents.
+    pub(super) full: u64,
+    /// Tokens of these sequences, each once.
+    pub(super) tokens: u64,
+    /// Documents that were to stay whole but are longer than a sequence.
+    pub(super) cut: u64,
 }
 
 const INDEX: &str = "ranges";
 
 impl Sequences {
-    /// Every target once; the last sequence may have padding.
-    pub(super) fn windows(part: Arc<Part>, seq_len: usize, padding: u32) -> Self {
-        let count = part.len().saturating_sub(1).div_ceil(seq_len as u64);
-        Self { part, layout: Layout::Windows, count, cut: 0, seq_len, padding }
-    }
-
-    /// Whole documents, by an index in `cache`.
-    pub(super) fn whole(part: Arc<Part>, seq_len: usize, padding: u32, cache: &Path) -> Result<Self, DataError> {
-        let name = format!("{}-whole-{seq_len}", part.fingerprint);
-        let index = entry(cache, &name, |folder| {
-            let (mut ranges, mut sequences) = (Pairs::create(folder.join(INDEX))?, 0);
-            let cut = pack(&part, seq_len as u64, |range| {
-                sequences += 1;
-                ranges.push([range.start, range.end])
-            })?;
-            ranges.finish()?;
-            Ok(IndexSize { sequences, cut })
-        })?;
-        let layout = Layout::Ranges(RawFile::open(&index.folder.join(INDEX))?);
-        let IndexSize { sequences, cut } = index.manifest;
-        Ok(Self { part, layout, count: sequences, cut, seq_len, padding })
-    }
-
-    pub(super) fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// How many sequences have no padding that a window would have; all of whole documents.
-    pub(super) fn full(&self) -> u64 {
-        match self.layout {
-            Layout::Windows => self.part.len().saturating_sub(1) / self.seq_len as u64,
-            Layout::Ranges(_) => self.count,
+    /// The sequences of a part: windows, which have every target once, or whole documents.
+    ///
+    /// An index in `cache` lists them, unless they are all windows.
+    pub(super) fn new(
+        part: Arc<Part>,
+        packing: Packing,
+        seq_len: usize,
+        padding: u32,
+        cache: &Path,
+    ) -> Result<Self, DataError> {
+        let (len, targets) = (seq_len as u64, part.len().saturating_sub(1));
+        let count = targets.div_ceil(len);
+        if packing == Packing::Wrapped && !part.has_mask() {
+            let size =
+                SequencesSize { sequences: count, full: targets / len, tokens: part.len(), ..Default::default() };
+            return Ok(Self { part, ranges: None, size, seq_len, padding });
         }
+        let name = format!("{}-{packing:?}-{seq_len}", part.fingerprint).to_lowercase();
+        let index = entry(cache, &name, &part.of, |folder| {
+            let (mut ranges, mut size, mut end) = (Pairs::create(folder.join(INDEX))?, SequencesSize::default(), 0);
+            let emit = |range: Range<u64>| {
+                if !part.has_target(range.clone())? {
+                    size.without_targets += 1;
+                    return Ok(());
+                }
+                size.sequences += 1;
+                size.full += u64::from(packing == Packing::Whole || range.end - range.start > len);
+                size.tokens += range.end - range.start.max(end);
+                end = range.end;
+                ranges.push([range.start, range.end])
+            };
+            let cut = match packing {
+                Packing::Wrapped => (0..count).map(|i| window(&part, len, i)).try_for_each(emit).map(|()| 0),
+                Packing::Whole => pack(&part, len, emit),
+            }?;
+            ranges.finish()?;
+            Ok(SequencesSize { cut, ..size })
+        })?;
+        let ranges = Some(RawFile::open(&index.folder.join(INDEX))?);
+        Ok(Self { part, ranges, size: index.manifest, seq_len, padding })
     }
 
-    /// Documents that were to stay whole but are longer than a sequence.
-    pub(super) fn cut(&self) -> u64 {
-        self.cut
+    pub(super) fn size(&self) -> SequencesSize {
+        self.size
     }
 
     pub(super) fn part(&self) -> &Part {
@@ -114,16 +119,9 @@ impl Sequences {
 
     /// Which tokens of the part sequence `i` has.
     pub(super) fn range(&self, i: u64) -> Result<Range<u64>, DataError> {
-        match &self.layout {
-            Layout::Windows => {
-                let begin = i * self.seq_len as u64;
-                Ok(begin..self.part.len().min(begin + self.seq_len as u64 + 1))
-            }
-            Layout::Ranges(index) => {
-                let [begin, end] = index.pairs(i, 1)?[0];
-                Ok(begin..end)
-            }
-        }
+        let Some(index) = &self.ranges else { return Ok(window(&self.part, self.seq_len as u64, i)) };
+        let [begin, end] = index.pairs(i, 1)?[0];
+        Ok(begin..end)
     }
 
     pub(super) fn sequence(&self, i: u64) -> Result<Sequence, DataError> {
@@ -139,6 +137,12 @@ impl Sequences {
         tokens.resize(self.seq_len + 1, self.padding);
         Ok(Sequence { tokens, loss_mask, document_starts: window.starts, num_tokens })
     }
+}
+
+/// The tokens of window `i`, which begins with the last token of the one before.
+fn window(part: &Part, seq_len: u64, i: u64) -> Range<u64> {
+    let begin = i * seq_len;
+    begin..part.len().min(begin + seq_len + 1)
 }
 
 /// Next-fit: a document that does not fit into what is left of a sequence begins another one. Of a document that is longer than a

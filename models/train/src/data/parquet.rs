@@ -13,12 +13,15 @@ use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
 use super::error::{MAX_DOCUMENT, cannot_read};
-use super::{DataError, DocumentError, MESSAGES, TOOLS};
+use super::{DataError, DocumentError, KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::files;
 use crate::panics::caught;
 
 /// Bytes of values that are read ahead in a column, by the average of its rows.
 const AHEAD: u64 = 1 << 20;
+
+/// Columns that are read beside messages.
+const BESIDE: [&str; 3] = [TOOLS, KWARGS, THINKING];
 
 /// The bytes of text in a file's rows, `limit` at most.
 pub(super) fn text_bytes(path: &Path, field: &str, limit: u64) -> Result<u64, DataError> {
@@ -56,9 +59,10 @@ impl<'a> Rows<'a> {
         let input = files::open(path).map_err(cannot_read(path))?;
         let reader = without_panic(|| SerializedFileReader::new(input)).map_err(&broken)?;
         let schema = reader.metadata().file_metadata().schema();
-        let is_read = |column: &&Arc<Type>| [field, MESSAGES, TOOLS].contains(&column.name());
+        let is_read =
+            |column: &&Arc<Type>| [field, MESSAGES].contains(&column.name()) || BESIDE.contains(&column.name());
         let columns: Vec<Arc<Type>> = schema.get_fields().iter().filter(is_read).cloned().collect();
-        if columns.iter().all(|column| column.name() == TOOLS) {
+        if columns.iter().all(|column| BESIDE.contains(&column.name())) {
             let found = schema.get_fields().iter().map(|column| format!("`{}`", column.name())).collect();
             let problem = DocumentError::Missing { field: field.into(), found };
             return Err(DataError::Row { path: path.into(), row: 1, problem });

@@ -20,6 +20,8 @@ pub(super) struct Part {
     /// The digest of everything that decides what is in it.
     pub(super) fingerprint: String,
     pub(super) size: PartSize,
+    /// The data it is of, for people.
+    pub(super) of: String,
     file: Arc<TokenFile>,
     documents: Documents,
 }
@@ -50,23 +52,25 @@ impl Part {
         fraction: f64,
         tokenizer: &Tokenizer,
         name: &str,
+        of: &str,
         cache: &Path,
     ) -> Result<[Self; 2], DataError> {
         let (file, name) = (Arc::new(file), format!("{name}-{:016x}", fraction.to_bits()));
         let part = |documents, size, which: &str| Self {
             fingerprint: format!("{name}-{which}"),
             size,
+            of: of.into(),
             file: file.clone(),
             documents,
         };
         if file.lists_documents() {
-            let [(train, train_size), (held_out, held_out_size)] = split(&file, fraction, &name, cache)?;
+            let [(train, train_size), (held_out, held_out_size)] = split(&file, fraction, &name, of, cache)?;
             let [train, held_out] = [train, held_out].map(|path| RawFile::open(&path).map(Documents::Listed));
             return Ok([part(train?, train_size, "train"), part(held_out?, held_out_size, "held_out")]);
         }
         let (bos, eos, len) = (tokenizer.bos(), tokenizer.eos(), file.len());
         let cut = len - (fraction * len as f64) as u64;
-        let size = |tokens| PartSize { tokens, documents: None, targets: (!file.has_mask()).then_some(tokens) };
+        let size = |tokens| PartSize { tokens, targets: (!file.has_mask()).then_some(tokens), ..PartSize::default() };
         let marked = |first| Documents::Marked { first, bos, eos };
         Ok([part(marked(0), size(cut), "train"), part(marked(cut), size(len - cut), "held_out")])
     }
@@ -78,6 +82,15 @@ impl Part {
 
     pub(super) fn has_mask(&self) -> bool {
         self.file.has_mask()
+    }
+
+    /// Whether the loss of a token after the first one in `range` counts.
+    pub(super) fn has_target(&self, range: Range<u64>) -> Result<bool, DataError> {
+        if !self.has_mask() {
+            return Ok(range.end - range.start > 1);
+        }
+        let mask = self.read(range)?.mask.unwrap_or_default();
+        Ok(mask.iter().skip(1).any(|counts| *counts))
     }
 
     pub(super) fn read(&self, range: Range<u64>) -> Result<Window, DataError> {

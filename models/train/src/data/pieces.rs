@@ -16,14 +16,6 @@ use crate::{Tokenizer, files};
 /// of memory.
 pub(super) const PIECE: usize = 32 << 10;
 
-/// A part of a text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
-    pub(super) text: &'a str,
-    /// Versions that cut between any two characters where there was no line end may have made other ids of it.
-    pub(super) is_new: bool,
-}
-
 /// Where a line ends within `limit`.
 fn line_end(text: &str, limit: usize) -> Option<usize> {
     let bytes = text.as_bytes();
@@ -42,12 +34,11 @@ fn line_end(text: &str, limit: usize) -> Option<usize> {
 
 /// The first piece of `text`, of at most `limit` bytes if it can be; none if more of the text is needed to tell. `is_whole` says that
 /// nothing follows the text.
-fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<Piece<'a>> {
-    let is_bytes = tokenizer.format() == Tokenizer::BYTES;
+fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<&'a str> {
     let mut within = limit;
     loop {
         if text.len() <= within {
-            return is_whole.then_some(Piece { text, is_new: within > limit });
+            return is_whole.then_some(text);
         }
         if !is_whole && text.len() < within + Tokenizer::LOOKAHEAD {
             return None;
@@ -55,22 +46,22 @@ fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer)
         if within == limit
             && let Some(end) = line_end(text, limit).filter(|end| tokenizer.ends_word(text, *end))
         {
-            return Some(Piece { text: &text[..end], is_new: false });
+            return Some(&text[..end]);
         }
         if let Some(end) = tokenizer.last_word_end(text, within).filter(|end| *end > 0) {
-            return Some(Piece { text: &text[..end], is_new: !is_bytes });
+            return Some(&text[..end]);
         }
         within += limit;
     }
 }
 
 /// The pieces of a text.
-pub(super) fn of_text<'a>(text: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = Piece<'a>> {
+pub(super) fn of_text<'a>(text: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = &'a str> {
     within(text, PIECE, tokenizer)
 }
 
 /// Pieces of about `limit` bytes.
-fn within<'a>(mut text: &'a str, limit: usize, tokenizer: &'a Tokenizer) -> impl Iterator<Item = Piece<'a>> {
+fn within<'a>(mut text: &'a str, limit: usize, tokenizer: &'a Tokenizer) -> impl Iterator<Item = &'a str> {
     std::iter::from_fn(move || {
         let piece = first(text, limit, true, tokenizer)?;
         text = &text[piece.text.len()..];
@@ -92,8 +83,8 @@ impl<'a> FilePieces<'a> {
         Ok(Self { file: files::open(path)?.take(bytes), buffer: vec![], has_ended: false, tokenizer })
     }
 
-    /// The next piece, and whether it is new; none at the end.
-    pub(super) fn next(&mut self) -> io::Result<Option<(String, bool)>> {
+    /// The next piece; none at the end.
+    pub(super) fn next(&mut self) -> io::Result<Option<String>> {
         // With what follows a piece, and the rest of a character.
         let mut wanted = PIECE + Tokenizer::LOOKAHEAD + 4;
         loop {
@@ -108,8 +99,8 @@ impl<'a> FilePieces<'a> {
                 }
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
             };
-            if let Some(Piece { text, is_new }) = first(text, PIECE, self.has_ended, self.tokenizer) {
-                let piece = Some((text.to_string(), is_new)).filter(|_| !text.is_empty());
+            if let Some(text) = first(text, PIECE, self.has_ended, self.tokenizer) {
+                let piece = Some(text.to_string()).filter(|text| !text.is_empty());
                 self.buffer.drain(..text.len());
                 return Ok(piece);
             }
@@ -126,7 +117,7 @@ mod tests {
     use crate::rng::Rng;
     use crate::{SpecialTokens, Tokenizer};
 
-    fn from_file(text: &str, tokenizer: &Tokenizer) -> Vec<(String, bool)> {
+    fn from_file(text: &str, tokenizer: &Tokenizer) -> Vec<String> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(text.as_bytes()).unwrap();
         let mut pieces = FilePieces::open(file.path(), text.len() as u64, tokenizer).unwrap();
@@ -140,9 +131,8 @@ mod tests {
     }
 
     fn check_with(text: &str, tokenizer: &Tokenizer) -> Vec<String> {
-        let pieces: Vec<_> = of_text(text, tokenizer).map(|piece| (piece.text.to_string(), piece.is_new)).collect();
+        let pieces: Vec<_> = of_text(text, tokenizer).map(String::from).collect();
         assert!(pieces == from_file(text, tokenizer), "the file's pieces are others");
-        let pieces: Vec<String> = pieces.into_iter().map(|(text, _)| text).collect();
         assert_eq!(pieces.concat(), text);
         assert!(pieces.iter().all(|piece| !piece.is_empty()));
         pieces

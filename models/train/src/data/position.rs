@@ -100,10 +100,7 @@ impl SourceState {
         } else if self.num_files != now.num_files {
             changed(format!("there were {} files, now there are {}", self.num_files, now.num_files))
         } else if self.fingerprint != now.fingerprint {
-            changed(
-                "one or more of the files have other content, or an earlier version of this program has read other tokens from them \
-                 (columns of Parquet files, texts of more than 32 KiB without line ends)".into()
-            )
+            changed("one or more of the files have other content".into())
         } else {
             Ok(())
         }

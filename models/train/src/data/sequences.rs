@@ -18,15 +18,20 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn count(&self) -> u64 {
-        self.parts.iter().map(|(_, part)| part.count()).sum()
+        self.parts.iter().map(|(_, part)| part.size().sequences).sum()
+    }
+
+    /// Whether it has sequences, but none with a target.
+    pub(super) fn has_no_targets(&self) -> bool {
+        self.count() == 0 && self.parts.iter().any(|(_, part)| part.size().without_targets > 0)
     }
 
     /// The part that sequence `i` is in, and its number there.
     fn find(&self, mut i: u64) -> (usize, &Sequences, u64) {
-        let mut parts = self.parts.iter().filter(|(_, part)| part.count() > 0).peekable();
+        let mut parts = self.parts.iter().filter(|(_, part)| part.size().sequences > 0).peekable();
         loop {
             match parts.next() {
-                Some((_, part)) if i >= part.count() && parts.peek().is_some() => i -= part.count(),
+                Some((_, part)) if i >= part.size().sequences && parts.peek().is_some() => i -= part.size().sequences,
                 Some((source, part)) => return (*source, part, i),
                 None => unreachable!("a stream without sequences is an error when it is made"),
             }

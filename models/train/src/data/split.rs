@@ -15,10 +15,12 @@ use super::token_file::TokenFile;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartSize {
     pub(super) tokens: u64,
-    /// Unknown where they are not listed.
+    /// Documents, and ends and beginnings of some; unknown where they are not listed.
     pub(super) documents: Option<u64>,
     /// Tokens that the loss counts; unknown where nobody has counted them.
     pub(super) targets: Option<u64>,
+    /// The first document has begun in the other part.
+    pub(super) begins_within: bool,
 }
 
 /// The list of the documents that are trained on, and that of those that are held out.
@@ -26,10 +28,11 @@ pub(super) fn split(
     file: &TokenFile,
     fraction: f64,
     name: &str,
+    of: &str,
     cache: &Path,
 ) -> Result<[(PathBuf, PartSize); 2], DataError> {
     let names = ["train", "held_out"];
-    let cached = entry(cache, &format!("{name}-split"), |folder| {
+    let cached = entry(cache, &format!("{name}-split"), of, |folder| {
         let [train, held_out] = names.map(|name| List::create(folder.join(name), file));
         let (mut train, mut held_out) = (train?, held_out?);
         write(file, fraction, &mut train, &mut held_out)?;
@@ -53,7 +56,11 @@ fn write(file: &TokenFile, fraction: f64, train: &mut List<'_>, held_out: &mut L
     deal(file, fraction, |is_held_out, document| {
         let begin = document.start + cut.saturating_sub(passed);
         passed += if is_held_out { 0 } else { document.end - document.start };
-        if is_held_out || begin >= document.end { Ok(()) } else { held_out.push(begin..document.end) }
+        if is_held_out || begin >= document.end {
+            return Ok(());
+        }
+        held_out.size.begins_within |= begin > document.start;
+        held_out.push(begin..document.end)
     })?;
     Ok(())
 }
@@ -85,7 +92,7 @@ struct List<'a> {
 
 impl<'a> List<'a> {
     fn create(path: PathBuf, file: &'a TokenFile) -> Result<Self, DataError> {
-        let size = PartSize { tokens: 0, documents: Some(0), targets: Some(0) };
+        let size = PartSize { tokens: 0, documents: Some(0), targets: Some(0), begins_within: false };
         Ok(Self { pairs: Pairs::create(path)?, file, size })
     }
 
@@ -94,13 +101,14 @@ impl<'a> List<'a> {
         if document.is_empty() {
             return Ok(());
         }
-        let PartSize { tokens, documents, targets } = self.size;
+        let PartSize { tokens, documents, targets, .. } = self.size;
         self.pairs.push([tokens, document.start])?;
         let counted = self.file.count_targets(document.clone())?;
         self.size = PartSize {
             tokens: tokens + (document.end - document.start),
             documents: documents.map(|documents| documents + 1),
             targets: targets.map(|targets| targets + counted),
+            ..self.size
         };
         Ok(())
     }

@@ -5,9 +5,11 @@ use super::sequences::TrainSequences;
 /// One epoch of each source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochSize {
-    /// Sequences.
+    /// Sequences that have a target.
     pub sequences: u64,
-    /// Tokens, padding left out.
+    /// Sequences that are left out: parts of long conversations in which the assistant says nothing.
+    pub without_targets: u64,
+    /// Tokens of these sequences, padding left out.
     pub tokens: u64,
     /// Documents; unknown where there are token files that do not list them.
     pub documents: Option<u64>,
@@ -22,12 +24,13 @@ impl TrainSequences {
     pub fn epoch_size(&self) -> EpochSize {
         let mut size = EpochSize { documents: Some(0), targets: Some(0), ..EpochSize::default() };
         for (_, sequences) in self.streams.iter().flat_map(|stream| &stream.parts) {
-            let part = sequences.part();
-            size.sequences += sequences.count();
-            size.tokens += part.len();
+            let (part, made) = (sequences.part(), sequences.size());
+            size.sequences += made.sequences;
+            size.without_targets += made.without_targets;
+            size.tokens += made.tokens;
             size.documents = size.documents.zip(part.size.documents).map(|(a, b)| a + b);
             size.targets = size.targets.zip(part.size.targets).map(|(a, b)| a + b);
-            size.cut += sequences.cut();
+            size.cut += made.cut;
         }
         size
     }

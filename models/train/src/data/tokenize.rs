@@ -25,6 +25,8 @@ pub(super) const TOKENS: &str = "tokens.bin";
 /// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_DOCUMENTS: usize = 8192;
+/// Tokens of a document that are shown to people.
+const MAX_SHOWN: usize = 1 << 16;
 
 /// What was tokenized.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,6 +70,45 @@ pub fn tokenize_source(
     Ok(tokenized)
 }
 
+/// The first `count` documents of `source`, as a run would have them, each of about 65,536 tokens at most.
+///
+/// Each is its tokens, and whether each token is a target. `template` is for `messages`.
+///
+/// # Errors
+/// As [`tokenize_source`].
+pub fn first_documents(
+    source: &DataSource,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    count: usize,
+) -> Result<Vec<(Vec<u32>, Vec<bool>)>, DataError> {
+    let files = source.select(&mut Scanner::default())?.files;
+    let encoder = Encoder { tokenizer, template, field: &source.field };
+    let (mut documents, mut ids, mut targets) = (vec![], vec![], vec![]);
+    for file in &files {
+        if file.format == Format::Bin {
+            return Err(DataError::AlreadyTokens { path: file.path.clone() });
+        }
+        let mut take = |work: Work<'_>| -> Result<(), Stopped> {
+            let part = with_stack(|| encoder.encode(&work)).map_err(Some)?;
+            targets.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
+            ids.extend(part.ids);
+            if part.ends || ids.len() > MAX_SHOWN {
+                // Nothing predicts the first token.
+                targets.iter_mut().take(1).for_each(|first| *first = false);
+                documents.push((std::mem::take(&mut ids), std::mem::take(&mut targets)));
+            }
+            if documents.len() < count { Ok(()) } else { Err(None) }
+        };
+        match documents::read(file, &encoder, &mut take) {
+            Err(Some(error)) => return Err(error),
+            Err(None) => break,
+            Ok(()) => {}
+        }
+    }
+    Ok(documents)
+}
+
 /// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header, and whether versions
 /// before this one may have made other tokens of the documents.
 pub(super) fn tokenize(
@@ -75,7 +116,7 @@ pub(super) fn tokenize(
     encoder: &Encoder<'_>,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Header, bool), DataError> {
+) -> Result<Header, DataError> {
     let written = write_tokens(files, encoder, folder, progress);
     // Such a change may be why there is an error.
     files.iter().try_for_each(|file| check_unchanged(file))?;
@@ -87,9 +128,8 @@ fn write_tokens(
     encoder: &Encoder<'_>,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<(Header, bool), DataError> {
+) -> Result<Header, DataError> {
     let mut writer = TokenWriter::create(&folder.join(TOKENS), encoder.tokenizer)?;
-    let mut is_new = false;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
     // What comes next is read while this is tokenized.
     thread::scope(|scope| {
@@ -101,12 +141,11 @@ fn write_tokens(
             for (work, part) in batch.iter().zip(tokenized) {
                 let part = part?;
                 writer.push(&part)?;
-                is_new |= part.is_new;
                 done.bytes += work.bytes;
             }
             progress(done);
         }
-        Ok((writer.finish()?, is_new))
+        writer.finish()
     })
 }
 

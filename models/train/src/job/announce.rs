@@ -12,7 +12,7 @@ use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
 use crate::config::{RANDOM_LR, TrainingSection};
 use crate::data::{DatasetSize, EpochSize};
-use crate::metrics::thousands;
+use crate::metrics::{counted, thousands};
 use crate::model::{ModelConfig, ModelSection, ModelSize};
 use crate::schedule::Schedule;
 use crate::{Dataset, JobError, Tokenizer, freeze};
@@ -77,11 +77,14 @@ pub(super) fn device<S>(
 
 /// What is read, what of a folder is not, and how much there is.
 pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobError> {
-    let DatasetSize { files, train_tokens, held_out_tokens, .. } = dataset.size();
-    let [files, train, held_out] =
-        [files as u64, train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
+    let DatasetSize { files, train_tokens, held_out_tokens, held_out_documents, .. } = dataset.size();
+    let [train, held_out] = [train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
+    let held_out = match held_out_documents {
+        None | Some(0) => held_out,
+        Some(documents) => format!("{held_out} ({})", counted(documents, "document")),
+    };
     let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
-    write!(out, "data: {files} files ({})", formats.join(", "))?;
+    write!(out, "data: {} ({})", counted(files as u64, "file"), formats.join(", "))?;
     if !dataset.left_out().is_empty() {
         write!(out, "  left out: {}", dataset.left_out())?;
     }
@@ -103,13 +106,16 @@ pub(super) fn data<S>(
 ) -> Result<(), JobError> {
     let count = |n: u64| thousands(&n.to_string());
     files(dataset, out)?;
-    let EpochSize { sequences, tokens, documents, targets, cut } = batches.epoch_size();
+    let EpochSize { sequences, without_targets, tokens, documents, targets, cut } = batches.epoch_size();
     let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
     let steps = sequences as f64 / (batch_size as f64 * grad_accumulation as f64 * ranks as f64);
-    write!(out, "epoch: {} sequences, {} steps", count(sequences), thousands(&format!("{steps:.1}")))?;
+    write!(out, "epoch: {}, {} steps", counted(sequences, "sequence"), thousands(&format!("{steps:.1}")))?;
     documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
     if let Some(targets) = targets.filter(|targets| *targets < tokens) {
         write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
+    }
+    if without_targets > 0 {
+        write!(out, "  without targets, and left out: {}", counted(without_targets, "sequence"))?;
     }
     if cut > 0 {
         write!(out, "  longer than training.seq_len, and cut: {}", count(cut))?;

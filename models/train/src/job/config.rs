@@ -23,6 +23,9 @@ use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
 use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
+/// The largest vocabulary of a model whose tokens may be bytes by default.
+const MAX_OF_BYTES: usize = 1 << 15;
+
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -268,11 +271,16 @@ impl<S: ModelSection> RunConfig<S> {
         self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 
-    /// The template of conversations: `data.chat_template`, or that of the tokenizer's folder.
+    /// The template of conversations: `data.chat_template`, or the tokenizer's. `data.chat_template_kwargs` are set.
     ///
     /// # Errors
     /// [`JobError::Chat`].
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, JobError> {
+        let kwargs = &self.data.chat_template_kwargs;
+        Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)
+    }
+
+    fn plain_template(&self) -> Result<Option<ChatTemplate>, JobError> {
         if let Some(folder) = &self.assets {
             return Ok(ChatTemplate::from_folder(folder)?);
         }
@@ -289,9 +297,24 @@ impl<S: ModelSection> RunConfig<S> {
     /// How text becomes tokens.
     ///
     /// # Errors
-    /// The errors of [`tokenizer`](Self::tokenizer) and [`chat_template`](Self::chat_template).
+    /// The errors of [`tokenizer`](Self::tokenizer), [`chat_template`](Self::chat_template) and
+    /// [`dimensions`](Self::dimensions);
+    /// [`JobError::ByteTokens`], [`JobError::Vocabulary`].
     pub fn text(&self) -> Result<Text, JobError> {
-        Ok(Text { tokenizer: self.tokenizer()?, template: self.chat_template()? })
+        let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
+        let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
+        let (tokenizer, vocab_size) = (self.tokenizer()?, self.dimensions()?.size().vocab_size);
+        let is_bytes = tokenizer.format() == Tokenizer::BYTES;
+        // With random weights, bytes may be asked for.
+        let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
+        if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
+            return Err(JobError::ByteTokens { vocab_size });
+        }
+        let needed = tokenizer.bos().max(tokenizer.eos()).map_or(0, |id| id as usize + 1);
+        if vocab_size < needed {
+            return Err(JobError::Vocabulary { vocab_size, needed });
+        }
+        Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
     }
 
     /// The shape of batches.
@@ -305,7 +328,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`JobError::Output`], and any [`JobError::Data`].
     pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, JobError> {
-        let Text { tokenizer, template } = text;
+        let Text { tokenizer, template, .. } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
 
@@ -384,7 +407,7 @@ impl<S: ModelSection> RunConfig<S> {
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<(Dataset, Vec<Batch>), JobError> {
-        let Text { tokenizer, template } = text;
+        let Text { tokenizer, template, .. } = text;
         let data = progress.track("tokenized", out, |progress| {
             self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
         })??;

@@ -109,7 +109,7 @@ impl<A: TrainableModel> Job<A> {
         let config = &self.config;
         config.validate()?;
         let text = config.text()?;
-        let dims = dimensions(config, &text.tokenizer, Some(config.training.seq_len), &[])?;
+        let dims = dimensions(config, Some(config.training.seq_len), &[])?;
         let weights = Weights::open(config, self.saved(), dims.clone())?;
         let progress = ProgressLine::new();
         let (data, held_out) = match paths {

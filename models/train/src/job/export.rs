@@ -10,7 +10,7 @@ use device_select::SelectedDevice;
 
 use super::prepare::adapt;
 use super::room::check_parameters;
-use super::{Job, Text, Weights, announce};
+use super::{Job, Weights, announce};
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
 use crate::model::{CausalLmExt, ModelSection, TrainableModel};
@@ -81,8 +81,10 @@ impl<A: TrainableModel> Job<A> {
 
     /// The tokens at which a chat template ends what the assistant says, if they are not the tokenizer's.
     fn stop_tokens(&self) -> Result<Vec<u32>, JobError> {
-        let Some(template) = self.config.chat_template()? else { return Ok(vec![]) };
-        let text = Text { tokenizer: self.config.tokenizer()?, template: Some(template) };
+        if self.config.chat_template()?.is_none() {
+            return Ok(vec![]);
+        }
+        let text = self.config.text()?;
         let stop = text.stop();
         Ok(if stop == text.tokenizer.stop() { vec![] } else { stop })
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::JobError;
 use crate::config::{ConfigError, require};
@@ -33,6 +33,9 @@ pub struct GenerateSection {
     pub min_p: f64,
     /// What counts against tokens that the text has, the prompt included: positive logits are divided by it, others multiplied; 1 is nothing.
     pub repetition_penalty: f64,
+    /// Variables of the chat template for prompts, a table that overrides `data.chat_template_kwargs`.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub chat_template_kwargs: Map<String, Value>,
     /// Texts that end the sample, of which they are no part.
     pub stop: Vec<String>,
     /// Dtype in which keys and values of attention are kept; e4m3 has a scale for each head of each position. If absent, that of hidden
@@ -53,6 +56,7 @@ impl Default for GenerateSection {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
+            chat_template_kwargs: Map::new(),
             stop: vec![],
             kv_cache: None,
             together: None,

@@ -167,7 +167,7 @@ impl<A: TrainableModel> Job<A> {
             // Only the data says whether it is a chat's, and whether an error is one.
             _ => Some(prompt(false)?).max(prompt(true).ok()),
         };
-        dimensions(config, &text.tokenizer, Some(config.training.seq_len), longest.as_slice())
+        dimensions(config, Some(config.training.seq_len), longest.as_slice())
     }
 
     fn memory<B: AutodiffBackend>(
@@ -251,7 +251,7 @@ impl<A: TrainableModel> Job<A> {
         let text = config.text()?;
         let texts = if prompts.is_empty() { std::slice::from_ref(&config.generate.prompt) } else { prompts };
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
-        let dims = dimensions(config, &text.tokenizer, None, &prompts.iter().map(Vec::len).collect::<Vec<_>>())?;
+        let dims = dimensions(config, None, &prompts.iter().map(Vec::len).collect::<Vec<_>>())?;
         let weights = Weights::open(config, self.saved(), dims)?;
         // Where texts are printed, nothing else is.
         notes_on_files(config, &weights)?.iter().try_for_each(|note| writeln!(io::stderr(), "{note}"))?;

@@ -21,22 +21,17 @@ use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSect
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{Adapted, JobError, ProgressLine, Ranks, Tokenizer};
+use crate::{Adapted, JobError, ProgressLine, Ranks};
 
 /// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after prompts of
 /// so many tokens.
 pub(super) fn dimensions<S: ModelSection>(
     config: &RunConfig<S>,
-    tokenizer: &Tokenizer,
     seq_len: Option<usize>,
     prompts: &[usize],
 ) -> Result<S::Config, JobError> {
     let dims = config.dimensions()?;
-    let needed = tokenizer.vocab_size();
-    let ModelSize { vocab_size, max_seq_len, num_layers, .. } = dims.size();
-    if vocab_size < needed {
-        return Err(JobError::Vocabulary { vocab_size, needed });
-    }
+    let ModelSize { max_seq_len, num_layers, .. } = dims.size();
     if let Some(seq_len) = seq_len {
         let reason = format!("the model has {max_seq_len} positions");
         require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;

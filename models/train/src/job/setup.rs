@@ -212,7 +212,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
     fn place(&self, prompted: &Prompted) -> Result<Place<A::Config>, JobError> {
         let (config, done) = (self.config, self.done());
         let longest = prompted.plain.max(prompted.chat.as_ref().ok().copied().flatten());
-        let dims = dimensions(config, &prompted.text.tokenizer, Some(config.training.seq_len), longest.as_slice())?;
+        let dims = dimensions(config, Some(config.training.seq_len), longest.as_slice())?;
         let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
         let profiler =
             profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;

@@ -9,6 +9,8 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// The template.
     pub template: Option<ChatTemplate>,
+    /// The template with the variables of prompts.
+    pub prompts: Option<ChatTemplate>,
 }
 
 impl Text {
@@ -20,7 +22,7 @@ impl Text {
         if !is_chat {
             return Ok(self.tokenizer.prompt(text)?);
         }
-        let template = self.template.as_ref().ok_or(JobError::NoTemplate)?;
+        let template = self.prompts.as_ref().ok_or(JobError::NoTemplate)?;
         Ok(template.prompt(&self.tokenizer, &[Message::new("user", text)])?)
     }
 

@@ -131,6 +131,11 @@ pub fn thousands(number: &str) -> String {
     text
 }
 
+/// A count of something: `1 file`, `1,234 files`.
+pub(crate) fn counted(count: u64, one: &str) -> String {
+    format!("{} {one}{}", thousands(&count.to_string()), if count == 1 { "" } else { "s" })
+}
+
 /// The smaller of two held-out losses with their steps, of equal ones the first.
 pub(crate) fn better(a: (usize, f64), b: (usize, f64)) -> (usize, f64) {
     if b.1 < a.1 { b } else { a }

@@ -157,7 +157,11 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 writeln!(self.out, "{table}")?;
             }
             if let Some(epochs) = steps.batches.epochs().filter(|now| Some(*now) > epochs) {
-                writeln!(self.out, "step: {number:2}  epoch {epochs} has ended")?;
+                let borrowed = match steps.batches.of_epoch() {
+                    0 => String::new(),
+                    next => format!("; {next} sequences of this step are of the next one"),
+                };
+                writeln!(self.out, "step: {number:2}  epoch {epochs} has ended{borrowed}")?;
             }
             now.tokens += step.tokens;
             now.watch.push(&step);

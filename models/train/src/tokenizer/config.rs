@@ -9,8 +9,8 @@ use crate::files;
 
 /// A JSON object in a file; empty if the file is not there.
 pub(crate) struct ConfigFile {
-    path: PathBuf,
-    map: Map<String, Value>,
+    pub(super) path: PathBuf,
+    pub(super) map: Map<String, Value>,
 }
 
 impl ConfigFile {
@@ -28,6 +28,15 @@ impl ConfigFile {
 
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether a key of a special token, as `eos_token`, has this text.
+    pub(super) fn has_special(&self, token: &str) -> bool {
+        let is_it = |value: &Value| value == token || value["content"] == token;
+        self.map.iter().any(|(key, value)| match value {
+            Value::Array(values) => key.ends_with("special_tokens") && values.iter().any(is_it),
+            value => key.ends_with("_token") && is_it(value),
+        })
     }
 
     /// An id or several.
@@ -59,7 +68,7 @@ impl ConfigFile {
         text.map(Some).ok_or_else(|| self.no_token(key, value))
     }
 
-    fn no_token(&self, key: &'static str, value: &Value) -> TokenizerError {
+    pub(super) fn no_token(&self, key: &'static str, value: &Value) -> TokenizerError {
         TokenizerError::NotAToken { path: self.path.clone(), key, value: value.to_string() }
     }
 }

@@ -81,6 +81,35 @@ pub enum TokenizerError {
         /// Its value, as JSON.
         value: String,
     },
+    /// A file says that a token has an id, and the tokenizer gives it another one.
+    #[error(
+        "{}: {token:?} has the id {id}, but {}the tokenizer gives it {found}: new tokens follow those of tokenizer.json, without gaps",
+        path.display(), taken.as_ref().map(|taken| format!("{id} is {taken:?}, and ")).unwrap_or_default()
+    )]
+    AddedToken {
+        /// The file.
+        path: PathBuf,
+        /// The token's text.
+        token: String,
+        /// The id that the file says.
+        id: u32,
+        /// The id that the tokenizer gives it.
+        found: u32,
+        /// The token that has this id.
+        taken: Option<String>,
+    },
+    /// A text has a token that the model does not have.
+    #[error("token {id} ({token:?}) in {text:?} is none of the model, whose vocabulary has {vocab_size}")]
+    Beyond {
+        /// The token.
+        id: u32,
+        /// Its text.
+        token: String,
+        /// The text around it.
+        text: String,
+        /// Tokens of the model.
+        vocab_size: usize,
+    },
     /// Text that the tokenizer does not take.
     #[error("cannot tokenize {text:?}: {reason}")]
     Encode {

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use tokenizers::AddedToken;
 use tokenizers::tokenizer::step_decode_stream;
 
-use super::{SpecialTokens, TokenizerError, limits};
+use super::{SpecialTokens, TokenizerError, added, limits};
 use crate::panics::caught;
 
 /// A `tokenizer.json`, ready for use.
@@ -19,6 +20,8 @@ pub(super) struct HuggingFace {
     special: OnceLock<Box<tokenizers::Tokenizer>>,
     vocab_size: usize,
     first: Option<u32>,
+    /// Tokens that are not in the file.
+    added: Vec<AddedToken>,
 }
 
 /// The library panics where a file contradicts itself.
@@ -35,6 +38,8 @@ impl HuggingFace {
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may say to what length its author cut texts.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
+        let beside = added::beside(path)?;
+        let added = without_panic(|| Ok::<_, String>(added::add(&mut text, beside))).map_err(fail)??;
         text.set_encode_special_tokens(true);
         // A post-processor that contradicts the vocabulary is noticed here, whatever the text.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
@@ -45,7 +50,11 @@ impl HuggingFace {
         });
         let largest = text.get_vocab(true).into_values().max();
         let vocab_size = largest.ok_or_else(|| fail("it has no tokens".into()))? as usize + 1;
-        Ok(Self { text, special: OnceLock::new(), vocab_size, first })
+        Ok(Self { text, special: OnceLock::new(), vocab_size, first, added })
+    }
+
+    pub(super) fn added(&self) -> &[AddedToken] {
+        &self.added
     }
 
     pub(super) fn vocab_size(&self) -> usize {

@@ -31,7 +31,7 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
 }
 
 /// Checks a value with this key, and all values in it.
-fn check_part(part: &str, key: &str, value: &Value) -> Result<(), String> {
+pub(super) fn check_part(part: &str, key: &str, value: &Value) -> Result<(), String> {
     match value {
         Value::String(text) if key == "precompiled_charsmap" => check_map(text),
         Value::String(text) if text.len() > TEXT => {

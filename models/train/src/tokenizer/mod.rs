@@ -1,5 +1,6 @@
 //! [`Tokenizer`]: text to token ids and back, in the formats that checkpoints come with.
 
+mod added;
 mod bytes;
 mod config;
 mod error;
@@ -50,8 +51,10 @@ pub enum SpecialTokens {
 pub struct Tokenizer {
     kind: Kind,
     marks: Marks,
-    /// SHA-256 of the file.
+    /// SHA-256 of the file, and of the tokens that are added to it.
     digest: String,
+    /// A model's vocabulary, if it is smaller.
+    limit: Option<usize>,
 }
 
 enum Kind {
@@ -70,6 +73,7 @@ impl Tokenizer {
             kind: Kind::Bytes,
             marks: Marks { bos: Some(ByteTokenizer::BOS), ..Marks::default() },
             digest: String::new(),
+            limit: None,
         }
     }
 
@@ -94,10 +98,13 @@ impl Tokenizer {
         if is_lfs_pointer(&bytes) {
             return Err(TokenizerError::Other { path: path.into(), what: LFS_POINTER });
         }
-        let digest = hex(Sha256::new_with_prefix(&bytes));
+        let mut digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             let tokenizer = HuggingFace::from_bytes(&bytes, path)?;
             let own = Marks { bos: tokenizer.first(), ..Marks::default() };
+            if !tokenizer.added().is_empty() {
+                digest = Fingerprint::default().field(&digest).field(format!("{:?}", tokenizer.added())).hex();
+            }
             (Kind::HuggingFace(Box::new(tokenizer)), own)
         } else {
             let tokenizer = Tiktoken::from_bytes(bytes, path)?;
@@ -106,9 +113,36 @@ impl Tokenizer {
             let own = Marks { bos: id("<|begin_of_text|>"), eos: id("<|end_of_text|>"), stop };
             (Kind::Tiktoken(Box::new(tokenizer)), own)
         };
-        let mut tokenizer = Self { kind, marks: Marks::default(), digest };
+        let mut tokenizer = Self { kind, marks: Marks::default(), digest, limit: None };
         tokenizer.marks = own.with_files_beside(path, tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
         Ok(tokenizer)
+    }
+
+    /// This tokenizer for a model with `vocab_size` tokens. A text with another token is an error.
+    ///
+    /// # Errors
+    /// [`TokenizerError::Beyond`] for a token that begins or ends all texts.
+    pub fn for_vocabulary(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
+        if vocab_size < self.own_size() {
+            self.limit = Some(vocab_size);
+            self.within_limit([self.marks.bos, self.marks.eos].into_iter().flatten().collect())?;
+            self.marks.stop.retain(|id| (*id as usize) < vocab_size);
+        }
+        Ok(self)
+    }
+
+    /// The vocabulary of the model that it is for, where that is smaller than its own.
+    pub(crate) fn limit(&self) -> Option<usize> {
+        self.limit
+    }
+
+    /// The ids, if the model has all of them.
+    fn within_limit(&self, ids: Vec<u32>) -> Result<Vec<u32>, TokenizerError> {
+        let vocab_size = self.vocab_size();
+        let Some(at) = ids.iter().position(|id| *id as usize >= vocab_size) else { return Ok(ids) };
+        let around = &ids[at.saturating_sub(8)..ids.len().min(at + 8)];
+        let (token, text) = (self.decode(&ids[at..=at])?, self.decode(around)?);
+        Err(TokenizerError::Beyond { id: ids[at], token, text, vocab_size })
     }
 
     /// A tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a file as for
@@ -140,8 +174,12 @@ impl Tokenizer {
         fingerprint.number(mark(self.bos())).number(mark(self.eos())).hex()
     }
 
-    /// One more than the largest id.
+    /// One more than the largest id; no more than the model has [that it is for](Self::for_vocabulary).
     pub fn vocab_size(&self) -> usize {
+        self.limit.unwrap_or_else(|| self.own_size())
+    }
+
+    fn own_size(&self) -> usize {
         match &self.kind {
             Kind::Bytes => ByteTokenizer::VOCAB_SIZE,
             Kind::HuggingFace(tokenizer) => tokenizer.vocab_size(),
@@ -152,7 +190,7 @@ impl Tokenizer {
     /// How many ids from 0 on a model may generate: all but the byte tokenizer's `BOS`.
     pub fn num_choices(&self) -> usize {
         match &self.kind {
-            Kind::Bytes => ByteTokenizer::NUM_BYTES,
+            Kind::Bytes => ByteTokenizer::NUM_BYTES.min(self.vocab_size()),
             _ => self.vocab_size(),
         }
     }
@@ -182,14 +220,15 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => tokenizer.encode(text, special),
             Kind::Tiktoken(tokenizer) => tokenizer.encode(text, special),
         };
-        ids.map_err(|reason| cannot_encode(text, reason))
+        self.within_limit(ids.map_err(|reason| cannot_encode(text, reason))?)
     }
 
     /// The ids that `text` has with [`SpecialTokens::InText`], and the bytes of the text that each one is of. Without gaps: white
     /// space of which the tokenizer says nothing is of the token that follows. Tokens that share a character have all of it.
     pub(crate) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), TokenizerError> {
         if let Kind::HuggingFace(tokenizer) = &self.kind {
-            return tokenizer.encode_with_ranges(text).map_err(|reason| cannot_encode(text, reason));
+            let (ids, ranges) = tokenizer.encode_with_ranges(text).map_err(|reason| cannot_encode(text, reason))?;
+            return Ok((self.within_limit(ids)?, ranges));
         }
         let ids = self.encode(text, SpecialTokens::InText)?;
         let mut end = 0;
@@ -277,10 +316,10 @@ impl Tokenizer {
 
     /// Ids that no token has, between those of tokens, are no text, as in the original.
     fn check(&self, id: u32) -> Result<(), TokenizerError> {
-        if (id as usize) < self.vocab_size() {
+        if (id as usize) < self.own_size() {
             return Ok(());
         }
-        Err(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
+        Err(TokenizerError::UnknownId { id, vocab_size: self.own_size() })
     }
 }
 

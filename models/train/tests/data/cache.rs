@@ -356,6 +356,8 @@ fn tokens_are_listed_and_pruned() {
     assert_eq!((pruned.len(), names(list())), (2, first.clone()));
     assert!(pruned.iter().all(|path| !path.exists()) && pruned.is_disjoint(&first));
     assert!(open("a") && !open("b"));
+    let of: BTreeSet<String> = list().into_iter().map(|kept| kept.of).collect();
+    assert_eq!(of, ["a", "b"].map(|name| files.path(name).display().to_string()).into());
     assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 4);
     assert!(list().is_empty() && !open("a"));
 }

@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use serde_json::json;
+use train::batches::{AttnMaskType, TrainBatches};
 use train::data::EpochSize;
-use train::{ChatTemplate, DataError, Message, SequenceShape, Tokenizer};
+use train::{ChatTemplate, DataError, Message, Sequence, SequenceShape, Tokenizer};
 
 use crate::{Files, token_files, whole, wrapped};
 
@@ -42,13 +43,23 @@ proptest! {
             return Ok(());
         }
         // All of it in one sequence. Its first token is no target of the sequence, but counts as one where all do.
-        let all = dataset.train(wrapped(tokens as usize - 1), 0).unwrap().next().unwrap().unwrap();
+        // The beginning of a conversation may be all there is.
+        let all = match dataset.train(wrapped(tokens as usize - 1), 0) {
+            Err(DataError::NoTargets { .. }) => return Ok(()),
+            all => all.unwrap().next().unwrap().unwrap(),
+        };
         let mut bounds = all.document_starts.clone();
         bounds.push(tokens as usize);
         let first = u64::from(all.tokens[0] == 256);
+        let mask = all.loss_mask.clone().unwrap_or_else(|| vec![true; tokens as usize - 1]);
+        let windows = mask.chunks(seq_len);
+        let (learned, left): (Vec<_>, Vec<_>) = { windows }.enumerate().partition(|(_, mask)| mask.contains(&true));
+        // The last token of a window is the first one of the next.
+        let is_lonely = |i: usize| i == 0 || left.iter().any(|(other, _)| *other + 1 == i);
         let expected = EpochSize {
-            sequences: (tokens - 1).div_ceil(seq_len as u64),
-            tokens,
+            sequences: learned.len() as u64,
+            without_targets: left.len() as u64,
+            tokens: learned.iter().map(|(i, mask)| mask.len() + usize::from(is_lonely(*i))).sum::<usize>() as u64,
             documents: Some(all.document_starts.len() as u64),
             targets: Some(all.loss_mask.map_or(tokens, |mask| first + mask.iter().filter(|counts| **counts).count() as u64)),
             cut: 0,
@@ -57,8 +68,15 @@ proptest! {
         for dataset in [dataset, open()] {
             let sequences = dataset.train(whole(seq_len), 0).unwrap();
             let cut = bounds.windows(2).filter(|bounds| bounds[1] - bounds[0] > seq_len + 1).count() as u64;
-            let sequence_count = sequences.sequences_per_epoch()[0];
-            prop_assert_eq!(sequences.epoch_size(), EpochSize { sequences: sequence_count, cut, ..expected });
+            let sequences_per_epoch = sequences.sequences_per_epoch()[0];
+            let size = sequences.epoch_size();
+            let read = sequences.take(sequences_per_epoch as usize).collect::<Result<Vec<_>, _>>().unwrap();
+            let targets = |s: &Sequence| s.loss_mask.as_ref().map_or(seq_len, |mask| mask.iter().filter(|counts| **counts).count());
+            prop_assert!(read.iter().all(|sequence| targets(sequence) > 0));
+            let EpochSize { without_targets, tokens, .. } = size;
+            prop_assert!(tokens <= dataset.size().train_tokens && (without_targets > 0 || tokens == dataset.size().train_tokens));
+            let expected = EpochSize { sequences: sequences_per_epoch, without_targets, tokens, cut, ..expected };
+            prop_assert_eq!(size, expected);
         }
     }
 }
@@ -69,7 +87,45 @@ fn an_epoch_of_token_files() {
     let tokens: Vec<u32> = [256].into_iter().chain(0..20).chain([256]).chain(0..5).collect();
     let files = Files::new([("a.bin", token_files::token_file((20240520, 1, 2), &tokens))]);
     let size = |shape: SequenceShape| files.all().train(shape, 0).unwrap().epoch_size();
-    let expected = EpochSize { sequences: 3, tokens: 27, documents: None, targets: Some(27), cut: 0 };
+    let expected = EpochSize { sequences: 3, tokens: 27, targets: Some(27), ..EpochSize::default() };
     assert_eq!(size(wrapped(9)), expected);
     assert_eq!(size(whole(9)), EpochSize { cut: 1, ..expected });
+}
+
+/// Long questions and short answers: an epoch is the sequences with answers, and the next one has them again.
+#[test]
+fn sequences_without_targets_are_left_out() {
+    let lines = (0..24).map(|i| {
+        let messages = [Message::new("user", " the".repeat(3000)), Message::new("assistant", format!("an I{i}."))];
+        format!("{}\n", json!({ "messages": messages }))
+    });
+    let files = Files::new([("a.jsonl", lines.collect::<String>())]);
+    let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+    let dataset = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();
+    for shape in [whole(64), wrapped(64)] {
+        let mut sequences = dataset.train(shape, 0).unwrap();
+        let EpochSize { sequences: count, without_targets, targets, .. } = sequences.epoch_size();
+        assert!((24..=48).contains(&count) && without_targets > 1000, "{count}, {without_targets}");
+        let mut epoch = || -> Vec<Sequence> {
+            let sequences = sequences.by_ref().take(count as usize);
+            let mut epoch: Vec<_> = sequences.collect::<Result<_, _>>().unwrap();
+            epoch.sort_by_key(|sequence| sequence.tokens.clone());
+            epoch
+        };
+        let (first, second) = (epoch(), epoch());
+        assert_eq!(first, second);
+        let counted = first.iter().flat_map(|sequence| sequence.loss_mask.iter().flatten());
+        assert_eq!(counted.filter(|counts| **counts).count() as u64, targets.unwrap());
+    }
+    // A batch at the end of an epoch has sequences of the next one.
+    let shape = SequenceShape { batch_size: 7, ..whole(64) };
+    let mut batches = TrainBatches::new(&dataset, shape, AttnMaskType::Causal, 0).unwrap();
+    let epoch = batches.sequences_per_epoch()[0];
+    while batches.epochs() == Some(0) {
+        batches.next_batch().unwrap();
+    }
+    assert_eq!(batches.of_epoch(), epoch.next_multiple_of(7) - epoch);
+    let halved = files.open_with(&files.sources(), 0.5, &Tokenizer::bytes(), Some(&template)).unwrap();
+    let held_out = halved.held_out(whole(64), 5).unwrap();
+    assert!(held_out.len() == 5 && held_out.iter().all(|s| s.loss_mask.as_ref().unwrap().contains(&true)));
 }

@@ -2,7 +2,7 @@
 
 use train::{ChatTemplate, DataSource, Format, Message, Packing, Sequence, SequenceShape, SpecialTokens, Tokenizer};
 
-use crate::{Files, by_default, documents, epoch, message, stream, wrapped};
+use crate::{Files, by_default, documents, epoch, folder_with_tokenizer, message, stream, wrapped};
 
 #[test]
 fn a_text_file_is_a_document() {
@@ -121,7 +121,7 @@ fn too_little_text() {
     let shape = SequenceShape { batch_size: 5, ..shape };
     let error = message(&dataset.train(shape, 0).unwrap_err());
     assert!(error.contains("which make 4 sequences of 1 targets; one batch needs 5"), "{error}");
-    let error = message(&dataset.held_out(wrapped(1), 1, Some).unwrap_err());
+    let error = message(&dataset.held_out(wrapped(1), 1).unwrap_err());
     assert!(error.contains("the held-out split has 0 tokens"), "{error}");
     for (name, shape) in [("seq_len", wrapped(0)), ("batch_size", SequenceShape { batch_size: 0, ..wrapped(1) })] {
         let error = message(&dataset.train(shape, 0).unwrap_err());
@@ -316,6 +316,57 @@ fn tools_of_a_conversation_reach_its_template() {
         let files = Files::new([("a.jsonl", line)]);
         let error = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap_err();
         assert!(message(&error).contains(expected), "{error}");
+    }
+}
+
+/// The cache has tokens for a tokenizer without such a limit.
+#[test]
+fn a_token_that_the_model_does_not_have_is_named() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"b\"}\n{\"text\": \"abc\"}\n")]);
+    let tokenizer = folder_with_tokenizer();
+    let longest = tokenizer.encode("abc", SpecialTokens::AreText).unwrap().into_iter().max().unwrap();
+    let open = |tokenizer: &Tokenizer| files.open_with(&files.sources(), 0.0, tokenizer, None);
+    open(&tokenizer).unwrap();
+    let limited = tokenizer.for_vocabulary(longest as usize).unwrap();
+    let error = message(&open(&limited).unwrap_err());
+    let expected = format!("a.jsonl:2: token {longest} (");
+    assert!(
+        error.contains(&expected) && error.ends_with(&format!("is none of the model, whose vocabulary has {longest}")),
+        "{error}"
+    );
+}
+
+/// A row's variables override the template's.
+#[test]
+fn variables_of_a_conversation_reach_its_template() {
+    let row =
+        |beside: &str| conversation(&[("user", "q"), ("assistant", "a")]).replacen('{', &format!("{{{beside}"), 1);
+    let rows = [
+        row(""),
+        row(r#""chat_template_kwargs": {"enable_thinking": false}, "#),
+        row(r#""chat_template_kwargs": "{\"enable_thinking\": true, \"x\": 7}", "#),
+        row(r#""chat_template_kwargs": null, "enable_thinking": false, "#),
+    ];
+    let files = Files::new([("chat.jsonl", rows.join("\n"))]);
+    let source =
+        format!("{{% if enable_thinking is defined and not enable_thinking %}}off{{% endif %}}{{{{ x }}}}{TEMPLATE}");
+    let template = ChatTemplate::new(&source, [("x", "1")]).unwrap();
+    let tokenizer = Tokenizer::bytes();
+    let dataset = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap();
+    let text = |sequence: &Sequence| tokenizer.decode(&sequence.tokens[..sequence.num_tokens]).unwrap();
+    let mut begins: Vec<_> = epoch(&dataset, by_default(25)).unwrap().iter().map(text).collect();
+    begins.iter_mut().for_each(|text| text.truncate(text.find('<').unwrap()));
+    begins.sort();
+    assert_eq!(begins, ["1", "7", "off1", "off1"]);
+    for (beside, expected) in [
+        (r#""chat_template_kwargs": {"tools": []}, "#, "`tools` in `chat_template_kwargs` is not for others to set"),
+        (r#""chat_template_kwargs": [], "#, "`chat_template_kwargs` is a list, expected an object"),
+        (r#""chat_template_kwargs": "{", "#, "`chat_template_kwargs` is text that is no JSON"),
+        (r#""enable_thinking": "no", "#, "`enable_thinking` is a string, expected a boolean"),
+    ] {
+        let files = Files::new([("a.jsonl", row(beside))]);
+        let error = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap_err();
+        assert!(message(&error).contains(&format!("a.jsonl:1: {expected}")), "{}", message(&error));
     }
 }
 

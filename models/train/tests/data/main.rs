@@ -138,7 +138,7 @@ fn stream(dataset: &Dataset) -> (Vec<u32>, Vec<usize>) {
 fn held_out_stream(dataset: &Dataset) -> Vec<u32> {
     match dataset.size().held_out_tokens as usize {
         0 => vec![],
-        tokens => dataset.held_out(wrapped(tokens - 1), 1, Some).unwrap()[0].tokens.clone(),
+        tokens => dataset.held_out(wrapped(tokens - 1), 1).unwrap()[0].tokens.clone(),
     }
 }
 

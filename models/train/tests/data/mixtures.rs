@@ -113,7 +113,7 @@ fn a_source_without_a_target() {
     assert!(error.starts_with(&expected), "{error}");
 }
 
-/// The furthest behind its share comes next, and of several the first: a run of an earlier version goes on in this order.
+/// The furthest behind its share comes next, and of several the first.
 #[test]
 fn the_order_of_sources_is_fixed() {
     let (_files, dataset) = dataset();

@@ -116,7 +116,7 @@ fn a_document_longer_than_a_sequence_is_cut() {
 fn held_out_documents_stay_whole() {
     let (files, _) = random_documents(&[9; 40], 1);
     let dataset = files.open(&files.sources(), 0.25).unwrap();
-    let sequences = dataset.held_out(whole(24), usize::MAX, Some).unwrap();
+    let sequences = dataset.held_out(whole(24), usize::MAX).unwrap();
     assert_eq!(sequences.len(), 5);
     for sequence in &sequences {
         check(sequence, 24);

@@ -54,7 +54,7 @@ fn the_end_of_one_large_document() {
     let dataset = files.open(&files.sources(), 0.2).unwrap();
     let all = documents(["0123456789".repeat(10)]);
     assert_eq!(stream(&dataset), (all[..81].to_vec(), vec![0]));
-    let held_out = &dataset.held_out(wrapped(19), 1, Some).unwrap()[0];
+    let held_out = &dataset.held_out(wrapped(19), 1).unwrap()[0];
     assert_eq!((&held_out.tokens[..], &held_out.document_starts[..]), (&all[81..], &[0][..]));
 }
 
@@ -68,7 +68,7 @@ fn the_end_of_the_stream_with_its_documents() {
     let (train, held_out) = (stream(&dataset), held_out_stream(&dataset));
     let all: Vec<_> = texts.iter().map(|text| documents([text])).collect();
     assert_eq!((train.0, held_out.clone()), split(&all, 0.3));
-    let sequence = &dataset.held_out(wrapped(held_out.len() - 1), 1, Some).unwrap()[0];
+    let sequence = &dataset.held_out(wrapped(held_out.len() - 1), 1).unwrap()[0];
     let begins: Vec<usize> = (0..held_out.len()).filter(|i| *i == 0 || held_out[*i] == 256).collect();
     assert_eq!(sequence.document_starts, begins);
     assert!(begins.len() > 1, "{begins:?}");
@@ -88,41 +88,15 @@ fn held_out_sequences_are_at_even_distances() {
     let stream = held_out_stream(&dataset);
     assert_eq!(stream.len(), 1000);
     let windows: Vec<_> = (0..100).map(|i| &stream[10 * i..stream.len().min(10 * i + 11)]).collect();
-    let all = dataset.held_out(wrapped(10), usize::MAX, Some).unwrap();
+    let all = dataset.held_out(wrapped(10), usize::MAX).unwrap();
     assert!(all.iter().map(|sequence| &sequence.tokens[..sequence.num_tokens]).eq(windows.iter().copied()));
-    let some = dataset.held_out(wrapped(10), 4, Some).unwrap();
+    let some = dataset.held_out(wrapped(10), 4).unwrap();
     let places = [0, 25, 50, 75];
     assert!(some.iter().map(|sequence| &sequence.tokens[..]).eq(places.map(|place| windows[place])));
     // A batch need not be full.
     let shape = SequenceShape { batch_size: 8, ..wrapped(10) };
-    assert_eq!(
-        [0, 7, 8, 20, 1000].map(|count| dataset.held_out(shape, count, Some).unwrap().len()),
-        [0, 7, 8, 20, 100]
-    );
+    assert_eq!([0, 7, 8, 20, 1000].map(|count| dataset.held_out(shape, count).unwrap().len()), [0, 7, 8, 20, 100]);
     assert_eq!(epoch(&dataset, wrapped(10)).unwrap().len(), 100);
-}
-
-/// Held out are as many as are wanted or there are, wherever they lie: those between two places too, where another place has none.
-#[test]
-fn held_out_sequences_are_sampled_among_those_that_are_kept() {
-    let files = Files::new([("a", noise(&mut Rng::new(6), 2000))]);
-    let dataset = files.open(&files.sources(), 0.5).unwrap();
-    let number = |sequences: &[Sequence]| -> Vec<usize> {
-        let all = dataset.held_out(wrapped(10), usize::MAX, Some).unwrap();
-        sequences.iter().map(|sequence| all.iter().position(|other| other == sequence).unwrap()).collect()
-    };
-    let sample = |count, kept: fn(usize) -> bool| {
-        let keep = |sequence: Sequence| Some(sequence.clone()).filter(|_| kept(number(&[sequence])[0]));
-        number(&dataset.held_out(wrapped(10), count, keep).unwrap())
-    };
-    // Every fourth, and never the first of four.
-    assert_eq!(sample(5, |i| i % 4 == 3), [3, 23, 43, 63, 83]);
-    assert_eq!(sample(25, |i| i % 4 == 3), (0..25).map(|i| 4 * i + 3).collect::<Vec<_>>());
-    assert_eq!(sample(50, |i| i % 4 == 3), (0..25).map(|i| 4 * i + 3).collect::<Vec<_>>());
-    // All at the end.
-    assert_eq!(sample(10, |i| i >= 92), (92..100).collect::<Vec<_>>());
-    assert_eq!(sample(4, |i| i >= 92), [92, 93, 94, 95]);
-    assert_eq!(sample(4, |_| false), [0; 0]);
 }
 
 /// Conversations of four sequences each, of which the last alone has a target.
@@ -164,7 +138,7 @@ fn a_model_is_judged_by_other_files() {
     // To judge only.
     let dataset = open(&[]).unwrap();
     assert_eq!(held_out_stream(&dataset), documents([&two, &three]));
-    let sequences = dataset.held_out(SequenceShape { batch_size: 100, ..wrapped(10) }, usize::MAX, Some).unwrap();
+    let sequences = dataset.held_out(SequenceShape { batch_size: 100, ..wrapped(10) }, usize::MAX).unwrap();
     let targets =
         |sequence: &Sequence| sequence.loss_mask.as_ref().map_or(10, |mask| mask.iter().filter(|c| **c).count());
     assert_eq!(sequences.iter().map(targets).sum::<usize>(), 51, "each token but the first is a target once");

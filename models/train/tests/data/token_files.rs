@@ -110,9 +110,13 @@ proptest! {
                 assert_eq!(counts, bits[sequence.tokens[target] as usize]);
             }
         };
-        check(epoch(&dataset, wrapped(seq_len)).unwrap());
-        check(dataset.held_out(wrapped(1), 100, Some).unwrap());
-        prop_assert_eq!(epoch(&dataset, by_default(seq_len)).unwrap(), epoch(&dataset, whole(seq_len)).unwrap());
+        let read = |sequences| match sequences {
+            Err(DataError::NoTargets { .. }) => vec![],
+            sequences => sequences.unwrap(),
+        };
+        check(read(epoch(&dataset, wrapped(seq_len))));
+        check(read(dataset.held_out(wrapped(1), 100)));
+        prop_assert_eq!(read(epoch(&dataset, by_default(seq_len))), read(epoch(&dataset, whole(seq_len))));
     }
 }
 
@@ -155,7 +159,7 @@ fn a_token_that_is_none_is_named() {
         let files = Files::new([("a.bin", content)]);
         let error = message(&epoch(&files.all(), wrapped(3)).unwrap_err());
         let expected = format!(
-            "{}: token 300 at place 2 (byte {byte}), but the tokenizer has ids below 257: use the tokenizer that this file was made with",
+            "{}: token 300 at place 2 (byte {byte}), but the tokenizer, or the model, has ids below 257: use those that this file was made for",
             files.path("a.bin").display()
         );
         assert_eq!(error, expected);
@@ -198,7 +202,7 @@ proptest! {
         for shape in [wrapped(seq_len), whole(seq_len), by_default(seq_len)] {
             prop_assert_eq!(epoch(&tokens, shape).unwrap(), epoch(&raw, shape).unwrap());
             let [raw, tokens] = [&raw, &tokens].map(|dataset| {
-                let held_out = dataset.held_out(shape, usize::MAX, Some).map_err(|error| error.to_string());
+                let held_out = dataset.held_out(shape, usize::MAX).map_err(|error| error.to_string());
                 (held_out, dataset.train(shape, 0).unwrap().epoch_size())
             });
             prop_assert_eq!(tokens, raw);

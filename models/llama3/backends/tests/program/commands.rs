@@ -48,7 +48,7 @@ fn a_token_file_is_trained_on_as_its_text_is() {
     let tokens = folder.path().join("new/tokens").display().to_string();
     let tokenize = |more: &[&str]| llama3(&[&["tokenize", "--tokenizer", "bytes", "--to", &tokens], more].concat());
     let output = tokenize(&["--field", "body", &lines]);
-    assert_eq!(stdout(&output), format!("{tokens}: 1 files, 500 documents, 14500 tokens\n"));
+    assert_eq!(stdout(&output), format!("{tokens}: 1 file, 500 documents, 14,500 tokens\n"));
     let losses = |data: &str| {
         let metrics = folder.path().join("metrics.jsonl");
         let settings = ["training.steps=2", "data.field=body", &*format!("training.metrics={}", metrics.display())];
@@ -69,6 +69,27 @@ fn a_token_file_is_trained_on_as_its_text_is() {
     let other = folder.path().join("other").display().to_string();
     let output = llama3(&["tokenize", "--tokenizer", "bytes", "--to", &other, &tokens]);
     assert!(stderr(&output).contains("tokens.bin holds tokens already"), "{}", stderr(&output));
+}
+
+/// Targets are between marks, or in colour; a text's own escapes are no colour.
+#[test]
+fn targets_are_shown() {
+    let lines = "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"a\\u001b[1m\"}]}\n";
+    let (folder, lines) = file("lines.jsonl", &format!("{lines}{{\"text\": \"one\"}}\n"));
+    let template = folder.path().join("t.jinja");
+    let source = "{% for m in messages %}{{ m.role }}{{ x }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant{{ x }}:{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let template = template.display().to_string();
+    let show = |more: &[&str]| {
+        let output =
+            llama3(&[&["tokenize", "--tokenizer", "bytes", "--chat-template", &template, &lines], more].concat());
+        stdout(&output).to_string()
+    };
+    let chat = "--- 1: 23 tokens, 6 targets\nuser:q;assistant:⟦a\\u{1b}[1m;⟧\n";
+    assert_eq!(show(&["--show"]), format!("{chat}--- 2: 4 tokens, 3 targets\n⟦one⟧\n"));
+    assert_eq!(show(&["--show=1"]), chat);
+    let with = show(&["--show=1", "--color", "--chat-template-kwargs", "{\"x\": 1}"]);
+    assert_eq!(with, "--- 1: 25 tokens, 6 targets\nuser1:q;assistant1:\u{1b}[32ma\\u{1b}[1m;\u{1b}[0m\n");
 }
 
 /// What a library panics on is an error, and nothing but that is printed.

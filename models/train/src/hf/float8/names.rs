@@ -1,5 +1,7 @@
 //! [`Names`]: which linears of a checkpoint the lists of a `quantization_config` mean.
 
+use std::path::PathBuf;
+
 use fancy_regex::{Regex, RegexBuilder};
 
 use super::error::Float8FilesError;
@@ -13,7 +15,11 @@ const MAX_BACKTRACKS: usize = 10_000;
 
 /// Names and patterns of modules.
 #[derive(Debug)]
-pub(super) struct Names(Vec<Name>);
+pub(super) struct Names {
+    list: Vec<Name>,
+    path: PathBuf,
+    key: String,
+}
 
 #[derive(Debug)]
 enum Name {
@@ -37,6 +43,14 @@ pub(super) enum Closeness {
 }
 
 impl Names {
+    fn new(
+        config: &HfReader<'_>,
+        key: &str,
+        list: impl Iterator<Item = Result<Name, Float8FilesError>>,
+    ) -> Result<Self, Float8FilesError> {
+        Ok(Self { list: list.collect::<Result<_, _>>()?, path: config.path.into(), key: config.full(key) })
+    }
+
     /// compressed-tensors' lists: names, classes, and after `re:` patterns that begin where the name does.
     ///
     /// # Errors
@@ -53,7 +67,7 @@ impl Names {
                 None => Name::Exact((*name).into()),
             })
         };
-        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+        Self::new(config, key, list.iter().map(parse))
     }
 
     /// The lists of `quant_method: fp8`. As transformers has it, each entry is a pattern for the beginning of a name up to the end of one of
@@ -71,7 +85,7 @@ impl Names {
                 }
             })
         };
-        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+        Self::new(config, key, list.iter().map(parse))
     }
 
     /// The lists of ModelOpt and Quark: names of linears and of modules that hold some. `*` matches anything.
@@ -83,18 +97,33 @@ impl Names {
             let parts: Vec<_> = name.split('*').map(fancy_regex::escape).collect();
             Ok(Name::Matches(regex(config, key, name, &format!(r"^{}(?:\.|$)", parts.join(".*")))?))
         };
-        Ok(Self(list.iter().map(parse).collect::<Result<_, _>>()?))
+        Self::new(config, key, list.iter().map(parse))
     }
 
     /// How closely the linear `module` is named, if it is.
-    pub(super) fn find(&self, module: &str) -> Option<Closeness> {
-        let closeness = |name: &Name| match name {
-            Name::AllLinears => Some(Closeness::Class),
-            Name::Exact(name) => (name == module).then_some(Closeness::Exact),
-            Name::Matches(regex) => is_match(regex, module).then_some(Closeness::Pattern),
-            Name::Ends(regex, end) => (is_match(regex, module) || module.ends_with(end)).then_some(Closeness::Pattern),
-        };
-        self.0.iter().filter_map(closeness).max()
+    ///
+    /// # Errors
+    /// [`Float8FilesError::Pattern`] for a pattern that goes back too often.
+    pub(super) fn find(&self, module: &str) -> Result<Option<Closeness>, Float8FilesError> {
+        let mut closest = None;
+        for name in &self.list {
+            let closeness = match name {
+                Name::AllLinears => Some(Closeness::Class),
+                Name::Exact(name) => (name == module).then_some(Closeness::Exact),
+                Name::Ends(_, end) if module.ends_with(end) => Some(Closeness::Pattern),
+                Name::Matches(regex) | Name::Ends(regex, _) => {
+                    let is_match = regex.is_match(module).map_err(|error| Float8FilesError::Pattern {
+                        path: self.path.clone(),
+                        key: self.key.clone(),
+                        pattern: regex.as_str().into(),
+                        reason: format!("on {module}: {error}"),
+                    })?;
+                    is_match.then_some(Closeness::Pattern)
+                }
+            };
+            closest = closest.max(closeness);
+        }
+        Ok(closest)
     }
 }
 
@@ -105,9 +134,4 @@ fn regex(config: &HfReader<'_>, key: &str, pattern: &str, whole: &str) -> Result
         pattern: pattern.into(),
         reason: error.to_string(),
     })
-}
-
-/// A pattern that gives up on a name of a few dozen letters does not match it.
-fn is_match(regex: &Regex, name: &str) -> bool {
-    regex.is_match(name).unwrap_or(false)
 }

@@ -14,6 +14,7 @@ use burn_float8::Recipe;
 use burn_float8::config::Granularity;
 use serde_json::{Value, json};
 
+use super::error::Float8FilesError;
 use super::names::Names;
 use crate::JobError;
 use crate::hf::reader::HfReader;
@@ -87,17 +88,24 @@ pub(super) const FP8: ScaleNames =
 
 impl Quantization {
     /// The schemes that the weight of a linear may have; none if it is not quantized.
-    pub(super) fn schemes(&self, module: &str) -> Option<Schemes> {
-        if self.ignored.find(module).is_some() {
-            return None;
+    ///
+    /// # Errors
+    /// [`Float8FilesError::Pattern`].
+    pub(super) fn schemes(&self, module: &str) -> Result<Option<Schemes>, Float8FilesError> {
+        if self.ignored.find(module)?.is_some() {
+            return Ok(None);
         }
-        let closeness = |group: &Group| match &group.targets {
-            Some(targets) => targets.find(module).map(Some),
-            None => Some(None),
-        };
+        let mut named = vec![];
+        for group in self.groups.iter().rev() {
+            let closeness = match &group.targets {
+                Some(targets) => targets.find(module)?.map(Some),
+                None => Some(None),
+            };
+            named.extend(closeness.map(|closeness| (closeness, group)));
+        }
         // Of several that name it as closely, the first.
-        let named = self.groups.iter().rev().filter_map(|group| Some((closeness(group)?, group)));
-        named.max_by_key(|(closeness, _)| *closeness).map(|(_, group)| group.schemes)
+        let closest = named.into_iter().max_by_key(|(closeness, _)| *closeness);
+        Ok(closest.map(|(_, group)| group.schemes))
     }
 }
 

@@ -183,7 +183,7 @@ fn entry(
     let (path, name) = (stored.path().to_path_buf(), name.to_string());
     let module = name.strip_suffix(".weight").unwrap_or(&name).to_string();
     let Some(quantization) = quantization else { return Err(Float8FilesError::NoConfig { path, name }) };
-    let Some(schemes) = quantization.schemes(&module) else {
+    let Some(schemes) = quantization.schemes(&module)? else {
         return Err(Float8FilesError::NotQuantized { path, name, module });
     };
     let find = |names: &[&str]| -> Result<Option<String>, Float8FilesError> {

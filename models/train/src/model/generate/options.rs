@@ -75,9 +75,12 @@ pub enum Batching {
     /// So many at a time, with the bits of each alone where all linears but the output layer give so many rows these bits
     /// ([`independent_rows`](burn_float8::report::independent_rows)): their weights are read once for all of them.
     Exact(NonZero<usize>),
-    /// All of them. The texts are those of each prompt alone up to rounding, or with FP8 scales of whole tensors up to those.
+    /// All of them, 64 at a time. The texts are those of each prompt alone up to rounding, or with FP8 scales of whole tensors up to those.
     All,
 }
+
+/// Prompts whose keys and values are in memory at once.
+const TOGETHER: usize = 64;
 
 impl Batching {
     /// How many of so many prompts are a batch.
@@ -85,7 +88,7 @@ impl Batching {
         match self {
             Self::Alone => 1,
             Self::Exact(rows) => rows.get(),
-            Self::All => prompts.max(1),
+            Self::All => prompts.clamp(1, TOGETHER),
         }
     }
 }
