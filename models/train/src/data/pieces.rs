@@ -64,8 +64,8 @@ pub(super) fn of_text<'a>(text: &'a str, tokenizer: &'a Tokenizer) -> impl Itera
 fn within<'a>(mut text: &'a str, limit: usize, tokenizer: &'a Tokenizer) -> impl Iterator<Item = &'a str> {
     std::iter::from_fn(move || {
         let piece = first(text, limit, true, tokenizer)?;
-        text = &text[piece.text.len()..];
-        (!piece.text.is_empty()).then_some(piece)
+        text = &text[piece.len()..];
+        (!piece.is_empty()).then_some(piece)
     })
 }
 
@@ -204,7 +204,7 @@ mod tests {
         let lines = "The quick brown fox, 123 times.\n\n    indented \u{e9}\r\n  \n\tand so on \nend\n".repeat(40);
         let texts = [lines, mixture(1, 20_000, true), mixture(2, 20_000, false)];
         for (text, limit) in texts.iter().flat_map(|text| (600..2000).step_by(190).map(move |limit| (text, limit))) {
-            let pieces: Vec<&str> = within(text, limit, &tokenizer).map(|piece| piece.text).collect();
+            let pieces: Vec<&str> = within(text, limit, &tokenizer).collect();
             assert!(
                 pieces.len() * limit * 2 > text.len() && pieces.len() > 1,
                 "{} pieces of {limit} bytes",
@@ -231,7 +231,7 @@ mod tests {
         let tokenizer = byte_pairs();
         for text in ["9".repeat(5000), " ".repeat(5000), format!("{} x", "12 ".repeat(3000))] {
             let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
-            let pieces = within(&text, 700, &tokenizer).flat_map(|piece| ids(piece.text)).collect::<Vec<_>>();
+            let pieces = within(&text, 700, &tokenizer).flat_map(ids).collect::<Vec<_>>();
             assert_eq!(pieces, ids(&text));
         }
     }
@@ -252,7 +252,7 @@ mod tests {
             written.write_all(file.to_string().as_bytes()).unwrap();
             let tokenizer = Tokenizer::from_file(written.path()).unwrap();
             let ids = |text: &str| tokenizer.encode(text, SpecialTokens::AreText).unwrap();
-            let pieces = within(&text, 700, &tokenizer).flat_map(|piece| ids(piece.text)).collect::<Vec<_>>();
+            let pieces = within(&text, 700, &tokenizer).flat_map(ids).collect::<Vec<_>>();
             assert_eq!(pieces, ids(&text), "{pre_tokenizer}");
         }
     }

@@ -63,7 +63,7 @@ pub fn tokenize_source(
     let encoder = Encoder { tokenizer, template, field: &source.field };
     let mut tokenized = TokenizedSource { files: files.len(), left_out: selection.left, ..TokenizedSource::default() };
     create_folder(to, |folder| -> Result<(), DataError> {
-        let (header, _) = tokenize(&files, &encoder, folder, progress)?;
+        let header = tokenize(&files, &encoder, folder, progress)?;
         (tokenized.tokens, tokenized.documents) = (header.tokens, header.documents.unwrap_or_default());
         Ok(())
     })?;
