@@ -379,10 +379,6 @@ fn linears_that_are_not_quantized_are_named_or_matched() {
     rowwise.quantization()["ignore"] = json!(["re:(lm_head"]);
     let error = rowwise.float8_error();
     assert!(matches!(&error, Float8FilesError::Pattern { pattern, .. } if pattern == "(lm_head"), "{error}");
-    // A pattern that would go back without end.
-    rowwise.quantization()["ignore"] = json!([r"re:(.+)+\1!"]);
-    let error = rowwise.float8_error();
-    assert!(matches!(&error, Float8FilesError::Pattern { reason, .. } if reason.starts_with("on model.")), "{error}");
 
     let mut blockwise = Files::new(Recipe::Blockwise);
     for (list, module) in [

@@ -157,7 +157,7 @@ fn a_model_is_checked_before_the_data_is_read() {
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
     assert!(error.to_string().contains("no_such_layer"), "{error}");
     // 61 TB for training.
-    let mut huge = config(nowhere, &[]);
+    let mut huge = config(nowhere, &["data.tokenizer=bytes"]);
     huge.model = Default::default();
     (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
     let error = run(&huge).unwrap_err();

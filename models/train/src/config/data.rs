@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ConfigError, require};
@@ -43,11 +44,20 @@ pub struct DataSection {
     pub chat_template: Option<PathBuf>,
     /// Variables of the chat template, a table: `{ enable_thinking = false }`. A row's own `chat_template_kwargs`
     /// and `enable_thinking` override them.
-    #[serde(skip_serializing_if = "Map::is_empty")]
+    #[serde(skip_serializing_if = "Map::is_empty", deserialize_with = "variables")]
     pub chat_template_kwargs: Map<String, Value>,
     /// Folder in which tokens are kept for later runs. If absent, `burn-float8/tokens` in the user's cache folder, `$XDG_CACHE_HOME` or
     /// `~/.cache`.
     pub cache: Option<PathBuf>,
+}
+
+/// A table, which a date of TOML is not.
+pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
+    let table = Map::deserialize(table)?;
+    match table.keys().any(|key| key.starts_with("$__toml_private")) {
+        true => Err(D::Error::custom("expected a table, found a date")),
+        false => Ok(table),
+    }
 }
 
 impl Default for DataSection {

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 pub use activations::ActivationCheckpointing;
 pub use data::DataSection;
+pub(crate) use data::variables;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
 pub use lora::{LoraBase, LoraSection};

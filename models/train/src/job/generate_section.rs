@@ -34,7 +34,7 @@ pub struct GenerateSection {
     /// What counts against tokens that the text has, the prompt included: positive logits are divided by it, others multiplied; 1 is nothing.
     pub repetition_penalty: f64,
     /// Variables of the chat template for prompts, a table that overrides `data.chat_template_kwargs`.
-    #[serde(skip_serializing_if = "Map::is_empty")]
+    #[serde(skip_serializing_if = "Map::is_empty", deserialize_with = "crate::config::variables")]
     pub chat_template_kwargs: Map<String, Value>,
     /// Texts that end the sample, of which they are no part.
     pub stop: Vec<String>,
