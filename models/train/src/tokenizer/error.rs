@@ -90,13 +90,13 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
         /// The token's text.
-        token: String,
+        token: Box<str>,
         /// The id that the file says.
         id: u32,
         /// The id that the tokenizer gives it.
         found: u32,
         /// The token that has this id.
-        taken: Option<String>,
+        taken: Option<Box<str>>,
     },
     /// A text has a token that the model does not have.
     #[error("token {id} ({token:?}) in {text:?} is none of the model, whose vocabulary has {vocab_size}")]
