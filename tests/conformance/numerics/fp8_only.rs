@@ -5,7 +5,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::{DType, Tensor};
 use burn_float8::backend::{Float8Backend, HostCodes};
-use burn_float8::config::{Granularity, LinearInfo};
+use burn_float8::config::Granularity;
 use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, report, weights};
 use float8_kernels::InvScale;
 use test_data::panic_of;
