@@ -1,7 +1,5 @@
 //! Parameters and moments in bf16: how they are rounded, what a run does with them, what is saved of it.
 
-use std::path::Path;
-
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor, TensorData, bf16};

@@ -70,7 +70,7 @@ pub enum ChatError {
         found: &'static str,
     },
     /// A key that says whether a message is learned has another value.
-    #[error("`{key}` of message {index} is {value}, expected {expected}")]
+    #[error("`{key}` of message {index} is {value}, expected {}", if *key == "weight" { "0 or 1" } else { "true or false" })]
     Learned {
         /// The message, from 0.
         index: usize,
@@ -78,8 +78,6 @@ pub enum ChatError {
         key: &'static str,
         /// Its value, as JSON.
         value: String,
-        /// Values that it may have.
-        expected: &'static str,
     },
     /// A table of variables has one that is not for others to set.
     #[error("`{name}` in `chat_template_kwargs` is not for others to set: remove it")]

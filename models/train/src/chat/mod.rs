@@ -31,8 +31,7 @@ const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "
 /// Names under which a message's reasoning is passed; the first is the usual one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Keys of a message that say whether it is learned: OpenAI's, which is a number, and axolotl's.
-const LEARNED: [(&str, &str); 4] =
-    [("weight", "0 or 1"), ("train", "true or false"), ("trainable", "true or false"), ("loss", "true or false")];
+const LEARNED: [&str; 4] = ["weight", "train", "trainable", "loss"];
 /// Variables that are not for others to set.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
@@ -57,13 +56,13 @@ impl Message {
     /// Whether the loss counts what the message says, by all keys of [`LEARNED`] that it has.
     fn is_learned(&self, index: usize) -> Result<bool, ChatError> {
         let mut is_learned = true;
-        for (key, expected) in LEARNED {
+        for key in LEARNED {
             let Some(value) = self.rest.get(key).filter(|value| !value.is_null()) else { continue };
             let flag = value.as_bool().filter(|_| key != "weight").map(|is| f64::from(u8::from(is)));
             is_learned &= match flag.or(value.as_f64().filter(|_| key == "weight")) {
                 Some(0.0) => false,
                 Some(1.0) => true,
-                _ => return Err(ChatError::Learned { index, key, value: value.to_string(), expected }),
+                _ => return Err(ChatError::Learned { index, key, value: value.to_string() }),
             };
         }
         Ok(is_learned)

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Parser};
 use serde_json::{Map, Value};
 
-use crate::data::{TokenizedSource, first_documents, tokenize_source};
+use crate::data::{TokenizedDocument, TokenizedSource, first_documents, tokenize_source};
 use crate::metrics::counted;
 use crate::{COLOUR, ChatTemplate, DataSource, JobError, ProgressLine, SpecialTokens, Tokenizer, escaped};
 
@@ -96,11 +96,11 @@ impl TokenizeArgs {
     fn show(
         &self,
         tokenizer: &Tokenizer,
-        documents: &[(Vec<u32>, Vec<bool>)],
+        documents: &[TokenizedDocument],
         out: &mut dyn Write,
     ) -> Result<(), JobError> {
         let marks = if self.color || std::io::stdout().is_terminal() { COLOUR } else { ["⟦", "⟧"] };
-        for (number, (ids, is_target)) in documents.iter().enumerate() {
+        for (number, TokenizedDocument { ids, is_target }) in documents.iter().enumerate() {
             let targets = is_target.iter().filter(|is| **is).count() as u64;
             let counts = [counted(ids.len() as u64, "token"), counted(targets, "target")].join(", ");
             writeln!(out, "--- {}: {counts}", number + 1)?;

@@ -54,7 +54,7 @@ pub use position::{Place, Position, SourceState, StreamPosition};
 pub use sequences::TrainSequences;
 pub use source::{DataSource, Format};
 pub use summary::EpochSize;
-pub use tokenize::{TokenizedSource, first_documents, tokenize_source};
+pub use tokenize::{TokenizedDocument, TokenizedSource, first_documents, tokenize_source};
 
 /// The field that holds a conversation.
 const MESSAGES: &str = "messages";

@@ -70,9 +70,16 @@ pub fn tokenize_source(
     Ok(tokenized)
 }
 
-/// The first `count` documents of `source`, as a run would have them, each of about 65,536 tokens at most.
-///
-/// Each is its tokens, and whether each token is a target. `template` is for `messages`.
+/// A document in tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TokenizedDocument {
+    /// The ids of its tokens.
+    pub ids: Vec<u32>,
+    /// For each token whether the loss counts it.
+    pub is_target: Vec<bool>,
+}
+
+/// The first `count` documents of `source`, as a run would have them, each of about 65,536 tokens at most. `template` is for `messages`.
 ///
 /// # Errors
 /// As [`tokenize_source`].
@@ -81,22 +88,22 @@ pub fn first_documents(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     count: usize,
-) -> Result<Vec<(Vec<u32>, Vec<bool>)>, DataError> {
+) -> Result<Vec<TokenizedDocument>, DataError> {
     let files = source.select(&mut Scanner::default())?.files;
     let encoder = Encoder { tokenizer, template, field: &source.field };
-    let (mut documents, mut ids, mut targets) = (vec![], vec![], vec![]);
+    let (mut documents, mut open) = (vec![], TokenizedDocument::default());
     for file in &files {
         if file.format == Format::Bin {
             return Err(DataError::AlreadyTokens { path: file.path.clone() });
         }
         let mut take = |work: Work<'_>| -> Result<(), Stopped> {
             let part = with_stack(|| encoder.encode(&work)).map_err(Some)?;
-            targets.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
-            ids.extend(part.ids);
-            if part.ends || ids.len() > MAX_SHOWN {
+            open.is_target.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
+            open.ids.extend(part.ids);
+            if part.ends || open.ids.len() > MAX_SHOWN {
                 // Nothing predicts the first token.
-                targets.iter_mut().take(1).for_each(|first| *first = false);
-                documents.push((std::mem::take(&mut ids), std::mem::take(&mut targets)));
+                open.is_target.iter_mut().take(1).for_each(|first| *first = false);
+                documents.push(std::mem::take(&mut open));
             }
             if documents.len() < count { Ok(()) } else { Err(None) }
         };
@@ -109,8 +116,7 @@ pub fn first_documents(
     Ok(documents)
 }
 
-/// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header, and whether versions
-/// before this one may have made other tokens of the documents.
+/// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header.
 pub(super) fn tokenize(
     files: &[&FileState],
     encoder: &Encoder<'_>,

@@ -94,6 +94,7 @@ pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Res
         let (Some(id), found) = (id, tokenizer.token_to_id(&token.content)) else { continue };
         if found != Some(id) {
             let (taken, token) = (tokenizer.id_to_token(id).map(Into::into), token.content.into());
+            let path = path.into();
             return Err(TokenizerError::AddedToken { path, token, id, found: found.unwrap_or_default(), taken });
         }
     }

@@ -1,6 +1,6 @@
 //! Everything that can be wrong with a tokenizer's files, or with ids.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What is wrong with a tokenizer's files, or with ids.
 #[derive(Debug, thiserror::Error)]
@@ -88,7 +88,7 @@ pub enum TokenizerError {
     )]
     AddedToken {
         /// The file.
-        path: PathBuf,
+        path: Box<Path>,
         /// The token's text.
         token: Box<str>,
         /// The id that the file says.
@@ -104,9 +104,9 @@ pub enum TokenizerError {
         /// The token.
         id: u32,
         /// Its text.
-        token: String,
+        token: Box<str>,
         /// The text around it.
-        text: String,
+        text: Box<str>,
         /// Tokens of the model.
         vocab_size: usize,
     },

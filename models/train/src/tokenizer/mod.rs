@@ -141,7 +141,7 @@ impl Tokenizer {
         let vocab_size = self.vocab_size();
         let Some(at) = ids.iter().position(|id| *id as usize >= vocab_size) else { return Ok(ids) };
         let around = &ids[at.saturating_sub(8)..ids.len().min(at + 8)];
-        let (token, text) = (self.decode(&ids[at..=at])?, self.decode(around)?);
+        let (token, text) = (self.decode(&ids[at..=at])?.into(), self.decode(around)?.into());
         Err(TokenizerError::Beyond { id: ids[at], token, text, vocab_size })
     }
 
