@@ -176,18 +176,22 @@ impl TrainBatches {
         self.sequences.seek(position)
     }
 
-    /// The next batch.
+    /// The next batch that has a target. Only attention within documents leaves some without: there the first token of a document is none.
     ///
     /// # Errors
-    /// [`DataError::NoTargets`] if each target begins a document, and attention stays within documents.
-    /// Any error of reading sequences.
+    /// [`DataError::NoTargets`] if an epoch has no such batch; any error of reading sequences.
     pub fn next_batch(&mut self) -> Result<Batch, DataError> {
-        let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
-        let batch = Batch::new(sequences, self.mask);
-        match batch.num_targets() {
-            0 => Err(DataError::NoTargets { split: "training", seq_len: batch.seq_len() }),
-            _ => Ok(batch),
+        let epoch: u64 = self.sequences.sequences_per_epoch().iter().sum();
+        let mut seq_len = 0;
+        for _ in 0..=epoch {
+            let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
+            let batch = Batch::new(sequences, self.mask);
+            if batch.num_targets() > 0 {
+                return Ok(batch);
+            }
+            seq_len = batch.seq_len();
         }
+        Err(DataError::NoTargets { split: "training", seq_len })
     }
 }
 

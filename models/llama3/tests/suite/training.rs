@@ -76,12 +76,14 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
 #[test]
 fn a_run_may_be_as_long_as_its_data() {
     let data = text();
-    let (outcome, log) = run(&config(data.path(), &["training.steps=1.5 epochs", "training.batch_size=8"])).unwrap();
+    let (outcome, log) = run(&config(data.path(), &["training.steps=1.5 epochs", "training.batch_size=11"])).unwrap();
     let sequences = (open(&config(data.path(), &[])).size().train_tokens - 1).div_ceil(24) as f64;
-    let steps = (1.5 * sequences / 8.0).ceil() as usize;
+    let steps = (1.5 * sequences / 11.0).ceil() as usize;
     assert_eq!(outcome.steps.last().unwrap().step, steps);
-    let first = (sequences / 8.0).ceil() as usize;
-    assert!(log.contains(&format!("step: {first:2}  epoch 1 has ended\n")), "{log}");
+    let first = (sequences / 11.0).ceil() as usize;
+    let next = first * 11 - sequences as usize;
+    let ended = format!("step: {first:2}  epoch 1 has ended; sequences of the next one in this step: {next}\n");
+    assert!(next > 0 && log.contains(&ended), "{log}");
     assert_eq!(log.matches("has ended").count(), 1, "{log}");
     // Only now it is known that none of them would be in FP8.
     let error =

@@ -299,7 +299,7 @@ impl ChatTemplate {
     pub fn turn_end(&self, tokenizer: &Tokenizer) -> Option<u32> {
         let turns = ["user", ASSISTANT, "user"].map(|role| Message::new(role, "a"));
         let conversation = self.encode(tokenizer, &turns).or_else(|_| self.encode(tokenizer, &turns[..2]));
-        let Conversation { ids, is_assistant, .. } = conversation.ok()?;
+        let Conversation { ids, is_assistant } = conversation.ok()?;
         let last = is_assistant.iter().rposition(|is| *is)?;
         // White space after the token may be the assistant's.
         let is_blank = |ids: &[u32]| tokenizer.decode(ids).is_ok_and(|text| text.trim().is_empty());

@@ -217,13 +217,13 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compares a run's assets with their checksums, which earlier versions did not write.
+/// Compares a run's assets with their checksums.
 ///
 /// # Errors
 /// [`CheckpointError::Damaged`], [`CheckpointError::Io`].
 pub(crate) fn verify_assets(folder: &Path) -> Result<()> {
     let assets = folder.join(ASSETS);
-    if assets.join(CHECKSUMS).exists() { verify(&assets, is_asset, vec![]) } else { Ok(()) }
+    if assets.exists() { verify(&assets, is_asset, vec![]) } else { Ok(()) }
 }
 
 /// Compares the files in a folder with their checksums, which all that may be read must have.

@@ -159,7 +159,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             if let Some(epochs) = steps.batches.epochs().filter(|now| Some(*now) > epochs) {
                 let borrowed = match steps.batches.of_epoch() {
                     0 => String::new(),
-                    next => format!("; {next} sequences of this step are of the next one"),
+                    next => format!("; sequences of the next one in this step: {next}"),
                 };
                 writeln!(self.out, "step: {number:2}  epoch {epochs} has ended{borrowed}")?;
             }
