@@ -64,7 +64,9 @@ pub fn create_folder<T, E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Pa
 pub(crate) fn lock_of_left(path: &Path) -> Option<FileLock> {
     let (name, lock) = (path.file_name()?.as_encoded_bytes(), path.join(LOCK));
     let is_hidden = name.starts_with(b".") && name.ends_with(PARTIAL.as_bytes()) && lock.exists();
-    is_hidden.then(|| FileLock::try_take(&lock).ok()?).flatten()
+    let is_ours = |entry: fs::DirEntry| [LOCK, NEW].iter().any(|name| entry.file_name() == *name);
+    let is_left = is_hidden && fs::read_dir(path).ok()?.flatten().all(is_ours);
+    is_left.then(|| FileLock::try_take(&lock).ok()?).flatten()
 }
 
 /// `path` with a last part that can be renamed to, links followed.

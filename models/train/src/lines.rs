@@ -1,10 +1,11 @@
 //! Lines of JSON to lines of JSON: texts to ids, and ids to texts.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+use crate::data::MAX_DOCUMENT;
 use crate::files;
 use crate::{SpecialTokens, Tokenizer, TokenizerError};
 
@@ -71,9 +72,16 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     convert: impl Fn(T) -> Result<U, TokenizerError>,
 ) -> Result<(), TokenizeError> {
     let io = |source| TokenizeError::Io { path: path.into(), source };
-    let file = BufReader::new(files::open(path).map_err(io)?);
-    for (i, line) in file.split(b'\n').enumerate() {
-        let (text, line) = (line.map_err(io)?, i + 1);
+    let mut file = BufReader::new(files::open(path).map_err(io)?);
+    for line in 1.. {
+        let mut text = vec![];
+        match file.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut text).map_err(io)? {
+            0 => break,
+            read if read > MAX_DOCUMENT => {
+                return Err(io(std::io::Error::other(format!("line {line} is longer than {MAX_DOCUMENT} bytes"))));
+            }
+            _ => {}
+        }
         if text.trim_ascii().is_empty() {
             continue;
         }

@@ -75,7 +75,7 @@ impl Float8Config {
     /// parameters are left as they are.
     ///
     /// All parameters that are not initialised yet are drawn first, in the order of the module. `require_grad` stays, in a model
-    /// without autodiff too, whose `train()` reads it.
+    /// without autodiff too, whose `train()` reads it. With the feature `distributed` it is true in a model without autodiff.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::walk::{Path, draw, linears, map_value, parameter};
+use super::walk::{Path, draw, linears, map_value, parameter, set_value};
 use crate::config::shortened;
 use crate::error::{Float8Error, Float8Panic};
 use crate::ops::functions::{Functions, find};
@@ -297,7 +297,7 @@ impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
             };
             Tensor::from_primitive(TensorPrimitive::Float((functions::<B>().with_adapter)(weight, adapter)))
         };
-        map_value(param, with_adapter, |t| t)
+        set_value(param, with_adapter)
     }
 }
 

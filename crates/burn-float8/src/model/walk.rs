@@ -175,6 +175,19 @@ pub(super) fn map_value<B: Backend, const D: usize>(
         .save_mapper(move |t| own.on_save(t))
 }
 
+/// The parameter with `f` of its tensor, and with what is loaded into it later as it is.
+pub(super) fn set_value<B: Backend, const D: usize>(
+    param: Param<Tensor<B, D>>,
+    f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
+) -> Param<Tensor<B, D>> {
+    if !B::ad_enabled(&param.device()) {
+        return map_value(param, f, |t| t);
+    }
+    // The same mapper, where mapping each step would nest them without end.
+    let (id, tensor, mapper) = param.consume();
+    Param::from_mapped_value(id, f(tensor), mapper)
+}
+
 /// A parameter with this value and this `require_grad`, which `train()` reads if the backend has no autodiff.
 pub(super) fn parameter<B: Backend, const D: usize>(
     id: ParamId,
@@ -194,7 +207,7 @@ fn is_trained<B: Backend, const D: usize>(param: Param<Tensor<B, D>>) -> bool {
     }
     #[cfg(not(feature = "distributed"))]
     return Param::<Tensor<burn_autodiff::Autodiff<B>, D>>::from_inner(param).is_require_grad();
-    // Autodiff is not for every backend then: nothing reads it.
+    // Autodiff is not for every backend then, so the flag cannot be read.
     #[cfg(feature = "distributed")]
     true
 }

@@ -20,8 +20,10 @@ impl<B: Backend> Adapters<B> {
     /// These and one more, which replaces the one of its id.
     pub(crate) fn with(attached: Option<&Self>, adapter: Adapter<B>) -> Self {
         let mut all = attached.map_or_else(Vec::new, |attached| attached.0.clone());
-        all.retain(|other| other.id != adapter.id);
-        all.push(adapter);
+        match all.iter_mut().find(|other| other.id == adapter.id) {
+            Some(other) => *other = adapter,
+            None => all.push(adapter),
+        }
         Self(all)
     }
 

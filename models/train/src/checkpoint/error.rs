@@ -29,6 +29,12 @@ pub enum CheckpointError {
         /// Steps made at the newest checkpoint.
         step: u64,
     },
+    /// A new run was to replace a file that is none of a run.
+    #[error("{} is of no run, and a run would replace it: give another checkpoint.folder, or move it away", path.display())]
+    Foreign {
+        /// The file or folder.
+        path: PathBuf,
+    },
     /// A new run was to write where one has diverged.
     #[error(
         "{} holds a run that diverged at step {step} before it had a checkpoint: give the new run another checkpoint.folder, or remove this one",

@@ -29,6 +29,8 @@ use crate::hf::is_asset;
 
 const CHECKSUMS: &str = "checksums.json";
 const STEP: &str = "step-";
+/// The file that a run's process holds.
+pub(super) const LOCK: &str = "LOCK";
 const DIVERGED: &str = "diverged-";
 /// What the names of files and folders under way begin with.
 const OURS: [&str; 8] =
@@ -265,7 +267,7 @@ impl CheckpointFolder {
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         fs::create_dir_all(&path).map_err(io_error("make", &path))?;
-        let lock = path.join("LOCK");
+        let lock = path.join(LOCK);
         let Some(lock) = FileLock::try_take(&lock).map_err(io_error("lock", &lock))? else {
             return Err(CheckpointError::Locked { folder: path });
         };
@@ -367,7 +369,13 @@ impl CheckpointFolder {
             steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
             self.remove_file(rollback::NOTE)?;
         }
-        publish(&partial, &self.path.join(&name))?;
+        let path = self.path.join(&name);
+        if path.symlink_metadata().is_ok() {
+            // Another program has it, and what it holds is not ours to remove.
+            let aside = self.path.join(format!("not-of-this-run-{name}-{}", std::process::id()));
+            fs::rename(&path, &aside).map_err(io_error("rename", &path))?;
+        }
+        publish(&partial, &path)?;
         if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
     }
 

@@ -7,10 +7,12 @@ use std::time::Instant;
 
 use float8_shard::Communicator;
 
+use super::folder::LOCK;
 use super::state::Snapshot;
 use super::together::{OfRank, Together};
 use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, Written, diverged_step, saved_steps};
 use crate::config::CheckpointSection;
+use crate::metrics::METRICS_FILE;
 
 /// The checkpoints of a run that is under way.
 #[derive(Debug)]
@@ -40,8 +42,8 @@ impl Checkpoints {
     /// there what `resume` and `export` will need of other folders.
     ///
     /// # Errors
-    /// [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`], [`CheckpointError::Io`], or the error
-    /// of `assets`.
+    /// [`CheckpointError::Foreign`], [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`],
+    /// [`CheckpointError::Io`], or the error of `assets`.
     pub fn new<E: From<CheckpointError>>(
         section: &CheckpointSection,
         config: String,
@@ -49,6 +51,10 @@ impl Checkpoints {
         assets: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<Option<Self>, E> {
         let Some(path) = &section.folder else { return Ok(None) };
+        let foreign = [CONFIG, ASSETS, METRICS_FILE].map(|name| path.join(name)).into_iter().find(|path| path.exists());
+        if let Some(foreign) = foreign.filter(|_| is_new && !path.join(LOCK).exists()) {
+            return Err(CheckpointError::Foreign { path: foreign }.into());
+        }
         let folder = CheckpointFolder::open(path)?;
         if let (true, Some(&step)) = (is_new, saved_steps(path)?.last()) {
             return Err(CheckpointError::Occupied { folder: path.clone(), step }.into());

@@ -7,7 +7,7 @@ use super::left_out::LeftOut;
 use crate::{ChatError, FolderError, TokenizerError};
 
 /// Bytes of a line, an object or a row at most: it is held in memory.
-pub(super) const MAX_DOCUMENT: usize = 64 << 20;
+pub(crate) const MAX_DOCUMENT: usize = 64 << 20;
 
 /// What is wrong with training data.
 #[derive(Debug, thiserror::Error)]

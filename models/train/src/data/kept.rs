@@ -37,7 +37,7 @@ impl KeptTokens {
     /// [`DataError::Io`].
     pub fn list(cache: &Path) -> Result<Vec<Self>, DataError> {
         let mut kept = vec![];
-        for path in entries(cache)? {
+        for path in entries(cache)?.into_iter().filter(|path| path.is_dir() && !path.is_symlink()) {
             let is_whole = path.extension().is_none_or(|extension| extension != "partial");
             let used = match is_whole {
                 true if is_entry(&path) => modified(&path.join(MANIFEST)),

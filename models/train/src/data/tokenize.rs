@@ -116,7 +116,7 @@ pub fn first_documents(
     Ok(documents)
 }
 
-/// Writes the tokens of `files`, as they were when they were scanned, to a file in `folder`. Returns its header.
+/// Writes the tokens of `files`, as they were when scanned, to a file in `folder`. Returns its header.
 pub(super) fn tokenize(
     files: &[&FileState],
     encoder: &Encoder<'_>,

@@ -123,8 +123,9 @@ pub(super) fn data<S>(
     Ok(writeln!(out)?)
 }
 
-/// Surprises of the learning rate: a default for fine-tuning, a long warm-up, a jump where a run is resumed. `asked` is `config` before
-/// its defaults were filled in.
+/// Surprises of the learning rate: a default for fine-tuning, a long warm-up, a jump where a run is resumed.
+///
+/// `asked` is `config` before its defaults were filled in.
 pub(super) fn schedule<S: ModelSection>(
     asked: &RunConfig<S>,
     config: &RunConfig<S>,

@@ -357,7 +357,7 @@ impl<S: ModelSection> RunConfig<S> {
         self.optimizer.lr.unwrap_or(default)
     }
 
-    /// This run with a learning rate and a length in steps, where it is shared by so many ranks.
+    /// This run with a learning rate and a length in steps, on `ranks` ranks.
     ///
     /// # Errors
     /// [`JobError::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of

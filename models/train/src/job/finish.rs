@@ -34,8 +34,8 @@ pub struct Outcome {
     pub report: Report,
 }
 
-/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does. With `is_chat`,
-/// the sample is the answer to a user.
+/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does.
+/// With `is_chat`, the sample is the answer to a user.
 ///
 /// # Errors
 /// As [`train`](super::train).

@@ -100,10 +100,10 @@ impl Metrics {
         self.file.write(&record)
     }
 
-    /// Writes that the run diverged at a step.
-    pub(crate) fn diverged(&mut self, step: usize, loss: f64, grad_norm: f64, why: String) -> Result<(), TrainError> {
-        let train = train(loss, grad_norm, f64::NAN);
-        self.file.write(&Record { step, train: Some(train), diverged: Some(why), ..Record::default() })
+    /// Writes that the run diverged at a step, with the step's loss and gradient norm if these are to blame.
+    pub(crate) fn diverged(&mut self, step: usize, seen: Option<[f64; 2]>, why: String) -> Result<(), TrainError> {
+        let train = seen.map(|[loss, grad_norm]| train(loss, grad_norm, f64::NAN));
+        self.file.write(&Record { step, train, diverged: Some(why), ..Record::default() })
     }
 
     /// Writes the held-out loss after a step.

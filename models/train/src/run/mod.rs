@@ -114,7 +114,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             && let TrainError::Checkpoint(CheckpointError::NotFinite { step, .. }) = error
         {
             // The first error is the one to tell.
-            let _ = metrics.diverged(*step, f64::NAN, f64::NAN, error.to_string());
+            let _ = metrics.diverged(*step, None, error.to_string());
         }
         finished
     }
@@ -292,7 +292,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         add_calls(&mut now.evaluated, &before, steps.monitor().calls());
         if !loss.is_finite() {
             let error = TrainError::HeldOutDiverged { steps: done, loss };
-            self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, f64::NAN, f64::NAN, error.to_string()))?;
+            self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, None, error.to_string()))?;
             self.keep_diverged(steps)?;
             return Err(error);
         }
@@ -341,7 +341,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     {
         let Seen { step, loss, grad_norm, .. } = seen;
         let mut error = Divergence { step, loss, grad_norm, cause, saved: vec![], folder: None };
-        let noted = self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(step, loss, grad_norm, error.to_string()));
+        let noted =
+            self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(step, Some([loss, grad_norm]), error.to_string()));
         if let Err(error) = noted.and_then(|()| self.keep_diverged(steps)) {
             return error;
         }

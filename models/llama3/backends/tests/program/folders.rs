@@ -39,6 +39,19 @@ fn nothing_of_somebody_else_is_removed() {
 }
 
 #[test]
+fn a_folder_with_files_of_no_run_is_refused() {
+    for name in ["config.toml", "assets", "metrics.jsonl"] {
+        let case = Case::new(&[]);
+        fs::create_dir_all(case.folder()).unwrap();
+        fs::write(case.folder().join(name), "precious").unwrap();
+        let output = case.train().output().unwrap();
+        assert!(stderr(&output).contains(&format!("{name} is of no run")), "{}", stderr(&output));
+        assert_eq!(fs::read_to_string(case.folder().join(name)).unwrap(), "precious");
+        assert_eq!(fs::read_dir(case.folder()).unwrap().count(), 1, "nothing is written");
+    }
+}
+
+#[test]
 fn a_folder_is_used_again_for_another_model() {
     // Ended by its data, before the first step.
     let case = Case::new(&["data.tokenizer=bytes"]);
@@ -172,7 +185,7 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     let whole = notes.clone().map(|note| fs::read_to_string(note).unwrap());
     fs::write(&notes[0], "step-000000010\n").unwrap();
     fs::remove_file(&notes[1]).unwrap();
-    for stray in ["step-99", "step-000000099", "diverged-7"] {
+    for stray in ["step-99", "step-000000099", "diverged-7", "step-000000014"] {
         fs::create_dir(case.folder().join(stray)).unwrap();
         fs::write(case.folder().join(stray).join("precious"), "").unwrap();
     }
@@ -181,6 +194,9 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     stdout(&case.resume(&["--steps", "14"]).output().unwrap());
     assert_eq!(case.saved(), [12, 14]);
     assert!(case.folder().join("step-000000099/precious").exists());
+    let aside = |name: &str| name.starts_with("not-of-this-run-step-000000014-");
+    let names = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(names.filter(|name| aside(name)).count(), 1, "a folder in the way of a checkpoint is kept");
 }
 
 /// Nothing is held out that would show it, and the loss of a step is from before its update.
