@@ -133,6 +133,27 @@ fn codes_of_a_file_are_loaded_as_they_are() {
     on_every_runtime!(codes_are_loaded_on);
 }
 
+fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
+    let config = Float8Config::new(Recipe::Rowwise);
+    let (model, _) = config.apply::<F8<B>, _>(linear(1)).unwrap();
+    let (model, _) = weights::fp8_only(model).unwrap();
+    let (_, mut codes) = weights::read_codes(&model).next().expect("one weight");
+    codes.codes[3 * K..4 * K].fill(0x80);
+    let [one, zero] = [1.0, 0.0].map(|scale| {
+        codes.inv_scales[3] = InvScale::new(scale);
+        let lazy = LinearConfig::new(K, N).with_bias(false).init::<F8<B>>(&Default::default());
+        let (loaded, _) = weights::load_codes(lazy, &config, DType::F32, |_| Ok(Some(codes.clone()))).unwrap();
+        bits(values(config.apply(loaded).unwrap().0.forward(x())))
+    });
+    assert_eq!(zero, one, "{runtime}");
+}
+
+/// As other programs write them.
+#[test]
+fn zeros_may_have_the_scale_0() {
+    on_every_runtime!(zeros_are_loaded_on);
+}
+
 type Cpu = F8<crate::support::runtime::Flex>;
 
 #[test]

@@ -276,8 +276,8 @@ fn check(LinearInfo { name, k, n }: &LinearInfo, all: &HostCodes) -> Result<f32,
     if let Some(i) = codes.iter().position(|code| !reference::decode(*code, *format).is_finite()) {
         return wrong(format!("are not finite: {:#04x} at row {}, column {}", codes[i], i / k, i % k));
     }
-    let bad = |inv: f32| !(inv.is_finite() && inv > 0.0);
-    if let Some(i) = inv_scales.iter().position(|scale| bad(scale.get())) {
+    let bad = |inv: f32| !(inv.is_finite() && inv >= 0.0);
+    if let Some(i) = inv_scales.iter().position(|scale| bad(scale.get())).or_else(|| all.zero_scale()) {
         return wrong(format!("with the scale {} at row {}, column {}", inv_scales[i].get(), i / width, i % width));
     }
     if let Some(scale) = inv_scales.iter().find(|scale| scale.to_e8m0().is_none())

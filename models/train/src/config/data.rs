@@ -51,12 +51,23 @@ pub struct DataSection {
     pub cache: Option<PathBuf>,
 }
 
-/// A table, which a date of TOML is not.
+/// A table of JSON's values: a date of TOML is none, nor are inf and nan, of which JSON makes null.
 pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
     let table = Map::deserialize(table)?;
-    match table.keys().any(|key| key.starts_with("$__toml_private")) {
-        true => Err(D::Error::custom("expected a table, found a date")),
-        false => Ok(table),
+    fn is_finite(value: &Value) -> bool {
+        match value {
+            Value::Null => false,
+            Value::Array(values) => values.iter().all(is_finite),
+            Value::Object(values) => values.values().all(is_finite),
+            _ => true,
+        }
+    }
+    if table.keys().any(|key| key.starts_with("$__toml_private")) {
+        return Err(D::Error::custom("expected a table, found a date"));
+    }
+    match table.iter().find(|(_, value)| !is_finite(value)) {
+        Some((key, _)) => Err(D::Error::custom(format!("`{key}` has inf or nan, which templates cannot have"))),
+        None => Ok(table),
     }
 }
 

@@ -79,7 +79,8 @@ pub enum DataError {
     NoDefaultText(#[source] Box<DataError>),
     /// Too little text for a batch.
     #[error(
-        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
+        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets of which \
+         some count; \
          one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
          held_out_fraction moves text between the splits, and with 0 none is held out"
     )]
@@ -97,8 +98,8 @@ pub enum DataError {
     },
     /// Sequences of which no target counts: conversations whose beginnings, in which the assistant has not spoken yet, fill them.
     #[error(
-        "no target of the {split} sequences counts for the loss: in sequences of {seq_len} tokens the assistant says nothing. \
-         Raise training.seq_len, or give more data"
+        "no target of the {split} sequences counts for the loss: in sequences of {seq_len} tokens the assistant says nothing that \
+         is learned. Raise training.seq_len, or give other data"
     )]
     NoTargets {
         /// `training` or `held-out`.

@@ -39,7 +39,8 @@ pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError>
     for (file, key) in QUANTIZATION {
         let path = dir.join(file);
         let map = if path.exists() { object(&path)? } else { Map::new() };
-        if let Some(config) = HfReader::new(&path, &map).object(key)? {
+        // ModelOpt's may be about caches of keys and values alone.
+        if let Some(config) = HfReader::new(&path, &map).object(key)?.filter(|config| !config.is_null("quant_algo")) {
             return Quantization::read(&config).map(Some);
         }
     }

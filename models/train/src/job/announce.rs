@@ -188,12 +188,12 @@ pub(super) fn precision(
 
 /// The share of the adapters' change of the weights that is left in the files of the merged model.
 pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
-    let advice = match share < 0.9 {
+    let advice = match (share - 1.0).abs() > 0.1 {
         true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",
         false => "",
     };
     // More than all of it is an error of rounding, too.
     let more = if share >= 1.0005 { format!(", and adds {:.1} %", 100.0 * (share - 1.0)) } else { String::new() };
-    let left = 100.0 * share.min(1.0);
+    let left = 100.0 * share.clamp(0.0, 1.0);
     Ok(writeln!(out, "merged: rounding leaves {left:.1} % of what the adapters change{more}{advice}")?)
 }

@@ -67,9 +67,10 @@ impl Default for GenerateSection {
 /// The keys of the file that are read.
 const READ: [&str; 7] = ["do_sample", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
 
-/// Parts of keys that choose no token: keys of the tokenizer, of speed, and of the form of results.
-const OTHERS: [&str; 10] =
-    ["bos_", "eos_", "pad_", "cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
+/// Beginnings of keys of the tokenizer.
+const TOKENS: [&str; 3] = ["bos_", "eos_", "pad_"];
+/// Parts of keys of speed, and of the form of results. Like the tokenizer's, they choose no token.
+const OTHERS: [&str; 7] = ["cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
     /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
@@ -102,7 +103,11 @@ impl GenerateSection {
         // Factors and exponents of 1.0 change nothing, nor does one beam.
         let is_one = |key: &str| map[key] == json!(1.0) || key.starts_with("num_") && map[key] == json!(1);
         let is_none = |key: &str| map[key].as_f64() == Some(0.0) || is_one(key);
-        let is_done = |key: &str| OTHERS.iter().any(|part| key.contains(part)) || is_none(key);
+        let is_done = |key: &str| {
+            TOKENS.iter().any(|begin| key.starts_with(begin))
+                || OTHERS.iter().any(|part| key.contains(part))
+                || is_none(key)
+        };
         let mut ignored: Vec<_> = file.others(&READ).filter(|key| !is_done(key)).collect();
         ignored.sort_unstable();
         let note = format!("{}: ignored, as it is not done here: {}", path.display(), ignored.join(", "));

@@ -147,13 +147,10 @@ struct Setup<'a, A: TrainableModel, B: Backend> {
     progress: ProgressLine,
 }
 
-/// How text becomes tokens, and the lengths of the prompt.
+/// How text becomes tokens, and the length of the longest form of the prompt; none if nothing is sampled.
 struct Prompted {
     text: Text,
-    /// Tokens of the prompt as plain text; none if nothing is sampled.
-    plain: Option<usize>,
-    /// Tokens of the prompt as what a user says. Only the data says whether it is to be that, and whether an error is one.
-    chat: Result<Option<usize>, JobError>,
+    prompt: Option<usize>,
 }
 
 /// What is computed, in which dtype.
@@ -201,24 +198,21 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         }
         let text = self.config.text()?;
         let samples = self.config.generate.max_new_tokens > 0;
-        let prompt = |is_chat| match samples {
-            true => text.prompt(&self.config.generate.prompt, is_chat).map(|prompt| Some(prompt.len())),
-            false => Ok(None),
-        };
-        let (plain, chat) = (prompt(false)?, prompt(true));
-        Ok(Prompted { text, plain, chat })
+        let prompt = |is_chat| Ok::<_, JobError>(text.prompt(&self.config.generate.prompt, is_chat)?.len());
+        // A template that refuses the prompt only costs the sample.
+        let prompt = samples.then(|| Ok::<_, JobError>(prompt(false)?.max(prompt(true).unwrap_or(0)))).transpose()?;
+        Ok(Prompted { text, prompt })
     }
 
     fn place(&self, prompted: &Prompted) -> Result<Place<A::Config>, JobError> {
         let (config, done) = (self.config, self.done());
-        let longest = prompted.plain.max(prompted.chat.as_ref().ok().copied().flatten());
-        let dims = dimensions(config, Some(config.training.seq_len), longest.as_slice())?;
+        let dims = dimensions(config, Some(config.training.seq_len), prompted.prompt.as_slice())?;
         let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
         let profiler =
             profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
         let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
         check_storage::<B, _>(config, self.selected, self.device)?;
-        if prompted.plain.is_some() {
+        if prompted.prompt.is_some() {
             check_cache::<B, _>(config, self.selected, self.device)?;
         }
         Ok(Place { dims, dtype, profiler })
@@ -248,17 +242,12 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
 
     fn data(&self, prompted: Prompted, out: &mut dyn Write) -> Result<Opened, JobError> {
         let (config, comm) = (self.config, &self.comm);
-        let Prompted { text, chat, .. } = prompted;
+        let text = prompted.text;
         let data = all_or_none(comm, "the data", config.open_data(&text, &self.progress, out))?;
         comm.agree("the data", &data.fingerprints())?;
         let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
         announce::data(config, &data, &batches, comm.world_size(), out)?;
-        let samples = config.generate.max_new_tokens > 0;
-        let is_chat = samples && (data.has_conversations() || text.template.is_some());
-        if samples && data.has_conversations() {
-            // A template that refuses the prompt does so before the steps.
-            chat?;
-        }
+        let is_chat = data.has_conversations() || text.template.is_some();
         Ok(Opened { text, is_chat, held_out, batches })
     }
 

@@ -95,6 +95,21 @@ impl HostCodes {
             && self.inv_scales[..height * blocks].chunks(32 * blocks).all(are_equal)
     }
 
+    /// Index of the first scale that is 0 for a code that is not. A group of zeros may have such a scale.
+    ///
+    /// # Panics
+    /// If there are fewer codes or scales than `dims` and the granularity say.
+    pub fn zero_scale(&self) -> Option<usize> {
+        let [rows, k] = self.dims;
+        let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
+        if self.inv_scales.iter().all(|scale| scale.get() != 0.0) {
+            return None;
+        }
+        let scaled = self.codes.iter().enumerate().filter(|(_, code)| **code & 0x7f != 0);
+        let mut scaled = scaled.map(|(i, _)| i / k / height * blocks + i % k / width);
+        scaled.find(|index| self.inv_scales[*index].get() == 0.0)
+    }
+
     /// Place in the row-major codes, and the scale, of the first that is finite and beyond f32 with its scale, as a code of 448 with the
     /// E8M0 byte 254, 2^127, is.
     ///

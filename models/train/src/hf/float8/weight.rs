@@ -116,15 +116,7 @@ impl Float8Weights {
         let stored = files.expect(name, dims)?;
         let codes = stored.bytes()?;
         let scales = read_scales(files, scale, true)?;
-        let ([rows, cols], granularity) = (*dims, scheme.granularity);
-        let ([height, width], [_, blocks]) = (granularity.group(rows, cols), granularity.scale_dims(rows, cols));
-        let scaled = codes.iter().enumerate().filter(|(_, code)| **code & 0x7f != 0);
-        let mut scaled = scaled.map(|(at, _)| at / cols / height * blocks + at % cols / width);
-        if scales.contains(&0.0)
-            && let Some(index) = scaled.find(|index| scales[*index] == 0.0)
-        {
-            return Err(scale_value(files, scale, index, 0.0).into());
-        }
+        let ([_, cols], granularity) = (*dims, scheme.granularity);
         let inv_scales = scales.into_iter().map(InvScale::new).collect();
         let input_scale = self.input_scale(files, name)?;
         if let Some(index) = codes.iter().position(|code| code & 0x7f == 0x7f) {
@@ -140,6 +132,9 @@ impl Float8Weights {
         }
         let (format, dims) = (Format::E4m3, *dims);
         let codes = HostCodes { codes, dims, format, granularity, inv_scales, transposed: false };
+        if let Some(index) = codes.zero_scale() {
+            return Err(scale_value(files, scale, index, 0.0).into());
+        }
         if let Some((index, scale)) = codes.overflow() {
             let (path, name) = (stored.path().into(), name.into());
             let (row, col, code, scale) = (index / cols, index % cols, codes.codes[index], scale.get());
