@@ -207,12 +207,11 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     let without = r#"{"add_bos_token": false, "bos_token": "<|begin_of_text|>", "eos_token": null}"#;
     assert_eq!(marks(&[(config, without)]), (None, None, vec![], 1));
 
+    assert_eq!(marks(&[(config, r#"{"eos_token": "</s>"}"#)]), (Some(0), Some(1001), vec![1001], 3), "a new token");
+
     let error = |name, text| Tokenizer::from_folder(folder(&[(name, text)]).path()).unwrap_err().to_string();
-    let message = error(config, r#"{"eos_token": "</s>"}"#);
-    assert!(
-        message.ends_with("tokenizer_config.json: eos_token = \"</s>\" is not a token of this tokenizer"),
-        "{message}"
-    );
+    let message = error(config, r#"{"eos_token": 2}"#);
+    assert!(message.ends_with("tokenizer_config.json: eos_token = 2 is not a token of this tokenizer"), "{message}");
     let message = error(generation, r#"{"eos_token_id": [1, 5000]}"#);
     assert!(message.ends_with("eos_token_id = 5000 is not a token of this tokenizer"), "{message}");
     assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
@@ -242,9 +241,10 @@ fn the_files_beside_it_may_have_more_tokens() {
         assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::AreText).unwrap().len() > 1, is_special);
         assert_ne!(tokenizer.fingerprint(), plain.fingerprint());
     }
-    // Tokens that it has change nothing, and a list of ids overrides the older file.
+    // Tokens that it has change nothing.
     let known = entry("1001").replace("1001", "4").replace("<|x|>", "<|eot_id|>");
-    assert_eq!(open(&[(config, &known), (others, ids)]).unwrap().fingerprint(), plain.fingerprint());
+    let same = r#"{"<|eot_id|>": 4}"#;
+    assert_eq!(open(&[(config, &known), (others, same)]).unwrap().fingerprint(), plain.fingerprint());
     let error = |files: &[(&str, &str)]| open(files).unwrap_err().to_string();
     assert!(error(&[(config, &entry("1005"))]).contains("\"<|x|>\" has the id 1005, but the tokenizer gives it 1001"));
     let message = error(&[(config, &entry("3"))]);
@@ -252,8 +252,35 @@ fn the_files_beside_it_may_have_more_tokens() {
         message.contains("has the id 3, but 3 is \"<|end_header_id|>\", and the tokenizer gives it 1001"),
         "{message}"
     );
+    // Where the newer file lists ids, the older one must agree.
+    let message = error(&[(config, &known), (others, r#"{"<|x|>": 1001}"#)]);
+    assert!(
+        message.contains("added_tokens.json: \"<|x|>\" has the id 1001, but the tokenizer does not have it"),
+        "{message}"
+    );
+    let message = error(&[(config, &known), (others, r#"{"<|eot_id|>": 1001}"#)]);
+    assert!(message.contains("\"<|eot_id|>\" has the id 1001, but the tokenizer gives it 4"), "{message}");
     assert!(error(&[(others, r#"{"a": -1}"#)]).contains("added_tokens.json: added_tokens.json = [-1,"));
     assert!(error(&[(config, r#"{"added_tokens_decoder": {"1001": 5}}"#)]).contains("added_tokens_decoder = [1001,5]"));
+}
+
+/// Tokens with keys of their own precede lists of tokens, as in transformers.
+#[test]
+fn special_tokens_without_ids_are_new_tokens() {
+    let text = "<pad><unk><a><b>";
+    let ids = |files: &[(&str, &str)]| {
+        let tokenizer = Tokenizer::from_folder(folder(files).path()).unwrap();
+        tokenizer.encode(text, SpecialTokens::InText).unwrap()
+    };
+    let (config, map) = ("tokenizer_config.json", "special_tokens_map.json");
+    let all = r#"{"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<pad>", "unk_token": {"content": "<unk>"},
+        "mask_token": null, "sep_token": "", "eos_token": "<|eot_id|>"}"#;
+    let other = r#"{"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<other>"}"#;
+    let added = r#"{"added_tokens_decoder": {}}"#;
+    for files in [&[(config, all)][..], &[(map, all)], &[(config, other), (map, all)], &[(config, all), (map, all)]] {
+        assert_eq!(ids(files), [1002, 1001, 1003, 1004], "{files:?}");
+    }
+    assert_eq!(ids(&[(config, added), (map, all)]), ids(&[]), "a list of ids overrides the older file");
 }
 
 /// A model may have fewer tokens than its tokenizer, as long as no text has the others.
@@ -267,7 +294,25 @@ fn a_token_that_the_model_does_not_have_is_an_error() {
     let expected = "token 1001 (\"<y>\") in \"ab<y>cd\" is none of the model, whose vocabulary has 1001";
     assert_eq!(encode(&tokenizer, "ab<y>cd").unwrap_err().to_string(), expected);
     // Each text begins with 0.
-    assert!(matches!(open().for_vocabulary(0).unwrap_err(), TokenizerError::Beyond { id: 0, .. }));
+    assert!(matches!(open().for_vocabulary(0).unwrap_err(), TokenizerError::BeyondMark { id: 0, .. }));
+}
+
+/// Conversations need not have EOS, which ends plain text.
+#[test]
+fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
+    let folder = folder(&[("tokenizer_config.json", r#"{"eos_token": "</s>"}"#)]);
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap().for_vocabulary(1001).unwrap();
+    assert_eq!((tokenizer.eos(), tokenizer.stop()), (None, &[][..]));
+    for error in [tokenizer.encode("a", SpecialTokens::AreText), tokenizer.document("")] {
+        let error = error.unwrap_err().to_string();
+        let expected = "tokenizer.json: eos_token of each text is token 1001 (\"</s>\"), which is none of the model, \
+                        whose vocabulary has 1001";
+        assert!(error.ends_with(expected), "{error}");
+    }
+    assert_eq!(tokenizer.prompt("a").unwrap().len(), 2);
+    let template =
+        ChatTemplate::new("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", [("a", "a")]).unwrap();
+    template.encode(&tokenizer, &[Message::new("user", "a"), Message::new("assistant", "b")]).unwrap();
 }
 
 /// Where nothing in the files says that a text begins with BOS, it does not: transformers' rule.

@@ -10,14 +10,14 @@ use crate::terms::{Gemm, Recipe};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Float8Error {
-    /// A pattern matches no linear of the model.
-    #[error("{field}: {pattern:?} matches none of the model's {linears} linears: {names}")]
+    /// A pattern matches no linear of the model, or none that gets an adapter.
+    #[error("{field}: {pattern:?} matches none of these {linears} linears: {names}")]
     FilterMatchesNothing {
-        /// `filter_fqns`, `overrides.fqns` or `lora.target_modules`.
+        /// `filter_fqns`, `overrides.fqns`, `lora.target_modules`, `lora.rank_pattern` or `lora.alpha_pattern`.
         field: &'static str,
         /// The pattern as configured.
         pattern: String,
-        /// How many linears the model has.
+        /// How many linears it may match.
         linears: usize,
         /// Their names, shortened where there are many.
         names: String,

@@ -12,7 +12,7 @@ use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::walk::{Path, draw, linears, map_value, parameter, set_value};
+use super::walk::{FoundLinear, Path, draw, linears, map_value, parameter, set_value};
 use crate::config::shortened;
 use crate::error::{Float8Error, Float8Panic};
 use crate::ops::functions::{Functions, find};
@@ -79,12 +79,18 @@ impl LoraConfig {
     pub fn validate(&self) -> Result<(), Float8Error> {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = self;
         let wrong = |field, value: String, range| Err(Float8Error::Lora { field, value, range });
-        if rank_pattern.values().chain([rank]).any(|rank| *rank == 0) {
+        if *rank == 0 {
             return wrong("rank", "0".into(), "at least 1");
         }
-        let is_wrong = |alpha: &&f64| !alpha.is_finite() || **alpha == 0.0;
-        if let Some(alpha) = alpha_pattern.values().chain([alpha]).find(is_wrong) {
+        if let Some((name, _)) = rank_pattern.iter().find(|(_, rank)| **rank == 0) {
+            return wrong("rank_pattern", format!("{{{name} = 0}}"), "at least 1");
+        }
+        let is_wrong = |alpha: f64| !alpha.is_finite() || alpha == 0.0;
+        if is_wrong(*alpha) {
             return wrong("alpha", alpha.to_string(), "finite, and not 0");
+        }
+        if let Some((name, alpha)) = alpha_pattern.iter().find(|(_, alpha)| is_wrong(**alpha)) {
+            return wrong("alpha_pattern", format!("{{{name} = {alpha}}}"), "finite, and not 0");
         }
         if !(0.0..1.0).contains(dropout) {
             return wrong("dropout", dropout.to_string(), "from 0 to below 1");
@@ -120,7 +126,8 @@ impl LoraConfig {
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate); [`Float8Error::FilterMatchesNothing`] if a target is the end of no linear's name.
+    /// As [`validate`](Self::validate); [`Float8Error::FilterMatchesNothing`] if a target is the end of no linear's name, or a key of a
+    /// pattern is the end of no name of a linear that gets an adapter.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
         // What clones of a model would draw, each for itself.
@@ -130,19 +137,15 @@ impl LoraConfig {
             use burn_backend::TensorMetadata;
             weight.shape().num_dims() == 2
         };
-        let found: Vec<_> = linears::<B, M>(model, None)
+        let mut found: Vec<_> = linears::<B, M>(model, None)
             .into_iter()
             .filter(|linear| linear.weight.as_ref().is_none_or(is_matrix))
             .collect();
-        for target in &self.target_modules {
-            if !found.iter().any(|linear| target_matches(target, &linear.info.name)) {
-                let names = shortened(found.iter().map(|linear| &*linear.info.name));
-                let pattern = target.clone();
-                let (field, linears) = ("lora.target_modules", found.len());
-                return Err(Float8Error::FilterMatchesNothing { field, pattern, linears, names });
-            }
-        }
-        let adapters = found.iter().filter(|linear| self.targets(&linear.info.name)).map(|linear| {
+        each_matches("lora.target_modules", &self.target_modules, &found)?;
+        found.retain(|linear| self.targets(&linear.info.name));
+        each_matches("lora.rank_pattern", self.rank_pattern.keys(), &found)?;
+        each_matches("lora.alpha_pattern", self.alpha_pattern.keys(), &found)?;
+        let adapters = found.iter().map(|linear| {
             let (name, k, n) = (linear.info.name.clone(), linear.info.k, linear.info.n);
             let rank = self.rank_of(&name);
             let a = TensorData::new(uniform(named(seed, &name), k * rank, (k as f64).powf(-0.5)), [k, rank]);
@@ -158,6 +161,23 @@ fn target_matches(target: &str, name: &str) -> bool {
     match target {
         ALL_LINEAR => name != OUTPUT && !name.ends_with(".lm_head"),
         _ => name == target || name.strip_suffix(target).is_some_and(|parents| parents.ends_with('.')),
+    }
+}
+
+/// Refuses an end that no name of these linears has.
+fn each_matches<'a, B: Float8Stack>(
+    field: &'static str,
+    ends: impl IntoIterator<Item = &'a String>,
+    found: &[FoundLinear<B>],
+) -> Result<(), Float8Error> {
+    match ends.into_iter().find(|end| !found.iter().any(|linear| target_matches(end, &linear.info.name))) {
+        Some(end) => Err(Float8Error::FilterMatchesNothing {
+            field,
+            pattern: end.clone(),
+            linears: found.len(),
+            names: shortened(found.iter().map(|linear| &*linear.info.name)),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -344,6 +364,7 @@ mod tests {
             LoraConfig { rank_pattern: [("q_proj".into(), 0)].into(), ..good.clone() },
             LoraConfig { alpha: 0.0, ..good.clone() },
             LoraConfig { alpha: f64::NAN, ..good.clone() },
+            LoraConfig { alpha_pattern: [("q_proj".into(), 0.0)].into(), ..good.clone() },
             LoraConfig { dropout: 1.0, ..good.clone() },
             LoraConfig { dropout: -0.1, ..good.clone() },
             LoraConfig { target_modules: vec![], ..good },

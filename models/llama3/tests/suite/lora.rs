@@ -360,6 +360,12 @@ fn adapters_that_do_not_fit_are_refused() {
     let data = text();
     let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
     assert!(refused(&["lora.rank=0"]).contains("lora.rank = 0"));
+    assert!(refused(&["lora.rank_pattern={q_proj=0}"]).contains("lora.rank_pattern = {q_proj = 0}"));
+    assert!(refused(&["lora.alpha_pattern={q_proj=nan}"]).contains("lora.alpha_pattern = {q_proj = NaN}"));
+    assert!(refused(&["lora.rank_pattern={qproj=3}"]).contains("lora.rank_pattern: \"qproj\" matches none"));
+    // A linear of the model that has no adapter.
+    let error = refused(&["lora.target_modules=q_proj", "lora.alpha_pattern={v_proj=3}"]);
+    assert!(error.contains("lora.alpha_pattern: \"v_proj\" matches none"), "{error}");
     assert!(refused(&["lora.dropout=1.5"]).contains("lora.dropout = 1.5"));
     assert!(refused(&["lora.base=fp8", "training.precision=f32"]).contains("needs training.precision = \"fp8\""));
     // Over several ranks, whose memory is not told either.
@@ -379,10 +385,18 @@ fn adapters_that_do_not_fit_are_refused() {
         ("rank_pattern", json!({"q_proj": 2, ".*_proj": 4})),
         ("target_modules", json!(["q_proj", "v_proj", "down_proj", "up_proj"])),
         ("target_modules", ".*(".into()),
+        ("target_modules", r"(.*)*(.+)+\2x".into()),
+        ("target_modules", r".*\.qq_proj".into()),
+        ("target_modules", json!([])),
+        ("r", 0.into()),
+        ("lora_alpha", 0.into()),
+        // Of which α · √r is infinite.
+        ("lora_alpha", 1e308.into()),
+        ("lora_dropout", 1.5.into()),
     ] {
-        let folder = edited(&json!({name: value}));
+        let folder = edited(&json!({name: &value}));
         let error = of_peft(&[&format!("lora.adapter={}", folder.path().display())]).map(|_| ()).unwrap_err();
-        let said = format!("adapter_config.json: {name} = ");
+        let said = format!("adapter_config.json: {name} = {value}");
         assert!(error.to_string().contains(&said), "{error}");
     }
     // Tensors that no target has, and of another rank than the file says.
@@ -393,6 +407,16 @@ fn adapters_that_do_not_fit_are_refused() {
     let error = of(json!({"target_modules": ".*self_attn.(q|v)_proj"}));
     assert!(error.contains("down_proj.lora_A.weight belongs to no adapter"), "{error}");
     assert!(of(json!({"rank_pattern": {"v_proj": 2}})).contains("v_proj.lora_A.weight"));
+    let endless = r"(.*)*(.+)+\2x";
+    for (key, name, value) in [
+        ("rank_pattern", "v_proj", 0),
+        ("rank_pattern", endless, 4),
+        ("alpha_pattern", "v_proj", 0),
+        ("alpha_pattern", endless, 6),
+    ] {
+        let error = of(json!({key: {name: value}}));
+        assert!(error.contains(&format!("adapter_config.json: {key}.{name} = {value}")), "{error}");
+    }
 }
 
 /// PEFT's adapter with other values in its configuration.
@@ -473,13 +497,18 @@ fn commands_take_the_folder_of_an_adapter() {
 #[test]
 fn a_rank_beyond_all_memory_is_refused() {
     let data = text();
-    for bits in [40, 56, 62] {
-        let config = run_config(data.path(), &[&format!("lora.rank={}", 1_u64 << bits)]);
+    for (setting, wrong) in [
+        (format!("lora.rank={}", 1_u64 << 40), "lora.rank"),
+        (format!("lora.rank={}", 1_u64 << 56), "lora.rank"),
+        (format!("lora.rank={}", 1_u64 << 62), "lora.rank"),
+        (format!("lora.rank_pattern={{q_proj={}}}", 1_u64 << 62), "lora.rank_pattern"),
+    ] {
+        let config = run_config(data.path(), &[&setting]);
         let memory = Task::Memory { ranks: 1, available: None };
         for task in [Task::Train, memory] {
             let job = Job::<Llama3> { config: config.clone(), start: Start::default(), task };
             let error = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
-            assert!(matches!(&error, Error::Config(ConfigError::Value { key: "lora.rank", .. })), "{error}");
+            assert!(matches!(&error, Error::Config(ConfigError::Value { key, .. }) if *key == wrong), "{error}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `[lora]`: adapters that are trained beside a model that stays as it is.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use burn_float8::lora::LoraConfig;
@@ -102,6 +103,16 @@ pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
     Ok(true)
 }
 
+/// The value of a key and the values of its pattern, each with its key and as an error shows it.
+fn with_pattern<T: Copy + Display>(
+    [key, key_of_pattern]: [&'static str; 2],
+    value: T,
+    pattern: &BTreeMap<String, T>,
+) -> Vec<(&'static str, String, T)> {
+    let of_pattern = pattern.iter().map(|(name, own)| (key_of_pattern, format!("{{{name} = {own}}}"), *own));
+    [(key, value.to_string(), value)].into_iter().chain(of_pattern).collect()
+}
+
 impl LoraSection {
     /// How adapters are made.
     pub fn to_config(&self) -> LoraConfig {
@@ -109,17 +120,22 @@ impl LoraSection {
         LoraConfig { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern }
     }
 
+    /// Keys that have a rank, what they say, and the rank.
+    pub(crate) fn ranks(&self) -> Vec<(&'static str, String, usize)> {
+        with_pattern(["lora.rank", "lora.rank_pattern"], self.rank, &self.rank_pattern)
+    }
+
     /// Checks what the types do not.
     ///
     /// # Errors
     /// [`ConfigError::Value`] naming the first key that cannot be.
     pub fn validate(&self, is_fp8: bool) -> Result<(), ConfigError> {
-        let Self { dropout, target_modules, base, .. } = self;
-        for rank in [&self.rank].into_iter().chain(self.rank_pattern.values()) {
-            require("lora.rank", rank, *rank > 0, "must be at least 1")?;
+        let Self { alpha, dropout, target_modules, alpha_pattern, base, .. } = self;
+        for (key, said, rank) in self.ranks() {
+            require(key, said, rank > 0, "must be at least 1")?;
         }
-        for alpha in [&self.alpha].into_iter().chain(self.alpha_pattern.values()) {
-            require("lora.alpha", alpha, alpha.is_finite() && *alpha != 0.0, "must be finite, and not 0")?;
+        for (key, said, alpha) in with_pattern(["lora.alpha", "lora.alpha_pattern"], *alpha, alpha_pattern) {
+            require(key, said, alpha.is_finite() && alpha != 0.0, "must be finite, and not 0")?;
         }
         require("lora.dropout", dropout, (0.0..1.0).contains(dropout), "must be from 0 to below 1")?;
         let targets = format!("{target_modules:?}");

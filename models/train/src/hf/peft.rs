@@ -14,7 +14,7 @@ use burn::module::Param;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::lora::{Lora, LoraAdapter, LoraConfig};
-use fancy_regex::Regex;
+use fancy_regex::{Regex, RegexBuilder};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
@@ -33,6 +33,19 @@ const TARGETS: &str = "target_modules";
 
 /// All linears but the output layer.
 const ALL_LINEAR: &str = "all-linear";
+
+/// Steps back that a pattern may take in a name, so that hundreds of patterns are matched with hundreds of names at once.
+const MAX_BACKTRACKS: usize = 10_000;
+
+/// Which numbers a key may have, and the same in words.
+type Range = (fn(f64) -> bool, &'static str);
+
+/// The range of `r` and `rank_pattern`.
+const RANK: Range = (|rank| rank >= 1.0 && rank.fract() == 0.0, "a rank is an integer of 1 or more");
+/// The range of `lora_alpha` and `alpha_pattern`: α · √r is finite too.
+const ALPHA: Range = (|alpha| (alpha as f32).is_finite() && alpha != 0.0, "an alpha is finite in f32, and not 0");
+/// The range of `lora_dropout`.
+const DROPOUT: Range = (|dropout| (0.0..1.0).contains(&dropout), "a dropout is from 0 to below 1");
 
 /// The names of an adapter's A and B.
 fn names(linear: &str) -> [String; 2] {
@@ -116,7 +129,8 @@ const KNOWN: [&str; 20] = [
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a kind of adapter that is not LoRA as
-/// this crate has it and for a target that no tensor has; [`JobError::TensorFiles`] for a tensor of another rank.
+/// this crate has it, a number out of its range, a regex that cannot be matched, and a target that no tensor has;
+/// [`JobError::TensorFiles`] for a tensor of another rank.
 pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let path = folder.join(CONFIG);
     let map = object(&path)?;
@@ -131,26 +145,30 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
         let supported = "an initialization that leaves the base model as it is";
         return Err(json.unsupported("init_lora_weights", supported));
     }
-    let rank = json.integer("r")?.ok_or_else(|| json.missing("r"))?;
-    let alpha = json.number("lora_alpha")?.ok_or_else(|| json.missing("lora_alpha"))?;
-    let dropout = json.number("lora_dropout")?.unwrap_or(0.0);
+    let rank = within(&json, "r", RANK)?.ok_or_else(|| json.missing("r"))? as usize;
+    let alpha = within(&json, "lora_alpha", ALPHA)?.ok_or_else(|| json.missing("lora_alpha"))?;
+    let dropout = within(&json, "lora_dropout", DROPOUT)?.unwrap_or(0.0);
     let is_rslora = json.boolean("use_rslora")?.unwrap_or(false);
     // α / √r in place of α / r.
     let effective = |rank: usize, alpha: f64| if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
-    let [ranks, alphas] = [pattern(&json, "rank_pattern")?, pattern(&json, "alpha_pattern")?];
+    let [ranks, alphas] = [pattern(&json, "rank_pattern", RANK)?, pattern(&json, "alpha_pattern", ALPHA)?];
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
     let module = |tensor| Some(str::strip_prefix(tensor, "base_model.model.")?.rsplit_once(".lora_")?.0);
     let mut modules: Vec<&str> = files.names().filter_map(module).collect();
     modules.dedup();
     let target_modules: Vec<&str> = match json.get(TARGETS) {
         None => return Err(json.missing(TARGETS)),
-        Some(Value::String(all)) if all == ALL_LINEAR => vec![all],
+        Some(Value::String(all)) if all.eq_ignore_ascii_case(ALL_LINEAR) => vec![ALL_LINEAR],
         Some(Value::String(pattern)) => {
-            let pattern = regex(&json, TARGETS, &format!("^(?:{pattern})$"))?;
-            modules.iter().copied().filter(|module| pattern.is_match(module).unwrap_or(false)).collect()
+            let pattern = Pattern::new(json, TARGETS, &format!("^(?:{pattern})$"))?;
+            let matching = modules.iter().map(|module| Ok(pattern.matches(module)?.then_some(*module)));
+            matching.filter_map(Result::transpose).collect::<Result<_, JobError>>()?
         }
         Some(_) => json.strings(TARGETS)?.unwrap_or_default(),
     };
+    if target_modules.is_empty() {
+        return Err(json.unsupported(TARGETS, &format!("it must match a linear of {WEIGHTS}")));
+    }
     let target_modules: Vec<String> = target_modules.into_iter().map(|name| own_name(name).into()).collect();
     let has_none = |target: &&String| {
         let alone = LoraConfig { target_modules: vec![target.to_string()], ..LoraConfig::default() };
@@ -162,9 +180,13 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let alpha_of_all = effective(rank, alpha);
     let mut config = LoraConfig { rank, alpha: alpha_of_all, dropout, target_modules, ..LoraConfig::default() };
     for module in modules {
+        let name = own_name(module);
+        // Loading names the tensor that no target has.
+        if !config.targets(name) {
+            continue;
+        }
         let own_rank = of_pattern(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
         let own_alpha = effective(own_rank, of_pattern(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha));
-        let name = own_name(module);
         let [a, _] = names(name);
         if let Some(stored) = files.get(&a) {
             files.expect(&a, &[own_rank, stored.shape().last().copied().unwrap_or(0)])?;
@@ -198,31 +220,63 @@ fn own_name(module: &str) -> &str {
     module.strip_prefix("model.").unwrap_or(module)
 }
 
-fn regex(json: &HfReader<'_>, key: &str, regex: &str) -> Result<Regex, JobError> {
-    Regex::new(regex).map_err(|error| json.unsupported(key, &error.to_string()))
+/// A number within a range.
+fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Option<f64>, JobError> {
+    match json.number(key)? {
+        Some(number) if !holds(number) => Err(json.unsupported(key, words)),
+        number => Ok(number),
+    }
+}
+
+/// A regex that gives up on a name after [`MAX_BACKTRACKS`].
+pub(super) fn bounded_regex(regex: &str) -> Result<Regex, fancy_regex::Error> {
+    RegexBuilder::new(regex).backtrack_limit(MAX_BACKTRACKS).build()
+}
+
+/// A regex for names of linears, and where it stands.
+struct Pattern<'a> {
+    json: HfReader<'a>,
+    key: &'a str,
+    regex: Regex,
+}
+
+impl<'a> Pattern<'a> {
+    fn new(json: HfReader<'a>, key: &'a str, regex: &str) -> Result<Self, JobError> {
+        let regex = bounded_regex(regex).map_err(|error| json.unsupported(key, &error.to_string()))?;
+        Ok(Self { json, key, regex })
+    }
+
+    fn matches(&self, module: &str) -> Result<bool, JobError> {
+        self.regex.is_match(module).map_err(|error| {
+            self.json.unsupported(self.key, &format!("the pattern cannot be matched with {module}: {error}"))
+        })
+    }
 }
 
 /// Numbers of linears by regexes for the ends of their names.
-fn pattern(json: &HfReader<'_>, key: &'static str) -> Result<Vec<(Regex, f64)>, JobError> {
+fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<Vec<(Pattern<'a>, f64)>, JobError> {
     let Some(object) = json.object(key)? else { return Ok(vec![]) };
-    let entry = |name: &str| {
-        let number =
-            object.number(name)?.filter(|number| key != "rank_pattern" || *number >= 1.0 && number.fract() == 0.0);
-        let number = number.ok_or_else(|| object.unsupported(name, "a rank is an integer of 1 or more"))?;
-        Ok((regex(&object, name, &format!(r"^(?:.*\.)?(?:{name})$"))?, number))
+    let entry = |name: &'a str| {
+        let number = within(&object, name, range)?.ok_or_else(|| object.unsupported(name, range.1))?;
+        Ok((Pattern::new(object, name, &format!(r"^(?:.*\.)?(?:{name})$"))?, number))
     };
     object.others(&[]).map(entry).collect()
 }
 
 /// The number that a pattern has for a linear. PEFT takes the first that matches, and the order of keys is not known here: all must agree.
-fn of_pattern(pattern: &[(Regex, f64)], module: &str, json: &HfReader<'_>, key: &str) -> Result<Option<f64>, JobError> {
-    let mut said =
-        pattern.iter().filter(|(regex, _)| regex.is_match(module).unwrap_or(false)).map(|(_, number)| *number);
-    let first = said.next();
-    match said.all(|other| Some(other) == first) {
-        true => Ok(first),
-        false => Err(json.unsupported(key, &format!("one number for {module} is, and it has several"))),
+fn of_pattern(
+    patterns: &[(Pattern<'_>, f64)],
+    module: &str,
+    json: &HfReader<'_>,
+    key: &str,
+) -> Result<Option<f64>, JobError> {
+    let mut said = None;
+    for (pattern, number) in patterns {
+        if pattern.matches(module)? && said.replace(*number).is_some_and(|other| other != *number) {
+            return Err(json.unsupported(key, &format!("one number for {module} is, and it has several")));
+        }
     }
+    Ok(said)
 }
 
 /// Adapters that a folder has, in the place of the values of these, which have its configuration.

@@ -299,7 +299,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// The errors of [`tokenizer`](Self::tokenizer), [`chat_template`](Self::chat_template) and
     /// [`dimensions`](Self::dimensions);
-    /// [`JobError::ByteTokens`], [`JobError::Vocabulary`].
+    /// [`JobError::ByteTokens`]; those of [`Tokenizer::for_vocabulary`].
     pub fn text(&self) -> Result<Text, JobError> {
         let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
         let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
@@ -309,10 +309,6 @@ impl<S: ModelSection> RunConfig<S> {
         let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
         if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
             return Err(JobError::ByteTokens { vocab_size });
-        }
-        let needed = tokenizer.bos().max(tokenizer.eos()).map_or(0, |id| id as usize + 1);
-        if vocab_size < needed {
-            return Err(JobError::Vocabulary { vocab_size, needed });
         }
         Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
     }

@@ -157,6 +157,8 @@ fn with_adapters<B: Backend, M: Module<B>>(
         config: &'a LoraConfig,
         /// Elements of all adapters, and of the largest matrix of one.
         adapters: [u64; 2],
+        /// A rank of which no matrix can be made.
+        too_large: Option<usize>,
     }
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
         fn enter_module(&mut self, name: &str, container_type: &str) {
@@ -176,18 +178,22 @@ fn with_adapters<B: Backend, M: Module<B>>(
             };
             let rank = self.config.rank_of(linear);
             for side in [k, n] {
-                let size = elements([*side, rank], MAX_TENSOR_BITS).unwrap_or(u64::MAX);
-                self.adapters = [self.adapters[0].saturating_add(size), self.adapters[1].max(size)];
+                match elements([*side, rank], MAX_TENSOR_BITS) {
+                    Some(size) => self.adapters = [self.adapters[0] + size, self.adapters[1].max(size)],
+                    None => self.too_large = Some(rank),
+                }
             }
         }
     }
     let config = section.to_config();
     let (path, containers) = Default::default();
-    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2] };
+    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], too_large: None };
     model.visit(&mut linears);
     let [adapters, largest] = linears.adapters;
     let reason = "an adapter would have a matrix of more than 2^40 elements";
-    require("lora.rank", config.rank, largest < u64::MAX, reason)?;
+    for (key, said, rank) in section.ranks() {
+        require(key, said, linears.too_large != Some(rank), reason)?;
+    }
     let values = dtypes.matrices.size() as u64;
     // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
     let (frozen, copies) = match section.base {

@@ -12,14 +12,28 @@ use super::{ConfigFile, TokenizerError, limits};
 const DECODER: &str = "added_tokens_decoder";
 /// Ids of tokens, where `tokenizer_config.json` has none.
 const FILE: &str = "added_tokens.json";
-/// Special tokens without ids, which follow the others.
-const WITHOUT_IDS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+/// Special tokens, where `tokenizer_config.json` has no [`DECODER`].
+const SPECIAL_FILE: &str = "special_tokens_map.json";
+/// Special tokens without ids, which follow the others in this order.
+const WITHOUT_IDS: [&str; 9] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+    "additional_special_tokens",
+    "extra_special_tokens",
+];
 
 /// A token, and the id that a file says it has.
 pub(super) struct Added {
     token: AddedToken,
     id: Option<u32>,
     path: PathBuf,
+    /// Whether the tokenizer must have it already.
+    must_be_there: bool,
 }
 
 /// The tokens that the files beside `tokenizer` list, in the order in which transformers adds them.
@@ -27,43 +41,59 @@ pub(super) struct Added {
 /// # Errors
 /// Any [`TokenizerError`] about these files.
 pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
-    let [config, file] = ["tokenizer_config.json", FILE].map(|name| ConfigFile::read(tokenizer.with_file_name(name)));
-    let (config, file) = (config?, file?);
+    let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
+    let (config, file, mut special) = (read("tokenizer_config.json")?, read(FILE)?, read(SPECIAL_FILE)?);
+    let decoder = config.get(DECODER);
+    if decoder.is_some() {
+        special.map.clear();
+    }
+    let is_special = |token: &str| config.has_special(token) || special.has_special(token);
+    let of_file = file.map.iter().map(|(content, id)| {
+        (Some(id.clone()), json!({ "content": content, "special": is_special(content) }), &file, FILE)
+    });
     // Each with its id, and the file and the key that have it.
     let mut listed: Vec<(Option<Value>, Value, &ConfigFile, &'static str)> = vec![];
-    match config.get(DECODER) {
+    match decoder {
         Some(tokens) => {
             let tokens = tokens.as_object().ok_or_else(|| config.no_token(DECODER, tokens))?;
             for (id, token) in tokens {
                 listed.push((Some(id.parse::<i64>().unwrap_or(-1).into()), token.clone(), &config, DECODER));
             }
         }
-        None => listed.extend(file.map.iter().map(|(content, id)| {
-            (Some(id.clone()), json!({ "content": content, "special": config.has_special(content) }), &file, FILE)
-        })),
+        None => listed.extend(of_file.clone()),
     }
     listed.sort_by_key(|(id, ..)| id.as_ref().and_then(Value::as_u64));
     for key in WITHOUT_IDS {
-        let tokens: Vec<&Value> = match config.get(key) {
-            Some(Value::Array(tokens)) => tokens.iter().collect(),
-            Some(Value::Object(tokens)) => tokens.values().collect(),
-            tokens => tokens.into_iter().collect(),
+        // Of a key in both files, one token is the older file's, and a list is the newer one's.
+        let is_one = key.ends_with("_token");
+        let is_older = if is_one { special.get(key).is_some() } else { config.get(key).is_none() };
+        let file = if is_older { &special } else { &config };
+        let tokens: Vec<&Value> = match file.get(key) {
+            Some(Value::Array(tokens)) if !is_one => tokens.iter().collect(),
+            Some(Value::Object(tokens)) if !is_one => tokens.values().collect(),
+            token => token.filter(|token| **token != "").into_iter().collect(),
         };
         for token in tokens {
-            let content = if token.is_string() { token } else { &token["content"] };
-            listed.push((None, json!({ "content": content, "special": true }), &config, key));
+            let mut token = if token.is_string() { json!({ "content": token }) } else { token.clone() };
+            if let Some(token) = token.as_object_mut() {
+                token.insert("special".into(), true.into());
+            }
+            listed.push((None, token, file, key));
         }
+    }
+    if decoder.is_some() {
+        listed.extend(of_file);
     }
     let mut added = vec![];
     for (id, value, file, key) in listed {
-        let wrong = || file.no_token(key, &json!([id, value]));
+        let wrong = || file.no_token(key, &id.as_ref().map_or_else(|| value.clone(), |id| json!([id, value])));
         let token = token(&value).filter(|token| !token.content.is_empty()).ok_or_else(wrong)?;
         let to_id = |id: &Value| u32::try_from(id.as_u64()?).ok();
         let id = id.as_ref().map(|id| to_id(id).ok_or_else(wrong)).transpose()?;
         let path = file.path.clone();
         let refused = |reason| TokenizerError::Limit { path: path.clone(), reason };
         limits::check_part("added_tokens", "", &value).map_err(refused)?;
-        added.push(Added { token, id, path });
+        added.push(Added { token, id, path, must_be_there: key == FILE && decoder.is_some() });
     }
     Ok(added)
 }
@@ -82,20 +112,25 @@ fn token(value: &Value) -> Option<AddedToken> {
 /// Adds the tokens that a tokenizer does not have yet, and gives these.
 ///
 /// # Errors
-/// [`TokenizerError::AddedToken`] for one that the tokenizer gives another id than its file.
+/// [`TokenizerError::AddedToken`] for one that the tokenizer gives another id than its file, or does not have.
 pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>, TokenizerError> {
     let mut new = vec![];
-    for Added { token, id, path } in all {
-        if !tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content) {
+    for Added { token, id, path, must_be_there } in all {
+        if !must_be_there && !tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content) {
             let added = tokenizer.add_tokens([token.clone()]);
             added.map_err(|error| TokenizerError::HuggingFace { path: path.clone(), reason: error.to_string() })?;
             new.push(token.clone());
         }
         let (Some(id), found) = (id, tokenizer.token_to_id(&token.content)) else { continue };
         if found != Some(id) {
-            let (taken, token) = (tokenizer.id_to_token(id).map(Into::into), token.content.into());
-            let path = path.into();
-            return Err(TokenizerError::AddedToken { path, token, id, found: found.unwrap_or_default(), taken });
+            let taken = tokenizer.id_to_token(id).map(|taken| format!("{id} is {taken:?}, and ")).unwrap_or_default();
+            let found = match found {
+                Some(found) => format!("gives it {found}: new tokens follow those of tokenizer.json, without gaps"),
+                None => "does not have it: added_tokens_decoder of tokenizer_config.json must list it".into(),
+            };
+            let (path, token, problem) =
+                (path.into(), token.content.into(), format!("{taken}the tokenizer {found}").into());
+            return Err(TokenizerError::AddedToken { path, token, id, problem });
         }
     }
     Ok(new)

@@ -81,10 +81,9 @@ pub enum TokenizerError {
         /// Its value, as JSON.
         value: String,
     },
-    /// A file says that a token has an id, and the tokenizer gives it another one.
+    /// A file says that a token has an id, and the tokenizer gives it another one or does not have it.
     #[error(
-        "{}: {token:?} has the id {id}, but {}the tokenizer gives it {found}: new tokens follow those of tokenizer.json, without gaps",
-        path.display(), taken.as_ref().map(|taken| format!("{id} is {taken:?}, and ")).unwrap_or_default()
+        "{}: {token:?} has the id {id}, but {problem}", path.display()
     )]
     AddedToken {
         /// The file.
@@ -93,10 +92,8 @@ pub enum TokenizerError {
         token: Box<str>,
         /// The id that the file says.
         id: u32,
-        /// The id that the tokenizer gives it.
-        found: u32,
-        /// The token that has this id.
-        taken: Option<Box<str>>,
+        /// The tokenizer's token of that id, and its id of that token.
+        problem: Box<str>,
     },
     /// A text has a token that the model does not have.
     #[error("token {id} ({token:?}) in {text:?} is none of the model, whose vocabulary has {vocab_size}")]
@@ -109,6 +106,23 @@ pub enum TokenizerError {
         text: Box<str>,
         /// Tokens of the model.
         vocab_size: usize,
+    },
+    /// The model does not have the token that begins or ends each text.
+    #[error(
+        "{}: {key} of each text is token {id} ({token:?}), which is none of the model, whose vocabulary has {vocab_size}",
+        path.display()
+    )]
+    BeyondMark {
+        /// The tokenizer's file, or `bytes`.
+        path: Box<Path>,
+        /// `bos_token` or `eos_token`.
+        key: &'static str,
+        /// The token.
+        id: u32,
+        /// Its text.
+        token: Box<str>,
+        /// Tokens of the model.
+        vocab_size: u32,
     },
     /// Text that the tokenizer does not take.
     #[error("cannot tokenize {text:?}: {reason}")]

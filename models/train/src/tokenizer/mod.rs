@@ -12,7 +12,7 @@ mod tiktoken;
 mod words;
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -50,6 +50,8 @@ pub enum SpecialTokens {
 /// ```
 pub struct Tokenizer {
     kind: Kind,
+    /// Its file, or `bytes`.
+    path: PathBuf,
     marks: Marks,
     /// SHA-256 of the file, and of the tokens that are added to it.
     digest: String,
@@ -71,6 +73,7 @@ impl Tokenizer {
     pub fn bytes() -> Self {
         Self {
             kind: Kind::Bytes,
+            path: Self::BYTES.into(),
             marks: Marks { bos: Some(ByteTokenizer::BOS), ..Marks::default() },
             digest: String::new(),
             limit: None,
@@ -113,7 +116,7 @@ impl Tokenizer {
             let own = Marks { bos: id("<|begin_of_text|>"), eos: id("<|end_of_text|>"), stop };
             (Kind::Tiktoken(Box::new(tokenizer)), own)
         };
-        let mut tokenizer = Self { kind, marks: Marks::default(), digest, limit: None };
+        let mut tokenizer = Self { kind, path: path.into(), marks: Marks::default(), digest, limit: None };
         tokenizer.marks = own.with_files_beside(path, tokenizer.vocab_size(), |name| tokenizer.id_of(name))?;
         Ok(tokenizer)
     }
@@ -121,11 +124,11 @@ impl Tokenizer {
     /// This tokenizer for a model with `vocab_size` tokens. A text with another token is an error.
     ///
     /// # Errors
-    /// [`TokenizerError::Beyond`] for a token that begins or ends all texts.
+    /// [`TokenizerError::BeyondMark`] for a BOS that the model does not have.
     pub fn for_vocabulary(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
         if vocab_size < self.own_size() {
             self.limit = Some(vocab_size);
-            self.within_limit([self.marks.bos, self.marks.eos].into_iter().flatten().collect())?;
+            self.check_mark("bos_token", self.marks.bos)?;
             self.marks.stop.retain(|id| (*id as usize) < vocab_size);
         }
         Ok(self)
@@ -143,6 +146,14 @@ impl Tokenizer {
         let around = &ids[at.saturating_sub(8)..ids.len().min(at + 8)];
         let (token, text) = (self.decode(&ids[at..=at])?.into(), self.decode(around)?.into());
         Err(TokenizerError::Beyond { id: ids[at], token, text, vocab_size })
+    }
+
+    /// Whether the model has this BOS or EOS.
+    fn check_mark(&self, key: &'static str, mark: Option<u32>) -> Result<(), TokenizerError> {
+        let vocab_size = self.vocab_size();
+        let Some(id) = mark.filter(|id| *id as usize >= vocab_size) else { return Ok(()) };
+        let (path, token) = (self.path.clone().into(), self.decode(&[id])?.into());
+        Err(TokenizerError::BeyondMark { path, key, id, token, vocab_size: vocab_size as u32 })
     }
 
     /// A tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a file as for
@@ -171,7 +182,7 @@ impl Tokenizer {
     pub fn fingerprint(&self) -> String {
         let mark = |mark: Option<u32>| mark.map_or(u64::MAX, u64::from);
         let fingerprint = Fingerprint::default().field(self.format()).field(&self.digest);
-        fingerprint.number(mark(self.bos())).number(mark(self.eos())).hex()
+        fingerprint.number(mark(self.marks.bos)).number(mark(self.marks.eos)).hex()
     }
 
     /// One more than the largest id; no more than the model has [that it is for](Self::for_vocabulary).
@@ -200,9 +211,9 @@ impl Tokenizer {
         self.marks.bos
     }
 
-    /// The token that ends a document.
+    /// The token that ends a document, if the model has it.
     pub fn eos(&self) -> Option<u32> {
-        self.marks.eos
+        self.marks.eos.filter(|id| (*id as usize) < self.vocab_size())
     }
 
     /// The tokens at which generation ends.
@@ -213,8 +224,17 @@ impl Tokenizer {
     /// The ids of `text`, without any that begin or end it.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`].
+    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`]. [`TokenizerError::BeyondMark`] for plain text, which is a document's, if
+    /// the model does not have the EOS that ends documents.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
+        if special == SpecialTokens::AreText {
+            self.check_mark("eos_token", self.marks.eos)?;
+        }
+        self.encode_part(text, special)
+    }
+
+    /// As [`encode`](Self::encode), of a text that EOS need not end.
+    fn encode_part(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
         let ids = match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(tokenizer) => tokenizer.encode(text, special),
@@ -258,15 +278,16 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Encode`].
     pub fn prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let text = self.encode(text, SpecialTokens::AreText)?;
+        let text = self.encode_part(text, SpecialTokens::AreText)?;
         Ok(self.bos().into_iter().chain(text).collect())
     }
 
     /// A whole text: as [`prompt`](Self::prompt), and EOS if there is one.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`].
+    /// As for [`encode`](Self::encode).
     pub fn document(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        self.check_mark("eos_token", self.marks.eos)?;
         let mut ids = self.prompt(text)?;
         ids.extend(self.eos());
         Ok(ids)

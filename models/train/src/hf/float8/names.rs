@@ -2,16 +2,14 @@
 
 use std::path::PathBuf;
 
-use fancy_regex::{Regex, RegexBuilder};
+use fancy_regex::Regex;
 
 use super::error::Float8FilesError;
+use crate::hf::peft::bounded_regex;
 use crate::hf::reader::HfReader;
 
 /// The class of all linears, for which `Linear` stands in a list.
 const CLASS: &str = "Linear";
-
-/// Steps back that a pattern may take in a name, so that hundreds of patterns are matched with hundreds of names at once.
-const MAX_BACKTRACKS: usize = 10_000;
 
 /// Names and patterns of modules.
 #[derive(Debug)]
@@ -128,7 +126,7 @@ impl Names {
 }
 
 fn regex(config: &HfReader<'_>, key: &str, pattern: &str, whole: &str) -> Result<Regex, Float8FilesError> {
-    RegexBuilder::new(whole).backtrack_limit(MAX_BACKTRACKS).build().map_err(|error| Float8FilesError::Pattern {
+    bounded_regex(whole).map_err(|error| Float8FilesError::Pattern {
         path: config.path.into(),
         key: config.full(key),
         pattern: pattern.into(),
