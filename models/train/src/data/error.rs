@@ -79,8 +79,7 @@ pub enum DataError {
     NoDefaultText(#[source] Box<DataError>),
     /// Too little text for a batch.
     #[error(
-        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets of which \
-         some count; \
+        "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
          one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
          held_out_fraction moves text between the splits, and with 0 none is held out"
     )]

@@ -222,10 +222,10 @@ fn sequences_and_fingerprints_are_fixed() {
     let wrapped = [(200, 2667368044795665715), (19, 5749461891722381881)];
     assert_eq!(seen, [wrapped, [(200, 6872097532547744679), (21, 9689828962358579225)]]);
     let fingerprints = [
-        "c7456e2aca0bb0887c81692eaba301d4315e163f0aefcf4baee442a525675440",
-        "58e33c527a73457c2e82aabfafe618d5898474f579efcd287ed1c4d14f4c1f1d",
-        "5a00f2d3517445bf77b56b210dd48d95396314ba143d92a1c0943e06b82a2273",
-        "5416a3b674349d08d65398460d5832f8f9df729d0b341a7107604fd1719b238a",
+        "c7018ea161d2d39c708a46eb0e837378f7fbd582102d149c949f69caecddea75",
+        "05afc7dbfd6c0e749770358d0e6881b3420200b14ea87e42f8b02adad1f9ad4e",
+        "c9a2066855b7eb473ba09db5f407b22253d443d904e1d8f9d867a677f99c5f91",
+        "49fe8396e54c8ebd9194c460b8cdd383497fda7e0132ce91e62981abe428ea6f",
     ];
     assert_eq!(dataset.fingerprints(), fingerprints.map(|line| format!("{line}\n")).concat());
 }
