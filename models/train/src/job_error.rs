@@ -263,14 +263,16 @@ pub enum JobError {
         there: String,
     },
     /// A training step takes more memory than the device has.
-    #[error("a training step takes about {needed}, and there is {there}: {advice}")]
+    #[error(
+        "a training step takes about {needed}, and there is {there}: shorter sequences, a smaller training.batch_size with more \
+         grad_accumulation, training.activation_checkpointing = \"full\", training.param_dtype = \"bf16\", optimizer.in_backward, \
+         lora.base = \"fp8\" or more ranks take less; docs/fine-tune.md says how much"
+    )]
     StepMemory {
         /// How much it takes.
         needed: String,
         /// What there is.
         there: String,
-        /// Settings that fit, or what else to do.
-        advice: String,
     },
     /// A model whose held-out loss is no number.
     #[error("the held-out loss is {loss}: a weight or an activation is not finite")]

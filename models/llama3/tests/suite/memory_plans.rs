@@ -21,14 +21,6 @@ const WIDE: [&str; 6] = [
     "training.seq_len=64",
 ];
 
-const MASTERS: [&str; 5] = [
-    "training.param_dtype=bf16",
-    "optimizer.master_weights=true",
-    "optimizer.state_dtype=bf16",
-    "training.batch_size=1",
-    "training.seq_len=8",
-];
-
 fn job(config: Option<&Path>, settings: &[&str], flags: &[&str]) -> Result<Job<Llama3>, Error> {
     let mut arguments: Vec<String> = vec!["llama3".into(), "memory".into()];
     arguments.extend(config.map(|path| path.display().to_string()));
@@ -125,57 +117,6 @@ fn experts_have_two_copies_on_every_rank() {
     // A rank makes a step of its rows.
     let update = |ranks| row(&estimate(&WIDE, ranks).unwrap(), "workspace")[3];
     assert_eq!(update(1), 4 * update(4));
-}
-
-/// Each is estimated again with what is advised, and without each part of that.
-#[test]
-fn advice_fits_and_is_minimal() {
-    let long = ["training.seq_len=1024", "training.activation_checkpointing=full", "training.loss_chunk=128"];
-    let odd = [&long[..], &["training.batch_size=9"]].concat();
-    let cases: [(&[&str], f64, &str); 9] = [
-        (&["training.batch_size=64"], 0.5, "activation_checkpointing=full"),
-        (&["training.batch_size=64", "training.activation_checkpointing=8"], 0.5, "activation_checkpointing=full"),
-        (&["checkpoint.folder=run"], 0.75, "checkpoint.background=false"),
-        (&["training.batch_size=64"], 0.2, ""),
-        (&["training.batch_size=1", "training.seq_len=8"], 0.7, "bf16"),
-        (&["training.grad_accumulation=4"], 0.45, "training.grad_accumulation=1"),
-        (&["lora.rank=4", "training.batch_size=1", "training.seq_len=8"], 0.6, "lora.base=fp8"),
-        (&MASTERS, 0.8, "with --set optimizer.master_weights=false it takes"),
-        (&odd, 0.75, "with --set training.batch_size=3 --set training.grad_accumulation=3 it takes"),
-    ];
-    for (settings, share, expected) in cases {
-        let settings = with(settings);
-        let peak = estimate(&settings, 1).unwrap().peak();
-        let available = (peak as f64 * share / f64::from(1 << 30)).to_string();
-        let flags = ["--available", &available];
-        let Err(Error::StepMemory { advice, .. }) = told(&settings, &flags) else { panic!("{settings:?} fits") };
-        assert!(advice.contains(expected), "{settings:?}: {advice}");
-        let words: Vec<_> = advice.split_whitespace().collect();
-        let advised: Vec<_> = words.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1]).collect();
-        assert!(!advised.is_empty(), "{settings:?}: {advice}");
-        let all = [&settings[..], &advised].concat();
-        assert!(told(&all, &flags).unwrap().contains("fits"), "{settings:?}: {advice}");
-        let changes = ["training.max_norm=inf", "training.grad_accumulation=1"];
-        let trains_otherwise = changes.iter().any(|change| advised.contains(change));
-        assert_eq!(advice.contains("trains otherwise"), trains_otherwise, "{settings:?}: {advice}");
-        // A smaller batch fits, too, if it is not accumulated.
-        if settings == with(&odd) {
-            continue;
-        }
-        for left_out in advised.iter().filter(|_| advised.len() > 1) {
-            let fewer: Vec<_> = all.iter().copied().filter(|setting| setting != left_out).collect();
-            assert!(told(&fewer, &flags).is_err(), "{settings:?}: {left_out} of {advice}");
-        }
-    }
-    let error = told(&WIDE, &["--available", "0.0001"]).unwrap_err().to_string();
-    assert!(error.contains("no setting makes it fit"), "{error}");
-    // What ranks gather.
-    let full = with(&["training.activation_checkpointing=full"]);
-    let more = estimate(&full, 4).unwrap().peak();
-    let less = estimate(&[&full[..], &["parallelism.reshard=after_forward"]].concat(), 4).unwrap().peak();
-    let available = ((less + more) as f64 / 2.0 / f64::from(1 << 30)).to_string();
-    let error = told(&full, &["--ranks", "4", "--available", &available]).unwrap_err().to_string();
-    assert!(error.contains("with --set parallelism.reshard=after_forward it takes"), "{error}");
 }
 
 #[test]

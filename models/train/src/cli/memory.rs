@@ -14,7 +14,7 @@ use crate::model::TrainableModel;
 /// Print the memory that a training step takes, by what takes it and when in the step. Nothing of it is allocated, and the device need
 /// not be there.
 ///
-/// Ends with 1, and settings that fit, if the device has less.
+/// Ends with 1 if the device has less.
 #[derive(Clone, Debug, Parser)]
 pub struct MemoryArgs {
     /// TOML file; configs/ has examples.

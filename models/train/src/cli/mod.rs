@@ -75,7 +75,7 @@ pub enum Command {
     Export(ExportArgs),
     /// Print an array of token ids for each JSON string of a file, one a line; or make a token file of what is to be trained on.
     Tokenize(TokenizeArgs),
-    /// Print the memory that a training step takes, by what takes it, and settings that fit if it is too much.
+    /// Print the memory that a training step takes, by what takes it.
     Memory(MemoryArgs),
     /// List the tokens that are kept for later runs, or remove some.
     Cache(CacheArgs),

@@ -12,7 +12,6 @@ use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
 use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
 
-use super::advice::advice;
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate, Trained};
 use super::prepare::{check_storage, compute_dtype};
@@ -329,10 +328,10 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     if peak <= there {
         return Ok(writeln!(out, "peak: {} of {}: fits", size(peak), size(there))?);
     }
-    Err(too_much::<B, M>(config, &dims, ranks, [peak, there], selected, device))
+    Err(JobError::StepMemory { needed: size(peak), there: size(there) })
 }
 
-/// Says what a step takes, and refuses a run whose steps take more than there is, with settings that fit. As an estimate may be off by a
+/// Says what a step takes, and refuses a run whose steps take more than there is. As an estimate may be off by a
 /// tenth, a run that would take so much more is warned of and not refused.
 ///
 /// # Errors
@@ -358,34 +357,8 @@ pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     let peak = estimate.peak();
     writeln!(out, "memory: a step takes about {}{whose} {held}", size(peak))?;
     match there(selected) {
-        Some(there) if peak / 11 * 10 > there => {
-            Err(too_much::<B, M>(config, dims, ranks, [peak, there], selected, device))
-        }
+        Some(there) if peak / 11 * 10 > there => Err(JobError::StepMemory { needed: size(peak), there: size(there) }),
         Some(there) if peak > there => Ok(writeln!(out, "memory: there is {}: a step may not fit", size(there))?),
         _ => Ok(()),
     }
-}
-
-fn too_much<B: Backend, M: CausalLm<B>>(
-    config: &RunConfig<impl ModelSection<Config = M::Config>>,
-    dims: &M::Config,
-    ranks: usize,
-    [peak, there]: [u64; 2],
-    selected: &SelectedDevice,
-    device: &B::Device,
-) -> JobError {
-    let is_valid = |tried: &RunConfig<_>| check_settings::<B>(tried, ranks, selected, device).is_ok();
-    let advice = advice(config, ranks, is_valid, |tried| {
-        let estimate = estimate::<B, M>(tried, dims, ranks, selected, device).ok()??;
-        Some(estimate.peak()).filter(|peak| *peak <= there)
-    });
-    let advice = match advice {
-        Some(advice) => advice.to_string(),
-        // Each of several ranks has the whole model in f32 before the first step.
-        None if ranks > 1 => "no setting makes it fit: take a smaller model or shorter sequences".into(),
-        None => {
-            "no setting makes it fit: take a smaller model or shorter sequences, or share it among several ranks".into()
-        }
-    };
-    JobError::StepMemory { needed: size(peak), there: size(there), advice }
 }

@@ -1,6 +1,5 @@
 //! [`Job`]: what the program does with a model, on whatever backend.
 
-mod advice;
 mod announce;
 mod config;
 mod estimate;
