@@ -1,4 +1,4 @@
-//! Writing files and folders, which are there whole or not at all: after a crash of the process too, and on a full disk.
+//! Atomic writes of files and folders: after a crash or on a full disk they are complete or absent.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use crate::files;
 /// End of the names of unfinished files and folders, which begin with a point.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// Makes a file with a hidden random name beside `path`, to be renamed by [`finish`]. A link, pipe or device at `path` is an error.
+/// Makes a file with a hidden random name beside `path`, which [`finish`] renames. A link, pipe or device at `path` is an error.
 pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
     if let Ok(there) = path.symlink_metadata() {

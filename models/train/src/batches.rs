@@ -176,7 +176,9 @@ impl TrainBatches {
         self.sequences.seek(position)
     }
 
-    /// The next batch that has a target. Only attention within documents leaves some without: there the first token of a document is none.
+    /// The next batch that has a target.
+    ///
+    /// Only attention within documents makes batches without one: the first token of a document is no target there.
     ///
     /// # Errors
     /// [`DataError::NoTargets`] if an epoch has no such batch; any error of reading sequences.

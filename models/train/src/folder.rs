@@ -37,9 +37,8 @@ pub enum FolderError {
 /// Makes the folder `path`, and those above it, with what `fill` writes into the folder that it is given. `path` must not
 /// exist, or be an empty folder.
 ///
-/// `fill` writes to a folder in a hidden one beside `path`, which then gets its name. If `fill` fails, nothing is left. If the process
-/// ends while it runs, the hidden folder is left, until a folder of that name is made again or `cache` removes it. What `fill` has
-/// written is on disk before.
+/// `fill` writes into a hidden folder beside `path`. Its files are synced, and the folder is renamed to `path`. If `fill` fails, nothing
+/// is left. If the process is killed, the hidden folder stays until `path` is made again or `cache` removes it.
 ///
 /// # Errors
 /// The errors of `fill`; [`FolderError`].

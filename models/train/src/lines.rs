@@ -1,11 +1,11 @@
 //! Lines of JSON to lines of JSON: texts to ids, and ids to texts.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use crate::data::MAX_DOCUMENT;
+use crate::data::{MAX_DOCUMENT, next_line};
 use crate::files;
 use crate::{SpecialTokens, Tokenizer, TokenizerError};
 
@@ -74,13 +74,9 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     let io = |source| TokenizeError::Io { path: path.into(), source };
     let mut file = BufReader::new(files::open(path).map_err(io)?);
     for line in 1.. {
-        let mut text = vec![];
-        match file.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut text).map_err(io)? {
-            0 => break,
-            read if read > MAX_DOCUMENT => {
-                return Err(io(std::io::Error::other(format!("line {line} is longer than {MAX_DOCUMENT} bytes"))));
-            }
-            _ => {}
+        let Some(text) = next_line(&mut file).map_err(io)? else { break };
+        if text.len() > MAX_DOCUMENT {
+            return Err(io(std::io::Error::other(format!("line {line} is longer than {MAX_DOCUMENT} bytes"))));
         }
         if text.trim_ascii().is_empty() {
             continue;

@@ -72,10 +72,10 @@ impl Float8Config {
     /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying an equal configuration again, after
     /// parameters were rebuilt, keeps counters, amax histories and fallbacks of weights that still have their tags. Applying another
     /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Quantized
-    /// parameters are left as they are.
+    /// parameters do not change.
     ///
-    /// All parameters that are not initialised yet are drawn first, in the order of the module. `require_grad` stays, in a model
-    /// without autodiff too, whose `train()` reads it. With the feature `distributed` it is true in a model without autodiff.
+    /// Lazy parameters are initialized first, in the module's order. `require_grad` does not change, even without autodiff, where
+    /// `train()` reads it. With the feature `distributed` it becomes true in a model without autodiff.
     ///
     /// # Errors
     ///

@@ -191,8 +191,10 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     Report { layers, untagged, self_check, attention: B::Inner::ATTENTION.into() }
 }
 
-/// Whether a linear without a layer is an error, in a model with these layers. It is none where a configuration says how such linears
-/// run, and where they run by the device's default and no configuration was applied to the model.
+/// Whether an untagged linear is an error in a model with these layers.
+///
+/// It is no error if a configuration says how untagged linears run. Nor is it one if no configuration was applied to the model, and
+/// untagged linears run by the device's default.
 fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
     let is_alone = layers.is_empty() && !was_applied;
     match rule {

@@ -159,8 +159,9 @@ pub fn map_param<B: Float8Stack, const D: usize>(
     map_value(param, f.clone(), f)
 }
 
-/// The parameter with `f` of its tensor, and with `on_load` of what is loaded into it later. It keeps its id and its mappers. It keeps
-/// its `require_grad`, which `Param::map` loses on a backend without autodiff.
+/// The parameter with `f` applied to its tensor, and `on_load` to tensors that are loaded into it later.
+///
+/// It keeps its id, its mappers and its `require_grad`, which `Param::map` loses on a backend without autodiff.
 pub(super) fn map_value<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
@@ -175,7 +176,7 @@ pub(super) fn map_value<B: Backend, const D: usize>(
         .save_mapper(move |t| own.on_save(t))
 }
 
-/// The parameter with `f` of its tensor, and with what is loaded into it later as it is.
+/// The parameter with `f` applied to its tensor. Tensors that are loaded into it later are unchanged.
 pub(super) fn set_value<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,

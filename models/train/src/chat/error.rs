@@ -79,7 +79,7 @@ pub enum ChatError {
         /// Its value, as JSON.
         value: String,
     },
-    /// A table of variables has one that is not for others to set.
+    /// Variables of a template contain one that the renderer sets.
     #[error("`{name}` in `chat_template_kwargs` is not for others to set: remove it")]
     Reserved {
         /// The variable.

@@ -17,7 +17,7 @@ use minijinja::Environment;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::tokenizer::ConfigFile;
+use crate::tokenizer::{ConfigFile, SPECIAL_TOKENS};
 use crate::{SpecialTokens, Tokenizer, files};
 pub use error::ChatError;
 pub(crate) use limits::with_stack;
@@ -26,13 +26,11 @@ pub(crate) use limits::with_stack;
 const ASSISTANT: &str = "assistant";
 /// Roles whose content is text, or a list of parts.
 const TALKERS: [&str; 4] = ["system", "developer", "user", ASSISTANT];
-/// Special tokens that templates know by the names that `tokenizer_config.json` has for them.
-const TOKENS: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// Names under which a message's reasoning is passed; the first is the usual one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// Keys of a message that say whether it is learned: OpenAI's, which is a number, and axolotl's.
 const LEARNED: [&str; 4] = ["weight", "train", "trainable", "loss"];
-/// Variables that are not for others to set.
+/// Variables that the renderer sets.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
 
@@ -205,7 +203,7 @@ impl ChatTemplate {
     /// This template with more variables: the table `chat_template_kwargs` of data, or of a configuration.
     ///
     /// # Errors
-    /// [`ChatError::Reserved`] for a name that is not for others to set.
+    /// [`ChatError::Reserved`] for a variable that the renderer sets.
     pub fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, ChatError> {
         if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
             return Err(ChatError::Reserved { name });
@@ -272,7 +270,7 @@ impl ChatTemplate {
         let mut says_something = false;
         for (number, span) in spans.into_iter().enumerate().filter(|(_, span)| !span.is_empty()) {
             says_something = true;
-            if unlearned.is_some() && !learned[number] {
+            if learned.get(number) == Some(&false) {
                 continue;
             }
             let first = ranges.partition_point(|range| range.end <= span.start);
@@ -365,7 +363,7 @@ fn default_template(value: &Value) -> Option<&str> {
 fn special_tokens(folder: &Path) -> Result<Vec<(&'static str, String)>, ChatError> {
     let config = ConfigFile::read(folder.join("tokenizer_config.json"))?;
     let mut tokens = vec![];
-    for name in TOKENS {
+    for name in SPECIAL_TOKENS {
         tokens.extend(config.token_text(name)?.map(|token| (name, token.to_string())));
     }
     Ok(tokens)

@@ -29,7 +29,7 @@ pub enum CheckpointError {
         /// Steps made at the newest checkpoint.
         step: u64,
     },
-    /// A new run was to replace a file that is none of a run.
+    /// A new run would replace a file that does not belong to a run.
     #[error("{} is of no run, and a run would replace it: give another checkpoint.folder, or move it away", path.display())]
     Foreign {
         /// The file or folder.

@@ -108,7 +108,7 @@ fn name_of(step: u64) -> String {
     format!("{STEP}{step:09}")
 }
 
-/// Steps of the checkpoints in a folder whose names begin with `kind`. A folder that another program has called so is none.
+/// Steps of the checkpoints in a folder whose names begin with `kind`. Folders without our files are ignored.
 fn steps_of(folder: &Path, kind: &str) -> Result<impl Iterator<Item = u64>> {
     let is_ours = move |name: &String| [CHECKSUMS, STATE].iter().any(|file| folder.join(name).join(file).exists());
     Ok(names(folder)?.into_iter().filter(is_ours).filter_map(move |name| {
@@ -379,8 +379,9 @@ impl CheckpointFolder {
         if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
     }
 
-    /// Ends what a new checkpoint begins, also for a run that was killed meanwhile: notes the newest and the best, removes the old ones.
-    /// While a run has gone back to an earlier one, nothing is removed.
+    /// Notes the newest and the best checkpoint, and removes old ones. A resumed run does this for one that was killed before.
+    ///
+    /// Nothing is removed while a run has gone back to an earlier checkpoint.
     pub(super) fn settle(&self, keep: usize) -> Result<()> {
         let (have, best) = (saved_steps(&self.path)?, best(&self.path)?);
         if let Some(newest) = have.iter().copied().rfind(is_kept(&self.path)) {

@@ -82,7 +82,7 @@ impl Pending {
     }
 }
 
-/// Writes tensors that have rows here to `folder/file`, one on the host at a time. With a step in `finite_at`, all must be finite.
+/// Writes tensors with rows on this rank to `folder/file`. One is on the host at a time. With a step in `finite_at`, all must be finite.
 pub(super) fn write(
     folder: &Path,
     file: &str,
@@ -223,8 +223,9 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// Loads the moments and masters that `section` asks for, of shards this rank's rows, for the parameters of `module` that have taken
-/// steps. A saved moment of another parameter is an error.
+/// Loads the moments and masters that `section` asks for, of the parameters of `module` that have taken steps.
+///
+/// Of a shard, this rank's rows are loaded. A saved moment of another parameter is an error.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     section: &OptimizerSection,

@@ -65,7 +65,7 @@ impl GenerateArgs {
         let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
             let Some(folder) = folder else { return Ok(config) };
             let (generate, ignored) = config.generate.clone().with_file_of(folder)?;
-            // Where texts are printed, nothing else is.
+            // The standard output has only the texts.
             ignored.map_or(Ok(()), |note| writeln!(io::stderr(), "{note}"))?;
             Ok(RunConfig { generate, ..config })
         })?;

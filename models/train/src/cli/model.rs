@@ -122,8 +122,9 @@ impl ModelArgs {
         base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
     }
 
-    /// A Hugging Face checkpoint, which computes in the dtype that it has: of f16, which no run computes in, in f32. The tokenizer in the
-    /// folder of an adapter replaces the checkpoint's.
+    /// Configuration of a Hugging Face checkpoint. It computes in the checkpoint's dtype, or in f32 if that is f16.
+    ///
+    /// A tokenizer in the folder of an adapter replaces the checkpoint's.
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
         let step = self.step.map(|step| format!("--step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {

@@ -51,7 +51,7 @@ pub struct DataSection {
     pub cache: Option<PathBuf>,
 }
 
-/// A table of JSON's values: a date of TOML is none, nor are inf and nan, of which JSON makes null.
+/// Reads a table of JSON values. JSON has no dates, and turns inf and nan into null: these are errors.
 pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
     let table = Map::deserialize(table)?;
     fn is_finite(value: &Value) -> bool {

@@ -84,8 +84,7 @@ impl From<LoraConfig> for LoraSection {
     }
 }
 
-/// Adds the rank, alpha, targets and patterns of the adapter in `lora.adapter` to `[lora]`, where it does not say them. Tells whether there
-/// is an adapter.
+/// Fills in the keys of `[lora]` that are missing from the adapter in `lora.adapter`. Returns whether it did.
 pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
     let Some(Value::Table(lora)) = table.get_mut("lora") else { return Ok(false) };
     let Some(Value::String(folder)) = lora.get("adapter") else { return Ok(false) };

@@ -25,7 +25,7 @@ pub(crate) const LORA_LR: f64 = 2e-4;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
-    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights, 2e-5 for those of `model.hf_path`,
+    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights, 2e-5 for weights of `model.hf_path`,
     /// 2e-4 with `[lora]`.
     pub lr: Option<f64>,
     /// How much of AdamW's first and second moment stays at each step.
@@ -85,8 +85,9 @@ impl OptimizerSection {
         require("optimizer.betas[0]", beta1, (0.0..1.0).contains(&beta1), range)?;
         require("optimizer.betas[1]", beta2, (0.0..1.0).contains(&beta2), range)?;
         let Self { lr, eps, weight_decay, min_lr_ratio, decay_ratio, .. } = *self;
-        let lr = lr.unwrap_or(RANDOM_LR);
-        require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
+        if let Some(lr) = lr {
+            require("optimizer.lr", lr, lr > 0.0 && lr.is_finite(), "must be positive and finite")?;
+        }
         require("optimizer.eps", eps, eps > 0.0 && eps.is_finite(), "must be positive and finite")?;
         let fits = weight_decay >= 0.0 && weight_decay.is_finite();
         require("optimizer.weight_decay", weight_decay, fits, "must be finite and not negative")?;

@@ -26,10 +26,10 @@ const MAX_HASHED: u64 = 1 << 30;
 
 /// What a manifest says of its folder.
 #[derive(Serialize, Deserialize)]
-struct Manifest<M> {
+pub(super) struct Manifest<M> {
     content: M,
     /// The data that it was made of, as `cache` lists it.
-    of: String,
+    pub(super) of: String,
     /// SHA-256 of each file, or of samples of it.
     sha256: BTreeMap<String, String>,
 }

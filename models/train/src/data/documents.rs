@@ -1,6 +1,6 @@
 //! What the files hold, in their order, as work for the tokenizer.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -51,20 +51,23 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     let path: &Path = &file.path;
     let mut reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
     for number in 1.. {
-        let mut bytes = vec![];
-        let read = reader.by_ref().take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut bytes);
-        let read = read.map_err(cannot_read(path))?;
-        if read == 0 {
-            break;
-        }
-        if read > MAX_DOCUMENT {
+        let Some(line) = next_line(&mut reader).map_err(cannot_read(path))? else { break };
+        if line.len() > MAX_DOCUMENT {
             return Err(wrong(file, number, TOO_LONG));
         }
-        if !bytes.trim_ascii().is_empty() {
-            take(Work { file, content: Content::Line(bytes), number, bytes: read as u64 })?;
+        if !line.trim_ascii().is_empty() {
+            let bytes = line.len() as u64;
+            take(Work { file, content: Content::Line(line), number, bytes })?;
         }
     }
     Ok(())
+}
+
+/// The next line with its end; none at the end of the file. Of a line of more than [`MAX_DOCUMENT`] bytes, one byte more is read.
+pub(crate) fn next_line(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+    let mut line = vec![];
+    let read = reader.take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut line)?;
+    Ok((read > 0).then_some(line))
 }
 
 fn wrong(file: &FileState, line: u64, problem: DocumentError) -> Stopped {

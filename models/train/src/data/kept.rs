@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde::de::IgnoredAny;
 
 use super::DataError;
-use super::cache::MANIFEST;
+use super::cache::{MANIFEST, Manifest};
 use super::error::{cannot_read, cannot_write};
 use crate::file_lock::FileLock;
 use crate::files;
@@ -25,13 +25,13 @@ pub struct KeptTokens {
     pub bytes: u64,
     /// When it was last used, or begun.
     pub used: SystemTime,
-    /// Whether it is whole: what a process has left that ended while it made it is not.
+    /// Whether it is complete. Folders of killed processes are not.
     pub is_whole: bool,
 }
 
 impl KeptTokens {
-    /// Lists what is in the cache, the most recently used first, and what killed processes have left, also by `tokenize` and `export`. A
-    /// cache that is not there is empty.
+    /// Lists the entries of a cache and what killed processes have left, the most recently used first. `tokenize` and `export` leave
+    /// such folders, too. A missing cache is empty.
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -52,8 +52,8 @@ impl KeptTokens {
                 bytes => {
                     let bytes = bytes.map_err(cannot_read(&path))?;
                     let manifest = files::read(&path.join(MANIFEST)).unwrap_or_default();
-                    let manifest: Value = serde_json::from_slice(&manifest).unwrap_or_default();
-                    let of = manifest["of"].as_str().unwrap_or_default().into();
+                    let manifest = serde_json::from_slice::<Manifest<IgnoredAny>>(&manifest);
+                    let of = manifest.map(|manifest| manifest.of).unwrap_or_default();
                     kept.push(Self { path, of, bytes, used, is_whole });
                 }
             }

@@ -45,6 +45,7 @@ mod token_writer;
 mod tokenize;
 
 pub use dataset::{Dataset, DatasetSize, SequenceShape, Validation};
+pub(crate) use documents::next_line;
 pub(crate) use error::MAX_DOCUMENT;
 pub use error::{DataError, DocumentError};
 pub use file_state::FileState;

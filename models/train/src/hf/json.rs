@@ -13,7 +13,7 @@ use super::reader::HfReader;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
 
-/// The files and keys that say how weights are quantized, in the order in which they count: the usual key, that of older versions of
+/// Files and keys that describe quantized weights. The first one found counts: the usual key, the key of older versions of
 /// compressed-tensors, and ModelOpt's own file.
 const QUANTIZATION: [(&str, &str); 3] =
     [(CONFIG, "quantization_config"), (CONFIG, "compression_config"), ("hf_quant_config.json", "quantization")];
@@ -39,7 +39,7 @@ pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError>
     for (file, key) in QUANTIZATION {
         let path = dir.join(file);
         let map = if path.exists() { object(&path)? } else { Map::new() };
-        // ModelOpt's may be about caches of keys and values alone.
+        // ModelOpt's file may describe only a key-value cache.
         if let Some(config) = HfReader::new(&path, &map).object(key)?.filter(|config| !config.is_null("quant_algo")) {
             return Quantization::read(&config).map(Some);
         }

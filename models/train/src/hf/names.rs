@@ -1,5 +1,7 @@
 //! Names: the one place that knows how module paths and Hugging Face's tensor names correspond.
 
+use fancy_regex::{Regex, RegexBuilder};
+
 /// The Hugging Face tensor name of the parameter at `module_path`, for example
 /// `layers.0.self_attn.q_proj.weight` → `model.layers.0.self_attn.q_proj.weight`.
 ///
@@ -41,10 +43,15 @@ pub(crate) fn is_ignored(hf_name: &str) -> bool {
     hf_name.ends_with(".rotary_emb.inv_freq")
 }
 
-/// Whether a tensor is a scale that is not used: of keys, values and probabilities in attention, or a bound of inputs.
+/// Whether a tensor is an unused scale: of keys, values and probabilities in attention, or a bound of inputs.
 pub(crate) fn is_unused_scale(hf_name: &str) -> bool {
     const OWN: [&str; 6] = ["k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale", "input_scale_ub"];
     let of_cache = ["k_proj.output_scale", "v_proj.output_scale"];
     let own = hf_name.rsplit('.').next().unwrap_or(hf_name);
     OWN.contains(&own) || of_cache.iter().any(|end| hf_name.ends_with(end))
+}
+
+/// A regex for names, which fails after 10,000 steps back in one: a list of hundreds must not take minutes.
+pub(super) fn bounded_regex(regex: &str) -> Result<Regex, fancy_regex::Error> {
+    RegexBuilder::new(regex).backtrack_limit(10_000).build()
 }

@@ -14,12 +14,12 @@ use burn::module::Param;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::lora::{Lora, LoraAdapter, LoraConfig};
-use fancy_regex::{Regex, RegexBuilder};
+use fancy_regex::Regex;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::json::object;
-use super::names::hf_module;
+use super::names::{bounded_regex, hf_module};
 use super::parameters::read;
 use super::reader::HfReader;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
@@ -33,9 +33,6 @@ const TARGETS: &str = "target_modules";
 
 /// All linears but the output layer.
 const ALL_LINEAR: &str = "all-linear";
-
-/// Steps back that a pattern may take in a name, so that hundreds of patterns are matched with hundreds of names at once.
-const MAX_BACKTRACKS: usize = 10_000;
 
 /// Which numbers a key may have, and the same in words.
 type Range = (fn(f64) -> bool, &'static str);
@@ -125,7 +122,7 @@ const KNOWN: [&str; 20] = [
     "task_type",
 ];
 
-/// The configuration of an adapter in a folder. Names of linears replace PEFT's regexes, and are compared with the tensors that are there.
+/// The configuration of an adapter in a folder. Names of linears replace PEFT's regexes.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a kind of adapter that is not LoRA as
@@ -228,11 +225,6 @@ fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Optio
     }
 }
 
-/// A regex that gives up on a name after [`MAX_BACKTRACKS`].
-pub(super) fn bounded_regex(regex: &str) -> Result<Regex, fancy_regex::Error> {
-    RegexBuilder::new(regex).backtrack_limit(MAX_BACKTRACKS).build()
-}
-
 /// A regex for names of linears, and where it stands.
 struct Pattern<'a> {
     json: HfReader<'a>,
@@ -263,7 +255,7 @@ fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<V
     object.others(&[]).map(entry).collect()
 }
 
-/// The number that a pattern has for a linear. PEFT takes the first that matches, and the order of keys is not known here: all must agree.
+/// The number that the patterns give a linear. PEFT takes the first match. The order of keys is not known here, so all must agree.
 fn of_pattern(
     patterns: &[(Pattern<'_>, f64)],
     module: &str,

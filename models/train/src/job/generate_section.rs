@@ -73,8 +73,10 @@ const TOKENS: [&str; 3] = ["bos_", "eos_", "pad_"];
 const OTHERS: [&str; 7] = ["cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
-    /// Takes what a checkpoint's folder says in `generation_config.json`, if it has one: with Hugging Face's defaults for what is not there,
-    /// by which only `do_sample` draws tokens. Returns a note on keys that would change the text and are not done here, too.
+    /// Takes the settings of `generation_config.json` in a checkpoint's folder, if it has one. Missing keys have Hugging Face's defaults:
+    /// tokens are drawn only with `do_sample`.
+    ///
+    /// The note names keys that would change the text and are not implemented.
     ///
     /// # Errors
     /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for a value that cannot be.

@@ -156,7 +156,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         config: &'a LoraConfig,
         /// Elements of all adapters, and of the largest matrix of one.
         adapters: [u64; 2],
-        /// A rank of which no matrix can be made.
+        /// A rank whose matrix would have too many elements.
         too_large: Option<usize>,
     }
     impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
@@ -331,8 +331,9 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     Err(JobError::StepMemory { needed: size(peak), there: size(there) })
 }
 
-/// Says what a step takes, and refuses a run whose steps take more than there is. As an estimate may be off by a
-/// tenth, a run that would take so much more is warned of and not refused.
+/// Prints the memory of a step, and refuses a run that needs more than there is.
+///
+/// The estimate may be off by a tenth: a run that exceeds the memory by less than that is only warned of.
 ///
 /// # Errors
 /// [`JobError::StepMemory`]; of a model that does not say what its layers keep [`JobError::Memory`], if not even what is known fits.

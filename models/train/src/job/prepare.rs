@@ -161,8 +161,9 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// Differences of a run from the FP8 folder that its parameters come from: scales that are not used; in FP8 weights that are cast again, with
-/// settings that would keep their codes, and inputs.
+/// Notes on how a run differs from the FP8 folder of its parameters.
+///
+/// They name unused scales. In FP8 they also name requantized weights, with settings that would keep their codes, and inputs.
 ///
 /// # Errors
 /// [`JobError::Float8`] for an FP8 config that does not fit the model.

@@ -197,11 +197,13 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
             check_report_path(path)?;
         }
         let text = self.config.text()?;
-        let samples = self.config.generate.max_new_tokens > 0;
-        let prompt = |is_chat| Ok::<_, JobError>(text.prompt(&self.config.generate.prompt, is_chat)?.len());
+        if self.config.generate.max_new_tokens == 0 {
+            return Ok(Prompted { text, prompt: None });
+        }
+        let [plain, chat] = [false, true].map(|is_chat| text.prompt(&self.config.generate.prompt, is_chat));
         // A template that refuses the prompt only costs the sample.
-        let prompt = samples.then(|| Ok::<_, JobError>(prompt(false)?.max(prompt(true).unwrap_or(0)))).transpose()?;
-        Ok(Prompted { text, prompt })
+        let longest = plain?.len().max(chat.map_or(0, |prompt| prompt.len()));
+        Ok(Prompted { text, prompt: Some(longest) })
     }
 
     fn place(&self, prompted: &Prompted) -> Result<Place<A::Config>, JobError> {

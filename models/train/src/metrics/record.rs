@@ -70,7 +70,7 @@ pub struct TrainRecord {
     /// Learning rate.
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
-    /// Tokens per second since the last line in the log. NaN, and not in the file, for a step without such a line.
+    /// Tokens per second since the last line in the log. A step without a line has NaN, which is not written.
     #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tokens_per_second: f64,
     /// Model TFLOP/s since the last line in the log, likewise.
@@ -160,7 +160,7 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens a file to append to it, or makes one. A link is an error. A line that a killed process has left unfinished is removed.
+    /// Opens a file to append to, or makes one. A link is an error. An unfinished last line is removed.
     ///
     /// # Errors
     /// [`TrainError::Write`].

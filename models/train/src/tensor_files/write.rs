@@ -57,7 +57,7 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 ///
 /// # Errors
 /// The error of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
-/// a name given twice, and for bytes that are more or fewer than the shape says. What was there is then as it was.
+/// a name given twice, and for bytes that do not fit the shape. After an error the old file is unchanged.
 pub fn write_file<E: From<TensorFilesError>>(
     path: &Path,
     tensors: &[NewTensor<'_, E>],

@@ -6,26 +6,16 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{ConfigFile, TokenizerError, limits};
+use super::{ConfigFile, SPECIAL_TOKENS, TokenizerError, limits};
 
 /// Tokens by their ids.
 const DECODER: &str = "added_tokens_decoder";
 /// Ids of tokens, where `tokenizer_config.json` has none.
 const FILE: &str = "added_tokens.json";
-/// Special tokens, where `tokenizer_config.json` has no [`DECODER`].
+/// Special tokens. It is read if `tokenizer_config.json` has no [`DECODER`].
 const SPECIAL_FILE: &str = "special_tokens_map.json";
-/// Special tokens without ids, which follow the others in this order.
-const WITHOUT_IDS: [&str; 9] = [
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-    "additional_special_tokens",
-    "extra_special_tokens",
-];
+/// Lists of special tokens without ids. They follow the tokens with keys of their own.
+const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
 /// A token, and the id that a file says it has.
 pub(super) struct Added {
@@ -63,9 +53,9 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
         None => listed.extend(of_file.clone()),
     }
     listed.sort_by_key(|(id, ..)| id.as_ref().and_then(Value::as_u64));
-    for key in WITHOUT_IDS {
-        // Of a key in both files, one token is the older file's, and a list is the newer one's.
-        let is_one = key.ends_with("_token");
+    let ones = SPECIAL_TOKENS.map(|key| (key, true));
+    for (key, is_one) in ones.into_iter().chain(LISTS.map(|key| (key, false))) {
+        // If both files have the key, a single token comes from the older one, and a list from the newer one.
         let is_older = if is_one { special.get(key).is_some() } else { config.get(key).is_none() };
         let file = if is_older { &special } else { &config };
         let tokens: Vec<&Value> = match file.get(key) {
@@ -112,7 +102,7 @@ fn token(value: &Value) -> Option<AddedToken> {
 /// Adds the tokens that a tokenizer does not have yet, and gives these.
 ///
 /// # Errors
-/// [`TokenizerError::AddedToken`] for one that the tokenizer gives another id than its file, or does not have.
+/// [`TokenizerError::AddedToken`] for a token whose id in the tokenizer is not its file's.
 pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>, TokenizerError> {
     let mut new = vec![];
     for Added { token, id, path, must_be_there } in all {

@@ -7,6 +7,10 @@ use serde_json::{Map, Value};
 use super::TokenizerError;
 use crate::files;
 
+/// Keys of single special tokens in `tokenizer_config.json`, in the order in which transformers adds them. Templates know the same names.
+pub(crate) const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
 /// A JSON object in a file; empty if the file is not there.
 pub(crate) struct ConfigFile {
     pub(super) path: PathBuf,

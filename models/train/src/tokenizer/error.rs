@@ -82,9 +82,7 @@ pub enum TokenizerError {
         value: String,
     },
     /// A file says that a token has an id, and the tokenizer gives it another one or does not have it.
-    #[error(
-        "{}: {token:?} has the id {id}, but {problem}", path.display()
-    )]
+    #[error("{}: {token:?} has the id {id}, but {problem}", path.display())]
     AddedToken {
         /// The file.
         path: Box<Path>,

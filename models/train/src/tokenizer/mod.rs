@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 pub use bytes::ByteTokenizer;
-pub(crate) use config::ConfigFile;
+pub(crate) use config::{ConfigFile, SPECIAL_TOKENS};
 pub use error::TokenizerError;
 use hugging_face::HuggingFace;
 use marks::Marks;
@@ -134,7 +134,7 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The vocabulary of the model that it is for, where that is smaller than its own.
+    /// The model's vocabulary, where it is smaller than the tokenizer's.
     pub(crate) fn limit(&self) -> Option<usize> {
         self.limit
     }
@@ -185,7 +185,7 @@ impl Tokenizer {
         fingerprint.number(mark(self.marks.bos)).number(mark(self.marks.eos)).hex()
     }
 
-    /// One more than the largest id; no more than the model has [that it is for](Self::for_vocabulary).
+    /// One more than the largest id, or the [model's vocabulary](Self::for_vocabulary) if that is smaller.
     pub fn vocab_size(&self) -> usize {
         self.limit.unwrap_or_else(|| self.own_size())
     }
@@ -224,8 +224,8 @@ impl Tokenizer {
     /// The ids of `text`, without any that begin or end it.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`]. [`TokenizerError::BeyondMark`] for plain text, which is a document's, if
-    /// the model does not have the EOS that ends documents.
+    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`].
+    /// [`TokenizerError::BeyondMark`] for plain text of documents, if the model lacks the EOS that ends them.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
         if special == SpecialTokens::AreText {
             self.check_mark("eos_token", self.marks.eos)?;

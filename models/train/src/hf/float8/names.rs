@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use fancy_regex::Regex;
 
 use super::error::Float8FilesError;
-use crate::hf::peft::bounded_regex;
+use crate::hf::names::bounded_regex;
 use crate::hf::reader::HfReader;
 
 /// The class of all linears, for which `Linear` stands in a list.

@@ -75,11 +75,11 @@ pub enum Batching {
     /// So many at a time, with the bits of each alone where all linears but the output layer give so many rows these bits
     /// ([`independent_rows`](burn_float8::report::independent_rows)): their weights are read once for all of them.
     Exact(NonZero<usize>),
-    /// All of them, 64 at a time. The texts are those of each prompt alone up to rounding, or with FP8 scales of whole tensors up to those.
+    /// 64 prompts at a time. Each text differs from the prompt's text alone by rounding, and with per-tensor FP8 scales by the scales.
     All,
 }
 
-/// Prompts whose keys and values are in memory at once.
+/// Prompts that have a key-value cache at once.
 const TOGETHER: usize = 64;
 
 impl Batching {
