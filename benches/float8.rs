@@ -12,6 +12,8 @@ mod cache;
 mod gemm;
 mod gemv;
 mod generate;
+#[path = "src/bin/float8-gpu/bench/given.rs"]
+mod given;
 mod grouped;
 mod host;
 mod limits;

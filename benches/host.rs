@@ -10,22 +10,25 @@
 
 use std::time::Instant;
 
-use burn::tensor::backend::Backend;
-use burn::tensor::ops::{FloatTensor, ModuleOps};
-use burn::tensor::{DType, Distribution, Tensor};
+use burn::backend::Autodiff;
+use burn::backend::autodiff::grads::Gradients;
+use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::module::linear;
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
 use burn_float8::{Float8, Float8Config, Float8Tensor, Recipe, set_default_config};
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
 use serde::Serialize;
 
-use crate::median;
+use crate::{given, median};
 
 /// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
 type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
 
-/// M, K and N: what the host does for a launch is the same for all, but its memory stands in for the device's.
-const SHAPE: [usize; 3] = [64, 64, 64];
+/// M, K and N: large enough that codes are in another pool than scales, as they are in models.
+const SHAPE: [usize; 3] = [1024, 1024, 1024];
 
 /// Calls between two waits, which are a round.
 const CALLS: usize = 50;
@@ -36,9 +39,13 @@ const ROUNDS: u32 = 5;
 /// Rounds that do not count.
 const WARM_UP: u32 = 2;
 
+/// Tensors of one element that are live beside the linear. CubeCL's memory pool visits every live piece for a new one.
+const LIVE: [usize; 2] = [0, 2000];
+
 /// One precision.
 #[derive(Serialize)]
 pub struct Row {
+    live_tensors: usize,
     precision: String,
     launches: f64,
     /// Median microseconds of forward and backward.
@@ -47,11 +54,15 @@ pub struct Row {
     per_launch: [f64; 3],
 }
 
-fn step<B: ModuleOps<B> + Backend>(x: FloatTensor<B>, w: FloatTensor<B>, dy: FloatTensor<B>) {
-    let y = B::linear(x.clone(), w.clone(), None);
-    let dx = B::linear_x_backward(w, dy.clone());
-    let dw = B::linear_weight_backward(x, dy);
-    drop((y, dx, dw));
+/// Forward of x and w and backward from dy. `root` has one element.
+fn step<B: AutodiffBackend<Gradients = Gradients>>(
+    inputs: [FloatTensor<B::InnerBackend>; 2],
+    backward: impl FnOnce(FloatTensor<B>) -> Gradients,
+) {
+    let new = |input| Tensor::<B, 2>::from_inner(Tensor::from_primitive(TensorPrimitive::Float(input))).require_grad();
+    let [x, w] = inputs.map(new);
+    let grads = backward(linear(x.clone(), w.clone(), None).into_primitive().tensor());
+    drop((x.grad(&grads).expect("x is tracked"), w.grad(&grads).expect("w is tracked")));
 }
 
 /// Microseconds and launches of a call, by a round of calls.
@@ -66,30 +77,37 @@ fn measure(mut call: impl FnMut()) -> [f64; 2] {
     [start.elapsed().as_secs_f64() * 1e6, idle.take_launches() as f64].map(|sum| sum / CALLS as f64)
 }
 
-/// bf16, and every recipe that needs no layer. All take turns, so that other work on the machine slows each of them.
+/// bf16, and every recipe that needs no layer, alone and beside live tensors.
 pub fn rows(repeat: u32) -> Vec<Row> {
+    LIVE.into_iter().flat_map(|live| rows_beside(live, repeat)).collect()
+}
+
+/// All precisions take turns, so that other work on the machine slows each of them.
+fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
     let [m, k, n] = SHAPE;
     let device = OfflineDevice::default();
+    let _live: Vec<_> = (0..live_tensors).map(|_| Tensor::<Cuda, 1>::zeros([1], &device)).collect();
     let tensor = |shape: [usize; 2]| {
         Tensor::<Cuda, 2>::random(shape, Distribution::Default, &device).cast(DType::BF16).into_primitive().tensor()
     };
-    let inputs = [tensor([m, k]), tensor([k, n]), tensor([m, n])];
+    let inputs = [tensor([m, k]), tensor([k, n]), tensor([m, n]), tensor([1, 1])];
     let recipes: Vec<_> = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed).collect();
     let round = || {
         let plain = measure(|| {
-            let [x, w, dy] = inputs.clone();
-            step::<Cuda>(x, w, dy);
+            let [x, w, dy, root] = inputs.clone();
+            step::<Autodiff<Cuda>>([x, w], |y| given::backward(y, dy, root));
         });
         let quantized = recipes.iter().map(|recipe| {
-            let set = set_default_config::<Float8<Cuda>>(
+            let set = set_default_config::<Float8<Autodiff<Cuda>>>(
                 &device,
                 Some(&Float8Config::new(*recipe).with_self_check(SelfCheck::Off)),
             );
             set.expect("a recipe without a history");
             measure(|| {
                 // New to the decorator: nothing is cast yet.
-                let [x, w, dy] = inputs.clone().map(Float8Tensor::new);
-                step::<Float8<Cuda>>(x, w, dy);
+                let [x, w, dy, root] = inputs.clone();
+                let inputs = [x, w].map(Float8Tensor::new);
+                step::<Float8<Autodiff<Cuda>>>(inputs, |y| given::backward(y.into_full(), dy, root));
             })
         });
         [plain].into_iter().chain(quantized).collect::<Vec<_>>()
@@ -101,7 +119,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
         let per_launch = |[microseconds, launches]: [f64; 2]| microseconds / launches;
         let ratios = rounds.iter().map(|round| per_launch(round[i]) / per_launch(round[0])).collect();
         let [microseconds, launches] = [0, 1].map(|j| median(rounds.iter().map(|round| round[i][j]).collect()));
-        Row { precision, launches, microseconds, per_launch: quartiles(ratios) }
+        Row { live_tensors, precision, launches, microseconds, per_launch: quartiles(ratios) }
     };
     names.enumerate().map(row).collect()
 }
@@ -118,13 +136,13 @@ pub fn print(rows: &[Row]) {
     }
     println!("\nhost time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device");
     println!(
-        "{:<22}  {:>8}  {:>8}  {:>13}  {:>14}  {:>12}",
-        "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"
+        "{:<12}  {:<22}  {:>8}  {:>8}  {:>13}  {:>14}  {:>12}",
+        "live tensors", "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"
     );
-    for Row { precision, launches, microseconds, per_launch: [low, middle, high] } in rows {
+    for Row { live_tensors, precision, launches, microseconds, per_launch: [low, middle, high] } in rows {
         let each = microseconds / launches;
         println!(
-            "{precision:<22}  {launches:>8.1}  {microseconds:>8.1}  {each:>13.2}  {middle:>14.2}  {low:>5.2}, {high:.2}"
+            "{live_tensors:<12}  {precision:<22}  {launches:>8.1}  {microseconds:>8.1}  {each:>13.2}  {middle:>14.2}  {low:>5.2}, {high:.2}"
         );
     }
 }

@@ -14,6 +14,7 @@ use crate::load::{Cursor, Geometry, all_loaded, load_vector, magnitude, max_magn
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::view::Checked;
+use crate::words::words;
 use crate::{KernelError, MatrixView};
 
 /// Vectors of 16 bytes that a unit has in flight.
@@ -82,7 +83,7 @@ impl Maxima {
 
     /// Launches what finds the largest, f32 `[1]`.
     pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
-        let amax = client.empty(4);
+        let amax = words(client, 1);
         let isa = Isa::of(client);
         // SAFETY: the kernel writes one word.
         unsafe {

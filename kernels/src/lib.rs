@@ -38,6 +38,7 @@ mod scale;
 mod source;
 mod struck;
 mod view;
+mod words;
 
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};

@@ -39,6 +39,7 @@ use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::struck::strike;
 use crate::view::{Checked, MAX_INDEX, check_aligned, check_bytes};
+use crate::words::words;
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
 /// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
@@ -347,11 +348,6 @@ fn check<R: Runtime>(
         }
     }
     Ok(x)
-}
-
-/// Memory for `len` words.
-fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle {
-    client.empty(len * 4)
 }
 
 /// All of a piece of memory from [`words`], as a kernel's argument.

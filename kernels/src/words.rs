@@ -1,0 +1,46 @@
+//! Memory for scales, amaxes and codes.
+//!
+//! CubeCL's pool visits every live piece of a page for each new one, so thousands of scales would cost the host more than the launches.
+//! Small pieces are cut from a larger one, which is free again when all of its parts are.
+
+use std::cell::RefCell;
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use cubecl::stream_id::StreamId;
+
+use crate::struck::device_key;
+
+/// Bytes of the largest small piece: one f32 for each of 8,192 rows.
+const SMALL: usize = 32 << 10;
+
+/// Bytes that small pieces are cut from.
+const WHOLE: usize = 256 << 10;
+
+/// The unused rest of a piece, of one device and stream.
+struct Rest {
+    of: (usize, StreamId),
+    whole: Handle,
+    start: usize,
+}
+
+thread_local! {
+    static REST: RefCell<Option<Rest>> = const { RefCell::new(None) };
+}
+
+/// Memory for `len` words.
+pub(crate) fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle {
+    let bytes = 4 * len;
+    if bytes > SMALL {
+        return client.empty(bytes);
+    }
+    let of = (device_key(client), StreamId::current());
+    REST.with_borrow_mut(|rest| {
+        let known = rest.take().filter(|rest| rest.of == of && rest.start + bytes <= WHOLE);
+        let Rest { whole, start, .. } = known.unwrap_or_else(|| Rest { of, whole: client.empty(WHOLE), start: 0 });
+        let piece = whole.clone().offset_start(start as u64).offset_end((WHOLE - start - bytes) as u64);
+        let start = start + bytes.next_multiple_of(client.properties().memory.alignment as usize);
+        *rest = Some(Rest { of, whole, start });
+        piece
+    })
+}
