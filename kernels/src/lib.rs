@@ -55,9 +55,7 @@ pub use health::{Health, health, health_len};
 pub use launched::{KernelVariant, launched_by};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
-pub use quantize::{
-    cast_instructions, quantize, quantize_fused, quantize_with_amax, quantize_with_maxima, strike_casts, transpose,
-};
+pub use quantize::{cast_instructions, quantize, quantize_with_amax, strike_casts, transpose};
 pub use scale::{InvScale, Scale, ScaleMode};
 pub use struck::{device_key, strikes};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -1,4 +1,4 @@
-//! What stands beside the linears of a transformer, forward and backward, each in one kernel that writes no tensor between.
+//! Fused operations of a transformer, forward and backward, each in one kernel that writes no tensor between.
 //!
 //! ```text
 //! SwiGLU     y = a s b,               s = σ(a)             da = dy b s (a (1 - s) + 1),     db = dy a s
@@ -6,29 +6,21 @@
 //!            dx = r (g - n mean(g n)),   g = dy γ,  n = x r   dγ = Σ_rows dy n
 //! rotary     y₁ = x₁ c - x₂ s,        y₂ = x₂ c + x₁ s     back: the same with -s
 //! ```
-//! Computed in f32; what comes out has the dtype of what goes in. What a linear reads, forward or backward, leaves with its maxima: an FP8 cast
-//! with one scale for the tensor ([`quantize_with_maxima`](crate::quantize_with_maxima)) then does not read it for its amax.
+//! Computed in f32; results have the dtype of the first input.
 
-mod prologue;
 mod rms_norm;
 mod rotary;
 mod swiglu;
 
-pub(crate) use prologue::{Beside, Loaded, Prologue};
-pub use prologue::{FusedInputs, casts_fused};
-pub use rms_norm::{inverse_rms, rms_norm, rms_norm_backward};
+pub use rms_norm::{rms_norm, rms_norm_backward};
 pub use rotary::rotary;
 pub use swiglu::{swiglu, swiglu_backward};
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
-use half::{bf16, f16};
 
-use crate::grid::{UNITS, cube_max};
-use crate::load::element;
-use crate::ptx::cvt::Isa;
-use crate::source::Source;
+use crate::grid::UNITS;
 use crate::struck::{is_struck, strike};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
@@ -38,39 +30,21 @@ use crate::{KernelError, MatrixView, supports};
 pub enum FusedKernel {
     /// [`swiglu`] and [`swiglu_backward`].
     SwiGlu,
-    /// [`quantize_fused`](crate::quantize_fused) of SwiGLU.
-    SwiGluCast,
     /// [`rms_norm`] and [`rms_norm_backward`].
     RmsNorm,
-    /// [`quantize_fused`](crate::quantize_fused) of RMSNorm, and [`inverse_rms`] for it.
-    RmsNormCast,
     /// [`rotary`], both ways.
     Rotary,
-}
-
-/// What comes of an operation, and the maxima of its magnitudes.
-#[derive(Clone, Debug)]
-pub struct WithMaxima {
-    /// In the shape and dtype of what went in.
-    pub y: Handle,
-    /// f32, as many as [`maxima_len`] says: the largest of them is max |y|, NaN if y holds one. None where they were not asked for.
-    pub maxima: Option<Handle>,
 }
 
 /// Elements of a unit in one round.
 const EACH: usize = 8;
 
-/// Most cubes of a kernel that leaves maxima: each cube of a cast folds as many in one round.
+/// Most cubes of a kernel whose cubes go through the elements in step.
 const MOST_CUBES: usize = 1024;
 
-/// How many maxima an operation leaves of a tensor `[rows, cols]`.
-pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
-    match kernel {
-        FusedKernel::SwiGlu | FusedKernel::SwiGluCast | FusedKernel::Rotary => {
-            (rows * cols).div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
-        }
-        FusedKernel::RmsNorm | FusedKernel::RmsNormCast => rms_norm::cubes(rows, cols, MOST_CUBES),
-    }
+/// Cubes of an operation that goes through so many elements.
+fn cubes(elements: usize) -> usize {
+    elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
 }
 
 /// From here on the operation returns [`KernelError::StruckOff`] on this device.
@@ -155,78 +129,8 @@ fn gamma_of<R: Runtime>(
     Dense::new(client, kernel, [gamma])
 }
 
-/// Memory for a maximum of each of so many cubes, if they are asked for.
-fn maxima<R: Runtime>(client: &ComputeClient<R>, cubes: usize, wanted: bool) -> Option<Handle> {
-    wanted.then(|| client.empty(cubes * 4))
-}
-
-/// Memory from [`maxima`], as a kernel's argument.
-fn maxima_arg<R: Runtime>(memory: Option<&Handle>, cubes: usize) -> ComptimeOptionArgs<Array<u32>, R> {
-    // SAFETY: it has as many words.
-    memory.map(|memory| unsafe { ArrayArg::from_raw_parts(memory.clone(), cubes) }).into()
-}
-
-/// Leaves the largest of the cube's where it is asked for. All units of the cube must call it; it synchronizes them.
-#[cube]
-fn leave(maxima: &mut ComptimeOption<Array<u32>>, largest: u32, #[comptime] isa: Isa) {
-    #[comptime]
-    if let ComptimeOption::Some(maxima) = maxima {
-        let largest = cube_max(largest, isa);
-        if UNIT_POS == 0 {
-            maxima[CUBE_POS] = largest;
-        }
-        // What the maximum went through may be used again.
-        sync_cube();
-    }
-}
-
 /// In f32.
 #[cube]
 fn wide<O: Float, N: Size>(values: Vector<O, N>) -> Vector<f32, N> {
     Vector::<f32, N>::cast_from(values)
-}
-
-/// The largest of `largest` and of the bits of the magnitudes of `values`.
-#[cube]
-fn largest_of<O: Float, N: Size>(largest: u32, values: Vector<O, N>) -> u32 {
-    let values = wide::<O, N>(values);
-    let mut largest = largest;
-    let width = N::value();
-    #[unroll]
-    for i in 0..width {
-        largest = max(largest, u32::reinterpret(values[i]) & 0x7fff_ffffu32);
-    }
-    largest
-}
-
-/// The elements that a word of `source` has place for, one or two, from that of word `word` on: of those in the words `raw[first..]`, which
-/// have the dtype `of`.
-#[cube]
-fn unpacked(
-    raw: &Array<u32>,
-    #[comptime] first: u32,
-    #[comptime] word: u32,
-    #[comptime] source: Source,
-    #[comptime] of: Source,
-    #[comptime] isa: Isa,
-) -> Vector<f32, Const<2>> {
-    let each = comptime!(source.per_word());
-    let mut values = Vector::<f32, Const<2>>::new(0.0f32);
-    #[unroll]
-    for i in 0..each {
-        values[comptime!(i as usize)] = f32::reinterpret(element(raw, first, comptime!(word * each + i), of, isa));
-    }
-    values
-}
-
-/// The elements of a word, rounded to their dtype; of f32 the first alone.
-#[cube]
-fn packed(values: Vector<f32, Const<2>>, #[comptime] source: Source) -> u32 {
-    if comptime!(source == Source::F32) {
-        u32::reinterpret(values[0])
-    } else if comptime!(source == Source::Bf16) {
-        u32::reinterpret(Vector::<bf16, Const<2>>::cast_from(values))
-    } else {
-        u32::reinterpret(Vector::<f16, Const<2>>::cast_from(values))
-    }
 }

@@ -4,8 +4,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Dense, EACH, FusedKernel, MOST_CUBES, WithMaxima, gamma_of, largest_of, wide};
-use crate::grid::{UNITS, cube_first, cube_max, fold, lanes_sum};
+use super::{Dense, EACH, FusedKernel, MOST_CUBES, gamma_of, wide};
+use crate::grid::{UNITS, cube_first, fold, lanes_sum};
 use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
 use crate::{KernelError, MatrixView};
@@ -24,12 +24,11 @@ fn rows_per_cube(cols: usize) -> usize {
 }
 
 /// Cubes for so many rows.
-pub(super) fn cubes(rows: usize, cols: usize, most: usize) -> usize {
+fn cubes(rows: usize, cols: usize, most: usize) -> usize {
     rows.div_ceil(rows_per_cube(cols)).min(most)
 }
 
-/// `y = x (1 / √(mean x² + ε)) γ` of each row of contiguous `x [rows, cols]`, with the maxima of its magnitudes; γ `[1, cols]` has the
-/// dtype of x, or is f32.
+/// `y = x (1 / √(mean x² + ε)) γ` of each row of contiguous `x [rows, cols]`. γ `[1, cols]` has the dtype of x, or is f32.
 ///
 /// # Errors
 /// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for γ.
@@ -38,16 +37,15 @@ pub fn rms_norm<R: Runtime>(
     x: &MatrixView,
     gamma: &MatrixView,
     epsilon: f32,
-) -> Result<WithMaxima, KernelError> {
-    let (inputs, gamma, width) = checked(client, FusedKernel::RmsNorm, [x], gamma)?;
+) -> Result<Handle, KernelError> {
+    let (inputs, gamma, width) = checked(client, [x], gamma)?;
     let [rows, cols] = x.shape;
     let cubes = cubes(rows, cols, MOST_CUBES);
-    let maxima = client.empty(cubes * 4);
     let ([x], [x_base]) = inputs.args();
     let ([gamma_arg], [gamma_base]) = gamma.args();
     let (y, y_arg) = inputs.output(client);
     let (lanes, isa) = (lanes(cols), Isa::of(client));
-    // SAFETY: the inputs are checked, indices stay below the rows and their vectors, and cube `i` of `cubes` writes maximum `i`.
+    // SAFETY: the inputs are checked, and indices stay below the rows and their vectors.
     unsafe {
         rms_norm_forward::launch_unchecked::<R>(
             client,
@@ -57,7 +55,6 @@ pub fn rms_norm<R: Runtime>(
             x,
             gamma_arg,
             y_arg,
-            ArrayArg::from_raw_parts(maxima.clone(), cubes),
             x_base,
             gamma_base,
             RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
@@ -67,42 +64,7 @@ pub fn rms_norm<R: Runtime>(
             note(client, "rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
         );
     }
-    Ok(WithMaxima { y, maxima: Some(maxima) })
-}
-
-/// `1 / √(mean x² + ε)` of each row of contiguous `x [rows, cols]`, f32 `[rows]`: the bits that [`rms_norm`] of x and this γ multiplies by.
-///
-/// # Errors
-/// As [`rms_norm`].
-pub fn inverse_rms<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &MatrixView,
-    gamma: &MatrixView,
-    epsilon: f32,
-) -> Result<Handle, KernelError> {
-    // The order of the sum depends on the width of γ's vectors too.
-    let (inputs, _, width) = checked(client, FusedKernel::RmsNormCast, [x], gamma)?;
-    let [rows, cols] = x.shape;
-    let inverses = client.empty(rows * 4);
-    let ([x], [x_base]) = inputs.args();
-    let (lanes, isa) = (lanes(cols), Isa::of(client));
-    // SAFETY: as in forward; one unit of each row writes its word of `inverses`.
-    unsafe {
-        rms_norm_inverses::launch_unchecked::<R>(
-            client,
-            CubeCount::new_1d(cubes(rows, cols, MOST_CUBES) as u32),
-            CubeDim::new_1d(UNITS),
-            width,
-            x,
-            ArrayArg::from_raw_parts(inverses.clone(), rows),
-            x_base,
-            RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
-            isa,
-            inputs.dtype,
-            note(client, "rms_norm_inverses", (width, lanes, isa, inputs.dtype)),
-        );
-    }
-    Ok(inverses)
+    Ok(y)
 }
 
 /// The gradients of x and γ, of which y has `dy`: that of γ is f32 `[cols]`.
@@ -116,7 +78,7 @@ pub fn rms_norm_backward<R: Runtime>(
     dy: &MatrixView,
     epsilon: f32,
 ) -> Result<[Handle; 2], KernelError> {
-    let (inputs, gamma, width) = checked(client, FusedKernel::RmsNorm, [x, dy], gamma)?;
+    let (inputs, gamma, width) = checked(client, [x, dy], gamma)?;
     let [rows, cols] = x.shape;
     let cubes = cubes(rows, cols, MOST_PARTIAL.div_ceil(rows_per_cube(cols)));
     let partials = cubes * rows_per_cube(cols);
@@ -164,12 +126,11 @@ pub fn rms_norm_backward<R: Runtime>(
 /// The tensors of x's shape, γ, and the elements in a vector of any of them.
 fn checked<R: Runtime, const N: usize>(
     client: &ComputeClient<R>,
-    kernel: FusedKernel,
     tensors: [&MatrixView; N],
     gamma: &MatrixView,
 ) -> Result<(Dense<N>, Dense<1>, usize), KernelError> {
-    let mut gamma = gamma_of(client, kernel, tensors[0], gamma)?;
-    let mut tensors = Dense::new(client, kernel, tensors)?;
+    let mut gamma = gamma_of(client, FusedKernel::RmsNorm, tensors[0], gamma)?;
+    let mut tensors = Dense::new(client, FusedKernel::RmsNorm, tensors)?;
     let width = tensors.width.min(gamma.width);
     (tensors.width, gamma.width) = (width, width);
     Ok((tensors, gamma, width))
@@ -247,7 +208,6 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
     x: &Array<Vector<O, N>>,
     gamma: &Array<Vector<E, N>>,
     y: &mut Array<Vector<O, N>>,
-    maxima: &mut Array<u32>,
     x_base: u32,
     gamma_base: u32,
     of: Rows,
@@ -258,7 +218,6 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
 ) {
     let lanes = comptime!(of.lanes);
     let lane = UNIT_POS % lanes;
-    let mut largest = 0u32.runtime();
     let mut row = of.first();
     for _ in 0..of.steps() {
         let first = of.first_vector(row);
@@ -268,36 +227,9 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
             while at < of.vectors {
                 let value = wide::<O, N>(x[(x_base + first + at) as usize]);
                 let weight = wide::<E, N>(gamma[(gamma_base + at) as usize]);
-                let result = Vector::<O, N>::cast_from(value * inverse * weight);
-                y[(first + at) as usize] = result;
-                largest = largest_of::<O, N>(largest, result);
+                y[(first + at) as usize] = Vector::<O, N>::cast_from(value * inverse * weight);
                 at += lanes;
             }
-        }
-        row += of.step();
-    }
-    // Nothing comes after it, so that the barrier of `leave` is not needed.
-    let largest = cube_max(largest, isa);
-    if UNIT_POS == 0 {
-        maxima[CUBE_POS] = largest;
-    }
-}
-
-#[cube(launch_unchecked)]
-fn rms_norm_inverses<O: Float, N: Size>(
-    x: &Array<Vector<O, N>>,
-    inverses: &mut Array<f32>,
-    x_base: u32,
-    of: Rows,
-    #[comptime] isa: Isa,
-    #[define(O)] _dtype: StorageType,
-    #[comptime] _version: Version,
-) {
-    let mut row = of.first();
-    for _ in 0..of.steps() {
-        let inverse = of.inverse::<O, N>(x, x_base + of.first_vector(row), isa);
-        if row < of.rows && UNIT_POS.is_multiple_of(comptime!(of.lanes)) {
-            inverses[row as usize] = inverse;
         }
         row += of.step();
     }

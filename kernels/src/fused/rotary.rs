@@ -2,16 +2,15 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
+use cubecl::server::Handle;
 
-use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
+use super::{Dense, FusedKernel, cubes, wide};
 use crate::grid::UNITS;
 use crate::launched::{Version, note};
-use crate::ptx::cvt::Isa;
 use crate::{KernelError, MatrixView};
 
 /// Turns contiguous x `[B, T, heads, d]` by the angles of its positions, and gives `[B, heads, T, d]`; with `back` it takes that and gives x
-/// again, which is also how gradients pass. `x.shape` is `[B · T · heads, d]`, d even; cos and sin are f32 `[T, d/2]`. The maxima of what comes
-/// out leave with it if they are asked for.
+/// again, which is also how gradients pass. `x.shape` is `[B · T · heads, d]`, d even; cos and sin are f32 `[T, d/2]`.
 ///
 /// # Errors
 /// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for dimensions or tables that do not fit x.
@@ -20,8 +19,8 @@ pub fn rotary<R: Runtime>(
     x: &MatrixView,
     [cos, sin]: [&MatrixView; 2],
     [batch, len, heads]: [usize; 3],
-    (back, with_maxima): (bool, bool),
-) -> Result<WithMaxima, KernelError> {
+    back: bool,
+) -> Result<Handle, KernelError> {
     let [rows, dim] = x.shape;
     if rows != batch * len * heads || !dim.is_multiple_of(2) {
         return Err(KernelError::ShapeMismatch { x: x.shape, operand: [batch * len * heads, dim / 2 * 2] });
@@ -41,22 +40,17 @@ pub fn rotary<R: Runtime>(
     let ([cos, sin], [cos_base, sin_base]) = tables.args();
     let (y, y_arg) = inputs.output(client);
     let pairs = inputs.vectors() / 2;
-    let cubes = maxima_len(FusedKernel::Rotary, [rows, dim]);
-    let maxima = maxima(client, cubes, with_maxima);
-    let isa = Isa::of(client);
-    // SAFETY: the inputs are checked, a unit stays below the number of pairs, of which a row has `dim / 2 / width`, and cube `i` of `cubes`
-    // writes maximum `i`.
+    // SAFETY: the inputs are checked, and a unit stays below the number of pairs, of which a row has `dim / 2 / width`.
     unsafe {
         rotate::launch_unchecked::<R>(
             client,
-            CubeCount::new_1d(cubes as u32),
+            CubeCount::new_1d(cubes(rows * dim) as u32),
             CubeDim::new_1d(UNITS),
             width,
             x,
             cos,
             sin,
             y_arg,
-            maxima_arg(maxima.as_ref(), cubes),
             x_base,
             cos_base,
             sin_base,
@@ -66,12 +60,11 @@ pub fn rotary<R: Runtime>(
             if back { heads } else { len } as u32,
             if back { len } else { heads } as u32,
             back,
-            isa,
             inputs.dtype,
-            note(client, "rotate", (width, back, with_maxima, isa, inputs.dtype)),
+            note(client, "rotate", (width, back, inputs.dtype)),
         );
     }
-    Ok(WithMaxima { y, maxima })
+    Ok(y)
 }
 
 /// Cubes go through the pairs of vectors in step.
@@ -81,7 +74,6 @@ fn rotate<O: Float, N: Size>(
     cos: &Array<Vector<f32, N>>,
     sin: &Array<Vector<f32, N>>,
     y: &mut Array<Vector<O, N>>,
-    maxima: &mut ComptimeOption<Array<u32>>,
     x_base: u32,
     cos_base: u32,
     sin_base: u32,
@@ -90,12 +82,9 @@ fn rotate<O: Float, N: Size>(
     slow: u32,
     fast: u32,
     #[comptime] back: bool,
-    #[comptime] isa: Isa,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
-    let leaves = comptime!(maxima.is_some());
-    let mut largest = 0u32.runtime();
     let mut pair = ABSOLUTE_POS as u32;
     while pair < pairs {
         // In the order of x, which is read as it lies.
@@ -109,14 +98,8 @@ fn rotate<O: Float, N: Size>(
         let (c, s) = (cos[(cos_base + table) as usize], sin[(sin_base + table) as usize]);
         let (first, second) = (wide::<O, N>(x[from as usize]), wide::<O, N>(x[(from + half) as usize]));
         let s = if comptime!(back) { Vector::<f32, N>::new(0.0f32) - s } else { s };
-        let y1 = Vector::<O, N>::cast_from(first * c - second * s);
-        let y2 = Vector::<O, N>::cast_from(second * c + first * s);
-        y[to as usize] = y1;
-        y[(to + half) as usize] = y2;
-        if comptime!(leaves) {
-            largest = largest_of::<O, N>(largest_of::<O, N>(largest, y1), y2);
-        }
+        y[to as usize] = Vector::<O, N>::cast_from(first * c - second * s);
+        y[(to + half) as usize] = Vector::<O, N>::cast_from(second * c + first * s);
         pair += CUBE_COUNT as u32 * UNITS;
     }
-    leave(maxima, largest, isa);
 }

@@ -8,7 +8,6 @@ use super::maxima::{col_maximum, col_stage, line_col, row_maximum, row_stage, st
 use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
 use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
-use crate::fused::{Beside, Prologue};
 use crate::grid::{UNITS, cube_first, fold};
 use crate::launched::{Version, note};
 use crate::load::{Geometry, load_pinned};
@@ -73,10 +72,10 @@ struct Folded {
     inv_scale: Handle,
 }
 
-/// Launches what finds the scales of x, or of what is made of x and what lies beside it; memory for the copies, and the kernel's argument.
+/// Launches the kernels that find the scales. Gives memory for the copies, and the kernel's argument.
 pub(super) fn scales<R: Runtime>(
     client: &ComputeClient<R>,
-    (x, beside): (&Checked, &Beside),
+    x: &Checked,
     cast: Cast,
     orientation: Orientation,
 ) -> (Copies, LineScalesLaunch<R>) {
@@ -85,25 +84,20 @@ pub(super) fn scales<R: Runtime>(
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
     let isa = Isa::of(client);
-    // SAFETY: `x` is checked, so is what lies beside it, and `Tile::load` reads only inside them; stores are guarded by the rows and columns of `x`.
+    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores are guarded by the rows and columns of `x`.
     unsafe {
         line_maxima::launch_unchecked::<R>(
             client,
             fold(client, (tiles_x * tiles_y) as u32),
             CubeDim::new_1d(UNITS),
-            beside.vector_words(x),
+            x.vector_words(),
             x.array(),
-            beside.arg(),
             optional(row_partials.as_ref()),
             array(&col_partials),
             x.geometry(),
             x.source,
             isa,
-            note(
-                client,
-                "line_maxima",
-                (beside.vector_words(x), beside.variant(), row_partials.is_some(), x.source, isa),
-            ),
+            note(client, "line_maxima", (x.vector_words(), row_partials.is_some(), x.source, isa)),
         );
     }
     let folded = |partials: &Handle, lines: usize, count: usize| {
@@ -128,7 +122,7 @@ pub(super) fn scales<R: Runtime>(
             x.source,
             cast,
             isa,
-            note(client, "fold_lines", (beside.variant(), rows.is_some(), x.source, cast, isa)),
+            note(client, "fold_lines", (rows.is_some(), x.source, cast, isa)),
         );
     }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));
@@ -143,7 +137,6 @@ pub(super) fn scales<R: Runtime>(
 #[cube(launch_unchecked)]
 fn line_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,
-    prologue: &Prologue<N>,
     rows: &mut ComptimeOption<Array<u32>>,
     cols: &mut Array<u32>,
     geometry: Geometry,
@@ -160,7 +153,7 @@ fn line_maxima<N: Size>(
     let by_rows = comptime!(rows.is_some());
     let mut of_rows = SharedMemory::<u32>::new(comptime!((if by_rows { row_stage(1) } else { 1 }) as usize));
     let mut of_cols = SharedMemory::<u32>::new(comptime!(col_stage(tile_cols) as usize));
-    let raw = tile.load(x, prologue, isa);
+    let raw = tile.load(x, isa);
     stage_maxima(&tile, &raw, &mut of_rows, &mut of_cols, by_rows, true, 1u32);
     sync_cube();
     // The first units take the columns, the others the rows.

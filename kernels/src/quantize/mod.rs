@@ -4,13 +4,10 @@
 //! | granularity | reads of `x` | launches |
 //! | --- | --- | --- |
 //! | tensor | 2: maxima, then the cast | 2 with PTX, where each cube of the cast folds the maxima; else 3 |
-//! | tensor, known maxima | 1 | 1 with PTX, else 2 |
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
 //! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
-//!
-//! The cast of SwiGLU or RMSNorm reads what goes into it as often, and is made nowhere for one scale without a given amax.
 
 mod blocks;
 mod encode;
@@ -33,12 +30,10 @@ use tiles::ScaleSourceArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
-use crate::fused::{Beside, FusedInputs};
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 use crate::struck::strike;
-use crate::view::{Checked, MAX_INDEX, check_aligned, check_bytes};
+use crate::view::{Checked, MAX_INDEX};
 use crate::words::words;
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
@@ -66,11 +61,11 @@ pub fn quantize<R: Runtime>(
         let encoding = Encoding::new(client, x, cast);
         let by_rows = orientation == Orientation::Rows;
         match cast.granularity {
-            Granularity::Tensor => tensorwise(client, x, encoding, orientation, None),
+            Granularity::Tensor => tensorwise(client, x, encoding, orientation),
             Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) && !cast.is_square() => {
                 pieces::launch(client, x, encoding)
             }
-            _ => with_many_scales(client, (x, &Beside::Nothing), encoding, orientation),
+            _ => with_many_scales(client, x, encoding, orientation),
         }
     }))
 }
@@ -78,60 +73,22 @@ pub fn quantize<R: Runtime>(
 /// With scales of rows and columns, or of blocks.
 fn with_many_scales<R: Runtime>(
     client: &ComputeClient<R>,
-    (x, beside): (&Checked, &Beside),
+    x: &Checked,
     encoding: Encoding,
     orientation: Orientation,
 ) -> Copies {
     let cast = encoding.cast;
     match cast.granularity {
-        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, (x, beside), encoding),
+        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, encoding),
         Granularity::Row => {
-            let (copies, scales) = lines::scales(client, (x, beside), cast, orientation);
-            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Lines(scales), None), copies)
+            let (copies, scales) = lines::scales(client, x, cast, orientation);
+            tiles::launch(client, x, encoding, (ScaleSourceArgs::Lines(scales), None), copies)
         }
         _ => {
             let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
+            tiles::launch(client, x, encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
         }
     }
-}
-
-/// Casts SwiGLU or RMSNorm of tensors, which is rounded to their dtype and not written: codes, scales and amax are, bit for bit, those of
-/// the cast of what [`fused::swiglu`](crate::fused::swiglu()) or [`fused::rms_norm`](crate::fused::rms_norm()) writes, by [`quantize`],
-/// and with one scale for the tensor by [`quantize_with_amax`] with this amax and `observe`.
-///
-/// # Errors
-/// [`KernelError::NotTensorwise`] for one scale without an amax, which takes a read of all for the amax, and for an amax with other scales;
-/// as [`fused::swiglu`](crate::fused::swiglu()), [`fused::rms_norm`](crate::fused::rms_norm()) and [`quantize_with_amax`];
-/// [`KernelError::UnsupportedDtype`] for a γ that has neither x's dtype nor f32; [`KernelError::Misaligned`] if a and b of SwiGLU do not
-/// begin alike.
-pub fn quantize_fused<R: Runtime>(
-    client: &ComputeClient<R>,
-    inputs: FusedInputs<'_>,
-    amax: Option<(&Handle, bool)>,
-    cast: Cast,
-    orientation: Orientation,
-) -> Result<Quantized, KernelError> {
-    cast.check()?;
-    let granularity = cast.granularity;
-    if (granularity == Granularity::Tensor) != amax.is_some() {
-        return Err(KernelError::NotTensorwise { granularity });
-    }
-    check(client, inputs.first(), orientation)?;
-    let (x, beside) = inputs.check(client)?;
-    let (read, encoding) = ((&x, &beside), Encoding::new(client, &x, cast));
-    let Some((amax, observe)) = amax else {
-        return Ok(with_many_scales(client, read, encoding, orientation).finished(&x, cast));
-    };
-    let (cubes, maxima) = (tiles::cubes(&x, granularity), Maxima::of_amax(&checked_amax(client, amax)?));
-    let observed = observe.then(|| words(client, cubes));
-    let (copies, scale, parameters) = tensor::scale(client, &x, orientation, &maxima, Some(amax), observed.as_ref());
-    let scale = (ScaleSourceArgs::Tensor(scale), Some(parameters));
-    let mut done = tiles::launch(client, read, encoding.of_given_amax(), scale, copies).finished(&x, cast);
-    if let Some(observed) = observed {
-        done.amax = Maxima::partial(observed, cubes, x.source).fold(client);
-    }
-    Ok(done)
 }
 
 /// An amax that was given, f32 `[1]`.
@@ -140,15 +97,14 @@ fn checked_amax<R: Runtime>(client: &ComputeClient<R>, amax: &Handle) -> Result<
     Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })
 }
 
-/// With one scale from the tensor's own amax, the largest of `maxima` if they are known.
+/// With one scale from the tensor's own amax.
 fn tensorwise<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
     orientation: Orientation,
-    maxima: Option<Maxima>,
 ) -> Copies {
-    let maxima = maxima.unwrap_or_else(|| find_maxima(client, x));
+    let maxima = find_maxima(client, x);
     // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
     // cube, by barriers and without shuffles, may take as long as the cast.
     let (maxima, amax) = if Isa::of(client).has_ptx() {
@@ -169,33 +125,8 @@ fn launch_one_scale<R: Runtime>(
 ) -> Copies {
     match copies.cols {
         None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
-        Some(_) => {
-            let x = (x, &Beside::Nothing);
-            tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies)
-        }
+        Some(_) => tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies),
     }
-}
-
-/// [`quantize`] with one scale for the tensor, of whose magnitudes `maxima` are on the device already, f32 `[len]`: the largest of them is max
-/// |x|, NaN if `x` holds one, as what made x has left it ([`fused`](crate::fused)). The same bits, and x is read once.
-///
-/// # Errors
-/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `maxima` too.
-pub fn quantize_with_maxima<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &MatrixView,
-    (maxima, len): (&Handle, usize),
-    cast: Cast,
-    orientation: Orientation,
-) -> Result<Quantized, KernelError> {
-    check_tensorwise(cast)?;
-    let x = check(client, x, orientation)?;
-    check_aligned(maxima, 4)?;
-    check_bytes(maxima, 4 * len as u64)?;
-    let known = || Some(Maxima::partial(maxima.clone(), len, Source::F32));
-    Ok(by_memory_order(&x, cast, orientation, |x, orientation| {
-        tensorwise(client, x, Encoding::new(client, x, cast), orientation, known())
-    }))
 }
 
 /// Whether the cast has one scale for the tensor.

@@ -8,7 +8,6 @@ use super::tensor::{OneScale, TensorScale, TensorScaleLaunch};
 use super::tile::store_words;
 use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
-use crate::fused::{Beside, Loaded, Prologue};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
 use crate::launched::{Version, note};
 use crate::load::{Cursor, Geometry, SECTOR_WORDS, all_loaded, load_sector};
@@ -134,27 +133,22 @@ impl RowSplit {
 /// Most sectors that a unit keeps in registers.
 const MOST_HELD: u32 = 8;
 
-/// Launches the cast of x, or of what is made of x and what lies beside it, with a scale for each row.
-pub(super) fn launch<R: Runtime>(
-    client: &ComputeClient<R>,
-    (x, beside): (&Checked, &Beside),
-    encoding: Encoding,
-) -> Copies {
+/// Launches the cast with a scale for each row.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encoding: Encoding) -> Copies {
     let per_row = sectors_per_row(x);
     let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
     let copy = copies.rows.as_ref().expect("the copy by rows");
-    // SAFETY: `x` is checked, so is what lies beside it, and `load_sector` reads only inside them; stores are guarded by the rows and by the
-    // sectors of a row, whose codes fill the pitch.
+    // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a row, whose
+    // codes fill the pitch.
     unsafe {
         cast_rows::launch_unchecked::<R>(
             client,
             fold(client, (x.rows as u32).div_ceil(UNITS / split.lanes)),
             CubeDim::new_1d(UNITS),
-            beside.vector_words(x),
+            x.vector_words(),
             (x.source.sector_len() / 4) as usize,
             x.array(),
-            beside.arg(),
             array(&copy.codes),
             array(&copy.amax),
             array(&copy.inv_scale),
@@ -162,7 +156,7 @@ pub(super) fn launch<R: Runtime>(
             per_row as u32,
             encoding,
             split,
-            note(client, "cast_rows", (beside.vector_words(x), beside.variant(), encoding, split)),
+            note(client, "cast_rows", (x.vector_words(), encoding, split)),
         );
     }
     copies
@@ -171,7 +165,6 @@ pub(super) fn launch<R: Runtime>(
 #[cube(launch_unchecked)]
 fn cast_rows<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
-    prologue: &Prologue<N>,
     codes: &mut Array<Vector<u32, M>>,
     amax: &mut Array<u32>,
     inv_scales: &mut Array<u32>,
@@ -197,11 +190,11 @@ fn cast_rows<N: Size, M: Size>(
     let mut largest = 0u32.runtime();
     let mut sectors = Sectors { geometry, row, first: lane, per_row, held, lanes, encoding };
     if comptime!(kept) {
-        sectors.load(x, prologue, &mut raw);
+        sectors.load(x, &mut raw);
         largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
     } else {
         while sectors.first - lane < per_row {
-            sectors.load(x, prologue, &mut raw);
+            sectors.load(x, &mut raw);
             largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
             sectors.first += comptime!(held * lanes);
         }
@@ -220,7 +213,7 @@ fn cast_rows<N: Size, M: Size>(
     } else {
         sectors.first = lane;
         while sectors.first - lane < per_row {
-            sectors.load(x, prologue, &mut raw);
+            sectors.load(x, &mut raw);
             sectors.store(codes, &raw, &scales);
             sectors.first += comptime!(held * lanes);
         }
@@ -245,15 +238,12 @@ struct Sectors {
 #[cube]
 impl Sectors {
     /// Loads them one after another into `raw`.
-    fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, prologue: &Prologue<N>, raw: &mut Array<u32>) {
+    fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, raw: &mut Array<u32>) {
         let Encoding { source, isa, .. } = comptime!(self.encoding);
-        let of_row = prologue.of_rows(&self.geometry, self.row, 1u32, isa);
         #[unroll]
         for i in 0..self.held {
             let col = (self.first + comptime!(i * self.lanes)) * comptime!(source.sector_len());
-            let loaded = comptime!(Loaded { first: i * SECTOR_WORDS, rows: 1, source, isa });
-            load_sector(x, &self.geometry, self.row, col, raw, loaded.first, source, isa);
-            prologue.apply(&self.geometry, self.row, &of_row, col, raw, loaded);
+            load_sector(x, &self.geometry, self.row, col, raw, comptime!(i * SECTOR_WORDS), source, isa);
         }
         all_loaded(isa);
     }

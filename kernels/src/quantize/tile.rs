@@ -8,7 +8,6 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
-use crate::fused::{Loaded, Prologue};
 use crate::load::{Geometry, SECTOR_WORDS, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
@@ -85,13 +84,8 @@ impl Tile {
         (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
     }
 
-    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`; those of what the prologue makes.
-    pub(super) fn load<N: Size>(
-        &self,
-        x: &Array<Vector<u32, N>>,
-        prologue: &Prologue<N>,
-        #[comptime] isa: Isa,
-    ) -> Array<u32> {
+    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`.
+    pub(super) fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, #[comptime] isa: Isa) -> Array<u32> {
         let mut raw = Array::<u32>::new(comptime!((self.sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
         let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
         #[unroll]
@@ -102,14 +96,6 @@ impl Tile {
                 let to = comptime!((s * UNIT_ROWS + i) * SECTOR_WORDS);
                 load_sector(x, &self.geometry, row + i, col, &mut raw, to, self.source, isa);
             }
-        }
-        let of_rows = prologue.of_rows(&self.geometry, row, UNIT_ROWS, isa);
-        #[unroll]
-        for s in 0..self.sectors {
-            let col = self.col0 + self.sector_col(s);
-            let first = comptime!(s * UNIT_ROWS * SECTOR_WORDS);
-            let loaded = comptime!(Loaded { first, rows: UNIT_ROWS, source: self.source, isa });
-            prologue.apply(&self.geometry, row, &of_rows, col, &mut raw, loaded);
         }
         all_loaded(isa);
         raw

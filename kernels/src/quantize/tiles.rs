@@ -9,7 +9,6 @@ use super::lines::LineScales;
 use super::tensor::{OneScale, TensorScale};
 use super::tile::{COL_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
 use super::{Copies, optional, squares};
-use crate::fused::{Beside, Prologue};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
 use crate::launched::{Version, note};
@@ -90,11 +89,10 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast of x, or of what is made of x and what lies beside it, into `copies`, with scales from there; of a single one with its
-/// parameters.
+/// Launches the cast into `copies`, with scales from there; a single one brings its parameters.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
-    (x, beside): (&Checked, &Beside),
+    x: &Checked,
     encoding: Encoding,
     (scales, one_scale): (ScaleSourceArgs<R>, Option<OneScale>),
     copies: Copies,
@@ -109,19 +107,18 @@ pub(super) fn launch<R: Runtime>(
         by_cols: cols.is_some(),
         one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128) || encoding.cast.is_square(),
     };
-    // SAFETY: `x` is checked, so is what lies beside it, and `Tile::load` reads only inside them; stores of codes are guarded by the pitches
-    // and by the numbers of rows that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i`
-    // of the amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
+    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of rows
+    // that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i` of the
+    // amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
     // are as many; `TensorScale` writes word `i` of what it observes in cube `i`.
     unsafe {
         cast_tiles::launch_unchecked::<R>(
             client,
             fold(client, cubes(x, granularity) as u32),
             CubeDim::new_1d(UNITS),
-            beside.vector_words(x),
+            x.vector_words(),
             per_sector as usize,
             x.array(),
-            beside.arg(),
             scales,
             optional(rows.as_ref().map(|copy| &copy.codes)),
             optional(cols.as_ref().map(|copy| &copy.codes)),
@@ -129,7 +126,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            note(client, "cast_tiles", (beside.vector_words(x), beside.variant(), cast, one_scale)),
+            note(client, "cast_tiles", (x.vector_words(), cast, one_scale)),
         );
     }
     copies
@@ -138,7 +135,6 @@ pub(super) fn launch<R: Runtime>(
 #[cube(launch_unchecked)]
 fn cast_tiles<N: Size, M: Size>(
     x: &Array<Vector<u32, N>>,
-    prologue: &Prologue<N>,
     source: &mut ScaleSource,
     rows: &mut ComptimeOption<Array<Vector<u32, M>>>,
     cols: &mut ComptimeOption<Array<Vector<u32, Const<4>>>>,
@@ -153,7 +149,7 @@ fn cast_tiles<N: Size, M: Size>(
     if tile.row0 >= tile.geometry.rows {
         terminate!();
     }
-    let raw = tile.load(x, prologue, isa);
+    let raw = tile.load(x, isa);
     // Of the maxima of columns, and then of their codes.
     let codes = comptime!(if cast.by_cols { tile_cols(dtype, cast.sectors) * COL_WORDS } else { 1 });
     let words = comptime!(codes.max(blocks::col_stage_words(cast)));

@@ -8,7 +8,7 @@
 //! dequantize_to_f32 f32 is the reference's, bit for bit
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, those of known elements too; sums of squares within f32 summation
-//! swiglu, rms_norm, rotary   within f32 of their definitions in f64; their maxima are those of what they wrote, bit for bit
+//! swiglu, rms_norm, rotary   within f32 of their definitions in f64
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`error_bound`](float8_kernels::GemmPath::error_bound))
 //! grouped_gemm      the same in each group, and zeros where there is none
 //! repeated_gemm     exact sums, 200 launches without a wait

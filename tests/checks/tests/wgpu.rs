@@ -136,17 +136,8 @@ fn health() {
 }
 
 #[test]
-fn quantize_fused() {
-    all_pass("quantize_swiglu f32", 120);
-    all_pass("quantize_swiglu f16|bf16 70x264|37x141", 60);
-    all_pass("quantize_swiglu refused", 1);
-    all_pass("quantize_rms_norm", 150);
-    all_pass("quantize_rms_norm refused", 1);
-}
-
-#[test]
-fn neighbours_of_linears() {
-    all_pass("swiglu", 40);
+fn fused_operations() {
+    all_pass("swiglu", 36);
     all_pass("rms_norm", 60);
     all_pass("rotary", 12);
     all_pass("fused refused", 1);

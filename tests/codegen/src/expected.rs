@@ -63,7 +63,7 @@ const TRANSLATED: [(&str, &str); 21] = [
 /// Casts to FP8.
 const CASTS: [&str; 3] = ["cast_linear", "cast_tiles", "cast_rows"];
 
-/// What stands beside linears.
+/// Fused operations.
 const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forward", "rms_norm_gradients", "rotate"];
 
 /// The rules of the kernel called `name`, with its types, for compute capability `sm`.
@@ -78,8 +78,6 @@ const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forwar
 /// | `cast_tiles` | 128 | 3 | 96 |
 /// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
-/// | casts and `line_maxima` of SwiGLU, which read two tensors | 256 or more | 2, or 1 with scales of blocks | 64 to 128 |
-/// | casts and `line_maxima` of RMSNorm | 128 or more | 2, or 1 with scales of blocks on Ampere | 64 |
 /// | `swiglu`, `rms_norm`, `rotate` | 32 or more | 4 | 32 |
 /// | `transpose_codes` | 64 | 4 | 64 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
@@ -94,13 +92,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     let vectors = name.contains("_n_4");
     // Of blocks: a tile's scales pass through shared memory.
     let makes_scales = kernel.source.contains("float *shared_memory");
-    // No other cast has an exponential, or reads scalars of f32.
-    let makes = |mark| (is_cast || family == "line_maxima") && kernel.source.contains(mark);
-    let (makes_swiglu, makes_rms_norm) = (makes("exp("), makes("const float* __restrict__ buffer_"));
     let blocks = match family {
-        _ if makes_swiglu && vectors && !makes_scales => 2,
-        _ if makes_swiglu => 1,
-        "cast_tiles" | "line_maxima" if makes_rms_norm && !makes_scales => 2,
         "cast_tiles" if makes_scales && sm < 89 => 1,
         "cast_tiles" if makes_scales => 2,
         "cast_rows" => 2,
@@ -133,7 +125,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     }
     // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
     match family {
-        "cast_tiles" if !makes_scales && !makes_swiglu && !makes_rms_norm => required.push((&["STG.E.128"], 2)),
+        "cast_tiles" if !makes_scales => required.push((&["STG.E.128"], 2)),
         "cast_linear" | "cast_rows" | "cast_tiles" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
         _ if is_cast => required.push((&["STG.E.64", "STG.E.128"], 1)),
         _ => {}
@@ -203,8 +195,6 @@ pub fn expected(kernel: &Generated) -> Rules {
         ("gemm_mma", 120) if to_f32 => 24,
         ("gemm_mma", 120) => 8,
         ("gemm_blackwell", _) if to_f32 => 16,
-        // Rows that are loaded element by element, with four accesses.
-        ("cast_rows", 80) if makes_swiglu => 8,
         // In f16's variant, with six accesses.
         ("rms_norm_gradients", 90) => 8,
         _ => 0,

@@ -1,7 +1,7 @@
 //! Launches of every kernel variant that the library has, so that their CUDA is generated: each dtype, layout, format,
 //! scale, orientation and size class that selects other code.
 
-mod neighbours;
+mod fused;
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,7 @@ use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation,
     Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, gemm_path,
-    grouped_scaled_gemm, health, quantize, quantize_with_amax, quantize_with_maxima, row_words, scaled_gemm_into,
-    supports, transpose,
+    grouped_scaled_gemm, health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -53,7 +52,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     let launcher = Launcher { client: GenerateCuda::client(&OfflineDevice::new(sm)) };
     launcher.quantize();
     launcher.rows();
-    launcher.neighbours();
+    launcher.fused();
     launcher.gemms();
     launcher.grouped();
     // Launches are generated on the device's thread.
@@ -110,8 +109,6 @@ impl Launcher {
                     let amax = self.memory(4);
                     quantize_with_amax(&self.client, x, &amax, observe, cast, orientation).expect("a valid view");
                 }
-                let maxima = self.memory(4 * 64);
-                quantize_with_maxima(&self.client, x, (&maxima, 64), cast, orientation).expect("a valid view");
             }
         }
     }

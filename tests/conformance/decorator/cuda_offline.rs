@@ -10,7 +10,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
-use burn_float8::nn::{attention, rms_norm, rotary, swiglu};
+use burn_float8::nn::{attention, rms_norm, swiglu};
 use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
@@ -204,86 +204,29 @@ fn a_step_of_delayed_scaling_ends_in_a_fixed_number_of_launches() {
     }
 }
 
-/// What stands before a linear leaves its maxima, so that the cast with one scale for the tensor looks for none; other casts do not need them.
+/// A fused operation is launched once, and linears cast its tensor as any other: once for all that read it.
 #[test]
-fn a_neighbour_leaves_the_amax_of_a_linear() {
-    let _turn = turn();
-    let [_, k, _] = SHAPE;
-    let gamma = tensor::<B, 1>(normal(k, 5), [k]);
-    for (recipe, maxima) in [(Recipe::Tensorwise, [2, 1]), (Recipe::Mxfp8, [0, 0])] {
-        let layer = linear(recipe);
-        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] =
-            [&|x| rms_norm(x, gamma.clone(), 1e-5), &|x| swiglu(x.clone(), x)];
-        for chain in chains {
-            step_of(&layer.weight, |x| layer.forward(chain(x)), 80);
-            // x and dy of the linear alone, and dy where the chain is before it.
-            let alone = step_of(&layer.weight, |x| layer.forward(x), 90);
-            let behind = step_of(&layer.weight, |x| layer.forward(chain(x)), 100);
-            let found = [&alone, &behind].map(|launched| launched.count("partial_maxima"));
-            assert_eq!(found, maxima, "{recipe}: {:?}", behind.names);
-            assert_eq!(behind.uploads, 0, "{:?}", behind.names);
-        }
-    }
-}
-
-/// A cast that needs no amax of the tensor makes SwiGLU or RMSNorm itself, unless something else reads it; 1/rms is found once for all casts.
-#[test]
-fn a_cast_makes_what_stands_before_it() {
+fn a_fused_operation_is_launched_once() {
     let _turn = turn();
     let gamma = tensor::<B, 1>(normal(SHAPE[1], 5), [SHAPE[1]]);
     type Op<'a> = (&'a str, &'a dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>);
     let ops: [Op<'_>; 2] = [("swiglu", &|x| swiglu(x.clone(), x)), ("rms_norm", &|x| rms_norm(x, gamma.clone(), 1e-5))];
     for (recipe, (name, op)) in Recipe::ALL.into_iter().flat_map(|recipe| ops.map(|op| (recipe, op))) {
         let layer = linear(recipe);
-        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] = [op, &|x| op(x) * 1.0];
-        let [made, written] = chains.map(|chain| {
-            // Two linears share the copies.
+        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 2] = [op, &|x| x];
+        let [behind, alone] = chains.map(|chain| {
             let forward = |x| {
                 let h = chain(x);
                 layer.forward(h.clone()) + layer.forward(h)
             };
-            // The histories of delayed scaling begin after the first.
-            for seed in [130, 140] {
-                step_of(&layer.weight, forward, seed);
-                begin_float8_step(&layer);
-            }
-            step_of(&layer.weight, forward, 150)
+            step_of(&layer.weight, forward, 80);
+            step_of(&layer.weight, forward, 90)
         });
-        // Where wgrad reads x in high precision it is written for that; one scale from the tensor's own amax takes its maxima.
-        let keeps = matches!(recipe, Recipe::Tensorwise | Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp);
-        let count = [&made, &written].map(|launched| launched.count(&format!("{name}_forward")));
-        assert_eq!(count, [usize::from(keeps), 1], "{recipe}: {:?}", made.names);
-        let inverses = usize::from(name == "rms_norm" && !keeps);
-        assert_eq!(made.count("rms_norm_inverses"), inverses, "{recipe}: {:?}", made.names);
-        assert_eq!(made.count("cast_"), written.count("cast_"), "{recipe}: {:?}", made.names);
-        assert_eq!(made.uploads, 0, "{recipe}: {:?}", made.names);
-    }
-}
-
-/// What stands behind a linear leaves the maxima of its gradient, unless something else reads the linear's output too.
-#[test]
-fn a_neighbour_leaves_the_amax_of_a_gradient() {
-    let _turn = turn();
-    let [m, k, n] = SHAPE;
-    let other = tensor::<B, 2>(normal(m * n, 6), [m, n]);
-    let table = tensor::<B, 2>(normal(m * 8, 7), [m, 8]);
-    let turned = |y: Tensor<B, 2>| {
-        rotary(y.reshape([1, m, n / 16, 16]), table.clone(), table.clone()).swap_dims(1, 2).reshape([m, n])
-    };
-    // x and dy; x alone where dy comes with its maxima.
-    for (recipe, maxima) in
-        [(Recipe::Tensorwise, [1, 1, 2]), (Recipe::RowwiseWithGwHp, [0; 3]), (Recipe::Mxfp8, [0; 3])]
-    {
-        let layer = linear(recipe);
-        let chains: [&dyn Fn(Tensor<B, 2>) -> Tensor<B, 2>; 3] =
-            [&|y| swiglu(y, other.clone()), &turned, &|y| swiglu(y.clone(), y)];
-        let found = chains.map(|chain| {
-            step_of(&layer.weight, |x| chain(layer.forward(x)), 110);
-            let launched = step_of(&layer.weight, |x| chain(layer.forward(x)), 120);
-            assert_eq!(launched.uploads, 0, "{:?}", launched.names);
-            launched.count("partial_maxima")
-        });
-        assert_eq!(found, maxima, "{recipe} {k}");
+        assert_eq!(behind.count(&format!("{name}_forward")), 1, "{recipe}: {:?}", behind.names);
+        for part in ["cast_", "maxima"] {
+            assert_eq!(behind.count(part), alone.count(part), "{recipe}: {:?}", behind.names);
+        }
+        assert_eq!(behind.uploads, 0, "{recipe}: {:?}", behind.names);
     }
 }
 

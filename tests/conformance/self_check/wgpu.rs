@@ -30,7 +30,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 use test_data::relative_error;
 
 use crate::support::runtime::has_wgpu;
-use crate::{SHAPE, assert_right, layer, tensor};
+use crate::{assert_right, layer, tensor};
 
 type Storage = <WgpuServer as ComputeServer>::Storage;
 type Resource = <Storage as ComputeStorage>::Resource;
@@ -194,7 +194,7 @@ fn a_gemm_of_one_tile_ends_on_the_host() {
 }
 
 /// What RMSNorm, SwiGLU and rotary positions give, and a gradient through all of them.
-fn neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
+fn fused<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     let x = tensor::<B, 3>(1, [2, 1000, 256], device).require_grad();
     let [cos, sin] = [3, 4].map(|seed| tensor::<B, 2>(seed, [1000, 32], device));
     let h = nn::rms_norm(x.clone(), tensor::<B, 1>(2, [256], device), 1e-5);
@@ -206,43 +206,24 @@ fn neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     all.map(values).concat()
 }
 
-/// Where the casts that compute SwiGLU and RMSNorm are wrong, these are computed by Burn's operations and then cast.
-fn casts_of_neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
-    let layer = layer::<B>(&Float8Config::new(Recipe::Blockwise), device).expect("the device computes");
-    let [m, k, _] = SHAPE;
-    let [gate, up] = [5, 6].map(|seed| tensor::<B, 2>(seed, [m, k], device).require_grad());
-    let normed = nn::rms_norm(up.clone(), tensor::<B, 1>(7, [k], device), 1e-5);
-    let y = layer.forward(nn::swiglu(gate.clone(), up)) + layer.forward(normed);
-    let grads = y.clone().powi_scalar(2).sum().backward();
-    let all = [y.inner(), gate.grad(&grads).expect("tracked"), layer.weight.grad(&grads).expect("tracked")];
-    all.map(|tensor| tensor.into_data().to_vec::<f32>().expect("f32")).concat()
-}
-
-/// Of what stands beside linears Burn's operations take the place, whose results have their maxima too; what is right stays.
+/// Burn's operations take the place of wrong fused kernels; what is right stays.
 #[test]
-fn wrong_neighbours_end_in_burns_operations() {
-    if !has_wgpu("wrong_neighbours_end_in_burns_operations") {
+fn wrong_fused_kernels_end_in_burns_operations() {
+    if !has_wgpu("wrong_fused_kernels_end_in_burns_operations") {
         return;
     }
     type Wrong = CubeBackend<Faulty, f32, i32, u32>;
     let device = WgpuDevice::default();
     let config = Float8Config::new(Recipe::Tensorwise);
     let layer = layer::<Wrong>(&config, &device).expect("the device computes");
-    // In this order: nothing is deferred any more where it is known to be wrong.
-    let got = casts_of_neighbours::<Wrong>(&device);
-    let error = relative_error(&got, &casts_of_neighbours::<burn::backend::Flex>(&Default::default()));
-    assert!(error < 1e-2, "{error:e}");
-    let got = neighbours::<Wrong>(&device);
+    let got = fused::<Wrong>(&device);
     // Again, when nothing is launched any more.
-    assert_eq!(got, neighbours::<Wrong>(&device));
-    let want = neighbours::<burn::backend::Flex>(&Default::default());
+    assert_eq!(got, fused::<Wrong>(&device));
+    let want = fused::<burn::backend::Flex>(&Default::default());
     assert!(relative_error(&got, &want) < 1e-5);
     let report = report(&layer);
     let calls: Vec<_> = report.self_check.failures.iter().map(|failure| &failure.call).collect();
-    let [m, k, _] = SHAPE;
-    assert!(calls.iter().any(|call| call.starts_with(&format!("rms_norm of [{m}, {k}]"))), "{calls:?}");
+    assert!(calls.iter().any(|call| call.starts_with("rms_norm of")), "{calls:?}");
     assert!(calls.iter().any(|call| call.starts_with("swiglu of")), "{calls:?}");
-    assert!(calls.iter().any(|call| call.starts_with("cast of swiglu of")), "{calls:?}");
-    assert!(calls.iter().any(|call| call.starts_with("inverse_rms of")), "{calls:?}");
     assert!(!calls.iter().any(|call| call.contains("rotary")), "{calls:?}");
 }

@@ -18,8 +18,8 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::self_check::{self, Product};
 use super::{
-    DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, fused_kernels, host, lost, preflight,
+    DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
+    fused_kernels, host, lost, preflight,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -78,7 +78,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
-        let handles = scale.map(|given| (given.handle.clone(), given.shape().num_elements()));
+        let handles = scale.map(|given| given.handle.clone());
         let checks = self_check::of(&client);
         let asked = (cast, orientation);
         let quantized = match self_check::quantize(&client, &checks, device.to_id(), (&view, dtype), asked, &handles) {
@@ -136,43 +136,12 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, partials, [len, 5], DType::F32)
     }
 
-    fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> FusedOutput<Self> {
+    fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> CubeTensor<R> {
         fused_kernels::forward(op, inputs)
     }
 
-    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
-        (1..=MAX_INDEX).contains(&(shape.num_elements() as u64))
-            && fused_kernels::defers(op, &R::client(device), dtypes)
-    }
-
-    fn inverse_rms(x: CubeTensor<R>, gamma: CubeTensor<R>, epsilon: f64) -> CubeTensor<R> {
-        fused_kernels::inverse_rms::<R, F, I, BT>(&x, &gamma, epsilon)
-    }
-
-    fn fused_quantize(
-        op: &Fused<Self>,
-        inputs: Vec<CubeTensor<R>>,
-        cast: Cast,
-        orientation: Orientation,
-        scale: ScaleFrom<CubeTensor<R>>,
-    ) -> Quantized<Self> {
-        let asked = (cast, orientation);
-        match fused_kernels::quantize(op, &inputs, asked, &scale) {
-            Some(quantized) => {
-                let (client, device) = (&inputs[0].client, &inputs[0].device);
-                quantized_tensors(client, device, quantized, asked, (scale, host::matrix(&inputs[0].shape())))
-            }
-            None => Self::fp8_quantize(Self::fused_forward(op, &inputs[..2]).y, cast, orientation, scale),
-        }
-    }
-
-    fn fused_backward(
-        op: &Fused<Self>,
-        inputs: &[CubeTensor<R>],
-        dy: &CubeTensor<R>,
-        with_maxima: bool,
-    ) -> Vec<FusedOutput<Self>> {
-        fused_kernels::backward(op, inputs, dy, with_maxima)
+    fn fused_backward(op: &Fused<Self>, inputs: &[CubeTensor<R>], dy: &CubeTensor<R>) -> Vec<CubeTensor<R>> {
+        fused_kernels::backward(op, inputs, dy)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

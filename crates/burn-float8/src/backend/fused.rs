@@ -1,4 +1,4 @@
-//! [`Fused`]: what stands beside the linears of a transformer, each forward and backward in one pass where the backend has one, and by
+//! [`Fused`]: operations of a transformer, each forward and backward in one pass where the backend has one, and by
 //! Burn's operations elsewhere.
 //!
 //! ```text
@@ -37,15 +37,6 @@ pub enum Fused<B: Backend> {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,
     },
-}
-
-/// What comes of a [`Fused`] operation: its result, or the gradient of an input.
-#[derive(Clone, Debug)]
-pub struct FusedOutput<B: Backend> {
-    /// The tensor.
-    pub y: FloatTensor<B>,
-    /// f32 `[n]`, the largest of which is max |y|, NaN if y holds one: a cast of y with one scale then does not read it for its amax.
-    pub maxima: Option<FloatTensor<B>>,
 }
 
 impl<B: Backend> Fused<B> {
@@ -93,15 +84,6 @@ fn like<B: Backend, const D: usize>(tensor: Tensor<B, D>, other: &FloatTensor<B>
 /// `1 / √(mean x² + ε)` of each row.
 fn inverse_rms<B: Backend>(x: &Tensor<B, 2>, epsilon: f64) -> Tensor<B, 2> {
     (x.clone().square().mean_dim(1) + epsilon).sqrt().recip()
-}
-
-/// [`inverse_rms`] as a tensor `[rows]`.
-pub(super) fn inverse_rms_of_rows<B: Backend>(
-    x: &FloatTensor<B>,
-    gamma: &FloatTensor<B>,
-    epsilon: f64,
-) -> FloatTensor<B> {
-    inverse_rms(&rows::<B>(x, gamma), epsilon).squeeze_dim::<1>(1).into_primitive().tensor()
 }
 
 /// Logits less their maximum, and the logarithm of the sum of their exponentials.

@@ -12,8 +12,8 @@ use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::stream::{Handles, register};
 use super::{
-    DeviceMemory, Float8Backend, Fused, FusedOutput, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, fused_stream, lost,
+    DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
+    fused_stream, lost,
 };
 use crate::config::SelfCheck;
 use crate::error::DeviceError;
@@ -115,44 +115,16 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         .remove(0)
     }
 
-    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FusedOutput<Self> {
+    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
         fused_stream::forward(op, inputs)
-    }
-
-    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
-        fused_stream::without_tensors(op).is_some_and(|op| B::fused_defers(&op, device, shape, dtypes))
-    }
-
-    fn inverse_rms(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        let output = (Shape::from(vec![matrix(&x.shape)[0]]), DType::F32);
-        register("inverse_rms", vec![x, gamma], vec![output], move |ir, handles| {
-            let [x, gamma] = [0, 1].map(|i| handles.get_float_tensor::<B>(&ir.inputs[i]));
-            handles.register_float_tensor::<B>(&ir.outputs[0].id, B::inverse_rms(x, gamma, epsilon));
-        })
-        .remove(0)
-    }
-
-    fn fused_quantize(
-        op: &Fused<Self>,
-        inputs: Vec<FloatTensor<Self>>,
-        cast: Cast,
-        orientation: Orientation,
-        scale: ScaleFrom<FloatTensor<Self>>,
-    ) -> Quantized<Self> {
-        let dims = matrix(&inputs[0].shape);
-        let op = fused_stream::without_tensors::<B>(op).expect("what is deferred has no tensors but its inputs");
-        cast_in_stream(inputs, dims, (cast, orientation), scale, move |inputs, scale| {
-            B::fused_quantize(&op, inputs, cast, orientation, scale)
-        })
     }
 
     fn fused_backward(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
         dy: &FloatTensor<Self>,
-        with_maxima: bool,
-    ) -> Vec<FusedOutput<Self>> {
-        fused_stream::backward(op, inputs, dy, with_maxima)
+    ) -> Vec<FloatTensor<Self>> {
+        fused_stream::backward(op, inputs, dy)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

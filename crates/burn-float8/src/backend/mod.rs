@@ -32,7 +32,7 @@ use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, InvScale, Orientation};
 use float8_kernels::{Format, Granularity};
-pub use fused::{Fused, FusedOutput};
+pub use fused::Fused;
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
@@ -67,8 +67,6 @@ pub enum ScaleFrom<T> {
         /// Whether [`Quantized::amax`] is to be that of x all the same.
         observe: bool,
     },
-    /// From the largest of these, f32 `[n]`, which is the amax of x, with one scale per tensor only: x is not read for it.
-    Maxima(T),
 }
 
 #[cfg(feature = "cubecl")]
@@ -78,7 +76,6 @@ impl<T> ScaleFrom<T> {
         match self {
             Self::Dynamic => None,
             Self::Amax { amax, .. } => Some(amax),
-            Self::Maxima(maxima) => Some(maxima),
         }
     }
 
@@ -87,7 +84,6 @@ impl<T> ScaleFrom<T> {
         match self {
             Self::Dynamic => ScaleFrom::Dynamic,
             Self::Amax { amax, observe } => ScaleFrom::Amax { amax: f(amax), observe: *observe },
-            Self::Maxima(maxima) => ScaleFrom::Maxima(f(maxima)),
         }
     }
 
@@ -206,8 +202,8 @@ pub trait Float8Backend: Backend {
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
-    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax or maxima are given
-    /// only with one scale per tensor.
+    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax is given only with
+    /// one scale per tensor.
     fn fp8_quantize(
         x: FloatTensor<Self>,
         cast: Cast,
@@ -267,47 +263,19 @@ pub trait Float8Backend: Backend {
         attention::backward(attention, dy)
     }
 
-    /// An operation beside linears, of its inputs. The caller has checked shapes and dtypes, and that nothing is empty. The default is
+    /// A fused operation, of its inputs. The caller has checked shapes and dtypes, and that nothing is empty. The default is
     /// Burn's operations.
-    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FusedOutput<Self> {
-        FusedOutput { y: fused::forward(op, inputs), maxima: None }
+    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
+        fused::forward(op, inputs)
     }
 
-    /// Whether the operation on two tensors is left to the cast that follows, by [`fused_quantize`](Self::fused_quantize). `shape` is that of the
-    /// first. The default is no.
-    fn fused_defers(op: &Fused<Self>, device: &Device<Self>, shape: &Shape, dtypes: [DType; 2]) -> bool {
-        let _ = (op, device, shape, dtypes);
-        false
-    }
-
-    /// `1 / √(mean x² + ε)` of each row of x `[.., H]`, f32 `[rows]`: the bits that RMSNorm of x with this γ multiplies by. The default is Burn's
-    /// operations.
-    fn inverse_rms(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        fused::inverse_rms_of_rows::<Self>(&x, &gamma, epsilon)
-    }
-
-    /// [`fp8_quantize`](Self::fp8_quantize) of what an operation makes of its inputs, the same bits. The caller has checked what that asks for,
-    /// that the operation [is deferred](Self::fused_defers), and that with one scale per tensor an amax is given. Behind the inputs of RMSNorm
-    /// stands their [`inverse_rms`](Self::inverse_rms).
-    fn fused_quantize(
-        op: &Fused<Self>,
-        inputs: Vec<FloatTensor<Self>>,
-        cast: Cast,
-        orientation: Orientation,
-        scale: ScaleFrom<FloatTensor<Self>>,
-    ) -> Quantized<Self> {
-        Self::fp8_quantize(Self::fused_forward(op, &inputs[..2]).y, cast, orientation, scale)
-    }
-
-    /// The gradient of each input; their maxima need not be there unless they are asked for.
+    /// The gradient of each input.
     fn fused_backward(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
         dy: &FloatTensor<Self>,
-        with_maxima: bool,
-    ) -> Vec<FusedOutput<Self>> {
-        let _ = with_maxima;
-        fused::backward(op, inputs, dy).into_iter().map(|y| FusedOutput { y, maxima: None }).collect()
+    ) -> Vec<FloatTensor<Self>> {
+        fused::backward(op, inputs, dy)
     }
 
     /// How a step of AdamW is made in one pass; none if the backend has only its operations.

@@ -15,13 +15,6 @@ pub(crate) struct CastPlan {
     pub(crate) delayed: Option<DelayedScaling>,
 }
 
-impl CastPlan {
-    /// Whether the scale is that of the whole tensor, of which the cast has to find the amax.
-    pub(crate) fn finds_amax(&self) -> bool {
-        self.delayed.is_none() && self.cast.granularity == Granularity::Tensor
-    }
-}
-
 /// One of the three GEMMs in FP8.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmPlan {

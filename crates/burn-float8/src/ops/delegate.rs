@@ -231,13 +231,12 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         let old = tensor.shape();
         let is_same_matrix = last(&old).is_some() && last(&old) == last(&shape);
         let reshaped = |tensor: F<B>| B::float_reshape(tensor, shape.clone());
-        let (mark, output) = (tensor.mark().cloned(), tensor.output().cloned());
-        let made = if is_same_matrix && !tensor.is_fp8_only() && tensor.adapters().is_none() {
+        if is_same_matrix && !tensor.is_fp8_only() && tensor.adapters().is_none() {
             tensor.map(reshaped)
         } else {
+            let mark = tensor.mark().cloned();
             Float8Tensor::new(reshaped(tensor.into_values("float_reshape"))).with_mark(mark)
-        };
-        made.with_output(output)
+        }
     }
     fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self> {
         matmul::matmul(lhs, rhs)
@@ -484,7 +483,7 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
         if linear::fits(&x, &weight, bias.as_ref()) {
-            return linear::adapted(x, weight, bias);
+            return Float8Tensor::new(linear::adapted(x, weight, bias));
         }
         // Let Burn's own say what is wrong with the shapes.
         Float8Tensor::new(B::linear(x.into_full(), weight.into_values("linear"), bias))

@@ -78,15 +78,13 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
         cached_attention: |attention| W::cached_attention(inner_cached(attention)).map(Float8Tensor::new),
-        swiglu: |a, b| W::fused_node(Fused::SwiGlu, vec![a, b]),
-        rms_norm: |x, gamma, epsilon| W::fused_node(Fused::RmsNorm { epsilon }, vec![x, gamma]),
+        swiglu: |a, b| fused(Fused::SwiGlu, [a, b]),
+        rms_norm: |x, gamma, epsilon| fused(Fused::RmsNorm { epsilon }, [x, gamma]),
         rotary: |x, cos, sin| {
             let [cos, sin] = [cos, sin].map(|table| W::plain(table.full()).clone());
-            W::fused_node(Fused::Rotary { cos, sin }, vec![x])
+            fused(Fused::Rotary { cos, sin }, [x])
         },
-        log_likelihood: |logits, targets| {
-            W::fused_node(Fused::LogLikelihood { targets: W::plain_int(targets) }, vec![logits])
-        },
+        log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, [logits]),
         adamw,
         full_tensor: W::fp8_full_tensor,
         with_adapter: |weight, adapter| {
@@ -98,9 +96,13 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
             let values = weight.plain().with_adapters(Some(Arc::new(adapters))).into_values("merge");
             // A weight of the same layer.
             let mark = weight.mark().cloned();
-            Some(Float8Tensor::new(W::replace(weight.place().clone(), values)).with_mark(mark))
+            Some(Float8Tensor::new(W::replace(weight.full().clone(), values)).with_mark(mark))
         },
     });
+}
+
+fn fused<W: Wrapped, const N: usize>(op: Fused<W::Plain>, inputs: [Float8Tensor<W>; N]) -> Float8Tensor<W> {
+    Float8Tensor::new(W::fused_node(op, inputs.map(Float8Tensor::into_full).into()))
 }
 
 /// The new parameter is the weight that the old one was.

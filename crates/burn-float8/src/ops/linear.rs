@@ -15,13 +15,13 @@ use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::call::{GemmCall, Use, zeros};
-use crate::backend::{Float8Backend, FusedOutput, in_dtype};
+use crate::backend::{Float8Backend, in_dtype};
 use crate::layer::Layer;
 use crate::profile::operation;
 use crate::step::{DeviceState, Observation, Sample, on_backward};
 use crate::tensor::{
-    CastRequest, Float8Tensor, Fp8Copy, GradientSlot, View, Wrapped, clear_recent, fp8_copy, push_sample, sample,
-    source_of, take_sample,
+    CastRequest, Float8Tensor, Fp8Copy, View, Wrapped, clear_recent, fp8_copy, push_sample, sample, source_of,
+    take_sample,
 };
 use crate::terms::{Gemm, Operand};
 
@@ -76,8 +76,6 @@ pub(super) struct Saved<B: Float8Backend> {
     weight_dtype: DType,
     bias_dtype: Option<DType>,
     seen: Seen<B>,
-    /// Where dy may come from with its maxima, if a cast of it looks for them.
-    pub(super) slot: Option<Arc<GradientSlot<B>>>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
@@ -155,10 +153,6 @@ pub(super) fn forward<B: Float8Backend>(
         let call = GemmCall::new(&used, Gemm::Wgrad, [m, k, n]);
         call.decide::<B>(&device, [dtype, w.dtype()]).ok()
     });
-    if matches!(wgrad_plan, Some(None)) {
-        // Backward reads x in high precision: it is made before the cast, which then reads it and does not compute it again.
-        x.full();
-    }
     let y = match call.plan::<B>(&device, dtypes.into_iter().flatten()) {
         Some(plan) => {
             let reads_both = wgrad_plan.flatten().is_some();
@@ -199,12 +193,7 @@ pub(super) fn forward<B: Float8Backend>(
             seen.sample(t, View::Own, used.request(operand, plan, false));
         }
     }
-    let finds_amax = |(wanted, operand): (bool, Operand)| {
-        wanted && used.plan.as_ref().is_ok_and(|plan| plan.cast(operand).is_some_and(|cast| cast.finds_amax()))
-    };
-    let casts_of_dy = [(wanted.x, Operand::GRAD_OUTPUT), (wanted.w, Operand::GRAD_OUTPUT_T)];
     let saved = Saved {
-        slot: casts_of_dy.into_iter().any(finds_amax).then(Arc::default),
         x: saved_input,
         w: wanted.x.then(|| w.clone()),
         x_shape: xs,
@@ -223,15 +212,13 @@ pub(super) fn adapted<W: Wrapped>(
     x: Float8Tensor<W>,
     w: Float8Tensor<W>,
     bias: Option<FloatTensor<W>>,
-) -> Float8Tensor<W> {
+) -> FloatTensor<W> {
     match w.adapters().cloned() {
         None => W::fp8_linear(x, w, bias),
         Some(adapters) => {
-            // Adapters read x in high precision: it is made before the cast, which then reads it and does not compute it again.
-            x.full();
             // Whatever reads the values of a weight with adapters gets all.
             let y = W::fp8_linear(x.clone(), w.with_adapters(None), bias);
-            Float8Tensor::new(adapters.add_to(y.into_full(), x.into_full()))
+            adapters.add_to(y, x.into_full())
         }
     }
 }
@@ -239,14 +226,13 @@ pub(super) fn adapted<W: Wrapped>(
 /// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.
 pub(super) fn backward<B: Float8Backend>(
     saved: Saved<B>,
-    FusedOutput { y: dy, maxima }: FusedOutput<B>,
+    dy: FloatTensor<B>,
     x: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 3] {
     clear_recent();
     let device = B::float_device(&dy);
-    let maxima = maxima.filter(|_| dy.dtype() == saved.x_dtype);
-    let dy = Float8Tensor::<B>::with_maxima(in_dtype::<B>(dy, saved.x_dtype), maxima);
+    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
     let Saved { used, x: saved_input, w, x_shape, weight_shape: [k, n], weight_dtype, bias_dtype, seen, .. } = saved;
     seen.count(&used.layer, &device);
     let dims = [rows(&x_shape), k, n];

@@ -9,7 +9,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> Float8Tensor<W> {
     let has_matmul = rhs.layer().is_some_and(|layer| layer.has_matmul());
     if has_matmul && lhs.rank() == 2 && rhs.rank() == 2 && lhs.shape()[1] == rhs.shape()[0] {
-        return linear::adapted(lhs, rhs, None);
+        return Float8Tensor::new(linear::adapted(lhs, rhs, None));
     }
     for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
         layer.count_weight_matmul();

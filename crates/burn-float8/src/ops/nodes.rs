@@ -1,5 +1,5 @@
-//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, the operations beside
-//! them, a weight that other processes have rows of, and an embedding of one, or of a table in bf16. Without autodiff they are the same
+//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, fused
+//! operations, a weight that other processes have rows of, and an embedding of one, or of a table in bf16. Without autodiff they are the same
 //! operations.
 //!
 //! ```text
@@ -21,11 +21,11 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
 use super::{attention, embedding, full_tensor, fused, grouped, register_gradients};
-use crate::backend::{Attention, CachedAttention, Float8Backend, Fused, FusedOutput};
+use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::error::Float8Panic;
 use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, GradientSlot, LinearOutput, Wrapped};
+use crate::tensor::{Float8Tensor, Wrapped};
 
 impl<B: Float8Backend> Wrapped for B {
     type Plain = B;
@@ -42,8 +42,8 @@ impl<B: Float8Backend> Wrapped for B {
         value
     }
 
-    fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> Float8Tensor<B> {
-        Float8Tensor::new(linear::forward(&x, &w, bias, Wanted::EVALUATION).0)
+    fn fp8_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
+        linear::forward(&x, &w, bias, Wanted::EVALUATION).0
     }
 
     fn fp8_grouped_linear(x: Float8Tensor<B>, w: Float8Tensor<B>, ends: IntTensor<B>) -> FloatTensor<B> {
@@ -59,8 +59,8 @@ impl<B: Float8Backend> Wrapped for B {
         B::cached_attention(&attention)
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<B>>) -> Float8Tensor<B> {
-        fused::forward(&op, &inputs.into_iter().map(Float8Tensor::into_full).collect::<Vec<_>>())
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+        fused::forward(&op, &inputs)
     }
 
     fn is_tracked(_: &FloatTensor<B>) -> bool {
@@ -91,13 +91,13 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         FloatTensor::<Self> { primitive: value, ..leaf }
     }
 
-    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> Float8Tensor<Self> {
+    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
         let run = |wanted| {
             let bias = bias.as_ref().map(|bias| bias.primitive.clone());
             linear::forward(&x.plain(), &w.plain(), bias, wanted)
         };
         let wanted = Wanted {
-            x: x.place().is_tracked(),
+            x: x.full().is_tracked(),
             w: is_trained(&w),
             bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
             evaluates: false,
@@ -108,16 +108,14 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
                     OpsKind::Tracked(mut prep) => {
                         let (y, saved) = run(wanted);
                         let saved = saved.expect("a gradient is wanted");
-                        let (x, slot) = (saved.x.is_full().then(|| prep.checkpoint(x.full())), saved.slot.clone());
-                        let y = prep.finish(State { saved, x }, y);
-                        let output = slot.map(|slot| Arc::new(LinearOutput { y: y.clone(), slot }));
-                        Float8Tensor::new(y).with_output(output)
+                        let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
+                        prep.finish(State { saved, x }, y)
                     }
-                    OpsKind::UnTracked(prep) => Float8Tensor::new(prep.finish(run(Wanted::default()).0)),
+                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
                 }
             };
         }
-        let (x_node, w_node) = (x.place().node.clone(), w.place().node.clone());
+        let (x_node, w_node) = (x.full().node.clone(), w.full().node.clone());
         match &bias {
             Some(bias) => node!(LinearWithBias, [x_node, w_node, bias.node.clone()]),
             None => node!(LinearNoBias, [x_node, w_node]),
@@ -146,7 +144,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
         None
     }
 
-    fn fused_node(op: Fused<B>, inputs: Vec<Float8Tensor<Self>>) -> Float8Tensor<Self> {
+    fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
         fused::node::<B, C>(op, inputs)
     }
 
@@ -201,25 +199,9 @@ struct LinearWithBias;
 #[derive(Debug)]
 struct LinearNoBias;
 
-/// The gradient of a linear's output: what was left in its slot, what autodiff has of it, or the sum of the two.
-fn take_gradient<B: Float8Backend, const N: usize>(
-    Ops { node, state, .. }: &Ops<State<linear::Saved<B>>, N>,
-    grads: &mut Gradients,
-) -> FusedOutput<B> {
-    let Some(left) = state.saved.slot.as_deref().and_then(GradientSlot::take) else {
-        return FusedOutput { y: grads.consume::<B>(node), maxima: None };
-    };
-    // As autodiff's tensor of the node, by which gradients are found.
-    let place = FloatTensor::<Autodiff<B>> { primitive: left.y.clone(), node: node.clone(), rc: Arc::new(node.id) };
-    match grads.remove::<B>(&place) {
-        None => left,
-        Some(other) => FusedOutput { y: B::float_add(other, left.y), maxima: None },
-    }
-}
-
 fn linear_backward<B: Float8Backend>(
     State { saved, x }: State<linear::Saved<B>>,
-    dy: FusedOutput<B>,
+    dy: FloatTensor<B>,
     parents: [Option<NodeId>; 3],
     grads: &mut Gradients,
     checkpointer: &mut Checkpointer,
@@ -235,7 +217,7 @@ impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
     type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = take_gradient(&ops, grads);
+        let dy = grads.consume::<B>(&ops.node);
         linear_backward(ops.state, dy, ops.parents.map(|node| node.map(|node| node.id)), grads, checkpointer);
     }
 }
@@ -244,7 +226,7 @@ impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
     type State = State<linear::Saved<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = take_gradient(&ops, grads);
+        let dy = grads.consume::<B>(&ops.node);
         let [x, w] = ops.parents.map(|node| node.map(|node| node.id));
         linear_backward(ops.state, dy, [x, w, None], grads, checkpointer);
     }

@@ -123,8 +123,6 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
     sourced: Mutex<Sourced<B>>,
     /// How many of its elements are those of another tensor, where others are zeros.
     elements: OnceLock<u64>,
-    /// f32 `[n]`, the largest of which is the tensor's amax, where what made it has left them.
-    maxima: OnceLock<FloatTensor<B>>,
 }
 
 pub(super) struct Entries<B: Float8Backend> {
@@ -159,7 +157,6 @@ impl<B: Float8Backend> Default for Fp8Cache<B> {
             entries: Mutex::new(Entries { copies, results, fprops_since_dgrad }),
             sourced: Mutex::new(Sourced { slot: Slot::default(), values: vec![] }),
             elements: OnceLock::new(),
-            maxima: OnceLock::new(),
         }
     }
 }
@@ -179,14 +176,6 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.elements.get_or_init(|| elements);
         let results = other.lock().results.iter().filter(|(key, _)| key.has_one_scale()).cloned().collect();
         self.lock().results = results;
-    }
-
-    pub(super) fn set_maxima(&self, maxima: FloatTensor<B>) {
-        self.maxima.get_or_init(|| maxima);
-    }
-
-    pub(super) fn maxima(&self) -> Option<&FloatTensor<B>> {
-        self.maxima.get()
     }
 
     /// How many elements count in shares, of so many.

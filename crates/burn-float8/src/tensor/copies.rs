@@ -91,14 +91,8 @@ fn make<B: Float8Backend>(
         _ => operand.axis.orientation(),
     };
     let cast = request.key();
-    // The maxima are those of the tensor as it is.
-    let own = || t.maxima().map_or(ScaleFrom::Dynamic, |maxima| ScaleFrom::Maxima(maxima.clone()));
-    let own = (cast.has_one_scale() && matches!(view, View::Own)).then_some(&own as &dyn Fn() -> _);
-    let run = |scale| match (view, t.deferred()) {
-        (View::Own, Some(deferred)) => deferred.cast(cast.cast, orientation, scale),
-        _ => B::fp8_quantize(view.of(t), cast.cast, orientation, scale),
-    };
-    let (Quantized { rows, cols, .. }, result) = quantize(&t.device(), request, known, own, run);
+    let (Quantized { rows, cols, .. }, result) =
+        quantize(&t.device(), request, known, None, |scale| B::fp8_quantize(view.of(t), cast.cast, orientation, scale));
     layer.count_cast(operand.role);
     let mut entries = t.cache().lock();
     let result = entries.keep(cast, result);

@@ -8,8 +8,6 @@ use burn_std::Shape;
 use super::adapter::Adapters;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
-use super::deferred::Deferred;
-use super::gradient::GradientSlot;
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
 
@@ -34,7 +32,7 @@ pub trait Wrapped: Backend {
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
     /// y `[.., N]` = x `[.., K]` · w `[K, N]` + bias `[N]`.
     #[doc(hidden)]
-    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> Float8Tensor<Self>;
+    fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self>;
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
@@ -44,9 +42,9 @@ pub trait Wrapped: Backend {
     /// Attention over a cache, where the backend reads what it keeps and no gradient is wanted.
     #[doc(hidden)]
     fn cached_attention(attention: CachedAttention<Self>) -> Option<FloatTensor<Self>>;
-    /// An operation beside linears as one node.
+    /// A fused operation as one node.
     #[doc(hidden)]
-    fn fused_node(op: Fused<Self::Plain>, inputs: Vec<Float8Tensor<Self>>) -> Float8Tensor<Self>;
+    fn fused_node(op: Fused<Self::Plain>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self>;
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
@@ -65,46 +63,21 @@ pub trait Wrapped: Backend {
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
-    /// The full-precision tensor. Of codes alone a NaN seen in the shape of the weight, and of what is deferred another tensor like it: their
-    /// shape, dtype, device and place in autodiff alone say something.
-    place: FloatTensor<W>,
-    deferred: Option<Arc<Placed<W>>>,
+    /// The full-precision tensor. An FP8-only weight has a NaN in the shape of the weight: only its shape, dtype, device and place in
+    /// autodiff count.
+    full: FloatTensor<W>,
     codes: Option<Arc<Codes<W::Plain>>>,
     adapters: Option<Arc<Adapters<W>>>,
     mark: Option<Mark>,
-    /// The output of a linear that this tensor is, or is a reshape of.
-    output: Option<Arc<LinearOutput<W>>>,
     /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
-}
-
-/// A deferred tensor in its place in autodiff.
-struct Placed<W: Wrapped> {
-    deferred: Arc<Deferred<W::Plain>>,
-    full: OnceLock<FloatTensor<W>>,
-}
-
-impl<W: Wrapped> Placed<W> {
-    fn new(deferred: Arc<Deferred<W::Plain>>) -> Arc<Self> {
-        Arc::new(Self { deferred, full: OnceLock::new() })
-    }
-
-    fn deferred(&self) -> &Arc<Deferred<W::Plain>> {
-        &self.deferred
-    }
-
-    /// The tensor, in this place.
-    fn full(&self, place: &FloatTensor<W>) -> &FloatTensor<W> {
-        self.full.get_or_init(|| W::replace(place.clone(), self.deferred.made().y.clone()))
-    }
 }
 
 impl<W: Wrapped> Float8Tensor<W> {
     /// Wraps a tensor that no linear has seen.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
-        let (codes, adapters, mark, output) = (None, None, None, None);
-        Self { place: full, deferred: None, codes, adapters, mark, output, cache: Arc::default() }
+        Self { full, codes: None, adapters: None, mark: None, cache: Arc::default() }
     }
 
     /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
@@ -112,39 +85,16 @@ impl<W: Wrapped> Float8Tensor<W> {
         Self { codes: Some(codes), ..Self::new(full) }
     }
 
-    /// A tensor that is made when something reads it, in the place of `place`, which has its shape, dtype and device.
-    pub(crate) fn of_deferred(place: FloatTensor<W>, deferred: Arc<Deferred<W::Plain>>) -> Self {
-        Self { deferred: Some(Placed::new(deferred)), ..Self::new(place) }
-    }
-
-    /// A tensor whose maker has left the maxima of its magnitudes, f32 `[n]`.
-    pub(crate) fn with_maxima(full: FloatTensor<W>, maxima: Option<FloatTensor<W::Plain>>) -> Self {
-        let made = Self::new(full);
-        if let Some(maxima) = maxima {
-            made.cache().set_maxima(maxima);
-        }
-        made
-    }
-
     /// The full-precision tensor; of a weight that [is FP8 codes alone](Self::is_fp8_only) only its shape, dtype and device say something.
     #[inline]
     pub fn full(&self) -> &FloatTensor<W> {
-        match &self.deferred {
-            Some(deferred) => deferred.full(&self.place),
-            None => &self.place,
-        }
-    }
-
-    /// A tensor of this one's shape, dtype and device, and in its place in autodiff; its values need not be this one's.
-    #[inline]
-    pub(crate) fn place(&self) -> &FloatTensor<W> {
-        &self.place
+        &self.full
     }
 
     /// Where it is.
     #[inline]
     pub(crate) fn device(&self) -> Device<W> {
-        W::float_device(&self.place)
+        W::float_device(&self.full)
     }
 
     /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapters added.
@@ -156,17 +106,16 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// [`into_full`](Self::into_full) for an operation, which the report names where codes are decoded.
     #[inline]
     pub(crate) fn into_values(self, operation: &'static str) -> FloatTensor<W> {
-        let Self { place, deferred, codes, adapters, mark, .. } = self;
-        let full = match (codes, deferred) {
-            (Some(codes), _) => {
+        let Self { full, codes, adapters, mark, .. } = self;
+        let full = match codes {
+            Some(codes) => {
                 if let Some(Mark::Weight(Tag { layer, .. })) = mark {
                     layer.count_decode(operation);
                 }
-                let values = codes.values(place.dtype());
-                W::replace(place, values)
+                let values = codes.values(full.dtype());
+                W::replace(full, values)
             }
-            (None, Some(deferred)) => deferred.full(&place).clone(),
-            (None, None) => place,
+            None => full,
         };
         match adapters {
             Some(adapters) => adapters.merged(full),
@@ -195,20 +144,9 @@ impl<W: Wrapped> Float8Tensor<W> {
         Self { adapters, ..self }
     }
 
-    /// The output of a linear that this tensor is, or is a reshape of.
-    pub(crate) fn output(&self) -> Option<&Arc<LinearOutput<W>>> {
-        self.output.as_ref()
-    }
-
-    /// This tensor, which is or reshapes the output of a linear.
-    pub(crate) fn with_output(self, output: Option<Arc<LinearOutput<W>>>) -> Self {
-        Self { output, ..self }
-    }
-
     #[cfg(feature = "distributed")]
     pub(crate) fn full_mut(&mut self) -> &mut FloatTensor<W> {
-        *self = self.clone().made();
-        &mut self.place
+        &mut self.full
     }
 
     /// The layer whose weight this is.
@@ -220,8 +158,8 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
     /// a history that counts them would be the other's.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
-        let Self { place, codes, adapters, .. } = self.made();
-        Self { mark: Some(Mark::Weight(tag)), codes, adapters, ..Self::new(place) }
+        let Self { full, codes, adapters, .. } = self;
+        Self { mark: Some(Mark::Weight(tag)), codes, adapters, ..Self::new(full) }
     }
 
     /// The tag of a linear's weight.
@@ -251,21 +189,8 @@ impl<W: Wrapped> Float8Tensor<W> {
         self,
         f: impl Fn(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
-        // Autodiff may compute what `f` gives again, from what `f` is given.
-        let made = self.made();
-        let adapters = made.adapters.as_ref().map(|adapters| Arc::new(adapters.map(&f)));
-        made.placed(f).with_adapters(adapters)
-    }
-
-    /// This tensor, made now if it was deferred.
-    fn made(self) -> Self {
-        if self.deferred.is_none() {
-            return self;
-        }
-        if let Some(maxima) = self.maxima() {
-            self.cache().set_maxima(maxima.clone());
-        }
-        Self { place: self.full().clone(), deferred: None, ..self }
+        let adapters = self.adapters.as_ref().map(|adapters| Arc::new(adapters.map(&f)));
+        self.placed(f).with_adapters(adapters)
     }
 
     /// This tensor in another place of autodiff, or below it: all that its clones share, but for adapters.
@@ -273,27 +198,13 @@ impl<W: Wrapped> Float8Tensor<W> {
         self,
         f: impl FnOnce(FloatTensor<W>) -> FloatTensor<V>,
     ) -> Float8Tensor<V> {
-        let Self { place, deferred, codes, mark, cache, .. } = self;
-        let deferred = deferred.map(|deferred| Placed::new(deferred.deferred().clone()));
-        Float8Tensor { place: f(place), deferred, codes, adapters: None, mark, output: None, cache }
+        let Self { full, codes, mark, cache, .. } = self;
+        Float8Tensor { full: f(full), codes, adapters: None, mark, cache }
     }
 
     /// The tensor below autodiff, with all that its clones share, but for adapters.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
-        self.clone().placed(|place| W::plain(&place).clone())
-    }
-
-    /// What makes the tensor when something reads it.
-    pub(super) fn deferred(&self) -> Option<&Arc<Deferred<W::Plain>>> {
-        self.deferred.as_ref().map(|deferred| deferred.deferred())
-    }
-
-    /// What its maker has left of its magnitudes, for which it is made.
-    pub(super) fn maxima(&self) -> Option<&FloatTensor<W::Plain>> {
-        match self.deferred() {
-            Some(deferred) => deferred.made().maxima.as_ref(),
-            None => self.cache().maxima(),
-        }
+        self.clone().placed(|full| W::plain(&full).clone())
     }
 
     pub(crate) fn cache(&self) -> &Fp8Cache<W::Plain> {
@@ -310,12 +221,10 @@ impl<W: Wrapped> Clone for Float8Tensor<W> {
     #[inline]
     fn clone(&self) -> Self {
         Self {
-            place: self.place.clone(),
-            deferred: self.deferred.clone(),
+            full: self.full.clone(),
             codes: self.codes.clone(),
             adapters: self.adapters.clone(),
             mark: self.mark.clone(),
-            output: self.output.clone(),
             cache: self.cache.clone(),
         }
     }
@@ -329,21 +238,14 @@ impl<W: Wrapped> core::fmt::Debug for Float8Tensor<W> {
 
 impl<W: Wrapped> TensorMetadata for Float8Tensor<W> {
     fn dtype(&self) -> DType {
-        self.place.dtype()
+        self.full.dtype()
     }
 
     fn shape(&self) -> Shape {
-        self.place.shape()
+        self.full.shape()
     }
 
     fn rank(&self) -> usize {
-        self.place.rank()
+        self.full.rank()
     }
-}
-
-/// The output of a linear whose cast of dy has one scale and has to find it.
-pub(crate) struct LinearOutput<W: Wrapped> {
-    /// As the linear has made it, whatever shape its clones have now.
-    pub(crate) y: FloatTensor<W>,
-    pub(crate) slot: Arc<GradientSlot<W::Plain>>,
 }

@@ -39,7 +39,7 @@ impl fmt::Display for Kind {
 
 /// The kernels of float8-kernels by the names of their functions.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 28] = [
+const KERNELS: [(&str, Kind); 27] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
@@ -60,12 +60,11 @@ const KERNELS: [(&str, Kind); 28] = [
     ("gemm_hopper", Kind::ScaledGemm),
     ("gemm_blackwell", Kind::ScaledGemm),
     ("gemm_combine", Kind::ScaledGemm),
-    // What stands beside linears.
+    // Fused operations.
     ("swiglu_forward", Kind::Other),
     ("swiglu_gradients", Kind::Other),
     ("rms_norm_forward", Kind::Other),
     ("rms_norm_gradients", Kind::Other),
-    ("rms_norm_inverses", Kind::Other),
     ("sum_rows", Kind::Other),
     ("rotate", Kind::Other),
     // Statistics.

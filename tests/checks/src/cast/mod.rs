@@ -2,7 +2,6 @@
 
 mod cases;
 mod encode;
-mod fused;
 mod given;
 mod scale;
 
@@ -53,7 +52,6 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
     scale::add(all);
     given::add(all);
-    fused::add(all);
     encode::add(all);
 }
 

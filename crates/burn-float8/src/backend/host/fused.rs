@@ -1,41 +1,40 @@
 //! [`Fused`] on the host: each operation in one pass over its rows, on all cores.
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, TensorData, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::Shape;
 use rayon::prelude::*;
 
 use super::loops::TASK;
-use super::vector::{dot, exp, exp_minus, magnitude, max, vectorized};
+use super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::view::View;
 use super::{floats, matrix, read_ints, tensor_on};
-use crate::backend::fused::{Fused, FusedOutput};
+use crate::backend::fused::Fused;
 
 /// Fills rows of `$width` elements of `$out`, many at a time, each of which takes as long as `$work` elements: `$fill` gets the first row
-/// and some. Gives the bits of the largest magnitude. A macro, so that what fills is [`vectorized`] too.
+/// and some. A macro, so that what fills is [`vectorized`] too.
 macro_rules! by_rows {
     ($out:expr, $width:expr, $work:expr, |$first:ident, $part:ident| $fill:expr) => {{
         let rows = TASK.div_ceil($work);
-        let filled = $out.par_chunks_mut(rows * $width).enumerate().map(|(task, $part)| {
+        $out.par_chunks_mut(rows * $width).enumerate().for_each(|(task, $part)| {
             vectorized!({
                 let $first = task * rows;
                 $fill;
-                magnitude($part)
             })
         });
-        filled.max().unwrap_or(0)
     }};
 }
 
 /// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
-pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FusedOutput<B> {
-    let y = match (op, inputs) {
-        (Fused::SwiGlu, [a, b]) => return output::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b)), true),
+pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
+    match (op, inputs) {
+        (Fused::SwiGlu, [a, b]) => tensor::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b)), a.shape()),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
-            return output::<B>(x, rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32), true);
+            let y = rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32);
+            tensor::<B>(x, y, x.shape())
         }
         (Fused::Rotary { cos, sin }, [x]) => {
             let [batch, len, heads, dim] = x.shape().dims();
-            let (y, _) = rotary::<B>(x, [cos, sin], [batch, len, heads, dim], false);
+            let y = rotary::<B>(x, [cos, sin], [batch, len, heads, dim], false);
             B::float_swap_dims(tensor::<B>(x, y, [batch, len, heads, dim]), 1, 2)
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
@@ -43,7 +42,7 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fu
             let targets = read_ints::<B>(targets);
             let logits_of = &*floats::<B>(logits);
             let mut y = vec![0.0; rows];
-            let _maximum = by_rows!(y, 1, vocab_size, |first, y| {
+            by_rows!(y, 1, vocab_size, |first, y| {
                 for (y, row) in y.iter_mut().zip(first..) {
                     let logits = &logits_of[row * vocab_size..][..vocab_size];
                     let (max, log_sum) = log_sum(logits);
@@ -53,19 +52,7 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fu
             tensor::<B>(logits, y, [rows, 1])
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
-    };
-    FusedOutput { y, maxima: None }
-}
-
-/// Values in the shape and dtype of another tensor; their magnitude is known if the dtype keeps them as they are.
-fn output<B: Backend>(
-    like: &FloatTensor<B>,
-    (values, magnitude): (Vec<f32>, u32),
-    with_maxima: bool,
-) -> FusedOutput<B> {
-    let maxima = (with_maxima && like.dtype() == DType::F32)
-        .then(|| B::float_from_data(TensorData::new(vec![f32::from_bits(magnitude)], [1]), &B::float_device(like)));
-    FusedOutput { y: tensor::<B>(like, values, like.shape()), maxima }
+    }
 }
 
 /// [`Float8Backend::fused_backward`](super::Float8Backend::fused_backward) on the host.
@@ -73,12 +60,11 @@ pub fn fused_backward<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],
     dy: &FloatTensor<B>,
-    with_maxima: bool,
-) -> Vec<FusedOutput<B>> {
-    let gradients = match (op, inputs) {
+) -> Vec<FloatTensor<B>> {
+    match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => {
             let [da, db] = swiglu_backward(&floats::<B>(a), &floats::<B>(b), &floats::<B>(dy));
-            return vec![output::<B>(a, da, with_maxima), output::<B>(b, db, with_maxima)];
+            vec![tensor::<B>(a, da, a.shape()), tensor::<B>(b, db, b.shape())]
         }
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
             let values = [&*floats::<B>(x), &*floats::<B>(gamma), &*floats::<B>(dy)];
@@ -88,14 +74,14 @@ pub fn fused_backward<B: Backend>(
         (Fused::Rotary { cos, sin }, [x]) => {
             let [batch, len, heads, dim] = x.shape().dims();
             let dy = B::float_swap_dims(dy.clone(), 1, 2);
-            return vec![output::<B>(x, rotary::<B>(&dy, [cos, sin], [batch, len, heads, dim], true), with_maxima)];
+            vec![tensor::<B>(x, rotary::<B>(&dy, [cos, sin], [batch, len, heads, dim], true), x.shape())]
         }
         (Fused::LogLikelihood { targets }, [logits]) => {
             let [_, vocab_size] = matrix(&logits.shape());
             let targets = read_ints::<B>(targets);
             let (values, dy) = (&*floats::<B>(logits), &*floats::<B>(dy));
             let mut dl = vec![0.0; values.len()];
-            let _maximum = by_rows!(dl, vocab_size, vocab_size, |first, dl| {
+            by_rows!(dl, vocab_size, vocab_size, |first, dl| {
                 for (dl, row) in dl.chunks_exact_mut(vocab_size).zip(first..) {
                     let values = &values[row * vocab_size..][..vocab_size];
                     let max = max(values);
@@ -109,8 +95,7 @@ pub fn fused_backward<B: Backend>(
             vec![tensor::<B>(logits, dl, logits.shape())]
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
-    };
-    gradients.into_iter().map(|y| FusedOutput { y, maxima: None }).collect()
+    }
 }
 
 /// In the dtype of another.
@@ -126,33 +111,30 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-fn swiglu(a: &[f32], b: &[f32]) -> (Vec<f32>, u32) {
+fn swiglu(a: &[f32], b: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; a.len()];
-    let magnitude = by_rows!(y, 1, 1, |first, y| {
+    by_rows!(y, 1, 1, |first, y| {
         let (a, b) = (&a[first..][..y.len()], &b[first..][..y.len()]);
         for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
             *y = a * sigmoid(*a) * b;
         }
     });
-    (y, magnitude)
+    y
 }
 
-/// The gradients, and the bits of the largest magnitude of each.
-fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [(Vec<f32>, u32); 2] {
+fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [Vec<f32>; 2] {
     let [mut da, mut db] = [vec![0.0; a.len()], vec![0.0; a.len()]];
     let tasks = da.par_chunks_mut(TASK).zip(db.par_chunks_mut(TASK)).zip(a.par_chunks(TASK)).zip(b.par_chunks(TASK));
-    let filled = tasks.zip(dy.par_chunks(TASK)).map(|((((da, db), a), b), dy)| {
+    tasks.zip(dy.par_chunks(TASK)).for_each(|((((da, db), a), b), dy)| {
         vectorized!({
             for ((((da, db), a), b), dy) in da.iter_mut().zip(&mut *db).zip(a).zip(b).zip(dy) {
                 let s = sigmoid(*a);
                 *da = dy * b * (s * (a * (1.0 - s) + 1.0));
                 *db = dy * a * s;
             }
-            [magnitude(da), magnitude(db)]
         })
     });
-    let [of_da, of_db] = filled.reduce(|| [0; 2], |[a, b], [c, d]| [a.max(c), b.max(d)]);
-    [(da, of_da), (db, of_db)]
+    [da, db]
 }
 
 #[inline(always)]
@@ -160,10 +142,10 @@ fn inverse_rms(x: &[f32], epsilon: f32) -> f32 {
     1.0 / (dot(x, x) / x.len() as f32 + epsilon).sqrt()
 }
 
-fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> (Vec<f32>, u32) {
+fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> Vec<f32> {
     let width = gamma.len();
     let mut y = vec![0.0; x.len()];
-    let magnitude = by_rows!(y, width, width, |first, y| {
+    by_rows!(y, width, width, |first, y| {
         let rows = x[first * width..][..y.len()].chunks_exact(width);
         for (y, x) in y.chunks_exact_mut(width).zip(rows) {
             let inverse_rms = inverse_rms(x, epsilon);
@@ -172,7 +154,7 @@ fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f32) -> (Vec<f32>, u32) {
             }
         }
     });
-    (y, magnitude)
+    y
 }
 
 fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2] {
@@ -208,20 +190,19 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     [dx, dgamma]
 }
 
-/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that. With the bits
-/// of the largest magnitude.
+/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that.
 fn rotary<B: Backend>(
     x: &FloatTensor<B>,
     tables: [&FloatTensor<B>; 2],
     [batch, len, heads, dim]: [usize; 4],
     back: bool,
-) -> (Vec<f32>, u32) {
+) -> Vec<f32> {
     let half = dim / 2;
     let [cos, sin] = tables.map(floats::<B>);
     let sign = if back { -1.0 } else { 1.0 };
     let x = View::new::<B>(x);
     let mut y = vec![0.0; batch * len * heads * dim];
-    let magnitude = by_rows!(y, heads * dim, heads * dim, |first, y| {
+    by_rows!(y, heads * dim, heads * dim, |first, y| {
         for (y, row) in y.chunks_exact_mut(heads * dim).zip(first..) {
             let (sequence, position) = (row / len, row % len);
             let [cos, sin] = [&cos, &sin].map(|table| &table[position * half..][..half]);
@@ -236,7 +217,7 @@ fn rotary<B: Backend>(
             }
         }
     });
-    (y, magnitude)
+    y
 }
 
 /// The maximum, and `ln Σ exp(l - max)`.

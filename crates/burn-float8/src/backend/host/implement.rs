@@ -81,7 +81,7 @@ macro_rules! host_backend {
             fn fused_forward(
                 op: &$crate::backend::Fused<Self>,
                 inputs: &[$crate::__private::FloatTensor<Self>],
-            ) -> $crate::backend::FusedOutput<Self> {
+            ) -> $crate::__private::FloatTensor<Self> {
                 $crate::backend::host::fused_forward(op, inputs)
             }
 
@@ -89,9 +89,8 @@ macro_rules! host_backend {
                 op: &$crate::backend::Fused<Self>,
                 inputs: &[$crate::__private::FloatTensor<Self>],
                 dy: &$crate::__private::FloatTensor<Self>,
-                with_maxima: bool,
-            ) -> Vec<$crate::backend::FusedOutput<Self>> {
-                $crate::backend::host::fused_backward(op, inputs, dy, with_maxima)
+            ) -> Vec<$crate::__private::FloatTensor<Self>> {
+                $crate::backend::host::fused_backward(op, inputs, dy)
             }
 
             fn adamw() -> Option<$crate::backend::AdamWFn<Self>> {

@@ -134,11 +134,6 @@ pub(super) fn quantize_on_host<B: Backend>(
             let made = (loops::encode(values, scale, cast.format), vec![scale], scaling);
             (Some(made), None, if observe { amax_tensor(loops::amax(values)) } else { amax })
         }
-        (Granularity::Tensor, ScaleFrom::Maxima(maxima)) => {
-            let amax = reference::amax(&read_f32::<B>(maxima));
-            let scale = reference::amax_to_scale(amax, cast.format, cast.scale_mode);
-            (Some((loops::encode(values, scale, cast.format), vec![scale], amax)), None, amax_tensor(amax))
-        }
         _ => {
             let (by_rows, by_cols) = (orientation.rows() || shared, orientation.cols() && !shared);
             let made = |transposed| loops::quantize(values, dims, cast, transposed);

@@ -72,12 +72,6 @@ pub(super) fn max(values: &[f32]) -> f32 {
     maxima.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger)
 }
 
-/// The bits of the largest magnitude; those of a NaN are larger than of any number.
-#[inline(always)]
-pub(super) fn magnitude(values: &[f32]) -> u32 {
-    values.iter().fold(0, |largest, x| largest.max(x.abs().to_bits()))
-}
-
 /// The same values in f32.
 #[inline(always)]
 pub(super) fn widen(from: &[bf16], to: &mut [f32]) {

@@ -8,7 +8,7 @@ use cubecl::server::Handle;
 use float8_kernels::reference::{self, HostQuantized};
 use float8_kernels::{
     Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, ScaleMode, cast_instructions,
-    quantize as launch, quantize_with_amax, quantize_with_maxima, strike_casts,
+    quantize as launch, quantize_with_amax, strike_casts,
 };
 
 use super::gemm::edges;
@@ -27,17 +27,14 @@ pub(in crate::backend) fn quantize<R: Runtime>(
     device: DeviceId,
     (x, dtype): (&MatrixView, DType),
     (cast, orientation): (Cast, Orientation),
-    scale: &ScaleFrom<(Handle, usize)>,
+    scale: &ScaleFrom<Handle>,
 ) -> Result<Quantized, KernelError> {
     let mut call = Call::new();
     loop {
         let instructions = cast_instructions(client);
         let quantized = call.record(checks, device, || match scale {
             ScaleFrom::Dynamic => launch(client, x, cast, orientation),
-            ScaleFrom::Amax { amax: (amax, _), observe } => {
-                quantize_with_amax(client, x, amax, *observe, cast, orientation)
-            }
-            ScaleFrom::Maxima((maxima, len)) => quantize_with_maxima(client, x, (maxima, *len), cast, orientation),
+            ScaleFrom::Amax { amax, observe } => quantize_with_amax(client, x, amax, *observe, cast, orientation),
         });
         let quantized = quantized?;
         let name = || {
@@ -140,11 +137,11 @@ impl<'a> Copy<'a> {
 }
 
 /// Whether a cast of `x` is that of the reference.
-pub(in crate::backend) fn compare<R: Runtime>(
+fn compare<R: Runtime>(
     client: &ComputeClient<R>,
     (x, dtype): (&MatrixView, DType),
     cast: Cast,
-    scale: &ScaleFrom<(Handle, usize)>,
+    scale: &ScaleFrom<Handle>,
     quantized: &Quantized,
 ) -> Result<(), Mismatch> {
     let sides = [(&quantized.rows, false), (&quantized.cols, true)];
@@ -153,7 +150,7 @@ pub(in crate::backend) fn compare<R: Runtime>(
         .filter_map(|(o, transposed)| Some(Copy::new(o.as_ref()?, cast.scale_mode, transposed)))
         .collect();
     let mut parts = vec![whole(&quantized.amax)];
-    if let ScaleFrom::Amax { amax: (amax, _), .. } = scale {
+    if let ScaleFrom::Amax { amax, .. } = scale {
         parts.push((amax, 0..4));
     }
     copies.iter().for_each(|copy| parts.extend(parts_of(copy.operand, &copy.rows)));

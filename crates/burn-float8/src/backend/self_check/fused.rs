@@ -1,4 +1,4 @@
-//! What stands beside linears: sampled rows against Burn's operations.
+//! Fused operations: sampled rows against Burn's operations.
 use burn_backend::DeviceId;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::Runtime;
@@ -23,7 +23,7 @@ pub(in crate::backend) fn fused<R: Runtime, T>(
     let mut under_way = Call::new();
     loop {
         let made = under_way.record(checks, device, &launch)?;
-        let name = || [call(), "kernels beside linears".into()];
+        let name = || [call(), "fused kernels".into()];
         match checks.judge((client, device), &mut under_way, (None, name), || compare(&made)) {
             Verdict::Right => return Ok(made),
             Verdict::Again => {}

@@ -7,8 +7,8 @@
 //!    ▼
 //! compare ─ right ─▶ result                   cast   sampled rows, bit for bit, scales and amax included
 //!    │ wrong                                  GEMM   sampled elements against f64 dot products of the decoded codes
-//!    ▼                                        fused  sampled rows against Burn's operations; a cast of one as a cast
-//! strike off, log, launch the next path       the host where none is left; of fused operations Burn's, of such a cast both apart
+//!    ▼                                        fused  sampled rows against Burn's operations
+//! strike off, log, launch the next path       the host where none is left; of fused operations Burn's
 //! ```
 mod cast;
 mod fused;
@@ -22,7 +22,7 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Instant;
 
 use burn_backend::DeviceId;
-pub(super) use cast::{compare as compare_cast, quantize};
+pub(super) use cast::quantize;
 use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;

@@ -1,0 +1,33 @@
+//! Variants of fused operations.
+
+use float8_kernels::fused;
+
+use super::{Launcher, dtypes};
+
+impl Launcher {
+    /// SwiGLU, RMSNorm and rotary positions of every dtype, by vector loads and by scalar loads, in rows of one unit and of many.
+    pub(super) fn fused(&self) {
+        let client = &self.client;
+        let [f32, ..] = dtypes();
+        for dtype in dtypes() {
+            for cols in [4, 255, 256, 4096] {
+                let shape = [64, cols];
+                let [a, b, dy] = [(); 3].map(|()| self.matrix(shape, cols, dtype));
+                fused::swiglu(client, &a, &b).expect("valid views");
+                fused::swiglu_backward(client, &a, &b, &dy).expect("valid views");
+                for gamma in [f32, dtype] {
+                    let gamma = self.matrix([1, cols], cols, gamma);
+                    fused::rms_norm(client, &a, &gamma, 1e-5).expect("valid views");
+                    fused::rms_norm_backward(client, &a, &gamma, &dy, 1e-5).expect("valid views");
+                }
+            }
+            for half in [5, 64] {
+                let x = self.matrix([64, 2 * half], 2 * half, dtype);
+                let table = self.matrix([8, half], half, f32);
+                for back in [false, true] {
+                    fused::rotary(client, &x, [&table, &table], [2, 8, 4], back).expect("valid views");
+                }
+            }
+        }
+    }
+}
