@@ -1,11 +1,10 @@
 //! [`Float8Config::apply`]: names the linears of a model and tags their weights.
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::module::Module;
 use serde::Serialize;
 
-use super::walk::{FoundLinear, Path, draw, linears, map_param};
+use super::walk::{Change, FoundLinear, draw, linears, map_params};
 use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
@@ -154,8 +153,22 @@ impl Float8Config {
                 );
             }
         }
-        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };
-        let model = model.map(&mut tagger);
+        // One for each linear that is not quantized, in the order of the walk.
+        let mut policies = policies.into_iter();
+        let model = map_params::<B, M>(model, |param| {
+            let Some(name) = param.linear_weight(self) else { return Change::None };
+            let Some(weight) = param.float() else { return Change::None };
+            let policy = policies.next().expect("visit and map walk the same linears");
+            let known = B::tag(&weight).filter(|_| keeps_tags);
+            if known.as_ref().is_some_and(|tag| tag.enabled) {
+                return Change::None;
+            }
+            // What `without_float8` has switched off is on again.
+            let new = || Arc::new(Layer::new(name, policy, conversion.clone()));
+            let layer = known.map_or_else(new, |tag| tag.layer);
+            // A record that is loaded later has no tag.
+            Change::map(move |t| B::with_tag(t, Tag::new(layer.clone())))
+        });
         log::info!("{summary}");
         Ok((model, summary))
     }
@@ -192,39 +205,5 @@ impl Float8Config {
             }
         }
         Ok(())
-    }
-}
-
-struct Tagger {
-    path: Path,
-    /// One for each linear that is not quantized, in the order of the walk.
-    policies: std::vec::IntoIter<Policy>,
-    conversion: Arc<Conversion>,
-    /// Whether weights that have tags keep them.
-    keeps_tags: bool,
-}
-
-impl<B: Float8Stack> ModuleMapper<B> for Tagger {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(name) = self.path.linear_weight(D, self.conversion.config()) else { return param };
-        let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
-        let policy = self.policies.next().expect("visit and map walk the same linears");
-        let known = B::tag(&weight).filter(|_| self.keeps_tags);
-        if known.as_ref().is_some_and(|tag| tag.enabled) {
-            return param;
-        }
-        // What `without_float8` has switched off is on again.
-        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()));
-        let layer = known.map_or_else(new, |tag| tag.layer);
-        // A record that is loaded later has no tag.
-        map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))
     }
 }

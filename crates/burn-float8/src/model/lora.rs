@@ -7,12 +7,12 @@
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::walk::{FoundLinear, Path, draw, linears, map_value, parameter, set_value};
+use super::walk::{Change, FoundLinear, draw, linears, map_params, parameter};
 use crate::config::shortened;
 use crate::error::{Float8Error, Float8Panic};
 use crate::ops::functions::{Functions, find};
@@ -256,7 +256,12 @@ impl<B: Backend> Lora<B> {
     ///
     /// [`Float8Panic::NotFloat8`], in words, on a backend that Float8 does not wrap.
     pub fn attach<M: Module<B>>(&self, model: M, seed: Option<u64>) -> M {
-        model.map(&mut Attach { lora: self, seed, path: Path::default() })
+        map_params::<B, M>(model, |param| {
+            let adapter = (param.shape.num_dims() == 2).then(|| self.of(&param.path.linear_name())).flatten();
+            let Some(adapter) = adapter else { return Change::None };
+            let weight = param.float().expect("an adapter is for floats");
+            Change::Value((functions::<B>().with_adapter)(weight, self.beside(adapter, seed)))
+        })
     }
 
     /// The model with weights `w + α/r · A·B`, in their own dtype; of weights that are FP8 codes alone, the decoded values and that. What
@@ -264,61 +269,30 @@ impl<B: Backend> Lora<B> {
     ///
     /// These weights are new parameters with the `require_grad` of the old ones: no gradient reaches the adapters.
     pub fn merge<M: Module<B>>(&self, model: M) -> M {
-        struct Merge;
-        impl<B: Backend> ModuleMapper<B> for Merge {
-            fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-                let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
-                let Some(merged) = (functions::<B>().merge_adapters)(weight) else { return param };
-                map_value(param, |_| Tensor::from_primitive(TensorPrimitive::Float(merged)).detach(), |t| t)
-            }
-        }
-        self.attach(model, None).map(&mut Merge)
+        map_params::<B, M>(self.attach(model, None), |param| {
+            let merged = param.float().and_then(|weight| (functions::<B>().merge_adapters)(weight));
+            merged.map_or(Change::None, Change::Replaced)
+        })
     }
 
     fn of(&self, name: &str) -> Option<&LoraAdapter<B>> {
         self.adapters.iter().find(|adapter| adapter.name == name)
     }
-}
 
-fn functions<B: Backend>() -> Functions<B> {
-    find::<B>().unwrap_or_else(|| panic!("{}", Float8Panic::NotFloat8))
-}
-
-struct Attach<'a, B: Backend> {
-    lora: &'a Lora<B>,
-    seed: Option<u64>,
-    path: Path,
-}
-
-impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let adapter = (D == 2).then(|| self.lora.of(&self.path.linear_name())).flatten();
-        let Some(adapter) = adapter else { return param };
+    fn beside(&self, adapter: &LoraAdapter<B>, seed: Option<u64>) -> Adapter<B> {
         let [a, b] = [&adapter.a, &adapter.b].map(|t| match t.val().into_primitive() {
             TensorPrimitive::Float(t) => t,
             TensorPrimitive::QFloat(_) => unreachable!("an adapter is float"),
         });
-        let config = &self.lora.config;
-        let (scale, probability) = (config.scale_of(&adapter.name), config.dropout);
-        let seed = self.seed.filter(|_| probability > 0.0);
+        let (scale, probability) = (self.config.scale_of(&adapter.name), self.config.dropout);
+        let seed = seed.filter(|_| probability > 0.0);
         let dropout = seed.map(|seed| Dropout { probability, seed: named(seed, &adapter.name) });
-        let adapter = Adapter { id: adapter.a.id, a, b, scale, dropout };
-        let with_adapter = |weight: Tensor<B, D>| {
-            let TensorPrimitive::Float(weight) = weight.into_primitive() else {
-                unreachable!("an adapter is for floats")
-            };
-            Tensor::from_primitive(TensorPrimitive::Float((functions::<B>().with_adapter)(weight, adapter)))
-        };
-        set_value(param, with_adapter)
+        Adapter { id: adapter.a.id, a, b, scale, dropout }
     }
+}
+
+fn functions<B: Backend>() -> Functions<B> {
+    find::<B>().unwrap_or_else(|| panic!("{}", Float8Panic::NotFloat8))
 }
 
 #[cfg(test)]
