@@ -100,7 +100,7 @@ fn with_many_scales<R: Runtime>(
 /// and with one scale for the tensor by [`quantize_with_amax`] with this amax and `observe`.
 ///
 /// # Errors
-/// [`KernelError::NotTensorwise`] for one scale without an amax, which takes a read of all for the amax, and for an amax with other scales;
+/// [`KernelError::UnfitGranularity`] for one scale without an amax, which takes a read of all for the amax, and for an amax with other scales;
 /// as [`fused::swiglu`](crate::fused::swiglu()), [`fused::rms_norm`](crate::fused::rms_norm()) and [`quantize_with_amax`];
 /// [`KernelError::UnsupportedDtype`] for a γ that has neither x's dtype nor f32; [`KernelError::Misaligned`] if a and b of SwiGLU do not
 /// begin alike.
@@ -114,7 +114,7 @@ pub fn quantize_fused<R: Runtime>(
     cast.check()?;
     let granularity = cast.granularity;
     if (granularity == Granularity::Tensor) != amax.is_some() {
-        return Err(KernelError::NotTensorwise { granularity });
+        return Err(KernelError::not_tensorwise(granularity));
     }
     check(client, inputs.first(), orientation)?;
     let (x, beside) = inputs.check(client)?;
@@ -179,7 +179,7 @@ fn launch_one_scale<R: Runtime>(
 /// |x|, NaN if `x` holds one, as what made x has left it ([`fused`](crate::fused)). The same bits, and x is read once.
 ///
 /// # Errors
-/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `maxima` too.
+/// [`KernelError::UnfitGranularity`] for any other granularity; as [`quantize`], for `maxima` too.
 pub fn quantize_with_maxima<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -201,7 +201,7 @@ pub fn quantize_with_maxima<R: Runtime>(
 fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
     match cast.granularity {
         Granularity::Tensor => cast.check(),
-        granularity => Err(KernelError::NotTensorwise { granularity }),
+        granularity => Err(KernelError::not_tensorwise(granularity)),
     }
 }
 
@@ -213,7 +213,7 @@ fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
 /// NaN gives NaN codes.
 ///
 /// # Errors
-/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `amax` too.
+/// [`KernelError::UnfitGranularity`] for any other granularity; as [`quantize`], for `amax` too.
 pub fn quantize_with_amax<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,

@@ -80,7 +80,7 @@ impl Float8Config {
     ///
     /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
     /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
-    /// ([`Float8Error::Device`]). The error holds the model.
+    /// ([`Float8Error::Setup`], [`Float8Error::Preflight`]). The error holds the model.
     pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.apply_with(model, |_| true)
     }
@@ -116,7 +116,7 @@ impl Float8Config {
         let policies = self.check_module_types(&linears, &quantized).and_then(|()| self.policies(&infos, &mut filter));
         let policies = match policies {
             Ok(policies) => policies,
-            Err(Float8Error::NoLinears) if !quantized.is_empty() => {
+            Err(Float8Error::NothingConverted { linears: 0, .. }) if !quantized.is_empty() => {
                 let error = Float8Error::NothingConverted { linears: quantized.len(), reasons: "quantized".into() };
                 return Err(ApplyError { error, model: Box::new(model) });
             }
@@ -137,7 +137,7 @@ impl Float8Config {
         }
         let prepare = |device: &&B::Device| B::Inner::fp8_prepare(device, Some(self.self_check));
         if let Err(error) = devices.iter().try_for_each(prepare) {
-            return Err(ApplyError { error: error.into(), model: Box::new(model) });
+            return Err(ApplyError { error, model: Box::new(model) });
         }
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
@@ -192,7 +192,7 @@ impl Float8Config {
 
     /// # Errors
     ///
-    /// [`Float8Error::ModuleTypeMatchesNothing`].
+    /// [`Float8Error::Config`]: a type that the model does not have.
     fn check_module_types<B: Float8Stack>(
         &self,
         linears: &[FoundLinear<B>],
@@ -201,7 +201,8 @@ impl Float8Config {
         for (name, (module, field)) in self.module_types.iter().zip(self.parsed_module_types()?) {
             let is_it = |linear: &FoundLinear<B>| linear.parameter.0 == module && linear.parameter.1 == field;
             if !linears.iter().chain(quantized).any(is_it) {
-                return Err(Float8Error::ModuleTypeMatchesNothing { name: name.clone() });
+                let reason = "the model has no parameter of rank 2 that it names";
+                return Err(Float8Error::config("module_types", format!("{name:?}"), reason));
             }
         }
         Ok(())

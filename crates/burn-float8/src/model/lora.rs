@@ -13,8 +13,8 @@ use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::walk::{Change, FoundLinear, draw, linears, map_params, parameter};
-use crate::config::shortened;
-use crate::error::{Float8Error, Float8Panic};
+use crate::config::none_of;
+use crate::error::Float8Error;
 use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
 use crate::tensor::{Adapter, Dropout, split_mix};
@@ -75,28 +75,28 @@ impl LoraConfig {
 
     /// # Errors
     ///
-    /// [`Float8Error::Lora`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
+    /// [`Float8Error::Config`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = self;
-        let wrong = |field, value: String, range| Err(Float8Error::Lora { field, value, range });
+        let wrong = |key, value: String, reason: &'static str| Err(Float8Error::config(key, value, reason));
         if *rank == 0 {
-            return wrong("rank", "0".into(), "at least 1");
+            return wrong("lora.rank", "0".into(), "must be at least 1");
         }
         if let Some((name, _)) = rank_pattern.iter().find(|(_, rank)| **rank == 0) {
-            return wrong("rank_pattern", format!("{{{name} = 0}}"), "at least 1");
+            return wrong("lora.rank_pattern", format!("{{{name} = 0}}"), "must be at least 1");
         }
         let is_wrong = |alpha: f64| !alpha.is_finite() || alpha == 0.0;
         if is_wrong(*alpha) {
-            return wrong("alpha", alpha.to_string(), "finite, and not 0");
+            return wrong("lora.alpha", alpha.to_string(), "must be finite, and not 0");
         }
         if let Some((name, alpha)) = alpha_pattern.iter().find(|(_, alpha)| is_wrong(**alpha)) {
-            return wrong("alpha_pattern", format!("{{{name} = {alpha}}}"), "finite, and not 0");
+            return wrong("lora.alpha_pattern", format!("{{{name} = {alpha}}}"), "must be finite, and not 0");
         }
         if !(0.0..1.0).contains(dropout) {
-            return wrong("dropout", dropout.to_string(), "from 0 to below 1");
+            return wrong("lora.dropout", dropout.to_string(), "must be from 0 to below 1");
         }
         if target_modules.is_empty() {
-            return wrong("target_modules", "[]".into(), "at least one name");
+            return wrong("lora.target_modules", "[]".into(), "must be at least one name");
         }
         Ok(())
     }
@@ -126,7 +126,7 @@ impl LoraConfig {
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate); [`Float8Error::FilterMatchesNothing`] if a target is the end of no linear's name, or a key of a
+    /// As [`validate`](Self::validate); [`Float8Error::Config`] if a target is the end of no linear's name, or a key of a
     /// pattern is the end of no name of a linear that gets an adapter.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
@@ -171,12 +171,10 @@ fn each_matches<'a, B: Float8Stack>(
     found: &[FoundLinear<B>],
 ) -> Result<(), Float8Error> {
     match ends.into_iter().find(|end| !found.iter().any(|linear| target_matches(end, &linear.info.name))) {
-        Some(end) => Err(Float8Error::FilterMatchesNothing {
-            field,
-            pattern: end.clone(),
-            linears: found.len(),
-            names: shortened(found.iter().map(|linear| &*linear.info.name)),
-        }),
+        Some(end) => {
+            let reason = none_of(found.iter().map(|linear| &*linear.info.name));
+            Err(Float8Error::config(field, format!("{end:?}"), reason))
+        }
         None => Ok(()),
     }
 }
@@ -254,7 +252,7 @@ impl<B: Backend> Lora<B> {
     ///
     /// # Panics
     ///
-    /// [`Float8Panic::NotFloat8`], in words, on a backend that Float8 does not wrap.
+    /// On a backend that Float8 does not wrap.
     pub fn attach<M: Module<B>>(&self, model: M, seed: Option<u64>) -> M {
         map_params::<B, M>(model, |param| {
             let adapter = (param.shape.num_dims() == 2).then(|| self.of(&param.path.linear_name())).flatten();
@@ -292,7 +290,8 @@ impl<B: Backend> Lora<B> {
 }
 
 fn functions<B: Backend>() -> Functions<B> {
-    find::<B>().unwrap_or_else(|| panic!("{}", Float8Panic::NotFloat8))
+    find::<B>()
+        .expect("adapters are attached to models on a Float8 backend alone: `Float8<Autodiff<B>>`, or `Float8<B>`")
 }
 
 #[cfg(test)]
@@ -343,7 +342,7 @@ mod tests {
             LoraConfig { dropout: -0.1, ..good.clone() },
             LoraConfig { target_modules: vec![], ..good },
         ] {
-            assert!(matches!(bad.validate(), Err(Float8Error::Lora { .. })), "{bad:?}");
+            assert!(matches!(bad.validate(), Err(Float8Error::Config { .. })), "{bad:?}");
         }
     }
 }

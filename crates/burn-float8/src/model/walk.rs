@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn::module::AutodiffModule;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::Backend;
+use burn_backend::tensor::{Device, FloatTensor};
 use burn_std::Shape;
 
 use crate::config::{Float8Config, LinearInfo};

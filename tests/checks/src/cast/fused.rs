@@ -212,7 +212,7 @@ fn check_refused<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> 
     };
     for (what, amax, cast) in [("no amax", None, tensor), ("an amax", Some((&amax, false)), blocks)] {
         match quantize([&dense, &dense], amax, cast) {
-            Err(KernelError::NotTensorwise { granularity }) if granularity == cast.granularity => {}
+            Err(KernelError::UnfitGranularity { granularity, .. }) if granularity == cast.granularity => {}
             other => return Err(wrong!("{what}: {other:?}")),
         }
     }
