@@ -96,7 +96,7 @@ pub enum KernelError {
         /// Bytes that the handle covers.
         available: u64,
     },
-    /// What shares a scale does not fit the operation.
+    /// The granularity does not fit the operation.
     #[error("{granularity} {reason}")]
     UnfitGranularity {
         /// The granularity that was asked for.

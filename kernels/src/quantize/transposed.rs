@@ -37,7 +37,7 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
         Granularity::Tensor => None,
         Granularity::Block128x128 | Granularity::Block1x32 => Some(words(client, granularity.scale_words(k, rows))),
         Granularity::Row | Granularity::Block1x128 => {
-            // Scales of a row, or of a part of one, are not those of the transpose.
+            // The transpose has other scales.
             let reason = "codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways";
             return Err(KernelError::UnfitGranularity { granularity, reason });
         }

@@ -7,18 +7,18 @@ pub use device::SelfCheckFailure;
 
 use crate::terms::Gemm;
 
-/// What a configuration, its application, the state of a run and a device can refuse.
+/// Error of a configuration, of its application, of the state of a run, or of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Float8Error {
-    /// A setting is wrong by itself, beside another one, or for the model.
+    /// A setting is out of range, contradicts another one, or does not fit the model.
     #[error("{key}{}{value}: {reason}", if value.is_empty() { "" } else { " = " })]
     Config {
         /// The key in a configuration file, or the variable of the environment.
         key: &'static str,
         /// Its value, a string in quotes; empty if the key is missing.
         value: String,
-        /// What is wrong, and what is expected.
+        /// The fault, and the values that are expected.
         reason: Cow<'static, str>,
     },
     /// No linear of the model runs in FP8.
@@ -30,7 +30,7 @@ pub enum Float8Error {
     NothingConverted {
         /// How many linears the model has.
         linears: usize,
-        /// What keeps them in high precision.
+        /// The settings that keep them in high precision.
         reasons: String,
     },
     /// Its shards follow from the casts that it was configured with.
@@ -98,7 +98,7 @@ pub enum Float8Error {
         /// What differs, with the values.
         what: String,
     },
-    /// What the device's kernels are compiled with is missing, or does not fit the driver.
+    /// The driver, the compiler or the headers of the device are missing, or do not fit each other.
     #[error(transparent)]
     Setup(#[from] device_select::DeviceError),
     /// A small cast and product do not come out right on the device, by any kernel.
@@ -106,11 +106,10 @@ pub enum Float8Error {
     Preflight {
         /// `cast` or `GEMM`.
         what: &'static str,
-        /// What was found.
+        /// The last failure.
         reason: String,
     },
-    /// The device has not computed what it was asked for, and went on with memory that was never written: a task of its
-    /// thread has panicked, or a launch has failed.
+    /// A task of the device's thread has panicked, or a launch has failed: later results read memory that was never written.
     #[error("results on the device are lost: {message}")]
     Lost {
         /// The device's message.
@@ -127,7 +126,7 @@ impl Float8Error {
     }
 }
 
-/// Panics where `Autodiff<Float8<B>>` comes to its first backward.
+/// Panics in the first backward of `Autodiff<Float8<B>>`.
 pub(crate) fn wrong_order() -> ! {
     panic!(
         "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"

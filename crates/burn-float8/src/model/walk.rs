@@ -125,9 +125,9 @@ impl<'a, B: Backend> NamedParam<'a, B> {
 
 /// New value of a parameter. The parameter keeps its id.
 pub enum Change<B: Backend> {
-    /// The parameter stays as it is.
+    /// No change.
     None,
-    /// The function of its tensor, and of each tensor that is loaded into it later. Quantized tensors stay as they are.
+    /// The function of its tensor, and of each tensor that is loaded into it later. Quantized tensors do not change.
     Map(Box<MapTensor<B>>),
     /// This value for a step. Tensors that are loaded later are unchanged.
     Value(FloatTensor<B>),

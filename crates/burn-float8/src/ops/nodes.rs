@@ -178,7 +178,7 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 ///
 /// # Panics
 ///
-/// [`Float8Error::Fp8OnlyTrained`], in words, if it is codes alone.
+/// With the text of [`Float8Error::Fp8OnlyTrained`], if it is FP8-only.
 fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff<B, C>>) -> bool {
     let is_tracked = w.full().is_tracked();
     if is_tracked && w.is_fp8_only() {

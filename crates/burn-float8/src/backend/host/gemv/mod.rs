@@ -7,6 +7,8 @@
 //! output's sum depends neither on the number of rows, nor on the layout of the codes, the processor or the number of threads, so that each
 //! row is what it would be alone.
 
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, unused_variables))]
+
 #[cfg(target_arch = "x86_64")]
 use core::arch::x86_64::*;
 
@@ -78,7 +80,7 @@ impl Weight<'_> {
         if self.k_is_rows { [rows, cols] } else { [cols, rows] }
     }
 
-    /// Rows of 64 codes from a place on, zeros beyond the end; the processor fetches those `ahead` bytes further on.
+    /// Reads 64 codes of several rows, zeros beyond the end. Prefetches the codes `ahead` bytes behind them.
     #[inline(always)]
     fn read(&self, [row, col]: [usize; 2], ahead: usize, lines: &mut [[u8; BLOCK]]) {
         let [rows, cols] = self.dims;
@@ -136,7 +138,7 @@ fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
     let x = &pack::<M>(x, k);
     // One band a thread: the longer its parts of rows are, the nearer reading is to a stream.
     let width = n.div_ceil(rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
-    let kernel = kernel::<M>();
+    let kernel = kernels::<M>().next().expect("one is for any processor");
     let bands: Vec<Vec<f32>> = (0..n.div_ceil(width))
         .into_par_iter()
         .map(|band| {
@@ -152,8 +154,7 @@ fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
     let mut sums = vec![0.0; M * n];
     for (m, sums) in sums.chunks_exact_mut(n).enumerate() {
         for (sums, band) in sums.chunks_mut(width).zip(&bands) {
-            let row = &band[m * (band.len() / M)..];
-            sums.iter_mut().zip(row).for_each(|(sum, part)| *sum = part * factor);
+            sums.iter_mut().zip(&band[m * (band.len() / M)..]).for_each(|(sum, part)| *sum = part * factor);
         }
     }
     sums
@@ -173,26 +174,27 @@ fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
 /// Sums of the outputs from one on, for x in groups.
 type Kernel = fn(&[f32], &Weight<'_>, usize, &mut [f32]);
 
-/// The kernel for this processor.
-fn kernel<const M: usize>() -> Kernel {
+/// The kernels that this processor can run, the fastest first.
+fn kernels<const M: usize>() -> impl Iterator<Item = Kernel> {
+    let mut kernels: [Option<Kernel>; 3] = [None, None, Some(band::<false, M>)];
     #[cfg(target_arch = "x86_64")]
     {
         macro_rules! if_detected {
-            ($features:literal: $($feature:tt)*) => {
-                if $(is_x86_feature_detected!($feature))&&* {
-                    #[target_feature(enable = $features)]
-                    fn vectorized<const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
-                        band::<true, M>(x, weight, first, y);
-                    }
-                    // SAFETY: the processor has what the function takes.
-                    return |x, weight, first, y| unsafe { vectorized::<M>(x, weight, first, y) };
+            ($features:literal: $($feature:tt)*) => {{
+                #[target_feature(enable = $features)]
+                fn vectorized<const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
+                    band::<true, M>(x, weight, first, y);
                 }
-            };
+                // SAFETY: the processor has what the function takes.
+                let kernel: Kernel = |x, weight, first, y| unsafe { vectorized::<M>(x, weight, first, y) };
+                ($(is_x86_feature_detected!($feature))&&*).then_some(kernel)
+            }};
         }
-        if_detected!("avx2,fma,f16c,avx512f,avx512bw,avx512vl": "fma" "f16c" "avx512f" "avx512bw" "avx512vl");
-        if_detected!("avx2,fma,f16c": "avx2" "fma" "f16c");
+        kernels[0] =
+            if_detected!("avx2,fma,f16c,avx512f,avx512bw,avx512vl": "fma" "f16c" "avx512f" "avx512bw" "avx512vl");
+        kernels[1] = if_detected!("avx2,fma,f16c": "avx2" "fma" "f16c");
     }
-    band::<false, M>
+    kernels.into_iter().flatten()
 }
 
 /// Sums of the outputs from `first` on into `y`, `[M, width]`, of which those that there are not stay 0.
@@ -257,14 +259,14 @@ fn block<const F16C: bool, const M: usize>(
     }
 }
 
-/// Values of codes: each is an f16 with other bits in front. Those of e4m3 are divided by 256, and no code is a NaN.
+/// Values of codes, none of which is a NaN: each is an f16 with other bits in front. Values of e4m3 are divided by 256.
 #[inline(always)]
 fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES] {
     // Of e4m3 the sign, a zero before the four bits of the exponent, three of the mantissa.
     let (shift, mask) = if format == Format::E4m3 { (1, 0xbfff_u16) } else { (0, 0xffff) };
     #[cfg(target_arch = "x86_64")]
     if F16C {
-        // SAFETY: `kernel` has asked the processor; sixteen bytes are a vector, and two of eight f32 are sixteen.
+        // SAFETY: `kernels` has asked the processor; sixteen bytes are a vector, sixteen f32 are two.
         return unsafe {
             let codes = core::mem::transmute::<[u8; LANES], __m128i>(*codes);
             let shifted =
