@@ -112,11 +112,17 @@ fn dequantize_f32<N: Size>(
 /// Dequantizes to the same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
 ///
 /// # Errors
-/// [`KernelError::NotMx`] for other granularities; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
+/// [`KernelError::UnfitGranularity`] for other granularities; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
 pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Handle, KernelError> {
     operand.check()?;
     let granularity = operand.granularity;
-    if granularity.is_mx() { Ok(to_bf16(client, operand)) } else { Err(KernelError::NotMx { granularity }) }
+    // Only E8M0 scales leave a product of code and scale that is a bf16.
+    let reason = "operands cannot be written as bf16 exactly: only 1x32";
+    if granularity.is_mx() {
+        Ok(to_bf16(client, operand))
+    } else {
+        Err(KernelError::UnfitGranularity { granularity, reason })
+    }
 }
 
 /// Dequantizes a checked operand of any granularity, of which others than [`Block1x32`](Granularity::Block1x32) are not scaled.

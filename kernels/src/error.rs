@@ -96,16 +96,15 @@ pub enum KernelError {
         /// Bytes that the handle covers.
         available: u64,
     },
-    /// An amax from outside belongs to the whole tensor.
-    #[error("a given amax scales the whole tensor: {granularity} scales cannot come from it")]
-    NotTensorwise {
+    /// The granularity does not fit the operation.
+    #[error("{granularity} {reason}")]
+    UnfitGranularity {
         /// The granularity that was asked for.
         granularity: Granularity,
+        /// Why it does not fit, as the end of a sentence.
+        reason: &'static str,
     },
-    /// A grouped GEMM of nothing.
-    #[error("a grouped GEMM needs at least one group")]
-    NoGroups,
-    /// The matrices of B, one for each group, have the same number of rows.
+    /// The matrices of B, one for each of at least one group, have the same number of rows.
     #[error("B has {rows} rows, which {groups} groups cannot share evenly")]
     UnevenGroups {
         /// Rows of B.
@@ -120,20 +119,6 @@ pub enum KernelError {
         granularity: Granularity,
         /// The scale mode that was asked for.
         scale_mode: ScaleMode,
-    },
-    /// Only E8M0 scales leave a product of code and scale that is a bf16.
-    #[error("{granularity} operands cannot be written as bf16 exactly: only 1x32")]
-    NotMx {
-        /// The granularity of the operand.
-        granularity: Granularity,
-    },
-    /// Scales of a row, or of a part of one, are not those of the transpose's.
-    #[error(
-        "{granularity} codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways"
-    )]
-    NotBothWays {
-        /// The granularity of the operand.
-        granularity: Granularity,
     },
     /// Nothing that could compute this on the device gave right results.
     #[error("every kernel that could compute this here gave wrong results, and was struck off")]
@@ -154,4 +139,14 @@ pub enum KernelError {
         /// Rows and contraction length of the operand.
         operand: [usize; 2],
     },
+}
+
+impl KernelError {
+    /// An amax from outside belongs to the whole tensor.
+    pub(crate) fn not_tensorwise(granularity: Granularity) -> Self {
+        Self::UnfitGranularity {
+            granularity,
+            reason: "scales cannot come from a given amax, which is of the whole tensor",
+        }
+    }
 }

@@ -86,7 +86,7 @@ pub use terms::Recipe;
 /// What linears did, layer by layer and GEMM by GEMM, and the words for it.
 pub mod report {
     pub use crate::backend::SelfCheckReport;
-    pub use crate::error::{DeviceError, Float8Panic, SelfCheckFailure};
+    pub use crate::error::SelfCheckFailure;
     pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
     pub use crate::model::{
         Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,

@@ -12,7 +12,7 @@ pub use crate::backend::{host::read_f32, in_dtype};
 use crate::config::{Float8Config, Granularity, LinearInfo, Policy};
 use crate::error::Float8Error;
 use crate::layer::{Layer, Tag};
-pub use crate::model::walk::{FoundLinear, Path, linears, map_param};
+pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
 use crate::ops::functions::find;
 pub use crate::profile::operation;
 use crate::stack::Float8Stack;

@@ -26,7 +26,7 @@ use burn_float8::seam;
 ///
 /// # Panics
 ///
-/// [`Float8Panic::NotRows`](burn_float8::report::Float8Panic::NotRows), in words, if `weight` has not the shape of the shard; if a rank is lost.
+/// If `weight` has not the shape of the shard; if a rank is lost.
 pub fn full_tensor<B: Backend>(weight: Tensor<B, 2>) -> Tensor<B, 2> {
     match seam::full_tensor::<B>() {
         Some(full_tensor) => {

@@ -63,7 +63,7 @@ impl Sharded {
     ///
     /// The parameters of the model that is returned are the shards, `[chunk, N]`, so that optimizers which look at one element at a
     /// time (AdamW, SGD, Adam) keep only the moments of the shard. Ones that multiply matrices (Muon) end with
-    /// [`Float8Panic::ShardedMatmul`](burn_float8::report::Float8Panic::ShardedMatmul); L-BFGS would compute something else. Gradients of sharded
+    /// a panic; L-BFGS would compute something else. Gradients of sharded
     /// parameters are sums over all ranks when backward ends; [`reduce_gradients`](Self::reduce_gradients) adds up the others. What
     /// is loaded later may be whole or a shard. Clones made before stay whole; with delayed scaling they share the amax histories, which
     /// ranks reduce from then on, so that only one of the two is to be trained.

@@ -80,7 +80,7 @@ impl Groups {
     /// For operands whose second has `rows_b` rows.
     fn check(&self, rows_b: usize) -> Result<(), KernelError> {
         if self.count == 0 {
-            return Err(KernelError::NoGroups);
+            return Err(KernelError::UnevenGroups { rows: rows_b, groups: 0 });
         }
         check_aligned(&self.ends, 4)?;
         check_bytes(&self.ends, (self.count as u64).saturating_mul(4))?;
@@ -114,7 +114,7 @@ impl Groups {
 /// scale for the tensor all groups share it, with one for each row of the contraction all groups along it do.
 ///
 /// # Errors
-/// The errors of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::NoGroups`], [`UnevenGroups`](KernelError::UnevenGroups) if the rows
+/// The errors of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::UnevenGroups`] if the rows
 /// of B are no multiple of the groups.
 pub fn grouped_scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,

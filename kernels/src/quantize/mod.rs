@@ -133,7 +133,7 @@ fn launch_one_scale<R: Runtime>(
 fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
     match cast.granularity {
         Granularity::Tensor => cast.check(),
-        granularity => Err(KernelError::NotTensorwise { granularity }),
+        granularity => Err(KernelError::not_tensorwise(granularity)),
     }
 }
 
@@ -145,7 +145,7 @@ fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
 /// NaN gives NaN codes.
 ///
 /// # Errors
-/// [`KernelError::NotTensorwise`] for any other granularity; as [`quantize`], for `amax` too.
+/// [`KernelError::UnfitGranularity`] for any other granularity; as [`quantize`], for `amax` too.
 pub fn quantize_with_amax<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,

@@ -29,14 +29,18 @@ const _: () = assert!(tile_cols(LAYOUT, 1) == TILE_ROWS && TILE_ROWS == BLOCK as
 /// Bit for bit [`reference::transpose`](crate::reference::transpose); nothing waits for the device.
 ///
 /// # Errors
-/// [`KernelError::NotBothWays`] for scales of rows or of blocks of 128 in a row; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
+/// [`KernelError::UnfitGranularity`] for scales of rows or of blocks of 128 in a row; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
 pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Operand, KernelError> {
     operand.check()?;
     let &Operand { rows, k, granularity, .. } = operand;
     let scales = match granularity {
         Granularity::Tensor => None,
         Granularity::Block128x128 | Granularity::Block1x32 => Some(words(client, granularity.scale_words(k, rows))),
-        Granularity::Row | Granularity::Block1x128 => return Err(KernelError::NotBothWays { granularity }),
+        Granularity::Row | Granularity::Block1x128 => {
+            // The transpose has other scales.
+            let reason = "codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways";
+            return Err(KernelError::UnfitGranularity { granularity, reason });
+        }
     };
     check_size(k, row_words(rows), rows)?;
     let codes = words(client, k * row_words(rows));

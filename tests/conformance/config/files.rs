@@ -89,7 +89,6 @@ fn a_scale_calculation_mode_needs_mx_scales() {
             continue;
         }
         let error = built.validate().unwrap_err();
-        assert_eq!(error, Float8Error::ScaleCalculationModeWithoutMx { recipe, mode });
         assert!(error.to_string().contains(&format!("scale_calculation_mode = {mode} with recipe {recipe}")));
         assert!(read.unwrap_err().to_string().contains(&error.to_string()));
     }
@@ -101,13 +100,13 @@ fn a_scale_calculation_mode_needs_mx_scales() {
     let none = Casts { weight_for_grad_input: off, grad_output: off, ..Recipe::Rowwise.casts() };
     let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
     rowwise(one).with_scale_calculation_mode(floor).validate().unwrap();
-    let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Rowwise, mode: floor };
-    assert_eq!(rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err(), error);
+    let error = rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err().to_string();
+    assert!(error.starts_with("scale_calculation_mode = floor with recipe rowwise: no cast is of 1x32"), "{error}");
     // Nor may the casts that use it go.
     let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor);
     used.clone().with_casts(one).validate().unwrap();
-    let error = Float8Error::ScaleCalculationModeWithoutMx { recipe: Recipe::Mxfp8, mode: floor };
-    assert_eq!(used.with_casts(Recipe::Rowwise.casts()).validate().unwrap_err(), error);
+    let error = used.with_casts(Recipe::Rowwise.casts()).validate().unwrap_err().to_string();
+    assert!(error.starts_with("scale_calculation_mode = floor with recipe mxfp8: no cast is of 1x32"), "{error}");
 }
 
 /// The mode of some linears stands in their override; that of the others does not reach them.
@@ -320,11 +319,14 @@ fn first_and_last_layers_stay_in_high_precision() {
     assert_eq!(found, expected);
     assert_eq!(summary(&config(1, 0), 5).unwrap().skipped[0].1, "layer 0 of 5");
     let error = summary(&config(2, 2), 3).unwrap_err();
-    assert_eq!(error, Float8Error::TooFewLayers { start: 2, end: 2, layers: 3 });
+    let text = "num_layers_at_start_in_high_precision + num_layers_at_end_in_high_precision";
+    let expected =
+        |values, layers| format!("{text} = {values}: the names of the model's linears count {layers} layers");
+    assert_eq!(error.to_string(), expected("2 + 2", 3));
     // Nothing to count.
     let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
     let error = config(1, 0).apply(linear).map(|_| ()).unwrap_err();
-    assert_eq!(error.error, Float8Error::TooFewLayers { start: 1, end: 0, layers: 0 });
+    assert_eq!(error.error.to_string(), expected("1 + 0", 0));
 }
 
 #[test]
@@ -341,7 +343,7 @@ fn patterns_are_exact_names_globs_or_substrings() {
 fn patterns_that_match_nothing_are_errors() {
     let overridden = Float8Config::tensorwise().with_override(["blocks.9"], Float8LinearConfig::new(Recipe::Rowwise));
     let error = summary(&overridden, 1).unwrap_err();
-    assert!(matches!(&error, Float8Error::FilterMatchesNothing { field: "overrides.fqns", .. }), "{error}");
+    assert!(error.to_string().starts_with("overrides.fqns = \"blocks.9\": matches none of"), "{error}");
     let all = Float8Config::tensorwise().with_filter_fqns(["head"]).with_layers_in_high_precision(1, 0);
     let error = summary(&all, 1).unwrap_err();
     let Float8Error::NothingConverted { linears: 8, reasons } = &error else { panic!("{error}") };
@@ -351,7 +353,8 @@ fn patterns_that_match_nothing_are_errors() {
 #[test]
 fn an_override_of_nothing_is_an_error() {
     let config = Float8Config::tensorwise().with_override([""; 0], Float8LinearConfig::new(Recipe::Rowwise));
-    assert_eq!(summary(&config, 1).unwrap_err(), Float8Error::EmptyOverride);
+    let error = summary(&config, 1).unwrap_err();
+    assert!(matches!(&error, Float8Error::Config { key: "overrides.fqns", value, .. } if value == "[]"), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
-use burn_float8::{Float8, backend::Float8Backend, nn::attention, report::Float8Panic};
+use burn_float8::{Float8, backend::Float8Backend, nn::attention};
 
 use crate::on_every_runtime;
 use crate::support::normal;
@@ -304,7 +304,7 @@ fn shapes_that_do_not_fit() {
             attention(query, key, value, ids, Default::default())
         }));
         let message = panic.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
-        let want = Float8Panic::AttentionShapes { query: q, key: k, value: v, documents };
-        assert_eq!(message, want.to_string());
+        let want = format!("attention of query {q:?}, key {k:?}, value {v:?} and documents {documents:?}: ");
+        assert!(message.starts_with(&want), "{message}");
     }
 }

@@ -8,7 +8,7 @@ use burn_float8::{
     backend::Float8Backend,
     config::{CastConfig, Granularity},
     grouped_linear, report,
-    report::{Float8Panic, Gemm, Role},
+    report::{Gemm, Role},
 };
 
 use crate::on_every_runtime;
@@ -351,7 +351,7 @@ fn shapes_that_do_not_fit() {
             grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))
         }));
         let message = panic.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
-        let want = Float8Panic::GroupedShapes { x: [4, 8], weight, ends: ends.len() };
-        assert_eq!(message, want.to_string());
+        let want = format!("a grouped linear of x [4, 8], weight {weight:?} and {} ends: ", ends.len());
+        assert!(message.starts_with(&want), "{message}");
     }
 }

@@ -2,7 +2,7 @@
 use burn::backend::Autodiff;
 use burn_float8::backend::{Cast, Float8Backend};
 use burn_float8::config::{Format, Granularity};
-use burn_float8::{Float8Config, Float8Error, Float8LinearConfig, Recipe, report};
+use burn_float8::{Float8Config, Float8LinearConfig, Recipe, report};
 use float8_kernels::ScaleCalculationMode::{Ceil, Even, Floor, Rceil};
 use float8_kernels::{InvScale, ScaleMode, reference};
 
@@ -80,6 +80,6 @@ fn squares_are_cast_by_their_definition() {
 #[test]
 fn squares_need_weights_of_mx() {
     let refused = Float8LinearConfig::new(Recipe::Rowwise).with_mx_square_weights(true).validate().unwrap_err();
-    assert!(matches!(refused, Float8Error::SquareWeightsWithoutMx { recipe: Recipe::Rowwise }));
+    assert!(refused.to_string().starts_with("mx_square_weights = true with recipe rowwise: "), "{refused}");
     Float8LinearConfig::new(Recipe::Mxfp8).with_mx_square_weights(true).validate().unwrap();
 }

@@ -1,7 +1,6 @@
 //! CUDA offline with faults, interpreted. Each test has a device of its own, told apart by its SMs.
 use burn::backend::Flex;
 use burn_cubecl::CubeBackend;
-use burn_float8::report::DeviceError;
 use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
@@ -45,11 +44,8 @@ fn paths_that_ran(report: &Report) -> Vec<String> {
     report.layers[0].gemms().into_iter().filter_map(|(_, gemm)| gemm.path.clone()).collect()
 }
 
-fn failed(report: &Report) -> DeviceError {
-    match report.verify() {
-        Err(Float8Error::Device(error)) => error,
-        other => panic!("{other:?}"),
-    }
+fn failed(report: &Report) -> Float8Error {
+    report.verify().expect_err("a kernel is wrong, or results are lost")
 }
 
 #[test]
@@ -101,7 +97,7 @@ fn wrong_gemms_take_the_next_path() {
         assert_eq!((report.totals().native, report.totals().emulated), (0, 6), "{fault:?}");
         let text = report.to_string();
         assert!(text.contains("f16 mma (self-check of wgmma failed)") && text.contains("gemm_hopper"), "{text}");
-        let DeviceError::SelfCheck(failure) = failed(&report) else { panic!("{fault:?}") };
+        let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{fault:?}") };
         assert_eq!(failure.path, "wgmma", "{failure}");
         assert_eq!(failure.kernels, ["gemm_hopper"], "{failure}");
         if let Fault::Panic(message) = fault {
@@ -129,7 +125,7 @@ fn two_wrong_gemms_leave_the_third() {
     assert_eq!(paths(&report), ["emulated (self-check of wgmma, f16 mma failed)"]);
     let Some((_running, device)) = device(21, [refuse("gemm_")]) else { return };
     let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing multiplies");
-    assert!(matches!(&error, Float8Error::Device(DeviceError::Preflight { what: "GEMM", .. })), "{error:?}");
+    assert!(matches!(&error, Float8Error::Preflight { what: "GEMM", .. }), "{error:?}");
 }
 
 /// Few rows have a kernel of their own; a wrong one leaves them to tensor cores, and says nothing of many rows.
@@ -163,12 +159,12 @@ fn wrong_casts_are_made_without_their_instructions() {
     let edit = Fault::Edit("cvt.rn.satfinite.e4m3x2", "cvt.rn.satfinite.e5m2x2");
     let Some(report) = survives(24, Recipe::Rowwise, [("cast_", edit)]) else { return };
     assert_eq!(paths(&report), ["wgmma"]);
-    let DeviceError::SelfCheck(failure) = failed(&report) else { panic!("{report}") };
+    let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{report}") };
     assert!(failure.path == "casts by cvt to FP8" && failure.found.starts_with("code ["), "{failure}");
     // With none at all, on the host. The device is tried out with another cast.
     for (sms, recipe) in [(25, Recipe::Tensorwise), (26, Recipe::Mxfp8), (27, Recipe::Delayed)] {
         let Some(report) = survives(sms, recipe, [("cast_tiles", Fault::Drop)]) else { return };
-        assert!(matches!(failed(&report), DeviceError::SelfCheck(_)), "{report}");
+        assert!(matches!(failed(&report), Float8Error::SelfCheck(_)), "{report}");
     }
 }
 
@@ -177,7 +173,7 @@ fn wrong_casts_are_made_without_their_instructions() {
 fn a_device_that_computes_nothing_is_an_error() {
     let Some((_running, device)) = device(28, [("", Fault::Panic("CUDA installation not found."))]) else { return };
     let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing runs");
-    assert!(matches!(&error, Float8Error::Device(DeviceError::Preflight { what: "cast", .. })), "{error:?}");
+    assert!(matches!(&error, Float8Error::Preflight { what: "cast", .. }), "{error:?}");
     assert!(error.to_string().contains("CUDA installation not found."), "{error}");
     // Without a configuration.
     let text =
@@ -197,7 +193,7 @@ fn a_launch_that_is_lost_later_is_noticed() {
         // It may be lost before or after the host comes to another linear.
         let run = || drop(step::<Offline>(&layer, &device));
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
-        let DeviceError::Lost { message } = failed(&report(&layer)) else { panic!("{kernel}") };
+        let Float8Error::Lost { message } = failed(&report(&layer)) else { panic!("{kernel}") };
         assert!(message.starts_with("a task of its thread has panicked: the device is full"), "{message}");
         let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
         assert!(text.contains("the device is full"), "{kernel}: {ended:?} {text}");
@@ -214,7 +210,7 @@ fn an_error_of_another_kernel_is_no_fault_of_ours() {
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
     let report = report(&layer);
     assert!(report.self_check.failures.is_empty(), "{report}");
-    let DeviceError::Lost { message } = failed(&report) else { panic!("{ended:?}: {report}") };
+    let Float8Error::Lost { message } = failed(&report) else { panic!("{ended:?}: {report}") };
     assert!(message.contains("elemwise") && message.contains("does not compile"), "{message}");
 }
 

@@ -396,7 +396,8 @@ fn a_state_of_another_model_is_an_error() {
     let state = Float8State::export(&model);
     let smaller = delayed.apply(Model::<B>::new(1)).unwrap().0;
     let error = state.restore(&smaller).unwrap_err();
-    assert!(matches!(&error, Float8Error::StateLayer { layer } if layer.starts_with("blocks.1.")), "{error}");
+    let Float8Error::State { layer, what } = &error else { panic!("{error}") };
+    assert!(layer.starts_with("blocks.1.") && what == "the model has no converted linear of this name", "{error}");
     let longer = Float8Config::from(config(6, AmaxComputeAlgo::Max, 0));
     let error = state.restore(&longer.apply(Model::<B>::new(2)).unwrap().0).unwrap_err();
     let text = error.to_string();
@@ -419,5 +420,5 @@ fn a_state_of_another_model_is_an_error() {
 fn untagged_linears_have_no_history() {
     let config = Float8Config::new(Recipe::Delayed);
     let error = set_default_config::<Float8<Flex>>(&Default::default(), Some(&config)).unwrap_err();
-    assert_eq!(error, Float8Error::DelayedWithoutLayers);
+    assert!(error.to_string().starts_with("scaling_type = delayed: a history belongs to a layer"), "{error}");
 }

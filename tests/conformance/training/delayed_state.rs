@@ -95,7 +95,7 @@ fn a_saved_amax_that_no_scale_can_be_made_of_is_refused() {
         broken.layers.get_mut("linear").unwrap().input.as_mut().unwrap().scaling_amax = Some(bits);
         let error = broken.restore(&linear).unwrap_err();
         let what = format!("an amax of input is {text}");
-        assert_eq!(error, Float8Error::StateMismatch { layer: "linear".into(), what });
+        assert_eq!(error, Float8Error::State { layer: "linear".into(), what });
     }
     state.restore(&linear).unwrap();
 }

@@ -69,7 +69,7 @@ fn spans_are_steps_or_fractions() {
     let error = PrecisionSchedule::new(Span::Fraction(0.75), Span::Fraction(0.5)).unwrap_err();
     let expected = "schedule.warmup + schedule.cooldown = 1.25: must be at most 1: nothing is left to run in FP8";
     assert_eq!(error.to_string(), expected);
-    assert!(matches!(error, Float8Error::Schedule { .. }));
+    assert!(matches!(error, Float8Error::Config { .. }));
     let parsed: PrecisionSchedule = serde_json::from_str(r#"{"warmup": 5, "cooldown": 0.5}"#).unwrap();
     assert_eq!(parsed, of(Span::Steps(5), Span::Fraction(0.5)));
     assert!(serde_json::from_str::<PrecisionSchedule>(r#"{"warmup": -0.5}"#).is_err());

@@ -22,7 +22,7 @@ use super::{
     fused_kernels, host, lost, preflight,
 };
 use crate::config::SelfCheck;
-use crate::error::DeviceError;
+use crate::error::Float8Error;
 
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
@@ -40,7 +40,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         Some(DeviceMemory { in_use: usage.bytes_in_use, reserved: usage.bytes_reserved })
     }
 
-    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), Float8Error> {
         preflight::setup::<R>()?;
         let client = R::client(device);
         let checks = self_check::of(&client);
@@ -48,7 +48,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
     }
 
-    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
         if self_check::is_faultless() { None } else { self_check::of(&R::client(device)).fault(device.to_id()) }
     }
 

@@ -16,7 +16,7 @@ use super::{
     fused_stream, lost,
 };
 use crate::config::SelfCheck;
-use crate::error::DeviceError;
+use crate::error::Float8Error;
 
 impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend for Fusion<B> {
     type Operand = DeviceOperand<Self>;
@@ -33,11 +33,11 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_device_memory(device)
     }
 
-    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), Float8Error> {
         B::fp8_prepare(device, self_check)
     }
 
-    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
         B::fp8_fault(device)
     }
 

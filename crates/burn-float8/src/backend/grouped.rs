@@ -3,15 +3,16 @@ use burn::tensor::{Int, Tensor};
 use burn_backend::Backend;
 
 use super::host::ranges;
-use crate::error::Float8Panic;
 
 /// # Panics
 ///
-/// [`Float8Panic::GroupedShapes`], in words, if the shapes do not fit.
+/// If the shapes do not fit.
 pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, ends: &Tensor<B, 1, Int>) {
     let (x, weight, [ends]) = (x.dims(), weight.dims(), ends.dims());
     if x[1] != weight[1] || ends != weight[0] || weight.contains(&0) {
-        panic!("{}", Float8Panic::GroupedShapes { x, weight, ends });
+        panic!(
+            "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
+        );
     }
 }
 
@@ -20,7 +21,7 @@ pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, 
 ///
 /// # Panics
 ///
-/// [`Float8Panic::GroupedShapes`], in words, if the shapes do not fit.
+/// If the shapes do not fit.
 pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     check_shapes(&x, &weight, &ends);
     let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());

@@ -10,7 +10,6 @@ use burn_backend::{DType, DeviceId, DeviceOps};
 use float8_kernels::{GEMV_ROWS, GemmConfig, GemmPath, Granularity, strikes};
 
 use super::Float8Backend;
-use crate::error::Float8Panic;
 
 type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
 
@@ -42,7 +41,7 @@ fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
 pub(crate) fn supports<B: Float8Backend>(device: &Device<B>, dtype: DType) -> bool {
     ask::<B, _, _>(&DTYPES, device, dtype, || {
         // The first use on this device of a program that has applied no configuration.
-        B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", Float8Panic::Device(error)));
+        B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
         B::fp8_supports(device, dtype)
     })
 }

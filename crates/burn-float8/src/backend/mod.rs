@@ -41,7 +41,7 @@ pub use report::SelfCheckReport;
 use serde::{Deserialize, Serialize};
 
 use crate::config::SelfCheck;
-use crate::error::DeviceError;
+use crate::error::Float8Error;
 use crate::profile::operation;
 
 /// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
@@ -173,14 +173,14 @@ pub trait Float8Backend: Backend {
     /// # Errors
     ///
     /// Why the device cannot run FP8.
-    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), DeviceError> {
+    fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), Float8Error> {
         let _ = (device, self_check);
         Ok(())
     }
 
     /// What is wrong with the device so far: a kernel that gave wrong results, which were computed again, or results that were lost. It
     /// is asked after each GEMM.
-    fn fp8_fault(device: &Device<Self>) -> Option<DeviceError> {
+    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
         let _ = device;
         None
     }

@@ -7,7 +7,7 @@ use float8_kernels::{Cast, Format, GemmConfig, Granularity, KernelError, MatrixV
 
 use super::ScaleFrom;
 use super::self_check::{DeviceChecks, Product, multiply, quantize};
-use crate::error::DeviceError;
+use crate::error::Float8Error;
 
 /// Rows, columns and contraction.
 const SIDE: usize = 64;
@@ -25,11 +25,11 @@ fn values(seed: usize) -> Vec<f32> {
 /// # Errors
 ///
 /// What is missing.
-pub(super) fn setup<R: CubeRuntime>() -> Result<(), DeviceError> {
+pub(super) fn setup<R: CubeRuntime>() -> Result<(), Float8Error> {
     #[cfg(feature = "cuda")]
     if core::any::TypeId::of::<R>() == core::any::TypeId::of::<cubecl::cuda::CudaRuntime>() {
         use std::sync::OnceLock;
-        static SETUP: OnceLock<Result<(), DeviceError>> = OnceLock::new();
+        static SETUP: OnceLock<Result<(), Float8Error>> = OnceLock::new();
         return SETUP.get_or_init(|| Ok(device_select::cuda_setup().map(drop)?)).clone();
     }
     Ok(())
@@ -44,7 +44,7 @@ pub(super) fn run<R: CubeRuntime>(
     client: &ComputeClient<R>,
     checks: &DeviceChecks,
     device: DeviceId,
-) -> Result<(), DeviceError> {
+) -> Result<(), Float8Error> {
     let cast = Cast { format: Format::E4m3, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
     let before = checks.report(device).failures.len();
     let failed = |what: &'static str| {
@@ -52,7 +52,7 @@ pub(super) fn run<R: CubeRuntime>(
             let failures = checks.report(device).failures;
             let last = failures.get(before..).and_then(<[_]>::last).filter(|_| error == KernelError::StruckOff);
             let reason = last.map_or_else(|| error.to_string(), ToString::to_string);
-            DeviceError::Preflight { what, reason }
+            Float8Error::Preflight { what, reason }
         }
     };
     let operand = |values: &[f32]| {

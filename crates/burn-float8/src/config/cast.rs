@@ -51,7 +51,8 @@ impl TryFrom<CastConfigFile> for CastConfig {
     fn try_from(file: CastConfigFile) -> Result<Self, Float8Error> {
         let CastConfigFile { scaling_type, scaling_granularity, target_dtype } = file;
         let off = CastConfig::disabled();
-        let missing = |field| Float8Error::MissingCastField { field };
+        let reason = "missing field: a cast that is not disabled names its scaling_granularity and target_dtype";
+        let missing = |key| Float8Error::config(key, "", reason);
         match (scaling_type, scaling_granularity, target_dtype) {
             (ScalingType::Disabled, g, t) => Ok(Self {
                 scaling_granularity: g.unwrap_or(off.scaling_granularity),
@@ -160,11 +161,15 @@ impl Casts {
             let casts = gemm.operands().map(|operand| (field(operand), self.of(operand)));
             if casts[0].1.is_disabled() != casts[1].1.is_disabled() {
                 let [disabled, enabled] = if casts[0].1.is_disabled() { [0, 1] } else { [1, 0] }.map(|i| casts[i].0);
-                return Err(Float8Error::HalfDisabledGemm { gemm, disabled, enabled });
+                let reason =
+                    format!("{gemm} cannot run in two precisions: {disabled} is disabled and {enabled} is not");
+                return Err(Float8Error::config(disabled, "disabled", reason));
             }
             for (operand, cast) in casts {
                 if cast.scaling_type == ScalingType::Delayed && cast.scaling_granularity != Granularity::Tensor {
-                    return Err(Float8Error::DelayedGranularity { operand, granularity: cast.scaling_granularity });
+                    let granularity = cast.scaling_granularity;
+                    let reason = format!("delayed scaling is tensorwise, not {granularity}");
+                    return Err(Float8Error::config(operand, granularity, reason));
                 }
             }
         }
@@ -175,12 +180,15 @@ impl Casts {
         ] {
             let enabled = !first.is_disabled() && !second.is_disabled();
             if enabled && first.target_dtype != second.target_dtype {
-                let dtypes = [first.target_dtype, second.target_dtype];
-                return Err(Float8Error::OperandDtypes { operand, dtypes });
+                let [first, second] = [first.target_dtype, second.target_dtype];
+                let reason =
+                    format!("{operand} must have one target_dtype in both of its GEMMs, not {first} and {second}");
+                return Err(Float8Error::config("target_dtype", first, reason));
             }
         }
         if Gemm::ALL.into_iter().all(|gemm| self.is_disabled(gemm)) {
-            return Err(Float8Error::AllDisabled);
+            let reason = "all six casts are disabled: nothing is left to run in FP8";
+            return Err(Float8Error::config("scaling_type", "disabled", reason));
         }
         Ok(())
     }

@@ -46,14 +46,14 @@ impl Default for DelayedScaling {
 impl DelayedScaling {
     /// # Errors
     ///
-    /// [`Float8Error::DelayedScaling`] for a length or a margin out of range.
+    /// [`Float8Error::Config`] for a length or a margin out of range.
     pub(super) fn validate(&self) -> Result<(), Float8Error> {
-        let out_of_range = |field, value, range| Err(Float8Error::DelayedScaling { field, value, range });
         if !(1..=1 << 16).contains(&self.amax_history_len) {
-            return out_of_range("amax_history_len", self.amax_history_len.to_string(), "1 to 65536");
+            let key = "delayed_scaling.amax_history_len";
+            return Err(Float8Error::config(key, self.amax_history_len, "must be 1 to 65536"));
         }
         if !(-8..=8).contains(&self.margin) {
-            return out_of_range("margin", self.margin.to_string(), "-8 to 8");
+            return Err(Float8Error::config("delayed_scaling.margin", self.margin, "must be -8 to 8"));
         }
         Ok(())
     }

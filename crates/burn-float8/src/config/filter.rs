@@ -22,6 +22,7 @@ pub struct LinearInfo {
 ///
 /// An invalid glob; no match.
 pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
+    let wrong = |reason: String| Float8Error::config(field, format!("{pattern:?}"), reason);
     // An empty pattern would be part of every name.
     let indices = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..linears.len()).filter(|i| !pattern.is_empty() && matches(&linears[*i].name)).collect()
@@ -29,10 +30,7 @@ pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]
     let mut found = indices(&|name| name == pattern);
     if found.is_empty() {
         found = if pattern.contains(['*', '?', '[']) {
-            let invalid = |e: globset::Error| {
-                let reason = e.kind().to_string();
-                Float8Error::InvalidGlob { field, pattern: pattern.into(), reason }
-            };
+            let invalid = |e: globset::Error| wrong(format!("not a valid glob: {}", e.kind()));
             let glob = Glob::new(pattern).map_err(invalid)?.compile_matcher();
             indices(&|name| glob.is_match(name))
         } else {
@@ -40,8 +38,7 @@ pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]
         };
     }
     if found.is_empty() {
-        let (pattern, names) = (pattern.to_string(), shorten(linears));
-        return Err(Float8Error::FilterMatchesNothing { field, pattern, linears: linears.len(), names });
+        return Err(wrong(none_of(linears.iter().map(|linear| &*linear.name))));
     }
     Ok(found)
 }
@@ -80,8 +77,9 @@ pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usiz
     (numbers, layers)
 }
 
-fn shorten(linears: &[LinearInfo]) -> String {
-    shortened(linears.iter().map(|linear| &*linear.name))
+/// The reason of a pattern that matches none of these names.
+pub(crate) fn none_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    format!("matches none of these {} linears: {}", names.len(), shortened(names))
 }
 
 /// The first of several names.

@@ -209,11 +209,8 @@ impl Float8LinearConfig {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::HalfDisabledGemm`], [`OperandDtypes`](Float8Error::OperandDtypes),
-    /// [`DelayedGranularity`](Float8Error::DelayedGranularity), [`AllDisabled`](Float8Error::AllDisabled) for the casts;
-    /// [`DelayedScaling`](Float8Error::DelayedScaling) for a length or a margin out of range;
-    /// [`ScaleCalculationModeWithoutMx`](Float8Error::ScaleCalculationModeWithoutMx) if a mode was given and no cast uses it;
-    /// [`SquareWeightsWithoutMx`](Float8Error::SquareWeightsWithoutMx).
+    /// [`Float8Error::Config`]: casts that do not fit each other; a history's length or a margin out of range; a mode or
+    /// squares of MX scales that no cast uses.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let casts = self.casts();
         casts.validate()?;
@@ -221,11 +218,15 @@ impl Float8LinearConfig {
         let weights = [casts.weight, casts.weight_for_grad_input];
         let is_mx = |cast: &CastConfig| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32;
         if self.mx_square_weights && !weights.iter().any(is_mx) {
-            return Err(Float8Error::SquareWeightsWithoutMx { recipe: self.recipe });
+            let value = format!("true with recipe {}", self.recipe);
+            let reason = "no weight is cast by 1x32, so nothing uses it (an override has its own)";
+            return Err(Float8Error::config("mx_square_weights", value, reason));
         }
         match self.scale_calculation_mode {
             Some(mode) if !casts.any_mx() => {
-                Err(Float8Error::ScaleCalculationModeWithoutMx { recipe: self.recipe, mode })
+                let value = format!("{mode} with recipe {}", self.recipe);
+                let reason = "no cast is of 1x32, so nothing uses it (an override has its own)";
+                Err(Float8Error::config("scale_calculation_mode", value, reason))
             }
             _ => Ok(()),
         }

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub use cast::{CastConfig, Casts, ScalingType};
 pub use delayed::{AmaxComputeAlgo, DelayedScaling};
 pub use filter::LinearInfo;
-pub(crate) use filter::shortened;
+pub(crate) use filter::{none_of, shortened};
 pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
 pub(crate) use plan::{CastPlan, LinearPlan};
@@ -42,7 +42,7 @@ pub enum Untagged {
     Default,
     /// In high precision.
     HighPrecision,
-    /// Not at all: the linear panics with [`Float8Panic::UntaggedLinear`](crate::report::Float8Panic::UntaggedLinear).
+    /// Not at all: the linear panics, and names the shape of its weight.
     Error,
 }
 
@@ -237,13 +237,13 @@ impl Float8Config {
         filter: &mut dyn FnMut(&LinearInfo) -> bool,
     ) -> Result<Vec<Policy>, Float8Error> {
         if linears.is_empty() {
-            return Err(Float8Error::NoLinears);
+            return Err(Float8Error::NothingConverted { linears: 0, reasons: String::new() });
         }
         self.validate()?;
         let mut configs = vec![&self.linear; linears.len()];
         for LayerOverride { fqns, config } in &self.overrides {
             if fqns.is_empty() {
-                return Err(Float8Error::EmptyOverride);
+                return Err(Float8Error::config("overrides.fqns", "[]", "the override is for no linear"));
             }
             for pattern in fqns {
                 filter::matches("overrides.fqns", pattern, linears)?.into_iter().for_each(|i| configs[i] = config);
@@ -287,7 +287,11 @@ impl Float8Config {
         }
         let (numbers, layers) = filter::layer_numbers(linears);
         if layers < start.saturating_add(end) {
-            return Err(Float8Error::TooFewLayers { start, end, layers });
+            return Err(Float8Error::config(
+                "num_layers_at_start_in_high_precision + num_layers_at_end_in_high_precision",
+                format!("{start} + {end}"),
+                format!("the names of the model's linears count {layers} layers"),
+            ));
         }
         for (number, policy) in numbers.into_iter().zip(policies) {
             if let Some(number) = number
@@ -310,13 +314,17 @@ impl Float8Config {
         self.overrides.iter().try_for_each(|o| o.config.validate())?;
         self.parsed_module_types().map(|_| ())?;
         if self.statistics.as_ref().is_some_and(|s| s.every_n_steps == 0) {
-            return Err(Float8Error::StatisticsEveryZero);
+            return Err(Float8Error::config("statistics.every_n_steps", 0, "must be at least 1"));
         }
         if self.statistics.as_ref().is_some_and(|s| s.compare.contains(&Recipe::Delayed)) {
-            return Err(Float8Error::CompareDelayed);
+            let reason = "cannot be compared with: its scales depend on a history";
+            return Err(Float8Error::config("statistics.compare", Recipe::Delayed, reason));
         }
         match (&self.fallback, &self.statistics) {
-            (Some(_), None) => Err(Float8Error::FallbackWithoutStatistics),
+            (Some(_), None) => {
+                let reason = "missing: fallback needs statistics";
+                Err(Float8Error::config("statistics.every_n_steps", "", reason))
+            }
             (Some(fallback), Some(_)) => fallback.validate(),
             (None, _) => Ok(()),
         }
@@ -328,7 +336,8 @@ impl Float8Config {
             let parts = name.split_once('.').unwrap_or((name, "weight"));
             let is_name = |s: &str| !s.is_empty() && s.chars().all(|c| c.is_alphanumeric() || c == '_');
             let named = is_name(parts.0) && is_name(parts.1);
-            named.then_some(parts).ok_or_else(|| Float8Error::ModuleType { name: name.into() })
+            let reason = "neither the name of a module's type nor Type.parameter";
+            named.then_some(parts).ok_or_else(|| Float8Error::config("module_types", format!("{name:?}"), reason))
         }
         self.module_types.iter().map(|name| parts(name)).collect()
     }

@@ -45,6 +45,9 @@ impl FromStr for Recipe {
 
     fn from_str(name: &str) -> Result<Self, Float8Error> {
         let found = Self::ALL.into_iter().find(|recipe| recipe.name() == name);
-        found.ok_or_else(|| Float8Error::UnknownRecipe { name: name.into() })
+        found.ok_or_else(|| {
+            let reason = format!("unknown recipe: expected one of {}", Self::ALL.map(Self::name).join(", "));
+            Float8Error::config("recipe", format!("{name:?}"), reason)
+        })
     }
 }

@@ -74,14 +74,15 @@ impl FallbackConfig {
         let Self { min_sqnr_db, max_saturated, max_flushed, .. } = *self;
         let other = min_sqnr_db.or(max_saturated).or(max_flushed);
         if other.is_none() && self.max_non_finite.is_none() {
-            return Err(Float8Error::FallbackWithoutLimit);
+            let reason = "no limit: set min_sqnr_db, max_saturated, max_flushed or max_non_finite";
+            return Err(Float8Error::config("fallback", "{}", reason));
         }
         let limits = [("fallback.max_saturated", max_saturated, 1.0), ("fallback.max_flushed", max_flushed, 1.0)];
         for (field, limit, largest) in limits.into_iter().chain([("fallback.min_sqnr_db", min_sqnr_db, 200.0)]) {
             if let Some(value) = limit
                 && !(0.0..largest).contains(&value)
             {
-                return Err(Float8Error::FallbackLimit { field, value: value.to_string(), largest });
+                return Err(Float8Error::config(field, value, format!("must be from 0 to below {largest}")));
             }
         }
         Ok(())

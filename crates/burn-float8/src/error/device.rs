@@ -1,41 +1,8 @@
-//! [`DeviceError`]: why results of a device are not to be used, or not of some of its kernels.
+//! [`SelfCheckFailure`]: a kernel that is wrong on a device.
 use std::borrow::Cow;
 
 use float8_kernels::Granularity;
 use serde::{Deserialize, Serialize};
-
-/// Why a device cannot compute in FP8, or has not computed what it was asked for.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum DeviceError {
-    /// What its kernels are compiled with is missing, or does not fit the driver.
-    #[error(transparent)]
-    Setup(#[from] device_select::DeviceError),
-    /// A small cast and product do not come out right, by any kernel.
-    #[error("the device does not compute: a {what} of 64 by 64 failed on every path: {reason}")]
-    Preflight {
-        /// `cast` or `GEMM`.
-        what: &'static str,
-        /// What was found.
-        reason: String,
-    },
-    /// The device was to compute something and has not, and went on with memory that nobody has written: a task of its thread has
-    /// panicked, or a launch has failed.
-    #[error("results on the device are lost: {message}")]
-    Lost {
-        /// What it said.
-        message: String,
-    },
-    /// A kernel is wrong on this device.
-    #[error("{0}")]
-    SelfCheck(SelfCheckFailure),
-    /// `FLOAT8_SELF_CHECK` is neither of its values.
-    #[error("FLOAT8_SELF_CHECK={value:?}: expected first_use or off")]
-    SelfCheckVariable {
-        /// Its value.
-        value: String,
-    },
-}
 
 /// A call whose result was not that of the scalar reference, so that what it launched is not launched on the device again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

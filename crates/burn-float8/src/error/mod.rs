@@ -1,189 +1,44 @@
-//! What a user can get wrong, as errors and as panics of Burn's operations, which return none; fields carry the offending values.
+//! [`Float8Error`]: what can go wrong, each case with the values that were wrong.
 mod device;
 
-pub use device::{DeviceError, SelfCheckFailure};
-use float8_kernels::{Format, Granularity, ScaleCalculationMode};
+use std::borrow::Cow;
 
-use crate::terms::{Gemm, Recipe};
+pub use device::SelfCheckFailure;
 
-/// What [`Float8Config`](crate::Float8Config), its application and the state of a run can refuse.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+use crate::terms::Gemm;
+
+/// Error of a configuration, of its application, of the state of a run, or of a device.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Float8Error {
-    /// A pattern matches no linear of the model, or none that gets an adapter.
-    #[error("{field}: {pattern:?} matches none of these {linears} linears: {names}")]
-    FilterMatchesNothing {
-        /// `filter_fqns`, `overrides.fqns`, `lora.target_modules`, `lora.rank_pattern` or `lora.alpha_pattern`.
-        field: &'static str,
-        /// The pattern as configured.
-        pattern: String,
-        /// How many linears it may match.
-        linears: usize,
-        /// Their names, shortened where there are many.
-        names: String,
+    /// A setting is out of range, contradicts another one, or does not fit the model.
+    #[error("{key}{}{value}: {reason}", if value.is_empty() { "" } else { " = " })]
+    Config {
+        /// The key in a configuration file, or the variable of the environment.
+        key: &'static str,
+        /// Its value, a string in quotes; empty if the key is missing.
+        value: String,
+        /// The fault, and the values that are expected.
+        reason: Cow<'static, str>,
     },
-    /// A pattern is not a valid glob.
-    #[error("{field}: {pattern:?} is not a valid glob: {reason}")]
-    InvalidGlob {
-        /// `filter_fqns` or `overrides.fqns`.
-        field: &'static str,
-        /// The pattern as configured.
-        pattern: String,
-        /// The parser's message.
-        reason: String,
-    },
-    /// The model has no linear at all.
-    #[error(
-        "the model has no linear layer (no float parameter `weight` of rank 2 inside a `Linear`), so no FP8 can run in it"
-    )]
-    NoLinears,
-    /// Its shards follow from the casts that it was configured with.
-    #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
-    Sharded,
-    /// Every linear is kept in high precision by the configuration.
-    #[error("all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8")]
+    /// No linear of the model runs in FP8.
+    #[error("{}", if *linears == 0 {
+        "the model has no linear layer (no float parameter `weight` of rank 2 inside a `Linear`), so no FP8 can run in it".into()
+    } else { format!(
+        "all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8"
+    ) })]
     NothingConverted {
         /// How many linears the model has.
         linears: usize,
-        /// What keeps them.
+        /// The settings that keep them in high precision.
         reasons: String,
     },
-    /// More layers are to stay in high precision than there are numbered ones.
-    #[error(
-        "num_layers_at_start_in_high_precision = {start} and num_layers_at_end_in_high_precision = {end}, but the \
-         names of the model's linears count {layers} layers"
-    )]
-    TooFewLayers {
-        /// Layers asked for at the start.
-        start: usize,
-        /// Layers asked for at the end.
-        end: usize,
-        /// Layers that names number.
-        layers: usize,
-    },
-    /// A cast in a configuration file lacks a field.
-    #[error("missing field `{field}`: a cast that is not disabled names its scaling_granularity and target_dtype")]
-    MissingCastField {
-        /// The field.
-        field: &'static str,
-    },
-    /// An override names no linears.
-    #[error("overrides: fqns is empty, so the override is for no linear")]
-    EmptyOverride,
-    /// No recipe has this name.
-    #[error("unknown recipe {name:?}: expected one of {}", Recipe::ALL.map(Recipe::name).join(", "))]
-    UnknownRecipe {
-        /// The name.
-        name: String,
-    },
-    /// A custom layer type is not in the model.
-    #[error("module_types: the model has no parameter of rank 2 that {name:?} names")]
-    ModuleTypeMatchesNothing {
-        /// As configured.
-        name: String,
-    },
+    /// Its shards follow from the casts that it was configured with.
+    #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
+    Sharded,
     /// No configuration was applied to the model.
     #[error("no configuration was applied to the model, so it has no FP8 state: call `Float8Config::apply` first")]
     NotApplied,
-    /// A custom layer type is neither `Type` nor `Type.parameter`.
-    #[error("module_types: {name:?} is neither the name of a module's type nor Type.parameter")]
-    ModuleType {
-        /// As configured.
-        name: String,
-    },
-    /// One operand of a GEMM is cast and the other is not.
-    #[error("{gemm} cannot run in two precisions: {disabled} is disabled and {enabled} is not")]
-    HalfDisabledGemm {
-        /// The GEMM.
-        gemm: Gemm,
-        /// The field that is disabled.
-        disabled: &'static str,
-        /// The field that is not.
-        enabled: &'static str,
-    },
-    /// An operand has different formats in its two GEMMs.
-    #[error("{operand} must have one target_dtype in both of its GEMMs, not {} and {}", dtypes[0], dtypes[1])]
-    OperandDtypes {
-        /// `input`, `weight` or `grad_output`.
-        operand: &'static str,
-        /// The formats.
-        dtypes: [Format; 2],
-    },
-    /// Delayed scaling has one scale per tensor.
-    #[error("{operand}: delayed scaling is tensorwise, not {granularity}")]
-    DelayedGranularity {
-        /// The field.
-        operand: &'static str,
-        /// Its granularity.
-        granularity: Granularity,
-    },
-    /// A parameter of delayed scaling is out of range.
-    #[error("delayed_scaling.{field} = {value}: must be {range}")]
-    DelayedScaling {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What it may be.
-        range: &'static str,
-    },
-    /// A mode of MX scales without a cast that has such scales.
-    #[error(
-        "scale_calculation_mode = {mode} with recipe {recipe}: no cast is of 1x32, so nothing uses it (an override has \
-         its own)"
-    )]
-    ScaleCalculationModeWithoutMx {
-        /// The recipe that the casts started from.
-        recipe: Recipe,
-        /// The mode.
-        mode: ScaleCalculationMode,
-    },
-    /// Squares of scales without a cast of a weight that has such scales.
-    #[error(
-        "mx_square_weights with recipe {recipe}: no weight is cast by 1x32, so nothing uses it (an override has its own)"
-    )]
-    SquareWeightsWithoutMx {
-        /// The recipe that the casts started from.
-        recipe: Recipe,
-    },
-    /// Delayed scaling was asked for linears without a name.
-    #[error("delayed scaling keeps a history for each layer: apply the configuration to a model to give them names")]
-    DelayedWithoutLayers,
-    /// Every cast is disabled.
-    #[error("all six casts are disabled: nothing is left to run in FP8")]
-    AllDisabled,
-    /// Statistics every zero steps.
-    #[error("statistics.every_n_steps must be at least 1")]
-    StatisticsEveryZero,
-    /// What delayed scaling would have given depends on a history that a layer of another recipe does not have.
-    #[error("statistics.compare cannot contain delayed: its scales depend on a history")]
-    CompareDelayed,
-    /// A fallback needs something to look at.
-    #[error("fallback needs statistics: set statistics.every_n_steps")]
-    FallbackWithoutStatistics,
-    /// A fallback without a limit never happens.
-    #[error("fallback has no limit: set min_sqnr_db, max_saturated, max_flushed or max_non_finite")]
-    FallbackWithoutLimit,
-    /// A limit is out of range.
-    #[error("{field} = {value}: must be from 0 to below {largest}")]
-    FallbackLimit {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// The largest that it may be.
-        largest: f64,
-    },
-    /// A part of a precision schedule is out of range.
-    #[error("{field} = {value}: must be {range}")]
-    Schedule {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What it may be.
-        range: &'static str,
-    },
     /// A GEMM ran, or would have run, in high precision that nobody asked for.
     #[error("{layer}: {gemm} in high precision, unrequested: {reason}")]
     UnrequestedHighPrecision {
@@ -218,19 +73,6 @@ pub enum Float8Error {
         /// How often `Tensor::matmul` read its weight.
         weight_matmuls: u64,
     },
-    /// The device cannot run FP8, or a kernel is wrong there.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A parameter of adapters is out of range.
-    #[error("lora.{field} = {value}: must be {range}")]
-    Lora {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-        /// What it may be.
-        range: &'static str,
-    },
     /// Codes are not the weight of a linear of the model.
     #[error("{layer}: FP8 codes {what}")]
     Codes {
@@ -240,71 +82,6 @@ pub enum Float8Error {
         what: String,
     },
     /// A weight without high-precision values is to be trained.
-    #[error("{}", Float8Panic::Fp8OnlyTrained { layer: layer.clone() })]
-    Fp8OnlyTrained {
-        /// The layer's name.
-        layer: String,
-    },
-    /// A saved state does not belong to the model.
-    #[error("the state names {layer:?}, which is no converted linear of the model")]
-    StateLayer {
-        /// The name in the state.
-        layer: String,
-    },
-    /// A saved state has another shape than the model's.
-    #[error("the state of {layer}: {what}")]
-    StateMismatch {
-        /// The layer's name.
-        layer: String,
-        /// What differs, with the values.
-        what: String,
-    },
-}
-
-/// What Burn's operations, which return no errors, panic with in these words.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Float8Panic {
-    /// `Autodiff<Float8<B>>` came to its first backward.
-    #[error(
-        "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"
-    )]
-    WrongOrder,
-    /// What a process has of a sharded weight or its gradient is some rows.
-    #[error(
-        "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. A \
-         weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through float8_shard::full_tensor; \
-         an optimizer that multiplies gradients, such as Muon, does not work on shards"
-    )]
-    ShardedMatmul {
-        /// The layer's name.
-        layer: String,
-    },
-    /// `float8_shard::full_tensor` puts rows together, and was given something else that was computed from a shard.
-    #[error("{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead")]
-    NotRows {
-        /// The layer's name.
-        layer: String,
-        /// The shape that was given.
-        got: Vec<usize>,
-        /// The shape of a shard.
-        rows: [usize; 2],
-    },
-    /// The device cannot run FP8, or has lost results.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// A linear's weight carries no layer, and an applied configuration says `untagged = "error"`.
-    #[error(
-        "a linear with weight {weight:?} carries no layer: it was not in the model that Float8Config was applied to"
-    )]
-    UntaggedLinear {
-        /// `[K, N]`
-        weight: [usize; 2],
-    },
-    /// Adapters are beside linears of a Float8 backend.
-    #[error("adapters are attached to models on a Float8 backend alone: `Float8<Autodiff<B>>`, or `Float8<B>`")]
-    NotFloat8,
-    /// A weight without high-precision values was to be trained.
     #[error(
         "{layer}: its weight is FP8 codes alone, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
          high-precision values"
@@ -313,33 +90,47 @@ pub enum Float8Panic {
         /// The layer's name.
         layer: String,
     },
-    /// Rows, weights and ends of a grouped linear do not fit each other.
-    #[error(
-        "a grouped linear of x {x:?}, weight {weight:?} and {ends} ends: x is [M, K], the weight [G, K, N], ends are G"
-    )]
-    GroupedShapes {
-        /// The shape of x.
-        x: [usize; 2],
-        /// The shape of the weight.
-        weight: [usize; 3],
-        /// Number of ends.
-        ends: usize,
+    /// A saved state does not belong to the model.
+    #[error("the state of {layer}: {what}")]
+    State {
+        /// The layer's name in the state.
+        layer: String,
+        /// What differs, with the values.
+        what: String,
     },
-    /// Shapes of attention that do not fit.
-    #[error(
-        "attention of query {query:?}, key {key:?}, value {value:?} and documents {documents:?}: they are [B, H, T, d], [B, KV, S, d], \
-         [B, KV, S, e] and, if there are some, [B, T]; H is a multiple of KV, T is S with documents, and none is 0"
-    )]
-    AttentionShapes {
-        /// The shape of the query.
-        query: [usize; 4],
-        /// The shape of the key.
-        key: [usize; 4],
-        /// The shape of the value.
-        value: [usize; 4],
-        /// The shape of the documents.
-        documents: Option<[usize; 2]>,
+    /// The driver, the compiler or the headers of the device are missing, or do not fit each other.
+    #[error(transparent)]
+    Setup(#[from] device_select::DeviceError),
+    /// A small cast and product do not come out right on the device, by any kernel.
+    #[error("the device does not compute: a {what} of 64 by 64 failed on every path: {reason}")]
+    Preflight {
+        /// `cast` or `GEMM`.
+        what: &'static str,
+        /// The last failure.
+        reason: String,
     },
+    /// A task of the device's thread has panicked, or a launch has failed: later results read memory that was never written.
+    #[error("results on the device are lost: {message}")]
+    Lost {
+        /// The device's message.
+        message: String,
+    },
+    /// A kernel is wrong on the device.
+    #[error("{0}")]
+    SelfCheck(SelfCheckFailure),
+}
+
+impl Float8Error {
+    pub(crate) fn config(key: &'static str, value: impl ToString, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::Config { key, value: value.to_string(), reason: reason.into() }
+    }
+}
+
+/// Panics in the first backward of `Autodiff<Float8<B>>`.
+pub(crate) fn wrong_order() -> ! {
+    panic!(
+        "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"
+    )
 }
 
 /// An error, and the model that it kept from being converted or sharded, as it was.

@@ -1,11 +1,10 @@
 //! [`Float8Config::apply`]: names the linears of a model and tags their weights.
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Tensor, TensorPrimitive};
+use burn::module::Module;
 use serde::Serialize;
 
-use super::walk::{FoundLinear, Path, draw, linears, map_param};
+use super::walk::{Change, FoundLinear, draw, linears, map_params};
 use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
@@ -81,7 +80,7 @@ impl Float8Config {
     ///
     /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
     /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
-    /// ([`Float8Error::Device`]). The error holds the model.
+    /// ([`Float8Error::Setup`], [`Float8Error::Preflight`]). The error holds the model.
     pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.apply_with(model, |_| true)
     }
@@ -117,7 +116,7 @@ impl Float8Config {
         let policies = self.check_module_types(&linears, &quantized).and_then(|()| self.policies(&infos, &mut filter));
         let policies = match policies {
             Ok(policies) => policies,
-            Err(Float8Error::NoLinears) if !quantized.is_empty() => {
+            Err(Float8Error::NothingConverted { linears: 0, .. }) if !quantized.is_empty() => {
                 let error = Float8Error::NothingConverted { linears: quantized.len(), reasons: "quantized".into() };
                 return Err(ApplyError { error, model: Box::new(model) });
             }
@@ -138,7 +137,7 @@ impl Float8Config {
         }
         let prepare = |device: &&B::Device| B::Inner::fp8_prepare(device, Some(self.self_check));
         if let Err(error) = devices.iter().try_for_each(prepare) {
-            return Err(ApplyError { error: error.into(), model: Box::new(model) });
+            return Err(ApplyError { error, model: Box::new(model) });
         }
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
@@ -154,8 +153,22 @@ impl Float8Config {
                 );
             }
         }
-        let mut tagger = Tagger { path: Path::default(), policies: policies.into_iter(), conversion, keeps_tags };
-        let model = model.map(&mut tagger);
+        // One for each linear that is not quantized, in the order of the walk.
+        let mut policies = policies.into_iter();
+        let model = map_params::<B, M>(model, |param| {
+            let Some(name) = param.linear_weight(self) else { return Change::None };
+            let Some(weight) = param.float() else { return Change::None };
+            let policy = policies.next().expect("visit and map walk the same linears");
+            let known = B::tag(&weight).filter(|_| keeps_tags);
+            if known.as_ref().is_some_and(|tag| tag.enabled) {
+                return Change::None;
+            }
+            // What `without_float8` has switched off is on again.
+            let new = || Arc::new(Layer::new(name, policy, conversion.clone()));
+            let layer = known.map_or_else(new, |tag| tag.layer);
+            // A record that is loaded later has no tag.
+            Change::map(move |t| B::with_tag(t, Tag::new(layer.clone())))
+        });
         log::info!("{summary}");
         Ok((model, summary))
     }
@@ -179,7 +192,7 @@ impl Float8Config {
 
     /// # Errors
     ///
-    /// [`Float8Error::ModuleTypeMatchesNothing`].
+    /// [`Float8Error::Config`]: a type that the model does not have.
     fn check_module_types<B: Float8Stack>(
         &self,
         linears: &[FoundLinear<B>],
@@ -188,43 +201,10 @@ impl Float8Config {
         for (name, (module, field)) in self.module_types.iter().zip(self.parsed_module_types()?) {
             let is_it = |linear: &FoundLinear<B>| linear.parameter.0 == module && linear.parameter.1 == field;
             if !linears.iter().chain(quantized).any(is_it) {
-                return Err(Float8Error::ModuleTypeMatchesNothing { name: name.clone() });
+                let reason = "the model has no parameter of rank 2 that it names";
+                return Err(Float8Error::config("module_types", format!("{name:?}"), reason));
             }
         }
         Ok(())
-    }
-}
-
-struct Tagger {
-    path: Path,
-    /// One for each linear that is not quantized, in the order of the walk.
-    policies: std::vec::IntoIter<Policy>,
-    conversion: Arc<Conversion>,
-    /// Whether weights that have tags keep them.
-    keeps_tags: bool,
-}
-
-impl<B: Float8Stack> ModuleMapper<B> for Tagger {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let Some(name) = self.path.linear_weight(D, self.conversion.config()) else { return param };
-        let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
-        let policy = self.policies.next().expect("visit and map walk the same linears");
-        let known = B::tag(&weight).filter(|_| self.keeps_tags);
-        if known.as_ref().is_some_and(|tag| tag.enabled) {
-            return param;
-        }
-        // What `without_float8` has switched off is on again.
-        let new = || Arc::new(Layer::new(name, policy, self.conversion.clone()));
-        let layer = known.map_or_else(new, |tag| tag.layer);
-        // A record that is loaded later has no tag.
-        map_param(param, move |t| B::with_tag(t, Tag::new(layer.clone())))
     }
 }

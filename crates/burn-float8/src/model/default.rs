@@ -15,7 +15,8 @@ use crate::terms::{Operand, Reason};
 /// # Errors
 ///
 /// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate);
-/// [`Float8Error::DelayedWithoutLayers`]: an amax history belongs to a layer; [`Float8Error::Device`] if the device cannot run FP8.
+/// [`Float8Error::Config`] for delayed scaling: an amax history belongs to a layer. [`Float8Error::Setup`] or
+/// [`Float8Error::Preflight`] if the device cannot run FP8.
 pub fn set_default_config<B: Float8Stack>(
     device: &Device<B>,
     config: Option<&Float8Config>,
@@ -25,7 +26,9 @@ pub fn set_default_config<B: Float8Stack>(
             linear.validate()?;
             let casts = linear.casts();
             if Operand::ALL.into_iter().any(|operand| casts.of(operand).scaling_type == ScalingType::Delayed) {
-                return Err(Float8Error::DelayedWithoutLayers);
+                let reason =
+                    "a history belongs to a layer: apply the configuration to a model to give its linears names";
+                return Err(Float8Error::config("scaling_type", "delayed", reason));
             }
             B::Inner::fp8_prepare(device, Some(*self_check))?;
             Policy::Float8(linear.clone())

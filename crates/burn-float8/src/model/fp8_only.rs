@@ -1,5 +1,5 @@
 //! Weights that are FP8 codes alone: a byte a parameter and its scales, made of a model's weights or given as they are in a file.
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
@@ -7,7 +7,7 @@ use burn_backend::{Backend, FloatDType, TensorData, TensorMetadata};
 use float8_kernels::{Granularity, reference};
 use serde::Serialize;
 
-use super::walk::{Path, linears, map_param};
+use super::walk::{Change, linears, map_params, visit_params};
 use crate::backend::{Float8Backend, HostCodes};
 use crate::config::{Float8Config, LinearInfo};
 use crate::error::{ApplyError, Float8Error};
@@ -91,17 +91,10 @@ pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), 
         return refuse(Float8Error::Sharded, model);
     }
     drop(found);
-    struct ToCodes;
-    impl<B: Float8Stack> ModuleMapper<B> for ToCodes {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            let is_weight = || match param.val().into_primitive() {
-                TensorPrimitive::Float(weight) => B::tag(&weight).is_some(),
-                TensorPrimitive::QFloat(_) => false,
-            };
-            if D == 2 && is_weight() { map_param(param, |t| B::map_float8(t, into_codes)) } else { param }
-        }
-    }
-    let model = model.map(&mut ToCodes);
+    let model = map_params::<B, M>(model, |param| {
+        let is_weight = param.shape.num_dims() == 2 && param.float().is_some_and(|weight| B::tag(&weight).is_some());
+        if is_weight { Change::map(|t| B::map_float8(t, into_codes)) } else { Change::None }
+    });
     let mut fp8_only = Fp8Only::default();
     for linear in linears::<B, M>(&model, None) {
         let LinearInfo { name, k, n } = linear.info;
@@ -146,23 +139,13 @@ fn placeholder<B: Float8Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
 /// The linears of a model that have a weight of rank 2, in the order of the module tree, by the types that `config` names. Parameters that
 /// are not initialized yet stay so.
 pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) -> Vec<LinearInfo> {
-    struct Infos<'a>(Path, &'a Float8Config, Vec<LinearInfo>);
-    impl<B: Backend> ModuleVisitor<B> for Infos<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
+    let mut infos = vec![];
+    visit_params::<B, M>(model, |param| {
+        if let (Some(name), [k, n]) = (param.linear_weight(config), &param.shape[..]) {
+            infos.push(LinearInfo { name, k: *k, n: *n });
         }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if let (Some(name), [k, n]) = (self.0.linear_weight(D, self.1), &param.lazy_shape()[..]) {
-                self.2.push(LinearInfo { name, k: *k, n: *n });
-            }
-        }
-    }
-    let mut infos = Infos(Path::default(), config, vec![]);
-    Module::<B>::visit(model, &mut infos);
-    infos.2
+    });
+    infos
 }
 
 type BoxedError = Box<dyn core::error::Error + Send + Sync>;
@@ -203,60 +186,35 @@ pub fn load_codes<B: Float8Stack, M: Module<B>>(
     model: M,
     config: &Float8Config,
     values: DType,
-    codes: impl FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>,
+    mut codes: impl FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>,
 ) -> Result<(M, Fp8Only), BoxedError> {
-    struct Load<'a, F> {
-        path: Path,
-        config: &'a Float8Config,
-        values: DType,
-        codes: F,
-        loaded: Result<Fp8Only, BoxedError>,
-    }
-    impl<B: Float8Stack, F: FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>> ModuleMapper<B> for Load<'_, F> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            let Ok(loaded) = &mut self.loaded else { return param };
-            let Some(name) = self.path.linear_weight(D, self.config) else { return param };
-            let shape = param.lazy_shape();
-            let [k, n] = shape[..] else { return param };
-            let info = LinearInfo { name, k, n };
-            let checked = (self.codes)(&info).and_then(|codes| {
-                let checked = codes.map(|codes| check(&info, &codes).map(|amax| (codes, amax))).transpose();
-                checked.map_err(BoxedError::from)
-            });
-            match checked {
-                Ok(None) => {
-                    loaded.kept.push((info.name, "no codes were given".into()));
-                    param
-                }
-                Ok(Some((codes, amax))) => {
-                    let device = param.lazy_device();
-                    let like = Tensor::<B, 2>::full([1, 1], f32::NAN, (&device, self.values)).expand([k, n]);
-                    let amax = B::Inner::float_from_data(TensorData::new(vec![amax], [1]), &device);
-                    let codes = Codes::<B::Inner>::new(codes, amax);
-                    loaded.count(info.name, [k, n], &codes);
-                    let TensorPrimitive::Float(like) = like.into_primitive() else { unreachable!("it is float") };
-                    let weight = B::map_float8(like, |like| Float8Tensor::of_codes(like.full().clone(), codes.clone()));
-                    let (id, weight) = (param.id, Tensor::from_primitive(TensorPrimitive::Float(weight)));
-                    param.transform_for_load(weight, id)
-                }
-                Err(error) => {
-                    self.loaded = Err(error);
-                    param
-                }
+    let (mut loaded, mut error) = (Fp8Only::default(), None);
+    B::register();
+    let model = map_params::<B, M>(model, |param| {
+        let (None, Some(name), [k, n]) = (&error, param.linear_weight(config), &param.shape[..]) else {
+            return Change::None;
+        };
+        let info = LinearInfo { name, k: *k, n: *n };
+        let checked = codes(&info).and_then(|codes| {
+            let checked = codes.map(|codes| check(&info, &codes).map(|amax| (codes, amax))).transpose();
+            checked.map_err(BoxedError::from)
+        });
+        match checked {
+            Ok(None) => loaded.kept.push((info.name, "no codes were given".into())),
+            Err(wrong) => error = Some(wrong),
+            Ok(Some((codes, amax))) => {
+                let like = Tensor::<B, 2>::full([1, 1], f32::NAN, (&param.device, values)).expand([*k, *n]);
+                let amax = B::Inner::float_from_data(TensorData::new(vec![amax], [1]), &param.device);
+                let codes = Codes::<B::Inner>::new(codes, amax);
+                loaded.count(info.name, [*k, *n], &codes);
+                let TensorPrimitive::Float(like) = like.into_primitive() else { unreachable!("it is float") };
+                let weight = B::map_float8(like, |like| Float8Tensor::of_codes(like.full().clone(), codes.clone()));
+                return Change::Loaded(weight);
             }
         }
-    }
-    let (path, loaded) = (Path::default(), Ok(Fp8Only::default()));
-    let mut load = Load { path, config, values, codes, loaded };
-    B::register();
-    let model = model.map(&mut load);
-    load.loaded.map(|loaded| (model, loaded))
+        Change::None
+    });
+    error.map_or(Ok((model, loaded)), Err)
 }
 
 /// Whether codes are the weight of a linear; the largest magnitude that their scales allow.

@@ -7,14 +7,14 @@
 //! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
 use std::collections::BTreeMap;
 
-use burn::module::{Module, ModuleMapper, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
-use super::walk::{FoundLinear, Path, draw, linears, map_value, parameter, set_value};
-use crate::config::shortened;
-use crate::error::{Float8Error, Float8Panic};
+use super::walk::{Change, FoundLinear, draw, linears, map_params, parameter};
+use crate::config::none_of;
+use crate::error::Float8Error;
 use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
 use crate::tensor::{Adapter, Dropout, split_mix};
@@ -75,28 +75,28 @@ impl LoraConfig {
 
     /// # Errors
     ///
-    /// [`Float8Error::Lora`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
+    /// [`Float8Error::Config`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = self;
-        let wrong = |field, value: String, range| Err(Float8Error::Lora { field, value, range });
+        let wrong = |key, value: String, reason: &'static str| Err(Float8Error::config(key, value, reason));
         if *rank == 0 {
-            return wrong("rank", "0".into(), "at least 1");
+            return wrong("lora.rank", "0".into(), "must be at least 1");
         }
         if let Some((name, _)) = rank_pattern.iter().find(|(_, rank)| **rank == 0) {
-            return wrong("rank_pattern", format!("{{{name} = 0}}"), "at least 1");
+            return wrong("lora.rank_pattern", format!("{{{name} = 0}}"), "must be at least 1");
         }
         let is_wrong = |alpha: f64| !alpha.is_finite() || alpha == 0.0;
         if is_wrong(*alpha) {
-            return wrong("alpha", alpha.to_string(), "finite, and not 0");
+            return wrong("lora.alpha", alpha.to_string(), "must be finite, and not 0");
         }
         if let Some((name, alpha)) = alpha_pattern.iter().find(|(_, alpha)| is_wrong(**alpha)) {
-            return wrong("alpha_pattern", format!("{{{name} = {alpha}}}"), "finite, and not 0");
+            return wrong("lora.alpha_pattern", format!("{{{name} = {alpha}}}"), "must be finite, and not 0");
         }
         if !(0.0..1.0).contains(dropout) {
-            return wrong("dropout", dropout.to_string(), "from 0 to below 1");
+            return wrong("lora.dropout", dropout.to_string(), "must be from 0 to below 1");
         }
         if target_modules.is_empty() {
-            return wrong("target_modules", "[]".into(), "at least one name");
+            return wrong("lora.target_modules", "[]".into(), "must be at least one name");
         }
         Ok(())
     }
@@ -126,7 +126,7 @@ impl LoraConfig {
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate); [`Float8Error::FilterMatchesNothing`] if a target is the end of no linear's name, or a key of a
+    /// As [`validate`](Self::validate); [`Float8Error::Config`] if a target is the end of no linear's name, or a key of a
     /// pattern is the end of no name of a linear that gets an adapter.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
@@ -171,12 +171,10 @@ fn each_matches<'a, B: Float8Stack>(
     found: &[FoundLinear<B>],
 ) -> Result<(), Float8Error> {
     match ends.into_iter().find(|end| !found.iter().any(|linear| target_matches(end, &linear.info.name))) {
-        Some(end) => Err(Float8Error::FilterMatchesNothing {
-            field,
-            pattern: end.clone(),
-            linears: found.len(),
-            names: shortened(found.iter().map(|linear| &*linear.info.name)),
-        }),
+        Some(end) => {
+            let reason = none_of(found.iter().map(|linear| &*linear.info.name));
+            Err(Float8Error::config(field, format!("{end:?}"), reason))
+        }
         None => Ok(()),
     }
 }
@@ -254,9 +252,14 @@ impl<B: Backend> Lora<B> {
     ///
     /// # Panics
     ///
-    /// [`Float8Panic::NotFloat8`], in words, on a backend that Float8 does not wrap.
+    /// On a backend that Float8 does not wrap.
     pub fn attach<M: Module<B>>(&self, model: M, seed: Option<u64>) -> M {
-        model.map(&mut Attach { lora: self, seed, path: Path::default() })
+        map_params::<B, M>(model, |param| {
+            let adapter = (param.shape.num_dims() == 2).then(|| self.of(&param.path.linear_name())).flatten();
+            let Some(adapter) = adapter else { return Change::None };
+            let weight = param.float().expect("an adapter is for floats");
+            Change::Value((functions::<B>().with_adapter)(weight, self.beside(adapter, seed)))
+        })
     }
 
     /// The model with weights `w + α/r · A·B`, in their own dtype; of weights that are FP8 codes alone, the decoded values and that. What
@@ -264,61 +267,31 @@ impl<B: Backend> Lora<B> {
     ///
     /// These weights are new parameters with the `require_grad` of the old ones: no gradient reaches the adapters.
     pub fn merge<M: Module<B>>(&self, model: M) -> M {
-        struct Merge;
-        impl<B: Backend> ModuleMapper<B> for Merge {
-            fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-                let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return param };
-                let Some(merged) = (functions::<B>().merge_adapters)(weight) else { return param };
-                map_value(param, |_| Tensor::from_primitive(TensorPrimitive::Float(merged)).detach(), |t| t)
-            }
-        }
-        self.attach(model, None).map(&mut Merge)
+        map_params::<B, M>(self.attach(model, None), |param| {
+            let merged = param.float().and_then(|weight| (functions::<B>().merge_adapters)(weight));
+            merged.map_or(Change::None, Change::Replaced)
+        })
     }
 
     fn of(&self, name: &str) -> Option<&LoraAdapter<B>> {
         self.adapters.iter().find(|adapter| adapter.name == name)
     }
-}
 
-fn functions<B: Backend>() -> Functions<B> {
-    find::<B>().unwrap_or_else(|| panic!("{}", Float8Panic::NotFloat8))
-}
-
-struct Attach<'a, B: Backend> {
-    lora: &'a Lora<B>,
-    seed: Option<u64>,
-    path: Path,
-}
-
-impl<B: Backend> ModuleMapper<B> for Attach<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let adapter = (D == 2).then(|| self.lora.of(&self.path.linear_name())).flatten();
-        let Some(adapter) = adapter else { return param };
+    fn beside(&self, adapter: &LoraAdapter<B>, seed: Option<u64>) -> Adapter<B> {
         let [a, b] = [&adapter.a, &adapter.b].map(|t| match t.val().into_primitive() {
             TensorPrimitive::Float(t) => t,
             TensorPrimitive::QFloat(_) => unreachable!("an adapter is float"),
         });
-        let config = &self.lora.config;
-        let (scale, probability) = (config.scale_of(&adapter.name), config.dropout);
-        let seed = self.seed.filter(|_| probability > 0.0);
+        let (scale, probability) = (self.config.scale_of(&adapter.name), self.config.dropout);
+        let seed = seed.filter(|_| probability > 0.0);
         let dropout = seed.map(|seed| Dropout { probability, seed: named(seed, &adapter.name) });
-        let adapter = Adapter { id: adapter.a.id, a, b, scale, dropout };
-        let with_adapter = |weight: Tensor<B, D>| {
-            let TensorPrimitive::Float(weight) = weight.into_primitive() else {
-                unreachable!("an adapter is for floats")
-            };
-            Tensor::from_primitive(TensorPrimitive::Float((functions::<B>().with_adapter)(weight, adapter)))
-        };
-        set_value(param, with_adapter)
+        Adapter { id: adapter.a.id, a, b, scale, dropout }
     }
+}
+
+fn functions<B: Backend>() -> Functions<B> {
+    find::<B>()
+        .expect("adapters are attached to models on a Float8 backend alone: `Float8<Autodiff<B>>`, or `Float8<B>`")
 }
 
 #[cfg(test)]
@@ -369,7 +342,7 @@ mod tests {
             LoraConfig { dropout: -0.1, ..good.clone() },
             LoraConfig { target_modules: vec![], ..good },
         ] {
-            assert!(matches!(bad.validate(), Err(Float8Error::Lora { .. })), "{bad:?}");
+            assert!(matches!(bad.validate(), Err(Float8Error::Config { .. })), "{bad:?}");
         }
     }
 }

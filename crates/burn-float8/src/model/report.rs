@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::walk::{FoundLinear, linears};
 use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport};
 use crate::config::{Policy, Untagged, shortened};
-use crate::error::{DeviceError, Float8Error};
+use crate::error::Float8Error;
 use crate::layer::{
     Fallback, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, non_finite, untagged_rule,
     was_applied,
@@ -293,15 +293,15 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Device`] if a kernel was wrong, or results are lost. The first layer that did not:
+    /// [`Float8Error::SelfCheck`] if a kernel was wrong, [`Float8Error::Lost`] if results are lost. The first layer that did not:
     /// [`UnrequestedHighPrecision`](Float8Error::UnrequestedHighPrecision), [`NeverCalled`](Float8Error::NeverCalled),
     /// [`UntaggedLinears`](Float8Error::UntaggedLinears) for those of [`untagged`](Self::untagged).
     pub fn verify(&self) -> Result<(), Float8Error> {
         if let Some(message) = self.self_check.lost.clone() {
-            return Err(DeviceError::Lost { message }.into());
+            return Err(Float8Error::Lost { message });
         }
         if let Some(failure) = self.self_check.failures.first() {
-            return Err(DeviceError::SelfCheck(failure.clone()).into());
+            return Err(Float8Error::SelfCheck(failure.clone()));
         }
         // Other models' linears count there, too.
         let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);

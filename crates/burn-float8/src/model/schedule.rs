@@ -71,27 +71,22 @@ impl PrecisionSchedule {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Schedule`] for a fraction outside 0 to 1, and for two that exceed 1 together.
+    /// [`Float8Error::Config`] for a fraction outside 0 to 1, and for two that exceed 1 together.
     pub fn new(warmup: Span, cooldown: Span) -> Result<Self, Float8Error> {
         for (field, span) in [("schedule.warmup", warmup), ("schedule.cooldown", cooldown)] {
             if let Span::Fraction(share) = span
                 && !(0.0..=1.0).contains(&share)
             {
-                return Err(Float8Error::Schedule {
-                    field,
-                    value: share.to_string(),
-                    range: "a whole number of steps or a fraction from 0 to 1",
-                });
+                let reason = "must be a whole number of steps or a fraction from 0 to 1";
+                return Err(Float8Error::config(field, share, reason));
             }
         }
         if let (Span::Fraction(first), Span::Fraction(last)) = (warmup, cooldown)
             && first + last > 1.0
         {
-            return Err(Float8Error::Schedule {
-                field: "schedule.warmup + schedule.cooldown",
-                value: (first + last).to_string(),
-                range: "at most 1: nothing is left to run in FP8",
-            });
+            let (key, reason) =
+                ("schedule.warmup + schedule.cooldown", "must be at most 1: nothing is left to run in FP8");
+            return Err(Float8Error::config(key, first + last, reason));
         }
         Ok(Self { warmup, cooldown })
     }

@@ -135,7 +135,10 @@ impl<B: Float8Stack> Converted<B> {
     pub(super) fn restore(&self, saved: &Float8State) -> Result<(), Float8Error> {
         let by_path = |path: &str| self.0.iter().find(|found| found.path == path);
         for (path, state) in &saved.layers {
-            let found = by_path(path).ok_or_else(|| Float8Error::StateLayer { layer: path.clone() })?;
+            let found = by_path(path).ok_or_else(|| {
+                let what = "the model has no converted linear of this name".into();
+                Float8Error::State { layer: path.clone(), what }
+            })?;
             state.check(path, &found.layer.configured())?;
         }
         self.states().iter().for_each(|state| state.reset(saved.step, saved.has_begun));
@@ -171,7 +174,7 @@ impl Float8State {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::StateLayer`] and [`Float8Error::StateMismatch`]; nothing is changed then.
+    /// [`Float8Error::State`]; nothing is changed then.
     pub fn restore<B: Float8Stack, M: Module<B>>(&self, model: &M) -> Result<(), Float8Error> {
         Converted::<B>::of(model).restore(self)
     }
@@ -206,7 +209,7 @@ fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
 
 impl LayerState {
     fn check(&self, path: &str, configured: &Policy) -> Result<(), Float8Error> {
-        let mismatch = |what: String| Err(Float8Error::StateMismatch { layer: path.into(), what });
+        let mismatch = |what: String| Err(Float8Error::State { layer: path.into(), what });
         if self.fallback.is_some() && matches!(configured, Policy::HighPrecision(_)) {
             return mismatch("it fell back, and the configuration keeps it in high precision anyway".into());
         }

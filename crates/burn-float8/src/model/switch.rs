@@ -1,8 +1,7 @@
 //! FP8 on and off for a model or a part of it.
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::Tensor;
+use burn::module::Module;
 
-use super::walk::{linears, map_param};
+use super::walk::{Change, linears, map_params};
 use crate::layer::Tag;
 use crate::stack::Float8Stack;
 
@@ -26,14 +25,10 @@ pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool
 ///
 #[doc = include_str!("../layer/switches.md")]
 pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {
-    struct Off;
-    impl<B: Float8Stack> ModuleMapper<B> for Off {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            map_param(param, |t| match B::tag(&t) {
-                Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
-                None => t,
-            })
-        }
-    }
-    model.map(&mut Off)
+    map_params::<B, M>(model, |_| {
+        Change::map(|t| match B::tag(&t) {
+            Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
+            None => t,
+        })
+    })
 }

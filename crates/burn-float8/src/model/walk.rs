@@ -1,12 +1,13 @@
-//! The linears of a model, by their paths in the module tree.
+//! Float parameters of a model by their paths in the module tree, and the linears among them.
 use std::sync::Arc;
 
 #[cfg(not(feature = "distributed"))]
 use burn::module::AutodiffModule;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::Backend;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_std::Shape;
 
 use crate::config::{Float8Config, LinearInfo};
 use crate::layer::{Layer, Tag};
@@ -81,6 +82,116 @@ impl Path {
     }
 }
 
+/// A float parameter, where a walk meets it.
+pub struct NamedParam<'a, B: Backend> {
+    /// The names and containers above it.
+    pub path: &'a Path,
+    /// Its id.
+    pub id: ParamId,
+    /// Its shape; a lazy parameter has one, too.
+    pub shape: Shape,
+    /// Its device; a lazy parameter has one, too.
+    pub device: Device<B>,
+    value: &'a dyn Fn() -> TensorPrimitive<B>,
+}
+
+impl<'a, B: Backend> NamedParam<'a, B> {
+    fn new<const D: usize>(
+        path: &'a Path,
+        param: &Param<Tensor<B, D>>,
+        value: &'a dyn Fn() -> TensorPrimitive<B>,
+    ) -> Self {
+        Self { path, id: param.id, shape: param.lazy_shape(), device: param.lazy_device(), value }
+    }
+
+    /// Its name: `layers.0.mlp.up_proj.weight`.
+    pub fn name(&self) -> String {
+        self.path.parameter_name()
+    }
+
+    /// Its value, none if that is a quantized tensor. Draws a lazy parameter.
+    pub fn float(&self) -> Option<FloatTensor<B>> {
+        match (self.value)() {
+            TensorPrimitive::Float(value) => Some(value),
+            TensorPrimitive::QFloat(_) => None,
+        }
+    }
+
+    /// The name of the linear whose weight it is.
+    pub fn linear_weight(&self, config: &Float8Config) -> Option<String> {
+        self.path.linear_weight(self.shape.num_dims(), config)
+    }
+}
+
+/// New value of a parameter. The parameter keeps its id.
+pub enum Change<B: Backend> {
+    /// No change.
+    None,
+    /// The function of its tensor, and of each tensor that is loaded into it later. Quantized tensors do not change.
+    Map(Box<MapTensor<B>>),
+    /// This value for a step. Tensors that are loaded later are unchanged.
+    Value(FloatTensor<B>),
+    /// This value, detached, with the `require_grad` of the old one.
+    Replaced(FloatTensor<B>),
+    /// This value as if it were loaded. A lazy parameter is not drawn.
+    Loaded(FloatTensor<B>),
+}
+
+type MapTensor<B> = dyn Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync;
+
+impl<B: Backend> Change<B> {
+    /// [`Change::Map`] of a function.
+    pub fn map(f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static) -> Self {
+        Self::Map(Box::new(f))
+    }
+}
+
+struct Walk<F>(Path, F);
+
+impl<B: Backend, F: FnMut(&NamedParam<'_, B>)> ModuleVisitor<B> for Walk<F> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.0.enter(name, container);
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.0.exit();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
+        (self.1)(&NamedParam::new(&self.0, param, &|| param.val().into_primitive()));
+    }
+}
+
+impl<B: Backend, F: FnMut(&NamedParam<'_, B>) -> Change<B>> ModuleMapper<B> for Walk<F> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.0.enter(name, container);
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.0.exit();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+        let tensor = |value| Tensor::from_primitive(TensorPrimitive::Float(value));
+        match (self.1)(&NamedParam::new(&self.0, &param, &|| param.val().into_primitive())) {
+            Change::None => param,
+            Change::Map(f) => map_param(param, f),
+            Change::Value(value) => set_value(param, tensor(value)),
+            Change::Replaced(value) => map_value(param, |_| tensor(value).detach(), |t| t),
+            Change::Loaded(value) => {
+                let id = param.id;
+                param.transform_for_load(tensor(value), id)
+            }
+        }
+    }
+}
+
+/// Visits the float parameters of a model in the order of the module tree.
+pub fn visit_params<B: Backend, M: Module<B>>(model: &M, visit: impl FnMut(&NamedParam<'_, B>)) {
+    Module::<B>::visit(model, &mut Walk(Path::default(), visit));
+}
+
+/// The model with changed float parameters. They are visited in the order of the module tree.
+pub fn map_params<B: Backend, M: Module<B>>(model: M, change: impl FnMut(&NamedParam<'_, B>) -> Change<B>) -> M {
+    Module::<B>::map(model, &mut Walk(Path::default(), change))
+}
+
 /// A linear of a model.
 pub struct FoundLinear<B: Float8Stack> {
     /// Its name, K and N.
@@ -111,58 +222,41 @@ impl<B: Float8Stack> FoundLinear<B> {
 /// The linears of a model in the order of the walk, by the custom types of this configuration, or else by those of the
 /// configuration that was applied to each.
 pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Config>) -> Vec<FoundLinear<B>> {
-    struct Walk<'a, B: Float8Stack>(Path, Option<&'a Float8Config>, Vec<FoundLinear<B>>);
-    impl<B: Float8Stack> ModuleVisitor<B> for Walk<'_, B> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            if D < 2 {
-                return;
-            }
-            let weight = param.val();
-            let (dims, device) = (weight.dims(), weight.device());
-            let weight = match weight.into_primitive() {
-                TensorPrimitive::Float(weight) => Some(weight),
-                TensorPrimitive::QFloat(_) => None,
-            };
-            let tag = weight.as_ref().and_then(B::tag);
-            let applied = tag.as_ref().map(|tag| tag.layer.conversion());
-            let fallback = Float8Config::default();
-            let config = self.1.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
-            let Some(name) = self.0.linear_weight(D, config) else { return };
-            let source = tag.as_ref().and_then(|tag| source_of::<B::Inner>(&tag.layer));
-            let [k, n] = source.map_or([dims[D - 2], dims[D - 1]], |source| source.shape());
-            let info = LinearInfo { name, k, n };
-            self.2.push(FoundLinear { info, parameter: self.0.parameter(), device, tag, weight });
-        }
-    }
-    let mut walk = Walk(Path::default(), config, vec![]);
-    Module::<B>::visit(model, &mut walk);
-    walk.2
+    let mut found = vec![];
+    visit_params::<B, M>(model, |param| {
+        let [.., rows, cols] = param.shape[..] else { return };
+        let weight = param.float();
+        let tag = weight.as_ref().and_then(B::tag);
+        let applied = tag.as_ref().map(|tag| tag.layer.conversion());
+        let fallback = Float8Config::default();
+        let config = config.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
+        let Some(name) = param.linear_weight(config) else { return };
+        let source = tag.as_ref().and_then(|tag| source_of::<B::Inner>(&tag.layer));
+        let [k, n] = source.map_or([rows, cols], |source| source.shape());
+        let (info, parameter) = (LinearInfo { name, k, n }, param.path.parameter());
+        found.push(FoundLinear { info, parameter, device: param.device.clone(), tag, weight });
+    });
+    found
 }
 
 /// The parameter with `f` of its tensor, and of what is loaded into it later. Quantized tensors stay as they are.
-pub fn map_param<B: Float8Stack, const D: usize>(
+pub fn map_param<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
-    f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Clone + Send + Sync + 'static,
+    f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
 ) -> Param<Tensor<B, D>> {
-    let f = move |t: Tensor<B, D>| {
+    let f = Arc::new(move |t: Tensor<B, D>| {
         Tensor::from_primitive(match t.into_primitive() {
             TensorPrimitive::Float(t) => TensorPrimitive::Float(f(t)),
             quantized => quantized,
         })
-    };
-    map_value(param, f.clone(), f)
+    });
+    map_value(param, &*f.clone(), move |t| f(t))
 }
 
 /// The parameter with `f` applied to its tensor, and `on_load` to tensors that are loaded into it later.
 ///
 /// It keeps its id, its mappers and its `require_grad`, which `Param::map` loses on a backend without autodiff.
-pub(super) fn map_value<B: Backend, const D: usize>(
+fn map_value<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
     on_load: impl Fn(Tensor<B, D>) -> Tensor<B, D> + Send + Sync + 'static,
@@ -176,17 +270,14 @@ pub(super) fn map_value<B: Backend, const D: usize>(
         .save_mapper(move |t| own.on_save(t))
 }
 
-/// The parameter with `f` applied to its tensor. Tensors that are loaded into it later are unchanged.
-pub(super) fn set_value<B: Backend, const D: usize>(
-    param: Param<Tensor<B, D>>,
-    f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
-) -> Param<Tensor<B, D>> {
+/// The parameter with this value. Tensors that are loaded into it later are unchanged.
+fn set_value<B: Backend, const D: usize>(param: Param<Tensor<B, D>>, value: Tensor<B, D>) -> Param<Tensor<B, D>> {
     if !B::ad_enabled(&param.device()) {
-        return map_value(param, f, |t| t);
+        return map_value(param, |_| value, |t| t);
     }
     // The same mapper, where mapping each step would nest them without end.
-    let (id, tensor, mapper) = param.consume();
-    Param::from_mapped_value(id, f(tensor), mapper)
+    let (id, _, mapper) = param.consume();
+    Param::from_mapped_value(id, value, mapper)
 }
 
 /// A parameter with this value and this `require_grad`, which `train()` reads if the backend has no autodiff.
@@ -215,11 +306,5 @@ fn is_trained<B: Backend, const D: usize>(param: Param<Tensor<B, D>>) -> bool {
 
 /// Draws the parameters of a model that are not initialized yet, in the order of the walk.
 pub(super) fn draw<B: Backend, M: Module<B>>(model: &M) {
-    struct Draw;
-    impl<B: Backend> ModuleVisitor<B> for Draw {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            param.val();
-        }
-    }
-    Module::<B>::visit(model, &mut Draw);
+    visit_params::<B, M>(model, |param| drop(param.float()));
 }

@@ -5,7 +5,6 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
 
 use crate::backend::{Attention, CachedAttention, CachedHeads};
-use crate::error::Float8Panic;
 use crate::ops::functions::find;
 
 /// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and value `[B, KV, S, e]`, each of whose heads
@@ -37,7 +36,7 @@ use crate::ops::functions::find;
 ///
 /// # Panics
 ///
-/// [`Float8Panic::AttentionShapes`](crate::report::Float8Panic::AttentionShapes), in words, if the shapes do not fit.
+/// If the shapes do not fit.
 pub fn attention<B: Backend>(
     query: Tensor<B, 4>,
     key: Tensor<B, 4>,
@@ -77,8 +76,7 @@ pub fn attention_but<B: Backend>(
     let shapes = [query.dims(), key.dims(), value.dims()];
     check_attention(shapes, None);
     if hidden.dims() != [batch, keys] {
-        let [query, key, value] = shapes;
-        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents: Some(hidden.dims()) });
+        refuse_attention(shapes, Some(hidden.dims()));
     }
     let mask = hidden.reshape([batch, 1, 1, keys]);
     let primitive = mask.clone().into_primitive();
@@ -109,8 +107,7 @@ pub fn cached_attention<B: Backend>(
     let shapes = [query.dims(), key_shape, value_shape];
     check_attention(shapes, None);
     if let Some(hidden) = hidden.as_ref().filter(|hidden| hidden.dims() != [shapes[0][0], value_shape[2]]) {
-        let [query, key, value] = shapes;
-        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents: Some(hidden.dims()) });
+        refuse_attention(shapes, Some(hidden.dims()));
     }
     let query = query.into_primitive().tensor();
     let hidden = hidden.map(Tensor::into_primitive);
@@ -142,7 +139,7 @@ fn run<B: Backend>(
 
 /// # Panics
 ///
-/// [`Float8Panic::AttentionShapes`], in words.
+/// If the shapes do not fit.
 fn check_attention([query, key, value]: [[usize; 4]; 3], documents: Option<[usize; 2]>) {
     let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query, value);
     let fits = key == [batch, kv_heads, keys, dim]
@@ -151,6 +148,13 @@ fn check_attention([query, key, value]: [[usize; 4]; 3], documents: Option<[usiz
         && heads.is_multiple_of(kv_heads)
         && documents.is_none_or(|documents| documents == [batch, queries] && queries == keys);
     if !fits {
-        panic!("{}", Float8Panic::AttentionShapes { query, key, value, documents });
+        refuse_attention([query, key, value], documents);
     }
+}
+
+fn refuse_attention([query, key, value]: [[usize; 4]; 3], documents: Option<[usize; 2]>) -> ! {
+    panic!(
+        "attention of query {query:?}, key {key:?}, value {value:?} and documents {documents:?}: they are [B, H, T, d], [B, KV, S, d], \
+         [B, KV, S, e] and, if there are some, [B, T]; H is a multiple of KV, T is S with documents, and none is 0"
+    );
 }

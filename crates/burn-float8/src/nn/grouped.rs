@@ -38,7 +38,7 @@ use crate::ops::functions::find;
 ///
 /// # Panics
 ///
-/// [`Float8Panic::GroupedShapes`](crate::report::Float8Panic::GroupedShapes), in words, if the shapes do not fit; in strict mode, as a linear
+/// If the shapes do not fit; in strict mode, as a linear
 /// does, if the weight has no layer or a GEMM cannot run in FP8.
 pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };

@@ -7,7 +7,7 @@ use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
 use crate::config::{LinearPlan, Untagged};
-use crate::error::{DeviceError, Float8Error, Float8Panic};
+use crate::error::Float8Error;
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
 use crate::profile::{Work, time};
 use crate::step::on_weight_read;
@@ -59,7 +59,9 @@ fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> 
         Untagged::HighPrecision => Err(Reason::Untagged { is_configured }),
         Untagged::Error => {
             let [.., k, n] = w.whole_shape().to_vec()[..] else { unreachable!("a weight is a matrix, or several") };
-            panic!("{}", Float8Panic::UntaggedLinear { weight: [k, n] })
+            panic!(
+                "a linear with weight [{k}, {n}] carries no layer: it was not in the model that Float8Config was applied to"
+            )
         }
     }
 }
@@ -202,8 +204,8 @@ impl<'a> GemmCall<'a> {
         drop(timer);
         match B::fp8_fault(device) {
             // The result was computed again.
-            Some(DeviceError::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
-            Some(error) => panic!("{}", Float8Panic::Device(error)),
+            Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
+            Some(error) => panic!("{error}"),
             None => {}
         }
         let operand = |copy: &Fp8Copy<B>| {

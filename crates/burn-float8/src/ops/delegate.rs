@@ -15,7 +15,7 @@ use burn_std::{Shape, Slice};
 use super::convert::{Arg, PassArg, PassRet, Ret};
 use super::functions::register;
 use super::{Float8, attention, embedding, linear, matmul};
-use crate::error::Float8Panic;
+use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -490,13 +490,13 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     }
     // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
     fn linear_x_backward(_: F<Self>, _: F<Self>) -> F<Self> {
-        panic!("{}", Float8Panic::WrongOrder)
+        wrong_order()
     }
     fn linear_weight_backward(_: F<Self>, _: F<Self>) -> F<Self> {
-        panic!("{}", Float8Panic::WrongOrder)
+        wrong_order()
     }
     fn linear_bias_backward(_: F<Self>) -> F<Self> {
-        panic!("{}", Float8Panic::WrongOrder)
+        wrong_order()
     }
     fn rfft(signal: F<Self>, dim: usize, n: Option<usize>) -> (F<Self>, F<Self>) {
         let (re, im) = B::rfft(signal.into_full(), dim, n);

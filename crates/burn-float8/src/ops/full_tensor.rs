@@ -4,7 +4,6 @@ use std::sync::Arc;
 use burn_backend::TensorMetadata;
 
 use crate::backend::Float8Backend;
-use crate::error::Float8Panic;
 use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, source_of};
 
@@ -21,12 +20,15 @@ pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
 ///
 /// # Panics
 ///
-/// [`Float8Panic::NotRows`], in words, if the tensor is something else that was computed from such a weight.
+/// If the tensor is something else that was computed from such a weight.
 pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
     let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.own_shape());
     if got != rows {
-        panic!("{}", Float8Panic::NotRows { layer: layer.name().into(), got, rows });
+        let layer = layer.name();
+        panic!(
+            "{layer}: full_tensor is of a shard {rows:?}, not of {got:?}: transpose or slice the whole weight instead"
+        );
     }
     Some(layer.clone())
 }

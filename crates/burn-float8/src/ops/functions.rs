@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use super::Float8;
 use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, CachedAttention, CachedHeads, Float8Backend, Fused};
-use crate::error::Float8Panic;
+use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
 use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped};
@@ -144,17 +144,17 @@ fn inner_cached<W: Wrapped>(attention: CachedAttention<Float8<W>>) -> CachedAtte
 /// `Autodiff<Float8<B>>`, which cannot differentiate them.
 fn refuse<B: Backend>() {
     insert(Functions::<B> {
-        grouped_linear: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
-        attention: |_| panic!("{}", Float8Panic::WrongOrder),
-        cached_attention: |_| panic!("{}", Float8Panic::WrongOrder),
-        swiglu: |_, _| panic!("{}", Float8Panic::WrongOrder),
-        rms_norm: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
-        rotary: |_, _, _| panic!("{}", Float8Panic::WrongOrder),
-        log_likelihood: |_, _| panic!("{}", Float8Panic::WrongOrder),
+        grouped_linear: |_, _, _| wrong_order(),
+        attention: |_| wrong_order(),
+        cached_attention: |_| wrong_order(),
+        swiglu: |_, _| wrong_order(),
+        rms_norm: |_, _, _| wrong_order(),
+        rotary: |_, _, _| wrong_order(),
+        log_likelihood: |_, _| wrong_order(),
         adamw: None,
-        full_tensor: |_| panic!("{}", Float8Panic::WrongOrder),
-        with_adapter: |_, _| panic!("{}", Float8Panic::WrongOrder),
-        merge_adapters: |_| panic!("{}", Float8Panic::WrongOrder),
+        full_tensor: |_| wrong_order(),
+        with_adapter: |_, _| wrong_order(),
+        merge_adapters: |_| wrong_order(),
     });
 }
 

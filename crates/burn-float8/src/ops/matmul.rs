@@ -2,7 +2,6 @@
 use burn_backend::TensorMetadata;
 
 use super::linear;
-use crate::error::Float8Panic;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
@@ -15,7 +14,12 @@ pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> 
         layer.count_weight_matmul();
     }
     if let Some(layer) = [&lhs, &rhs].into_iter().find_map(Float8Tensor::divided) {
-        panic!("{}", Float8Panic::ShardedMatmul { layer: layer.name().into() });
+        let layer = layer.name();
+        panic!(
+            "{layer}: its weight is sharded, and Tensor::matmul would read this rank's rows of it, or of its gradient, as a whole matrix. \
+             A weight that is used without nn::Linear or nn::Embedding, such as a tied output, is to go through \
+             float8_shard::full_tensor; an optimizer that multiplies gradients, such as Muon, does not work on shards"
+        );
     }
     let _timer = operation("float_matmul");
     Float8Tensor::new(W::float_matmul(lhs.into_values("float_matmul"), rhs.into_values("float_matmul")))

@@ -22,7 +22,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use super::linear::{self, Wanted, reduced};
 use super::{attention, embedding, full_tensor, fused, grouped, register_gradients};
 use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
-use crate::error::Float8Panic;
+use crate::error::Float8Error;
 use crate::layer::{Layer, UNTAGGED_NAME};
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
@@ -176,12 +176,12 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 ///
 /// # Panics
 ///
-/// [`Float8Panic::Fp8OnlyTrained`], in words, if it is codes alone.
+/// With the text of [`Float8Error::Fp8OnlyTrained`], if it is FP8-only.
 fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff<B, C>>) -> bool {
     let is_tracked = w.full().is_tracked();
     if is_tracked && w.is_fp8_only() {
         let layer = w.layer().map_or(UNTAGGED_NAME, |layer| layer.name()).into();
-        panic!("{}", Float8Panic::Fp8OnlyTrained { layer });
+        panic!("{}", Float8Error::Fp8OnlyTrained { layer });
     }
     is_tracked
 }

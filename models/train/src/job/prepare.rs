@@ -256,7 +256,7 @@ fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
 /// A model beside its adapters: those of a checkpoint, else of PEFT's folder that the section names, else new ones by the seed.
 ///
 /// # Errors
-/// [`Float8Error::FilterMatchesNothing`] of `target_modules`; what is wrong with the folder or the checkpoint.
+/// [`Float8Error::Config`] of `target_modules`; what is wrong with the folder or the checkpoint.
 pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
     section: &LoraSection,
     model: M,

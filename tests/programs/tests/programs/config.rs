@@ -115,8 +115,8 @@ fn recipes_by_name() {
         assert_eq!(recipe.to_string().parse::<Recipe>().unwrap(), recipe);
     }
     let error = "tensorwize".parse::<Recipe>().unwrap_err();
-    assert!(matches!(&error, Float8Error::UnknownRecipe { name, .. } if name == "tensorwize"), "{error}");
-    assert!(error.to_string().contains("tensorwize"), "{error}");
+    let expected = "recipe = \"tensorwize\": unknown recipe: expected one of tensorwise, rowwise";
+    assert!(error.to_string().starts_with(expected), "{error}");
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn errors_give_the_model_back() {
     let error = Float8Config::tensorwise().with_filter_fqns(["frist"]).apply(model).unwrap_err();
     assert!(error.to_string().contains("frist"), "{error}");
     let ApplyError { error, model } = error;
-    assert!(matches!(error, Float8Error::FilterMatchesNothing { .. }), "{error}");
+    assert!(matches!(error, Float8Error::Config { key: "filter_fqns", .. }), "{error}");
     assert_eq!(bits(model.first.weight.val()), weight);
     let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap().0;
     model.forward(x());
@@ -176,7 +176,7 @@ fn errors_convert() {
         Ok(Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::new())?.0)
     }
     let typed = typed().unwrap_err();
-    assert!(matches!(typed, Float8Error::FilterMatchesNothing { .. }));
+    assert!(matches!(typed, Float8Error::Config { key: "filter_fqns", .. }));
     assert!(boxed().unwrap_err().to_string().contains(&typed.to_string()));
 }
 
@@ -265,8 +265,8 @@ fn custom_types_are_checked() {
     assert_eq!(types(&["Gate.gate"]).apply(gate()).unwrap().1.converted, ["gate"]);
     for wrong in ["Gats", "Gate.weights", "Gate.scale"] {
         let error = types(&["Gate", wrong]).apply(gate()).unwrap_err().error;
-        assert!(matches!(&error, Float8Error::ModuleTypeMatchesNothing { name } if name == wrong), "{error}");
-        assert!(error.to_string().contains(wrong), "{error}");
+        let expected = format!("module_types = {wrong:?}: the model has no parameter of rank 2 that it names");
+        assert_eq!(error.to_string(), expected);
     }
 }
 

@@ -33,7 +33,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{SelfCheckReport, lost};
 use crate::config::SelfCheck;
-use crate::error::{DeviceError, SelfCheckFailure};
+use crate::error::{Float8Error, SelfCheckFailure};
 
 /// The self-checks of one device, whatever backends are on it.
 pub(super) struct DeviceChecks {
@@ -44,7 +44,7 @@ pub(super) struct DeviceChecks {
     /// Held during a check: another thread that comes to a new kernel meanwhile waits, and learns what was found.
     turn: Mutex<()>,
     found: RwLock<Found>,
-    prepared: OnceLock<Result<(), DeviceError>>,
+    prepared: OnceLock<Result<(), Float8Error>>,
 }
 
 #[derive(Default)]
@@ -84,22 +84,22 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
 }
 
 /// What `FLOAT8_SELF_CHECK` says, if it is set.
-fn variable() -> Result<Option<SelfCheck>, DeviceError> {
-    match std::env::var("FLOAT8_SELF_CHECK") {
+fn variable() -> Result<Option<SelfCheck>, Float8Error> {
+    const NAME: &str = "FLOAT8_SELF_CHECK";
+    let wrong = |value: &str| Float8Error::config(NAME, format!("{value:?}"), "expected first_use or off");
+    match std::env::var(NAME) {
         Err(VarError::NotPresent) => Ok(None),
-        Err(VarError::NotUnicode(value)) => {
-            Err(DeviceError::SelfCheckVariable { value: value.to_string_lossy().into_owned() })
-        }
+        Err(VarError::NotUnicode(value)) => Err(wrong(&value.to_string_lossy())),
         Ok(value) if value.is_empty() => Ok(None),
         Ok(value) if value == "first_use" => Ok(Some(SelfCheck::FirstUse)),
         Ok(value) if value == "off" => Ok(Some(SelfCheck::Off)),
-        Ok(value) => Err(DeviceError::SelfCheckVariable { value }),
+        Ok(value) => Err(wrong(&value)),
     }
 }
 
 impl DeviceChecks {
     /// Checks from here on, or not, as a configuration says, unless the environment says otherwise.
-    pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), DeviceError> {
+    pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), Float8Error> {
         let variable = variable()?;
         if let Some(choice) = variable.or(asked_for) {
             self.off.store(choice == SelfCheck::Off, Ordering::Relaxed);
@@ -112,7 +112,7 @@ impl DeviceChecks {
     }
 
     /// What `prepare` gives, which runs once, and not where nothing is checked.
-    pub(super) fn prepared(&self, prepare: impl FnOnce() -> Result<(), DeviceError>) -> Result<(), DeviceError> {
+    pub(super) fn prepared(&self, prepare: impl FnOnce() -> Result<(), Float8Error>) -> Result<(), Float8Error> {
         if self.is_off() { Ok(()) } else { self.prepared.get_or_init(prepare).clone() }
     }
 
@@ -123,11 +123,11 @@ impl DeviceChecks {
     }
 
     /// The first call that was wrong, or the first task that the device has lost.
-    pub(super) fn fault(&self, device: DeviceId) -> Option<DeviceError> {
+    pub(super) fn fault(&self, device: DeviceId) -> Option<Float8Error> {
         if let Some(message) = lost::first(device) {
-            return Some(DeviceError::Lost { message });
+            return Some(Float8Error::Lost { message });
         }
-        self.found.read().failures.first().cloned().map(DeviceError::SelfCheck)
+        self.found.read().failures.first().cloned().map(Float8Error::SelfCheck)
     }
 
     /// Whether the result of a call is right. `compare` is asked only if the call has launched a kernel for the first time.

@@ -7,16 +7,15 @@
 //! output's sum depends neither on the number of rows, nor on the layout of the codes, the processor or the number of threads, so that each
 //! row is what it would be alone.
 
-mod lanes;
-#[cfg(target_arch = "x86_64")]
-mod vbmi;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+#![cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, unused_variables))]
 
+#[cfg(target_arch = "x86_64")]
+use core::arch::x86_64::*;
+
+use burn_std::f16;
 use float8_kernels::{Format, InvScale};
 use rayon::prelude::*;
 
-use self::lanes::{Kernel, Lanes, Portable};
 use super::{HostOperand, Scales, loops, transpose, values};
 
 /// Rows at most: with more of them it is arithmetic that takes the time, and a GEMM of tiles is faster.
@@ -38,28 +37,26 @@ pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Ve
     if m > MAX_ROWS || [m, k, n].contains(&0) || b.codes.has_nan(b.format) {
         return None;
     }
-    let x = match a.transposed {
-        true => transpose(&values(a), a.dims),
-        false => values(a),
-    };
+    let x = if a.transposed { transpose(&values(a), a.dims) } else { values(a) };
     let weight = Weight {
         codes: &b.codes,
+        format: b.format,
         dims: b.dims,
         k_is_rows: b.transposed,
         scales: b.block().map(|size| Blocks { scales: &b.inv_scales, size, row: b.scale_dims()[1] }),
     };
     Some(match m {
-        1 => run::<1>(&x, &weight, b.format),
-        2 => run::<2>(&x, &weight, b.format),
-        3 => run::<3>(&x, &weight, b.format),
-        _ => run::<4>(&x, &weight, b.format),
+        1 => run::<1>(&x, &weight),
+        2 => run::<2>(&x, &weight),
+        3 => run::<3>(&x, &weight),
+        _ => run::<4>(&x, &weight),
     })
 }
 
 /// Codes as they lie.
-#[derive(Clone, Copy)]
 struct Weight<'a> {
     codes: &'a [u8],
+    format: Format,
     /// Rows and columns of `codes`.
     dims: [usize; 2],
     /// Whether `codes` is `[K, N]`; `[N, K]` if not.
@@ -78,58 +75,70 @@ struct Blocks<'a> {
 }
 
 impl Weight<'_> {
-    fn k(&self) -> usize {
-        self.dims[usize::from(!self.k_is_rows)]
+    fn k_and_n(&self) -> [usize; 2] {
+        let [rows, cols] = self.dims;
+        if self.k_is_rows { [rows, cols] } else { [cols, rows] }
     }
 
-    fn n(&self) -> usize {
-        self.dims[usize::from(self.k_is_rows)]
+    /// Reads 64 codes of several rows, zeros beyond the end. Prefetches the codes `ahead` bytes behind them.
+    #[inline(always)]
+    fn read(&self, [row, col]: [usize; 2], ahead: usize, lines: &mut [[u8; BLOCK]]) {
+        let [rows, cols] = self.dims;
+        for (row, line) in (row..).zip(lines) {
+            let codes = if row < rows { &self.codes[row * cols + col.min(cols)..(row + 1) * cols] } else { &[] };
+            // Into L2, which can wait for more cache lines at a time than L1.
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: to prefetch any address is no access.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T1>(codes.as_ptr().wrapping_add(ahead).cast());
+            }
+            if let Some(whole) = codes.first_chunk() {
+                *line = *whole;
+            } else {
+                line.fill(0);
+                line[..codes.len()].copy_from_slice(codes);
+            }
+        }
     }
 
     /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. A span has one for each output.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> [f32; BLOCK] {
         let Some(Blocks { scales, size: [height, width], row }) = self.scales else { return [1.0; BLOCK] };
-        let last = self.n() - 1;
+        let [_, count] = self.k_and_n();
         // Powers of two: a division would take as long as the block.
         let at = |n: usize| {
             let (of_row, of_column) = if self.k_is_rows { (k, n) } else { (n, k) };
             (of_row >> height.trailing_zeros()) * row + (of_column >> width.trailing_zeros())
         };
         if (if self.k_is_rows { width } else { height }).is_multiple_of(BLOCK) {
-            return [scales.get(at(first.min(last))).get(); BLOCK];
+            return [scales.get(at(first.min(count - 1))).get(); BLOCK];
         }
         let mut factors = [0.0; BLOCK];
-        let side_by_side = self.k_is_rows && width == 1 && first + BLOCK <= self.n();
+        let side_by_side = self.k_is_rows && width == 1 && first + BLOCK <= count;
         match scales {
             Scales::E8m0(bytes) if side_by_side => {
                 let bytes: &[u8; BLOCK] = bytes[at(first)..].first_chunk().expect("a scale for each output");
                 // All but 0 (2^-127) and 255 (NaN) are the exponent field of an f32. Without those two the product takes a fifth less time.
                 let are_exponents = bytes.iter().fold(true, |all, byte| all & (byte.wrapping_add(1) > 1));
                 for (factor, byte) in factors.iter_mut().zip(bytes) {
-                    *factor = match are_exponents {
-                        true => f32::from_bits(u32::from(*byte) << 23),
-                        false => InvScale::from_e8m0(*byte).get(),
-                    };
+                    let exponent = f32::from_bits(u32::from(*byte) << 23);
+                    *factor = if are_exponents { exponent } else { InvScale::from_e8m0(*byte).get() };
                 }
             }
-            _ => {
-                for (lane, factor) in factors.iter_mut().enumerate() {
-                    *factor = scales.get(at((first + lane).min(last))).get();
-                }
-            }
+            _ => factors = core::array::from_fn(|lane| scales.get(at((first + lane).min(count - 1))).get()),
         }
         factors
     }
 }
 
 /// Sums of all outputs, some on each core.
-fn run<const M: usize>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f32> {
-    let (k, n) = (weight.k(), weight.n());
+fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
+    let [k, n] = weight.k_and_n();
     let x = &pack::<M>(x, k);
     // One band a thread: the longer its parts of rows are, the nearer reading is to a stream.
     let width = n.div_ceil(rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
-    let kernel = kernel::<M>(format, weight.scales.is_some());
+    let kernel = kernels::<M>().next().expect("one is for any processor");
     let bands: Vec<Vec<f32>> = (0..n.div_ceil(width))
         .into_par_iter()
         .map(|band| {
@@ -141,12 +150,11 @@ fn run<const M: usize>(x: &[f32], weight: &Weight<'_>, format: Format) -> Vec<f3
         })
         .collect();
     // A decoded code of e4m3 is as small as an f16 with its bits.
-    let factor = if format == Format::E4m3 { 256.0 } else { 1.0 };
+    let factor = if weight.format == Format::E4m3 { 256.0 } else { 1.0 };
     let mut sums = vec![0.0; M * n];
     for (m, sums) in sums.chunks_exact_mut(n).enumerate() {
         for (sums, band) in sums.chunks_mut(width).zip(&bands) {
-            let row = &band[m * (band.len() / M)..];
-            sums.iter_mut().zip(row).for_each(|(sum, part)| *sum = part * factor);
+            sums.iter_mut().zip(&band[m * (band.len() / M)..]).for_each(|(sum, part)| *sum = part * factor);
         }
     }
     sums
@@ -163,152 +171,144 @@ fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
     packed
 }
 
-/// The kernel for this processor.
-fn kernel<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(kernel) = x86::kernel::<M>(format, is_scaled) {
-        return kernel;
-    }
-    portable::<M>(format, is_scaled)
-}
+/// Sums of the outputs from one on, for x in groups.
+type Kernel = fn(&[f32], &Weight<'_>, usize, &mut [f32]);
 
-fn portable<const M: usize>(format: Format, is_scaled: bool) -> Kernel {
-    match (format, is_scaled) {
-        (Format::E4m3, false) => band::<Portable<false>, M, false>,
-        (Format::E4m3, true) => band::<Portable<false>, M, true>,
-        (Format::E5m2, false) => band::<Portable<true>, M, false>,
-        (Format::E5m2, true) => band::<Portable<true>, M, true>,
+/// The kernels that this processor can run, the fastest first.
+fn kernels<const M: usize>() -> impl Iterator<Item = Kernel> {
+    let mut kernels: [Option<Kernel>; 3] = [None, None, Some(band::<false, M>)];
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! if_detected {
+            ($features:literal: $($feature:tt)*) => {{
+                #[target_feature(enable = $features)]
+                fn vectorized<const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
+                    band::<true, M>(x, weight, first, y);
+                }
+                // SAFETY: the processor has what the function takes.
+                let kernel: Kernel = |x, weight, first, y| unsafe { vectorized::<M>(x, weight, first, y) };
+                ($(is_x86_feature_detected!($feature))&&*).then_some(kernel)
+            }};
+        }
+        kernels[0] =
+            if_detected!("avx2,fma,f16c,avx512f,avx512bw,avx512vl": "fma" "f16c" "avx512f" "avx512bw" "avx512vl");
+        kernels[1] = if_detected!("avx2,fma,f16c": "avx2" "fma" "f16c");
     }
+    kernels.into_iter().flatten()
 }
 
 /// Sums of the outputs from `first` on into `y`, `[M, width]`, of which those that there are not stay 0.
 #[inline(always)]
-fn band<L: Lanes, const M: usize, const SCALED: bool>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
+fn band<const F16C: bool, const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
     let width = y.len() / M;
     if weight.k_is_rows {
         for (span, x) in x.chunks(SPAN * M * GROUP).enumerate() {
             for column in (0..width).step_by(BLOCK) {
-                rows_of_k::<L, M, SCALED>(x, weight, [span * SPAN * GROUP, first + column], &mut y[column..], width);
-            }
-        }
-    } else {
-        for column in (0..width).step_by(BLOCK) {
-            rows_of_n::<L, M, SCALED>(x, weight, first + column, &mut y[column..], width);
-        }
-    }
-}
-
-/// A block of outputs that lie side by side, by a span of the contraction.
-#[inline(always)]
-fn rows_of_k<L: Lanes, const M: usize, const SCALED: bool>(
-    x: &[f32],
-    weight: &Weight<'_>,
-    [k, first]: [usize; 2],
-    y: &mut [f32],
-    stride: usize,
-) {
-    let [rows, cols] = weight.dims;
-    let factors = &if SCALED { weight.factors(k, first) } else { [1.0; BLOCK] };
-    for (k, x) in (k..).step_by(GROUP).zip(x.chunks_exact(M * GROUP)) {
-        if k + GROUP <= rows && first + BLOCK <= cols {
-            let codes = &weight.codes[k * cols + first..][..(GROUP - 1) * cols + BLOCK];
-            let load = |r: usize| {
-                L::prefetch(codes.as_ptr().wrapping_add((r + SPAN * GROUP) * cols));
-                codes[r * cols..].first_chunk().expect("inside")
-            };
-            block::<L, M, SCALED>(x, load, factors, y, stride);
-        } else {
-            let mut codes = [[0; BLOCK]; GROUP];
-            for (row, codes) in codes.iter_mut().enumerate().take(rows - k) {
-                let known = BLOCK.min(cols.saturating_sub(first));
-                codes[..known].copy_from_slice(&weight.codes[(k + row) * cols + first.min(cols)..][..known]);
-            }
-            block::<L, M, SCALED>(x, |r| &codes[r], factors, y, stride);
-        }
-    }
-}
-
-/// A block of outputs, the elements of each of which lie side by side, by the whole contraction.
-#[inline(always)]
-fn rows_of_n<L: Lanes, const M: usize, const SCALED: bool>(
-    x: &[f32],
-    weight: &Weight<'_>,
-    first: usize,
-    y: &mut [f32],
-    stride: usize,
-) {
-    let [rows, cols] = weight.dims;
-    let known = BLOCK.min(rows.saturating_sub(first));
-    let mut codes = [[0; BLOCK]; BLOCK];
-    for (part, x) in x.chunks(BLOCK / GROUP * M * GROUP).enumerate() {
-        let k = part * BLOCK;
-        // Whole cache lines are read.
-        for (n, codes) in codes[..known].iter_mut().enumerate() {
-            let row = &weight.codes[(first + n) * cols + k..(first + n + 1) * cols];
-            L::prefetch(row.as_ptr().wrapping_add(4 * BLOCK));
-            match row.first_chunk() {
-                Some(whole) => *codes = *whole,
-                None => {
-                    codes[..row.len()].copy_from_slice(row);
-                    codes[row.len()..].fill(0);
+                let (k, n) = (span * SPAN * GROUP, first + column);
+                let factors = &weight.factors(k, n);
+                for (k, x) in (k..).step_by(GROUP).zip(x.chunks_exact(M * GROUP)) {
+                    let mut codes = [[0; BLOCK]; GROUP];
+                    weight.read([k, n], SPAN * GROUP * weight.dims[1], &mut codes);
+                    block::<F16C, M>(x, &codes, weight.format, factors, &mut y[column..], width);
                 }
             }
         }
-        for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
-            let by_element = L::transpose(&codes, group * GROUP);
-            let factors = &if SCALED { weight.factors(k + group * GROUP, first) } else { [1.0; BLOCK] };
-            block::<L, M, SCALED>(x, |r| &by_element[r], factors, y, stride);
+        return;
+    }
+    for column in (0..width).step_by(BLOCK) {
+        let (n, mut codes) = (first + column, [[0; BLOCK]; BLOCK]);
+        for (part, x) in x.chunks(BLOCK * M).enumerate() {
+            // Whole cache lines are read.
+            weight.read([n, part * BLOCK], 4 * BLOCK, &mut codes);
+            for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
+                let factors = &weight.factors(part * BLOCK + group * GROUP, n);
+                let codes = &by_element(&codes, group * GROUP);
+                block::<F16C, M>(x, codes, weight.format, factors, &mut y[column..], width);
+            }
         }
     }
 }
 
 /// Adds one group of the contraction, x `[M, 16]`, to a block of outputs.
 #[inline(always)]
-fn block<'a, L: Lanes, const M: usize, const SCALED: bool>(
+fn block<const F16C: bool, const M: usize>(
     x: &[f32],
-    load: impl Fn(usize) -> &'a [u8; BLOCK],
+    codes: &[[u8; BLOCK]; GROUP],
+    format: Format,
     factors: &[f32; BLOCK],
     y: &mut [f32],
     stride: usize,
 ) {
-    if M == 1 || L::ARE_MANY {
-        vectors::<L, M, { BLOCK / LANES }, SCALED>(x, |r| chunks(load(r)), factors, 0, y, stride);
-    } else {
-        for v in 0..BLOCK / LANES {
-            vectors::<L, M, 1, SCALED>(x, |r| chunks(&load(r)[v * LANES..]), factors, v, &mut y[v * LANES..], stride);
+    for (v, factors) in factors.as_chunks::<LANES>().0.iter().enumerate() {
+        let mut sums = [[0.0_f32; LANES]; M];
+        for (r, codes) in codes.iter().enumerate() {
+            let w = decode::<F16C>(&codes.as_chunks().0[v], format);
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let x = x[m * GROUP + r];
+                for (sum, w) in sums.iter_mut().zip(&w) {
+                    *sum = w.mul_add(x, *sum);
+                }
+            }
         }
-    }
-}
-
-#[inline(always)]
-fn chunks<const V: usize, T>(values: &[T]) -> &[[T; LANES]; V] {
-    values.as_chunks().0.first_chunk().expect("so many vectors")
-}
-
-/// Adds one group of the contraction to some vectors of a block, from its `v`th on.
-#[inline(always)]
-fn vectors<'a, L: Lanes, const M: usize, const V: usize, const SCALED: bool>(
-    x: &[f32],
-    load: impl Fn(usize) -> &'a [[u8; LANES]; V],
-    factors: &[f32; BLOCK],
-    v: usize,
-    y: &mut [f32],
-    stride: usize,
-) {
-    let mut sums = [[L::default(); V]; M];
-    for r in 0..GROUP {
-        let w = L::decode(load(r));
-        for m in 0..M {
-            let x = x[m * GROUP + r];
-            for v in 0..V {
-                sums[m][v] = if r == 0 { w[v].scaled(x) } else { w[v].scaled_plus(x, sums[m][v]) };
+        for (m, sums) in sums.iter().enumerate() {
+            let y = &mut y[m * stride..].as_chunks_mut::<LANES>().0[v];
+            for ((y, sum), factor) in y.iter_mut().zip(sums).zip(factors) {
+                *y = sum.mul_add(*factor, *y);
             }
         }
     }
-    for (m, sums) in sums.into_iter().enumerate() {
-        let y = y[m * stride..].as_chunks_mut().0.first_chunk_mut().expect("so many vectors");
-        L::add(sums, SCALED.then(|| chunks(&factors[v * LANES..])), y);
+}
+
+/// Values of codes, none of which is a NaN: each is an f16 with other bits in front. Values of e4m3 are divided by 256.
+#[inline(always)]
+fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES] {
+    // Of e4m3 the sign, a zero before the four bits of the exponent, three of the mantissa.
+    let (shift, mask) = if format == Format::E4m3 { (1, 0xbfff_u16) } else { (0, 0xffff) };
+    #[cfg(target_arch = "x86_64")]
+    if F16C {
+        // SAFETY: `kernels` has asked the processor; sixteen bytes are a vector, sixteen f32 are two.
+        return unsafe {
+            let codes = core::mem::transmute::<[u8; LANES], __m128i>(*codes);
+            let shifted =
+                _mm256_sra_epi16(_mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(codes)), _mm_cvtsi32_si128(shift));
+            let halves = _mm256_and_si256(shifted, _mm256_set1_epi16(mask as i16));
+            let [low, high] = [_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves)];
+            core::mem::transmute::<[__m256; 2], [f32; LANES]>([_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)])
+        };
     }
+    let mut values = [0.0; LANES];
+    for (value, code) in values.iter_mut().zip(codes) {
+        *value = f16::from_bits(((i16::from(*code) << 8) >> shift) as u16 & mask).to_f32();
+    }
+    values
+}
+
+/// The columns of a group, from one on.
+#[inline(always)]
+fn by_element(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
+    let mut columns = [[0; BLOCK]; GROUP];
+    #[cfg(target_arch = "x86_64")]
+    for (v, codes) in codes.as_chunks::<LANES>().0.iter().enumerate() {
+        // SAFETY: sixteen bytes are a vector, and every x86-64 has SSE2.
+        let vectors: [[u8; LANES]; GROUP] = unsafe {
+            let mut rows: [__m128i; 16] = codes.map(|row| _mm_loadu_si128(row[first..][..GROUP].as_ptr().cast()));
+            // Row i with row i + 8, four times: the bits of a byte's place go round by one each time.
+            for _ in 0..4 {
+                let was = rows;
+                for i in 0..8 {
+                    rows[2 * i] = _mm_unpacklo_epi8(was[i], was[i + 8]);
+                    rows[2 * i + 1] = _mm_unpackhi_epi8(was[i], was[i + 8]);
+                }
+            }
+            core::mem::transmute(rows)
+        };
+        columns.iter_mut().zip(vectors).for_each(|(column, part)| column[v * LANES..][..LANES].copy_from_slice(&part));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for (n, row) in codes.iter().enumerate() {
+        columns.iter_mut().zip(&row[first..]).for_each(|(column, code)| column[n] = *code);
+    }
+    columns
 }
 
 #[cfg(test)]
