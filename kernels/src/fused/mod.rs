@@ -25,11 +25,11 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
+use crate::denylist::{disable, is_disabled};
 use crate::grid::{UNITS, cube_max};
 use crate::load::element;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::struck::{is_struck, strike};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
 
@@ -73,9 +73,9 @@ pub fn maxima_len(kernel: FusedKernel, [rows, cols]: [usize; 2]) -> usize {
     }
 }
 
-/// From here on the operation returns [`KernelError::StruckOff`] on this device.
-pub fn strike_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
-    strike(client, kernel);
+/// From here on the operation returns [`KernelError::Disabled`] on this device.
+pub fn disable_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
+    disable(client, kernel);
 }
 
 /// Tensors of one dtype whose elements follow each other in memory.
@@ -94,8 +94,8 @@ impl<const N: usize> Dense<N> {
         kernel: FusedKernel,
         tensors: [&MatrixView; N],
     ) -> Result<Self, KernelError> {
-        if is_struck(client, kernel) {
-            return Err(KernelError::StruckOff);
+        if is_disabled(client, kernel) {
+            return Err(KernelError::Disabled);
         }
         let dtype = tensors[0].dtype;
         for tensor in tensors {

@@ -12,10 +12,10 @@ use cubecl::server::Handle;
 
 use super::swiglu::swiglu_words;
 use super::{Dense, FusedKernel, gamma_of, packed, unpacked};
+use crate::denylist::is_disabled;
 use crate::load::{Geometry, SECTOR_WORDS, all_loaded, load_pinned, load_sector, load_vector};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::struck::is_struck;
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, VectorView, supports};
 
@@ -91,7 +91,7 @@ pub fn casts_fused<R: Runtime>(
         _ => return false,
     };
     let is_cpu = client.properties().hardware.num_cpu_cores.is_some();
-    !is_cpu && fits && packs(client, dtype) && ![kernel, cast].into_iter().any(|kernel| is_struck(client, kernel))
+    !is_cpu && fits && packs(client, dtype) && ![kernel, cast].into_iter().any(|kernel| is_disabled(client, kernel))
 }
 
 /// Whether a cast takes γ of this dtype beside x of the other.
@@ -124,15 +124,6 @@ pub(crate) enum Beside {
 }
 
 impl Beside {
-    /// What kernels are generated for.
-    pub(crate) fn variant(&self) -> Option<(FusedKernel, Source)> {
-        match self {
-            Self::Nothing => None,
-            Self::SwiGlu { up } => Some((FusedKernel::SwiGluCast, up.source)),
-            Self::RmsNorm { gamma, .. } => Some((FusedKernel::RmsNormCast, gamma.source)),
-        }
-    }
-
     /// [`Checked::vector_words`] of all tensors that are loaded by vectors.
     pub(crate) fn vector_words(&self, x: &Checked) -> usize {
         match self {

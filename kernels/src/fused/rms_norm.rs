@@ -6,8 +6,8 @@ use cubecl::server::Handle;
 
 use super::{Dense, EACH, FusedKernel, MOST_CUBES, WithMaxima, gamma_of, largest_of, wide};
 use crate::grid::{UNITS, cube_first, cube_max, fold, lanes_sum};
-use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// Rows of partial sums of dγ, about: enough cubes for any device, and memory for a few hundred rows.
@@ -64,7 +64,7 @@ pub fn rms_norm<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note(client, "rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            Version::of(client),
         );
     }
     Ok(WithMaxima { y, maxima: Some(maxima) })
@@ -99,7 +99,7 @@ pub fn inverse_rms<R: Runtime>(
             RowsLaunch::new(rows as u32, (cols / width) as u32, 1.0 / cols as f32, epsilon, lanes),
             isa,
             inputs.dtype,
-            note(client, "rms_norm_inverses", (width, lanes, isa, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok(inverses)
@@ -145,7 +145,7 @@ pub fn rms_norm_backward<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note(client, "rms_norm_gradients", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            Version::of(client),
         );
         sum_rows::launch_unchecked::<R>(
             client,
@@ -155,7 +155,7 @@ pub fn rms_norm_backward<R: Runtime>(
             ArrayArg::from_raw_parts(dgamma.clone(), cols),
             partials as u32,
             cols as u32,
-            note(client, "sum_rows", ()),
+            Version::of(client),
         );
     }
     Ok([dx, dgamma])

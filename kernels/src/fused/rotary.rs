@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 
 use super::{Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, wide};
 use crate::grid::UNITS;
-use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// Turns contiguous x `[B, T, heads, d]` by the angles of its positions, and gives `[B, heads, T, d]`; with `back` it takes that and gives x
@@ -68,7 +68,7 @@ pub fn rotary<R: Runtime>(
             back,
             isa,
             inputs.dtype,
-            note(client, "rotate", (width, back, with_maxima, isa, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok(WithMaxima { y, maxima })

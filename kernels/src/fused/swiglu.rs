@@ -7,9 +7,9 @@ use super::{
     Dense, FusedKernel, WithMaxima, largest_of, leave, maxima, maxima_arg, maxima_len, packed, unpacked, wide,
 };
 use crate::grid::UNITS;
-use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// `y = a σ(a) b` of contiguous `[rows, cols]`, with the maxima of its magnitudes.
@@ -17,7 +17,7 @@ use crate::{KernelError, MatrixView};
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch), [`NotContiguous`](KernelError::NotContiguous),
 /// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn swiglu<R: Runtime>(
     client: &ComputeClient<R>,
     a: &MatrixView,
@@ -45,7 +45,7 @@ pub fn swiglu<R: Runtime>(
             inputs.vectors(),
             isa,
             inputs.dtype,
-            note(client, "swiglu_forward", (inputs.width, isa, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok(WithMaxima { y, maxima })
@@ -88,7 +88,7 @@ pub fn swiglu_backward<R: Runtime>(
             inputs.vectors(),
             isa,
             inputs.dtype,
-            note(client, "swiglu_gradients", (inputs.width, with_maxima, isa, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok([WithMaxima { y: da, maxima: da_maxima }, WithMaxima { y: db, maxima: db_maxima }])

@@ -10,11 +10,11 @@ use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::fused::{Beside, Prologue};
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, load_pinned};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Cast, Orientation};
 
@@ -99,11 +99,7 @@ pub(super) fn scales<R: Runtime>(
             x.geometry(),
             x.source,
             isa,
-            note(
-                client,
-                "line_maxima",
-                (beside.vector_words(x), beside.variant(), row_partials.is_some(), x.source, isa),
-            ),
+            Version::of(client),
         );
     }
     let folded = |partials: &Handle, lines: usize, count: usize| {
@@ -128,7 +124,7 @@ pub(super) fn scales<R: Runtime>(
             x.source,
             cast,
             isa,
-            note(client, "fold_lines", (beside.variant(), rows.is_some(), x.source, cast, isa)),
+            Version::of(client),
         );
     }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));

@@ -28,16 +28,16 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use encode::Encoding;
-use tensor::{OneScale, TensorScaleLaunch};
+use tensor::TensorScaleLaunch;
 use tiles::ScaleSourceArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
+use crate::denylist::disable;
 use crate::fused::{Beside, FusedInputs};
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
-use crate::struck::strike;
 use crate::view::{Checked, MAX_INDEX, check_aligned, check_bytes};
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
@@ -52,7 +52,7 @@ use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Qu
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ScaleModeMismatch`](KernelError::ScaleModeMismatch),
 /// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn quantize<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -86,11 +86,11 @@ fn with_many_scales<R: Runtime>(
         Granularity::Row if orientation == Orientation::Rows => rows::launch(client, (x, beside), encoding),
         Granularity::Row => {
             let (copies, scales) = lines::scales(client, (x, beside), cast, orientation);
-            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Lines(scales), None), copies)
+            tiles::launch(client, (x, beside), encoding, ScaleSourceArgs::Lines(scales), copies)
         }
         _ => {
             let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, (x, beside), encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
+            tiles::launch(client, (x, beside), encoding, ScaleSourceArgs::Blocks(scales), copies)
         }
     }
 }
@@ -124,8 +124,8 @@ pub fn quantize_fused<R: Runtime>(
     };
     let (cubes, maxima) = (tiles::cubes(&x, granularity), Maxima::of_amax(&checked_amax(client, amax)?));
     let observed = observe.then(|| words(client, cubes));
-    let (copies, scale, parameters) = tensor::scale(client, &x, orientation, &maxima, Some(amax), observed.as_ref());
-    let scale = (ScaleSourceArgs::Tensor(scale), Some(parameters));
+    let (copies, scale) = tensor::scale(client, &x, orientation, &maxima, Some(amax), observed.as_ref());
+    let scale = ScaleSourceArgs::Tensor(scale);
     let mut done = tiles::launch(client, read, encoding.of_given_amax(), scale, copies).finished(&x, cast);
     if let Some(observed) = observed {
         done.amax = Maxima::partial(observed, cubes, x.source).fold(client);
@@ -164,13 +164,13 @@ fn launch_one_scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    (copies, scale, parameters): (Copies, TensorScaleLaunch<R>, OneScale),
+    (copies, scale): (Copies, TensorScaleLaunch<R>),
 ) -> Copies {
     match copies.cols {
-        None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
+        None => rows::launch_linear(client, x, encoding, scale, copies),
         Some(_) => {
             let x = (x, &Beside::Nothing);
-            tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies)
+            tiles::launch(client, x, encoding, ScaleSourceArgs::Tensor(scale), copies)
         }
     }
 }
@@ -240,7 +240,7 @@ pub fn quantize_with_amax<R: Runtime>(
     Ok(done)
 }
 
-/// The newest of the instructions that casts on this device use; `None` if all were struck off, so that nothing is cast there.
+/// The newest of the instructions that casts on this device use; `None` if all were disabled, so that nothing is cast there.
 pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
     Isa::left(client).map(|isa| match isa {
         Isa::PtxFp8 => "cvt to FP8",
@@ -251,9 +251,9 @@ pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'stat
 
 /// From here on casts on this device do without the newest of the instructions that they use: with `cvt` to FP8, then with other PTX, then
 /// with integers alone, then not at all.
-pub fn strike_casts<R: Runtime>(client: &ComputeClient<R>) {
+pub fn disable_casts<R: Runtime>(client: &ComputeClient<R>) {
     if let Some(isa) = Isa::left(client) {
-        strike(client, isa);
+        disable(client, isa);
     }
 }
 
@@ -337,7 +337,7 @@ fn check<R: Runtime>(
     orientation: Orientation,
 ) -> Result<Checked, KernelError> {
     if Isa::left(client).is_none() {
-        return Err(KernelError::StruckOff);
+        return Err(KernelError::Disabled);
     }
     let strides = x.strides;
     let x = Checked::new(client, x)?;

@@ -6,16 +6,16 @@ use cubecl::prelude::*;
 use super::blocks::{self, BlockScales};
 use super::encode::Encoding;
 use super::lines::LineScales;
-use super::tensor::{OneScale, TensorScale};
+use super::tensor::TensorScale;
 use super::tile::{COL_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
 use super::{Copies, optional, squares};
 use crate::fused::{Beside, Prologue};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, SECTOR_WORDS};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
@@ -90,13 +90,12 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast of x, or of what is made of x and what lies beside it, into `copies`, with scales from there; of a single one with its
-/// parameters.
+/// Launches the cast of x, or of what is made of x and what lies beside it, into `copies`, with scales from there.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     (x, beside): (&Checked, &Beside),
     encoding: Encoding,
-    (scales, one_scale): (ScaleSourceArgs<R>, Option<OneScale>),
+    scales: ScaleSourceArgs<R>,
     copies: Copies,
 ) -> Copies {
     let Copies { rows, cols } = &copies;
@@ -129,7 +128,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            note(client, "cast_tiles", (beside.vector_words(x), beside.variant(), cast, one_scale)),
+            Version::of(client),
         );
     }
     copies

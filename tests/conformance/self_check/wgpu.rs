@@ -30,7 +30,7 @@ use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 use test_data::relative_error;
 
 use crate::support::runtime::has_wgpu;
-use crate::{SHAPE, assert_right, layer, tensor};
+use crate::{assert_right, layer, tensor};
 
 type Storage = <WgpuServer as ComputeServer>::Storage;
 type Resource = <Storage as ComputeStorage>::Resource;
@@ -206,18 +206,6 @@ fn neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     all.map(values).concat()
 }
 
-/// Where the casts that compute SwiGLU and RMSNorm are wrong, these are computed by Burn's operations and then cast.
-fn casts_of_neighbours<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
-    let layer = layer::<B>(&Float8Config::new(Recipe::Blockwise), device).expect("the device computes");
-    let [m, k, _] = SHAPE;
-    let [gate, up] = [5, 6].map(|seed| tensor::<B, 2>(seed, [m, k], device).require_grad());
-    let normed = nn::rms_norm(up.clone(), tensor::<B, 1>(7, [k], device), 1e-5);
-    let y = layer.forward(nn::swiglu(gate.clone(), up)) + layer.forward(normed);
-    let grads = y.clone().powi_scalar(2).sum().backward();
-    let all = [y.inner(), gate.grad(&grads).expect("tracked"), layer.weight.grad(&grads).expect("tracked")];
-    all.map(|tensor| tensor.into_data().to_vec::<f32>().expect("f32")).concat()
-}
-
 /// Of what stands beside linears Burn's operations take the place, whose results have their maxima too; what is right stays.
 #[test]
 fn wrong_neighbours_end_in_burns_operations() {
@@ -228,10 +216,6 @@ fn wrong_neighbours_end_in_burns_operations() {
     let device = WgpuDevice::default();
     let config = Float8Config::new(Recipe::Tensorwise);
     let layer = layer::<Wrong>(&config, &device).expect("the device computes");
-    // In this order: nothing is deferred any more where it is known to be wrong.
-    let got = casts_of_neighbours::<Wrong>(&device);
-    let error = relative_error(&got, &casts_of_neighbours::<burn::backend::Flex>(&Default::default()));
-    assert!(error < 1e-2, "{error:e}");
     let got = neighbours::<Wrong>(&device);
     // Again, when nothing is launched any more.
     assert_eq!(got, neighbours::<Wrong>(&device));
@@ -239,10 +223,8 @@ fn wrong_neighbours_end_in_burns_operations() {
     assert!(relative_error(&got, &want) < 1e-5);
     let report = report(&layer);
     let calls: Vec<_> = report.self_check.failures.iter().map(|failure| &failure.call).collect();
-    let [m, k, _] = SHAPE;
-    assert!(calls.iter().any(|call| call.starts_with(&format!("rms_norm of [{m}, {k}]"))), "{calls:?}");
-    assert!(calls.iter().any(|call| call.starts_with("swiglu of")), "{calls:?}");
-    assert!(calls.iter().any(|call| call.starts_with("cast of swiglu of")), "{calls:?}");
-    assert!(calls.iter().any(|call| call.starts_with("inverse_rms of")), "{calls:?}");
-    assert!(!calls.iter().any(|call| call.contains("rotary")), "{calls:?}");
+    for kernel in ["RmsNorm of", "RmsNorm backward", "SwiGlu of"] {
+        assert!(calls.iter().any(|call| call.starts_with(kernel)), "{calls:?}");
+    }
+    assert!(!calls.iter().any(|call| call.contains("Rotary")), "{calls:?}");
 }

@@ -1,8 +1,6 @@
 //! [`Fused`] by the kernels of `float8-kernels`, where they compute it and are right, else by Burn's operations.
-use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
-use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, Slice, TensorMetadata};
+use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
@@ -10,17 +8,15 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::server::Handle;
+use float8_kernels::check::FusedVariant;
 use float8_kernels::fused::{self as kernels, FusedInputs, FusedKernel, WithMaxima};
 use float8_kernels::{Cast, KernelError, MAX_INDEX, MatrixView, Orientation, Quantized, amax, quantize_fused};
 
 use super::ScaleFrom;
 use super::fused::{self, Fused, FusedOutput};
-use super::host::{matrix, read_f32};
+use super::host::matrix;
 use super::operand::tensor;
-use super::self_check::{self, Mismatch};
-
-/// The last positions or rows that a check computes again.
-const SAMPLED: usize = 64;
+use super::self_check;
 
 /// What the kernels give: y, or the gradients of the inputs.
 type Made<R, F, I, BT> = Vec<FusedOutput<CubeBackend<R, F, I, BT>>>;
@@ -96,13 +92,15 @@ fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
 ) -> Option<Made<R, F, I, BT>> {
     let kernel = kernel(op)?;
     let (client, device) = (inputs[0].client.clone(), inputs[0].device.to_id());
-    let call = || {
-        let name = if backward.is_some() { op.backward_name() } else { op.name() };
-        format!("{name} of {:?} {:?}", &inputs[0].shape()[..], inputs[0].dtype())
+    let variant = FusedVariant {
+        kernel,
+        backward: backward.is_some(),
+        cols: matrix(&inputs[0].shape())[1],
+        dtype: inputs[0].dtype.into(),
+        gamma: inputs[inputs.len() - 1].dtype.into(),
     };
-    let launch = || launch(op, inputs, backward);
-    let compare = |made: &Made<R, F, I, BT>| compare(op, inputs, backward, made).map_err(Mismatch::Wrong);
-    self_check::fused(&client, &self_check::of(&client), device, (kernel, call), launch, compare).ok()
+    self_check::of(&client).fused((&client, device), variant);
+    launch(op, inputs, backward).ok()
 }
 
 /// Whether the kernels make what an operation makes of tensors of these dtypes in the cast that follows.
@@ -118,20 +116,10 @@ pub(super) fn inverse_rms<R: CubeRuntime, F: FloatElement, I: IntElement, BT: Bo
 ) -> CubeTensor<R> {
     type Cube<R, F, I, BT> = CubeBackend<R, F, I, BT>;
     let (client, rows) = (&x.client, view(x).shape[0]);
-    let by_burn = |x: &_| fused::inverse_rms_of_rows::<Cube<R, F, I, BT>>(x, gamma, epsilon);
-    let call = || format!("inverse_rms of {:?} {:?}", &x.shape()[..], x.dtype());
-    let launch = || {
-        let made = kernels::inverse_rms(client, &view(x), &view(gamma), epsilon as f32)?;
-        Ok(tensor(client, &x.device, made, [rows], DType::F32))
-    };
-    let compare = |made: &CubeTensor<R>| {
-        let sampled = last::<Cube<R, F, I, BT>>(&in_rows::<R, F, I, BT>(x), 0);
-        differs::<Cube<R, F, I, BT>>(&last::<Cube<R, F, I, BT>>(made, 0), &by_burn(&sampled))
-            .map_err(|how| Mismatch::Wrong(format!("it {how}")))
-    };
-    let (checks, device) = (self_check::of(client), x.device.to_id());
-    self_check::fused(client, &checks, device, (FusedKernel::RmsNormCast, call), launch, compare)
-        .unwrap_or_else(|_| by_burn(x))
+    match kernels::inverse_rms(client, &view(x), &view(gamma), epsilon as f32) {
+        Ok(made) => tensor(client, &x.device, made, [rows], DType::F32),
+        Err(_) => fused::inverse_rms_of_rows::<Cube<R, F, I, BT>>(x, gamma, epsilon),
+    }
 }
 
 /// The cast of what an operation makes of its inputs, by a kernel that reads those; none where the kernels do not compute this, or were wrong.
@@ -142,34 +130,20 @@ pub(super) fn quantize<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolE
     scale: &ScaleFrom<CubeTensor<R>>,
 ) -> Option<Quantized> {
     let [first, second] = [0, 1].map(|i| view(&inputs[i]));
-    let (kernel, read) = match (op, inputs) {
-        (Fused::SwiGlu, [_, _]) => (FusedKernel::SwiGluCast, FusedInputs::SwiGlu { a: &first, b: &second }),
+    let read = match (op, inputs) {
+        (Fused::SwiGlu, [_, _]) => FusedInputs::SwiGlu { a: &first, b: &second },
         (Fused::RmsNorm { .. }, [_, _, inverse]) => {
-            let read = FusedInputs::RmsNorm { x: &first, gamma: &second, inverse_rms: &inverse.handle };
-            (FusedKernel::RmsNormCast, read)
+            FusedInputs::RmsNorm { x: &first, gamma: &second, inverse_rms: &inverse.handle }
         }
         _ => return None,
     };
-    let (client, dtype) = (inputs[0].client.clone(), inputs[0].dtype);
+    let client = inputs[0].client.clone();
     let given = match scale {
         ScaleFrom::Dynamic => None,
         ScaleFrom::Amax { amax, observe } => Some((&amax.handle, *observe)),
         ScaleFrom::Maxima(_) => return None,
     };
-    let call = || {
-        let ([rows, cols], Cast { format, granularity, scale_mode }) = (first.shape, cast);
-        let of = format!("{} of [{rows}, {cols}] {dtype:?}", op.name());
-        format!("cast of {of} to {format} {granularity} ({scale_mode}), {orientation:?}")
-    };
-    let quantize = || quantize_fused(&client, read, given, cast, orientation);
-    let compare = |made: &Quantized| {
-        let y = launch(op, &inputs[..2], None).map_err(|error| Mismatch::Wrong(error.to_string()))?;
-        compare(op, &inputs[..2], None, &y).map_err(Mismatch::Wrong)?;
-        let given = scale.map(|given| (given.handle.clone(), given.shape().num_elements()));
-        self_check::compare_cast(&client, (&view(&y[0].y), dtype), cast, &given, made)
-    };
-    let (checks, device) = (self_check::of(&client), inputs[0].device.to_id());
-    self_check::fused(&client, &checks, device, (kernel, call), quantize, compare).ok()
+    quantize_fused(&client, read, given, cast, orientation).ok()
 }
 
 /// A tensor as kernels read it.
@@ -222,97 +196,4 @@ fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         }
         _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
     }
-}
-
-/// The tensor as `[rows, cols]`.
-fn in_rows<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(tensor: &CubeTensor<R>) -> CubeTensor<R> {
-    let shape = Shape::from(matrix(&tensor.shape()).to_vec());
-    CubeBackend::<R, F, I, BT>::float_reshape(tensor.clone(), shape)
-}
-
-/// The last of some positions or rows along an axis.
-fn last<B: Backend>(tensor: &FloatTensor<B>, axis: usize) -> FloatTensor<B> {
-    let len = tensor.shape()[axis];
-    let mut slices = vec![Slice::full(); tensor.shape().num_dims()];
-    slices[axis] = Slice::from(len.saturating_sub(SAMPLED)..len);
-    B::float_slice(tensor.clone(), &slices)
-}
-
-/// Compares the last rows of the results, and all that the kernels make of those rows alone, with what Burn's operations make of them; and
-/// the largest of the maxima with the amax of what they are left of.
-///
-/// # Errors
-/// What differs.
-fn compare<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    op: &Fused<CubeBackend<R, F, I, BT>>,
-    inputs: &[CubeTensor<R>],
-    backward: Option<Backward<'_, R>>,
-    made: &Made<R, F, I, BT>,
-) -> Result<(), String> {
-    type Cube<R, F, I, BT> = CubeBackend<R, F, I, BT>;
-    let last = last::<Cube<R, F, I, BT>>;
-    let dy = backward.map(|(dy, _)| dy);
-    let (op, inputs, dy, sampled): (_, Vec<_>, _, Vec<_>) = match op {
-        Fused::Rotary { cos, sin } => {
-            let (by_position, by_head) = (1, 2);
-            let [cos, sin] = [cos, sin].map(|table| last(table, 0));
-            let to = if dy.is_some() { by_position } else { by_head };
-            let sampled = vec![last(&made[0].y, to)];
-            let dy = dy.map(|dy| last(dy, by_head));
-            (Fused::Rotary { cos, sin }, vec![last(&inputs[0], by_position)], dy, sampled)
-        }
-        op => {
-            // γ has one row, and its gradient is one of all rows.
-            let cut = |tensor: &CubeTensor<R>| {
-                if tensor.rank() == 1 { tensor.clone() } else { last(&in_rows::<R, F, I, BT>(tensor), 0) }
-            };
-            let sampled = made.iter().map(|made| &made.y).filter(|tensor| tensor.rank() > 1).map(&cut);
-            (op.clone(), inputs.iter().map(&cut).collect(), dy.map(&cut), sampled.collect())
-        }
-    };
-    let want = match &dy {
-        None => vec![fused::forward(&op, &inputs)],
-        Some(dy) => fused::backward(&op, &inputs, dy),
-    };
-    let alone = launch(&op, &inputs, dy.as_ref().map(|dy| (dy, false))).map_err(|error| error.to_string())?;
-    let got = sampled.iter().chain(alone.iter().map(|made| &made.y));
-    for (i, (got, want)) in got.zip(want.iter().take(sampled.len()).chain(&want)).enumerate() {
-        differs::<Cube<R, F, I, BT>>(got, want).map_err(|how| format!("result {i} {how}"))?;
-    }
-    for FusedOutput { y, maxima } in made {
-        let Some(maxima) = maxima else { continue };
-        let found = amax(&y.client, &view(y)).map_err(|error| error.to_string())?;
-        let found = tensor(&y.client, &y.device, found, [1], DType::F32);
-        let [got, want] = [maxima, &found].map(|t| read_f32::<Cube<R, F, I, BT>>(t.clone()));
-        let [got, want] = [got, want].map(|values| float8_kernels::reference::amax(&values));
-        if got.to_bits() != want.to_bits() && !(got.is_nan() && want.is_nan()) {
-            return Err(format!("the largest of its maxima is {got:e}, not {want:e}"));
-        }
-    }
-    Ok(())
-}
-
-/// Compares a result with Burn's, element by element: they may differ by a rounding error of Burn's largest value. Elements of which Burn's is
-/// NaN or infinite are left out.
-///
-/// # Errors
-/// How many differ by more.
-fn differs<B: Backend>(got: &FloatTensor<B>, want: &FloatTensor<B>) -> Result<(), String> {
-    let tolerance = match want.dtype() {
-        DType::F16 => 2e-3,
-        DType::BF16 => 1.6e-2,
-        _ => 1e-4,
-    };
-    let flat = |tensor: &FloatTensor<B>| {
-        let flat = B::float_reshape(tensor.clone(), Shape::from(vec![tensor.shape().num_elements()]));
-        Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(flat)).cast(DType::F32)
-    };
-    let (got, want) = (flat(got), flat(want));
-    let is_finite = (want.clone() - want.clone()).equal_elem(0.0);
-    let want = want.mask_fill(is_finite.clone().bool_not(), 0.0);
-    let largest = want.clone().abs().max() * tolerance;
-    let is_near = (got - want.clone()).abs().lower_equal(largest.expand(want.shape()));
-    let wrong = is_near.bool_or(is_finite.bool_not()).bool_not().int().sum().into_scalar();
-    let wrong: i64 = burn::tensor::ElementConversion::elem(wrong);
-    if wrong == 0 { Ok(()) } else { Err(format!("has {wrong} elements of {} that are wrong", want.dims()[0])) }
 }
