@@ -120,6 +120,16 @@ fn multiply(
 }
 
 pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
+    judge_changed(variant, client, seed, |_| {})
+}
+
+/// The judgement where the kernel is given something else than the reference, as if it read it so.
+fn judge_changed<R: Runtime>(
+    variant: &GemmVariant,
+    client: &ComputeClient<R>,
+    seed: u64,
+    change: impl FnOnce((&mut Matrix, &mut Vec<f32>)),
+) -> Result<(), Flaw> {
     let ([m, n, k], grouping) = (variant.shape, variant.grouping);
     let (divided, matrices) = match grouping {
         Some(Grouping::Rows) => (m, [3, 1]),
@@ -130,7 +140,7 @@ pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>
     let groups = grouping.map(|grouping| grouping.spans(&ends, divided)).unwrap_or_default();
     let by_k = grouping == Some(Grouping::Contraction);
     let (spans, special) = if by_k { (groups.clone(), k - 4) } else { (vec![0..k], k - 1) };
-    let a = Matrix::new(variant, 0, m, (&spans, special), seed);
+    let mut a = Matrix::new(variant, 0, m, (&spans, special), seed);
     let b = Matrix::new(variant, 1, n * matrices[0], (&spans, special), seed + 1);
 
     let mut want = vec![0f32; m * n * matrices[1]];
@@ -147,15 +157,16 @@ pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>
             }
         }
     }
-    let bias: Vec<f32> = (0..n).map(|col| (col * 7 % 9) as f32 / 2.0 - 2.0).collect();
-    let bias_view = variant.bias.map(|dtype| {
-        let (bytes, _) = in_dtype(&bias, dtype)?;
-        Ok::<_, Flaw>(VectorView { handle: client.create_from_slice(&bytes), len: n, stride: 1, dtype })
-    });
+    let mut bias: Vec<f32> = (0..n).map(|col| (col * 7 % 9) as f32 / 2.0 - 2.0).collect();
     if variant.bias.is_some() {
         want.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias));
     }
     let (_, want) = in_dtype(&want, variant.dtype)?;
+    change((&mut a, &mut bias));
+    let bias_view = variant.bias.map(|dtype| {
+        let (bytes, _) = in_dtype(&bias, dtype)?;
+        Ok::<_, Flaw>(VectorView { handle: client.create_from_slice(&bytes), len: n, stride: 1, dtype })
+    });
 
     let ends = client.create_from_slice(&ends.map(i32::to_le_bytes).concat());
     let groups = grouping.map(|grouping| Groups { ends, count: 3, grouping });
@@ -172,5 +183,69 @@ pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>
             let (got, want) = (got[i], want[i]);
             Err(Flaw::Wrong(format!("[{}, {}] is {got:e}, not {want:e}; {count} elements differ", i / n, i % n)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cubecl::wgpu::WgpuRuntime;
+
+    use super::*;
+    use crate::GemmShape;
+
+    /// Judges variants of this granularity of A on wgpu with a change.
+    fn judged(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) -> Option<Result<(), Flaw>> {
+        let client = std::panic::catch_unwind(|| WgpuRuntime::client(&Default::default())).ok()?;
+        let granularities = [left, if left == Granularity::Block1x128 { Granularity::Block128x128 } else { left }];
+        let product = [300, 300, 1000];
+        let like = GemmShape { product, granularities, power_of_two: true, use_fast_accum: false, groups: None };
+        let dtype = Source::F32.storage();
+        let variant = GemmVariant::of(&client, [Format::E4m3; 2], &like, (Some(dtype), dtype), false);
+        Some(judge_changed(&variant, &client, 7, change))
+    }
+
+    fn is_noticed(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) {
+        let Some(judged) = judged(left, change) else { return eprintln!("skipped: no adapter for wgpu") };
+        assert!(matches!(judged, Err(Flaw::Wrong(_))), "{judged:?}");
+    }
+
+    #[test]
+    fn what_nothing_changes_is_right() {
+        for granularity in Granularity::ALL {
+            if let Some(judged) = judged(granularity, |_| {}) {
+                assert_eq!(judged, Ok(()), "{granularity}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_dropped_stage_is_noticed() {
+        for granularity in Granularity::ALL {
+            is_noticed(granularity, |(a, _)| {
+                let k = a.codes.len() / a.rows;
+                a.codes.chunks_exact_mut(k).for_each(|row| row[128..160].fill(0));
+            });
+        }
+    }
+
+    #[test]
+    fn the_scale_of_a_neighbour_is_noticed() {
+        for granularity in [Granularity::Row, Granularity::Block1x128, Granularity::Block1x32] {
+            is_noticed(granularity, |(a, _)| a.inv_scales.swap(2, 3));
+            is_noticed(granularity, |(a, _)| a.inv_scales.rotate_left(1));
+        }
+    }
+
+    #[test]
+    fn a_wrong_row_map_is_noticed() {
+        is_noticed(Granularity::Tensor, |(a, _)| {
+            let k = a.codes.len() / a.rows;
+            a.codes.rotate_left(8 * k);
+        });
+    }
+
+    #[test]
+    fn a_bias_left_out_is_noticed() {
+        is_noticed(Granularity::Tensor, |(_, bias)| bias.fill(0.0));
     }
 }
