@@ -9,10 +9,10 @@ use cubecl::server::Handle;
 
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
-use crate::launched::{Version, note};
 use crate::load::{Cursor, Geometry, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::words::words;
 use crate::{KernelError, MatrixView};
@@ -70,11 +70,6 @@ impl Maxima {
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
-    /// What magnitudes are taken of, and whether there is but one.
-    pub(crate) const fn kind(&self) -> (Source, bool) {
-        (self.source, self.is_amax)
-    }
-
     /// The amax as the only maximum, and its handle: a launch finds it.
     pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
         let amax = self.fold(client);
@@ -94,7 +89,7 @@ impl Maxima {
                 self.arg(),
                 ArrayArg::from_raw_parts(amax.clone(), 1),
                 isa,
-                note(client, "fold_amax", (self.source, self.is_amax, isa)),
+                Version::of(client),
             );
         }
         amax
@@ -174,7 +169,7 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             on_cpu,
             x.source,
             isa,
-            note(client, "partial_maxima", (x.vector_words(), x.rows == 1, on_cpu, x.source, isa)),
+            Version::of(client),
         );
     }
     Maxima::partial(handle, count, x.source)

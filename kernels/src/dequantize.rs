@@ -9,11 +9,11 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::{Version, note};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::operand::check_size;
 use crate::ptx::cvt::{Isa, cvt_bf16};
 use crate::scale::scale_index;
+use crate::version::Version;
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
 /// bf16's infinity, and the NaN that the kernel writes.
@@ -53,7 +53,7 @@ pub fn dequantize_to_f32<R: Runtime>(client: &ComputeClient<R>, operand: &Operan
             k as u32,
             format,
             granularity,
-            note(client, "dequantize_f32", (width, format, granularity)),
+            Version::of(client),
         );
     }
     Ok(out)
@@ -145,7 +145,7 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             operand.format,
             operand.granularity,
             isa,
-            note(client, "dequantize", (operand.format, operand.granularity, isa)),
+            Version::of(client),
         );
     }
     out

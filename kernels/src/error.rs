@@ -121,8 +121,8 @@ pub enum KernelError {
         scale_mode: ScaleMode,
     },
     /// Nothing that could compute this on the device gave right results.
-    #[error("every kernel that could compute this here gave wrong results, and was struck off")]
-    StruckOff,
+    #[error("every kernel that could compute this is disabled on this device: their self-checks failed")]
+    Disabled,
     /// A kernel that goes through memory as it lies was given a view with gaps, or a transpose.
     #[error("the elements of a matrix of shape {shape:?} with strides {strides:?} do not follow each other")]
     NotContiguous {

@@ -8,12 +8,12 @@ use cubecl::server::Handle;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
-use crate::launched::Version;
 use crate::load::{Geometry, element, load_vector};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::Isa;
 use crate::scale::scale_index;
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
 

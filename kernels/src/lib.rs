@@ -19,6 +19,9 @@
 
 mod amax;
 mod arch;
+#[doc(hidden)]
+pub mod check;
+mod denylist;
 mod dequantize;
 mod error;
 mod format;
@@ -27,7 +30,6 @@ mod gemm;
 mod granularity;
 mod grid;
 mod health;
-mod launched;
 mod load;
 pub mod mx;
 mod operand;
@@ -36,26 +38,25 @@ mod quantize;
 pub mod reference;
 mod scale;
 mod source;
-mod struck;
+mod version;
 mod view;
 mod words;
 
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
+pub use denylist::{device_key, disabled_count};
 pub use dequantize::{dequantize_mx, dequantize_to_f32};
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
     FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmConfig, GemmPath, GemmPlan, GemmShape, GemmTile, Grouping, Groups, Output,
-    fix_gemm_plan, gemm_path, gemm_path_of_rows, gemm_plan, grouped_scaled_gemm, scaled_gemm, scaled_gemm_into,
-    strike_gemm,
+    disable_path, fix_gemm_plan, gemm_path, gemm_path_of_rows, gemm_plan, grouped_scaled_gemm, scaled_gemm,
+    scaled_gemm_into,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};
-pub use launched::{KernelVariant, launched_by};
 pub use mx::ScaleCalculationMode;
 pub use operand::{Cast, Operand, Orientation, Quantized, row_words};
-pub use quantize::{cast_instructions, quantize, quantize_with_amax, strike_casts, transpose};
+pub use quantize::{cast_instructions, disable_casts, quantize, quantize_with_amax, transpose};
 pub use scale::{InvScale, Scale, ScaleMode};
-pub use struck::{device_key, strikes};
 pub use view::{MAX_INDEX, MatrixView, VectorView, supports};

@@ -9,7 +9,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::stream_id::StreamId;
 
-use crate::struck::device_key;
+use crate::denylist::device_key;
 
 /// Bytes of the largest small piece: one f32 for each of 8,192 rows.
 const SMALL: usize = 32 << 10;

@@ -20,8 +20,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::denylist::{disable, is_disabled};
 use crate::grid::UNITS;
-use crate::struck::{is_struck, strike};
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
 
@@ -47,9 +47,9 @@ fn cubes(elements: usize) -> usize {
     elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
 }
 
-/// From here on the operation returns [`KernelError::StruckOff`] on this device.
-pub fn strike_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
-    strike(client, kernel);
+/// From here on the operation returns [`KernelError::Disabled`] on this device.
+pub fn disable_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
+    disable(client, kernel);
 }
 
 /// Tensors of one dtype whose elements follow each other in memory.
@@ -68,8 +68,8 @@ impl<const N: usize> Dense<N> {
         kernel: FusedKernel,
         tensors: [&MatrixView; N],
     ) -> Result<Self, KernelError> {
-        if is_struck(client, kernel) {
-            return Err(KernelError::StruckOff);
+        if is_disabled(client, kernel) {
+            return Err(KernelError::Disabled);
         }
         let dtype = tensors[0].dtype;
         for tensor in tensors {

@@ -6,8 +6,8 @@ use cubecl::server::Handle;
 
 use super::{Dense, EACH, FusedKernel, MOST_CUBES, gamma_of, wide};
 use crate::grid::{UNITS, cube_first, fold, lanes_sum};
-use crate::launched::{Version, note};
 use crate::ptx::cvt::Isa;
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// Rows of partial sums of dγ, about: enough cubes for any device, and memory for a few hundred rows.
@@ -61,7 +61,7 @@ pub fn rms_norm<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note(client, "rms_norm_forward", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            Version::of(client),
         );
     }
     Ok(y)
@@ -107,7 +107,7 @@ pub fn rms_norm_backward<R: Runtime>(
             isa,
             inputs.dtype,
             gamma.dtype,
-            note(client, "rms_norm_gradients", (width, lanes, isa, inputs.dtype, gamma.dtype)),
+            Version::of(client),
         );
         sum_rows::launch_unchecked::<R>(
             client,
@@ -117,7 +117,7 @@ pub fn rms_norm_backward<R: Runtime>(
             ArrayArg::from_raw_parts(dgamma.clone(), cols),
             partials as u32,
             cols as u32,
-            note(client, "sum_rows", ()),
+            Version::of(client),
         );
     }
     Ok([dx, dgamma])

@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 
 use super::{Dense, FusedKernel, cubes, wide};
 use crate::grid::UNITS;
-use crate::launched::{Version, note};
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// Turns contiguous x `[B, T, heads, d]` by the angles of its positions, and gives `[B, heads, T, d]`; with `back` it takes that and gives x
@@ -61,7 +61,7 @@ pub fn rotary<R: Runtime>(
             if back { len } else { heads } as u32,
             back,
             inputs.dtype,
-            note(client, "rotate", (width, back, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok(y)

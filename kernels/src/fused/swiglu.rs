@@ -6,7 +6,7 @@ use cubecl::server::Handle;
 
 use super::{Dense, FusedKernel, cubes, wide};
 use crate::grid::UNITS;
-use crate::launched::{Version, note};
+use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// `y = a σ(a) b` of contiguous `[rows, cols]`.
@@ -14,7 +14,7 @@ use crate::{KernelError, MatrixView};
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch), [`NotContiguous`](KernelError::NotContiguous),
 /// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixView) -> Result<Handle, KernelError> {
     let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b])?;
     let ([a, b], [a_base, b_base]) = inputs.args();
@@ -33,7 +33,7 @@ pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixV
             b_base,
             inputs.vectors(),
             inputs.dtype,
-            note(client, "swiglu_forward", (inputs.width, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok(y)
@@ -69,7 +69,7 @@ pub fn swiglu_backward<R: Runtime>(
             dy_base,
             inputs.vectors(),
             inputs.dtype,
-            note(client, "swiglu_gradients", (inputs.width, inputs.dtype)),
+            Version::of(client),
         );
     }
     Ok([da, db])

@@ -23,12 +23,15 @@ use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
 use crate::granularity::BLOCK;
 use crate::grid::{fold, is_cpu};
-use crate::launched::{Version, note};
 use crate::mx::e8m0_inverse_bits;
+use crate::version::Version;
 use crate::{Format, Granularity};
 
 /// Units along each side of a tile.
 const SIDE: u32 = 8;
+
+/// Rows that have a tile of their own.
+pub(super) const FEW: usize = 4 * SIDE as usize;
 
 /// A cube's part of the output: groups of four rows, and of four columns, that each unit holds. Unit `u` holds the groups `u`,
 /// `u + SIDE` and so on: neighbours read neighbouring vectors.
@@ -38,7 +41,7 @@ struct Tile([u32; 2]);
 impl Tile {
     /// For an output of `rows` rows.
     const fn new(rows: usize, cpu: bool) -> Self {
-        Self([if rows <= 4 * SIDE as usize { 1 } else { 2 }, if cpu { 4 } else { 2 }])
+        Self([if rows <= FEW { 1 } else { 2 }, if cpu { 4 } else { 2 }])
     }
 
     /// Rows and columns.
@@ -87,7 +90,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             tile,
             gemm.accumulate,
             gemm.dtype,
-            note(client, "gemm_emulated", (tile, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

@@ -11,8 +11,8 @@ use super::problem::{Problem, ProblemLaunch};
 use crate::format::decode;
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{cube_first, fold};
-use crate::launched::{Version, note};
 use crate::mx::e8m0_inverse_bits;
+use crate::version::Version;
 use crate::{Format, Granularity, cuda_arch};
 
 /// Rows at most.
@@ -53,7 +53,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             m as u32,
             gemm.accumulate,
             gemm.dtype,
-            note(client, "gemm_few_rows", (m, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

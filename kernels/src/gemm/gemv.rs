@@ -13,11 +13,11 @@ use super::problem::{Problem, ProblemLaunch};
 use crate::format::F32_NAN;
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{cube_first, fold, lanes_sum};
-use crate::launched::{Version, note};
 use crate::mx::e8m0_inverse_bits;
 use crate::ptx::cvt::{Isa, cvt_f16x2, cvt_f32_f16};
 use crate::ptx::memory::{load_global, load_global_words, pin};
 use crate::scale::scale_index;
+use crate::version::Version;
 use crate::{Format, Granularity};
 
 /// Rows at most. A code of B takes about two operations, and two more for each row: with four rows an SM of Hopper still keeps up with its
@@ -62,7 +62,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             gemm.accumulate,
             isa,
             gemm.dtype,
-            note(client, "gemv", (m, isa, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

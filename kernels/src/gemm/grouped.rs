@@ -142,6 +142,7 @@ pub fn grouped_scaled_gemm<R: Runtime>(
         accumulate: false,
         use_fast_accum: config.use_fast_accum,
         groups: Some(groups),
+        tiling: None,
     };
     gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config))?;
     Ok(handle)

@@ -13,9 +13,9 @@ mod mma;
 mod problem;
 mod schedule;
 mod tma;
+mod variant;
 
 use core::fmt;
-use core::hash::Hash;
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -24,10 +24,13 @@ use cubecl::server::Handle;
 pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
+pub use variant::GemmVariant;
 
+use variant::Tiling;
+
+use crate::denylist::{disable, is_disabled};
 use crate::operand::check_size;
 use crate::source::Source;
-use crate::struck::{is_struck, strike};
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
 
@@ -53,7 +56,7 @@ pub enum GemmPath {
     /// Decode in the tile, f32 multiply and add: any device.
     Emulated,
     /// No kernel: codes are decoded on the host. CPUs multiply them there in f32; a device of CubeCL takes it where all of its kernels
-    /// were found to be wrong ([`strike_gemm`](crate::strike_gemm)).
+    /// were found to be wrong ([`disable_path`](crate::disable_path)).
     Host,
 }
 
@@ -105,7 +108,7 @@ pub struct GemmConfig {
 }
 
 /// The kernel that a GEMM dispatches to on this device: without groups for an output of so many rows, with groups for none. That is
-/// [`GemmPath::Gemv`], where the device has it, the rows are few and it was not struck off; else that of [`gemm_path`].
+/// [`GemmPath::Gemv`], where the device has it, the rows are few and it was not disabled; else that of [`gemm_path`].
 pub fn gemm_path_of_rows<R: Runtime>(
     client: &ComputeClient<R>,
     rows: Option<usize>,
@@ -114,7 +117,7 @@ pub fn gemm_path_of_rows<R: Runtime>(
 ) -> GemmPath {
     let are_few = rows.is_some_and(|rows| rows <= GEMV_ROWS);
     let is_gemv = are_few && !config.emulate && cuda_arch(client).is_some();
-    if is_gemv && !is_struck(client, (GemmPath::Gemv, granularities)) {
+    if is_gemv && !is_disabled(client, (GemmPath::Gemv, granularities)) {
         GemmPath::Gemv
     } else {
         gemm_path(client, granularities, config)
@@ -122,7 +125,7 @@ pub fn gemm_path_of_rows<R: Runtime>(
 }
 
 /// The kernel that [`scaled_gemm`] of many rows and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities:
-/// the first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not struck off.
+/// the first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not disabled.
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
@@ -136,7 +139,7 @@ pub fn gemm_path<R: Runtime>(
         CudaArch::Sm100 | CudaArch::Sm80 => None,
     };
     let half = || half::Unit::of(client, half::element(granularities)).map(|_| GemmPath::F16Mma);
-    let is_right = |path: &GemmPath| !is_struck(client, (*path, granularities));
+    let is_right = |path: &GemmPath| !is_disabled(client, (*path, granularities));
     let by_matrix_units = || native().filter(is_right).or_else(|| half().filter(is_right));
     let path = if config.emulate { None } else { by_matrix_units() };
     path.or_else(|| Some(GemmPath::Emulated).filter(is_right)).unwrap_or(GemmPath::Host)
@@ -153,8 +156,8 @@ pub fn gemm_plan(path: GemmPath, shape: &GemmShape, sms: usize) -> Option<GemmPl
 }
 
 /// From here on GEMMs of such operands take another path on this device than this one.
-pub fn strike_gemm<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granularities: [Granularity; 2]) {
-    strike(client, (path, granularities));
+pub fn disable_path<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granularities: [Granularity; 2]) {
+    disable(client, (path, granularities));
 }
 
 /// Where a GEMM writes: `[M, N]`, contiguous.
@@ -179,6 +182,8 @@ struct Gemm<'a> {
     accumulate: bool,
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
+    /// The tile, where it is not chosen by the shape.
+    tiling: Option<Tiling>,
 }
 
 impl Gemm<'_> {
@@ -190,20 +195,12 @@ impl Gemm<'_> {
 
     /// Tiles of `height` rows along M, of all matrices of the output.
     fn row_tiles(&self, height: usize) -> usize {
-        let (m, ..) = self.matrices();
-        self.groups.map_or(m.div_ceil(height), |groups| groups.grouping.row_tiles(groups.count, m, height))
+        self.shape().row_tiles(height)
     }
 
     /// Tiles of `height` by `width`, of all matrices of the output.
-    fn tiles(&self, [height, width]: [u32; 2]) -> u32 {
-        let (_, n, _) = self.matrices();
-        self.row_tiles(height as usize) as u32 * (n as u32).div_ceil(width)
-    }
-
-    /// What kernels are compiled for, beside what each has for itself.
-    fn parameters(&self) -> impl Hash + use<> {
-        let bias = self.bias.as_ref().map(|bias| bias.source);
-        (self.dtype, self.accumulate, self.formats(), self.granularities(), self.grouping(), bias)
+    fn tiles(&self, size: [u32; 2]) -> u32 {
+        self.shape().tiles(size)
     }
 
     /// Runs the kernel of a path.
@@ -216,7 +213,7 @@ impl Gemm<'_> {
             GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, self) => few_rows::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
             GemmPath::Emulated => emulated::launch(client, self),
-            GemmPath::Host => return Err(KernelError::StruckOff),
+            GemmPath::Host => return Err(KernelError::Disabled),
         }
         Ok(())
     }
@@ -243,14 +240,7 @@ impl Gemm<'_> {
 
     /// What its plan depends on.
     fn shape(&self) -> GemmShape {
-        let (m, n, _) = self.matrices();
-        GemmShape {
-            product: [m, n, self.a.k],
-            granularities: self.granularities(),
-            power_of_two: self.a.power_of_two && self.b.power_of_two,
-            use_fast_accum: self.use_fast_accum,
-            groups: self.groups.map(|groups| (groups.grouping, groups.count)),
-        }
+        GemmShape::of([self.a, self.b], self.groups, self.use_fast_accum)
     }
 }
 
@@ -274,7 +264,7 @@ impl Gemm<'_> {
 /// device cannot write, [`BadOperand`](KernelError::BadOperand) and [`BadScales`](KernelError::BadScales) if codes or scales
 /// are too short,
 /// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the bias,
-/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,
@@ -319,7 +309,8 @@ pub fn scaled_gemm_into<R: Runtime>(
     check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
     let dtype = source.storage();
     let (out, accumulate) = (&out.handle, out.accumulate);
-    let gemm = Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None };
+    let gemm =
+        Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None, tiling: None };
     gemm.launch(client, gemm_path_of_rows(client, Some(a.rows), [a.granularity, b.granularity], config))
 }
 

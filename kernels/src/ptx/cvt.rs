@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::Format;
 use crate::arch::{CudaArch, cuda_arch};
-use crate::struck::is_struck;
+use crate::denylist::is_disabled;
 
 /// What a kernel may use beside CubeCL's own operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,12 +18,12 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The conversions of this client's device, without what was struck off.
+    /// The conversions of this client's device, without what was disabled.
     pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
         Self::left(client).unwrap_or(Self::Portable)
     }
 
-    /// The conversions of this client's device that were not struck off; `None` if all were.
+    /// The conversions of this client's device that were not disabled; `None` if all were.
     pub(crate) fn left<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
         let is_there = |isa| match isa {
             Self::PtxFp8 => cuda_arch(client) >= Some(CudaArch::Sm89),
@@ -31,7 +31,7 @@ impl Isa {
             Self::Portable => true,
         };
         let kinds = [Self::PtxFp8, Self::Ptx, Self::Portable];
-        kinds.into_iter().find(|&isa| is_there(isa) && !is_struck(client, isa))
+        kinds.into_iter().find(|&isa| is_there(isa) && !is_disabled(client, isa))
     }
 
     pub(crate) const fn has_ptx(self) -> bool {

@@ -9,11 +9,11 @@ use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
 use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, load_pinned};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Cast, Orientation};
 
@@ -97,7 +97,7 @@ pub(super) fn scales<R: Runtime>(
             x.geometry(),
             x.source,
             isa,
-            note(client, "line_maxima", (x.vector_words(), row_partials.is_some(), x.source, isa)),
+            Version::of(client),
         );
     }
     let folded = |partials: &Handle, lines: usize, count: usize| {
@@ -122,7 +122,7 @@ pub(super) fn scales<R: Runtime>(
             x.source,
             cast,
             isa,
-            note(client, "fold_lines", (rows.is_some(), x.source, cast, isa)),
+            Version::of(client),
         );
     }
     let scales = LineScalesLaunch::new(optional(rows.as_ref().map(|rows| &rows.scale)), optional(Some(&cols.scale)));

@@ -25,14 +25,14 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use encode::Encoding;
-use tensor::{OneScale, TensorScaleLaunch};
+use tensor::TensorScaleLaunch;
 use tiles::ScaleSourceArgs;
 pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
+use crate::denylist::disable;
 use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
-use crate::struck::strike;
 use crate::view::{Checked, MAX_INDEX};
 use crate::words::words;
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
@@ -48,7 +48,7 @@ use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Qu
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ScaleModeMismatch`](KernelError::ScaleModeMismatch),
 /// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`StruckOff`](KernelError::StruckOff).
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn quantize<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -82,11 +82,11 @@ fn with_many_scales<R: Runtime>(
         Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, encoding),
         Granularity::Row => {
             let (copies, scales) = lines::scales(client, x, cast, orientation);
-            tiles::launch(client, x, encoding, (ScaleSourceArgs::Lines(scales), None), copies)
+            tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
         }
         _ => {
             let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, x, encoding, (ScaleSourceArgs::Blocks(scales), None), copies)
+            tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
         }
     }
 }
@@ -121,11 +121,11 @@ fn launch_one_scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    (copies, scale, parameters): (Copies, TensorScaleLaunch<R>, OneScale),
+    (copies, scale): (Copies, TensorScaleLaunch<R>),
 ) -> Copies {
     match copies.cols {
-        None => rows::launch_linear(client, x, encoding, (scale, parameters), copies),
-        Some(_) => tiles::launch(client, x, encoding, (ScaleSourceArgs::Tensor(scale), Some(parameters)), copies),
+        None => rows::launch_linear(client, x, encoding, scale, copies),
+        Some(_) => tiles::launch(client, x, encoding, ScaleSourceArgs::Tensor(scale), copies),
     }
 }
 
@@ -172,7 +172,7 @@ pub fn quantize_with_amax<R: Runtime>(
     Ok(done)
 }
 
-/// The newest of the instructions that casts on this device use; `None` if all were struck off, so that nothing is cast there.
+/// The newest of the instructions that casts on this device use; `None` if all were disabled, so that nothing is cast there.
 pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
     Isa::left(client).map(|isa| match isa {
         Isa::PtxFp8 => "cvt to FP8",
@@ -183,9 +183,9 @@ pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'stat
 
 /// From here on casts on this device do without the newest of the instructions that they use: with `cvt` to FP8, then with other PTX, then
 /// with integers alone, then not at all.
-pub fn strike_casts<R: Runtime>(client: &ComputeClient<R>) {
+pub fn disable_casts<R: Runtime>(client: &ComputeClient<R>) {
     if let Some(isa) = Isa::left(client) {
-        strike(client, isa);
+        disable(client, isa);
     }
 }
 
@@ -269,7 +269,7 @@ fn check<R: Runtime>(
     orientation: Orientation,
 ) -> Result<Checked, KernelError> {
     if Isa::left(client).is_none() {
-        return Err(KernelError::StruckOff);
+        return Err(KernelError::Disabled);
     }
     let strides = x.strides;
     let x = Checked::new(client, x)?;

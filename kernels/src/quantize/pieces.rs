@@ -10,9 +10,9 @@ use super::{Copies, array, optional, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, cube_first, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, SECTOR_WORDS, load_sector};
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Orientation, row_words};
 
@@ -42,7 +42,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             pieces as u32,
             row_words(x.cols) as u32 / per_sector,
             encoding,
-            note(client, "cast_pieces", (x.vector_words(), encoding)),
+            Version::of(client),
         );
         fold_tiles::launch_unchecked::<R>(
             client,
@@ -53,7 +53,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             (tiles * across) as u32,
             across as u32,
             x.source,
-            note(client, "fold_tiles", x.source),
+            Version::of(client),
         );
     }
     copies

@@ -4,14 +4,14 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_sector, lanes_scale};
-use super::tensor::{OneScale, TensorScale, TensorScaleLaunch};
+use super::tensor::{TensorScale, TensorScaleLaunch};
 use super::tile::store_words;
 use super::{Copies, array, words};
 use crate::amax::{amax_bits, largest_magnitude};
 use crate::grid::{UNITS, cube_first, fold, is_cpu, lanes_max};
-use crate::launched::{Version, note};
 use crate::load::{Cursor, Geometry, SECTOR_WORDS, all_loaded, load_sector};
 use crate::scale::inverse_bits;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Orientation, row_words};
 
@@ -33,7 +33,7 @@ pub(super) fn launch_linear<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    (scale, parameters): (TensorScaleLaunch<R>, OneScale),
+    scale: TensorScaleLaunch<R>,
     copies: Copies,
 ) -> Copies {
     let cubes = linear_cubes(x);
@@ -58,7 +58,7 @@ pub(super) fn launch_linear<R: Runtime>(
             per_row as u32,
             x.rows == 1,
             encoding,
-            note(client, "cast_linear", (x.vector_words(), x.rows == 1, encoding, parameters)),
+            Version::of(client),
         );
     }
     copies
@@ -156,7 +156,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             per_row as u32,
             encoding,
             split,
-            note(client, "cast_rows", (x.vector_words(), encoding, split)),
+            Version::of(client),
         );
     }
     copies

@@ -13,17 +13,8 @@ use crate::scale::inverse_bits;
 use crate::source::Source;
 use crate::view::Checked;
 
-/// Compile-time parameters of a [`TensorScale`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct OneScale {
-    source: Source,
-    is_amax: bool,
-    writes_amax: bool,
-    observes: bool,
-}
-
 /// What the scale is made of: maxima, or `amax` too if that is known; then the kernel writes none. `observed` has a word per cube, for
-/// the largest raw magnitude that it sees. Gives memory for the copies, and the kernel's argument with its parameters.
+/// the largest raw magnitude that it sees. Gives memory for the copies, and the kernel's argument.
 pub(super) fn scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -31,15 +22,13 @@ pub(super) fn scale<R: Runtime>(
     maxima: &Maxima,
     amax: Option<&Handle>,
     observed: Option<&Handle>,
-) -> (Copies, TensorScaleLaunch<R>, OneScale) {
+) -> (Copies, TensorScaleLaunch<R>) {
     let new_amax = amax.is_none().then(|| words(client, 1));
     let inv_scale = words(client, 1);
     let scale =
         TensorScaleLaunch::new(maxima.arg(), optional(new_amax.as_ref()), array(&inv_scale), optional(observed));
-    let (source, is_amax) = maxima.kind();
-    let parameters = OneScale { source, is_amax, writes_amax: new_amax.is_some(), observes: observed.is_some() };
     let amax = amax.or(new_amax.as_ref()).expect("one of them");
-    (Copies::new(client, x, orientation, |_| (inv_scale.clone(), amax.clone())), scale, parameters)
+    (Copies::new(client, x, orientation, |_| (inv_scale.clone(), amax.clone())), scale)
 }
 
 /// The scale of a tensor in a kernel.

@@ -6,15 +6,15 @@ use cubecl::prelude::*;
 use super::blocks::{self, BlockScales};
 use super::encode::Encoding;
 use super::lines::LineScales;
-use super::tensor::{OneScale, TensorScale};
+use super::tensor::TensorScale;
 use super::tile::{COL_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
 use super::{Copies, optional, squares};
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, SECTOR_WORDS};
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
+use crate::version::Version;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
@@ -89,12 +89,12 @@ pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast into `copies`, with scales from there; a single one brings its parameters.
+/// Launches the cast into `copies`, with scales from there.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
     encoding: Encoding,
-    (scales, one_scale): (ScaleSourceArgs<R>, Option<OneScale>),
+    scales: ScaleSourceArgs<R>,
     copies: Copies,
 ) -> Copies {
     let Copies { rows, cols } = &copies;
@@ -126,7 +126,7 @@ pub(super) fn launch<R: Runtime>(
             row_words(x.cols) as u32 / per_sector,
             row_words(x.rows) as u32 / 4,
             cast,
-            note(client, "cast_tiles", (x.vector_words(), cast, one_scale)),
+            Version::of(client),
         );
     }
     copies

@@ -7,12 +7,12 @@ use super::tile::{COL_WORDS, TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, tile_cols};
 use super::words;
 use crate::granularity::{BLOCK, MX_BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, fold};
-use crate::launched::{Version, note};
 use crate::load::{Geometry, GeometryLaunch, all_loaded, load_pinned};
 use crate::mx::tile_row_word;
 use crate::operand::check_size;
 use crate::ptx::cvt::Isa;
 use crate::source::Source;
+use crate::version::Version;
 use crate::{Granularity, KernelError, Operand, row_words};
 
 /// A unit holds 16 codes of a row, as many as it holds elements where a cast reads 16-bit floats.
@@ -63,7 +63,7 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
             col_pitch as u32,
             granularity,
             isa,
-            note(client, "transpose_codes", (granularity, isa)),
+            Version::of(client),
         );
     }
     let inv_scale = scales.unwrap_or_else(|| operand.inv_scale.clone());

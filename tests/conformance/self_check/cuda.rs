@@ -96,10 +96,9 @@ fn wrong_gemms_take_the_next_path() {
         assert_eq!(paths(&report), ["f16 mma (self-check of wgmma failed)"], "{fault:?}");
         assert_eq!((report.totals().native, report.totals().emulated), (0, 6), "{fault:?}");
         let text = report.to_string();
-        assert!(text.contains("f16 mma (self-check of wgmma failed)") && text.contains("gemm_hopper"), "{text}");
+        assert!(text.contains("f16 mma (self-check of wgmma failed)"), "{text}");
         let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{fault:?}") };
         assert_eq!(failure.path, "wgmma", "{failure}");
-        assert_eq!(failure.kernels, ["gemm_hopper"], "{failure}");
         if let Fault::Panic(message) = fault {
             assert!(failure.found.contains(message), "{failure}");
         }
@@ -221,7 +220,7 @@ fn strict_stops_at_a_kernel_that_is_wrong() {
     // What the device was tried out with has taken another path.
     let layer = layer.expect("the device computes");
     let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
-    assert!(text.starts_with("self-check of wgmma failed (gemm_hopper): "), "{text}");
+    assert!(text.starts_with("self-check of wgmma failed: "), "{text}");
 }
 
 #[test]

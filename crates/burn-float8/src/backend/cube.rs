@@ -9,17 +9,17 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
+use float8_kernels::check::{CastVariant, GemmVariant};
 use float8_kernels::{
-    Cast, GemmConfig, GemmPath, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, health, health_len, mx, row_words, supports,
-    transpose,
+    Cast, GemmConfig, GemmPath, GemmShape, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
+    Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, grouped_scaled_gemm, health, health_len, mx,
+    quantize, quantize_with_amax, row_words, scaled_gemm, supports, transpose,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
-use super::self_check::{self, Product};
 use super::{
     DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
-    fused_kernels, host, lost, preflight,
+    fused_kernels, host, lost, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -75,14 +75,22 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         orientation: Orientation,
         scale: ScaleFrom<CubeTensor<R>>,
     ) -> Quantized<Self> {
-        let (client, device, dtype) = (x.client.clone(), x.device.clone(), x.dtype);
+        let (client, device) = (x.client.clone(), x.device.clone());
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
         let handles = scale.map(|given| given.handle.clone());
-        let checks = self_check::of(&client);
-        let asked = (cast, orientation);
-        let quantized = match self_check::quantize(&client, &checks, device.to_id(), (&view, dtype), asked, &handles) {
-            Err(KernelError::StruckOff) => return quantize_on_host(x, cast, orientation, scale),
+        let amax = match &scale {
+            ScaleFrom::Amax { observe, .. } => Some(*observe),
+            ScaleFrom::Dynamic => None,
+        };
+        let variant = || CastVariant::of(&client, &view, (cast, orientation), amax);
+        let judged = self_check::of(&client).cast((&client, device.to_id()), variant);
+        let quantized = judged.and_then(|()| match &handles {
+            ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
+            ScaleFrom::Amax { amax, observe } => quantize_with_amax(&client, &view, amax, *observe, cast, orientation),
+        });
+        let quantized = match quantized {
+            Err(KernelError::Disabled) => return quantize_on_host(x, cast, orientation, scale),
             quantized => quantized.expect("the caller checked dtype, shape and granularity"),
         };
         quantized_tensors(&client, &device, quantized, (cast, orientation), (scale, [rows, cols]))
@@ -97,26 +105,30 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         config: GemmConfig,
     ) -> CubeTensor<R> {
         let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
-        let product = Product {
-            a: &kernel_operand(a),
-            b: &kernel_operand(b),
-            bias: bias.as_ref().map(|bias| VectorView {
-                len: bias.shape()[0],
-                stride: bias.meta.strides()[0],
-                dtype: bias.dtype.into(),
-                handle: bias.handle.clone(),
-            }),
-            bias_dtype: bias.as_ref().map_or(DType::F32, |bias| bias.dtype),
-            groups: groups.clone().map(|GroupEnds { ends, grouping }| {
-                let ends = into_contiguous(ends);
-                Groups { count: ends.shape()[0], ends: ends.handle, grouping }
-            }),
-            dtype: dtype.into(),
-            config,
-            exact: None,
+        let [left, right] = [a, b].map(kernel_operand);
+        let bias_view = bias.as_ref().map(|bias| VectorView {
+            len: bias.shape()[0],
+            stride: bias.meta.strides()[0],
+            dtype: bias.dtype.into(),
+            handle: bias.handle.clone(),
+        });
+        let device_groups = groups.clone().map(|GroupEnds { ends, grouping }| {
+            let ends = into_contiguous(ends);
+            Groups { count: ends.shape()[0], ends: ends.handle, grouping }
+        });
+        let out = DType::from(dtype).into();
+        let variant = || {
+            let like = GemmShape::of([&left, &right], device_groups.as_ref(), config.use_fast_accum);
+            let dtypes = (bias_view.as_ref().map(|bias| bias.dtype), out);
+            GemmVariant::of(&client, [left.format, right.format], &like, dtypes, config.emulate)
         };
-        match self_check::multiply(&client, &self_check::of(&client), device.to_id(), &product) {
-            Err(KernelError::StruckOff) => {
+        let judged = self_check::of(&client).gemm((&client, device.to_id()), variant);
+        let y = judged.and_then(|()| match &device_groups {
+            None => scaled_gemm(&client, &left, &right, bias_view.as_ref(), out, config),
+            Some(groups) => grouped_scaled_gemm(&client, &left, &right, groups, out, config),
+        });
+        match y {
+            Err(KernelError::Disabled) => {
                 let [a, b] = [a, b].map(|operand| host::write_codes(Self::fp8_read(operand), &device));
                 host::matmul::<Self>([&a, &b], bias, groups, shape, dtype)
             }

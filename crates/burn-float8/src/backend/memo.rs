@@ -7,7 +7,7 @@ use std::thread::LocalKey;
 
 use burn_backend::tensor::Device;
 use burn_backend::{DType, DeviceId, DeviceOps};
-use float8_kernels::{GEMV_ROWS, GemmConfig, GemmPath, Granularity, strikes};
+use float8_kernels::{GEMV_ROWS, GemmConfig, GemmPath, Granularity, disabled_count};
 
 use super::Float8Backend;
 
@@ -57,5 +57,5 @@ pub(crate) fn gemm_path<B: Float8Backend>(
     let rows = rows.map(|rows| rows.min(GEMV_ROWS + 1));
     let path = || B::fp8_gemm_path(device, rows, granularities, config);
     // It changes when a kernel is struck off.
-    ask::<B, _, _>(&PATHS, device, (rows, granularities, config, strikes()), path)
+    ask::<B, _, _>(&PATHS, device, (rows, granularities, config, disabled_count()), path)
 }

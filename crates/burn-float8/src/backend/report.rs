@@ -13,7 +13,7 @@ pub struct SelfCheckReport {
     pub kernels: usize,
     /// Seconds that the checks have taken.
     pub seconds: f64,
-    /// Calls that were wrong, and computed again.
+    /// Kernels that were not right, and are disabled.
     pub failures: Vec<SelfCheckFailure>,
     /// Whether nothing is checked.
     pub off: bool,

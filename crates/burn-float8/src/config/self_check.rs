@@ -1,13 +1,12 @@
 //! [`SelfCheck`].
 use serde::{Deserialize, Serialize};
 
-/// Whether kernels are compared with the scalar reference the first time that a process uses them on a device.
+/// Whether kernels are compared with the scalar reference before a process uses them on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum SelfCheck {
-    /// Each kernel, with the parameters that it is compiled for, once: casts in sampled rows bit for bit, GEMMs in sampled elements. What
-    /// is wrong is not used again.
+    /// Each kernel, with the parameters that it is compiled for, once and on operands of its own. A wrong kernel is disabled.
     #[default]
     FirstUse,
     /// Not at all; nor is the device tried out when a configuration is applied.

@@ -8,8 +8,8 @@ use cubecl::prelude::*;
 
 use crate::granularity::{BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, fold};
-use crate::launched::{Version, note};
 use crate::scale::scale_index;
+use crate::version::Version;
 use crate::{Granularity, Operand};
 
 /// The operands with scales of [`Granularity::Block1x32`] in the place of their f32 scales, which are powers of two. Both are checked and
@@ -36,7 +36,7 @@ pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: 
             words as u32,
             a.k.div_ceil(BLOCK) as u32,
             granularities,
-            note(client, "scales_to_e8m0", granularities),
+            Version::of(client),
         );
     }
     let scales_b = out.clone().offset_start(4 * words_a as u64);

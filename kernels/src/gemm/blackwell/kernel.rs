@@ -13,7 +13,6 @@ use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync
 use crate::gemm::tma::maps::InsteadOfShapes;
 use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands, stage_scales};
 use crate::gemm::tma::store::finish_stores;
-use crate::launched::Version;
 use crate::ptx::barrier::{
     cluster_address, fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait,
 };
@@ -23,6 +22,7 @@ use crate::ptx::tcgen05::{
     tcgen05_before_signal, tcgen05_commit, tmem_alloc, tmem_copy_scales, tmem_dealloc,
 };
 use crate::ptx::tma::{Reach, bulk_load, tma_load, tma_prefetch_map};
+use crate::version::Version;
 
 /// The warp that multiplies; warp 0 fills stages.
 const MULTIPLIER: u32 = 1;

@@ -34,7 +34,7 @@ use super::tma::plan::{GemmShape, Plan};
 use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
-use crate::launched::note;
+use crate::version::Version;
 use crate::{Format, Granularity};
 use e8m0::with_e8m0_scales;
 use maps::{MapsLaunch, scales_map};
@@ -252,7 +252,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
             pass.extent(columns),
             config,
             target.dtype,
-            note(client, "gemm_blackwell", (config, target.dtype, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

@@ -9,7 +9,7 @@ use super::{Config, PITCH, STEP};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
-use crate::launched::Version;
+use crate::version::Version;
 
 /// Codes of a chunk: four words.
 const CHUNK_CODES: u32 = 16;

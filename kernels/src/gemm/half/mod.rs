@@ -17,11 +17,12 @@ mod kernel;
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::prelude::*;
 
-use super::Gemm;
 use super::problem::ProblemLaunch;
+use super::variant::Tiling;
+use super::{Gemm, GemmShape};
 use crate::grid::fold;
-use crate::launched::note;
 use crate::source::Source;
+use crate::version::Version;
 use crate::{Format, Granularity};
 
 /// Codes of the contraction in a step.
@@ -125,13 +126,22 @@ impl Unit {
     }
 
     /// The largest tile that there are enough of to give each SM one; else the smallest.
-    fn tile<R: Runtime>(self, client: &ComputeClient<R>, gemm: &Gemm) -> Tile {
-        let (m, ..) = gemm.matrices();
+    fn tile<R: Runtime>(self, client: &ComputeClient<R>, shape: &GemmShape) -> Tile {
+        let [m, ..] = shape.product;
         let tiles = self.tiles(client);
         let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
         let smallest = tiles[tiles.len() - 1];
-        tiles.into_iter().find(|tile| m > tile.size[0] as usize / 2 && gemm.tiles(tile.size) >= sms).unwrap_or(smallest)
+        tiles
+            .into_iter()
+            .find(|tile| m > tile.size[0] as usize / 2 && shape.tiles(tile.size) >= sms)
+            .unwrap_or(smallest)
     }
+}
+
+/// Rows and columns of the tile for such a GEMM, on a device that has units for it.
+pub(super) fn tile<R: Runtime>(client: &ComputeClient<R>, shape: &GemmShape) -> [u32; 2] {
+    let unit = Unit::of(client, element(shape.granularities)).expect("the path asks for them");
+    unit.tile(client, shape).size
 }
 
 /// Compile-time parameters.
@@ -174,7 +184,10 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = element(gemm.granularities());
     let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
-    let tile = unit.tile(client, gemm);
+    let tile = match gemm.tiling {
+        Some(Tiling::Tile(size)) => TILES.into_iter().find(|tile| tile.size == size).expect("a tile of this path"),
+        _ => unit.tile(client, &gemm.shape()),
+    };
     let config =
         Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
@@ -191,7 +204,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             config,
             gemm.dtype,
             element.storage(),
-            note(client, "gemm_half", (config, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

@@ -13,13 +13,13 @@ use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync
 use crate::gemm::tma::maps::{InsteadOfShapes, ROW_BYTES};
 use crate::gemm::tma::ring::{Place, Ring, advance, arrive, first_place, stage_operands};
 use crate::gemm::tma::store::finish_stores;
-use crate::launched::Version;
 use crate::ptx::barrier::{
     cluster_sync, fence_mbarrier_init, mbarrier_arrive_expect_tx, setmaxnreg_dec, setmaxnreg_inc,
 };
 use crate::ptx::shared::{load_shared, shared_address};
 use crate::ptx::tma::{Reach, tma_load, tma_prefetch_map};
 use crate::ptx::wgmma::{descriptor, wgmma, wgmma_commit, wgmma_fence, wgmma_wait};
+use crate::version::Version;
 
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.cluster as u32, 1))]
 pub(super) fn gemm_hopper<O: Float>(

@@ -43,8 +43,8 @@ use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
 use crate::granularity::BLOCK;
-use crate::launched::note;
 use crate::ptx::wgmma::Element;
+use crate::version::Version;
 use crate::{Granularity, Operand};
 use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
 
@@ -200,7 +200,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
             pass.extent(n),
             config,
             target.dtype,
-            note(client, "gemm_hopper", (config, target.dtype, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

@@ -13,9 +13,9 @@ use super::{Config, Tile};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
-use crate::launched::Version;
 use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices, mma_fp8, wait_copies};
 use crate::ptx::shared::shared_address;
+use crate::version::Version;
 
 /// Words of contraction in a step.
 const STEP_WORDS: u32 = 16;

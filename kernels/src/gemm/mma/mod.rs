@@ -31,10 +31,11 @@ mod scales;
 
 use cubecl::prelude::*;
 
-use super::Gemm;
 use super::problem::ProblemLaunch;
-use crate::launched::note;
+use super::variant::Tiling;
+use super::{Gemm, GemmShape};
 use crate::ptx::mma::MmaKind;
+use crate::version::Version;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
 
 /// A block's part of the output, and how it is cut among warps and held in shared memory.
@@ -83,6 +84,11 @@ impl Tile {
     }
 }
 
+/// Rows and columns of the tile for such a GEMM on so many SMs.
+pub(super) fn tile(shape: &GemmShape, sms: u32) -> [u32; 2] {
+    Tile::of(|size| shape.tiles(size), sms).size
+}
+
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
@@ -117,7 +123,10 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let (m, n, matrices) = gemm.matrices();
     let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-    let tile = Tile::of(|size| gemm.tiles(size), sms);
+    let tile = match gemm.tiling {
+        Some(Tiling::Tile(size)) => TILES.into_iter().find(|tile| tile.size == size).expect("a tile of this path"),
+        _ => Tile::of(|size| gemm.tiles(size), sms),
+    };
     let kind = if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain };
     let config = Config {
         tile,
@@ -145,7 +154,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             config,
             gemm.dtype,
-            note(client, "gemm_mma", (width, config, gemm.parameters())),
+            Version::of(client),
         );
     }
 }

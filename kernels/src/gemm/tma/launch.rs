@@ -9,6 +9,7 @@ use super::split_k::combine;
 use super::store::Store;
 use crate::gemm::Gemm;
 use crate::gemm::problem::ProblemLaunch;
+use crate::gemm::variant::Tiling;
 use crate::source::Source;
 
 /// A pass over all tiles of a GEMM.
@@ -32,7 +33,10 @@ pub(in crate::gemm) fn launch<R: Runtime>(
     launch: impl FnOnce(&Pass),
 ) {
     let (shape, steps, sms) = (gemm.shape(), gemm.a.k.div_ceil(step), sms(client));
-    let fixed = fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed));
+    let fixed = match gemm.tiling {
+        Some(Tiling::Plan(plan)) => Some(plan),
+        _ => fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed)),
+    };
     let plan = fixed.unwrap_or_else(|| Plan::of(machine, &shape, step, sms));
     let rows = plan.padded_rows(shape.product[0]);
     let is_split = plan.splits > 1;

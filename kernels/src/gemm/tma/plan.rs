@@ -26,10 +26,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::Granularity;
-use crate::gemm::grouped::Grouping;
+use crate::gemm::grouped::{Grouping, Groups};
 use crate::granularity::BLOCK;
 use crate::view::MAX_INDEX;
+use crate::{Granularity, Operand};
 
 /// Cycles of an epilogue but for its stores.
 const EPILOGUE: usize = 600;
@@ -62,6 +62,30 @@ pub struct GemmShape {
 }
 
 impl GemmShape {
+    /// The shape of a product of these operands.
+    pub fn of([a, b]: [&Operand; 2], groups: Option<&Groups>, use_fast_accum: bool) -> Self {
+        let (m, n, _) = groups.map_or((a.rows, b.rows, 1), |groups| groups.matrices(a.rows, b.rows));
+        Self {
+            product: [m, n, a.k],
+            granularities: [a.granularity, b.granularity],
+            power_of_two: a.power_of_two && b.power_of_two,
+            use_fast_accum,
+            groups: groups.map(|groups| (groups.grouping, groups.count)),
+        }
+    }
+
+    /// Tiles of `height` rows along M, of all matrices of the output.
+    pub(in crate::gemm) fn row_tiles(&self, height: usize) -> usize {
+        let [m, ..] = self.product;
+        self.groups.map_or(m.div_ceil(height), |(grouping, count)| grouping.row_tiles(count, m, height))
+    }
+
+    /// Tiles of `height` by `width`, of all matrices of the output.
+    pub(in crate::gemm) fn tiles(&self, [height, width]: [u32; 2]) -> u32 {
+        let [_, n, _] = self.product;
+        self.row_tiles(height as usize) as u32 * (n as u32).div_ceil(width)
+    }
+
     /// Whether scales change along the contraction.
     pub(in crate::gemm) const fn by_block(&self) -> bool {
         Granularity::any_blocks(self.granularities)

@@ -7,7 +7,7 @@ use crate::Granularity;
 use crate::gemm::Gemm;
 use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
-use crate::launched::{Version, note};
+use crate::version::Version;
 
 /// Launches what adds up `partials`, the sums of `splits` splits, of `rows` rows each.
 pub(in crate::gemm) fn combine<R: Runtime>(
@@ -32,7 +32,7 @@ pub(in crate::gemm) fn combine<R: Runtime>(
             splits as u32,
             gemm.accumulate,
             gemm.dtype,
-            note(client, "gemm_combine", gemm.parameters()),
+            Version::of(client),
         );
     }
 }

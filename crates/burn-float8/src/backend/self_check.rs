@@ -1,0 +1,234 @@
+//! A kernel is judged before it touches the user's data: once for each variant that a process uses on a device, on operands of its own.
+//!
+//! ```text
+//! variant ─ known to be right ─▶ launch
+//!    │ new
+//!    ▼
+//! judge ─ right ─▶ launch        all of a small result, bit for bit that of the scalar reference; fused operations within rounding
+//!    │ wrong, refused or lost
+//!    ▼
+//! disable, log, take the next    the host where none is left; of fused operations Burn's
+//! ```
+use std::collections::HashMap;
+use std::env::VarError;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock};
+use std::time::Instant;
+
+use burn_backend::DeviceId;
+use cubecl::client::ComputeClient;
+use cubecl::future::block_on;
+use cubecl::prelude::Runtime;
+use float8_kernels::check::{CastVariant, Flaw, FusedVariant, GemmVariant, Variant};
+use float8_kernels::fused::disable_fused;
+use float8_kernels::{GemmPath, Granularity, KernelError, cast_instructions, device_key, disable_casts, disable_path};
+use parking_lot::{Mutex, RwLock};
+
+use super::{SelfCheckReport, lost};
+use crate::config::SelfCheck;
+use crate::error::{Float8Error, SelfCheckFailure};
+
+/// The self-checks of one device, whatever backends are on it.
+pub(super) struct DeviceChecks {
+    /// Whether a configuration or the environment turns checks off.
+    off: AtomicBool,
+    /// Whether the device is a CPU, on which nothing is checked.
+    is_cpu: bool,
+    /// Held while a variant is judged: another thread that comes to a new variant waits.
+    turn: Mutex<()>,
+    found: RwLock<Found>,
+    prepared: OnceLock<Result<(), Float8Error>>,
+}
+
+#[derive(Default)]
+struct Found {
+    /// Whether each variant is right.
+    judged: HashMap<Variant, bool>,
+    failures: Vec<SelfCheckFailure>,
+    seconds: f64,
+}
+
+/// How many variants are not right, on any device.
+static FAILURES: AtomicU64 = AtomicU64::new(0);
+
+/// How often a variant was judged, on any device: the seed of its operands.
+static SEED: AtomicU64 = AtomicU64::new(1);
+
+/// Whether nothing was wrong and nothing was lost, on any device: all that a call of a device that works asks.
+pub(super) fn is_faultless() -> bool {
+    FAILURES.load(Ordering::Acquire) == 0 && lost::is_nothing()
+}
+
+/// The checks of a client's device: one value for all clients of the device.
+pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
+    static DEVICES: LazyLock<RwLock<HashMap<usize, Arc<DeviceChecks>>>> = LazyLock::new(RwLock::default);
+    let key = device_key(client);
+    if let Some(known) = DEVICES.read().get(&key) {
+        return known.clone();
+    }
+    let new = || {
+        lost::watch();
+        Arc::new(DeviceChecks {
+            off: AtomicBool::new(variable() == Ok(Some(SelfCheck::Off))),
+            is_cpu: client.properties().hardware.num_cpu_cores.is_some(),
+            turn: Mutex::default(),
+            found: RwLock::default(),
+            prepared: OnceLock::new(),
+        })
+    };
+    DEVICES.write().entry(key).or_insert_with(new).clone()
+}
+
+/// What `FLOAT8_SELF_CHECK` says, if it is set.
+fn variable() -> Result<Option<SelfCheck>, Float8Error> {
+    const NAME: &str = "FLOAT8_SELF_CHECK";
+    let wrong = |value: &str| Float8Error::config(NAME, format!("{value:?}"), "expected first_use or off");
+    match std::env::var(NAME) {
+        Err(VarError::NotPresent) => Ok(None),
+        Err(VarError::NotUnicode(value)) => Err(wrong(&value.to_string_lossy())),
+        Ok(value) if value.is_empty() => Ok(None),
+        Ok(value) if value == "first_use" => Ok(Some(SelfCheck::FirstUse)),
+        Ok(value) if value == "off" => Ok(Some(SelfCheck::Off)),
+        Ok(value) => Err(wrong(&value)),
+    }
+}
+
+impl DeviceChecks {
+    /// Turns checks on or off, as a configuration says, unless the environment says otherwise.
+    pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), Float8Error> {
+        let variable = variable()?;
+        if let Some(choice) = variable.or(asked_for) {
+            self.off.store(choice == SelfCheck::Off, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn is_off(&self) -> bool {
+        self.is_cpu || self.off.load(Ordering::Relaxed)
+    }
+
+    /// The result of `prepare`, which runs once, and not where nothing is checked.
+    pub(super) fn prepared(&self, prepare: impl FnOnce() -> Result<(), Float8Error>) -> Result<(), Float8Error> {
+        if self.is_off() { Ok(()) } else { self.prepared.get_or_init(prepare).clone() }
+    }
+
+    pub(super) fn report(&self, device: DeviceId) -> SelfCheckReport {
+        let Found { judged, failures, seconds } = &*self.found.read();
+        let (kernels, seconds, failures) =
+            (judged.values().filter(|right| **right).count(), *seconds, failures.clone());
+        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::first(device) }
+    }
+
+    /// The first variant that is not right, or the first task that the device has lost.
+    pub(super) fn fault(&self, device: DeviceId) -> Option<Float8Error> {
+        if let Some(message) = lost::first(device) {
+            return Some(Float8Error::Lost { message });
+        }
+        self.found.read().failures.first().cloned().map(Float8Error::SelfCheck)
+    }
+
+    /// Leaves the cast instructions that are right for what `variant` describes.
+    ///
+    /// # Errors
+    /// [`KernelError::Disabled`] if none are.
+    pub(super) fn cast<R: Runtime>(
+        &self,
+        (client, device): (&ComputeClient<R>, DeviceId),
+        variant: impl Fn() -> Result<CastVariant, KernelError>,
+    ) -> Result<(), KernelError> {
+        while !self.is_off() {
+            let variant = variant()?;
+            let Some(instructions) = variant.instructions else { return Err(KernelError::Disabled) };
+            let path = format!("casts by {instructions}");
+            let disable = || {
+                if cast_instructions(client) == Some(instructions) {
+                    disable_casts(client);
+                }
+            };
+            if self.is_right((client, device), Variant::Cast(variant), (path, None), disable) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves the path of a GEMM that is right for what `variant` describes.
+    ///
+    /// # Errors
+    /// [`KernelError::Disabled`] if none is.
+    pub(super) fn gemm<R: Runtime>(
+        &self,
+        (client, device): (&ComputeClient<R>, DeviceId),
+        variant: impl Fn() -> GemmVariant,
+    ) -> Result<(), KernelError> {
+        while !self.is_off() {
+            let variant = variant();
+            let (path, granularities) = (variant.path, variant.granularities);
+            if path == GemmPath::Host {
+                return Err(KernelError::Disabled);
+            }
+            let disable = || disable_path(client, path, granularities);
+            let named = (path.to_string(), Some(granularities));
+            if self.is_right((client, device), Variant::Gemm(variant), named, disable) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Disables a fused operation that is not right.
+    pub(super) fn fused<R: Runtime>(&self, on: (&ComputeClient<R>, DeviceId), variant: FusedVariant) {
+        let named = ("fused operations".into(), None);
+        self.is_right(on, Variant::Fused(variant), named, || disable_fused(on.0, variant.kernel));
+    }
+
+    /// Whether a variant is right. The first call judges it, and calls `disable` if it is not.
+    fn is_right<R: Runtime>(
+        &self,
+        (client, device): (&ComputeClient<R>, DeviceId),
+        variant: Variant,
+        (path, granularities): (String, Option<[Granularity; 2]>),
+        disable: impl FnOnce(),
+    ) -> bool {
+        let known = || self.is_off().then_some(true).or_else(|| self.found.read().judged.get(&variant).copied());
+        if let Some(known) = known() {
+            return known;
+        }
+        let _turn = self.turn.lock();
+        if let Some(known) = known() {
+            return known;
+        }
+        // An error that the device has not told yet belongs to an earlier launch.
+        if let Err(error) = block_on(client.sync()) {
+            lost::reported(device, error);
+        }
+        let start = Instant::now();
+        let lost_before = lost::count(device);
+        let judge = || variant.judge(client, SEED.fetch_add(1, Ordering::Relaxed));
+        let mut judged = judge();
+        let mut reasons = lost::take_after(device, lost_before);
+        if judged.is_err() && !reasons.is_empty() {
+            judged = judge();
+            reasons = lost::take_after(device, lost_before);
+        }
+        let flaw = match judged {
+            Err(Flaw::Unsupported(KernelError::Disabled)) => Some(KernelError::Disabled.to_string()),
+            // The launch says so, too.
+            Err(Flaw::Unsupported(_)) | Ok(()) => None,
+            Err(flaw) => Some(flaw.to_string()),
+        };
+        let is_right = flaw.is_none();
+        let mut found = self.found.write();
+        found.seconds += start.elapsed().as_secs_f64();
+        if let Some(flaw) = flaw {
+            disable();
+            let reason = [flaw].into_iter().chain(reasons).collect::<Vec<_>>().join("; ");
+            let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };
+            log::error!("Float8: {failure}; this is disabled");
+            found.failures.push(failure);
+            FAILURES.fetch_add(1, Ordering::AcqRel);
+        }
+        found.judged.insert(variant, is_right);
+        is_right
+    }
+}

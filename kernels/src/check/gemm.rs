@@ -1,0 +1,251 @@
+//! GEMMs on codes of -1, 0 and 1 under scales that are powers of two: every sum is exact on every path, so every bit must be right.
+//!
+//! Scales of neighbours differ, tiles are ragged, a bias and empty groups take part. The first row and column are dense, which makes
+//! their sums as large as 14 bits hold. NaN and infinite codes fill a row and a column with what is not finite.
+
+use core::ops::Range;
+
+use cubecl::prelude::*;
+
+use super::{Flaw, floats, in_dtype, random, read};
+use crate::gemm::GemmVariant;
+use crate::mx::to_blocked;
+use crate::reference::{HostOperand, decode, encode};
+use crate::source::Source;
+use crate::{Format, Granularity, Grouping, Groups, InvScale, Operand, VectorView, row_words};
+
+/// Where each of three groups ends: inside a block, at once, and before the last of an axis.
+fn group_ends(len: usize) -> [i32; 3] {
+    let first = len as i32 / 3 + 1;
+    [first, first, len as i32 - 3]
+}
+
+/// An operand on the host.
+struct Matrix {
+    codes: Vec<u8>,
+    inv_scales: Vec<InvScale>,
+    values: Vec<f32>,
+    rows: usize,
+}
+
+impl Matrix {
+    /// The left or the right operand, with zeros outside `spans` of the contraction and what is not finite in its column `special`.
+    fn new(
+        variant: &GemmVariant,
+        side: usize,
+        rows: usize,
+        (spans, special): (&[Range<usize>], usize),
+        seed: u64,
+    ) -> Self {
+        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        let one = encode(1.0, format);
+        let code = |i: usize| {
+            let (row, col) = (i / k, i % k);
+            let sign = [0, 0x80][(random(seed, i) >> 40) as usize % 2];
+            let is_kept = match (row, side) {
+                (0, 0) => return one,
+                (0, _) => return if col % 128 == 5 { 0 } else { one },
+                // The left one is sparse, which the product below makes use of.
+                (_, 0) => random(seed, i).is_multiple_of(8),
+                _ => !random(seed, i).is_multiple_of(3),
+            };
+            if is_kept { one | sign } else { 0 }
+        };
+        let mut codes: Vec<u8> = (0..rows * k).map(code).collect();
+        for row in codes.chunks_exact_mut(k) {
+            for (col, code) in row.iter_mut().enumerate() {
+                *code = if spans.iter().any(|span| span.contains(&col)) { *code } else { 0 };
+            }
+        }
+        // A row of few would leave nothing else.
+        if rows > 8 {
+            codes[rows / 2 * k + special] = 0x7f;
+            if format == Format::E5m2 {
+                codes[rows / 3 * k + special] = 0x7c;
+            }
+        }
+        let [height, width] = granularity.scale_dims(rows, k);
+        let scale = |i: usize| {
+            let (row, block) = (i / width, i % width);
+            2f32.powi(match granularity {
+                Granularity::Tensor => [1, -2][side],
+                Granularity::Row => (3 * row as i32) % 5 - 2,
+                _ => (row + block) as i32 % 3,
+            })
+        };
+        let inv_scales: Vec<_> = (0..height * width).map(|i| InvScale::new(scale(i))).collect();
+        let host = HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
+        let values = codes.iter().enumerate().map(|(i, code)| decode(*code, format) * host.inv_scale(i / k, i % k));
+        Self { values: values.collect(), codes, inv_scales, rows }
+    }
+
+    fn upload<R: Runtime>(&self, client: &ComputeClient<R>, variant: &GemmVariant, side: usize) -> Operand {
+        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        let pitch = 4 * row_words(k);
+        let mut padded = vec![0; self.rows * pitch];
+        for (padded, row) in padded.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
+            padded[..k].copy_from_slice(row);
+        }
+        let scales: Vec<u8> = if granularity.is_mx() {
+            let bytes = self.inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two"));
+            to_blocked(&bytes.collect::<Vec<_>>(), self.rows, granularity.scale_dims(self.rows, k)[1])
+        } else {
+            self.inv_scales.iter().flat_map(|scale| scale.get().to_le_bytes()).collect()
+        };
+        let [codes, inv_scale] = [&padded, &scales].map(|bytes| client.create_from_slice(bytes));
+        Operand { codes, inv_scale, rows: self.rows, k, format, granularity, power_of_two: variant.power_of_two }
+    }
+}
+
+/// Adds the product of rows of A and `cols` rows of B, along a part of the contraction, to rows of `out`.
+fn multiply(
+    [a, b]: [&Matrix; 2],
+    (rows, first_b, along): (Range<usize>, usize, Range<usize>),
+    special: usize,
+    (out, cols): (&mut [f32], usize),
+) {
+    let k = a.values.len() / a.rows;
+    let mut line = vec![0.0; cols * k];
+    for (i, value) in b.values[first_b * k..][..cols * k].iter().enumerate() {
+        line[i % k * cols + i / k] = *value;
+    }
+    for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+        let values = &a.values[row * k..][..k];
+        // Zero times what is not finite is NaN.
+        for col in along.clone().filter(|col| values[*col] != 0.0 || *col == special) {
+            let terms = &line[col * cols..][..cols];
+            out.iter_mut().zip(terms).for_each(|(sum, term)| *sum += values[col] * term);
+        }
+    }
+}
+
+pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
+    judge_changed(variant, client, seed, |_| {})
+}
+
+/// The judgement where the kernel is given something else than the reference, as if it read it so.
+fn judge_changed<R: Runtime>(
+    variant: &GemmVariant,
+    client: &ComputeClient<R>,
+    seed: u64,
+    change: impl FnOnce((&mut Matrix, &mut Vec<f32>)),
+) -> Result<(), Flaw> {
+    let ([m, n, k], grouping) = (variant.shape, variant.grouping);
+    let (divided, matrices) = match grouping {
+        Some(Grouping::Rows) => (m, [3, 1]),
+        Some(Grouping::Contraction) => (k, [1, 3]),
+        None => (k, [1, 1]),
+    };
+    let ends = group_ends(divided);
+    let groups = grouping.map(|grouping| grouping.spans(&ends, divided)).unwrap_or_default();
+    let by_k = grouping == Some(Grouping::Contraction);
+    let (spans, special) = if by_k { (groups.clone(), k - 4) } else { (vec![0..k], k - 1) };
+    let mut a = Matrix::new(variant, 0, m, (&spans, special), seed);
+    let b = Matrix::new(variant, 1, n * matrices[0], (&spans, special), seed + 1);
+
+    let mut want = vec![0f32; m * n * matrices[1]];
+    match grouping {
+        None => multiply([&a, &b], (0..m, 0, 0..k), special, (&mut want, n)),
+        Some(Grouping::Rows) => {
+            for (g, span) in groups.iter().enumerate() {
+                multiply([&a, &b], (span.clone(), g * n, 0..k), special, (&mut want[span.start * n..], n));
+            }
+        }
+        Some(Grouping::Contraction) => {
+            for (g, span) in groups.iter().enumerate() {
+                multiply([&a, &b], (0..m, 0, span.clone()), special, (&mut want[g * m * n..], n));
+            }
+        }
+    }
+    let mut bias: Vec<f32> = (0..n).map(|col| (col * 7 % 9) as f32 / 2.0 - 2.0).collect();
+    if variant.bias.is_some() {
+        want.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias));
+    }
+    let (_, want) = in_dtype(&want, variant.dtype)?;
+    change((&mut a, &mut bias));
+    let bias_view = variant.bias.map(|dtype| {
+        let (bytes, _) = in_dtype(&bias, dtype)?;
+        Ok::<_, Flaw>(VectorView { handle: client.create_from_slice(&bytes), len: n, stride: 1, dtype })
+    });
+
+    let ends = client.create_from_slice(&ends.map(i32::to_le_bytes).concat());
+    let groups = grouping.map(|grouping| Groups { ends, count: 3, grouping });
+    // NaN, where nothing is written.
+    let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(variant.dtype)?.size()]);
+    let [left, right] = [(&a, 0), (&b, 1)].map(|(matrix, side)| matrix.upload(client, variant, side));
+    variant.run(client, [&left, &right], bias_view.transpose()?.as_ref(), groups.as_ref(), &out)?;
+    let got = floats(&read(client, &[&out])?[0], variant.dtype)?;
+    let differs = |(got, want): (&f32, &f32)| got != want && !(got.is_nan() && want.is_nan());
+    let count = got.iter().zip(&want).filter(|pair| differs(*pair)).count();
+    match got.iter().zip(&want).position(differs) {
+        None => Ok(()),
+        Some(i) => {
+            let (got, want) = (got[i], want[i]);
+            Err(Flaw::Wrong(format!("[{}, {}] is {got:e}, not {want:e}; {count} elements differ", i / n, i % n)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cubecl::wgpu::WgpuRuntime;
+
+    use super::*;
+    use crate::GemmShape;
+
+    /// Judges variants of this granularity of A on wgpu with a change.
+    fn judged(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) -> Option<Result<(), Flaw>> {
+        let client = std::panic::catch_unwind(|| WgpuRuntime::client(&Default::default())).ok()?;
+        let granularities = [left, if left == Granularity::Block1x128 { Granularity::Block128x128 } else { left }];
+        let product = [300, 300, 1000];
+        let like = GemmShape { product, granularities, power_of_two: true, use_fast_accum: false, groups: None };
+        let dtype = Source::F32.storage();
+        let variant = GemmVariant::of(&client, [Format::E4m3; 2], &like, (Some(dtype), dtype), false);
+        Some(judge_changed(&variant, &client, 7, change))
+    }
+
+    fn is_noticed(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) {
+        let Some(judged) = judged(left, change) else { return eprintln!("skipped: no adapter for wgpu") };
+        assert!(matches!(judged, Err(Flaw::Wrong(_))), "{judged:?}");
+    }
+
+    #[test]
+    fn what_nothing_changes_is_right() {
+        for granularity in Granularity::ALL {
+            if let Some(judged) = judged(granularity, |_| {}) {
+                assert_eq!(judged, Ok(()), "{granularity}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_dropped_stage_is_noticed() {
+        for granularity in Granularity::ALL {
+            is_noticed(granularity, |(a, _)| {
+                let k = a.codes.len() / a.rows;
+                a.codes.chunks_exact_mut(k).for_each(|row| row[128..160].fill(0));
+            });
+        }
+    }
+
+    #[test]
+    fn the_scale_of_a_neighbour_is_noticed() {
+        for granularity in [Granularity::Row, Granularity::Block1x128, Granularity::Block1x32] {
+            is_noticed(granularity, |(a, _)| a.inv_scales.swap(2, 3));
+            is_noticed(granularity, |(a, _)| a.inv_scales.rotate_left(1));
+        }
+    }
+
+    #[test]
+    fn a_wrong_row_map_is_noticed() {
+        is_noticed(Granularity::Tensor, |(a, _)| {
+            let k = a.codes.len() / a.rows;
+            a.codes.rotate_left(8 * k);
+        });
+    }
+
+    #[test]
+    fn a_bias_left_out_is_noticed() {
+        is_noticed(Granularity::Tensor, |(_, bias)| bias.fill(0.0));
+    }
+}

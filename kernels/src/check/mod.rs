@@ -1,0 +1,133 @@
+//! Judges kernels on operands of their own: whether a variant gives the bits of the scalar reference on a device.
+//!
+//! Contents depend on a seed, so that memory that an earlier judgement has left never passes for the result of a launch that was lost.
+
+mod cast;
+mod fused;
+mod gemm;
+
+use core::fmt;
+
+use cubecl::future::block_on;
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+use half::{bf16, f16};
+
+pub use cast::CastVariant;
+pub use fused::FusedVariant;
+
+pub use crate::gemm::GemmVariant;
+use crate::source::Source;
+use crate::{KernelError, MatrixView};
+
+/// What is judged once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// A cast.
+    Cast(CastVariant),
+    /// A GEMM.
+    Gemm(GemmVariant),
+    /// A fused operation.
+    Fused(FusedVariant),
+}
+
+/// Why a variant is not right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// It does not compute this.
+    Unsupported(KernelError),
+    /// The result is not the reference's.
+    Wrong(String),
+    /// The device gave an error instead of a result.
+    Refused(String),
+}
+
+impl From<KernelError> for Flaw {
+    fn from(error: KernelError) -> Self {
+        Self::Unsupported(error)
+    }
+}
+
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unsupported(error) => error.fmt(f),
+            Self::Wrong(text) | Self::Refused(text) => f.write_str(text),
+        }
+    }
+}
+
+impl Variant {
+    /// Runs the variant on operands of its own, and compares all of the result with the scalar reference.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn judge<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
+        match self {
+            Self::Cast(cast) => cast.judge(client, seed),
+            Self::Gemm(gemm) => gemm::judge(gemm, client, seed),
+            Self::Fused(fused) => fused.judge(client, seed),
+        }
+    }
+}
+
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cast(cast) => cast.fmt(f),
+            Self::Gemm(gemm) => gemm.fmt(f),
+            Self::Fused(fused) => fused.fmt(f),
+        }
+    }
+}
+
+/// Number `i` of a sequence: splitmix64.
+fn random(seed: u64, i: usize) -> u64 {
+    let mut x = seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// Bytes of values in a dtype, and the values as it rounds them.
+fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>), KernelError> {
+    let halves = |bits: fn(f32) -> u16, value: fn(u16) -> f32| {
+        let bits: Vec<u16> = values.iter().map(|x| bits(*x)).collect();
+        (bits.iter().flat_map(|x| x.to_le_bytes()).collect(), bits.into_iter().map(value).collect())
+    };
+    Ok(match Source::of(dtype)? {
+        Source::F32 => (values.iter().flat_map(|x| x.to_le_bytes()).collect(), values.to_vec()),
+        Source::F16 => halves(|x| f16::from_f32(x).to_bits(), |x| f16::from_bits(x).to_f32()),
+        Source::Bf16 => halves(|x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f32()),
+    })
+}
+
+/// A dense matrix on the device, and its values as the dtype rounds them.
+fn upload<R: Runtime>(
+    client: &ComputeClient<R>,
+    values: &[f32],
+    cols: usize,
+    dtype: StorageType,
+) -> Result<(MatrixView, Vec<f32>), KernelError> {
+    let (bytes, values) = in_dtype(values, dtype)?;
+    let handle = client.create_from_slice(&bytes);
+    Ok((MatrixView { handle, shape: [values.len() / cols, cols], strides: [cols, 1], dtype }, values))
+}
+
+/// Bytes of device memory.
+fn read<R: Runtime>(client: &ComputeClient<R>, handles: &[&Handle]) -> Result<Vec<Vec<u8>>, Flaw> {
+    let handles = handles.iter().map(|handle| (*handle).clone()).collect();
+    let read = block_on(client.read_async(handles)).map_err(|error| Flaw::Refused(error.to_string()))?;
+    Ok(read.iter().map(|bytes| bytes.to_vec()).collect())
+}
+
+/// The f32 values of bytes in a dtype.
+fn floats(bytes: &[u8], dtype: StorageType) -> Result<Vec<f32>, KernelError> {
+    let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
+    Ok(match Source::of(dtype)? {
+        Source::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        Source::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        Source::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+    })
+}

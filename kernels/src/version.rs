@@ -1,0 +1,25 @@
+//! What tells kernels of different versions of this crate, and of different devices, apart in CubeCL's cache.
+
+use cubecl::prelude::*;
+
+use crate::arch::{CudaArch, cuda_arch};
+
+/// An argument of every kernel, for CubeCL's cache of compiled kernels, which outlives the program. The cache keys a kernel by
+/// its name and compile-time arguments alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Version {
+    /// A hash of this crate's sources.
+    sources: &'static str,
+    /// The CUDA architecture, bytes of shared memory, and SMs. The latter tell devices apart that have the same features: code for
+    /// sm_100a runs on no sm_103, and code for sm_86 on no sm_80.
+    device: Option<(CudaArch, usize, Option<u32>)>,
+}
+
+impl Version {
+    /// The argument for this client's device.
+    pub(crate) fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
+        let hardware = &client.properties().hardware;
+        let device = |arch| (arch, hardware.max_shared_memory_size, hardware.num_streaming_multiprocessors);
+        Self { sources: env!("FLOAT8_KERNELS_SOURCE"), device: cuda_arch(client).map(device) }
+    }
+}
