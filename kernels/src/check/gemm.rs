@@ -139,7 +139,7 @@ fn judge_changed<R: Runtime>(
     let ends = group_ends(divided);
     let groups = grouping.map(|grouping| grouping.spans(&ends, divided)).unwrap_or_default();
     let by_k = grouping == Some(Grouping::Contraction);
-    let (spans, special) = if by_k { (groups.clone(), k - 4) } else { (vec![0..k], k - 1) };
+    let (spans, special) = if by_k { (groups.clone(), k - 4) } else { (core::iter::once(0..k).collect(), k - 1) };
     let mut a = Matrix::new(variant, 0, m, (&spans, special), seed);
     let b = Matrix::new(variant, 1, n * matrices[0], (&spans, special), seed + 1);
 
