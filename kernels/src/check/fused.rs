@@ -39,6 +39,8 @@ impl FusedVariant {
         };
         let matrix = |i: u64| upload(client, &values(ROWS, cols, seed + i), cols, dtype);
         let ((a, x), (b, y), (d, dy)) = (matrix(1)?, matrix(2)?, matrix(3)?);
+        // The largest term of a result: where terms cancel, errors are relative to it.
+        let mut term = 0f64;
         let results = match kernel {
             FusedKernel::SwiGlu if backward => {
                 let [da, db] = fused::swiglu_backward(client, &a, &b, &d)?;
@@ -49,6 +51,11 @@ impl FusedVariant {
             FusedKernel::RmsNorm => {
                 let (g, gamma) = upload(client, &values(1, cols, seed), cols, gamma)?;
                 if backward {
+                    for (x, dy) in x.chunks_exact(cols).zip(dy.chunks_exact(cols)) {
+                        let mean = x.iter().map(|x| f64::from(x * x)).sum::<f64>() / cols as f64;
+                        let terms = dy.iter().zip(&gamma).map(|(dy, gamma)| f64::from(dy * gamma).abs());
+                        term = term.max(terms.fold(0f64, f64::max) / (mean + f64::from(EPSILON)).sqrt());
+                    }
                     let [dx, dgamma] = fused::rms_norm_backward(client, &a, &g, &d, EPSILON)?;
                     let [x, gamma] = reference::rms_norm_backward(&x, &gamma, &dy, EPSILON.into());
                     vec![(dx, dtype, x), (dgamma, f32, gamma)]
@@ -70,7 +77,7 @@ impl FusedVariant {
                 Source::F16 => 1e-3,
                 Source::Bf16 => 8e-3,
             };
-            let largest = want.iter().fold(0f64, |largest, x| largest.max(x.abs()));
+            let largest = want.iter().fold(term, |largest, x| largest.max(x.abs()));
             let got = floats(&read(client, &[&made])?[0], dtype)?;
             let is_near = |(got, want): (&f32, &f64)| (f64::from(*got) - want).abs() <= tolerance * largest;
             if let Some(at) = got.iter().zip(&want).position(|pair| !is_near(pair)) {
