@@ -356,7 +356,8 @@ fn adapters_that_do_not_fit_are_refused() {
         key(&["lora.target_modules=[\"q_proj\", \"v_proj\", \"down_proj\", \"k_proj\"]"])
             .contains("k_proj.lora_A.weight")
     );
-    assert!(key(&["lora.target_modules=[\"qq_proj\"]"]).contains("\"qq_proj\" matches none"));
+    let message = key(&["lora.target_modules=[\"qq_proj\"]"]);
+    assert!(message.contains("\"qq_proj\"") && message.contains("matches none"), "{message}");
     let data = text();
     let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
     assert!(refused(&["lora.rank=0"]).contains("lora.rank = 0"));
