@@ -27,7 +27,7 @@ use crate::{given, median};
 /// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
 type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
 
-/// M, K and N: large enough that codes are in another pool than scales, as they are in models.
+/// M, K and N, so large that codes and scales come from different memory pools, as in a model.
 const SHAPE: [usize; 3] = [1024, 1024, 1024];
 
 /// Calls between two waits, which are a round.
@@ -39,7 +39,7 @@ const ROUNDS: u32 = 5;
 /// Rounds that do not count.
 const WARM_UP: u32 = 2;
 
-/// Tensors of one element that are live beside the linear. CubeCL's memory pool visits every live piece for a new one.
+/// Live tensors of one element. CubeCL's memory pool visits every live allocation for a new one.
 const LIVE: [usize; 2] = [0, 2000];
 
 /// One precision.

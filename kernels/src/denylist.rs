@@ -1,4 +1,4 @@
-//! Per-device denylist of failed kernels. Paths of GEMMs, instructions of casts and fused operations ask here before they are chosen.
+//! Per-device denylist of failed kernels: paths of GEMMs, instructions of casts, and fused operations.
 
 use std::any::TypeId;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
@@ -18,7 +18,7 @@ pub fn device_key<R: Runtime>(client: &ComputeClient<R>) -> usize {
     core::ptr::from_ref(client.properties()).addr()
 }
 
-/// How much is disabled, on any device: while it stays, [`gemm_path`](crate::gemm_path) gives the same answers.
+/// Number of disabled kernels, on all devices. While it is constant, so is [`gemm_path`](crate::gemm_path).
 pub fn disabled_count() -> u64 {
     COUNT.load(Ordering::Acquire)
 }

@@ -112,7 +112,8 @@ fn dequantize_f32<N: Size>(
 /// Dequantizes to the same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
 ///
 /// # Errors
-/// [`KernelError::UnfitGranularity`] for other granularities; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
+/// [`KernelError::UnfitGranularity`] for other granularities. For the operand as
+/// [`scaled_gemm`](crate::scaled_gemm).
 pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Handle, KernelError> {
     operand.check()?;
     let granularity = operand.granularity;

@@ -1,17 +1,18 @@
-//! What tells kernels of different versions of this crate, and of different devices, apart in CubeCL's cache.
+//! [`Version`]: distinguishes kernels of other versions of this crate and of other devices in CubeCL's cache.
 
 use cubecl::prelude::*;
 
 use crate::arch::{CudaArch, cuda_arch};
 
-/// An argument of every kernel, for CubeCL's cache of compiled kernels, which outlives the program. The cache keys a kernel by
-/// its name and compile-time arguments alone.
+/// An argument of every kernel. CubeCL's cache of compiled kernels outlives the program, and keys a
+/// kernel by its name and compile-time arguments alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Version {
     /// A hash of this crate's sources.
     sources: &'static str,
-    /// The CUDA architecture, bytes of shared memory, and SMs. The latter tell devices apart that have the same features: code for
-    /// sm_100a runs on no sm_103, and code for sm_86 on no sm_80.
+    /// The CUDA architecture, bytes of shared memory, and SMs. The latter two distinguish devices
+    /// with the same features: code for sm_100a does not run on sm_103, nor code for sm_86 on
+    /// sm_80.
     device: Option<(CudaArch, usize, Option<u32>)>,
 }
 

@@ -1,7 +1,8 @@
 //! Memory for scales, amaxes and codes.
 //!
-//! CubeCL's pool visits every live piece of a page for each new one, so thousands of scales would cost the host more than the launches.
-//! Small pieces are cut from a larger one, which is free again when all of its parts are.
+//! CubeCL's pool visits every live allocation of a page for each new one: with thousands of live
+//! scales, allocating costs the host more than launching. Small arrays are cut from a larger
+//! allocation, which is free again when all of its parts are.
 
 use std::cell::RefCell;
 
@@ -11,13 +12,13 @@ use cubecl::stream_id::StreamId;
 
 use crate::denylist::device_key;
 
-/// Bytes of the largest small piece: one f32 for each of 8,192 rows.
+/// Bytes of the largest array that is cut from another: one f32 for each of 8,192 rows.
 const SMALL: usize = 32 << 10;
 
-/// Bytes that small pieces are cut from.
+/// Bytes of an allocation that arrays are cut from.
 const WHOLE: usize = 256 << 10;
 
-/// The unused rest of a piece, of one device and stream.
+/// The unused rest of an allocation, of one device and stream.
 struct Rest {
     of: (usize, StreamId),
     whole: Handle,
@@ -38,9 +39,9 @@ pub(crate) fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle
     REST.with_borrow_mut(|rest| {
         let known = rest.take().filter(|rest| rest.of == of && rest.start + bytes <= WHOLE);
         let Rest { whole, start, .. } = known.unwrap_or_else(|| Rest { of, whole: client.empty(WHOLE), start: 0 });
-        let piece = whole.clone().offset_start(start as u64).offset_end((WHOLE - start - bytes) as u64);
+        let part = whole.clone().offset_start(start as u64).offset_end((WHOLE - start - bytes) as u64);
         let start = start + bytes.next_multiple_of(client.properties().memory.alignment as usize);
         *rest = Some(Rest { of, whole, start });
-        piece
+        part
     })
 }

@@ -1,4 +1,5 @@
-//! Casts of the floats at which they can go wrong: codes, scales, padding and amax, bit for bit those of the scalar reference.
+//! Judges casts on edge cases of floats: codes, scales, padding and amax must equal the scalar
+//! reference bit for bit.
 
 use core::fmt;
 
@@ -15,16 +16,16 @@ use crate::{
     quantize_with_amax, row_words,
 };
 
-/// What the kernels of a cast are compiled for, with a small matrix that compiles to the same ones.
+/// Compile-time parameters of a cast, and the shape of a small matrix that compiles to the same kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CastVariant {
-    /// What is asked for.
+    /// Format, granularity and scale mode.
     pub cast: Cast,
     /// The copies, of a matrix that lies in memory by rows.
     pub orientation: Orientation,
     /// The dtype of x.
     pub dtype: StorageType,
-    /// Whether the amax is given, and that of x found as well.
+    /// `Some` if the amax is given; true if max |x| is computed too.
     pub amax: Option<bool>,
     /// The conversions that the device has left.
     pub instructions: Option<&'static str>,
@@ -44,7 +45,7 @@ impl CastVariant {
     /// The variant that [`quantize`], or with an amax [`quantize_with_amax`], runs on this device.
     ///
     /// # Errors
-    /// Those of either.
+    /// As [`quantize`] and [`quantize_with_amax`].
     pub fn of<R: Runtime>(
         client: &ComputeClient<R>,
         x: &MatrixView,
@@ -86,8 +87,8 @@ impl CastVariant {
         })
     }
 
-    /// Element `i` of a matrix: numbers over many binades, ties between codes, subnormals of the format, zeros, the largest; and what is not
-    /// finite in some rows, if that is asked for.
+    /// Element `i` of a matrix: values over many binades, ties between codes, subnormals, zeros and
+    /// the largest code. With `not_finite`, one NaN and one infinity as well.
     fn value(&self, i: usize, not_finite: bool, seed: u64) -> f32 {
         let [rows, cols] = self.shape;
         let (bits, row, col) = (random(seed, i), i / cols, i % cols);
@@ -126,7 +127,7 @@ impl CastVariant {
             handle = handle.offset_start((self.base * Source::of(self.dtype)?.size()) as u64);
         }
         let x = MatrixView { handle, shape: self.shape, strides: self.strides, dtype: self.dtype };
-        // What exceeds it saturates.
+        // Larger values saturate.
         let given = 100.0 + (seed % 100) as f32;
         let done = match self.amax {
             None => quantize(client, &x, self.cast, self.orientation)?,
@@ -164,7 +165,7 @@ impl CastVariant {
 }
 
 /// # Errors
-/// What is different.
+/// Both values, if they differ.
 fn same(got: f32, want: f32) -> Result<(), String> {
     let is_same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
     if is_same { Ok(()) } else { Err(format!("is {got:e}, not {want:e}")) }

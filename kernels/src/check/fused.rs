@@ -10,7 +10,7 @@ use crate::fused::{self, FusedKernel};
 use crate::reference::fused as reference;
 use crate::source::Source;
 
-/// What the kernels of a fused operation are compiled for.
+/// Compile-time parameters of a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FusedVariant {
     /// The operation.

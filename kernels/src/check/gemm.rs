@@ -1,7 +1,9 @@
-//! GEMMs on codes of -1, 0 and 1 under scales that are powers of two: every sum is exact on every path, so every bit must be right.
+//! Judges GEMMs on codes of -1, 0 and 1 with power-of-two scales. Every sum is exact on every path,
+//! so results must equal the scalar reference bit for bit.
 //!
-//! Scales of neighbours differ, tiles are ragged, a bias and empty groups take part. The first row and column are dense, which makes
-//! their sums as large as 14 bits hold. NaN and infinite codes fill a row and a column with what is not finite.
+//! Neighbouring scales differ, tiles are ragged, and there are a bias and an empty group. The first
+//! row of each operand is dense, so that sums use all 14 bits of an accumulator. A NaN code, and in
+//! e5m2 an infinity, reach a whole row and a whole column.
 
 use core::ops::Range;
 
@@ -10,11 +12,11 @@ use cubecl::prelude::*;
 use super::{Flaw, floats, in_dtype, random, read};
 use crate::gemm::GemmVariant;
 use crate::mx::to_blocked;
-use crate::reference::{HostOperand, decode, encode};
+use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm_f64};
 use crate::source::Source;
 use crate::{Format, Granularity, Grouping, Groups, InvScale, Operand, VectorView, row_words};
 
-/// Where each of three groups ends: inside a block, at once, and before the last of an axis.
+/// Ends of three groups: the first inside a block, the second empty, the third before the end of the axis.
 fn group_ends(len: usize) -> [i32; 3] {
     let first = len as i32 / 3 + 1;
     [first, first, len as i32 - 3]
@@ -24,12 +26,12 @@ fn group_ends(len: usize) -> [i32; 3] {
 struct Matrix {
     codes: Vec<u8>,
     inv_scales: Vec<InvScale>,
-    values: Vec<f32>,
     rows: usize,
 }
 
 impl Matrix {
-    /// The left or the right operand, with zeros outside `spans` of the contraction and what is not finite in its column `special`.
+    /// The left or the right operand, zero outside `spans` of the contraction. NaN and infinity are
+    /// in column `special`.
     fn new(
         variant: &GemmVariant,
         side: usize,
@@ -45,7 +47,6 @@ impl Matrix {
             let is_kept = match (row, side) {
                 (0, 0) => return one,
                 (0, _) => return if col % 128 == 5 { 0 } else { one },
-                // The left one is sparse, which the product below makes use of.
                 (_, 0) => random(seed, i).is_multiple_of(8),
                 _ => !random(seed, i).is_multiple_of(3),
             };
@@ -73,10 +74,13 @@ impl Matrix {
                 _ => (row + block) as i32 % 3,
             })
         };
-        let inv_scales: Vec<_> = (0..height * width).map(|i| InvScale::new(scale(i))).collect();
-        let host = HostOperand { codes: &codes, rows, k, format, granularity, inv_scales: &inv_scales };
-        let values = codes.iter().enumerate().map(|(i, code)| decode(*code, format) * host.inv_scale(i / k, i % k));
-        Self { values: values.collect(), codes, inv_scales, rows }
+        Self { codes, inv_scales: (0..height * width).map(|i| InvScale::new(scale(i))).collect(), rows }
+    }
+
+    /// The operand for the scalar reference.
+    fn host(&self, variant: &GemmVariant, side: usize) -> HostOperand<'_> {
+        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        HostOperand { codes: &self.codes, rows: self.rows, k, format, granularity, inv_scales: &self.inv_scales }
     }
 
     fn upload<R: Runtime>(&self, client: &ComputeClient<R>, variant: &GemmVariant, side: usize) -> Operand {
@@ -97,33 +101,12 @@ impl Matrix {
     }
 }
 
-/// Adds the product of rows of A and `cols` rows of B, along a part of the contraction, to rows of `out`.
-fn multiply(
-    [a, b]: [&Matrix; 2],
-    (rows, first_b, along): (Range<usize>, usize, Range<usize>),
-    special: usize,
-    (out, cols): (&mut [f32], usize),
-) {
-    let k = a.values.len() / a.rows;
-    let mut line = vec![0.0; cols * k];
-    for (i, value) in b.values[first_b * k..][..cols * k].iter().enumerate() {
-        line[i % k * cols + i / k] = *value;
-    }
-    for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
-        let values = &a.values[row * k..][..k];
-        // Zero times what is not finite is NaN.
-        for col in along.clone().filter(|col| values[*col] != 0.0 || *col == special) {
-            let terms = &line[col * cols..][..cols];
-            out.iter_mut().zip(terms).for_each(|(sum, term)| *sum += values[col] * term);
-        }
-    }
-}
-
 pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
     judge_changed(variant, client, seed, |_| {})
 }
 
-/// The judgement where the kernel is given something else than the reference, as if it read it so.
+/// [`judge`] of a kernel whose operands `change` modifies after the reference has read them: a
+/// stand-in for its faults.
 fn judge_changed<R: Runtime>(
     variant: &GemmVariant,
     client: &ComputeClient<R>,
@@ -131,36 +114,22 @@ fn judge_changed<R: Runtime>(
     change: impl FnOnce((&mut Matrix, &mut Vec<f32>)),
 ) -> Result<(), Flaw> {
     let ([m, n, k], grouping) = (variant.shape, variant.grouping);
-    let (divided, matrices) = match grouping {
-        Some(Grouping::Rows) => (m, [3, 1]),
-        Some(Grouping::Contraction) => (k, [1, 3]),
-        None => (k, [1, 1]),
+    let whole = core::iter::once(0..k).collect();
+    let (ends, rows_b, spans, special) = match grouping {
+        Some(Grouping::Rows) => (group_ends(m), 3 * n, whole, k - 1),
+        Some(grouping) => (group_ends(k), n, grouping.spans(&group_ends(k), k), k - 4),
+        None => (group_ends(k), n, whole, k - 1),
     };
-    let ends = group_ends(divided);
-    let groups = grouping.map(|grouping| grouping.spans(&ends, divided)).unwrap_or_default();
-    let by_k = grouping == Some(Grouping::Contraction);
-    let (spans, special) = if by_k { (groups.clone(), k - 4) } else { (core::iter::once(0..k).collect(), k - 1) };
     let mut a = Matrix::new(variant, 0, m, (&spans, special), seed);
-    let b = Matrix::new(variant, 1, n * matrices[0], (&spans, special), seed + 1);
+    let b = Matrix::new(variant, 1, rows_b, (&spans, special), seed + 1);
 
-    let mut want = vec![0f32; m * n * matrices[1]];
-    match grouping {
-        None => multiply([&a, &b], (0..m, 0, 0..k), special, (&mut want, n)),
-        Some(Grouping::Rows) => {
-            for (g, span) in groups.iter().enumerate() {
-                multiply([&a, &b], (span.clone(), g * n, 0..k), special, (&mut want[span.start * n..], n));
-            }
-        }
-        Some(Grouping::Contraction) => {
-            for (g, span) in groups.iter().enumerate() {
-                multiply([&a, &b], (0..m, 0, span.clone()), special, (&mut want[g * m * n..], n));
-            }
-        }
-    }
     let mut bias: Vec<f32> = (0..n).map(|col| (col * 7 % 9) as f32 / 2.0 - 2.0).collect();
-    if variant.bias.is_some() {
-        want.chunks_exact_mut(n).for_each(|row| row.iter_mut().zip(&bias).for_each(|(sum, bias)| *sum += bias));
-    }
+    let (left, right) = (a.host(variant, 0), b.host(variant, 1));
+    let want = match grouping {
+        None => scaled_gemm_f64(&left, &right, variant.bias.map(|_| &bias[..])),
+        Some(grouping) => grouped_scaled_gemm_f64(&left, &right, &ends, grouping),
+    };
+    let want: Vec<f32> = want.into_iter().map(|sum| sum as f32).collect();
     let (_, want) = in_dtype(&want, variant.dtype)?;
     change((&mut a, &mut bias));
     let bias_view = variant.bias.map(|dtype| {

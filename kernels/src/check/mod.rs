@@ -1,6 +1,7 @@
-//! Judges kernels on operands of their own: whether a variant gives the bits of the scalar reference on a device.
+//! Judges kernel variants on operands of their own, against the scalar reference.
 //!
-//! Contents depend on a seed, so that memory that an earlier judgement has left never passes for the result of a launch that was lost.
+//! Operands depend on a seed. Otherwise memory of an earlier judgement could pass for the result of
+//! a lost launch.
 
 mod cast;
 mod fused;
@@ -21,7 +22,7 @@ pub use crate::gemm::GemmVariant;
 use crate::source::Source;
 use crate::{KernelError, MatrixView};
 
-/// What is judged once.
+/// A kernel with its compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// A cast.
@@ -62,7 +63,7 @@ impl Variant {
     /// Runs the variant on operands of its own, and compares all of the result with the scalar reference.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The first flaw.
     pub fn judge<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
         match self {
             Self::Cast(cast) => cast.judge(client, seed),

@@ -42,7 +42,7 @@ const EACH: usize = 8;
 /// Most cubes of a kernel whose cubes go through the elements in step.
 const MOST_CUBES: usize = 1024;
 
-/// Cubes of an operation that goes through so many elements.
+/// Number of cubes for an operation on `elements` elements.
 fn cubes(elements: usize) -> usize {
     elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
 }

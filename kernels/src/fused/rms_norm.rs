@@ -28,7 +28,8 @@ fn cubes(rows: usize, cols: usize, most: usize) -> usize {
     rows.div_ceil(rows_per_cube(cols)).min(most)
 }
 
-/// `y = x (1 / √(mean x² + ε)) γ` of each row of contiguous `x [rows, cols]`. γ `[1, cols]` has the dtype of x, or is f32.
+/// `y = x (1 / √(mean x² + ε)) γ` of each row of contiguous `x [rows, cols]`. γ `[1, cols]` is f32
+/// or has x's dtype.
 ///
 /// # Errors
 /// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for γ.

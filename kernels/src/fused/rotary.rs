@@ -9,8 +9,9 @@ use crate::grid::UNITS;
 use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
-/// Turns contiguous x `[B, T, heads, d]` by the angles of its positions, and gives `[B, heads, T, d]`; with `back` it takes that and gives x
-/// again, which is also how gradients pass. `x.shape` is `[B · T · heads, d]`, d even; cos and sin are f32 `[T, d/2]`.
+/// Rotates contiguous x `[B, T, heads, d]` by the angles of its positions into `[B, heads, T, d]`.
+/// `back` is the inverse, and the gradient. `x.shape` is `[B · T · heads, d]`, d even; cos and sin
+/// are f32 `[T, d/2]`.
 ///
 /// # Errors
 /// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for dimensions or tables that do not fit x.
@@ -40,7 +41,7 @@ pub fn rotary<R: Runtime>(
     let ([cos, sin], [cos_base, sin_base]) = tables.args();
     let (y, y_arg) = inputs.output(client);
     let pairs = inputs.vectors() / 2;
-    // SAFETY: the inputs are checked, and a unit stays below the number of pairs, of which a row has `dim / 2 / width`.
+    // SAFETY: the inputs are checked, and a unit stays below `pairs`: `dim / 2 / width` in a row.
     unsafe {
         rotate::launch_unchecked::<R>(
             client,

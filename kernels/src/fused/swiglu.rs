@@ -39,7 +39,7 @@ pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixV
     Ok(y)
 }
 
-/// The gradients of a and b, of which y has `dy`.
+/// Gradients of a and b, given the gradient `dy` of y.
 ///
 /// # Errors
 /// As [`swiglu`].

@@ -26,8 +26,6 @@ pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
 pub use variant::GemmVariant;
 
-use variant::Tiling;
-
 use crate::denylist::{disable, is_disabled};
 use crate::operand::check_size;
 use crate::source::Source;
@@ -107,8 +105,18 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The kernel that a GEMM dispatches to on this device: without groups for an output of so many rows, with groups for none. That is
-/// [`GemmPath::Gemv`], where the device has it, the rows are few and it was not disabled; else that of [`gemm_path`].
+/// The tile of a GEMM, on paths that have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Tiling {
+    /// On paths that TMA feeds.
+    Plan(tma::plan::Plan),
+    /// Rows and columns.
+    Tile([u32; 2]),
+}
+
+/// Path of a GEMM on this device. `rows` are the output's, or `None` with groups.
+/// [`GemmPath::Gemv`] for at most [`GEMV_ROWS`] rows, if the device has it and it is not disabled;
+/// else the path of [`gemm_path`].
 pub fn gemm_path_of_rows<R: Runtime>(
     client: &ComputeClient<R>,
     rows: Option<usize>,

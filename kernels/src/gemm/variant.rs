@@ -1,4 +1,5 @@
-//! [`GemmVariant`]: a GEMM's compile-time parameters, with the shape of a small product that compiles to the same kernels.
+//! [`GemmVariant`]: compile-time parameters of a GEMM, and the shape of a small product that
+//! compiles to the same kernels.
 
 use core::fmt;
 
@@ -8,26 +9,17 @@ use cubecl::server::Handle;
 
 use super::tma::plan::Plan;
 use super::{
-    GEMV_ROWS, Gemm, GemmConfig, GemmPath, GemmShape, Grouping, Groups, emulated, gemm_path_of_rows, gemm_plan,
+    GEMV_ROWS, Gemm, GemmConfig, GemmPath, GemmShape, Grouping, Groups, Tiling, emulated, gemm_path_of_rows, gemm_plan,
 };
 use super::{half, mma};
 use crate::granularity::BLOCK;
 use crate::view::Checked;
 use crate::{Format, Granularity, KernelError, Operand, VectorView};
 
-/// The tile of a variant, on paths that have several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Tiling {
-    /// On paths that TMA feeds.
-    Plan(Plan),
-    /// Rows and columns.
-    Tile([u32; 2]),
-}
-
-/// What the kernels of a GEMM are compiled for.
+/// Compile-time parameters of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmVariant {
-    /// What computes it.
+    /// The path.
     pub path: GemmPath,
     /// Formats of the operands.
     pub formats: [Format; 2],
@@ -41,15 +33,17 @@ pub struct GemmVariant {
     pub dtype: StorageType,
     /// Whether tensor cores sum all of the contraction.
     pub use_fast_accum: bool,
-    /// What groups divide.
+    /// The axis that groups divide.
     pub grouping: Option<Grouping>,
-    /// M, N of one matrix and K of a small product of this variant: ragged, of several tiles and several rounds of a ring.
+    /// M, N of one matrix and K of the small product: ragged, with several tiles and several rounds
+    /// of a ring.
     pub shape: [usize; 3],
     tiling: Option<Tiling>,
 }
 
 impl GemmVariant {
-    /// The variant that [`scaled_gemm`](crate::scaled_gemm) or [`grouped_scaled_gemm`](crate::grouped_scaled_gemm) runs on this device.
+    /// The variant that [`scaled_gemm`](crate::scaled_gemm) runs on this device, or with groups
+    /// [`grouped_scaled_gemm`](crate::grouped_scaled_gemm).
     pub fn of<R: Runtime>(
         client: &ComputeClient<R>,
         formats: [Format; 2],
@@ -77,7 +71,7 @@ impl GemmVariant {
         let is_whole = grouping(like) == Some(Grouping::Rows) && n.is_multiple_of(BLOCK);
         let cols =
             if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
-        // Rounds of rings, and as many scales in a load.
+        // Blocks of the contraction: several rounds of every ring, and every width of loads of scales.
         let rounds = match path {
             GemmPath::Gemv => 32,
             GemmPath::Emulated if !is_few => 4,
@@ -90,7 +84,7 @@ impl GemmVariant {
         Self { path, formats, granularities, power_of_two, bias, dtype, use_fast_accum, grouping, shape, tiling }
     }
 
-    /// Computes such a product into `out`.
+    /// Computes a product of operands of this variant into `out`.
     ///
     /// # Errors
     /// [`KernelError::Disabled`] if there is no kernel.

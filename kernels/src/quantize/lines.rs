@@ -84,7 +84,8 @@ pub(super) fn scales<R: Runtime>(
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
     let isa = Isa::of(client);
-    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores are guarded by the rows and columns of `x`.
+    // SAFETY: `x` is checked. `Tile::load` reads only inside it, and stores are guarded by its rows
+    // and columns.
     unsafe {
         line_maxima::launch_unchecked::<R>(
             client,

@@ -172,7 +172,8 @@ pub fn quantize_with_amax<R: Runtime>(
     Ok(done)
 }
 
-/// The newest of the instructions that casts on this device use; `None` if all were disabled, so that nothing is cast there.
+/// The newest instructions that casts on this device use; `None` if all are disabled and nothing is
+/// cast there.
 pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
     Isa::left(client).map(|isa| match isa {
         Isa::PtxFp8 => "cvt to FP8",

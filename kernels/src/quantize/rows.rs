@@ -139,8 +139,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
     let split = RowSplit::new(per_row, is_cpu(client));
     let copies = Copies::new(client, x, Orientation::Rows, |_| (words(client, x.rows), words(client, x.rows)));
     let copy = copies.rows.as_ref().expect("the copy by rows");
-    // SAFETY: `x` is checked and `load_sector` reads only inside it; stores are guarded by the rows and by the sectors of a row, whose
-    // codes fill the pitch.
+    // SAFETY: `x` is checked and `load_sector` reads only inside it. Stores are guarded by the rows
+    // and the sectors of a row, whose codes fill the pitch.
     unsafe {
         cast_rows::launch_unchecked::<R>(
             client,

@@ -107,10 +107,11 @@ pub(super) fn launch<R: Runtime>(
         by_cols: cols.is_some(),
         one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128) || encoding.cast.is_square(),
     };
-    // SAFETY: `x` is checked and `Tile::load` reads only inside it; stores of codes are guarded by the pitches and by the numbers of rows
-    // that the copies were allocated with. Of scales: `LineScales` reads below the numbers of lines; `BlockScales` writes word `i` of the
-    // amaxes in cube `i`, scales guarded by the numbers of lines, and tile `i` of E8M0 scales or its mirror image, of which there
-    // are as many; `TensorScale` writes word `i` of what it observes in cube `i`.
+    // SAFETY: `x` is checked and `Tile::load` reads only inside it. Stores of codes are guarded by
+    // the pitches and the rows of the copies. `LineScales` reads below the number of lines.
+    // `BlockScales` writes word `i` of the amaxes in cube `i`, its scales are guarded by the number
+    // of lines, and there are as many tiles of E8M0 scales, and of their mirror images, as cubes.
+    // `TensorScale` writes word `i` of the observed maxima in cube `i`.
     unsafe {
         cast_tiles::launch_unchecked::<R>(
             client,

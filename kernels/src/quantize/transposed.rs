@@ -29,7 +29,8 @@ const _: () = assert!(tile_cols(LAYOUT, 1) == TILE_ROWS && TILE_ROWS == BLOCK as
 /// Bit for bit [`reference::transpose`](crate::reference::transpose); nothing waits for the device.
 ///
 /// # Errors
-/// [`KernelError::UnfitGranularity`] for scales of rows or of blocks of 128 in a row; as [`scaled_gemm`](crate::scaled_gemm) for the operand.
+/// [`KernelError::UnfitGranularity`] for scales of rows or of 1×128 blocks. For the operand as
+/// [`scaled_gemm`](crate::scaled_gemm).
 pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Operand, KernelError> {
     operand.check()?;
     let &Operand { rows, k, granularity, .. } = operand;

@@ -12,7 +12,8 @@ use crate::files;
 /// End of the names of unfinished files and folders, which begin with a point.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// Makes a file with a hidden random name beside `path`, which [`finish`] renames. A link, pipe or device at `path` is an error.
+/// Makes a file with a hidden random name beside `path`, which [`finish`] renames. A link, pipe or
+/// device at `path` is an error.
 pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
     if let Ok(there) = path.symlink_metadata() {

@@ -178,7 +178,8 @@ impl TrainBatches {
 
     /// The next batch that has a target.
     ///
-    /// Only attention within documents makes batches without one: the first token of a document is no target there.
+    /// Only attention within documents makes batches without one: the first token of a document is
+    /// no target there.
     ///
     /// # Errors
     /// [`DataError::NoTargets`] if an epoch has no such batch; any error of reading sequences.

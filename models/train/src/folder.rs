@@ -37,8 +37,9 @@ pub enum FolderError {
 /// Makes the folder `path`, and those above it, with what `fill` writes into the folder that it is given. `path` must not
 /// exist, or be an empty folder.
 ///
-/// `fill` writes into a hidden folder beside `path`. Its files are synced, and the folder is renamed to `path`. If `fill` fails, nothing
-/// is left. If the process is killed, the hidden folder stays until `path` is made again or `cache` removes it.
+/// `fill` writes into a hidden folder beside `path`. Its files are synced, and the folder is
+/// renamed to `path`. If `fill` fails, nothing is left. If the process is killed, the hidden folder
+/// stays until `path` is made again or `cache` removes it.
 ///
 /// # Errors
 /// The errors of `fill`; [`FolderError`].

@@ -1,4 +1,5 @@
-//! Prints how long CubeCL's memory pool takes for a small piece, by the number of live pieces. Its storage holds nothing.
+//! Prints how long CubeCL's memory pool takes for a small allocation, by the number of live ones.
+//! Its storage holds nothing.
 
 use std::sync::Arc;
 use std::time::Instant;

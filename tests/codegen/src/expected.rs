@@ -195,7 +195,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         ("gemm_mma", 120) if to_f32 => 24,
         ("gemm_mma", 120) => 8,
         ("gemm_blackwell", _) if to_f32 => 16,
-        // In f32's variant, with two accesses: a register that is put away once.
+        // The f32 variant stores one register and loads it once.
         ("rms_norm_forward", 80) => 8,
         // In f16's variant, with six accesses.
         ("rms_norm_gradients", 90) => 8,

@@ -20,11 +20,13 @@ fn convert(config: Float8Config) -> Result<(), Float8Error> {
 #[test]
 fn a_filter_that_matches_nothing_is_an_error() {
     let error = convert(Float8Config::tensorwise().with_filter_fqns(["head", "output"])).unwrap_err();
-    let Float8Error::Config { key: "filter_fqns", value, reason } = &error else { panic!("{error}") };
-    assert_eq!(value, "\"output\"");
-    assert!(reason.starts_with("matches none of these 8 linears: ") && reason.contains("blocks.0.q"), "{reason}");
+    let Float8Error::Config { key: "filter_fqns", reason, .. } = &error else { panic!("{error}") };
+    assert!(
+        reason.starts_with("\"output\" matches none of these 8 linears: ") && reason.contains("blocks.0.q"),
+        "{reason}"
+    );
     let error = convert(Float8Config::tensorwise().with_filter_fqns(["blocks.*.missing"])).unwrap_err();
-    assert!(error.to_string().starts_with("filter_fqns = \"blocks.*.missing\": matches none of"), "{error}");
+    assert!(error.to_string().starts_with("filter_fqns: \"blocks.*.missing\" matches none of"), "{error}");
 }
 
 #[test]

@@ -343,7 +343,7 @@ fn patterns_are_exact_names_globs_or_substrings() {
 fn patterns_that_match_nothing_are_errors() {
     let overridden = Float8Config::tensorwise().with_override(["blocks.9"], Float8LinearConfig::new(Recipe::Rowwise));
     let error = summary(&overridden, 1).unwrap_err();
-    assert!(error.to_string().starts_with("overrides.fqns = \"blocks.9\": matches none of"), "{error}");
+    assert!(error.to_string().starts_with("overrides.fqns: \"blocks.9\" matches none of"), "{error}");
     let all = Float8Config::tensorwise().with_filter_fqns(["head"]).with_layers_in_high_precision(1, 0);
     let error = summary(&all, 1).unwrap_err();
     let Float8Error::NothingConverted { linears: 8, reasons } = &error else { panic!("{error}") };

@@ -201,5 +201,5 @@ fn dropout_follows_its_seed() {
 fn targets_that_are_not_there_are_refused() {
     let config = LoraConfig { target_modules: vec!["q_proj".into(), "v_proj".into()], ..config() };
     let refused = config.init(&Pair::<T>::new(), 1).unwrap_err();
-    assert!(refused.to_string().starts_with("lora.target_modules = \"v_proj\": matches none of"), "{refused}");
+    assert!(refused.to_string().starts_with("lora.target_modules: \"v_proj\" matches none of"), "{refused}");
 }

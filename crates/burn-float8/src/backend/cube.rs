@@ -78,16 +78,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let (client, device) = (x.client.clone(), x.device.clone());
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
-        let handles = scale.map(|given| given.handle.clone());
         let amax = match &scale {
             ScaleFrom::Amax { observe, .. } => Some(*observe),
             ScaleFrom::Dynamic => None,
         };
         let variant = || CastVariant::of(&client, &view, (cast, orientation), amax);
         let judged = self_check::of(&client).cast((&client, device.to_id()), variant);
-        let quantized = judged.and_then(|()| match &handles {
+        let quantized = judged.and_then(|()| match &scale {
             ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
-            ScaleFrom::Amax { amax, observe } => quantize_with_amax(&client, &view, amax, *observe, cast, orientation),
+            ScaleFrom::Amax { amax, observe } => {
+                quantize_with_amax(&client, &view, &amax.handle, *observe, cast, orientation)
+            }
         });
         let quantized = match quantized {
             Err(KernelError::Disabled) => return quantize_on_host(x, cast, orientation, scale),

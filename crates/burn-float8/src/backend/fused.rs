@@ -1,5 +1,5 @@
-//! [`Fused`]: operations of a transformer, each forward and backward in one pass where the backend has one, and by
-//! Burn's operations elsewhere.
+//! [`Fused`]: operations of a transformer, forward and backward. Each is one pass where the backend
+//! has a kernel, and Burn's operations elsewhere.
 //!
 //! ```text
 //! SwiGLU           y = a s b,                    s = σ(a)             da = dy b s (1 + a (1 - s)),    db = dy a s

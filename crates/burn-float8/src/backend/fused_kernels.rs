@@ -41,7 +41,7 @@ pub(super) fn backward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolE
     compute(op, inputs, Some(dy)).unwrap_or_else(|| fused::backward(op, inputs, dy))
 }
 
-/// The kernels' results, those of backward with dy; none where they do not compute this, or were wrong.
+/// Results of the kernels: y, or with dy the gradients. `None` if no kernel computes this, or it is disabled.
 fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],

@@ -64,11 +64,48 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         orientation: Orientation,
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self> {
-        let dims = matrix(&x.shape);
-        cast_in_stream(vec![x], dims, (cast, orientation), scale, move |inputs, scale| {
-            let [x] = inputs.try_into().expect("registered with x");
-            B::fp8_quantize(x, cast, orientation, scale)
+        let [rows, cols] = matrix(&x.shape);
+        let Cast { format, granularity, scale_mode } = cast;
+        let power_of_two = scale_mode.is_power_of_two();
+        // Codes and scales of each copy, then the amax if it is not the given one.
+        let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
+            .into_iter()
+            .filter_map(|(wanted, dims)| wanted.then_some(dims))
+            .collect();
+        let mut outputs = vec![];
+        for [rows, k] in &sides {
+            outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
+            outputs.push(scales(granularity, *rows, *k));
+        }
+        let (given, observe) = (scale.given().cloned(), scale.is_observed());
+        let scale = scale.map(|_| ());
+        if observe {
+            outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
+        }
+        let inputs = core::iter::once(x).chain(given.clone()).collect();
+        let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
+            let mut inputs: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+            let mut given = inputs.split_off(1).into_iter();
+            let scale = scale.map(|()| given.next().expect("registered with what is given"));
+            let copies = B::fp8_quantize(inputs.remove(0), cast, orientation, scale);
+            let mut outputs = ir.outputs.iter();
+            let mut next = || &outputs.next().expect("two outputs for each orientation, and the amax").id;
+            for operand in [copies.rows, copies.cols].into_iter().flatten() {
+                handles.register_int_tensor::<B>(next(), operand.codes);
+                handles.register_float_tensor::<B>(next(), operand.inv_scale);
+            }
+            if observe {
+                handles.register_float_tensor::<B>(next(), copies.amax);
+            }
         })
+        .into_iter();
+        let mut next = || made.next().expect("one tensor for each output");
+        let mut copy = |wanted: bool, k| {
+            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity, power_of_two })
+        };
+        let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
+        let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
+        Quantized { rows: row_copy, cols: col_copy, amax }
     }
 
     fn fp8_matmul(
@@ -165,58 +202,6 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     fn fp8_read(operand: &Self::Operand) -> HostCodes {
         B::fp8_read(&resolved(operand))
     }
-}
-
-/// A cast, `run` below fusion, of a tensor `[rows, cols]` that is the input or is made of the inputs.
-fn cast_in_stream<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
-    inputs: Vec<FloatTensor<Fusion<B>>>,
-    [rows, cols]: [usize; 2],
-    (cast, orientation): (Cast, Orientation),
-    scale: ScaleFrom<FloatTensor<Fusion<B>>>,
-    run: impl Fn(Vec<FloatTensor<B>>, ScaleFrom<FloatTensor<B>>) -> Quantized<B> + Send + Sync + 'static,
-) -> Quantized<Fusion<B>> {
-    let Cast { format, granularity, scale_mode } = cast;
-    let power_of_two = scale_mode.is_power_of_two();
-    // Codes and scales of each copy, then the amax if it is not the given one.
-    let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
-        .into_iter()
-        .filter_map(|(wanted, dims)| wanted.then_some(dims))
-        .collect();
-    let mut outputs = vec![];
-    for [rows, k] in &sides {
-        outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
-        outputs.push(scales(granularity, *rows, *k));
-    }
-    let (given, observe) = (scale.given().cloned(), scale.is_observed());
-    let scale = scale.map(|_| ());
-    if observe {
-        outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
-    }
-    let count = inputs.len();
-    let inputs = inputs.into_iter().chain(given.clone()).collect();
-    let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
-        let mut inputs: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-        let mut given = inputs.split_off(count).into_iter();
-        let scale = scale.map(|()| given.next().expect("registered with what is given"));
-        let copies = run(inputs, scale);
-        let mut outputs = ir.outputs.iter();
-        let mut next = || &outputs.next().expect("two outputs for each orientation, and the amax").id;
-        for operand in [copies.rows, copies.cols].into_iter().flatten() {
-            handles.register_int_tensor::<B>(next(), operand.codes);
-            handles.register_float_tensor::<B>(next(), operand.inv_scale);
-        }
-        if observe {
-            handles.register_float_tensor::<B>(next(), copies.amax);
-        }
-    })
-    .into_iter();
-    let mut next = || made.next().expect("one tensor for each output");
-    let mut copy = |wanted: bool, k| {
-        wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity, power_of_two })
-    };
-    let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
-    let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
-    Quantized { rows: row_copy, cols: col_copy, amax }
 }
 
 /// The operand below fusion, after what is still to run; the device is not waited for.

@@ -56,6 +56,6 @@ pub(crate) fn gemm_path<B: Float8Backend>(
     // Of more rows, one answer.
     let rows = rows.map(|rows| rows.min(GEMV_ROWS + 1));
     let path = || B::fp8_gemm_path(device, rows, granularities, config);
-    // It changes when a kernel is struck off.
+    // A disabled kernel changes the answer.
     ask::<B, _, _>(&PATHS, device, (rows, granularities, config, disabled_count()), path)
 }

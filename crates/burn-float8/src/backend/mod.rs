@@ -202,7 +202,7 @@ pub trait Float8Backend: Backend {
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
-    /// The caller has checked that the dtype is supported, that no dimension is zero, the size, and that an amax is given only with
+    /// The caller has checked dtype and size. No dimension is zero, and an amax is given only with
     /// one scale per tensor.
     fn fp8_quantize(
         x: FloatTensor<Self>,
@@ -263,8 +263,8 @@ pub trait Float8Backend: Backend {
         attention::backward(attention, dy)
     }
 
-    /// A fused operation, of its inputs. The caller has checked shapes and dtypes, and that nothing is empty. The default is
-    /// Burn's operations.
+    /// Computes a fused operation. The caller has checked shapes and dtypes, and nothing is empty.
+    /// The default uses Burn's operations.
     fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
         fused::forward(op, inputs)
     }

@@ -1,13 +1,14 @@
-//! A kernel is judged before it touches the user's data: once for each variant that a process uses on a device, on operands of its own.
+//! Judges each kernel variant once per process and device, on operands of its own, before it
+//! touches the user's data.
 //!
 //! ```text
 //! variant ─ known to be right ─▶ launch
 //!    │ new
 //!    ▼
-//! judge ─ right ─▶ launch        all of a small result, bit for bit that of the scalar reference; fused operations within rounding
+//! judge ─ right ─▶ launch        GEMMs and casts bit for bit, fused operations within rounding
 //!    │ wrong, refused or lost
 //!    ▼
-//! disable, log, take the next    the host where none is left; of fused operations Burn's
+//! disable, log, take the next    the host if none is left; for fused operations Burn's
 //! ```
 use std::collections::HashMap;
 use std::env::VarError;
@@ -21,20 +22,20 @@ use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
 use float8_kernels::check::{CastVariant, Flaw, FusedVariant, GemmVariant, Variant};
 use float8_kernels::fused::disable_fused;
-use float8_kernels::{GemmPath, Granularity, KernelError, cast_instructions, device_key, disable_casts, disable_path};
+use float8_kernels::{GemmPath, KernelError, cast_instructions, device_key, disable_casts, disable_path};
 use parking_lot::{Mutex, RwLock};
 
 use super::{SelfCheckReport, lost};
 use crate::config::SelfCheck;
 use crate::error::{Float8Error, SelfCheckFailure};
 
-/// The self-checks of one device, whatever backends are on it.
+/// Self-checks of one device, shared by all backends on it.
 pub(super) struct DeviceChecks {
     /// Whether a configuration or the environment turns checks off.
     off: AtomicBool,
     /// Whether the device is a CPU, on which nothing is checked.
     is_cpu: bool,
-    /// Held while a variant is judged: another thread that comes to a new variant waits.
+    /// Held while a variant is judged. A thread that reaches another new variant waits.
     turn: Mutex<()>,
     found: RwLock<Found>,
     prepared: OnceLock<Result<(), Float8Error>>,
@@ -48,13 +49,13 @@ struct Found {
     seconds: f64,
 }
 
-/// How many variants are not right, on any device.
+/// Number of wrong variants, on all devices.
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 
 /// How often a variant was judged, on any device: the seed of its operands.
 static SEED: AtomicU64 = AtomicU64::new(1);
 
-/// Whether nothing was wrong and nothing was lost, on any device: all that a call of a device that works asks.
+/// Whether no kernel was wrong and no launch lost, on any device. Cheap enough for every call.
 pub(super) fn is_faultless() -> bool {
     FAILURES.load(Ordering::Acquire) == 0 && lost::is_nothing()
 }
@@ -79,7 +80,7 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
     DEVICES.write().entry(key).or_insert_with(new).clone()
 }
 
-/// What `FLOAT8_SELF_CHECK` says, if it is set.
+/// Value of `FLOAT8_SELF_CHECK`, if set.
 fn variable() -> Result<Option<SelfCheck>, Float8Error> {
     const NAME: &str = "FLOAT8_SELF_CHECK";
     let wrong = |value: &str| Float8Error::config(NAME, format!("{value:?}"), "expected first_use or off");
@@ -139,13 +140,12 @@ impl DeviceChecks {
         while !self.is_off() {
             let variant = variant()?;
             let Some(instructions) = variant.instructions else { return Err(KernelError::Disabled) };
-            let path = format!("casts by {instructions}");
             let disable = || {
                 if cast_instructions(client) == Some(instructions) {
                     disable_casts(client);
                 }
             };
-            if self.is_right((client, device), Variant::Cast(variant), (path, None), disable) {
+            if self.is_right((client, device), Variant::Cast(variant), disable) {
                 break;
             }
         }
@@ -168,8 +168,7 @@ impl DeviceChecks {
                 return Err(KernelError::Disabled);
             }
             let disable = || disable_path(client, path, granularities);
-            let named = (path.to_string(), Some(granularities));
-            if self.is_right((client, device), Variant::Gemm(variant), named, disable) {
+            if self.is_right((client, device), Variant::Gemm(variant), disable) {
                 break;
             }
         }
@@ -178,8 +177,7 @@ impl DeviceChecks {
 
     /// Disables a fused operation that is not right.
     pub(super) fn fused<R: Runtime>(&self, on: (&ComputeClient<R>, DeviceId), variant: FusedVariant) {
-        let named = ("fused operations".into(), None);
-        self.is_right(on, Variant::Fused(variant), named, || disable_fused(on.0, variant.kernel));
+        self.is_right(on, Variant::Fused(variant), || disable_fused(on.0, variant.kernel));
     }
 
     /// Whether a variant is right. The first call judges it, and calls `disable` if it is not.
@@ -187,7 +185,6 @@ impl DeviceChecks {
         &self,
         (client, device): (&ComputeClient<R>, DeviceId),
         variant: Variant,
-        (path, granularities): (String, Option<[Granularity; 2]>),
         disable: impl FnOnce(),
     ) -> bool {
         let known = || self.is_off().then_some(true).or_else(|| self.found.read().judged.get(&variant).copied());
@@ -223,6 +220,11 @@ impl DeviceChecks {
         if let Some(flaw) = flaw {
             disable();
             let reason = [flaw].into_iter().chain(reasons).collect::<Vec<_>>().join("; ");
+            let (path, granularities) = match variant {
+                Variant::Cast(cast) => (format!("casts by {}", cast.instructions.unwrap_or("none")), None),
+                Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.granularities)),
+                Variant::Fused(_) => ("fused operations".into(), None),
+            };
             let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };
             log::error!("Float8: {failure}; this is disabled");
             found.failures.push(failure);

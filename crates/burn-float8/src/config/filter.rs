@@ -38,7 +38,7 @@ pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]
         };
     }
     if found.is_empty() {
-        return Err(wrong(none_of(linears.iter().map(|linear| &*linear.name))));
+        return Err(matches_none(field, pattern, linears.iter().map(|linear| &*linear.name)));
     }
     Ok(found)
 }
@@ -77,9 +77,14 @@ pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usiz
     (numbers, layers)
 }
 
-/// The reason of a pattern that matches none of these names.
-pub(crate) fn none_of<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
-    format!("matches none of these {} linears: {}", names.len(), shortened(names))
+/// The error of a pattern under `key` that matches none of these names.
+pub(crate) fn matches_none<'a>(
+    key: &'static str,
+    pattern: &str,
+    names: impl ExactSizeIterator<Item = &'a str>,
+) -> Float8Error {
+    let reason = format!("{pattern:?} matches none of these {} linears: {}", names.len(), shortened(names));
+    Float8Error::config(key, "", reason)
 }
 
 /// The first of several names.

@@ -209,8 +209,8 @@ impl Float8LinearConfig {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Config`]: casts that do not fit each other; a history's length or a margin out of range; a mode or
-    /// squares of MX scales that no cast uses.
+    /// [`Float8Error::Config`] if casts do not fit each other, a history's length or a margin is
+    /// out of range, or no cast uses a mode or squares of MX scales.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let casts = self.casts();
         casts.validate()?;

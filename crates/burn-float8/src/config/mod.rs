@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 pub use cast::{CastConfig, Casts, ScalingType};
 pub use delayed::{AmaxComputeAlgo, DelayedScaling};
 pub use filter::LinearInfo;
-pub(crate) use filter::{none_of, shortened};
+pub(crate) use filter::{matches_none, shortened};
 pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
 pub(crate) use plan::{CastPlan, LinearPlan};

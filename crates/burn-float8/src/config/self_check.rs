@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum SelfCheck {
-    /// Each kernel, with the parameters that it is compiled for, once and on operands of its own. A wrong kernel is disabled.
+    /// Judge each compiled kernel once, on operands of its own. A wrong kernel is disabled.
     #[default]
     FirstUse,
     /// Not at all; nor is the device tried out when a configuration is applied.

@@ -2,10 +2,10 @@
 use float8_kernels::Granularity;
 use serde::{Deserialize, Serialize};
 
-/// A kernel whose result on operands of its own is not the scalar reference's, so that it is disabled on the device.
+/// A kernel that is disabled on the device: its result differs from the scalar reference.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelfCheckFailure {
-    /// What was judged, with the shapes of its operands, formats and scales.
+    /// The call that was judged, with shapes, formats and scales.
     pub call: String,
     /// The path of a GEMM, or the instructions of a cast.
     pub path: String,

@@ -109,7 +109,8 @@ pub enum Float8Error {
         /// The last failure.
         reason: String,
     },
-    /// A task of the device's thread has panicked, or a launch has failed: later results read memory that was never written.
+    /// A task of the device's thread panicked, or a launch failed. Later results read memory that
+    /// was never written.
     #[error("results on the device are lost: {message}")]
     Lost {
         /// The device's message.

@@ -73,8 +73,9 @@ impl Float8Config {
     /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Quantized
     /// parameters do not change.
     ///
-    /// Lazy parameters are initialized first, in the module's order. `require_grad` does not change, even without autodiff, where
-    /// `train()` reads it. With the feature `distributed` it becomes true in a model without autodiff.
+    /// Lazy parameters are initialized first, in the module's order. `require_grad` does not
+    /// change, even without autodiff, where `train()` reads it. With the feature `distributed` it
+    /// becomes true in a model without autodiff.
     ///
     /// # Errors
     ///
@@ -163,7 +164,7 @@ impl Float8Config {
             if known.as_ref().is_some_and(|tag| tag.enabled) {
                 return Change::None;
             }
-            // What `without_float8` has switched off is on again.
+            // Layers that `without_float8` switched off are on again.
             let new = || Arc::new(Layer::new(name, policy, conversion.clone()));
             let layer = known.map_or_else(new, |tag| tag.layer);
             // A record that is loaded later has no tag.

@@ -13,7 +13,7 @@ use burn_backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::walk::{Change, FoundLinear, draw, linears, map_params, parameter};
-use crate::config::none_of;
+use crate::config::matches_none;
 use crate::error::Float8Error;
 use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
@@ -75,7 +75,8 @@ impl LoraConfig {
 
     /// # Errors
     ///
-    /// [`Float8Error::Config`]: a rank of 0; an α that is not finite, or 0; a dropout that is not from 0 to below 1; no targets.
+    /// [`Float8Error::Config`] if the rank is 0, α is 0 or not finite, the dropout is outside 0..1,
+    /// or there are no targets.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern } = self;
         let wrong = |key, value: String, reason: &'static str| Err(Float8Error::config(key, value, reason));
@@ -126,8 +127,8 @@ impl LoraConfig {
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate); [`Float8Error::Config`] if a target is the end of no linear's name, or a key of a
-    /// pattern is the end of no name of a linear that gets an adapter.
+    /// As [`validate`](Self::validate). [`Float8Error::Config`] if no linear's name ends with a
+    /// target, or no name of a linear with an adapter ends with the key of a pattern.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
         // What clones of a model would draw, each for itself.
@@ -171,10 +172,7 @@ fn each_matches<'a, B: Float8Stack>(
     found: &[FoundLinear<B>],
 ) -> Result<(), Float8Error> {
     match ends.into_iter().find(|end| !found.iter().any(|linear| target_matches(end, &linear.info.name))) {
-        Some(end) => {
-            let reason = none_of(found.iter().map(|linear| &*linear.info.name));
-            Err(Float8Error::config(field, format!("{end:?}"), reason))
-        }
+        Some(end) => Err(matches_none(field, end, found.iter().map(|linear| &*linear.info.name))),
         None => Ok(()),
     }
 }

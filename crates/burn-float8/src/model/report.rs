@@ -193,8 +193,8 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 
 /// Whether an untagged linear is an error in a model with these layers.
 ///
-/// It is no error if a configuration says how untagged linears run. Nor is it one if no configuration was applied to the model, and
-/// untagged linears run by the device's default.
+/// Not an error: a configuration sets how untagged linears run, or no configuration was applied to
+/// the model and they run by the device's default.
 fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
     let is_alone = layers.is_empty() && !was_applied;
     match rule {
@@ -293,9 +293,11 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::SelfCheck`] if a kernel was wrong, [`Float8Error::Lost`] if results are lost. The first layer that did not:
-    /// [`UnrequestedHighPrecision`](Float8Error::UnrequestedHighPrecision), [`NeverCalled`](Float8Error::NeverCalled),
-    /// [`UntaggedLinears`](Float8Error::UntaggedLinears) for those of [`untagged`](Self::untagged).
+    /// [`Float8Error::SelfCheck`] if a kernel was wrong, [`Float8Error::Lost`] if results are lost.
+    /// For the first layer that did not run in FP8:
+    /// [`UnrequestedHighPrecision`](Float8Error::UnrequestedHighPrecision) or
+    /// [`NeverCalled`](Float8Error::NeverCalled). [`UntaggedLinears`](Float8Error::UntaggedLinears)
+    /// if [`untagged`](Self::untagged) is not empty.
     pub fn verify(&self) -> Result<(), Float8Error> {
         if let Some(message) = self.self_check.lost.clone() {
             return Err(Float8Error::Lost { message });

@@ -127,7 +127,7 @@ impl<'a, B: Backend> NamedParam<'a, B> {
 pub enum Change<B: Backend> {
     /// No change.
     None,
-    /// The function of its tensor, and of each tensor that is loaded into it later. Quantized tensors do not change.
+    /// Applies the function to its tensor, and to each tensor loaded later. Quantized tensors do not change.
     Map(Box<MapTensor<B>>),
     /// This value for a step. Tensors that are loaded later are unchanged.
     Value(FloatTensor<B>),
@@ -255,7 +255,7 @@ pub fn map_param<B: Backend, const D: usize>(
 
 /// The parameter with `f` applied to its tensor, and `on_load` to tensors that are loaded into it later.
 ///
-/// It keeps its id, its mappers and its `require_grad`, which `Param::map` loses on a backend without autodiff.
+/// Id, mappers and `require_grad` stay. `Param::map` loses `require_grad` on a backend without autodiff.
 fn map_value<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,

@@ -203,7 +203,7 @@ impl<'a> GemmCall<'a> {
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), gemm.config);
         drop(timer);
         match B::fp8_fault(device) {
-            // The result was computed again.
+            // The next path computed it.
             Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
             Some(error) => panic!("{error}"),
             None => {}

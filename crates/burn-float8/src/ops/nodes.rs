@@ -1,6 +1,6 @@
-//! The nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: a linear, a grouped linear, attention, fused
-//! operations, a weight that other processes have rows of, and an embedding of one, or of a table in bf16. Without autodiff they are the same
-//! operations.
+//! Nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: linear, grouped linear,
+//! attention, fused operations, a sharded weight, and embeddings of sharded or bf16 tables. Without
+//! autodiff they are the same operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y

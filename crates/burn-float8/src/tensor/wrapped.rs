@@ -63,8 +63,8 @@ pub trait Wrapped: Backend {
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
-    /// The full-precision tensor. An FP8-only weight has a NaN in the shape of the weight: only its shape, dtype, device and place in
-    /// autodiff count.
+    /// The full-precision tensor. For an FP8-only weight, a placeholder filled with NaN: only its
+    /// shape, dtype, device and autodiff node are valid.
     full: FloatTensor<W>,
     codes: Option<Arc<Codes<W::Plain>>>,
     adapters: Option<Arc<Adapters<W>>>,

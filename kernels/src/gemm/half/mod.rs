@@ -18,8 +18,7 @@ use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::prelude::*;
 
 use super::problem::ProblemLaunch;
-use super::variant::Tiling;
-use super::{Gemm, GemmShape};
+use super::{Gemm, GemmShape, Tiling};
 use crate::grid::fold;
 use crate::source::Source;
 use crate::version::Version;
@@ -138,7 +137,7 @@ impl Unit {
     }
 }
 
-/// Rows and columns of the tile for such a GEMM, on a device that has units for it.
+/// Rows and columns of the tile for a GEMM of this shape, on a device with matrix units for it.
 pub(super) fn tile<R: Runtime>(client: &ComputeClient<R>, shape: &GemmShape) -> [u32; 2] {
     let unit = Unit::of(client, element(shape.granularities)).expect("the path asks for them");
     unit.tile(client, shape).size

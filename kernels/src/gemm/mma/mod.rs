@@ -32,8 +32,7 @@ mod scales;
 use cubecl::prelude::*;
 
 use super::problem::ProblemLaunch;
-use super::variant::Tiling;
-use super::{Gemm, GemmShape};
+use super::{Gemm, GemmShape, Tiling};
 use crate::ptx::mma::MmaKind;
 use crate::version::Version;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
@@ -84,7 +83,7 @@ impl Tile {
     }
 }
 
-/// Rows and columns of the tile for such a GEMM on so many SMs.
+/// Rows and columns of the tile for a GEMM of this shape.
 pub(super) fn tile(shape: &GemmShape, sms: u32) -> [u32; 2] {
     Tile::of(|size| shape.tiles(size), sms).size
 }

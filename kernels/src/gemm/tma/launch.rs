@@ -8,8 +8,8 @@ use super::plan::{Machine, Plan, fixed_plan};
 use super::split_k::combine;
 use super::store::Store;
 use crate::gemm::Gemm;
+use crate::gemm::Tiling;
 use crate::gemm::problem::ProblemLaunch;
-use crate::gemm::variant::Tiling;
 use crate::source::Source;
 
 /// A pass over all tiles of a GEMM.

@@ -161,8 +161,9 @@ impl Rendered<'_> {
 
     /// Bytes of the text from `at` that are the header of a turn: the part shared with the generation prompt.
     ///
-    /// A prompt may open a thought that the text lacks. Its header then ends where the content begins, if that `is_known`, or else after a
-    /// special token or a line: content and the mark of a thought may begin with the same letters.
+    /// A prompt may open a thought that the text lacks. Its header then ends where the content
+    /// begins, if that `is_known`, or else after a special token or a line: content and the mark of
+    /// a thought may begin with the same letters.
     fn header(&self, opening: &str, at: usize, limit: usize, is_known: bool) -> Option<usize> {
         let same = common_prefix(opening, self.text.get(at..limit)?);
         let mut specials = self.specials.iter().filter(|special| at <= special.start && special.end <= at + same.len());

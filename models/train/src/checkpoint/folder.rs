@@ -379,7 +379,8 @@ impl CheckpointFolder {
         if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
     }
 
-    /// Notes the newest and the best checkpoint, and removes old ones. A resumed run does this for one that was killed before.
+    /// Notes the newest and the best checkpoint, and removes old ones. A resumed run does this for
+    /// one that was killed before.
     ///
     /// Nothing is removed while a run has gone back to an earlier checkpoint.
     pub(super) fn settle(&self, keep: usize) -> Result<()> {

@@ -89,7 +89,8 @@ impl Snapshot {
         self.rank.is_none_or(|[rank, _]| rank == 0)
     }
 
-    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows in each file.
+    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows
+    /// in each file.
     ///
     /// A number that is not finite is an error, unless the run has diverged.
     pub(super) fn write(&self, folder: &Path, worth: Worth, config: &str) -> Result<Vec<Rows>, CheckpointError> {

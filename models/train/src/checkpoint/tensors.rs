@@ -82,7 +82,8 @@ impl Pending {
     }
 }
 
-/// Writes tensors with rows on this rank to `folder/file`. One is on the host at a time. With a step in `finite_at`, all must be finite.
+/// Writes tensors with rows on this rank to `folder/file`. One is on the host at a time. With a
+/// step in `finite_at`, all must be finite.
 pub(super) fn write(
     folder: &Path,
     file: &str,
@@ -223,7 +224,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// Loads the moments and masters that `section` asks for, of the parameters of `module` that have taken steps.
+/// Loads the moments and masters that `section` asks for, of the parameters of `module` that have
+/// taken steps.
 ///
 /// Of a shard, this rank's rows are loaded. A saved moment of another parameter is an error.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(

@@ -122,7 +122,8 @@ impl ModelArgs {
         base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
     }
 
-    /// Configuration of a Hugging Face checkpoint. It computes in the checkpoint's dtype, or in f32 if that is f16.
+    /// Configuration of a Hugging Face checkpoint. It computes in the checkpoint's dtype, or in f32
+    /// if that is f16.
     ///
     /// A tokenizer in the folder of an adapter replaces the checkpoint's.
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {

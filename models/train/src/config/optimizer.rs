@@ -25,8 +25,8 @@ pub(crate) const LORA_LR: f64 = 2e-4;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
-    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights, 2e-5 for weights of `model.hf_path`,
-    /// 2e-4 with `[lora]`.
+    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights,
+    /// 2e-5 for weights of `model.hf_path`, 2e-4 with `[lora]`.
     pub lr: Option<f64>,
     /// How much of AdamW's first and second moment stays at each step.
     pub betas: [f64; 2],

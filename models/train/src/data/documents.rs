@@ -63,7 +63,8 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     Ok(())
 }
 
-/// The next line with its end; none at the end of the file. Of a line of more than [`MAX_DOCUMENT`] bytes, one byte more is read.
+/// The next line with its end; none at the end of the file. Of a line of more than [`MAX_DOCUMENT`]
+/// bytes, one byte more is read.
 pub(crate) fn next_line(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = vec![];
     let read = reader.take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut line)?;

@@ -30,8 +30,8 @@ pub struct KeptTokens {
 }
 
 impl KeptTokens {
-    /// Lists the entries of a cache and what killed processes have left, the most recently used first. `tokenize` and `export` leave
-    /// such folders, too. A missing cache is empty.
+    /// Lists the entries of a cache and what killed processes have left, the most recently used
+    /// first. `tokenize` and `export` leave such folders, too. A missing cache is empty.
     ///
     /// # Errors
     /// [`DataError::Io`].

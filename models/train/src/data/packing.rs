@@ -28,7 +28,8 @@ pub enum Packing {
 pub struct Sequence {
     /// `seq_len + 1` tokens.
     pub tokens: Vec<u32>,
-    /// Whether the loss counts each of the `seq_len` targets. Padding never counts, and at least one target does. If absent, all count.
+    /// Whether the loss counts each of the `seq_len` targets. Padding never counts, and at least
+    /// one target does. If absent, all count.
     pub loss_mask: Option<Vec<bool>>,
     /// Places in `tokens` at which documents begin, ascending. Where place 0 is not one of them, the first document has begun in
     /// another sequence. A target at one of these places is predicted from the end of another document.

@@ -13,8 +13,8 @@ use super::reader::HfReader;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
 
-/// Files and keys that describe quantized weights. The first one found counts: the usual key, the key of older versions of
-/// compressed-tensors, and ModelOpt's own file.
+/// Files and keys that describe quantized weights. The first one found counts: the usual key, the
+/// key of older versions of compressed-tensors, and ModelOpt's own file.
 const QUANTIZATION: [(&str, &str); 3] =
     [(CONFIG, "quantization_config"), (CONFIG, "compression_config"), ("hf_quant_config.json", "quantization")];
 

@@ -255,7 +255,8 @@ fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<V
     object.others(&[]).map(entry).collect()
 }
 
-/// The number that the patterns give a linear. PEFT takes the first match. The order of keys is not known here, so all must agree.
+/// The number that the patterns give a linear. PEFT takes the first match. The order of keys is not
+/// known here, so all must agree.
 fn of_pattern(
     patterns: &[(Pattern<'_>, f64)],
     module: &str,

@@ -271,7 +271,8 @@ impl<S: ModelSection> RunConfig<S> {
         self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 
-    /// The template of conversations, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.
+    /// The template of conversations, `data.chat_template` or the tokenizer's, with
+    /// `data.chat_template_kwargs`.
     ///
     /// # Errors
     /// [`JobError::Chat`].
@@ -297,8 +298,9 @@ impl<S: ModelSection> RunConfig<S> {
     /// How text becomes tokens.
     ///
     /// # Errors
-    /// [`JobError::ByteTokens`]; the errors of [`tokenizer`](Self::tokenizer), [`chat_template`](Self::chat_template),
-    /// [`dimensions`](Self::dimensions) and [`Tokenizer::for_vocabulary`].
+    /// [`JobError::ByteTokens`]; the errors of [`tokenizer`](Self::tokenizer),
+    /// [`chat_template`](Self::chat_template), [`dimensions`](Self::dimensions) and
+    /// [`Tokenizer::for_vocabulary`].
     pub fn text(&self) -> Result<Text, JobError> {
         let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
         let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;

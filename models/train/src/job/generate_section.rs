@@ -73,8 +73,8 @@ const TOKENS: [&str; 3] = ["bos_", "eos_", "pad_"];
 const OTHERS: [&str; 7] = ["cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
-    /// Takes the settings of `generation_config.json` in a checkpoint's folder, if it has one. Missing keys have Hugging Face's defaults:
-    /// tokens are drawn only with `do_sample`.
+    /// Takes the settings of `generation_config.json` in a checkpoint's folder, if it has one.
+    /// Missing keys have Hugging Face's defaults: tokens are drawn only with `do_sample`.
     ///
     /// The note names keys that would change the text and are not implemented.
     ///

@@ -163,7 +163,8 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
 
 /// Notes on how a run differs from the FP8 folder of its parameters.
 ///
-/// They name unused scales. In FP8 they also name requantized weights, with settings that would keep their codes, and inputs.
+/// They name unused scales. In FP8 they also name requantized weights, with settings that would
+/// keep their codes, and inputs.
 ///
 /// # Errors
 /// [`JobError::Float8`] for an FP8 config that does not fit the model.

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use super::TokenizerError;
 use crate::files;
 
-/// Keys of single special tokens in `tokenizer_config.json`, in the order in which transformers adds them. Templates know the same names.
+/// Keys of single special tokens in `tokenizer_config.json`, in the order in which transformers
+/// adds them. Templates know the same names.
 pub(crate) const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 

@@ -5,7 +5,8 @@ use float8_kernels::fused;
 use super::{Launcher, dtypes};
 
 impl Launcher {
-    /// SwiGLU, RMSNorm and rotary positions of every dtype, by vector loads and by scalar loads, in rows of one unit and of many.
+    /// SwiGLU, RMSNorm and rotary positions in every dtype, with vector and scalar loads, with one
+    /// and with many units a row.
     pub(super) fn fused(&self) {
         let client = &self.client;
         let [f32, ..] = dtypes();

@@ -190,7 +190,8 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     [dx, dgamma]
 }
 
-/// Turns the halves of `[B, T, heads, d]`, which may lie in any order of the first three, against each other; `back` undoes that.
+/// Rotates the two halves of each head of x `[B, T, heads, d]`, whose first three axes may have any order.
+/// `back` rotates by the negative angles.
 fn rotary<B: Backend>(
     x: &FloatTensor<B>,
     tables: [&FloatTensor<B>; 2],

@@ -75,7 +75,8 @@ pub enum Batching {
     /// So many at a time, with the bits of each alone where all linears but the output layer give so many rows these bits
     /// ([`independent_rows`](burn_float8::report::independent_rows)): their weights are read once for all of them.
     Exact(NonZero<usize>),
-    /// 64 prompts at a time. Each text differs from the prompt's text alone by rounding, and with per-tensor FP8 scales by the scales.
+    /// 64 prompts at a time. Each text differs from the prompt's text alone by rounding, and with
+    /// per-tensor FP8 scales by the scales.
     All,
 }
 

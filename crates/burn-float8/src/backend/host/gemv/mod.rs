@@ -259,7 +259,7 @@ fn block<const F16C: bool, const M: usize>(
     }
 }
 
-/// Values of codes, none of which is a NaN: each is an f16 with other bits in front. Values of e4m3 are divided by 256.
+/// Values of codes without NaNs, by shifting their bits into an f16. Values of e4m3 are divided by 256.
 #[inline(always)]
 fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES] {
     // Of e4m3 the sign, a zero before the four bits of the exponent, three of the mantissa.
