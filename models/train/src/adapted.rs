@@ -3,16 +3,16 @@
 use std::ops::Range;
 use std::path::Path;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
+use burn_float8::seam::visit_params;
 
 use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::peft;
 use crate::model::{LanguageModel, Segments};
-use crate::module_path::module_type;
 
 /// A frozen model with its adapters, as the model of optimizer steps: these change the adapters, checkpoints hold them alone.
 #[derive(Module, Debug)]
@@ -74,8 +74,8 @@ impl<B: Backend, M: LanguageModel<B>> LanguageModel<B> for Adapted<B, M> {
 
     /// Without the weight gradients of frozen matrices, two operations for each element, and with all three products of the adapters.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
-        let adapters = Matrices::count(&self.lora);
-        self.base.flops_per_token(seq_len) - 2.0 * Matrices::count(&self.base) as f64 + 6.0 * adapters as f64
+        let adapters = matrix_elements(&self.lora);
+        self.base.flops_per_token(seq_len) - 2.0 * matrix_elements(&self.base) as f64 + 6.0 * adapters as f64
     }
 
     fn with_dropout_seed(self, seed: Option<u64>) -> Self {
@@ -118,33 +118,12 @@ impl<B: Backend, M: LanguageModel<B>> Segments<B> for Owned<B, M> {
 }
 
 /// Elements of the matrices that a module multiplies with, which embeddings are not.
-#[derive(Default)]
-struct Matrices {
-    elements: usize,
-    containers: Vec<String>,
-}
-
-impl Matrices {
-    fn count<B: Backend, M: Module<B>>(module: &M) -> usize {
-        let mut matrices = Self::default();
-        module.visit(&mut matrices);
-        matrices.elements
-    }
-}
-
-impl<B: Backend> ModuleVisitor<B> for Matrices {
-    fn enter_module(&mut self, _name: &str, container_type: &str) {
-        self.containers.push(module_type(container_type).into());
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.containers.pop();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let is_embedding = self.containers.last().is_some_and(|module| module == "Embedding");
-        if D >= 2 && !is_embedding {
-            self.elements += param.lazy_shape().num_elements();
+fn matrix_elements<B: Backend, M: Module<B>>(module: &M) -> usize {
+    let mut elements = 0;
+    visit_params::<B, _>(module, |param| {
+        if param.shape.num_dims() >= 2 && param.module_type() != "Embedding" {
+            elements += param.shape.num_elements();
         }
-    }
+    });
+    elements
 }

@@ -1,8 +1,9 @@
 //! Parameters that stay as they are, chosen by name.
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
+use burn_float8::seam::visit_params;
 use globset::{Glob, GlobMatcher};
 
 use crate::ModulePath;
@@ -106,18 +107,14 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
 
 /// Elements of the parameters that want gradients, and of all.
 pub(crate) fn trainable<B: Backend, M: Module<B>>(module: &M) -> [usize; 2] {
-    struct Count([usize; 2]);
-    impl<B: Backend> ModuleVisitor<B> for Count {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let value = param.val();
-            let elements = value.shape().num_elements();
-            self.0[0] += if value.is_require_grad() { elements } else { 0 };
-            self.0[1] += elements;
-        }
-    }
-    let mut count = Count([0; 2]);
-    module.visit(&mut count);
-    count.0
+    let mut count = [0; 2];
+    visit_params::<B, _>(module, |param| {
+        let elements = param.shape.num_elements();
+        let is_trained = param.float().is_some_and(|value| B::float_is_require_grad(&value));
+        count[0] += if is_trained { elements } else { 0 };
+        count[1] += elements;
+    });
+    count
 }
 
 struct Freeze {

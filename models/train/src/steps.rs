@@ -1,9 +1,10 @@
 //! Optimizer steps one after another: what a run carries from each to the next.
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::seam::visit_params;
 use burn_float8::weights::check_frozen;
 use burn_float8::{Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 
@@ -261,18 +262,12 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
 
 /// Whether a weight that a linear reads in FP8 is frozen.
 fn freezes_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
-    struct Find(bool);
-    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Find {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let tensor = param.val();
-            if !tensor.is_require_grad() {
-                self.0 |= B::float8_tensor(&tensor.into_primitive().tensor()).layer().is_some();
-            }
-        }
-    }
-    let mut find = Find(false);
-    model.visit(&mut find);
-    find.0
+    let mut is_found = false;
+    visit_params::<B, _>(model, |param| {
+        let frozen = param.float().filter(|value| !B::float_is_require_grad(value));
+        is_found |= frozen.is_some_and(|weight| B::layer(&weight).is_some());
+    });
+    is_found
 }
 
 /// The seed of a micro-batch's dropout: a resumed run draws the masks of an uninterrupted one.

@@ -117,6 +117,11 @@ impl<'a, B: Backend> NamedParam<'a, B> {
         }
     }
 
+    /// Type of the module that has it: `Linear`, `Embedding`.
+    pub fn module_type(&self) -> &str {
+        self.path.0.last().map_or("", |(_, container)| module_type(container))
+    }
+
     /// The name of the linear whose weight it is.
     pub fn linear_weight(&self, config: &Float8Config) -> Option<String> {
         self.path.linear_weight(self.shape.num_dims(), config)

@@ -1,13 +1,13 @@
 //! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
 
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
+use burn::tensor::DType;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
 use burn_float8::Float8Config;
-use burn_float8::lora::LoraConfig;
+use burn_float8::seam::visit_params;
 use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
 use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
@@ -16,11 +16,10 @@ use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate, Trained};
 use super::prepare::{check_storage, compute_dtype};
 use super::room::{check, size, there};
+use crate::JobError;
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, require};
 use crate::freeze;
 use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
-use crate::module_path::module_type;
-use crate::{JobError, ModulePath};
 
 /// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
 ///
@@ -82,57 +81,29 @@ fn trained<B: Backend, M: Module<B>>(
     model: &M,
     config: &RunConfig<impl Sized>,
 ) -> Result<(Trained, HashSet<String>), JobError> {
-    struct Walk {
-        path: ModulePath,
-        containers: Vec<String>,
-        trained: freeze::Trained,
-        frozen: HashSet<String>,
-        /// Layers in which something is trained.
-        layers: HashSet<usize>,
-        embedding: bool,
-        output: bool,
-    }
-    impl<B: Backend> ModuleVisitor<B> for Walk {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.enter(name);
-            self.containers.push(container_type.into());
+    let (mut trained, mut frozen) = (freeze::Trained::new(&config.training)?, HashSet::new());
+    // Layers in which something is trained.
+    let mut layers = BTreeSet::new();
+    let [mut embedding, mut output] = [false; 2];
+    visit_params::<B, _>(model, |param| {
+        let path = param.name();
+        if !trained.has(&path) {
+            frozen.insert(path);
+            return;
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-            self.containers.pop();
+        match path.split('.').find_map(|name| name.parse().ok()) {
+            Some(layer) => drop(layers.insert(layer)),
+            None if param.module_type() == "Embedding" => embedding = true,
+            None => output |= param.shape.num_dims() == 2,
         }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let path = self.path.dotted();
-            if !self.trained.has(&path) {
-                self.frozen.insert(path);
-                return;
-            }
-            let is_embedding = self.containers.last().is_some_and(|kind| module_type(kind) == "Embedding");
-            match path.split('.').find_map(|name| name.parse().ok()) {
-                Some(layer) => drop(self.layers.insert(layer)),
-                None if is_embedding => self.embedding = true,
-                None => self.output |= param.lazy_shape().num_dims() == 2,
-            }
-        }
-    }
-    let mut walk = Walk {
-        path: ModulePath::default(),
-        containers: vec![],
-        trained: freeze::Trained::new(&config.training)?,
-        frozen: HashSet::new(),
-        layers: HashSet::new(),
-        embedding: false,
-        output: false,
-    };
-    model.visit(&mut walk);
-    walk.trained.check()?;
-    let layers = walk.layers.len();
+    });
+    trained.check()?;
     if config.lora.is_some() {
-        return Ok((Trained { first: 0, layers, embedding: false, output: false }, walk.frozen));
+        return Ok((Trained { first: 0, layers: layers.len(), embedding: false, output: false }, frozen));
     }
     // The embedding is read by the first layer.
-    let first = if walk.embedding { 0 } else { walk.layers.iter().min().copied().unwrap_or(usize::MAX) };
-    Ok((Trained { first, layers, embedding: walk.embedding, output: walk.output }, walk.frozen))
+    let first = if embedding { 0 } else { layers.first().copied().unwrap_or(usize::MAX) };
+    Ok((Trained { first, layers: layers.len(), embedding, output }, frozen))
 }
 
 /// Elements of the weights of linears that FP8 has codes of.
@@ -150,48 +121,24 @@ fn with_adapters<B: Backend, M: Module<B>>(
     section: &LoraSection,
     (dtypes, codes): (PlanDtypes, u64),
 ) -> Result<ShardPlan, JobError> {
-    struct Linears<'a> {
-        path: ModulePath,
-        containers: Vec<String>,
-        config: &'a LoraConfig,
-        /// Elements of all adapters, and of the largest matrix of one.
-        adapters: [u64; 2],
-        /// A rank whose matrix would have too many elements.
-        too_large: Option<usize>,
-    }
-    impl<B: Backend> ModuleVisitor<B> for Linears<'_> {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.enter(name);
-            self.containers.push(module_type(container_type).into());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-            self.containers.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let is_linear = self.containers.last().is_some_and(|module| module == "Linear");
-            let (true, [k, n]) = (is_linear, &param.lazy_shape()[..]) else { return };
-            let path = self.path.dotted();
-            let Some(linear) = path.strip_suffix(".weight").filter(|linear| self.config.targets(linear)) else {
-                return;
-            };
-            let rank = self.config.rank_of(linear);
-            for side in [k, n] {
-                match elements([*side, rank], MAX_TENSOR_BITS) {
-                    Some(size) => self.adapters = [self.adapters[0] + size, self.adapters[1].max(size)],
-                    None => self.too_large = Some(rank),
-                }
+    let config = section.to_config();
+    // Elements of all adapters, and of the largest matrix of one; a rank whose matrix would have too many.
+    let (mut adapters, mut largest, mut too_large) = (0, 0, None);
+    visit_params::<B, _>(model, |param| {
+        let ("Linear", [k, n]) = (param.module_type(), &param.shape[..]) else { return };
+        let path = param.name();
+        let Some(linear) = path.strip_suffix(".weight").filter(|linear| config.targets(linear)) else { return };
+        let rank = config.rank_of(linear);
+        for side in [k, n] {
+            match elements([*side, rank], MAX_TENSOR_BITS) {
+                Some(size) => (adapters, largest) = (adapters + size, largest.max(size)),
+                None => too_large = Some(rank),
             }
         }
-    }
-    let config = section.to_config();
-    let (path, containers) = Default::default();
-    let mut linears = Linears { path, containers, config: &config, adapters: [0; 2], too_large: None };
-    model.visit(&mut linears);
-    let [adapters, largest] = linears.adapters;
+    });
     let reason = "an adapter would have a matrix of more than 2^40 elements";
     for (key, said, rank) in section.ranks() {
-        require(key, said, linears.too_large != Some(rank), reason)?;
+        require(key, said, too_large != Some(rank), reason)?;
     }
     let values = dtypes.matrices.size() as u64;
     // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
@@ -227,40 +174,25 @@ fn gradients_at_once<B: Backend, M: Module<B>>(
     matrices: DType,
     frozen: &HashSet<String>,
 ) -> [u64; 2] {
-    struct Layers<'a> {
-        path: ModulePath,
-        frozen: &'a HashSet<String>,
-        matrices: DType,
-        /// Bytes by the path to the first number in it, if there is one.
-        bytes: BTreeMap<Option<String>, u64>,
-    }
-    impl<B: Backend> ModuleVisitor<B> for Layers<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.enter(name);
+    // By the path to the first number in it, if there is one.
+    let mut bytes = BTreeMap::<Option<String>, u64>::new();
+    visit_params::<B, _>(model, |param| {
+        let path = param.name();
+        if frozen.contains(&path) {
+            return;
         }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let path = self.path.dotted();
-            if self.frozen.contains(&path) {
-                return;
-            }
-            let names: Vec<_> = path.split('.').collect();
-            let number = names.iter().position(|name| name.parse::<usize>().is_ok());
-            let kept = if D < 2 { DType::F32 } else { self.matrices }.size();
-            let layer = number.map(|number| names[..=number].join("."));
-            *self.bytes.entry(layer).or_default() += (kept * param.lazy_shape().num_elements()) as u64;
-        }
-    }
-    let mut layers = Layers { path: ModulePath::default(), frozen, matrices, bytes: BTreeMap::new() };
-    model.visit(&mut layers);
-    let others = layers.bytes.remove(&None).unwrap_or(0);
+        let names: Vec<_> = path.split('.').collect();
+        let number = names.iter().position(|name| name.parse::<usize>().is_ok());
+        let kept = if param.shape.num_dims() < 2 { DType::F32 } else { matrices }.size();
+        let layer = number.map(|number| names[..=number].join("."));
+        *bytes.entry(layer).or_default() += (kept * param.shape.num_elements()) as u64;
+    });
+    let others = bytes.remove(&None).unwrap_or(0);
     let at_once = match group {
         ActivationCheckpointing::None => usize::MAX,
         ActivationCheckpointing::Every(layers) => layers.get(),
     };
-    let mut sizes: Vec<_> = layers.bytes.into_values().collect();
+    let mut sizes: Vec<_> = bytes.into_values().collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     [others + sizes.iter().take(at_once).sum::<u64>(), others + sizes.iter().sum::<u64>()]
 }

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module};
+use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_float8::config::{Granularity, Policy, ScalingType};
 use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
+use burn_float8::seam::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
@@ -237,21 +238,16 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
 fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     model: &M,
 ) -> HashMap<String, Float8LinearConfig> {
-    struct Layers(HashMap<String, Float8LinearConfig>);
-    impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Layers {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let TensorPrimitive::Float(weight) = param.val().into_primitive() else { return };
-            let Some(layer) = B::layer(&weight) else { return };
-            if let Policy::Float8(config) = layer.policy()
-                && config.casts().input.scaling_type == ScalingType::Delayed
-            {
-                self.0.insert(layer.name().into(), config);
-            }
+    let mut layers = HashMap::new();
+    visit_params::<B, _>(model, |param| {
+        let Some(layer) = param.float().and_then(|weight| B::layer(&weight)) else { return };
+        if let Policy::Float8(config) = layer.policy()
+            && config.casts().input.scaling_type == ScalingType::Delayed
+        {
+            layers.insert(layer.name().into(), config);
         }
-    }
-    let mut layers = Layers(HashMap::new());
-    model.visit(&mut layers);
-    layers.0
+    });
+    layers
 }
 
 /// A model beside its adapters: those of a checkpoint, else of PEFT's folder that the section names, else new ones by the seed.
