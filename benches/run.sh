@@ -6,8 +6,8 @@
 # `first` has 540 seconds, `second` 200. --plan prints the steps and their seconds, and ends. --tiny takes small shapes and leaves out
 # the steps without seconds of their own, to try the script.
 # CUDA_PATH: the toolkit to take, before all that are found. PYTHON: the Python with torch (python3). OUT: the folder for the results
-# (this one): one file, results.tar, of at most 16 MiB, renewed after every step. FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit
-# code 0 if nothing that ran was wrong, whether or not all ran; 2 without a device; 64 for arguments that it does not take.
+# (this one): one file, results-first.tar or results-second.tar, of at most 16 MiB, renewed every five seconds and after every step.
+# FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit code 0 if nothing that ran was wrong, whether or not all ran; 2 without a device; 64 for arguments that it does not take.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
@@ -34,15 +34,16 @@ seconds=${seconds:-$usual}
 [[ $seconds =~ ^[1-9][0-9]*$ && $device =~ ^(cuda|wgpu)$ ]] || usage
 SECONDS=0
 end=$((seconds - ending))
-planned=0 status=0
+planned=0 startup=0 status=0
 
 # skip NAME WHY
 skip() {
     printf '%-12s not run: %s\n' "$1" "$2" | tee -a "$results/summary.txt"
 }
 # pack: the results as one file, which is always whole. Of a file that is too long its beginning and its end are kept.
-pack() {
-    local file most=$((768 * 1024))
+pack() (
+    flock 9
+    most=$((768 * 1024))
     rm -rf "$work/tar"
     mkdir "$work/tar"
     for file in "$results"/*; do
@@ -52,12 +53,12 @@ pack() {
             { head -c $((most / 2)) "$file"; printf '\n[cut]\n'; tail -c $((most / 2)) "$file"; } >"$work/tar/${file##*/}"
         fi
     done
-    tar -C "$work/tar" -cf "$out/.results.tar" . && mv "$out/.results.tar" "$out/results.tar"
-}
+    tar -C "$work/tar" -cf "$out/.results-$part.tar" . && mv "$out/.results-$part.tar" "$out/results-$part.tar"
+) 9>"$work/lock"
 # step NAME SECONDS COMMAND...: `LEFT` in the command stands for the seconds that it has. What earlier steps have left over is this one's
 # too. Of 0 seconds: what is left in the end.
 step() {
-    local name=$1 own=$2 limit begin=$SECONDS code outcome
+    local name=$1 own=$2 limit by_plan begin=$SECONDS code outcome
     shift 2
     planned=$((planned + own))
     if [ "$plan" = yes ]; then
@@ -66,9 +67,8 @@ step() {
     fi
     if [ "$own" = 0 ] && [ "$tiny" = yes ]; then return; fi
     limit=$((end - SECONDS))
-    if [ "$own" -gt 0 ] && [ $(((planned + spare) * seconds / usual - SECONDS)) -lt $limit ]; then
-        limit=$(((planned + spare) * seconds / usual - SECONDS))
-    fi
+    by_plan=$(((planned + spare) * seconds / usual + startup - SECONDS))
+    if [ "$own" -gt 0 ] && [ "$by_plan" -lt "$limit" ]; then limit=$by_plan; fi
     if [ "$limit" -lt 10 ]; then
         skip "$name" "no time left"
         return
@@ -196,15 +196,22 @@ fi
 out=${OUT:-$here}
 mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
 work=$(mktemp -d)
-results=$work/results clocks='' probe=''
+results=$work/results clocks='' probe='' packer=''
 mkdir "$results" "$work/cached"
 : >"$results/summary.txt" >"$results/log.txt"
 finish() {
-    [ -z "$clocks" ] || kill "$clocks" 2>/dev/null
-    [ -z "$probe" ] || kill "$probe" 2>/dev/null
+    kill $clocks $probe $packer 2>/dev/null
+    pack
     rm -rf "$work"
 }
 trap finish EXIT
+trap 'exit 130' INT TERM HUP
+# A killed run has the results of the step that it was killed in, too.
+while kill -0 $$; do
+    pack
+    sleep 5
+done >/dev/null 2>&1 &
+packer=$!
 if [ "$tiny" = yes ]; then
     small_checks=(--quick --case-seconds 1000)
     small_benches=(--repeat 1 --case-seconds 1000) small=tiny
@@ -237,7 +244,6 @@ for unpack in "xz -dc" "busybox xz -dc" "7z e -so" "python"; do
 done
 if [ -z "$unpack" ]; then
     say "nothing unpacks float8-gpu.xz: xz, busybox, 7z and $python with lzma were tried"
-    pack
     exit 1
 fi
 chmod +x "$gpu"
@@ -333,8 +339,8 @@ fi
 cache=${FLOAT8_PTX_CACHE:-${XDG_CACHE_HOME:-${HOME:-$work}/.cache}/float8-gpu}/${arch:-any}-$(cksum <"$here/float8-gpu.xz" | tr ' ' -)
 mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || { cache=$work/cache && mkdir -p "$cache"; }
 printf '[compilation]\ncache = { file = "%s" }\n' "$cache" >"$work/cached/cubecl.toml"
-pack
 
+startup=$SECONDS
 versions
 [ $? != 2 ] || exit 2
 $part

@@ -186,12 +186,14 @@ impl<'a, B: Backend> Blocks<'a, B> {
         let (k, v, dtype) = (&self.key, &self.value, self.query.dtype());
         let [mut dk, mut dv] = [k, v].map(|t| t.zeros_like().cast(DType::F32));
         let dq = self.ranges().map(|queries| {
-            let dy = self.together(dy.clone().slice_dim(2, queries.clone()));
-            let Block { query, key, value, probabilities: p, slope } = self.scores(queries);
+            // In an order in which fusion writes neither P nor dP again in another dtype.
+            let Block { query, key, value, probabilities: p, slope } = self.scores(queries.clone());
+            let narrow = p.clone().cast(dtype);
+            let dy = self.together(dy.clone().slice_dim(2, queries));
             let seen = key.dims()[2];
-            let dp = dy.clone().matmul(value.transpose()).cast(DType::F32);
-            let delta = (p.clone() * dp.clone()).sum_dim(3);
-            let ds = p.clone() * (dp - delta);
+            let dp = dy.clone().matmul(value.transpose());
+            let delta = (p.clone() * dp.clone().cast(DType::F32)).sum_dim(3);
+            let ds = p * (dp.cast(DType::F32) - delta);
             let ds = slope.into_iter().fold(ds, |ds, slope| ds * slope);
             let ds = ds.mul_scalar(self.attention.scale()).cast(dtype);
             let add = |sum: &mut Tensor<B, 4>, part: Tensor<B, 4>| {
@@ -202,7 +204,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
                 *sum = whole.slice_assign([0..batch, 0..heads, 0..seen, 0..width], all);
             };
             add(&mut dk, ds.clone().transpose().matmul(query));
-            add(&mut dv, p.cast(dtype).transpose().matmul(dy));
+            add(&mut dv, narrow.transpose().matmul(dy));
             self.apart(ds.matmul(key))
         });
         let dq = Tensor::cat(dq.collect(), 2);

@@ -14,10 +14,10 @@ use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 use float8_kernels::{Format, GemmConfig, Granularity, scaled_gemm};
 use serde::{Deserialize, Serialize};
 
-use super::Bench;
 use super::data::Table;
 use super::linear::{float8_step, inputs, plain_step, with_default};
 use super::timing::{Clock, median};
+use super::{Bench, headed};
 use crate::target::Target;
 
 /// Small tensors that live beside a linear, as the scales and maxima of a model do.
@@ -106,7 +106,7 @@ pub fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!("\nhost time: until the calls return, and until their work is done");
+    headed("host time: until the calls return, and until their work is done");
     println!("{:>18}  {:>9}  {:>9}  what", "shape", "issue us", "total us");
     for Row { what, shape: [a, b, c], issue_microseconds, total_microseconds } in rows {
         let shape = format!("{a}x{b}x{c}");
