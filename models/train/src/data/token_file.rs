@@ -2,11 +2,11 @@
 //! llm.c, llmq or this crate.
 //!
 //! ```text
-//! llm.c    20240520, 1, tokens | 20240801, 7, tokens                      u32 each;  tokens of 16 | 32 bits
-//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask          u32 each;  tokens of 32 bits, mask
-//! ours     a JSON object, then spaces: see [`Header`];                    tokens of 16 or 32 bits, mask, starts
-//! mask     a bit for each token, the lowest of a byte first: the loss counts where a token with a one is the target
-//! starts   where each document begins, in tokens, 64 bits each
+//! llm.c    20240520, 1, tokens | 20240801, 7, tokens            u32 each; tokens of 16 | 32 bits
+//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, mask    u32 each; tokens of 32 bits, mask
+//! ours     JSON object and spaces, see [`Header`];              tokens of 16 | 32 bits, mask, starts
+//! mask     one bit per token, lowest bit of a byte first: 1 if the loss counts the token as a target
+//! starts   index of the first token of each document, 64 bits each
 //! ```
 
 use std::io::Read;
