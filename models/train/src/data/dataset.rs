@@ -46,8 +46,8 @@ pub struct SequenceShape {
 /// Data for validation.
 #[derive(Clone, Copy, Debug)]
 pub enum Validation<'a> {
-    /// Share of each source that is held out of training: documents with this share of the tokens,
-    /// or the end of a token file that does not list its documents.
+    /// Share of each source to hold out of training. Documents with this share of the tokens are
+    /// held out, or the end of a token file that does not list its documents.
     Fraction(f64),
     /// All of other sources.
     Sources(&'a [DataSource]),

@@ -119,8 +119,8 @@ fn is_entry(path: &Path) -> bool {
     name.get(..64).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Takes the lock of a folder; `None` while a process makes it. Earlier versions named such a
-/// folder `FINGERPRINT.partial`.
+/// Takes the lock of a folder; `None` while a process makes it. Earlier versions named the folder
+/// `FINGERPRINT.partial`.
 fn lock(path: &Path) -> io::Result<Option<FileLock>> {
     if is_entry(path) { FileLock::try_take(&path.with_extension("lock")) } else { Ok(lock_of_left(path)) }
 }

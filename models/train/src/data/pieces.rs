@@ -2,9 +2,9 @@
 //! The same text always gives the same pieces, and together they have the ids of the whole text.
 //!
 //! A piece ends after a line end that is not followed by white space. Line ends that are not
-//! preceded by white space either are preferred. Without such a line end, the piece ends where the
-//! tokenizer certainly ends a word, see [`Tokenizer::last_word_end`]. If there is no such place,
-//! the piece is longer, if necessary as long as the text.
+//! preceded by white space either are preferred. Without any, the piece ends where the tokenizer
+//! certainly ends a word, see [`Tokenizer::last_word_end`]. If there is no such place, the piece is
+//! longer, if necessary as long as the text.
 //!
 //! Llama 3's `tokenizer.model` also cuts after 400,000 characters at any place. In longer texts
 //! those cuts differ.
@@ -37,7 +37,7 @@ fn line_end(text: &str, limit: usize) -> Option<usize> {
 }
 
 /// First piece of `text`, of at most `limit` bytes if possible. `None` if more of the text is
-/// needed to decide. `is_whole` says that nothing follows `text`.
+/// needed to decide. With `is_whole`, nothing follows `text`.
 fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<&'a str> {
     let mut within = limit;
     loop {

@@ -13,7 +13,7 @@ pub struct EpochSize {
     pub tokens: u64,
     /// Documents; `None` if a token file does not list them.
     pub documents: Option<u64>,
-    /// Tokens that the loss counts; `None` if such a token file has a mask.
+    /// Tokens that the loss counts; `None` if a token file without that list has a mask.
     pub targets: Option<u64>,
     /// Documents that are longer than a sequence and were to stay whole.
     pub cut: u64,

@@ -2,10 +2,10 @@
 //! llm.c, llmq or this crate.
 //!
 //! ```text
-//! llm.c    20240520, 1, tokens | 20240801, 7, tokens            u32 each; tokens of 16 | 32 bits
-//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, mask    u32 each; tokens of 32 bits, mask
-//! ours     JSON object and spaces, see [`Header`];              tokens of 16 | 32 bits, mask, starts
-//! mask     one bit per token, lowest bit of a byte first: 1 if the loss counts the token as a target
+//! llm.c    20240520, 1, tokens | 20240801, 7, tokens           u32 each; tokens of 16 | 32 bits
+//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask   u32 each; 32-bit tokens, mask
+//! ours     JSON object and spaces, see [`Header`];       tokens of 16 | 32 bits, mask, starts
+//! mask     one bit per token, lowest bit of a byte first: 1 if the loss counts it as a target
 //! starts   index of the first token of each document, 64 bits each
 //! ```
 

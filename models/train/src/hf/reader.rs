@@ -37,7 +37,7 @@ impl<'a> HfReader<'a> {
     /// Refuses the first key that is not one of `known`, unless its value is null, false or empty.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], which says what is `supported`.
+    /// [`JobError::HfUnsupported`], with the text `supported`.
     pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<(), JobError> {
         self.others(known).next().map_or(Ok(()), |key| Err(self.unsupported(key, supported)))
     }
@@ -144,7 +144,7 @@ impl<'a> HfReader<'a> {
     /// Refuses every string except `wanted`. A missing key is valid.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], which says what is `supported`.
+    /// [`JobError::HfUnsupported`], with the text `supported`.
     pub fn only(&self, key: &str, wanted: &str, supported: &str) -> Result<(), JobError> {
         match self.string(key)? {
             Some(value) if value != wanted => Err(self.unsupported(key, supported)),

@@ -21,8 +21,8 @@ const MAX_HEADER: u64 = 100_000_000;
 /// Bytes decoded at once: a multiple of every element size.
 const CHUNK: usize = 1 << 20;
 
-/// Tensors of one safetensors file, or of shards with an index. Writing to the files meanwhile
-/// changes the tensors.
+/// Tensors of one safetensors file, or of shards with an index. Writing to the files while this is
+/// open changes the tensors.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,

@@ -58,7 +58,7 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 /// entries are written in any order.
 ///
 /// # Errors
-/// The error of the first tensor whose bytes cannot be read; [`TensorFilesError::Write`];
+/// The error of the first tensor whose bytes cannot be read; [`TensorFilesError::Write`].
 /// [`TensorFilesError::Unwritable`] for a duplicate name, and for bytes that do not fit the shape.
 /// After an error the old file is unchanged.
 pub fn write_file<E: From<TensorFilesError>>(

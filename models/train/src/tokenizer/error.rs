@@ -72,7 +72,8 @@ pub enum TokenizerError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// Such a file names a token that the tokenizer lacks, or has a value that is not a token.
+    /// A file next to the tokenizer names a token that the tokenizer lacks, or has a value that is
+    /// not a token.
     #[error("{}: {key} = {value} is not a token of this tokenizer", path.display())]
     NotAToken {
         /// The file.

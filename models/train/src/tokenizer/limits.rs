@@ -10,7 +10,7 @@ use serde_json::Value;
 const TEXT: usize = 4096;
 /// Maximum entries of a list in a post-processor.
 const ENTRIES: usize = 256;
-/// Maximum factor by which replacements may lengthen a text.
+/// Maximum growth factor of a text by replacements.
 const GROWTH: f64 = 1024.0;
 /// Maximum characters of a word that a WordPiece model splits, which takes quadratic time.
 const WORD: u64 = 4096;
@@ -60,7 +60,7 @@ fn check_map(text: &str) -> Result<(), String> {
     }
 }
 
-/// Maximum factor by which the replacements in a part lengthen a text, applied one after another. A
+/// Largest growth factor of a text by the replacements in a part, applied one after another. A
 /// match of a regular expression may have one byte or none.
 fn growth(value: &Value) -> f64 {
     match value {

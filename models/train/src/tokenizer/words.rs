@@ -38,7 +38,7 @@ impl Tokenizer {
     pub(crate) fn ends_word(&self, text: &str, place: usize) -> bool {
         match &self.kind {
             Kind::Bytes => true,
-            // No word of its expression continues after such a line end.
+            // No word of its expression continues after this line end.
             Kind::Tiktoken(_) => true,
             Kind::HuggingFace(tokenizer) => {
                 let (around, place) = around(text, place);

@@ -4,7 +4,8 @@
 //! ```text
 //! quant_method          scales                              names
 //! compressed-tensors    tensor, channel, block, mxfp8       weight_scale, input_scale
-//! fp8                   tensor, or 128×128                  weight_scale_inv or weight_scale, input_scale or activation_scale
+//! fp8                   tensor, or 128×128                  weight_scale_inv or weight_scale,
+//!                                                           input_scale or activation_scale
 //! fbgemm_fp8            row                                 weight_scale
 //! modelopt              by quant_algo: tensor, row, mxfp8   weight_scale, input_scale
 //! quark                 tensor, row                         weight_scale, input_scale
@@ -54,7 +55,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     if !matches!(config.string("fmt")?, None | Some("e4m3" | "float8_e4m3fn")) {
         return Err(config.unsupported("fmt", "e4m3 and float8_e4m3fn are"));
     }
-    // It says that scales are powers of two. Their dtype is in the files.
+    // The scales are then powers of two. Their dtype is in the files.
     config.only("scale_fmt", "ue8m0", "only ue8m0 is")?;
     let inputs = match config.string("activation_scheme")? {
         None | Some("dynamic") => None,

@@ -5,7 +5,8 @@
 //!                  scales of a weight [out, in]      quantization_config
 //! Tensor           [] or [1]                         compressed-tensors `tensor`; `fp8` without blocks
 //! Row              [out, 1] or [out]                 compressed-tensors `channel`
-//! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size; compressed-tensors `block`
+//! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size;
+//!                                                    compressed-tensors `block`
 //! Block1x32        [out, in/32], E8M0 bytes          compressed-tensors `mxfp8-quantized`
 //! ```
 
