@@ -1,4 +1,5 @@
-//! Chat templates against `transformers`, whose ids `chat_vectors.py` has written down, and what is wrong with their files.
+//! Compares chat templates with `transformers`, whose ids `chat_vectors.py` recorded, and checks
+//! errors in their files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
 }
 
-/// What `chat_vectors.py` has made.
+/// Vectors made by `chat_vectors.py`.
 struct Vectors {
     /// The special tokens, variables, tools and conversations.
     given: Value,
@@ -25,7 +26,7 @@ impl Vectors {
         Self { given, rows }
     }
 
-    /// The tokenizer of the vectors with more special tokens.
+    /// The vectors' tokenizer with more special tokens.
     fn tokenizer(&self) -> Tokenizer {
         let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
         let mut file: Value = serde_json::from_str(&text).unwrap();
@@ -76,14 +77,14 @@ fn mask(row: &Value) -> Vec<bool> {
     mask
 }
 
-/// What the assistant says, runs of it apart, for a reader of a failed test.
+/// Runs of the assistant's text, for messages of failed tests.
 fn said(tokenizer: &Tokenizer, ids: &[u32], mask: &[bool]) -> Vec<String> {
     let pieces = ids.iter().zip(mask).collect::<Vec<_>>();
     let runs = pieces.chunk_by(|a, b| a.1 == b.1).filter(|run| *run[0].1);
     runs.map(|run| tokenizer.decode(&run.iter().map(|(id, _)| **id).collect::<Vec<_>>()).unwrap()).collect()
 }
 
-/// What templates with tags say, and what is found out without them.
+/// Checks the mask, for templates with tags and without.
 fn has_the_mask(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Message], row: &Value, at: &str) {
     let (ids, expected) = (ids(row, "ids"), mask(row));
     match template.encode(tokenizer, messages) {
@@ -122,7 +123,7 @@ fn templates_give_the_ids_of_transformers() {
         let prompt = [&expected[..same], &ids(row, "then")].concat();
         assert_eq!(template.prompt(&tokenizer, &messages).unwrap(), prompt, "{at}");
         has_the_mask(&template, &tokenizer, &messages, row, &at);
-        // This one has no generation prompt to speak of.
+        // This template has no generation prompt to speak of.
         if row["template"] != "values" {
             let untagged = source.replace("endgeneration", "endif").replace("generation %}", "if true %}");
             assert_ne!(untagged, source);
@@ -135,7 +136,7 @@ fn templates_give_the_ids_of_transformers() {
 fn white_space_and_characters_of_several_tokens_are_the_assistants() {
     let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
     let mut file: Value = serde_json::from_str(&text).unwrap();
-    // As Llama 3's: what it says of a token leaves out white space.
+    // As in Llama 3, token offsets exclude white space.
     file["post_processor"] =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
     let folder = folder(&[("tokenizer.json", &file.to_string())]);
@@ -147,7 +148,7 @@ fn white_space_and_characters_of_several_tokens_are_the_assistants() {
         let messages = messages.map(|(role, content)| Message::new(role, content));
         for tokenizer in [&trimmed, &Tokenizer::bytes()] {
             let Conversation { ids, is_assistant, .. } = template.encode(tokenizer, &messages).unwrap();
-            // A token may begin before what is said.
+            // A token may begin before the assistant's text.
             for said in said(tokenizer, &ids, &is_assistant) {
                 assert!(said.ends_with(&format!("{content};")) && said.len() <= content.len() + 2, "{said:?}");
             }
@@ -216,12 +217,12 @@ fn what_is_wrong_with_a_template_or_a_conversation_is_an_error() {
     assert_eq!(error, "line 2 of the chat template: unknown function: strftime_now is unknown");
     let within = "{% macro check() %}{{ raise_exception('no ' + messages[0].role) }}{% endmacro %}{{ check() }}";
     assert_eq!(encode(within, &talk).to_string(), "the chat template refuses the conversation: no user");
-    // Nothing of the text is the message's.
+    // No part of the text depends on the message.
     let error = encode("{{ messages | length }}{{ add_generation_prompt }}", &talk);
     assert!(matches!(error, ChatError::NotSeparable { index: 1 }), "{error}");
     let changed = "{% set text %}{% generation %} a {% endgeneration %}{% endset %}{{ text[:2] }}";
     assert!(matches!(encode(changed, &talk), ChatError::Tags));
-    // A template that has tags and uses none.
+    // A template with tags that renders none.
     let unused = "{% if false %}{% generation %}a{% endgeneration %}{% endif %}b";
     assert!(matches!(encode(unused, &talk), ChatError::NoAssistant { .. }));
 }
@@ -237,7 +238,7 @@ fn a_message_keeps_what_it_does_not_know() {
     assert_eq!((template.source(), template.variables().len()), ("{{ messages | tojson }}{{ x }}", 0));
 }
 
-/// What only ends a text that is not to go on belongs to the last turn, if nothing else ends that.
+/// Text that only ends a conversation belongs to the last turn, if nothing else ends that turn.
 #[test]
 fn the_end_of_the_conversation_ends_the_last_turn() {
     let source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
@@ -251,7 +252,7 @@ fn the_end_of_the_conversation_ends_the_last_turn() {
     }
 }
 
-/// As GLM has it: a turn goes on until the next role speaks.
+/// As in GLM, a turn continues until the next role speaks.
 #[test]
 fn the_token_of_the_next_role_ends_a_turn() {
     let source = "{% for m in messages %}{{ '<|start_header_id|>' if m.role == 'user' else '<|end_header_id|>' }}\n{{ m.content }}{% endfor %}\
@@ -283,7 +284,8 @@ fn the_token_at_which_turns_end() {
     assert_eq!(end("{{ raise_exception('no') }}"), None);
 }
 
-/// The prompt begins a thought that the history does not have. A turn may begin with the letters of its mark.
+/// The prompt begins a thought that the history lacks. A turn may begin with the letters of its
+/// mark.
 #[test]
 fn a_header_is_no_target() {
     let opened = |header: &str, content: &str| {
@@ -304,7 +306,7 @@ fn a_header_is_no_target() {
         let said: Vec<_> = said.iter().map(|said| said.trim_start()).collect();
         assert_eq!(said, ["yes<|eot_id|>", "<think>hm</think><thin<|eot_id|>"], "{header}");
     }
-    // A template that leaves out the thought does not show where the content begins.
+    // A template that drops the thought does not show where the content begins.
     let template = opened("<|start_header_id|>assistant\n", "m.content.split('</think>')[-1]");
     let template = ChatTemplate::new(&template, NO_TOKENS).unwrap();
     let Conversation { ids, is_assistant, .. } = template.encode(&tokenizer, &messages).unwrap();
@@ -343,11 +345,11 @@ fn messages_that_are_not_learned_are_no_targets() {
     ] {
         assert_eq!(learned(plain, key, json!([value, null])).unwrap_err(), expected);
     }
-    // Tags around what the user says too.
+    // Tags around the user's text too.
     assert!(learned(all, "weight", json!([0, 1])).unwrap_err().contains("which part of the text is message 1:"));
 }
 
-/// Where this template has no text for the messages before.
+/// This template cannot render the empty list of messages before the first one.
 #[test]
 fn an_assistant_may_speak_first() {
     let source = "{{ messages[0]['role'] }}|{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
@@ -359,7 +361,8 @@ fn an_assistant_may_speak_first() {
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["One</>\n", "</>\n"]);
 }
 
-/// After a tool this template goes on with the turn, without a generation prompt: that of the turn before is not taken for it.
+/// After a tool, this template continues the turn without a generation prompt. The previous turn's
+/// prompt must not be used for it.
 #[test]
 fn a_turn_without_a_prompt_begins_after_the_turn_before() {
     let source = "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }};{% elif m.role == 'tool' %}<tool>\
@@ -374,7 +377,7 @@ fn a_turn_without_a_prompt_begins_after_the_turn_before() {
     assert_eq!(said(&tokenizer, &ids, &is_assistant), ["x;", "y;"]);
 }
 
-/// Templates come from strangers: each of these took all time, memory or stack.
+/// Templates may be untrusted: each of these took unbounded time, memory or stack.
 #[test]
 fn a_template_that_takes_too_much_is_an_error() {
     let messages = [Message::new("user", "hi")];
@@ -431,7 +434,7 @@ fn a_template_that_takes_too_much_is_an_error() {
         let error = render(source).unwrap_err().to_string();
         assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(80)]);
     }
-    // What is not too much is right.
+    // Templates within the limits render correctly.
     assert_eq!(render(&chain).unwrap(), "1".repeat(120_001));
     for (source, expected) in [
         ("{{ 'abc'.count('') }} {{ 'abab'.count('ab') }}", "4 2"),

@@ -1,4 +1,4 @@
-//! Large files, and the memory of the process that reads them: this binary has nothing else in it.
+//! Memory of a process that reads large files. This binary has no other test.
 #![cfg(target_os = "linux")]
 
 use std::fs::{self, File};
@@ -6,7 +6,7 @@ use std::io::{BufWriter, Write};
 
 use train::{DataSource, Dataset, Packing, SequenceShape, Tokenizer, Validation};
 
-/// The most memory that this process has ever had, in bytes.
+/// Peak resident memory of this process in bytes.
 fn peak_resident() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -15,7 +15,7 @@ fn peak_resident() -> u64 {
 
 const LIMIT: u64 = 300 << 20;
 
-/// A process has one peak, so that all of this is one test.
+/// One test, since a process has one peak.
 #[test]
 fn memory_is_bounded() {
     let dir = tempfile::TempDir::new().unwrap();
@@ -26,7 +26,7 @@ fn memory_is_bounded() {
     };
     let shape = SequenceShape { batch_size: 8, seq_len: 1024, packing: Some(Packing::Wrapped) };
 
-    // 10 GB without a byte on disk: tokens 0 after the header.
+    // 10 GB without a byte on disk: a sparse file of tokens 0 after the header.
     let path = dir.path().join("tokens.bin");
     let mut file = File::create(&path).unwrap();
     let header = [20240520, 1, i32::MAX];
@@ -46,7 +46,7 @@ fn memory_is_bounded() {
     assert_eq!(resumed.taken(), 3000);
     assert_eq!(dataset.held_out(shape, 64).unwrap().len(), 64);
 
-    // What was there at the last look is known by samples and by its time.
+    // The file is compared with its earlier state by samples and modification time.
     let position = sequences.position().unwrap();
     let again = File::options().append(true).open(&path).unwrap();
     again.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(100)).unwrap();

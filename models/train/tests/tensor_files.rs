@@ -1,4 +1,4 @@
-//! Tensors in files: what is read back, and what is left of a file or a folder that fails.
+//! Tensors in files: reading them back, and the state of a file or folder after an error.
 #![allow(missing_docs)]
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use train::checkpoint::{CheckpointError, CheckpointFolder, Worth, saved_steps};
 use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 use train::{FolderError, TensorFiles, TensorFilesError, create_folder};
 
-/// As a caller's own error.
+/// Error type of a caller.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("the device is gone")]
@@ -78,7 +78,7 @@ fn a_file_that_is_cut_after_it_was_opened_is_an_error() {
     }
 }
 
-/// More than is decoded at once, from the first row and from others.
+/// A tensor larger than a decoded chunk, from the first row and from others.
 #[test]
 fn rows_of_a_large_tensor_are_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn rows_of_a_large_tensor_are_read() {
     assert!(read.rows_f32(7..7).unwrap().is_empty());
 }
 
-/// An index comes from strangers too.
+/// An index may be untrusted too.
 #[test]
 fn shards_are_files_of_their_folder() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn a_file_that_fails_replaces_none_and_says_why() {
         error
     };
     let gone = NewTensor { bytes: Box::new(|| Err(Failure::Device)), ..tensor("gone", Dtype::F32, &[2], vec![]) };
-    // Asked for later than the one that fails.
+    // Written after the tensor that fails.
     let never = NewTensor { bytes: Box::new(|| panic!("asked for")), ..tensor("never", Dtype::F32, &[2], vec![]) };
     assert!(matches!(write(&[never, good(), gone]), Failure::Device));
     let short = write(&[good(), tensor("short", Dtype::F32, &[2], vec![0; 7])]).to_string();
@@ -194,7 +194,7 @@ fn a_folder_is_there_whole_or_not_at_all() {
         fs::write(hidden.join("half"), "").unwrap();
         let [hidden] = &names(dir.path())[..] else { panic!("one hidden folder") };
         assert!(hidden.starts_with(".new.") && hidden.ends_with(".partial"), "{hidden}");
-        // As if its process had been killed, beside one whose process lives.
+        // A folder left by a killed process, next to one whose process is alive.
         fs::create_dir(dir.path().join(".new.left.partial")).unwrap();
         fs::write(dir.path().join(".new.left.partial/LOCK"), "").unwrap();
         create_folder(&path, |_| {
@@ -205,7 +205,7 @@ fn a_folder_is_there_whole_or_not_at_all() {
     assert!(matches!(failed, Err(Failure::Device)));
     assert_eq!(names(dir.path()), [""; 0]);
 
-    // Somebody else makes it meanwhile.
+    // Another process creates it in the meantime.
     let raced = create_folder(&path, |_| {
         fs::create_dir(&path).unwrap();
         fs::write(path.join("theirs"), "").unwrap();
@@ -232,7 +232,7 @@ fn a_folder_is_there_whole_or_not_at_all() {
         let mode = |name: &str| fs::metadata(dir.path().join(name)).unwrap().mode();
         assert_eq!(mode("new"), mode("plain"), "as other folders");
 
-        // Through a link to an empty folder, but not to nothing.
+        // Works through a link to an empty folder, but not through a dangling one.
         symlink(dir.path().join("plain"), dir.path().join("link")).unwrap();
         create_folder(&dir.path().join("link"), fill).unwrap();
         assert_eq!(names(&dir.path().join("plain")), ["file"]);

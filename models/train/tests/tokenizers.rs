@@ -1,4 +1,5 @@
-//! Tokenizers against the Python originals, whose ids `vectors.py` has written down, and what is wrong with their files.
+//! Compares tokenizers with the Python originals, whose ids `vectors.py` recorded, and checks
+//! errors in their files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ fn rows(name: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Texts, of which long ones say what they repeat.
+/// Test texts. Long ones are stored as repetitions.
 fn strings() -> Vec<String> {
     let text = |row: Value| match row {
         Value::String(text) => text,
@@ -45,7 +46,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
     text
 }
 
-/// Ids, and the way back at once and by and by.
+/// Compares ids and decoding, at once and streamed.
 fn equals_the_original(tokenizer: &Tokenizer, expected: &str, special: SpecialTokens) {
     let (strings, expected) = (strings(), rows(expected));
     assert!(strings.len() >= 1000 && strings.len() == expected.len());
@@ -53,14 +54,15 @@ fn equals_the_original(tokenizer: &Tokenizer, expected: &str, special: SpecialTo
         let ids = tokenizer.encode(text, special).unwrap();
         assert_eq!(abbreviated(&ids), expected, "{:?}", text.chars().take(80).collect::<String>());
         assert_eq!(&tokenizer.decode(&ids).unwrap(), text);
-        // Each step of the other decoder reads what has not been said yet: a quarter of a second for the longest.
+        // Each step of the streaming decoder reads all text that is still open. The longest text
+        // takes a quarter of a second.
         if ids.len() < 30_000 {
             assert_eq!(&streamed(tokenizer, &ids), text);
         }
     }
 }
 
-/// What the original makes of ids whose bytes are no UTF-8; streamed, the pieces come to the same.
+/// Decodes ids whose bytes are not UTF-8 like the original. The streamed pieces give the same text.
 fn decodes_broken_text_like_the_original(tokenizer: &Tokenizer, rows: Vec<Value>) {
     assert!(rows.len() >= 300);
     for row in rows {
@@ -80,7 +82,8 @@ fn hugging_face_gives_the_ids_of_the_original() {
     decodes_broken_text_like_the_original(&tokenizer, rows("broken_hf.jsonl"));
 }
 
-/// Llama 3's `tokenizer.model`, of which `FLOAT8_LLAMA3_TOKENIZER` is the path: its licence does not let it lie here.
+/// Llama 3's `tokenizer.model` at the path `FLOAT8_LLAMA3_TOKENIZER`. Its licence forbids to commit
+/// it.
 fn llama3_file() -> Option<PathBuf> {
     let path = std::env::var_os("FLOAT8_LLAMA3_TOKENIZER").map(PathBuf::from);
     if path.is_none() {
@@ -111,7 +114,7 @@ fn llama3_gives_the_ids_of_the_original() {
     assert!(is_assistant[first..].iter().all(|is| *is));
     assert_eq!(tokenizer.decode(&ids[first..]).unwrap(), "\u{a0}👩‍👩‍👧‍👦 漢<|eot_id|>");
 
-    // A file that is not whole.
+    // An incomplete file.
     let (folder, text) = (tempfile::tempdir().unwrap(), fs::read_to_string(path).unwrap());
     let damaged = folder.path().join("tokenizer.model");
     let error = |text: &str| {
@@ -159,14 +162,14 @@ fn a_stream_ends_no_character_early() {
     let pieces: Vec<_> = "né👩".bytes().map(|byte| stream.push(u32::from(byte)).unwrap()).collect();
     assert_eq!(pieces, ["n", "", "é", "", "", "", "👩"]);
     assert_eq!(stream.finish().unwrap(), "");
-    // Wrong, whatever follows; then one that could still end, and does not.
+    // Bytes that can never be valid, then an incomplete character.
     let mut stream = tokenizer.stream();
     let pieces: Vec<_> = [0xf0, 0x9f, 0x41, 0xe2, 0x82].map(|id| stream.push(id).unwrap()).into();
     assert_eq!(pieces, ["", "", "\u{fffd}A", "", ""]);
     assert_eq!(stream.finish().unwrap(), "\u{fffd}");
 }
 
-/// The text of all ids has special tokens, the text for people has none.
+/// The full text has special tokens, the text for a reader has none.
 #[test]
 fn streams_keep_special_tokens_or_leave_them_out() {
     let tokenizer = Tokenizer::from_file(vectors().join("tokenizer.json")).unwrap();
@@ -175,7 +178,7 @@ fn streams_keep_special_tokens_or_leave_them_out() {
     assert_eq!(tokenizer.stream_text().read(&ids).unwrap(), "hi");
 }
 
-/// A folder with the tokenizer of the vectors and these files.
+/// Folder with the vectors' tokenizer and these files.
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(vectors().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
@@ -190,7 +193,7 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
         (tokenizer.bos(), tokenizer.eos(), tokenizer.stop().to_vec(), tokenizer.document("a").unwrap().len())
     };
     let (config, generation) = ("tokenizer_config.json", "generation_config.json");
-    // The template of tokenizer.json puts <|begin_of_text|> first, and says of no end.
+    // The template of tokenizer.json puts <|begin_of_text|> first, and has no end token.
     assert_eq!(marks(&[]), (Some(0), None, vec![], 2));
     assert_eq!(marks(&[(generation, r#"{"eos_token_id": [1, 4]}"#)]), (Some(0), Some(1), vec![1, 4], 3));
     let text = r#"{"bos_token": "<|end_header_id|>", "eos_token": {"content": "<|end_of_text|>"}}"#;
@@ -199,7 +202,7 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     assert_eq!(marks(&both), (Some(0), Some(1), vec![4], 3), "of texts the tokenizer's, of generation the other");
     let added = text.replacen('{', r#"{"add_bos_token": true, "#, 1);
     assert_eq!(marks(&[(config, &added)]), (Some(3), Some(1), vec![1], 3));
-    // config.json has the last word on the end, as transformers makes a generation_config.json of it.
+    // config.json decides the end, as transformers makes a generation_config.json from it.
     let model = ("config.json", r#"{"eos_token_id": [1, 6]}"#);
     assert_eq!(marks(&[model, (config, text)]), (Some(0), Some(1), vec![1, 6], 3));
     assert_eq!(marks(&[model, (generation, r#"{"eos_token_id": 4}"#)]), (Some(0), Some(4), vec![4], 3));
@@ -217,7 +220,7 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
 }
 
-/// Tokens that only the files beside the tokenizer know are one id each.
+/// Tokens that only the files next to the tokenizer list have one id each.
 #[test]
 fn the_files_beside_it_may_have_more_tokens() {
     let open = |files: &[(&str, &str)]| Tokenizer::from_folder(folder(files).path());
@@ -241,7 +244,7 @@ fn the_files_beside_it_may_have_more_tokens() {
         assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::AreText).unwrap().len() > 1, is_special);
         assert_ne!(tokenizer.fingerprint(), plain.fingerprint());
     }
-    // Tokens that it has change nothing.
+    // Tokens that it already has change nothing.
     let known = entry("1001").replace("1001", "4").replace("<|x|>", "<|eot_id|>");
     let same = r#"{"<|eot_id|>": 4}"#;
     assert_eq!(open(&[(config, &known), (others, same)]).unwrap().fingerprint(), plain.fingerprint());
@@ -252,7 +255,7 @@ fn the_files_beside_it_may_have_more_tokens() {
         message.contains("has the id 3, but 3 is \"<|end_header_id|>\", and the tokenizer gives it 1001"),
         "{message}"
     );
-    // Where the newer file lists ids, the older one must agree.
+    // If the newer file lists ids, the older one must agree.
     let message = error(&[(config, &known), (others, r#"{"<|x|>": 1001}"#)]);
     assert!(
         message.contains("added_tokens.json: \"<|x|>\" has the id 1001, but the tokenizer does not have it"),
@@ -264,7 +267,7 @@ fn the_files_beside_it_may_have_more_tokens() {
     assert!(error(&[(config, r#"{"added_tokens_decoder": {"1001": 5}}"#)]).contains("added_tokens_decoder = [1001,5]"));
 }
 
-/// Tokens with keys of their own precede lists of tokens, as in transformers.
+/// Tokens with separate keys precede lists of tokens, as in transformers.
 #[test]
 fn special_tokens_without_ids_are_new_tokens() {
     let text = "<pad><unk><a><b>";
@@ -297,7 +300,7 @@ fn a_token_that_the_model_does_not_have_is_an_error() {
     assert!(matches!(open().for_vocabulary(0).unwrap_err(), TokenizerError::BeyondMark { id: 0, .. }));
 }
 
-/// Conversations need not have EOS, which ends plain text.
+/// Conversations need no EOS; plain text ends with it.
 #[test]
 fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
     let folder = folder(&[("tokenizer_config.json", r#"{"eos_token": "</s>"}"#)]);
@@ -315,7 +318,7 @@ fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
     template.encode(&tokenizer, &[Message::new("user", "a"), Message::new("assistant", "b")]).unwrap();
 }
 
-/// Where nothing in the files says that a text begins with BOS, it does not: transformers' rule.
+/// If nothing in the files puts BOS before a text, there is none: the rule of transformers.
 #[test]
 fn a_tokenizer_that_puts_nothing_first_has_no_bos() {
     let mut json: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
@@ -331,7 +334,7 @@ fn a_tokenizer_that_puts_nothing_first_has_no_bos() {
     assert_eq!(bos(template.clone(), named), (Some(0), 2));
     assert_eq!(bos(Value::Null, named), (None, 1));
     assert_eq!(bos(Value::Null, &named.replacen('{', r#"{"add_bos_token": true, "#, 1)), (Some(0), 2));
-    // A template that only ends a text begins none.
+    // A template that only ends a text puts no BOS before it.
     let mut ends = template;
     ends["single"].as_array_mut().unwrap().reverse();
     assert_eq!(bos(ends, named), (None, 1));
@@ -347,7 +350,7 @@ fn what_is_no_tokenizer_is_an_error() {
         let error = Tokenizer::from_folder(folder.path()).unwrap_err();
         assert!(matches!(error, TokenizerError::HuggingFace { .. }), "{text}: {error}");
     }
-    // What lies there instead: Git's note of a file that was not fetched, and another library's format.
+    // Other content in its place: a Git LFS pointer, and the format of another library.
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 17208819\n";
     let error = Tokenizer::from_folder(folder(&[("tokenizer.json", pointer)]).path()).unwrap_err().to_string();
     assert!(
@@ -364,7 +367,7 @@ fn what_is_no_tokenizer_is_an_error() {
     assert!(matches!(error, TokenizerError::UnknownId { id: 1001, vocab_size: 1001 }), "{error}");
 }
 
-/// A file's settings of length are its author's.
+/// Truncation and padding in a file are its author's settings, not ours.
 #[test]
 fn nothing_is_cut_or_padded() {
     let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
@@ -376,7 +379,8 @@ fn nothing_is_cut_or_padded() {
     assert!(tokenizer.encode("one two three four five six", SpecialTokens::AreText).unwrap().len() > 4);
 }
 
-/// Files on which the library panics, ends the process or makes room for 4 GB, are errors, and the process goes on.
+/// Files on which the library panics, aborts or allocates 4 GB are errors, and the process
+/// continues.
 #[test]
 fn a_file_that_contradicts_itself_is_an_error() {
     let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
@@ -399,7 +403,7 @@ fn a_file_that_contradicts_itself_is_an_error() {
         let error = Tokenizer::from_file(&path).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    // Only some texts show it.
+    // Only some texts show the problem.
     let mut file: Value = serde_json::from_str(&text).unwrap();
     file["normalizer"] = serde_json::json!({ "type": "Replace", "pattern": { "Regex": "a*" }, "content": "b" });
     fs::write(&path, file.to_string()).unwrap();
@@ -413,7 +417,7 @@ fn a_file_that_contradicts_itself_is_an_error() {
     }
 }
 
-/// Files that would make gigabytes of a short text, or take hours for one, are errors.
+/// Files that would make gigabytes from a short text, or take hours for one, are errors.
 #[test]
 fn a_file_that_asks_for_too_much_is_an_error() {
     use serde_json::json;
@@ -455,7 +459,7 @@ fn a_file_that_asks_for_too_much_is_an_error() {
         let error = Tokenizer::from_file(&path).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    // As Llama 2 has it.
+    // As in Llama 2.
     let mut file: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
     let spaces = replace(json!({ "String": " " }), "\u{2581}");
     file["normalizer"] =
@@ -464,7 +468,7 @@ fn a_file_that_asks_for_too_much_is_an_error() {
     Tokenizer::from_file(&path).unwrap();
 }
 
-/// Decoders of Llama 2's kind take the first space of a text away; that of an answer is not the first.
+/// Decoders such as Llama 2's remove the first space of a text. An answer does not begin the text.
 #[test]
 fn an_answer_keeps_its_first_space() {
     let vocabulary = ["<unk>", "<s>", "\u{2581}", "\u{2581}cat", "\u{2581}dog", "s"];
@@ -487,7 +491,7 @@ fn an_answer_keeps_its_first_space() {
     for prompt in [&[1, 3][..], &[3, 4], &[1, 3, 1]] {
         assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), " dogs cat", "{prompt:?}");
     }
-    // At the beginning of the text it is the decoder's.
+    // At the beginning of the text the decoder removes the space.
     for prompt in [&[][..], &[1]] {
         assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), "dogs cat", "{prompt:?}");
     }

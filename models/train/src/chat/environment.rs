@@ -1,4 +1,4 @@
-//! Jinja as `transformers` sets it up for chat templates.
+//! Jinja environment for chat templates, set up as in `transformers`.
 
 use std::borrow::Cow;
 
@@ -8,17 +8,17 @@ use regex::Regex;
 
 use super::{ChatError, limits, python, work};
 
-/// The function that stands for the tags `generation` and `endgeneration`.
+/// Function that replaces the tags `generation` and `endgeneration`.
 const MARK: &str = "__mark_generation";
-/// The variable with the characters that this function puts around the text.
+/// Variable with the characters that this function puts around the text.
 pub(super) const MARKS: &str = "__generation_marks";
 
-/// The message of `raise_exception`.
+/// Message of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
 
-/// Tags that mark what the assistant says become a call that does.
+/// Replaces the tags that mark the assistant's text with a call of [`MARK`].
 pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
     let tags = Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the expression is valid");
     tags.replace_all(source, |tag: &regex::Captures<'_>| {
@@ -27,7 +27,7 @@ pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
     })
 }
 
-/// An environment whose one template, `chat`, is `source`.
+/// Environment with the single template `chat`, made from `source`.
 pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatError> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -38,7 +38,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatEr
     work::add_filter(&mut environment, "trim", python::trim);
     work::add_filter(&mut environment, "string", |value: Value| python::str(&value));
     limits::set(&mut environment);
-    // In Python a text is a sequence.
+    // In Python a string is a sequence.
     environment.add_test("sequence", |value: Value| value.as_str().is_some() || value.len().is_some());
     environment.add_function("raise_exception", raise_exception);
     environment.add_function(MARK, mark_generation);
@@ -51,7 +51,7 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatEr
     )
 }
 
-/// What rendering failed of.
+/// Converts an error of rendering.
 pub(super) fn render_error(error: &Error) -> ChatError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -1,13 +1,13 @@
-//! Everything that can be wrong with a chat template, or with a conversation it is given.
+//! Errors of chat templates, and of conversations that they render.
 
 use std::path::PathBuf;
 
 use crate::TokenizerError;
 
-/// What is wrong with a chat template, or with a conversation.
+/// Error of a chat template or a conversation.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatError {
-    /// A file could not be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
@@ -15,24 +15,24 @@ pub enum ChatError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// `chat_template` is neither text nor a list in which `default` has one.
+    /// `chat_template` is neither text nor a list with a template named `default`.
     #[error("{}: chat_template is neither a text nor a list of names and templates with one named \"default\"", path.display())]
     NoDefault {
         /// The file.
         path: PathBuf,
     },
-    /// The template is not Jinja.
+    /// The template is not valid Jinja.
     #[error("line {line} of the chat template: {reason}")]
     Syntax {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
         /// The parser's reason.
         reason: String,
     },
-    /// The template takes more time or memory than any conversation needs.
+    /// The template exceeds a limit of time or memory.
     #[error("the chat template is not applied: {reason}")]
     Limit {
-        /// Which limit it exceeds.
+        /// Limit that it exceeds.
         reason: String,
     },
     /// The template called `raise_exception`.
@@ -41,68 +41,68 @@ pub enum ChatError {
     /// The template cannot be applied to these messages.
     #[error("line {line} of the chat template: {reason}")]
     Render {
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// What went wrong.
+        /// The renderer's reason.
         reason: String,
     },
     /// A conversation without messages.
     #[error("a conversation must have a message")]
     Empty,
-    /// A message that says nothing and calls nothing: its text is under another name, or is missing.
+    /// A message with neither content nor calls. Its text is missing, or has another key.
     #[error("message {index} ({role}) has neither `content` nor `tool_calls`: there are {}", found.join(", "))]
     NoContent {
-        /// The message, from 0.
+        /// Index of the message, from 0.
         index: usize,
-        /// Whose it is.
+        /// Role of the message.
         role: String,
-        /// Its keys.
+        /// Keys of the message.
         found: Vec<String>,
     },
-    /// A message whose content is of a type that templates print as they like.
+    /// A message whose content has a type that templates print in different ways.
     #[error("`content` of message {index} ({role}) is {found}, expected text or a list of parts")]
     Content {
-        /// The message, from 0.
+        /// Index of the message, from 0.
         index: usize,
-        /// Whose it is.
+        /// Role of the message.
         role: String,
-        /// The kind of value found.
+        /// Type that was found.
         found: &'static str,
     },
-    /// A key that says whether a message is learned has another value.
+    /// A key that says whether a message is learned has an invalid value.
     #[error("`{key}` of message {index} is {value}, expected {}", if *key == "weight" { "0 or 1" } else { "true or false" })]
     Learned {
-        /// The message, from 0.
+        /// Index of the message, from 0.
         index: usize,
         /// The key.
         key: &'static str,
         /// Its value, as JSON.
         value: String,
     },
-    /// Variables of a template contain one that the renderer sets.
+    /// The variables of a template contain one that the renderer sets.
     #[error("`{name}` in `chat_template_kwargs` is not for others to set: remove it")]
     Reserved {
         /// The variable.
         name: &'static str,
     },
-    /// A conversation in which the assistant says nothing, so that there is nothing to learn from.
+    /// A conversation without text of the assistant, which has nothing to learn from.
     #[error("the conversation has nothing that the assistant says; its roles are {}", roles.join(", "))]
     NoAssistant {
-        /// The roles there are.
+        /// Roles in the conversation.
         roles: Vec<String>,
     },
-    /// The text does not show what is the assistant's.
+    /// The rendered text does not show which part is the assistant's.
     #[error(
         "the chat template does not show which part of the text is message {index}: mark each of the assistant, and nothing else, with {{% generation %}}"
     )]
     NotSeparable {
-        /// The message, from 0.
+        /// Index of the message, from 0.
         index: usize,
     },
-    /// The template changes what is between its tags `generation` and `endgeneration` afterwards.
+    /// The template changes the text between its tags `generation` and `endgeneration` afterwards.
     #[error("the chat template changes what its tags {{% generation %}} mark")]
     Tags,
-    /// A tokenizer's file is not valid, or the tokenizer does not take the text.
+    /// A tokenizer file is not valid, or the tokenizer rejects the text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }

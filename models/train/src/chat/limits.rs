@@ -1,5 +1,5 @@
-//! What a chat template may cost, which comes from strangers: how long it is, how many steps it takes, how large and how nested what it
-//! makes is, and the stack that it runs on.
+//! Limits for chat templates from untrusted sources: length, steps, size and nesting of values, and
+//! stack size.
 
 use std::io;
 use std::sync::OnceLock;
@@ -13,24 +13,24 @@ use super::ChatError;
 use super::work::{self, DEPTH, TEXT, invalid};
 use crate::panics::caught;
 
-/// Bytes of a template. The longest of known models has some 30,000.
+/// Maximum bytes of a template. The longest known templates have about 30,000.
 const SOURCE: usize = 256 << 10;
-/// Bytes of stack for the parser, which goes as deep as a chain of operators is long.
+/// Stack bytes of the parser, whose recursion is as deep as a chain of operators is long.
 const PARSER_STACK: usize = 1 << 30;
-/// Bytes of stack for calls and for nested values.
+/// Stack bytes for calls and nested values.
 const STACK: usize = 64 << 20;
-/// Instructions of one rendering.
+/// Maximum instructions of one rendering.
 const FUEL: u64 = 10_000_000;
-/// Values in a variable.
+/// Maximum values in a variable.
 const VALUES: usize = 1_000_000;
-/// Numbers in what is formatted: widths and precisions.
+/// Maximum digits of widths and precisions in a format.
 const DIGITS: usize = 3;
-/// Parts that a list is cut into, and thousands of characters that an indent adds.
+/// Maximum parts into which a list is cut, and thousands of characters that an indent adds.
 const COUNT: usize = 100_000;
-/// The filter that every assigned value goes through.
+/// Filter that is applied to every assigned value.
 const ASSIGNED: &str = "__assigned";
 
-/// Runs `parse` of a template of as many bytes where there is stack for it.
+/// Runs `parse` on a thread with enough stack. Refuses a template whose `bytes` exceed [`SOURCE`].
 pub(super) fn parse<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send) -> Result<T, ChatError> {
     if bytes > SOURCE {
         return Err(ChatError::Limit { reason: format!("it has {bytes} bytes, more than {SOURCE}") });
@@ -44,7 +44,7 @@ pub(super) fn parse<T: Send>(bytes: usize, parse: impl FnOnce() -> T + Send) -> 
     })
 }
 
-/// Runs what renders templates where there is stack for it; inside of itself it is only a call.
+/// Runs `run` on a thread with enough stack to render templates. Nested calls run directly.
 pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let name = |i| format!("chat template {i}");
@@ -54,7 +54,7 @@ pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// Renders into a text of bounded size; `failed` says what an error of the template's own means.
+/// Renders into a text of bounded size. `failed` converts errors of the template itself.
 pub(super) fn render(
     environment: &Environment<'_>,
     context: impl serde::Serialize + Send,
@@ -91,7 +91,7 @@ impl io::Write for Text {
     }
 }
 
-/// Replaces what takes time or memory without taking steps.
+/// Limits the steps, and replaces filters that take time or memory without taking steps.
 pub(super) fn set(environment: &mut Environment<'_>) {
     environment.set_fuel(Some(FUEL));
     environment.add_filter(ASSIGNED, assigned);
@@ -113,7 +113,7 @@ fn check_count(what: &str, arguments: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// A short text in many places is a long one. Methods may be told how many places.
+/// Bounds the output of `replace`: short texts in many places add up. Methods may limit the count.
 pub(super) fn check_replace(text: &Value, arguments: &[Value]) -> Result<(), Error> {
     let [from, to, rest @ ..] = arguments else { return Ok(()) };
     let count = rest.first().and_then(Value::as_usize).unwrap_or(usize::MAX);
@@ -124,7 +124,7 @@ pub(super) fn check_replace(text: &Value, arguments: &[Value]) -> Result<(), Err
     }
 }
 
-/// A separator stands between all texts of a list.
+/// Bounds the output of `join`, which repeats the separator between all items.
 pub(super) fn check_join(list: &Value, separator: Option<&Value>) -> Result<(), Error> {
     let len = separator.map_or(0, |separator| separator.to_string().len());
     match list.try_iter().map_or(0, Iterator::count).saturating_mul(len) > TEXT {
@@ -133,12 +133,12 @@ pub(super) fn check_join(list: &Value, separator: Option<&Value>) -> Result<(), 
     }
 }
 
-/// A width or a precision of many digits is a text of as many characters.
+/// Bounds the output of `format`: a large width or precision makes a text of that length.
 pub(super) fn check_format(text: &Value) -> Result<(), Error> {
     let mut digits = 0;
     for c in text.as_str().unwrap_or_default().chars() {
         digits = if c.is_ascii_digit() { digits + 1 } else { 0 };
-        // A width may also be an argument.
+        // `*` takes the width from an argument.
         if digits > DIGITS || c == '*' {
             return Err(invalid("a format with a width that is an argument or has more than 3 digits"));
         }
@@ -157,7 +157,8 @@ fn check_indent(arguments: &[Value]) -> Result<(), Error> {
     }
 }
 
-/// A value that is not nested too deeply to be printed, compared and dropped, and that no namespace holds which it holds itself.
+/// Checks that a value is not nested too deeply to be printed, compared and dropped, and that no
+/// namespace contains itself.
 fn assigned(value: Value, is_attribute: bool) -> Result<Value, Error> {
     check_nesting(&value, usize::from(is_attribute), &mut { VALUES })?;
     Ok(value)
@@ -189,7 +190,7 @@ fn check_nesting(value: &Value, depth: usize, left: &mut usize) -> Result<(), Er
     }
 }
 
-/// The template with a filter on each assigned value. In comments and raw text nothing changes.
+/// Adds a filter to each assigned value of a template. Comments and raw text stay unchanged.
 pub(super) fn with_checks(source: &str) -> String {
     let begin = r"(?s)\{#.*?#\}|\{%[-+]?\s*raw\s*[-+]?%\}.*?\{%[-+]?\s*endraw\s*[-+]?%\}|(?P<set>\{%[-+]?\s*set\s+[\w\s.,()]+=)[^=]";
     let begin = Regex::new(begin).expect("the expression is valid");
@@ -203,7 +204,7 @@ pub(super) fn with_checks(source: &str) -> String {
         let set = found.name("set").map(|set| set.as_str());
         rest = &rest[end..];
         let Some((set, value)) = set.zip(tag_value(rest)) else { continue };
-        // A namespace may be a variable, but not in another.
+        // A namespace may be a variable, but not an attribute of another namespace.
         let is_attribute = set.contains('.');
         checked += &format!(" ({value})|{ASSIGNED}({is_attribute}) ");
         rest = &rest[value.len()..];
@@ -211,7 +212,7 @@ pub(super) fn with_checks(source: &str) -> String {
     checked + rest
 }
 
-/// What comes before the end of a tag, texts in quotes passed over.
+/// Text before the end of a tag. An end in quotes does not count.
 fn tag_value(text: &str) -> Option<&str> {
     let (mut quote, mut is_escaped) = (None, false);
     for (place, c) in text.char_indices() {

@@ -1,20 +1,20 @@
-//! Characters put into a text to find places in it again.
+//! Marks: characters inserted into a text to find positions in it again.
 
 use std::ops::Range;
 
-/// The characters that mark a beginning and an end.
+/// Characters that mark a beginning and an end.
 pub(super) type Marks = [char; 2];
 
-/// Characters of which Unicode says that no text has them.
+/// Noncharacters of Unicode, which texts do not contain.
 const NO_TEXT: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// Two characters that the text does not have.
+/// Two characters that the text does not contain.
 pub(super) fn unused(text: &str) -> Option<Marks> {
     let mut unused = NO_TEXT.filter(|mark| !text.contains(*mark));
     Some([unused.next()?, unused.next()?])
 }
 
-/// The text with marks around it, inside of the white space that templates strip.
+/// Puts marks around the text, inside the white space that templates strip.
 pub(super) fn around(text: &str, [start, end]: Marks) -> String {
     let core = text.trim();
     if core.is_empty() {
@@ -24,7 +24,7 @@ pub(super) fn around(text: &str, [start, end]: Marks) -> String {
     format!("{}{start}{core}{end}{}", &text[..before], &text[before + core.len()..])
 }
 
-/// The text without marks, and what was between them, those inside of others left out. None if a mark has no partner.
+/// Text without marks, and the outermost ranges between marks. `None` if a mark has no partner.
 pub(super) fn spans(marked: &str, [start, end]: Marks) -> Option<(String, Vec<Range<usize>>)> {
     let (mut plain, mut spans, mut open) = (String::new(), vec![], vec![]);
     for c in marked.chars() {
@@ -40,16 +40,16 @@ pub(super) fn spans(marked: &str, [start, end]: Marks) -> Option<(String, Vec<Ra
     open.is_empty().then_some((plain, spans))
 }
 
-/// A text and where in it marks were.
+/// Text with the positions of its marks.
 pub(super) struct Marked {
     pub(super) text: String,
-    /// None if the template has dropped it.
+    /// `None` if the template dropped this mark.
     pub(super) start: Option<usize>,
     pub(super) end: usize,
 }
 
 impl Marked {
-    /// None if there is not exactly one end, or more than one beginning, or one after it.
+    /// Reads a text with one end mark and at most one begin mark before it. `None` for other texts.
     pub(super) fn read(marked: &str, [start, end]: Marks) -> Option<Self> {
         let (before, after) = marked.split_once(end)?;
         if after.contains([start, end]) {

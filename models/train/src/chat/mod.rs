@@ -1,4 +1,5 @@
-//! [`ChatTemplate`]: conversations to the ids that `transformers`' `apply_chat_template` gives, and which of them the assistant says.
+//! [`ChatTemplate`]: encodes conversations with the ids of `transformers`' `apply_chat_template`,
+//! and marks the assistant's ids.
 
 mod environment;
 mod error;
@@ -22,36 +23,36 @@ use crate::{SpecialTokens, Tokenizer, files};
 pub use error::ChatError;
 pub(crate) use limits::with_stack;
 
-/// The role whose messages the loss counts.
+/// Role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
 /// Roles whose content is text, or a list of parts.
 const TALKERS: [&str; 4] = ["system", "developer", "user", ASSISTANT];
-/// Names under which a message's reasoning is passed; the first is the usual one.
+/// Keys of a message's reasoning; the first is the usual one.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-/// Keys of a message that say whether it is learned: OpenAI's, which is a number, and axolotl's.
+/// Keys that say whether a message is learned: OpenAI's, which is a number, and axolotl's.
 const LEARNED: [&str; 4] = ["weight", "train", "trainable", "loss"];
 /// Variables that the renderer sets.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"];
 
-/// One message of a conversation.
+/// Message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool` or what else the template knows.
+    /// Role: `system`, `user`, `assistant`, `tool`, or another one that the template knows.
     pub role: String,
-    /// All other keys, as they reach the template: `content`, `tool_calls`, `name`, ...
+    /// All other keys, as passed to the template: `content`, `tool_calls`, `name`, ...
     #[serde(flatten)]
     pub rest: Map<String, Value>,
 }
 
 impl Message {
-    /// A message that is text.
+    /// Creates a message with text content.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let rest = Map::from_iter([("content".to_string(), Value::String(content.into()))]);
         Self { role: role.into(), rest }
     }
 
-    /// Whether the loss counts what the message says, by all keys of [`LEARNED`] that it has.
+    /// Whether the loss counts the message, by all keys of [`LEARNED`] that it has.
     fn is_learned(&self, index: usize) -> Result<bool, ChatError> {
         let mut is_learned = true;
         for key in LEARNED {
@@ -66,8 +67,10 @@ impl Message {
         Ok(is_learned)
     }
 
-    /// Content may be empty text, but somebody has to have said so. Templates print nothing for what is not there, and what they like for
-    /// what is no text; what a tool returns may be anything.
+    /// Checks the content of a message. Empty text is valid, missing content only with calls.
+    ///
+    /// Templates print nothing for missing content, and print other types in different ways. The
+    /// content of other roles, such as `tool`, may have any type.
     fn check(&self, index: usize) -> Result<(), ChatError> {
         let has_calls = self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
         let wrong = |found| Err(ChatError::Content { index, role: self.role.clone(), found });
@@ -87,25 +90,26 @@ impl Message {
     }
 }
 
-/// A conversation in tokens.
+/// Conversation in tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conversation {
-    /// The ids of the whole text.
+    /// Ids of the whole text.
     pub ids: Vec<u32>,
-    /// For each id whether the assistant says it, in a message that is learned.
+    /// Whether the assistant says each id, in a message that is learned.
     pub is_assistant: Vec<bool>,
 }
 
-/// A Jinja template that makes one text of a conversation.
+/// Jinja template that renders a conversation as text.
 ///
-/// It is rendered as `transformers` does, but for this:
-/// - `strftime_now` is not defined, so that the same conversation has the same ids tomorrow. A template that asks
-///   `strftime_now is defined` takes its fixed date, or the variable that [`with`](Self::with) sets (`date_string` for Llama's); one
-///   that calls it without asking is an error.
-/// - In `a ~ b`, `true`, `none`, lists and maps print as `minijinja` prints them, not as Python does.
-/// - A slice of what is undefined is empty, not an error.
+/// It renders as `transformers` does, with these exceptions:
+/// - `strftime_now` is not defined, so that a conversation has the same ids on every day. A
+///   template that tests `strftime_now is defined` takes its fixed date, or the variable that
+///   [`with`](Self::with) sets (`date_string` for Llama's). A template that calls it without a test
+///   is an error.
+/// - In `a ~ b`, `true`, `none`, lists and maps print as in `minijinja`, not as in Python.
+/// - A slice of an undefined value is empty, not an error.
 ///
-/// Special tokens written in a message are taken for the tokens, as `transformers` does.
+/// Special tokens written in a message are encoded as special tokens, as in `transformers`.
 ///
 /// ```
 /// use train::{ChatTemplate, Message};
@@ -120,18 +124,22 @@ pub struct Conversation {
 pub struct ChatTemplate {
     source: Arc<str>,
     environment: Arc<Environment<'static>>,
-    /// The template says itself what the assistant says.
+    /// Whether the template marks the assistant's text with tags.
     has_tags: bool,
     variables: Map<String, Value>,
 }
 
 impl ChatTemplate {
-    /// The template of a checkpoint: `chat_template.jinja`, else `chat_template` of `tokenizer_config.json` or, if that has none, of
-    /// `chat_template.json`. That is a text, or a list of `{name, template}`, of which the one named `default` is taken. None if the
-    /// checkpoint has no template. The special tokens are those of `tokenizer_config.json`.
+    /// Reads the template of a checkpoint: `chat_template.jinja`, else `chat_template` of
+    /// `tokenizer_config.json`, else of `chat_template.json`.
+    ///
+    /// The value of `chat_template` is a text, or a list of `{name, template}`, from which the one
+    /// named `default` is taken. `None` if the checkpoint has no template. Special tokens come from
+    /// `tokenizer_config.json`.
     ///
     /// # Errors
-    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::NoDefault`], [`ChatError::Syntax`].
+    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::NoDefault`],
+    /// [`ChatError::Syntax`].
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Option<Self>, ChatError> {
         let folder = folder.as_ref();
         let path = folder.join("chat_template.jinja");
@@ -149,7 +157,7 @@ impl ChatTemplate {
         Ok(None)
     }
 
-    /// The template that comes with a tokenizer, of which [`Tokenizer::open`] takes the name: that of its folder.
+    /// Reads the template from the folder of a tokenizer, named as in [`Tokenizer::open`].
     ///
     /// # Errors
     /// The errors of [`from_folder`](Self::from_folder).
@@ -162,7 +170,8 @@ impl ChatTemplate {
         }
     }
 
-    /// A file that is the template. The special tokens are those of `tokenizer_config.json` beside it, if there is one.
+    /// Reads a template from a file. Special tokens come from `tokenizer_config.json` next to it,
+    /// if there is one.
     ///
     /// # Errors
     /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::Syntax`].
@@ -172,7 +181,7 @@ impl ChatTemplate {
         Self::new(&source, special_tokens(path.parent().unwrap_or(Path::new("")))?)
     }
 
-    /// A template and the special tokens it uses: `("bos_token", "<s>")`.
+    /// Creates a template with the special tokens that it uses: `("bos_token", "<s>")`.
     ///
     /// # Errors
     /// [`ChatError::Syntax`].
@@ -187,7 +196,7 @@ impl ChatTemplate {
         Ok(Self { source: source.into(), environment, has_tags, variables })
     }
 
-    /// This template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
+    /// Returns this template with one more variable: `tools`, `date_string`, `enable_thinking`, ...
     #[must_use]
     pub fn with(&self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         let mut template = self.clone();
@@ -195,12 +204,13 @@ impl ChatTemplate {
         template
     }
 
-    /// The template's text.
+    /// Source text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// This template with more variables: the table `chat_template_kwargs` of data, or of a configuration.
+    /// Returns this template with more variables: the table `chat_template_kwargs` of data or of a
+    /// configuration.
     ///
     /// # Errors
     /// [`ChatError::Reserved`] for a variable that the renderer sets.
@@ -213,12 +223,14 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// What the template is rendered with besides the messages: special tokens, and what [`with`](Self::with) has set.
+    /// Variables in addition to the messages: special tokens, and the ones set by
+    /// [`with`](Self::with).
     pub fn variables(&self) -> &Map<String, Value> {
         &self.variables
     }
 
-    /// The text of a conversation, at its end what the assistant's next message begins with if `add_generation_prompt` is set.
+    /// Renders a conversation as text. With `add_generation_prompt`, the beginning of the
+    /// assistant's next message follows.
     ///
     /// # Errors
     /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`].
@@ -229,16 +241,21 @@ impl ChatTemplate {
         self.render_with(messages, add_generation_prompt, None)
     }
 
-    /// The ids of a whole conversation, and which of them the assistant says, the token that ends its turn included.
+    /// Encodes a whole conversation and marks the assistant's ids, including the token that ends
+    /// its turn.
     ///
-    /// If the template has the tags `{% generation %}` and `{% endgeneration %}`, that is what is between them. Else it is what the
-    /// template adds for a message of the assistant to the text so far that ends with the generation prompt, without white space
-    /// after a special token at its end. If later messages change that text (some templates drop earlier reasoning), it is looked for
-    /// in the text of the whole conversation. Where no special token ends a turn, the one that follows belongs to it, that of the next
-    /// role, and to the last turn what ends the conversation. A token of which only a part is the assistant's counts as the assistant's.
+    /// With the tags `{% generation %}` and `{% endgeneration %}`, the text between them is the
+    /// assistant's. Without tags, it is the text that the template adds for an assistant message
+    /// after the generation prompt. White space after a special token at its end is excluded. If
+    /// later messages change that text (some templates drop earlier reasoning), it is searched for
+    /// in the text of the whole conversation.
     ///
-    /// A message with `weight` 0 is not learned: none of its ids counts.
-    /// Neither is one whose `train`, `trainable` or `loss` is false.
+    /// If no special token ends a turn, the special token that follows, such as the next role's,
+    /// belongs to the turn. The last turn includes the end of the conversation. A token that is
+    /// partly the assistant's counts as the assistant's.
+    ///
+    /// A message with `weight` 0 is not learned: none of its ids counts. The same holds if `train`,
+    /// `trainable` or `loss` is false.
     ///
     /// # Errors
     /// Any [`ChatError`] not about files.
@@ -283,29 +300,31 @@ impl ChatTemplate {
         Ok(Conversation { ids, is_assistant })
     }
 
-    /// The ids of the conversation so far with the generation prompt: what a model is to continue.
+    /// Ids of the conversation so far with the generation prompt, for a model to continue.
     ///
     /// # Errors
-    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`], [`ChatError::Tokenizer`].
+    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`],
+    /// [`ChatError::Tokenizer`].
     pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ChatError> {
         let text = self.render(messages, true)?;
         Ok(tokenizer.encode(&text, SpecialTokens::InText)?)
     }
 
-    /// The special token at which the assistant's turns end: the last of a turn, or the one that follows it. None if there is no such
-    /// token, or the template takes no conversation of a user and the assistant.
+    /// Special token that ends the assistant's turns: the last of a turn, or the one after it.
+    /// `None` if there is no such token, or if the template cannot render user and assistant
+    /// messages.
     pub fn turn_end(&self, tokenizer: &Tokenizer) -> Option<u32> {
         let turns = ["user", ASSISTANT, "user"].map(|role| Message::new(role, "a"));
         let conversation = self.encode(tokenizer, &turns).or_else(|_| self.encode(tokenizer, &turns[..2]));
         let Conversation { ids, is_assistant } = conversation.ok()?;
         let last = is_assistant.iter().rposition(|is| *is)?;
-        // White space after the token may be the assistant's.
+        // White space after the token may belong to the assistant.
         let is_blank = |ids: &[u32]| tokenizer.decode(ids).is_ok_and(|text| text.trim().is_empty());
         let ends = (0..=last).rev().take_while(|at| is_assistant[*at] && is_blank(&ids[at + 1..=last]));
         ends.chain([last + 1]).filter_map(|at| ids.get(at).copied()).find(|id| tokenizer.is_special(*id))
     }
 
-    /// Renders any number of messages; the template's tags put `marks` around what the assistant says.
+    /// Renders any number of messages. The template's tags put `marks` around the assistant's text.
     fn render_with(
         &self,
         messages: &[Message],
@@ -334,13 +353,14 @@ impl core::fmt::Debug for ChatTemplate {
     }
 }
 
-/// Each role once.
+/// Roles of the messages, without duplicates.
 fn roles(messages: &[Message]) -> Vec<String> {
     let roles: BTreeSet<&str> = messages.iter().map(|message| &*message.role).collect();
     roles.into_iter().map(|role| format!("`{role}`")).collect()
 }
 
-/// A message as `transformers` passes it: without keys whose value is null, its reasoning under the names that templates know.
+/// Message as `transformers` passes it: without null keys, and with its reasoning under the keys
+/// that templates know.
 fn seen_by_templates(message: &Message) -> Map<String, Value> {
     let keys = message.rest.iter().filter(|(_, value)| !value.is_null());
     let reasoning = REASONING.iter().find_map(|key| message.rest.get(*key).filter(|value| !value.is_null()));

@@ -1,4 +1,5 @@
-//! How Python prints values, how its `json.dumps` does, and where upstream's methods of Python are not Python's.
+//! Prints values as Python and its `json.dumps` do, and corrects upstream's methods that differ
+//! from Python's.
 
 use std::fmt::{self, Write};
 
@@ -8,14 +9,14 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::{limits, work};
 
-/// More spaces than anybody indents by.
+/// Maximum number of spaces of an indent.
 const MAX_INDENT: i64 = 64;
-/// What `str.strip()` strips.
+/// Characters that `str.strip()` strips.
 const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r\u{1c}\u{1d}\u{1e}\u{1f} \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\
                            \u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
 
-/// Methods that minijinja's values do not have: upstream's, but that texts count characters, know Python's white space, and stay within
-/// limits.
+/// Methods that minijinja's values lack. They are upstream's, except that texts count characters,
+/// use Python's white space and stay within limits.
 pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     let upstream = |arguments: &[Value]| unknown_method_callback(state, value, name, arguments);
     let Some(text) = value.as_str() else { return upstream(arguments) };
@@ -26,7 +27,7 @@ pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments
             let at = upstream(arguments)?;
             Ok(at.as_usize().map_or(at, |at| text[..at].chars().count().into()))
         }
-        // Upstream never ends.
+        // Upstream never terminates.
         ("count", [part]) if part.as_str() == Some("") => Ok((text.chars().count() + 1).into()),
         ("replace", _) => {
             limits::check_replace(value, arguments)?;
@@ -46,20 +47,20 @@ pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments
     }
 }
 
-/// The filter `trim`.
+/// Filter `trim`.
 pub(super) fn trim(state: &State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
     let characters = characters.filter(|characters| !characters.is_none()).unwrap_or(WHITE_SPACE.into());
     unknown_method_callback(state, &str(&value).into(), "strip", &[characters])
 }
 
-/// `str(value)`.
+/// Result of `str(value)`.
 pub(super) fn str(value: &Value) -> String {
     let mut text = String::new();
     write_str(&mut text, value).expect("strings take all text");
     text
 }
 
-/// Writes `str(value)`; what is undefined is nothing.
+/// Writes `str(value)`. An undefined value prints nothing.
 pub(super) fn write_str(out: &mut impl Write, value: &Value) -> fmt::Result {
     match value.as_str() {
         Some(text) => out.write_str(text),
@@ -68,7 +69,8 @@ pub(super) fn write_str(out: &mut impl Write, value: &Value) -> fmt::Result {
     }
 }
 
-/// The filter `tojson` of `transformers`: `json.dumps(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
+/// Filter `tojson` of `transformers`: `json.dumps(value, ensure_ascii=False, indent=None,
+/// separators=None, sort_keys=False)`.
 pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> Result<Value, Error> {
     let option = |position: usize, name: &str| -> Result<Option<Value>, Error> {
         let named: Option<Value> = options.get(name)?;
@@ -105,7 +107,7 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
     Ok(text.0.into())
 }
 
-/// A text that does not become longer than one may be: indents and separators are a template's.
+/// Text of bounded length, since templates choose indents and separators.
 struct Bounded(String);
 
 impl Write for Bounded {
@@ -115,16 +117,16 @@ impl Write for Bounded {
     }
 }
 
-/// How JSON differs from `repr`.
+/// Differences of JSON from `repr`.
 struct Json {
     is_ascii: bool,
 }
 
-/// How a value is written: as `repr` does, or `json.dumps`.
+/// Format of values: `repr` or `json.dumps`.
 struct Style {
     json: Option<Json>,
     indent: Option<String>,
-    /// Between items, and between a key and its value.
+    /// Separators between items, and between a key and its value.
     item: String,
     key: String,
 }
@@ -218,13 +220,15 @@ fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
     out.write_char(quote)
 }
 
-/// `c.isprintable()`.
+/// Result of `c.isprintable()`.
 fn is_printable(c: char) -> bool {
-    // Rust's debug format escapes the same characters, and at the beginning of a text combining ones.
+    // Rust's debug format escapes the same characters. It also escapes combining characters at the
+    // beginning of a text, hence the `a`.
     matches!(c, '\'' | '"') || !String::from_iter(['a', c]).escape_debug().any(|c| c == '\\')
 }
 
-/// `repr` of a float: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16.
+/// `repr` of a float: the shortest digits that round-trip, with an exponent below 1e-4 and from
+/// 1e16.
 fn float(number: f64) -> String {
     if !number.is_finite() {
         return if number.is_nan() { "nan".into() } else { format!("{number}") };

@@ -1,4 +1,4 @@
-//! Which parts of a conversation's text the assistant says.
+//! Finds the parts of a conversation's text that the assistant says.
 
 use std::ops::Range;
 
@@ -8,21 +8,21 @@ use super::marks::{self, Marked, Marks};
 use super::{ASSISTANT, ChatError, ChatTemplate, Message};
 use crate::Tokenizer;
 
-/// Where the assistant has more turns, most are found by what is around the first one: to render all that comes before each takes time that
-/// grows with the square of their number.
+/// With more turns than this, most are found by the text around the first one. Rendering everything
+/// before each turn takes time quadratic in their number.
 const MANY: usize = 8;
-/// Bytes after a turn that must be the same too.
+/// Bytes after a turn that must match too.
 const NEXT: usize = 8;
 
 impl ChatTemplate {
-    /// What is between the template's own tags.
+    /// Ranges between the template's own tags.
     pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>, ChatError> {
         let marks = marks::unused(text).ok_or(ChatError::Tags)?;
         let marked = self.render_with(messages, false, Some(marks))?;
         marks::spans(&marked, marks).filter(|(plain, _)| plain == text).map(|(_, spans)| spans).ok_or(ChatError::Tags)
     }
 
-    /// Parts that the template adds for messages of the assistant.
+    /// Ranges that the template adds for messages of the assistant.
     pub(super) fn untagged(
         &self,
         tokenizer: &Tokenizer,
@@ -45,15 +45,16 @@ impl ChatTemplate {
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
             let span = span.ok_or(ChatError::NotSeparable { index })?;
             from = span.end;
-            // The white space after the token that ends a turn is the template's.
+            // White space after the token that ends a turn belongs to the template.
             let last = specials.iter().rfind(|special| span.start <= special.start && special.end <= span.end);
             let ends_turn =
                 |last: &&Range<usize>| text.get(last.end..span.end).is_some_and(|rest| rest.trim().is_empty());
             let end = match last.filter(ends_turn) {
                 Some(last) => last.end,
-                // What ends the conversation ends its last turn too.
+                // The end of the conversation also ends its last turn.
                 None if index + 1 == messages.len() => text.len(),
-                // In some templates the token of the next role ends the turn: generation has to come to it.
+                // In some templates the token of the next role ends the turn, so generation has to
+                // produce it.
                 None => {
                     let next = specials.iter().find(|special| span.end <= special.start);
                     let ends = next.filter(|next| text[span.end..next.start].trim().is_empty());
@@ -66,24 +67,25 @@ impl ChatTemplate {
     }
 }
 
-/// A conversation, its text, and what makes others.
+/// Conversation with its text, and the inputs to render others.
 struct Rendered<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     messages: &'a [Message],
     text: &'a str,
-    /// Where the text has special tokens.
+    /// Ranges of the special tokens in the text.
     specials: &'a [Range<usize>],
 }
 
 impl Rendered<'_> {
-    /// What the template adds for one message of the assistant, after a place.
+    /// Range that the template adds for one assistant message. The search starts at `from`.
     fn turn_at(&self, index: usize, from: usize) -> Option<Range<usize>> {
         self.added(index).or_else(|| self.around_content(index, from))
     }
 
-    /// The turns whose content has the same around it as that of the first: the whole generation prompt, what ends the turn, and what
-    /// comes next. None of them if the template does not show all contents, or if some turns prove to be others than it seems.
+    /// Turns whose content has the same surroundings as the first one: the whole generation prompt,
+    /// the end of the turn, and the text after it. `None` if the template does not show all
+    /// contents, or if some turns fail a check.
     fn alike(&self, turns: &[usize]) -> Option<Vec<Option<Range<usize>>>> {
         let marks = marks::unused(self.text)?;
         let mut messages = self.messages.to_vec();
@@ -124,7 +126,8 @@ impl Rendered<'_> {
         self.template.render_with(messages, true, None).ok()
     }
 
-    /// The text to which messages can be added: without what some templates end every text with that has no generation prompt.
+    /// Text to which messages can be added. Some templates end a text without a generation prompt
+    /// differently; that ending is removed.
     fn so_far(&self, messages: &[Message]) -> Option<String> {
         let mut text = self.template.render_with(messages, false, None).ok()?;
         if let Some(prompt) = self.prompt(messages).filter(|prompt| !prompt.starts_with(&text)) {
@@ -136,14 +139,16 @@ impl Rendered<'_> {
         Some(text)
     }
 
-    /// From the end of the generation prompt to the end of the text so far, if what follows changes neither.
+    /// Range from the end of the generation prompt to the end of the text so far. `None` if later
+    /// messages change either.
     fn added(&self, index: usize) -> Option<Range<usize>> {
         let prompt = self.prompt(&self.messages[..index])?;
         let so_far = self.so_far(&self.messages[..=index])?;
         (so_far.starts_with(&prompt) && self.text.starts_with(&so_far)).then_some(prompt.len()..so_far.len())
     }
 
-    /// Looks for the message's content, then for the generation prompt before it and what ends the turn after it.
+    /// Searches for the message's content, the generation prompt before it, and the end of the turn
+    /// after it.
     fn around_content(&self, index: usize, from: usize) -> Option<Range<usize>> {
         let (content, end) = self.turn(index)?;
         let limit = content.start.unwrap_or(content.end);
@@ -159,10 +164,10 @@ impl Rendered<'_> {
         Some(start..end)
     }
 
-    /// Bytes of the text from `at` that are the header of a turn: the part shared with the generation prompt.
+    /// Bytes of a turn's header in the text from `at`: the part shared with the generation prompt.
     ///
-    /// A prompt may open a thought that the text lacks. Its header then ends where the content
-    /// begins, if that `is_known`, or else after a special token or a line: content and the mark of
+    /// A prompt may open a thought that the text lacks. The header then ends where the content
+    /// begins, if that `is_known`, or else after a special token or a line. Content and the mark of
     /// a thought may begin with the same letters.
     fn header(&self, opening: &str, at: usize, limit: usize, is_known: bool) -> Option<usize> {
         let same = common_prefix(opening, self.text.get(at..limit)?);
@@ -174,22 +179,22 @@ impl Rendered<'_> {
         })
     }
 
-    /// What a generation prompt adds to the text so far.
+    /// Text that a generation prompt adds to the text so far.
     fn opening(&self, messages: &[Message]) -> Option<String> {
         let (prompt, so_far) = (self.prompt(messages)?, self.so_far(messages)?);
         Some(prompt.strip_prefix(&so_far)?.to_string())
     }
 
-    /// Where a message's content is in the text, and where its turn ends.
+    /// Position of a message's content in the text, and the end of its turn.
     fn turn(&self, index: usize) -> Option<(Marked, usize)> {
-        // Some templates that write calls drop the content, or the other way round.
+        // Some templates drop the content of a message with calls, and others drop the calls.
         let (whole, so_far) = self.marked(index, mark_content).or_else(|| self.marked(index, mark_call))?;
         let ending = &so_far.text[so_far.end..];
         let end = self.text[whole.end..].starts_with(ending).then_some(whole.end + ending.len())?;
         Some((whole, end))
     }
 
-    /// The whole text and the text so far with marks in a message.
+    /// Whole text and text so far, with marks in a message.
     fn marked(&self, index: usize, mark: fn(&mut Message, Marks) -> Option<()>) -> Option<(Marked, Marked)> {
         let marks = marks::unused(self.text)?;
         let mut messages = self.messages.to_vec();
@@ -200,7 +205,7 @@ impl Rendered<'_> {
     }
 }
 
-/// Puts marks around the content's text. None if it has none.
+/// Puts marks around the text of the content. `None` if it has no text.
 fn mark_content(message: &mut Message, marks: Marks) -> Option<()> {
     match message.rest.get_mut("content")? {
         Value::String(text) => *text = marks::around(text, marks),
@@ -221,7 +226,7 @@ fn mark_content(message: &mut Message, marks: Marks) -> Option<()> {
     Some(())
 }
 
-/// Puts the second mark after the name of the last function called.
+/// Puts the end mark after the name of the last function called.
 fn mark_call(message: &mut Message, [_, end]: Marks) -> Option<()> {
     let call = message.rest.get_mut("tool_calls")?.as_array_mut()?.last_mut()?;
     let call = if call.get("function").is_some() { call.get_mut("function")? } else { call };
@@ -243,8 +248,9 @@ mod tests {
     use super::{MANY, Rendered};
     use crate::{ChatTemplate, Message, Tokenizer};
 
-    /// For every template there is, the turns found by what is around the first are those found one by one: with texts that end in white
-    /// space, look like marks of turns, are empty, or repeat each other.
+    /// For all test templates, the turns found by the surroundings of the first turn equal the
+    /// turns found one by one. Some texts end in white space, look like marks of turns, are empty,
+    /// or repeat.
     #[test]
     fn many_turns_are_found_as_few_are() {
         let vectors = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors");

@@ -1,5 +1,5 @@
-//! How many bytes the filters and methods of a template read while it is rendered. Their time and memory grow with that, and the limit of
-//! steps does not see it: a call is one step, whatever it is given.
+//! Counts the bytes that the filters and methods of a template read while it is rendered. Their
+//! time and memory grow with the bytes, but the step limit counts each call as one step.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -8,26 +8,28 @@ use minijinja::functions::Function;
 use minijinja::value::{FunctionArgs, FunctionResult, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
-/// Bytes that the filters and methods of one rendering work through. A conversation may have 64 MiB.
+/// Maximum bytes that the filters and methods of one rendering read. A conversation may have 64
+/// MiB.
 const WORK: usize = 1 << 30;
-/// Bytes of a text that a template makes, and that a filter or method is given: of 64 MiB of conversation, twice as many.
+/// Maximum bytes of a text that a template makes or passes to a filter or method: twice the size of
+/// a conversation.
 pub(super) const TEXT: usize = 128 << 20;
-/// Bytes that a value in a list counts for, besides its text.
+/// Bytes that a value counts for in addition to its text.
 const VALUE: usize = 32;
-/// How deep lists in lists may go.
+/// Maximum depth of nested lists.
 pub(super) const DEPTH: usize = 64;
 
 thread_local! {
-    /// What is left of [`WORK`].
+    /// Rest of [`WORK`].
     static LEFT: Cell<usize> = const { Cell::new(WORK) };
 }
 
-/// A rendering begins on this thread.
+/// Resets the count when a rendering begins on this thread.
 pub(super) fn begin() {
     LEFT.set(WORK);
 }
 
-/// Counts the bytes of these values, which a filter or method reads.
+/// Counts the bytes of values that a filter or method reads.
 pub(super) fn spend<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<(), Error> {
     let mut bytes = 0;
     values.into_iter().try_for_each(|value| add(value, &mut bytes, 0))?;
@@ -38,7 +40,7 @@ pub(super) fn spend<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<(
     Ok(())
 }
 
-/// An error of a template that goes beyond a limit.
+/// Error of a template that exceeds a limit.
 pub(super) fn invalid(detail: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, detail)
 }
@@ -58,7 +60,7 @@ fn add(value: &Value, bytes: &mut usize, depth: usize) -> Result<(), Error> {
     }
 }
 
-/// Adds a filter that reads all that it is given.
+/// Adds a filter that reads all of its input.
 pub(super) fn add_filter<F, Rv, Args>(environment: &mut Environment<'_>, name: &'static str, filter: F)
 where
     F: Function<Rv, Args>,
@@ -68,7 +70,8 @@ where
     add_checked(environment, name, filter, |_| Ok(()));
 }
 
-/// Adds such a filter of which `check` refuses some arguments, the first of which is the value.
+/// Adds a filter that reads all of its input. `check` may refuse its arguments; the first is the
+/// value.
 pub(super) fn add_checked<F, Rv, Args>(
     environment: &mut Environment<'_>,
     name: &'static str,
@@ -87,7 +90,8 @@ pub(super) fn add_checked<F, Rv, Args>(
     });
 }
 
-/// Replaces the library's filters that read all that they are given; the others look at a list's length or at single values.
+/// Replaces the library's filters that read all of their input. The others read only the length of
+/// a list or single values.
 pub(super) fn set(environment: &mut Environment<'_>) {
     add_filter(environment, "upper", filters::upper);
     add_filter(environment, "lower", filters::lower);

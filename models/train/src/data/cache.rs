@@ -1,4 +1,5 @@
-//! Folders of a cache: made whole or not at all, by one process while others wait, and known by a fingerprint.
+//! Cache folders, named by fingerprints. A folder is complete or missing: one process builds it
+//! while others wait.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,32 +18,33 @@ use crate::file_lock::FileLock;
 use crate::files;
 use crate::folder::create_folder;
 
-/// Written last: a folder without it is not whole.
+/// Written last. A folder without it is incomplete.
 pub(super) const MANIFEST: &str = "manifest.json";
 
-/// Files up to this size are compared whole each time they are opened, larger ones by samples: a start must not take the time to
-/// read all of them.
+/// Files up to this size are compared completely whenever they are opened, larger ones by samples.
+/// A start must not take the time to read all of them.
 const MAX_HASHED: u64 = 1 << 30;
 
-/// What a manifest says of its folder.
+/// Manifest of a cache folder.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Manifest<M> {
     content: M,
-    /// The data that it was made of, as `cache` lists it.
+    /// Data that it was made from, as listed by `cache`.
     pub(super) of: String,
     /// SHA-256 of each file, or of samples of it.
     sha256: BTreeMap<String, String>,
 }
 
-/// A folder of the cache.
+/// Folder of the cache.
 pub(super) struct Entry<M> {
     pub(super) folder: PathBuf,
     pub(super) manifest: M,
-    /// It was there before.
+    /// Whether it existed before.
     pub(super) was_cached: bool,
 }
 
-/// The folder `name` of `cache`, of the data `of`, made by `build` unless it is there and as it was made.
+/// Opens the folder `name` of `cache`, made from the data `of`. If it is missing or has changed,
+/// `build` makes it.
 pub(super) fn entry<M: Serialize + DeserializeOwned>(
     cache: &Path,
     name: &str,
@@ -79,13 +81,14 @@ pub(super) fn entry<M: Serialize + DeserializeOwned>(
     Ok(Entry { folder, manifest, was_cached: false })
 }
 
-/// The manifest's time of change says when the folder was last used. Where that cannot be written, it says when it was made.
+/// Sets the manifest's modification time, which records the last use. If that fails, the time stays
+/// as it was.
 fn note_use(folder: &Path) {
     let manifest = files::open_as(&folder.join(MANIFEST), File::options().append(true), false);
     let _ = manifest.and_then(|file| file.set_modified(SystemTime::now()));
 }
 
-/// Digests of all files but the manifest.
+/// Digests of all files except the manifest.
 fn digests(folder: &Path) -> io::Result<BTreeMap<String, String>> {
     let mut digests = BTreeMap::new();
     for entry in fs::read_dir(folder)? {

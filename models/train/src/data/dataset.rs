@@ -1,4 +1,4 @@
-//! [`Dataset`]: sources, tokenized, and the sequences that are made of them.
+//! [`Dataset`]: tokenized sources, and sequences made from them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,37 +16,38 @@ use super::{DataError, DataSource, Format};
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// How much data there is.
+/// Size of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatasetSize {
-    /// Files that were read.
+    /// Files read.
     pub files: usize,
-    /// Files that were passed over, see [`Dataset::left_out`].
+    /// Files skipped, see [`Dataset::left_out`].
     pub skipped: usize,
-    /// Tokens to train on.
+    /// Training tokens.
     pub train_tokens: u64,
-    /// Tokens held out.
+    /// Held-out tokens.
     pub held_out_tokens: u64,
-    /// Documents held out as a whole; unknown where token files do not list documents.
+    /// Documents held out completely; `None` if token files do not list documents.
     pub held_out_documents: Option<u64>,
 }
 
-/// The shape of a batch.
+/// Shape of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceShape {
-    /// Sequences in a batch.
+    /// Sequences per batch.
     pub batch_size: usize,
     /// Targets per sequence.
     pub seq_len: usize,
-    /// If absent, sources with messages, and token files with a mask, keep documents whole, and others are wrapped.
+    /// Packing of documents. If absent, sources with messages or a mask keep documents whole, and
+    /// others are wrapped.
     pub packing: Option<Packing>,
 }
 
-/// What a model is judged by.
+/// Data for validation.
 #[derive(Clone, Copy, Debug)]
 pub enum Validation<'a> {
-    /// A part of what is trained on, which is then not trained on: of each source, documents with this share of the tokens, and the end
-    /// of each token file that does not list its documents.
+    /// Share of each source to hold out of training. Documents with this share of the tokens are
+    /// held out, or the end of a token file that does not list its documents.
     Fraction(f64),
     /// All of other sources.
     Sources(&'a [DataSource]),
@@ -56,7 +57,7 @@ pub enum Validation<'a> {
 #[derive(Debug)]
 pub struct Dataset {
     sources: Vec<Source>,
-    /// Their training streams are what a model is judged by.
+    /// Validation sources. Their training parts are used for validation.
     validation: Vec<Source>,
     cache: PathBuf,
     formats: BTreeMap<Format, usize>,
@@ -68,12 +69,13 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Finds `sources` and those of `validation` in the folder `cache`, or tokenizes them into it. Token files are read where they are.
+    /// Finds the tokens of `sources` and of the validation sources in the folder `cache`, or
+    /// tokenizes the sources into it. Token files are read in place.
     ///
-    /// `template` is for `messages`. `progress` is called while something is tokenized.
+    /// `template` renders `messages`. `progress` is called while tokenizing.
     ///
     /// # Errors
-    /// Any [`DataError`] but those of [`train`](Self::train) and [`TrainSequences::seek`].
+    /// Any [`DataError`] except the errors of [`train`](Self::train) and [`TrainSequences::seek`].
     pub fn open(
         sources: &[DataSource],
         validation: Validation<'_>,
@@ -127,7 +129,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// The parts that a model is judged by, each with its source.
+    /// Validation parts, each with its source.
     fn judging(&self) -> impl Iterator<Item = (&Source, &[Arc<Part>])> {
         let own = self.sources.iter().map(|source| (source, &*source.held_out));
         own.chain(self.validation.iter().map(|source| (source, &*source.train)))
@@ -137,29 +139,29 @@ impl Dataset {
         Sequences::new(part.clone(), packing, seq_len, self.padding, &self.cache)
     }
 
-    /// How many files of each format are read.
+    /// Number of files read, by format.
     pub fn formats(&self) -> &BTreeMap<Format, usize> {
         &self.formats
     }
 
-    /// What was passed over, and why.
+    /// Skipped files, by reason.
     pub fn left_out(&self) -> &LeftOut {
         &self.left
     }
 
-    /// How much data there is.
+    /// Size of the data.
     pub fn size(&self) -> DatasetSize {
         self.size
     }
 
-    /// Whether a source has conversations, or tokens of some, and there is a template of them.
+    /// Whether there is a chat template, and a source has conversations or tokens of conversations.
     pub fn has_conversations(&self) -> bool {
-        // Nobody has said what the mask of another program's token file is of.
+        // Token files of other programs list no documents. Their masks need not be chat masks.
         let has_chats = |part: &Arc<Part>| part.has_mask() && part.size.documents.is_some();
         self.has_template && self.sources.iter().flat_map(|source| &source.train).any(has_chats)
     }
 
-    /// A line for each source: the SHA-256 of everything that decides about its tokens.
+    /// The SHA-256 of everything that decides the tokens of each source, one per line.
     pub fn fingerprints(&self) -> String {
         self.sources.iter().map(|source| format!("{}\n", source.state.fingerprint)).collect()
     }
@@ -169,12 +171,13 @@ impl Dataset {
         self.was_cached
     }
 
-    /// Endless sequences to train on, from the first one of the order of `seed`.
+    /// Endless training sequences, from the beginning of the order of `seed`.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] unless there is one batch without overlap.
-    /// [`DataError::NoTargets`], [`DataError::EmptySource`], [`DataError::Shape`], and
-    /// [`DataError::Io`] or [`DataError::Cache`] for what is wrong with the cache.
+    /// [`DataError::TooFewTokens`] if there are not enough full sequences for a batch.
+    /// [`DataError::NoTargets`] if no sequence has a target, [`DataError::EmptySource`] if a
+    /// weighted source has no sequence, [`DataError::Shape`] for an invalid shape.
+    /// [`DataError::Io`] or [`DataError::Cache`] for a problem with the cache.
     pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
         let mut streams: Vec<Stream> = vec![];
@@ -198,20 +201,20 @@ impl Dataset {
         if full < batch_size as u64 {
             return Err(shape.too_few("training", self.size.train_tokens, full));
         }
-        // Without weights there is one stream, which is not empty.
+        // Without weights there is one stream, which is not empty here.
         if let Some((_, source)) = streams.iter().zip(&self.sources).find(|(stream, _)| stream.count() == 0) {
             return Err(DataError::EmptySource { paths: source.paths.clone() });
         }
         Ok(TrainSequences::new(streams, seed, seq_len))
     }
 
-    /// Up to `count` of the held-out sequences, at even distances: always the same ones.
-    ///
-    /// No two have a target in common.
+    /// Up to `count` held-out sequences at even distances, always the same ones. No two have a
+    /// target in common.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] if there is no sequence, [`DataError::NoTargets`] if none has a target.
-    /// Errors of the cache as in [`train`](Self::train), and any of reading sequences.
+    /// [`DataError::TooFewTokens`] if there is no sequence, [`DataError::NoTargets`] if none has a
+    /// target. Errors of the cache as in [`train`](Self::train), and any error of reading
+    /// sequences.
     pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>, DataError> {
         let SequenceShape { seq_len, .. } = shape.check()?;
         let mut parts = vec![];

@@ -1,4 +1,4 @@
-//! What the files hold, in their order, as work for the tokenizer.
+//! Reads the documents of files in order, as work for the tokenizer.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::ControlFlow;
@@ -14,13 +14,13 @@ use crate::files;
 
 const TOO_LONG: DocumentError = DocumentError::TooLong { limit: MAX_DOCUMENT };
 
-/// Why files are not read to their end: an error, or nobody wants more.
+/// Why reading stopped before the end of the files: an error, or `None` if nothing more is needed.
 pub(super) type Stopped = Option<DataError>;
 
-/// Takes work; [`Stopped`] says that it is enough.
+/// Takes work. Returning [`Stopped`] ends reading.
 pub(super) type Take<'a, 't> = &'t mut dyn FnMut(Work<'a>) -> Result<(), Stopped>;
 
-/// Gives all that a file holds, in its order.
+/// Reads all work of a file, in order.
 pub(super) fn read<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a, '_>) -> Result<(), Stopped> {
     match file.format {
         Format::Text => read_text(file, encoder, take),
@@ -28,7 +28,7 @@ pub(super) fn read<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: Take<'a
         Format::Json => read_array(file, take),
         #[cfg(feature = "parquet")]
         Format::Parquet => read_rows(file, encoder.field, take),
-        // The scan has refused the one; the other is not tokenized.
+        // The scan refuses Parquet here, and token files are not tokenized.
         #[cfg(not(feature = "parquet"))]
         Format::Parquet => Ok(()),
         Format::Bin => Ok(()),
@@ -63,8 +63,8 @@ fn read_lines<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     Ok(())
 }
 
-/// The next line with its end; none at the end of the file. Of a line of more than [`MAX_DOCUMENT`]
-/// bytes, one byte more is read.
+/// Reads the next line with its end; `None` at the end of the file. Of a line longer than
+/// [`MAX_DOCUMENT`], reads one byte more than that.
 pub(crate) fn next_line(reader: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = vec![];
     let read = reader.take(MAX_DOCUMENT as u64 + 1).read_until(b'\n', &mut line)?;
@@ -75,7 +75,7 @@ fn wrong(file: &FileState, line: u64, problem: DocumentError) -> Stopped {
     Some(DataError::Line { path: file.path.clone(), line, problem })
 }
 
-/// An element that the limit cuts is left out.
+/// Reads the elements of an array. An element that the limit cuts is skipped.
 fn read_array<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped> {
     let path: &Path = &file.path;
     let reader = BufReader::new(files::open(path).map_err(cannot_read(path))?.take(file.taken));
@@ -95,7 +95,7 @@ fn read_array<'a>(file: &'a FileState, take: Take<'a, '_>) -> Result<(), Stopped
     }
 }
 
-/// The rows of a file until their texts have as many bytes as are taken.
+/// Reads rows until their texts have the number of bytes taken.
 #[cfg(feature = "parquet")]
 fn read_rows<'a>(file: &'a FileState, field: &str, take: Take<'a, '_>) -> Result<(), Stopped> {
     let (mut rows, mut left) = (super::parquet::Rows::open(&file.path, field)?, file.taken);

@@ -1,4 +1,4 @@
-//! [`Encoder`]: a piece of a text file, a line, or a row to tokens.
+//! [`Encoder`]: encodes a piece of a text file, a line or a row as tokens.
 
 use serde_json::{Map, Value};
 
@@ -7,11 +7,11 @@ use super::pieces;
 use super::{DataError, DocumentError, Format, KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
-/// What is tokenized at once.
+/// Unit of work for the tokenizer.
 pub(super) struct Work<'a> {
     pub(super) file: &'a FileState,
     pub(super) content: Content,
-    /// The line or row of the document, from 1.
+    /// Line or row of the document, from 1.
     pub(super) number: u64,
     /// Bytes of the file, or of a row's text.
     pub(super) bytes: u64,
@@ -24,25 +24,25 @@ pub(super) enum Content {
     },
     EndOfText,
     Line(Vec<u8>),
-    /// An element of an array, or a row.
+    /// Element of an array, or a row.
     Object(Value),
 }
 
-/// What a piece of work gives.
+/// Tokens of a unit of work.
 #[derive(Default)]
 pub(super) struct Tokenized {
     pub(super) ids: Vec<u32>,
-    /// Where the loss counts; everywhere if absent.
+    /// Whether the loss counts each token as a target. `None` counts all.
     pub(super) mask: Option<Vec<bool>>,
-    /// The document ends here.
+    /// Whether the document ends here.
     pub(super) ends: bool,
 }
 
-/// What makes tokens of documents.
+/// Encodes documents as tokens.
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) template: Option<&'a ChatTemplate>,
-    /// The field that holds text.
+    /// Field that holds the text.
     pub(super) field: &'a str,
 }
 
@@ -73,7 +73,7 @@ impl Encoder<'_> {
 
     fn encode_line(&self, line: &[u8]) -> Result<Tokenized, DocumentError> {
         let line = std::str::from_utf8(line).map_err(|error| DocumentError::Utf8 { at: error.valid_up_to() })?;
-        // Some editors put a byte order mark first.
+        // Some editors write a byte order mark first.
         let line = line.trim_start_matches('\u{feff}').trim_end();
         self.encode_object(&serde_json::from_str(line).map_err(DocumentError::Json)?)
     }
@@ -85,7 +85,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// A field that is null is one that is not there: a row has a value in every column.
+    /// Treats a null field as missing: a Parquet row has a value in every column.
     fn encode_fields(&self, fields: &Map<String, Value>) -> Result<Tokenized, DocumentError> {
         let wrong = |field: &str, value: &Value, expected| {
             Err(DocumentError::Type { field: field.into(), found: kind(value), expected })
@@ -104,7 +104,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// As [`Tokenizer::document`], in pieces.
+    /// Encodes text like [`Tokenizer::document`], but in pieces.
     fn encode_text(&self, text: &str) -> Result<Tokenized, DocumentError> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
         for piece in pieces::of_text(text, self.tokenizer) {
@@ -114,7 +114,7 @@ impl Encoder<'_> {
         Ok(Tokenized { ids, mask: None, ends: true })
     }
 
-    /// With the tools that the record offers the assistant, and the variables that it has for the template.
+    /// Encodes messages with the record's tools and template variables.
     fn encode_messages(
         &self,
         messages: &Value,
@@ -157,7 +157,8 @@ fn message(index: usize, value: &Value) -> Result<Message, DocumentError> {
     }
 }
 
-/// A value, or its JSON text: data sets store as text what has another shape in each record.
+/// A value, parsed if it is JSON text. Data sets store values as text if their shape varies by
+/// record.
 fn parsed(field: String, value: &Value) -> Result<Value, DocumentError> {
     match value {
         Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::NotJson { field, source }),
@@ -165,7 +166,7 @@ fn parsed(field: String, value: &Value) -> Result<Value, DocumentError> {
     }
 }
 
-/// A list of objects. The list and each object may be JSON text.
+/// List of objects. The list and each object may be JSON text.
 fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
     if tools.as_str().is_some_and(|text| text.trim().is_empty()) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! [`DataError`]: everything that can be wrong with training data, with the values that are wrong and what to do.
+//! [`DataError`]: errors in training data, with the wrong values and what to do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use super::left_out::LeftOut;
 use crate::{ChatError, FolderError, TokenizerError};
 
-/// Bytes of a line, an object or a row at most: it is held in memory.
+/// Maximum bytes of a line, an object or a row, since it is held in memory.
 pub(crate) const MAX_DOCUMENT: usize = 64 << 20;
 
-/// What is wrong with training data.
+/// Error in training data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
@@ -40,14 +40,14 @@ pub enum DataError {
         else { "" }
     )]
     NoText {
-        /// Where it was looked for.
+        /// Paths that were searched.
         paths: Vec<PathBuf>,
-        /// Bytes to take at most.
+        /// Maximum number of bytes to take.
         max_bytes: Option<u64>,
-        /// What was passed over.
+        /// Skipped files.
         left: LeftOut,
     },
-    /// A table of text, which was not said to be read as text.
+    /// A table, without a request to read it as text.
     #[error(
         "{} is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on the \
          file as it is", path.display()
@@ -56,7 +56,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// JSON of which nobody has said how it is to be read.
+    /// JSON that does not begin with a whole object, without a request to read it as text.
     #[error(
         "{} begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the file as \
          it is",
@@ -66,15 +66,15 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// A file that has to be unpacked first.
+    /// A compressed file.
     #[error("{} is compressed with {by}: decompress it first", path.display())]
     Packed {
         /// The file.
         path: PathBuf,
-        /// What decompresses it.
+        /// Program that decompresses it.
         by: &'static str,
     },
-    /// The text that is trained on by default is not there.
+    /// The default training text is missing.
     #[error("no Rust sources in the local Cargo registry: give text to train on with --data PATH")]
     NoDefaultText(#[source] Box<DataError>),
     /// Too little text for a batch.
@@ -86,16 +86,17 @@ pub enum DataError {
     TooFewTokens {
         /// `training` or `held-out`.
         split: &'static str,
-        /// Tokens there are.
+        /// Tokens in the split.
         tokens: u64,
-        /// Sequences that they make.
+        /// Sequences made from them.
         sequences: u64,
-        /// Sequences in a batch.
+        /// Sequences per batch.
         batch_size: usize,
-        /// Targets in a sequence.
+        /// Targets per sequence.
         seq_len: usize,
     },
-    /// Sequences of which no target counts: conversations whose beginnings, in which the assistant has not spoken yet, fill them.
+    /// Sequences without a target that counts: beginnings of conversations fill them, before the
+    /// assistant speaks.
     #[error(
         "no target of the {split} sequences counts for the loss: in sequences of {seq_len} tokens the assistant says nothing that \
          is learned. Raise training.seq_len, or give other data"
@@ -103,32 +104,32 @@ pub enum DataError {
     NoTargets {
         /// `training` or `held-out`.
         split: &'static str,
-        /// Targets in a sequence.
+        /// Targets per sequence.
         seq_len: usize,
     },
-    /// A line of JSON that is no document.
+    /// A line of JSON that is not a document.
     #[error("{}:{line}: {problem}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: u64,
-        /// What is wrong with it.
+        /// Problem with the line.
         #[source]
         problem: DocumentError,
     },
-    /// A row of a Parquet file that is no document.
+    /// A row of a Parquet file that is not a document.
     #[error("{}, row {row}: {problem}", path.display())]
     Row {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Row number, from 1.
         row: u64,
-        /// What is wrong with it.
+        /// Problem with the row.
         #[source]
         problem: DocumentError,
     },
-    /// A text file that the tokenizer does not take.
+    /// A text file that the tokenizer rejects.
     #[error("{}: {source}", path.display())]
     Text {
         /// The file.
@@ -141,10 +142,10 @@ pub enum DataError {
     Parquet {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem with the file.
         reason: String,
     },
-    /// A format that was not compiled in.
+    /// A format whose cargo feature is off.
     #[error("{}: this build does not read {format} files: build it with the cargo feature `{feature}`", path.display())]
     FeatureOff {
         /// The file.
@@ -159,25 +160,25 @@ pub enum DataError {
     TokenFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem with the file.
         reason: String,
     },
-    /// A token file that was to be tokenized.
+    /// A token file in a source to tokenize.
     #[error("{} holds tokens already: give text to tokenize", path.display())]
     AlreadyTokens {
         /// The file.
         path: PathBuf,
     },
-    /// A token file that was made with another tokenizer.
+    /// A token file made with another tokenizer.
     #[error("{} was made with another tokenizer, or one whose files have changed since: use that one, or tokenize again", path.display())]
     OtherTokenizer {
         /// The file.
         path: PathBuf,
     },
-    /// The folder of a token file could not be made.
+    /// The folder of a token file cannot be made.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A token that the tokenizer does not have.
+    /// A token outside the tokenizer's vocabulary.
     #[error(
         "{}: token {token} at place {place} (byte {byte}), but the tokenizer, or the model, has ids below {vocab_size}: \
          use those that this file was made for", path.display()
@@ -185,22 +186,22 @@ pub enum DataError {
     Vocabulary {
         /// The token file.
         path: PathBuf,
-        /// The token.
+        /// Id of the token.
         token: u32,
-        /// How many tokens come before it in the file.
+        /// Index of the token in the file.
         place: u64,
-        /// Where in the file it begins.
+        /// Byte of the file at which the token begins.
         byte: u64,
         /// One more than the largest id.
         vocab_size: usize,
     },
-    /// A source with a weight, but without a token to train on.
+    /// A source with a weight but without training tokens.
     #[error("nothing to train on in {}, which has a weight: give more text, or leave this source out", join(paths))]
     EmptySource {
         /// Paths of the source.
         paths: Vec<PathBuf>,
     },
-    /// Weights that cannot be used.
+    /// A weight that is not positive and finite.
     #[error("weight = {weight} of {}: weights must be positive and finite", join(paths))]
     Weight {
         /// Paths of the source.
@@ -214,20 +215,20 @@ pub enum DataError {
         /// Paths of the first source without a weight.
         paths: Vec<PathBuf>,
     },
-    /// A share to hold out that is none.
+    /// A held-out fraction outside its range.
     #[error("held_out_fraction = {fraction}: must be at least 0 and below 1")]
     HeldOutFraction {
         /// The value.
         fraction: f64,
     },
-    /// A batch or a sequence without a token.
+    /// A batch size or sequence length outside its range.
     #[error("{name} = {value}: must be {range}")]
     Shape {
         /// `batch_size` or `seq_len`.
         name: &'static str,
         /// Its value.
         value: usize,
-        /// What it may be.
+        /// Valid values.
         range: &'static str,
     },
     /// A file was written to while it was read.
@@ -236,33 +237,33 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// A file is not what it was when the checkpoint was written.
+    /// A file has changed since the checkpoint was written.
     #[error("{} changed since the checkpoint: {difference}", path.display())]
     ChangedFile {
         /// The file.
         path: PathBuf,
-        /// What differs: size, time or content.
+        /// Difference in size, time or content.
         difference: String,
     },
-    /// The data is not what it was when the checkpoint was written, in another way than by one file.
+    /// The data has changed since the checkpoint was written, in another way than by one file.
     #[error("the data changed since the checkpoint: {difference}")]
     ChangedData {
-        /// What differs.
+        /// Difference found.
         difference: String,
     },
 }
 
-/// Why a line or a row is no document.
+/// Why a line or a row is not a document.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
     /// Not JSON.
     #[error("not valid JSON: {}", without_line(.0))]
     Json(serde_json::Error),
-    /// Bytes that are no text.
+    /// Bytes that are not UTF-8.
     #[error("not valid UTF-8 at byte {at} of the line")]
     Utf8 {
-        /// From 0.
+        /// Byte in the line, from 0.
         at: usize,
     },
     /// Too long to be held in memory.
@@ -271,13 +272,13 @@ pub enum DocumentError {
         /// The limit in bytes.
         limit: usize,
     },
-    /// An array that does not end.
+    /// A JSON array that does not end.
     #[error("the file ends before the JSON array does")]
     Cut,
-    /// A file that is to be an array, and is not, or not only.
+    /// A file that is not exactly one JSON array.
     #[error("expected one JSON array and nothing else")]
     NotAnArray,
-    /// JSON that is no object.
+    /// JSON that is not an object.
     #[error("expected an object, found {found}")]
     NotAnObject {
         /// The kind of value found.
@@ -286,9 +287,9 @@ pub enum DocumentError {
     /// Neither text nor messages.
     #[error("neither `{field}` nor `messages`: there are {}; `field` names the one that holds the text", list(found))]
     Missing {
-        /// The field that was to hold text.
+        /// Field that was to hold the text.
         field: String,
-        /// The fields there are.
+        /// Fields that were found.
         found: Vec<String>,
     },
     /// A field of another type than text or messages.
@@ -296,49 +297,50 @@ pub enum DocumentError {
     Type {
         /// The field.
         field: String,
-        /// The kind of value found.
+        /// Type that was found.
         found: &'static str,
-        /// The kind that is needed.
+        /// Type that is needed.
         expected: &'static str,
     },
-    /// A message of which nobody knows whose it is.
+    /// A message without a role.
     #[error("message {index} has no `role`: there are {}", list(found))]
     NoRole {
-        /// The message, from 0.
+        /// Index of the message, from 0.
         index: usize,
-        /// The keys there are.
+        /// Keys that were found.
         found: Vec<String>,
     },
-    /// A text that was to be JSON.
+    /// Text that was expected to be JSON.
     #[error("`{field}` is text that is no JSON: {}", without_line(source))]
     NotJson {
-        /// `tools`, the place of one of them, or `chat_template_kwargs`.
+        /// `tools`, an element of it, or `chat_template_kwargs`.
         field: String,
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// Messages without a template.
+    /// Messages without a chat template.
     #[error("`messages` need a chat template: use a tokenizer that comes with one")]
     NoTemplate,
-    /// Messages that the template does not take.
+    /// Messages that the chat template rejects.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// Text that the tokenizer does not take.
+    /// Text that the tokenizer rejects.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
 
-/// For `map_err` of what reads `path`.
+/// Argument of `map_err` for errors of reading `path`.
 pub(super) fn cannot_read(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
     |source| DataError::Io { path: path.to_path_buf(), source }
 }
 
-/// For `map_err` of what writes `path`.
+/// Argument of `map_err` for errors of writing `path`.
 pub(super) fn cannot_write(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
     |source| DataError::Cache { path: path.to_path_buf(), source }
 }
 
-/// What is named with the error is the line of the file, of which the parser may have been given one.
+/// The parser's message without its line. The parser may have seen only one line of the file, whose
+/// number the error names.
 fn without_line(error: &serde_json::Error) -> String {
     error.to_string().replace(&format!(" at line {} column ", error.line()), " at column ")
 }

@@ -1,4 +1,4 @@
-//! [`FileState`]: a file when it was looked at, and what is taken of it.
+//! [`FileState`]: state of a file when it was scanned, and how much of it is taken.
 
 use std::path::PathBuf;
 
@@ -6,25 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use super::Format;
 
-/// Larger token files are known by samples: they are read where they are, and a start must not take the time to read all of one.
+/// Token files above this size are compared by samples. They are read in place, and a start must
+/// not take the time to read a whole file.
 pub(super) const MAX_HASHED: u64 = 64 << 20;
 
-/// What a file was.
+/// State of a file when it was scanned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
-    /// As it was found.
+    /// Path under which the file was found.
     #[serde(with = "crate::files::any_path")]
     pub path: PathBuf,
-    /// How it is read.
+    /// Format in which it is read.
     pub format: Format,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// How many of them are taken, from the beginning; of a Parquet file, bytes of its text.
+    /// Bytes taken from the beginning; for a Parquet file, bytes of its text.
     pub taken: u64,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Time of the last change, in nanoseconds since 1970.
     pub modified: u64,
-    /// SHA-256 of the bytes that are taken. Of a token file of more than 64 MiB, that of samples; there, `modified` must be the same
-    /// too.
+    /// SHA-256 of the bytes taken; for a Parquet or token file, of the whole file. Token files
+    /// above 64 MiB are sampled, and `modified` must match too.
     pub sha256: String,
 }
 
@@ -33,7 +34,7 @@ impl FileState {
         self.format == Format::Bin && self.bytes > MAX_HASHED
     }
 
-    /// Why `now` does not give what the file then gave, if it does not.
+    /// Why `now` does not give the same data, if it does not.
     pub(super) fn difference(&self, now: &Self) -> Option<String> {
         let Self { bytes, taken, modified, sha256, .. } = self;
         if *bytes != now.bytes {

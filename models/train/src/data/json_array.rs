@@ -1,4 +1,4 @@
-//! The elements of a JSON array as they lie in a file, one at a time.
+//! Reads the elements of a JSON array from a file, one at a time.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,23 +15,23 @@ use super::error::MAX_DOCUMENT;
 /// Why there is no next element. Numbers are lines, from 1.
 pub(super) enum ArrayError {
     Io(io::Error),
-    /// The element that begins here has more than [`MAX_DOCUMENT`] bytes.
+    /// The element that begins here is longer than [`MAX_DOCUMENT`] bytes.
     TooLong(u64),
     /// The file ends before the array does.
     Cut(u64),
-    /// There is something else than an array, or after it.
+    /// The file is not an array, or something follows the array.
     NotAnArray(u64),
     Syntax(serde_json::Error),
 }
 
-/// Gives each element of the array that is all of a file, until `take` says that it is enough: the line on which it begins, what it is,
-/// and how many bytes it has.
+/// Reads each element of the array that fills a file, until `take` breaks. `take` receives the line
+/// on which the element begins, its value and its length in bytes.
 pub(super) fn each(
     mut reader: impl BufRead,
     take: impl FnMut(u64, Value, u64) -> ControlFlow<()>,
 ) -> Result<(), ArrayError> {
     let place = Place { line: Cell::new(1), begin: Cell::new(1), bytes: Cell::new(0), is_enough: Cell::new(false) };
-    // A byte order mark.
+    // Skips a byte order mark.
     while reader.fill_buf().map_err(ArrayError::Io)?.first().is_some_and(|byte| [0xef, 0xbb, 0xbf].contains(byte)) {
         reader.consume(1);
     }
@@ -51,13 +51,13 @@ pub(super) fn each(
     json.end().map_err(|error| ArrayError::NotAnArray(error.line() as u64))
 }
 
-/// Where the reader is, and where the element began.
+/// Line of the reader, and line on which the element began.
 struct Place {
     line: Cell<u64>,
     begin: Cell<u64>,
     /// Bytes of the element so far.
     bytes: Cell<u64>,
-    /// Nobody wants more.
+    /// Whether `take` has stopped.
     is_enough: Cell<bool>,
 }
 
@@ -99,7 +99,7 @@ impl<'de, F: FnMut(u64, Value, u64) -> ControlFlow<()>> Visitor<'de> for Element
     }
 }
 
-/// Begins where the first byte of the element has been read.
+/// Deserializes an element. The first byte of the element has already been read.
 struct Element<'a>(&'a Place);
 
 impl<'de> DeserializeSeed<'de> for Element<'_> {

@@ -1,4 +1,4 @@
-//! [`KeptTokens`]: what a cache of tokens holds, so that somebody can look at it and remove what is not used.
+//! [`KeptTokens`]: lists and prunes the token cache.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,24 +14,24 @@ use crate::file_lock::FileLock;
 use crate::files;
 use crate::folder::lock_of_left;
 
-/// A folder of the cache: tokens of some sources, or an index of their documents.
+/// Folder of the cache: tokens of some sources, or an index of their documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptTokens {
-    /// The folder.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// The data that it was made of, where that lay then.
+    /// Data that it was made from, with its path at that time.
     pub of: String,
-    /// Bytes of its files.
+    /// Size of its files in bytes.
     pub bytes: u64,
-    /// When it was last used, or begun.
+    /// Time of the last use; for an incomplete folder, of its last change.
     pub used: SystemTime,
-    /// Whether it is complete. Folders of killed processes are not.
+    /// Whether it is complete. Killed processes leave incomplete folders.
     pub is_whole: bool,
 }
 
 impl KeptTokens {
-    /// Lists the entries of a cache and what killed processes have left, the most recently used
-    /// first. `tokenize` and `export` leave such folders, too. A missing cache is empty.
+    /// Lists the entries of a cache and the folders that killed processes left, most recently used
+    /// first. `tokenize` and `export` leave such folders too. A missing cache is empty.
     ///
     /// # Errors
     /// [`DataError::Io`].
@@ -44,7 +44,7 @@ impl KeptTokens {
                 true => None,
                 false => lock(&path).ok().flatten().and_then(|_lock| modified(&path)),
             };
-            // Others are being made, or are no folders of a cache.
+            // Other folders are being made, or do not belong to a cache.
             let Some(used) = used else { continue };
             match size(&path) {
                 // It has just been renamed or removed.
@@ -62,8 +62,8 @@ impl KeptTokens {
         Ok(kept)
     }
 
-    /// Removes what has not been used for this long, and gives what that was. A run that reads it meanwhile goes on; what a process is
-    /// making stays.
+    /// Removes entries that were not used for `unused` and returns them. A run that is reading a
+    /// removed entry continues. Entries that are being made stay.
     ///
     /// # Errors
     /// [`DataError::Io`], [`DataError::Cache`].
@@ -74,16 +74,16 @@ impl KeptTokens {
         for kept in Self::list(cache)?.into_iter().filter(|kept| is_old(kept.used)) {
             let Some(_lock) = lock(&kept.path).map_err(cannot_write(&kept.path))? else { continue };
             let manifest = kept.path.join(MANIFEST);
-            // Used or made again meanwhile.
+            // Used or rebuilt in the meantime.
             if kept.is_whole && modified(&manifest) != Some(kept.used) {
                 continue;
             }
-            // Without a manifest it is no entry, also if the rest cannot be removed.
+            // A folder without a manifest is no entry, even if the rest cannot be removed.
             let unnamed = if kept.is_whole { fs::remove_file(manifest) } else { Ok(()) };
             unnamed.and_then(|()| fs::remove_dir_all(&kept.path)).map_err(cannot_write(&kept.path))?;
             pruned.push(kept);
         }
-        // Memories of looks at files; without them files are read again.
+        // Scanner memories. Without them, files are scanned again.
         for path in entries(cache)? {
             let is_memory = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".files.json"));
             if is_memory && modified(&path).is_some_and(is_old) {
@@ -113,13 +113,14 @@ fn size(path: &Path) -> io::Result<u64> {
     }
 }
 
-/// Whether a folder is called after a fingerprint.
+/// Whether the name of a folder begins with a fingerprint.
 fn is_entry(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.get(..64).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Takes the lock of a folder; none while a process makes it. Earlier versions made the folder `FINGERPRINT.partial`.
+/// Takes the lock of a folder; `None` while a process makes it. Earlier versions named the folder
+/// `FINGERPRINT.partial`.
 fn lock(path: &Path) -> io::Result<Option<FileLock>> {
     if is_entry(path) { FileLock::try_take(&path.with_extension("lock")) } else { Ok(lock_of_left(path)) }
 }

@@ -1,5 +1,5 @@
-//! What a file is, before it is read: data in one of the formats, text, or neither. The extension says it, and where it does not, the
-//! first bytes.
+//! Kind of a file before it is read: data in one of the formats, text, or neither. The extension
+//! decides; where it does not, the first bytes do.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::ControlFlow;
@@ -13,32 +13,32 @@ use super::token_file::Header;
 use super::{DataError, Format, MESSAGES};
 use crate::files;
 
-/// Bytes that tell text from what is binary.
+/// Bytes read to tell text from binary data.
 const HEAD: u64 = 4096;
-/// What files begin with that have to be unpacked first.
+/// Magic bytes of compressed files, which have to be decompressed first.
 const PACKED: [(&[u8], &str); 4] =
     [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")];
 
-/// What a file is.
+/// Kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Documents, or tokens.
+    /// Documents or tokens.
     Data(Format),
-    /// Objects, but none of the fields that are read is in the first one.
+    /// JSON objects. The first one has none of the fields that are read.
     OtherObjects(Format),
     /// Comma-separated or tab-separated values.
     Table,
-    /// JSON that begins with no object.
+    /// JSON whose first element or line is not an object.
     OtherJson,
-    /// Compressed, by this program.
+    /// Compressed by this program.
     Packed(&'static str),
-    /// Bytes that are no text.
+    /// Bytes that are not text.
     Binary,
-    /// All else.
+    /// Everything else.
     Text,
 }
 
-/// The kind of a file whose documents have the field `field`.
+/// Kind of a file whose documents have the field `field`.
 pub(super) fn kind(path: &Path, field: &str) -> Result<Kind, DataError> {
     let extension = path.extension().map(|extension| extension.to_ascii_lowercase());
     Ok(match extension.as_ref().map(|extension| extension.to_str().unwrap_or_default()) {
@@ -47,12 +47,12 @@ pub(super) fn kind(path: &Path, field: &str) -> Result<Kind, DataError> {
         Some("csv" | "tsv") => Kind::Table,
         Some("json") => objects(path, field)?.unwrap_or(Kind::OtherJson),
         Some("bin") => match Header::read(path) {
-            // Other programs write files of this name.
+            // Other programs also write `.bin` files.
             Err(DataError::TokenFile { .. }) => by_bytes(path)?,
             header => header.map(|_| Kind::Data(Format::Bin))?,
         },
         Some(_) => by_bytes(path)?,
-        // As caches name files: by their digests.
+        // Caches name files by their digests, without an extension.
         None => match by_bytes(path)? {
             Kind::Text => objects(path, field)?.filter(|kind| matches!(kind, Kind::Data(_))).unwrap_or(Kind::Text),
             kind => kind,
@@ -72,7 +72,7 @@ fn by_bytes(path: &Path) -> Result<Kind, DataError> {
     })
 }
 
-/// The kind of a file of JSON that begins with an object.
+/// Kind of a JSON file that begins with an object; `None` for other JSON.
 fn objects(path: &Path, field: &str) -> Result<Option<Kind>, DataError> {
     let first = first_object(path).map_err(cannot_read(path))?;
     Ok(first.map(|(format, object)| match [field, MESSAGES].iter().any(|field| object.contains_key(*field)) {
@@ -81,7 +81,7 @@ fn objects(path: &Path, field: &str) -> Result<Option<Kind>, DataError> {
     }))
 }
 
-/// The first object of an array, or on the first line.
+/// First element of an array, or first line, if it is an object.
 fn first_object(path: &Path) -> io::Result<Option<(Format, Map<String, Value>)>> {
     let mut reader = BufReader::new(files::open(path)?);
     let begin = loop {
@@ -95,7 +95,7 @@ fn first_object(path: &Path) -> io::Result<Option<(Format, Map<String, Value>)>>
     let object = |bytes: &[u8]| serde_json::from_slice::<Map<String, Value>>(bytes).ok();
     if begin == b'[' {
         let mut first = None;
-        // Only the first element is asked for; an error before it is none of an object.
+        // Only the first element is needed. An error before it means that there is no object.
         let _ = json_array::each(reader, |_, value, _| {
             first = Some(value);
             ControlFlow::Break(())

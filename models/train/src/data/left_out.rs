@@ -1,22 +1,23 @@
-//! [`LeftOut`]: how many files a source has passed over, by the reason.
+//! [`LeftOut`]: number of files that a source skipped, by reason.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Why a file in a folder is not read.
+/// Why a file in a folder is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Its name, or that of its folder, begins with a dot.
+    /// Its name, or the name of its folder, begins with a dot.
     Hidden,
-    /// Text, not `.txt`, that lies beside files in a format of data: a description, a licence.
+    /// Text other than `.txt` next to files in a data format: a description, a licence.
     TextBesideData,
-    /// JSON that begins with no object, or with one that has none of the fields that are read.
+    /// JSON that does not begin with an object, or whose first object has none of the fields that
+    /// are read.
     OtherJson,
     /// A table (`.csv`, `.tsv`).
     Table,
     /// Compressed (gzip, zstd, xz, zip).
     Packed,
-    /// A link to nothing, to a folder that has been searched, or to a file that is read where it lies.
+    /// A broken link, or a link to a folder or file that is read already.
     Link,
     /// A pipe, a socket or a device.
     NotAFile,
@@ -28,7 +29,7 @@ pub enum Reason {
     Beyond,
 }
 
-/// How many files were passed over, by the reason.
+/// Number of skipped files, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut(BTreeMap<Reason, usize>);
 
@@ -41,29 +42,29 @@ impl LeftOut {
         other.0.iter().for_each(|(reason, count)| *self.0.entry(*reason).or_default() += count);
     }
 
-    /// How many in all.
+    /// Total number of files.
     pub fn count(&self) -> usize {
         self.0.values().sum()
     }
 
-    /// How many for this reason.
+    /// Number of files skipped for this reason.
     pub fn count_of(&self, reason: Reason) -> usize {
         self.0.get(&reason).copied().unwrap_or_default()
     }
 
-    /// Whether some would be read if somebody said how.
+    /// Whether another `field` or `format` could read some of the files.
     pub(super) fn has_other_formats(&self) -> bool {
         [Reason::OtherJson, Reason::Table].iter().any(|reason| self.count_of(*reason) > 0)
     }
 
-    /// Whether there are none.
+    /// Whether no file was skipped.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl fmt::Display for LeftOut {
-    /// `2 hidden, 1 table`.
+    /// For example `2 hidden, 1 csv`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, (reason, count)) in self.0.iter().enumerate() {
             let name = match reason {

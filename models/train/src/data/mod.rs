@@ -1,4 +1,5 @@
-//! Training data in two stages: files to token files, and token files to sequences, of which a bounded part is in memory.
+//! Training data in two stages: files to token files, and token files to sequences. Only a bounded
+//! part of the data is in memory.
 //!
 //! ```text
 //! source, search, kind, scan               which files, and how much of each
@@ -11,9 +12,10 @@
 //! cache, opener, dataset                   both
 //! ```
 //!
-//! [`tokenize_source`] makes the first stage alone. [`Dataset::open`] makes it for what is no token file yet, into a cache on disk, or finds
-//! it there. [`Dataset::train`] gives endless [`TrainSequences`] in an order that depends on seed and epoch alone, and goes on from the
-//! [`Position`] in a checkpoint; [`Dataset::held_out`] gives the sequences that a model is judged by.
+//! [`tokenize_source`] runs only the first stage. [`Dataset::open`] runs it into a cache on disk
+//! for all sources that are neither token files nor cached. [`Dataset::train`] gives endless
+//! [`TrainSequences`] in an order that depends only on seed and epoch. They resume from the
+//! [`Position`] in a checkpoint. [`Dataset::held_out`] gives the validation sequences.
 
 mod cache;
 mod dataset;
@@ -58,10 +60,10 @@ pub use source::{DataSource, Format};
 pub use summary::EpochSize;
 pub use tokenize::{TokenizedDocument, TokenizedSource, first_documents, tokenize_source};
 
-/// The field that holds a conversation.
+/// Field that holds a conversation.
 const MESSAGES: &str = "messages";
-/// The field that holds what the assistant may call in it.
+/// Field that holds the tools of a conversation.
 const TOOLS: &str = "tools";
-/// The field with variables of the chat template, and one of them that is a field of its own.
+/// Field with variables of the chat template. `enable_thinking` may also be a separate field.
 const KWARGS: &str = "chat_template_kwargs";
 const THINKING: &str = "enable_thinking";

@@ -1,4 +1,5 @@
-//! [`Opener`]: a source to parts of token files, of which the one of its documents is made first, or found in the cache.
+//! [`Opener`]: opens a source as parts of token files. Documents are tokenized first, unless the
+//! cache has their tokens.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,33 +21,34 @@ use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// The version of what decides what the cache holds and is in no file: the way from text to tokens in this code, and the token file.
+/// Version of the tokenizing code and of the token file format, which decide the content of the
+/// cache.
 const CACHE_VERSION: u64 = 5;
-/// The version of the fingerprints of sources.
+/// Version of the source fingerprints.
 const FINGERPRINT_VERSION: u64 = 2;
 
-/// A source, tokenized.
+/// Tokenized source.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) paths: Vec<PathBuf>,
     pub(super) weight: Option<f64>,
-    /// With the packing by default.
+    /// State with the default packing.
     pub(super) state: SourceState,
     pub(super) train: Vec<Arc<Part>>,
     pub(super) held_out: Vec<Arc<Part>>,
 }
 
-/// What opening sources needs, and what was found.
+/// Inputs for opening sources, and results so far.
 pub(super) struct Opener<'a> {
     pub(super) held_out_fraction: f64,
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) template: Option<&'a ChatTemplate>,
     pub(super) cache: &'a Path,
     pub(super) progress: &'a mut dyn FnMut(Progress),
-    /// Files of each format.
+    /// Number of files of each format.
     pub(super) formats: BTreeMap<Format, usize>,
     pub(super) left: LeftOut,
-    /// Nothing had to be tokenized.
+    /// Whether nothing had to be tokenized.
     pub(super) was_cached: bool,
 }
 
@@ -88,12 +90,12 @@ impl Opener<'_> {
             num_files: files.len(),
             files: SourceState::list_files(&files),
         };
-        // Each with how much of it is taken, the digest of that, and the data it is of.
+        // Path, bytes taken, cache name, and the data's path for display.
         let mut opened = vec![];
         if !documents.is_empty() {
-            // What is held out is no matter of tokens.
+            // The held-out fraction does not change the tokens.
             let mut name = fingerprint(CACHE_VERSION, 0.0, &documents);
-            // Tokens that were made for another model may be none of this one.
+            // Tokens made for another model may exceed this model's vocabulary.
             if let Some(limit) = self.tokenizer.limit() {
                 name = format!("{name}-{limit}");
             }
@@ -105,7 +107,8 @@ impl Opener<'_> {
             opened.push((cached.folder.join(TOKENS), u64::MAX, name, of));
         }
         for file in token_files {
-            // The time of change too: lists of documents are made of all of a file, of which the fingerprint may know samples.
+            // The modification time is part of the name. Document lists are made from the whole
+            // file, while its fingerprint may cover only samples.
             let name = format!("{}-{}", fingerprint(CACHE_VERSION, 0.0, &[file]), file.modified);
             opened.push((file.path.clone(), file.taken, name, names(std::slice::from_ref(&file.path))));
         }
@@ -129,14 +132,14 @@ fn template_fingerprint(template: &ChatTemplate) -> String {
     Fingerprint::default().field(template.source()).field(variables).hex()
 }
 
-/// The first of these paths, and how many more there are.
+/// First of these paths, and the number of the others.
 fn names(paths: &[PathBuf]) -> String {
     let first = paths.first().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     let more = if paths.len() > 1 { format!(" and {} more", paths.len() - 1) } else { String::new() };
     format!("{}{more}", first.unwrap_or_default().display())
 }
 
-/// Where the scanner's memory of a source is.
+/// Name of the scanner's memory of a source.
 fn source_name(source: &DataSource) -> String {
     let paths = source.paths.iter().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
     paths.fold(Fingerprint::default(), |name, path| name.field(path.as_os_str().as_encoded_bytes())).hex()

@@ -1,11 +1,13 @@
-//! The order of an epoch: a permutation of `0..count` that depends on seed and epoch alone and is never held in memory.
+//! Order of an epoch: a permutation of `0..count` that depends only on seed and epoch and is never
+//! held in memory.
 
 use crate::rng::Rng;
 
-/// Enough for a Feistel network to look random (Luby and Rackoff prove it for 4 rounds of ideal functions).
+/// Enough rounds for a Feistel network to look random (Luby and Rackoff prove it for 4 rounds of
+/// ideal functions).
 const ROUNDS: usize = 6;
 
-/// A pseudo-random permutation of `0..count`.
+/// Pseudo-random permutation of `0..count`.
 #[derive(Clone, Debug)]
 pub(super) struct Permutation {
     count: u64,
@@ -22,11 +24,11 @@ impl Permutation {
         Self { count, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// Which of `0..count` is visited at `index`.
+    /// Element of `0..count` that is visited at `index`.
     pub(super) fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.count);
-        // The network permutes up to four times as many numbers; walking its cycle until the number is one of ours is a permutation
-        // of ours.
+        // The network permutes a range up to four times larger. Walking its cycle until a value is
+        // below `count` gives a permutation of `0..count`.
         let mut value = self.network(index);
         while value >= self.count {
             value = self.network(value);
@@ -75,7 +77,8 @@ mod tests {
         assert_eq!((0..10).map(|i| order.at(i)).collect::<Vec<_>>(), [1, 0, 8, 4, 2, 3, 6, 5, 7, 9]);
     }
 
-    /// Where a sequence stands is uniform over epochs: each of 8 places about 1/8 of the time.
+    /// The position of a sequence is uniform over epochs: each of 8 positions about 1/8 of the
+    /// time.
     #[test]
     fn is_uniform() {
         let mut counts = [[0; 8]; 8];

@@ -1,4 +1,4 @@
-//! Token streams to sequences of one length: windows of the stream, or whole documents.
+//! Packs token streams into sequences of one length: windows of the stream, or whole documents.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,37 +12,39 @@ use super::cache::entry;
 use super::part::Part;
 use super::raw_file::{Pairs, RawFile};
 
-/// How documents become sequences.
+/// How documents are packed into sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
-    /// Documents one after another, cut where a sequence is full: no padding but in the last one.
+    /// Documents follow each other and are cut where a sequence is full. Only the last sequence is
+    /// padded.
     Wrapped,
-    /// Documents that fit into what is left of a sequence follow each other, then comes padding; only documents that are longer than
-    /// a sequence are cut.
+    /// Documents are kept whole. A document that does not fit into the rest of a sequence begins
+    /// the next one, and the rest is padding. Only documents longer than a sequence are cut.
     Whole,
 }
 
-/// Tokens to train on: token `t` is the input whose target is token `t + 1`.
+/// Training tokens: token `t` is the input whose target is token `t + 1`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sequence {
     /// `seq_len + 1` tokens.
     pub tokens: Vec<u32>,
     /// Whether the loss counts each of the `seq_len` targets. Padding never counts, and at least
-    /// one target does. If absent, all count.
+    /// one target does. `None` counts all.
     pub loss_mask: Option<Vec<bool>>,
-    /// Places in `tokens` at which documents begin, ascending. Where place 0 is not one of them, the first document has begun in
-    /// another sequence. A target at one of these places is predicted from the end of another document.
+    /// Positions in `tokens` at which documents begin, ascending. Without position 0, the first
+    /// document began in another sequence. A target at one of these positions is predicted from the
+    /// end of another document.
     pub document_starts: Vec<usize>,
-    /// How many of `tokens` are not padding.
+    /// Number of `tokens` that are not padding.
     pub num_tokens: usize,
 }
 
-/// A part as sequences. Each has a target that counts.
+/// Sequences of a part. Each has a target that counts.
 #[derive(Debug)]
 pub(super) struct Sequences {
     part: Arc<Part>,
-    /// The range of each sequence, as two numbers. Without them sequences are all windows of the part.
+    /// Begin and end of each sequence. `None` if the sequences are all windows of the part.
     ranges: Option<RawFile>,
     size: SequencesSize,
     seq_len: usize,
@@ -53,20 +55,20 @@ pub(super) struct Sequences {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct SequencesSize {
     pub(super) sequences: u64,
-    /// Sequences that are left out: no target of theirs counts.
+    /// Sequences that are skipped, since none of their targets counts.
     pub(super) without_targets: u64,
-    /// Sequences without the padding that a window would have; all of whole documents.
+    /// Sequences that fill a window; with whole documents, all sequences.
     pub(super) full: u64,
-    /// Tokens of these sequences, each once.
+    /// Tokens of these sequences, each counted once.
     pub(super) tokens: u64,
-    /// Documents that were to stay whole but are longer than a sequence.
+    /// Documents that are longer than a sequence and were to stay whole.
     pub(super) cut: u64,
 }
 
 const INDEX: &str = "ranges";
 
 impl Sequences {
-    /// The sequences of a part: windows, which have every target once, or whole documents.
+    /// Makes the sequences of a part: windows, which have every target once, or whole documents.
     ///
     /// An index in `cache` lists them, unless they are all windows.
     pub(super) fn new(
@@ -116,7 +118,7 @@ impl Sequences {
         &self.part
     }
 
-    /// Which tokens of the part sequence `i` has.
+    /// Range of tokens in the part of sequence `i`.
     pub(super) fn range(&self, i: u64) -> Result<Range<u64>, DataError> {
         let Some(index) = &self.ranges else { return Ok(window(&self.part, self.seq_len as u64, i)) };
         let [begin, end] = index.pairs(i, 1)?[0];
@@ -138,15 +140,16 @@ impl Sequences {
     }
 }
 
-/// The tokens of window `i`, which begins with the last token of the one before.
+/// Range of window `i`, which begins with the last token of the previous window.
 fn window(part: &Part, seq_len: u64, i: u64) -> Range<u64> {
     let begin = i * seq_len;
     begin..part.len().min(begin + seq_len + 1)
 }
 
-/// Next-fit: a document that does not fit into what is left of a sequence begins another one. Of a document that is longer than a
-/// sequence, each piece begins with the last token of the one before, so that every token but the first is a target.
-/// Gives how many such documents there are.
+/// Packs by next-fit: a document that does not fit into the rest of a sequence begins another one.
+///
+/// A document longer than a sequence is cut. Each piece begins with the last token of the previous
+/// one, so that every token except the first is a target. Returns the number of such documents.
 fn pack(
     part: &Part,
     seq_len: u64,

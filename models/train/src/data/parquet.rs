@@ -1,4 +1,5 @@
-//! Rows of a Parquet file: the columns that hold documents, a few rows at a time, whatever the compression.
+//! Rows of a Parquet file in any supported compression. Only the columns that hold documents are
+//! read, a few rows at a time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +18,13 @@ use super::{DataError, DocumentError, KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::files;
 use crate::panics::caught;
 
-/// Bytes of values that are read ahead in a column, by the average of its rows.
+/// Bytes of values to read ahead, by the average size of a row.
 const AHEAD: u64 = 1 << 20;
 
-/// Columns that are read beside messages.
+/// Columns that are read in addition to messages.
 const BESIDE: [&str; 3] = [TOOLS, KWARGS, THINKING];
 
-/// The bytes of text in a file's rows, `limit` at most.
+/// Bytes of text in a file's rows, at most `limit`.
 pub(super) fn text_bytes(path: &Path, field: &str, limit: u64) -> Result<u64, DataError> {
     let mut bytes = 0_u64;
     for row in Rows::open(path, field)? {
@@ -35,16 +36,16 @@ pub(super) fn text_bytes(path: &Path, field: &str, limit: u64) -> Result<u64, Da
     Ok(bytes)
 }
 
-/// What a row has in the columns that are read.
+/// Values of a row in the columns that are read.
 pub(super) struct Row {
-    /// Its number, from 1.
+    /// Row number, from 1.
     pub(super) row: u64,
     pub(super) fields: Map<String, Value>,
-    /// Bytes of its text, and at least 1: a row without text is a row.
+    /// Bytes of its text, at least 1, so that a row without text counts.
     pub(super) bytes: u64,
 }
 
-/// An iterator over the rows of a file.
+/// Iterator over the rows of a file.
 pub(super) struct Rows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
@@ -53,7 +54,7 @@ pub(super) struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Opens a file; its columns are read as the fields of a JSON line are.
+    /// Opens a file. Its columns are read like the fields of a JSON line.
     pub(super) fn open(path: &'a Path, field: &str) -> Result<Self, DataError> {
         let broken = broken(path);
         let input = files::open(path).map_err(cannot_read(path))?;
@@ -109,7 +110,8 @@ impl Iterator for Rows<'_> {
     }
 }
 
-/// Rows to read at once. Each may lie in a page of its own, which stays in memory until then.
+/// Number of rows to read at once. Each may be in a separate page, which stays in memory until
+/// then.
 fn rows_ahead(metadata: &ParquetMetaData, columns: &[Arc<Type>]) -> usize {
     let is_read = |chunk: &&ColumnChunkMetaData| {
         chunk.column_path().parts().first().is_some_and(|name| columns.iter().any(|column| column.name() == name))
@@ -126,12 +128,12 @@ fn broken(path: &Path) -> impl Fn(ParquetError) -> DataError + '_ {
     |error| DataError::Parquet { path: path.into(), reason: error.to_string() }
 }
 
-/// The reader of records panics where a file contradicts itself.
+/// Converts panics to errors: the record reader panics on inconsistent files.
 fn without_panic<T>(read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
     caught(read).unwrap_or_else(|text| Err(ParquetError::General(text)))
 }
 
-/// Bytes that are not said to be text, which as JSON would become base64.
+/// Whether a column holds bytes that are not declared as text. In JSON they would become base64.
 fn is_bytes(column: &Type) -> bool {
     column.is_primitive()
         && column.get_physical_type() == PhysicalType::BYTE_ARRAY
@@ -139,7 +141,7 @@ fn is_bytes(column: &Type) -> bool {
         && column.get_basic_info().logical_type_ref().is_none()
 }
 
-/// A column has a value in every row; a key that a message does not have is null there.
+/// Removes nulls. A column has a value in every row, and a key that a message lacks is null there.
 fn without_nulls(mut value: Value) -> Value {
     match &mut value {
         Value::Array(values) => values.iter_mut().for_each(|value| *value = without_nulls(value.take())),

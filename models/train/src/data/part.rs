@@ -1,5 +1,5 @@
-//! [`Part`]: what is trained on of a token file, or what of it is held out, as one stream of tokens with the places where documents
-//! begin and where the loss counts.
+//! [`Part`]: training or held-out part of a token file, as one stream of tokens. It knows where
+//! documents begin and which targets the loss counts.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,16 +11,16 @@ use super::split::{PartSize, split};
 use super::token_file::TokenFile;
 use crate::Tokenizer;
 
-/// Documents that are listed at once, and tokens that are read at once.
+/// Documents listed at once, and tokens read at once.
 const CHUNK: u64 = 1 << 16;
 
-/// A stream of tokens.
+/// Stream of tokens.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The digest of everything that decides what is in it.
+    /// Digest of everything that decides its content.
     pub(super) fingerprint: String,
     pub(super) size: PartSize,
-    /// The data it is of, for people.
+    /// Data it was made from, for display.
     pub(super) of: String,
     file: Arc<TokenFile>,
     documents: Documents,
@@ -28,25 +28,27 @@ pub(super) struct Part {
 
 #[derive(Debug)]
 enum Documents {
-    /// Here is listed where each begins, in the part and in the file.
+    /// List of where each document begins, in the part and in the file.
     Listed(RawFile),
-    /// The part begins at this token of the file. Documents begin with BOS; if there is none, they end with EOS.
+    /// Begins at token `first` of the file. Documents begin with BOS; without a BOS they end with
+    /// EOS.
     Marked { first: u64, bos: Option<u32>, eos: Option<u32> },
 }
 
-/// A range of a stream.
+/// Range of a stream.
 #[derive(Default)]
 pub(super) struct Window {
     pub(super) tokens: Vec<u32>,
-    /// The places in `tokens` at which documents begin.
+    /// Positions in `tokens` at which documents begin.
     pub(super) starts: Vec<usize>,
-    /// Whether the loss counts where a token is the target.
+    /// Whether the loss counts each token as a target.
     pub(super) mask: Option<Vec<bool>>,
 }
 
 impl Part {
-    /// What is trained on of a file, and what is held out of it: documents with this share of the tokens; where they are not listed, the
-    /// end of the file. `name` is the digest of what is in the file.
+    /// Splits a file into its training part and its held-out part. The held-out part has documents
+    /// with the share `fraction` of the tokens. If the file does not list documents, it is the end
+    /// of the file. `name` is the digest of the file's content.
     pub(super) fn both(
         file: TokenFile,
         fraction: f64,
@@ -75,7 +77,7 @@ impl Part {
         Ok([part(marked(0), size(cut), "train"), part(marked(cut), size(len - cut), "held_out")])
     }
 
-    /// In tokens.
+    /// Length in tokens.
     pub(super) fn len(&self) -> u64 {
         self.size.tokens
     }
@@ -84,7 +86,7 @@ impl Part {
         self.file.has_mask()
     }
 
-    /// Whether the loss of a token after the first one in `range` counts.
+    /// Whether the loss counts a token after the first one in `range`.
     pub(super) fn has_target(&self, range: Range<u64>) -> Result<bool, DataError> {
         if !self.has_mask() {
             return Ok(range.end - range.start > 1);
@@ -100,7 +102,7 @@ impl Part {
                 let begin = first + range.start;
                 let mut window = Window::default();
                 self.append(begin..first + range.end, &mut window)?;
-                // The token before may be the end of a document.
+                // The token before the window may end a document.
                 let before = if begin > 0 { self.file.read(begin - 1..begin)?.pop() } else { None };
                 let tokens = &window.tokens;
                 let begins = |place: &usize| match bos {
@@ -114,7 +116,8 @@ impl Part {
         }
     }
 
-    /// Documents that follow each other in the file are read together.
+    /// Reads a range of listed documents. Documents that follow each other in the file are read
+    /// together.
     fn read_listed(&self, list: &RawFile, range: Range<u64>) -> Result<Window, DataError> {
         let first = self.first_from(list, range.start + 1)?.saturating_sub(1);
         let documents = list.pairs(first, self.first_from(list, range.end)? - first)?;
@@ -132,7 +135,7 @@ impl Part {
         Ok(window)
     }
 
-    /// Appends these tokens of the file.
+    /// Appends a range of the file's tokens and mask.
     fn append(&self, range: Range<u64>, window: &mut Window) -> Result<(), DataError> {
         window.tokens.extend(self.file.read(range.clone())?);
         if let Some(mask) = self.file.read_mask(range)? {
@@ -141,7 +144,7 @@ impl Part {
         Ok(())
     }
 
-    /// The number of the first listed document that begins at `place` or later.
+    /// Index of the first listed document that begins at `place` or later.
     fn first_from(&self, list: &RawFile, place: u64) -> Result<u64, DataError> {
         let (mut low, mut high) = (0, self.size.documents.unwrap_or_default());
         while low < high {
@@ -154,7 +157,8 @@ impl Part {
         Ok(low)
     }
 
-    /// The number of the document that `place` is in, where documents are numbered, and the offset in it; else that in the file.
+    /// Index of the document that contains `place`, and the offset in it. Without listed documents
+    /// there is no index, and the offset is in the file.
     pub(super) fn document_at(&self, place: u64) -> Result<(Option<u64>, u64), DataError> {
         match &self.documents {
             Documents::Listed(list) => {
@@ -165,14 +169,14 @@ impl Part {
         }
     }
 
-    /// Visits all documents in their order, each as the range of its tokens.
+    /// Visits all documents in order, each as a range of tokens.
     pub(super) fn each_document(
         &self,
         mut visit: impl FnMut(Range<u64>) -> Result<(), DataError>,
     ) -> Result<(), DataError> {
         let mut begin = 0;
         let mut boundary = |start: u64| -> Result<(), DataError> {
-            // The first one may have begun before this part.
+            // The first document may have begun before this part.
             if start > begin {
                 visit(begin..start)?;
                 begin = start;

@@ -1,10 +1,13 @@
-//! Texts of any length in pieces that are tokenized one by one, from memory or from a file: the same text gives the same pieces, and
-//! their ids are those of the whole text.
+//! Splits texts of any length, from memory or a file, into pieces that are tokenized one by one.
+//! The same text always gives the same pieces, and together they have the ids of the whole text.
 //!
-//! A piece ends after a line end that white space does not follow, and which white space does not precede if there is such a one; else
-//! at another place at which the tokenizer certainly ends a word, see [`Tokenizer::last_word_end`]. Where there is none, the piece is
-//! longer, if need be as long as the text. (Llama 3's `tokenizer.model` also cuts after 400,000 characters, wherever that is: those cuts
-//! are other ones, in texts of more.)
+//! A piece ends after a line end that is not followed by white space. Line ends that are not
+//! preceded by white space either are preferred. Without any, the piece ends where the tokenizer
+//! certainly ends a word, see [`Tokenizer::last_word_end`]. If there is no such place, the piece is
+//! longer, if necessary as long as the text.
+//!
+//! Llama 3's `tokenizer.model` also cuts after 400,000 characters at any place. In longer texts
+//! those cuts differ.
 
 use std::fs::File;
 use std::io::{self, Read, Take};
@@ -12,11 +15,12 @@ use std::path::Path;
 
 use crate::{Tokenizer, files};
 
-/// Bytes of a piece, unless there is no place to cut. While it tokenizes, Hugging Face's library takes some hundred times as many bytes
-/// of memory.
+/// Bytes of a piece, unless there is no place to cut. Hugging Face's library takes about a hundred
+/// times that memory while it tokenizes.
 pub(super) const PIECE: usize = 32 << 10;
 
-/// Where a line ends within `limit`.
+/// Place after the last suitable line end within `limit`. Line ends that do not follow white space
+/// are preferred.
 fn line_end(text: &str, limit: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let limit = text.floor_char_boundary(limit);
@@ -32,8 +36,8 @@ fn line_end(text: &str, limit: usize) -> Option<usize> {
     after_space
 }
 
-/// The first piece of `text`, of at most `limit` bytes if it can be; none if more of the text is needed to tell. `is_whole` says that
-/// nothing follows the text.
+/// First piece of `text`, of at most `limit` bytes if possible. `None` if more of the text is
+/// needed to decide. With `is_whole`, nothing follows `text`.
 fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<&'a str> {
     let mut within = limit;
     loop {
@@ -55,7 +59,7 @@ fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer)
     }
 }
 
-/// The pieces of a text.
+/// Pieces of a text.
 pub(super) fn of_text<'a>(text: &'a str, tokenizer: &'a Tokenizer) -> impl Iterator<Item = &'a str> {
     within(text, PIECE, tokenizer)
 }
@@ -69,10 +73,10 @@ fn within<'a>(mut text: &'a str, limit: usize, tokenizer: &'a Tokenizer) -> impl
     })
 }
 
-/// The pieces of the beginning of a file.
+/// Reader of pieces from the beginning of a file.
 pub(super) struct FilePieces<'a> {
     file: Take<File>,
-    /// Valid UTF-8, and then the beginning of a character.
+    /// Valid UTF-8, except for an incomplete character at the end.
     buffer: Vec<u8>,
     has_ended: bool,
     tokenizer: &'a Tokenizer,
@@ -83,9 +87,9 @@ impl<'a> FilePieces<'a> {
         Ok(Self { file: files::open(path)?.take(bytes), buffer: vec![], has_ended: false, tokenizer })
     }
 
-    /// The next piece; none at the end.
+    /// Next piece; `None` at the end.
     pub(super) fn next(&mut self) -> io::Result<Option<String>> {
-        // With what follows a piece, and the rest of a character.
+        // A piece, its lookahead, and the rest of a character.
         let mut wanted = PIECE + Tokenizer::LOOKAHEAD + 4;
         loop {
             while !self.has_ended && self.buffer.len() < wanted {
@@ -142,7 +146,7 @@ mod tests {
         Tokenizer::from_file(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json")).unwrap()
     }
 
-    /// Text of all kinds, without a pattern and, with `lines`, with line ends.
+    /// Random text; with `lines`, it has line ends.
     fn mixture(seed: u64, len: usize, lines: bool) -> String {
         let mut rng = Rng::new(seed);
         let words = [
@@ -196,7 +200,7 @@ mod tests {
         }
     }
 
-    /// The ids of the pieces are those of the text, whatever the text.
+    /// The ids of the pieces are the ids of the text, for any text.
     #[test]
     fn changes_no_id() {
         let tokenizer = byte_pairs();
@@ -214,7 +218,8 @@ mod tests {
         }
     }
 
-    /// A long line is cut between words, from a file as in memory, and a word of any length is none.
+    /// A long line is cut between words, from a file as in memory. A word of any length stays
+    /// whole.
     #[test]
     fn lines_of_any_length() {
         let tokenizer = byte_pairs();
@@ -225,7 +230,7 @@ mod tests {
         assert_eq!(check_with(&word, &tokenizer), [word]);
     }
 
-    /// Digits are put together by three from where they begin, which no window shows.
+    /// Digits are grouped in threes from the beginning of their run, which a window does not show.
     #[test]
     fn rows_of_like_characters_are_not_cut() {
         let tokenizer = byte_pairs();
@@ -236,7 +241,8 @@ mod tests {
         }
     }
 
-    /// Pre-tokenizers that count from the beginning of the text, by characters or by words, end words nowhere for certain.
+    /// Pre-tokenizers that count characters or words from the beginning of the text have no certain
+    /// word ends.
     #[test]
     fn words_that_are_counted_are_not_cut() {
         let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");

@@ -1,4 +1,4 @@
-//! [`Position`]: where training is in its data, and of which data that is said.
+//! [`Position`]: position of training in its data, and the state of that data.
 
 use std::path::PathBuf;
 
@@ -7,70 +7,71 @@ use serde::{Deserialize, Serialize};
 use super::file_state::FileState;
 use super::{DataError, Packing};
 
-/// Sources of more files do not list them in a position.
+/// Sources with more files do not list them in a position.
 const MAX_FILES: usize = 1000;
 
-/// Where training is in its data: what a checkpoint holds of it.
+/// Position of training in its data, as saved in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Position {
-    /// Sequences taken in all.
+    /// Sequences taken in total.
     pub sequences: u64,
-    /// The seed of the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// Targets of a sequence.
+    /// Targets per sequence.
     pub seq_len: usize,
-    /// One for each source that has a weight, or one for all sources.
+    /// One for each source with a weight, or one for all sources.
     pub streams: Vec<StreamPosition>,
 }
 
-/// Where training is in sources that are visited together.
+/// Position in sources that are visited together.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamPosition {
-    /// From 0.
+    /// Epoch, from 0.
     pub epoch: u64,
     /// Sequences taken in this epoch.
     pub index: u64,
-    /// What the next sequence begins with.
+    /// Place where the next sequence begins.
     pub next: Place,
-    /// The weight of its source.
+    /// Weight of the source.
     pub weight: Option<f64>,
-    /// What the sequences are made of.
+    /// State of the sources.
     pub sources: Vec<SourceState>,
 }
 
-/// A place in the data, for people.
+/// Place in the data, for display.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The number of the source, from 0.
+    /// Index of the source, from 0.
     pub source: usize,
-    /// The number of the document among those to train on, from 0; none in a token file that does not list its documents.
+    /// Index of the training document, from 0. `None` in a token file that does not list its
+    /// documents.
     pub document: Option<u64>,
     /// Tokens from the beginning of the document, or of the token file.
     pub offset: u64,
 }
 
-/// What a source was when its sequences were made: everything that decides about them.
+/// State of a source when its sequences were made: everything that decides them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SourceState {
-    /// SHA-256 over everything that decides about its tokens.
+    /// SHA-256 over everything that decides its tokens.
     pub fingerprint: String,
-    /// The fingerprint of the tokenizer.
+    /// Fingerprint of the tokenizer.
     pub tokenizer: String,
-    /// The fingerprint of the chat template.
+    /// Fingerprint of the chat template.
     pub chat_template: Option<String>,
     /// [`DataSource::field`](super::DataSource::field).
     pub field: String,
-    /// Share that is not trained on.
+    /// Share that is held out from training.
     pub held_out_fraction: f64,
-    /// How its documents became sequences.
+    /// Packing of its documents.
     pub packing: Packing,
-    /// How many files it has.
+    /// Number of its files.
     pub num_files: usize,
-    /// These files, unless there are more than 1000.
+    /// Its files, unless there are more than 1000.
     pub files: Vec<FileState>,
 }
 
-/// Whether two numbers are equal but for the last digit, which a JSON parser may get wrong.
+/// Whether two numbers are equal except for the last digit, which a JSON parser may get wrong.
 pub(super) fn is_same_number(then: f64, now: f64) -> bool {
     (then - now).abs() <= 1e-12 * now.abs()
 }
@@ -80,8 +81,10 @@ impl SourceState {
         if files.len() > MAX_FILES { vec![] } else { files.to_vec() }
     }
 
+    /// Checks that `now` gives the same sequences.
+    ///
     /// # Errors
-    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] unless `now` gives the same sequences.
+    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if it does not.
     pub(super) fn check(&self, now: &Self) -> Result<(), DataError> {
         if self.num_files == self.files.len() && now.num_files == now.files.len() {
             self.check_files(now)?;
@@ -108,7 +111,7 @@ impl SourceState {
 
     fn check_files(&self, now: &Self) -> Result<(), DataError> {
         let changed = |path: &PathBuf, difference| Err(DataError::ChangedFile { path: path.clone(), difference });
-        // Files that lie elsewhere, with the same content in the same order, are the same data.
+        // Moved files with the same content in the same order are the same data.
         for (then, now) in self.files.iter().zip(&now.files) {
             if let Some(difference) = then.difference(now).filter(|_| then.path == now.path) {
                 return changed(&then.path, difference);

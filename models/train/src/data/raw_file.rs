@@ -1,4 +1,5 @@
-//! [`RawFile`]: bytes and numbers from any place of a file; [`Pairs`], a list of pairs of numbers that is written. Nothing is mapped into memory, as pages once read would stay there.
+//! [`RawFile`]: random access to bytes and numbers of a file. [`Pairs`]: writer of a list of number
+//! pairs. Files are not memory-mapped, since pages once read would stay in memory.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
@@ -11,7 +12,7 @@ use super::DataError;
 use super::error::{cannot_read, cannot_write};
 use crate::{atomic, files};
 
-/// A file that is read at any place, by any thread.
+/// File that any thread can read at any position.
 #[derive(Debug)]
 pub(super) struct RawFile {
     path: PathBuf,
@@ -28,7 +29,7 @@ impl RawFile {
         &self.path
     }
 
-    /// `len` bytes from `begin` on. A file that has become shorter is an error.
+    /// Reads `len` bytes from `begin`. A file that has become shorter is an error.
     pub(super) fn read(&self, begin: u64, len: usize) -> Result<Vec<u8>, DataError> {
         let mut bytes = vec![0; len];
         let mut read = || -> io::Result<()> {
@@ -40,19 +41,19 @@ impl RawFile {
         Ok(bytes)
     }
 
-    /// `len` numbers of 64 bits from byte `begin` on.
+    /// Reads `len` 64-bit numbers from byte `begin`.
     pub(super) fn numbers(&self, begin: u64, len: usize) -> Result<Vec<u64>, DataError> {
         let bytes = self.read(begin, 8 * len)?;
         Ok(bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
     }
 
-    /// As many pairs of such numbers, from pair `first` of the file on.
+    /// Reads `len` pairs of 64-bit numbers, beginning with pair `first` of the file.
     pub(super) fn pairs(&self, first: u64, len: u64) -> Result<Vec<[u64; 2]>, DataError> {
         Ok(self.numbers(16 * first, 2 * len as usize)?.as_chunks().0.to_vec())
     }
 }
 
-/// A file of pairs of numbers of 64 bits that is being written.
+/// File of pairs of 64-bit numbers that is being written.
 pub(super) struct Pairs {
     path: PathBuf,
     out: BufWriter<NamedTempFile>,
@@ -68,7 +69,7 @@ impl Pairs {
         self.out.write_all(pair.map(u64::to_le_bytes).as_flattened()).map_err(cannot_write(&self.path))
     }
 
-    /// The rest of it, and its name.
+    /// Writes the rest and gives the file its name.
     pub(super) fn finish(self) -> Result<(), DataError> {
         let Self { path, out } = self;
         let written = out.into_inner().map_err(io::IntoInnerError::into_error);

@@ -1,5 +1,5 @@
-//! One look at each file before it is tokenized: what can be taken of it, and a fingerprint of that. A file whose size and time
-//! of change are those of the last look is not read again.
+//! Scans each file before it is tokenized: how much can be taken of it, and a digest of that. A
+//! file with the size and modification time of its last scan is not read again.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,15 +18,16 @@ use super::{DataError, Format};
 use crate::digest::{self, hex};
 use crate::{atomic, files};
 
-/// Bytes that are read at once.
+/// Bytes read at once.
 const CHUNK: usize = 1 << 20;
-/// A change this long before a look could be followed by one with the same time: clocks of file systems are coarse.
+/// Resolution of coarse file system clocks. A change more recent than this could be followed by one
+/// with the same time.
 const COARSEST_CLOCK: Duration = Duration::from_secs(2);
 
-/// Looks at a file again.
+/// Checks that a file has not changed since its scan.
 ///
 /// # Errors
-/// [`DataError::ChangedWhileRead`] if the file has been changed since the look.
+/// [`DataError::ChangedWhileRead`] if it has.
 pub(super) fn check_unchanged(file: &FileState) -> Result<(), DataError> {
     let (bytes, changed) = size_and_time(&file.path)?;
     match (bytes, nanoseconds(changed)) == (file.bytes, file.modified) {
@@ -40,42 +41,44 @@ fn size_and_time(path: &Path) -> Result<(u64, SystemTime), DataError> {
     Ok((metadata.len(), metadata.modified().map_err(cannot_read(path))?))
 }
 
-/// Since 1970.
+/// Nanoseconds since 1970.
 fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
 }
 
-/// Looks at files and remembers what it saw.
+/// Scans files and remembers the results.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     known: HashMap<PathBuf, Seen>,
     seen: Vec<Seen>,
 }
 
-/// One look at a file.
+/// Result of one scan of a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Seen {
     field: String,
     limit: u64,
     file: FileState,
-    /// Whether the file is no text.
+    /// Whether the file is not text.
     is_binary: bool,
 }
 
 impl Scanner {
-    /// Remembers what an earlier [`save`](Self::save) wrote to `memory`. A file that is missing or broken is no memory.
+    /// Loads the results that an earlier [`save`](Self::save) wrote to `memory`. A missing or
+    /// broken file is ignored.
     pub(super) fn load(memory: &Path) -> Self {
         let seen: Vec<Seen> =
             files::read(memory).ok().and_then(|json| serde_json::from_slice(&json).ok()).unwrap_or_default();
         Self { known: seen.into_iter().map(|seen| (seen.file.path.clone(), seen)).collect(), seen: vec![] }
     }
 
-    /// Writes down what was seen. Without it the next start reads the files again, so that failing is no error.
+    /// Writes the results to `memory`. Errors are ignored, since the next start can scan the files
+    /// again.
     pub(super) fn save(&self, memory: &Path) {
         let _ = serde_json::to_vec(&self.seen).map_err(io::Error::from).and_then(|json| atomic::replace(memory, &json));
     }
 
-    /// What is taken of `path` within `limit` bytes, or why nothing is.
+    /// Scans at most `limit` bytes of `path`. Returns its state, or why nothing is taken.
     pub(super) fn scan(
         &mut self,
         path: &Path,
@@ -92,7 +95,7 @@ impl Scanner {
         let modified = nanoseconds(changed);
         // The text of a Parquet file may be larger than the file.
         let limit = if format == Format::Parquet { limit } else { limit.min(bytes) };
-        // Which columns there are counts.
+        // The result for a Parquet file depends on its text column.
         let field = if format == Format::Parquet { field } else { "" };
         let same = |Seen { field: then, limit: before, file, .. }: &&Seen| {
             (file.format, file.bytes, file.modified, *before, &**then) == (format, bytes, modified, limit, field)
@@ -126,7 +129,7 @@ impl Scanner {
     }
 }
 
-/// Gives the first `limit` bytes of a file to `visit`, piece by piece, until that returns false.
+/// Passes the first `limit` bytes of a file to `visit`, in pieces, until it returns false.
 fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Result<(), DataError> {
     let file = files::open(path).map_err(cannot_read(path))?.take(limit);
     let mut reader = BufReader::with_capacity(CHUNK.min(limit as usize + 1), file);
@@ -140,11 +143,11 @@ fn visit(path: &Path, limit: u64, mut visit: impl FnMut(&[u8]) -> bool) -> Resul
     }
 }
 
-/// Less a character that the limit would cut.
+/// Scans text, without a character that the limit would cut.
 fn scan_text(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)>, DataError> {
     let mut hasher = Sha256::new();
     let (mut taken, mut is_text) = (0_u64, true);
-    // The beginning of a character.
+    // Beginning of an incomplete character.
     let mut begun: Vec<u8> = vec![];
     visit(path, limit, |piece| {
         begun.extend(piece);
@@ -165,7 +168,7 @@ fn scan_text(path: &Path, bytes: u64, limit: u64) -> Result<Option<(u64, String)
     Ok(Some((taken, hex(hasher))).filter(|_| is_text && !ends_in_character))
 }
 
-/// Less a line that the limit would cut.
+/// Scans lines, without a line that the limit would cut.
 fn scan_lines(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let mut taken = limit;
     if limit < bytes {
@@ -191,20 +194,21 @@ fn scan_bytes(path: &Path, limit: u64) -> Result<(u64, String), DataError> {
     Ok((limit, hex(hasher)))
 }
 
-/// All of the file counts as content, and of its text as much as is taken.
+/// Scans rows: the bytes of text taken, and the digest of the whole file.
 #[cfg(feature = "parquet")]
 fn scan_rows(path: &Path, bytes: u64, limit: u64, field: &str) -> Result<(u64, String), DataError> {
     let text = super::parquet::text_bytes(path, field, limit)?;
     Ok((text, scan_bytes(path, bytes)?.1))
 }
 
-/// The scan has refused the file before.
+/// Never called, since [`Scanner::scan`] refuses the file first.
 #[cfg(not(feature = "parquet"))]
 fn scan_rows(_: &Path, _: u64, _: u64, _: &str) -> Result<(u64, String), DataError> {
     Ok((0, String::new()))
 }
 
-/// Counts a token file's tokens and takes its digest, for which samples at even distances stand where the file is large.
+/// Checks the header of a token file and takes its digest. Large files are sampled at even
+/// distances.
 fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<(u64, String), DataError> {
     let header = Header::read(path)?;
     if limit < bytes && header.tokens_within(limit) < 2 {

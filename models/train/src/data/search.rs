@@ -1,4 +1,4 @@
-//! Files that a source may take: those that it names, and of folders those that hold data.
+//! Finds the files that a source may take: the files that it names, and data files in its folders.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,7 +9,7 @@ use super::kind::{Kind, kind};
 use super::left_out::{LeftOut, Reason};
 use super::{DataError, DataSource, Format};
 
-/// A file that may be taken, in the order in which files are read.
+/// File that may be taken. Candidates sort in reading order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Candidate {
     pub(super) path: PathBuf,
@@ -17,7 +17,7 @@ pub(super) struct Candidate {
     pub(super) format: Format,
 }
 
-/// The files of all paths.
+/// Candidates of all paths.
 pub(super) fn candidates(source: &DataSource, left: &mut LeftOut) -> Result<Vec<Candidate>, DataError> {
     let mut candidates = vec![];
     for path in &source.paths {
@@ -32,9 +32,9 @@ pub(super) fn candidates(source: &DataSource, left: &mut LeftOut) -> Result<Vec<
     Ok(candidates)
 }
 
-/// The format of a file that the user has named.
+/// Format of a file that the user named.
 fn named_format(path: &Path, field: &str) -> Result<Format, DataError> {
-    // A header that is none says what is wrong with it.
+    // Reading an invalid header reports its error.
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("bin")) {
         return Ok(Format::Bin);
     }
@@ -47,8 +47,8 @@ fn named_format(path: &Path, field: &str) -> Result<Format, DataError> {
     }
 }
 
-/// Files in a format of data, and text by name (`.txt`); if there are none of the first, all text. Text beside data describes it, and
-/// JSON is no text unless somebody says so.
+/// Data files and `.txt` files of a folder, or all text if there are no data files. Other text next
+/// to data describes it, and JSON is text only if `format` says so.
 fn of_folder(source: &DataSource, folder: &Path, left: &mut LeftOut) -> Result<Vec<Candidate>, DataError> {
     let mut search = Search { source, left, found: vec![], links: vec![], folders: HashSet::new() };
     search.folder(folder)?;
@@ -78,13 +78,13 @@ fn of_folder(source: &DataSource, folder: &Path, left: &mut LeftOut) -> Result<V
     Ok(data)
 }
 
-/// A search of one folder.
+/// Search of one folder.
 struct Search<'a> {
     source: &'a DataSource,
     left: &'a mut LeftOut,
     found: Vec<(PathBuf, u64)>,
     links: Vec<(PathBuf, u64)>,
-    /// Folders searched, by what they really are: a search ends.
+    /// Canonical paths of the folders searched, so that cyclic links end.
     folders: HashSet<PathBuf>,
 }
 
@@ -113,7 +113,7 @@ impl Search<'_> {
             } else if metadata.is_dir() {
                 self.folder(&path)?;
             } else if wanted.is_some_and(|wanted| path.extension().is_none_or(|extension| extension != &**wanted)) {
-                // Nobody has asked for it.
+                // Not counted as skipped.
             } else if !metadata.is_file() {
                 self.left.add(Reason::NotAFile);
             } else {
@@ -124,7 +124,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// All files, sorted; no file counts twice.
+    /// All files, sorted and without duplicates.
     fn with_links(self) -> Vec<(PathBuf, u64)> {
         let Self { left, mut found, links, .. } = self;
         if !links.is_empty() {

@@ -1,4 +1,5 @@
-//! [`TrainSequences`]: endless sequences to train on, in an order that depends on seed and epoch alone, from any position on.
+//! [`TrainSequences`]: endless training sequences from any position, in an order that depends only
+//! on seed and epoch.
 
 use std::sync::Arc;
 
@@ -7,12 +8,12 @@ use super::order::Permutation;
 use super::packing::{Sequence, Sequences};
 use super::position::{Place, Position, SourceState, StreamPosition, is_same_number};
 
-/// Sources that are visited together: everything in them once in an epoch.
+/// Sources that are visited together: each of their sequences once per epoch.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) weight: Option<f64>,
     pub(super) sources: Vec<SourceState>,
-    /// Each with the number of its source.
+    /// Sequences of each part, with the index of the source.
     pub(super) parts: Vec<(usize, Sequences)>,
 }
 
@@ -26,7 +27,7 @@ impl Stream {
         self.count() == 0 && self.parts.iter().any(|(_, part)| part.size().without_targets > 0)
     }
 
-    /// The part that sequence `i` is in, and its number there.
+    /// Source index and part of sequence `i`, and its index in the part.
     fn find(&self, mut i: u64) -> (usize, &Sequences, u64) {
         let mut parts = self.parts.iter().filter(|(_, part)| part.size().sequences > 0).peekable();
         loop {
@@ -50,17 +51,17 @@ impl Stream {
     }
 }
 
-/// Where a stream is.
+/// Position in a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cursor {
     epoch: u64,
     index: u64,
 }
 
-/// Endless sequences to train on: an iterator without an end.
+/// Endless iterator of training sequences.
 ///
-/// An epoch of a stream has each of its sequences once. With weights every source is a stream of its own, and each sequence comes from
-/// the source that is furthest behind its share.
+/// An epoch of a stream has each of its sequences once. With weights, every source is a separate
+/// stream, and each sequence comes from the stream that is furthest behind its share.
 #[derive(Clone, Debug)]
 pub struct TrainSequences {
     pub(super) streams: Arc<[Stream]>,
@@ -75,22 +76,23 @@ impl TrainSequences {
         Self { streams: streams.into(), cursors, seed, seq_len }
     }
 
-    /// Sequences of one epoch of each stream: one for each source that has a weight, or one for all sources.
+    /// Number of sequences in an epoch of each stream. There is one stream for each source with a
+    /// weight, or one for all sources.
     pub fn sequences_per_epoch(&self) -> Vec<u64> {
         self.streams.iter().map(Stream::count).collect()
     }
 
-    /// Targets of a sequence.
+    /// Targets per sequence.
     pub fn seq_len(&self) -> usize {
         self.seq_len
     }
 
-    /// Sequences taken in all.
+    /// Sequences taken in total.
     pub fn taken(&self) -> u64 {
         (0..self.streams.len()).map(|stream| self.taken_of(stream)).sum()
     }
 
-    /// Where the next sequence is.
+    /// Position of the next sequence.
     ///
     /// # Errors
     /// [`DataError::Io`] if the cache cannot be read.
@@ -104,11 +106,11 @@ impl TrainSequences {
         Ok(Position { sequences: self.taken(), seed: self.seed, seq_len: self.seq_len, streams })
     }
 
-    /// Goes on where `position` was taken, with exactly the sequences that would have followed there.
+    /// Resumes at `position`, with exactly the sequences that would have followed.
     ///
     /// # Errors
-    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if these cannot be had, as something that decides about them is not
-    /// what it was.
+    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if something that decides the
+    /// sequences has changed.
     pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
         let changed = |difference: String| Err(DataError::ChangedData { difference });
         if position.seed != self.seed {
@@ -155,12 +157,13 @@ impl TrainSequences {
         epoch.saturating_mul(self.streams[stream].count()).saturating_add(index)
     }
 
-    /// The number of the sequence at `cursor`.
+    /// Index of the sequence at `cursor`.
     fn order(&self, stream: &Stream, cursor: Cursor) -> u64 {
         Permutation::new(stream.count(), self.seed, cursor.epoch).at(cursor.index)
     }
 
-    /// The stream that the next sequence comes from: the one that is furthest behind its share, the first of several.
+    /// Stream of the next sequence: the one that is furthest behind its share, or the first of
+    /// several.
     fn next_stream(&self) -> usize {
         let weight = |stream: usize| self.streams[stream].weight.unwrap_or(1.0);
         let all: f64 = (0..self.streams.len()).map(weight).sum();
@@ -173,7 +176,7 @@ impl TrainSequences {
 impl Iterator for TrainSequences {
     type Item = Result<Sequence, DataError>;
 
-    /// Never none. After an error the next call tries the same sequence.
+    /// Never returns `None`. After an error, the next call retries the same sequence.
     fn next(&mut self) -> Option<Self::Item> {
         let number = self.next_stream();
         let (stream, cursor) = (&self.streams[number], self.cursors[number]);

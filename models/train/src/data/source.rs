@@ -1,5 +1,5 @@
-//! [`DataSource`]: which files are read, and how much of each. The same folders give the same files in the same order, and what is
-//! left out is counted.
+//! [`DataSource`]: which files are read, and how much of each. The same folders give the same files
+//! in the same order. Skipped files are counted.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -14,27 +14,30 @@ use super::left_out::LeftOut;
 use super::scan::Scanner;
 use super::search::{Candidate, candidates};
 
-/// Files and folders, and how they are read.
+/// Files and folders, and how to read them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSource {
-    /// Files, and folders that are searched recursively, in sorted order. Links are followed, hidden files left out, and where there
-    /// are files in a format of data, text that is not `.txt` too; `format` takes all.
+    /// Files, and folders that are searched recursively, in sorted order. Links are followed.
+    /// Hidden files are skipped unless `extension` is set. If a folder has files in a data format,
+    /// text other than `.txt` is skipped. With `format`, all files are taken.
     pub paths: Vec<PathBuf>,
-    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
-    /// `.parquet`, `.bin`; `.csv`, `.tsv`, other JSON and what is compressed are refused, and left out of folders. All others are text,
-    /// unless they begin as Parquet files do or, without an extension, as JSON Lines do.
+    /// Format of the files. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for
+    /// an array of objects or lines of them, `.parquet`, `.bin`. All others are text, unless they
+    /// begin like Parquet or, without an extension, like JSON Lines. `.csv`, `.tsv`, other JSON and
+    /// compressed files are refused, and skipped in folders.
     pub format: Option<Format>,
-    /// The field or column of JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
+    /// Field or column of JSON and Parquet that holds the text. If it is missing, the conversation
+    /// in `messages` is read.
     pub field: String,
-    /// Take of folders only files with this extension, as `rs`. If absent, all.
+    /// Takes only files with this extension from folders, as `rs`. If absent, takes all.
     pub extension: Option<String>,
-    /// Bytes to take at most. If there are more, files are taken at even distances, in sorted order; where that
-    /// leaves more than a tenth of the bytes untaken, the largest other files follow, the last of them cut. Of a Parquet file,
-    /// rows are taken until their texts have as many bytes.
+    /// Maximum number of bytes to take. If there are more, files are taken at even distances in
+    /// sorted order. If that leaves more than a tenth of the bytes unused, the largest remaining
+    /// files follow, and the last of them is cut. For a Parquet file, the bytes of its text count.
     pub max_bytes: Option<u64>,
-    /// Share of the sequences that come from this source, relative to the weights of the others. Without weights all
-    /// sources are one, and their sizes decide.
+    /// Share of the sequences that come from this source, relative to the weights of the other
+    /// sources. Without weights, all sources are mixed by their sizes.
     pub weight: Option<f64>,
 }
 
@@ -44,24 +47,24 @@ impl Default for DataSource {
     }
 }
 
-/// How a file is read.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// UTF-8; a file is a document.
+    /// UTF-8 text; each file is a document.
     Text,
-    /// JSON Lines: each line is an object and a document.
+    /// JSON Lines; each line is an object and a document.
     Jsonl,
-    /// One JSON array: each element is an object and a document.
+    /// One JSON array; each element is an object and a document.
     Json,
-    /// Parquet: a row is a document. Needs the cargo feature `parquet`.
+    /// Parquet; each row is a document. Needs the cargo feature `parquet`.
     Parquet,
-    /// Tokens as `tokenize --to`, llm.c (`uint16`, and `uint32` for Llama 3) and llmq write them.
+    /// Tokens as written by `tokenize --to`, llm.c (`uint16`, and `uint32` for Llama 3) or llmq.
     Bin,
 }
 
 impl fmt::Display for Format {
-    /// As in a configuration: `jsonl`.
+    /// Name in a configuration: `jsonl`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Text => "text",
@@ -73,17 +76,17 @@ impl fmt::Display for Format {
     }
 }
 
-/// What is taken of a source.
+/// Files selected from a source.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// In the order in which they are read.
+    /// Files in reading order.
     pub(super) files: Vec<FileState>,
-    /// Files that were passed over.
+    /// Skipped files.
     pub(super) left: LeftOut,
 }
 
 impl DataSource {
-    /// Text of these files and folders, all of it.
+    /// All text in these files and folders.
     pub fn new(paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
         Self { paths: paths.into_iter().map(Into::into).collect(), ..Self::default() }
     }
@@ -107,7 +110,8 @@ impl DataSource {
         for candidate in chosen {
             take(&candidate, &mut left)?;
         }
-        // Files larger than their share were passed over, and binaries took theirs.
+        // Files larger than their share were not chosen, and binary files used up part of the
+        // share.
         others.sort_by_key(|candidate| Reverse(candidate.bytes));
         for candidate in others {
             if left <= max_bytes / 10 {
@@ -122,8 +126,8 @@ impl DataSource {
         Ok(selection)
     }
 
-    /// All candidates if they fit; else those that keep the bytes taken in proportion to the bytes passed, and the
-    /// others.
+    /// Returns all candidates if they fit. Otherwise splits them into files that keep the bytes
+    /// taken in proportion to the bytes passed, and the rest.
     fn choose(&self, candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<Candidate>) {
         let total: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
         let Some(share) = self.max_bytes.map(|max| max as f64 / total as f64).filter(|share| *share < 1.0) else {

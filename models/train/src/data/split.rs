@@ -1,5 +1,5 @@
-//! Which documents of a token file are trained on, and which are held out, as two lists in the cache: of each document where it begins in
-//! its part, and in the file.
+//! Splits the documents of a token file into training and held-out documents. Two lists in the
+//! cache give where each document begins, in its part and in the file.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use super::cache::entry;
 use super::raw_file::Pairs;
 use super::token_file::TokenFile;
 
-/// How much is in a part of a token file.
+/// Size of a part of a token file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PartSize {
     pub(super) tokens: u64,
-    /// Documents, and ends and beginnings of some; unknown where they are not listed.
+    /// Documents, including cut ones; `None` if they are not listed.
     pub(super) documents: Option<u64>,
-    /// Tokens that the loss counts; unknown where nobody has counted them.
+    /// Tokens that the loss counts; `None` if they were not counted.
     pub(super) targets: Option<u64>,
-    /// The first document has begun in the other part.
+    /// Whether the first document began in the other part.
     pub(super) begins_within: bool,
 }
 
-/// The list of the documents that are trained on, and that of those that are held out.
+/// Lists of the training documents and of the held-out documents.
 pub(super) fn split(
     file: &TokenFile,
     fraction: f64,
@@ -46,7 +46,7 @@ pub(super) fn split(
 fn write(file: &TokenFile, fraction: f64, train: &mut List<'_>, held_out: &mut List<'_>) -> Result<(), DataError> {
     let [all, held] = deal(file, fraction, |_, _| Ok(()))?;
     let wanted = (fraction * (all + held) as f64) as u64;
-    // Few documents, or only large ones: the end of the training stream makes up for it.
+    // With few documents, or only large ones, the end of the training stream is held out too.
     let cut = if held * 2 < wanted { all - (wanted - held) } else { all };
     deal(file, fraction, |is_held_out, document| match is_held_out {
         true => held_out.push(document),
@@ -65,8 +65,9 @@ fn write(file: &TokenFile, fraction: f64, train: &mut List<'_>, held_out: &mut L
     Ok(())
 }
 
-/// Gives each document, and whether it is held out: that is when what is held out is behind its share by the document's length or more.
-/// Returns how many tokens are trained on, and how many are held out.
+/// Visits each document, with whether it is held out. A document is held out if the held-out tokens
+/// are behind their share by at least its length. Returns the number of training tokens and of
+/// held-out tokens.
 fn deal(
     file: &TokenFile,
     fraction: f64,
@@ -83,7 +84,7 @@ fn deal(
     Ok([train, held_out])
 }
 
-/// A list of documents that is being written.
+/// List of documents that is being written.
 struct List<'a> {
     pairs: Pairs,
     file: &'a TokenFile,
@@ -96,7 +97,7 @@ impl<'a> List<'a> {
         Ok(Self { pairs: Pairs::create(path)?, file, size })
     }
 
-    /// One without a token is none.
+    /// Adds a document, unless it is empty.
     fn push(&mut self, document: Range<u64>) -> Result<(), DataError> {
         if document.is_empty() {
             return Ok(());

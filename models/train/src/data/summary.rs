@@ -1,26 +1,26 @@
-//! [`EpochSize`]: what a run sees of its data in one epoch.
+//! [`EpochSize`]: size of one epoch of a run's data.
 
 use super::sequences::TrainSequences;
 
-/// One epoch of each source.
+/// Size of one epoch of each source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochSize {
     /// Sequences that have a target.
     pub sequences: u64,
-    /// Sequences that are left out: parts of long conversations in which the assistant says nothing.
+    /// Skipped sequences: parts of long conversations in which the assistant says nothing.
     pub without_targets: u64,
-    /// Tokens of these sequences, padding left out.
+    /// Tokens of these sequences, without padding.
     pub tokens: u64,
-    /// Documents; unknown where there are token files that do not list them.
+    /// Documents; `None` if a token file does not list them.
     pub documents: Option<u64>,
-    /// Tokens that the loss counts; unknown where such files have a mask.
+    /// Tokens that the loss counts; `None` if a token file without that list has a mask.
     pub targets: Option<u64>,
-    /// Documents that were to stay whole but are longer than a sequence.
+    /// Documents that are longer than a sequence and were to stay whole.
     pub cut: u64,
 }
 
 impl TrainSequences {
-    /// How much one epoch is. No data is read: it was counted when the cache was made.
+    /// Size of one epoch. Reads no data: the counts were made with the cache.
     pub fn epoch_size(&self) -> EpochSize {
         let mut size = EpochSize { documents: Some(0), targets: Some(0), ..EpochSize::default() };
         for (_, sequences) in self.streams.iter().flat_map(|stream| &stream.parts) {

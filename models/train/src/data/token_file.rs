@@ -1,12 +1,12 @@
-//! [`TokenFile`]: tokens of 16 or 32 bits in a file, whose header of 1024 bytes says what follows them: as llm.c and llmq write them, or
-//! as this crate does.
+//! [`TokenFile`]: file of 16-bit or 32-bit tokens after a header of 1024 bytes, as written by
+//! llm.c, llmq or this crate.
 //!
 //! ```text
-//! llm.c    20240520, 1, tokens | 20240801, 7, tokens                      u32 each;  tokens of 16 | 32 bits
-//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask          u32 each;  tokens of 32 bits, mask
-//! ours     a JSON object, then spaces: see [`Header`];                    tokens of 16 or 32 bits, mask, starts
-//! mask     a bit for each token, the lowest of a byte first: the loss counts where a token with a one is the target
-//! starts   where each document begins, in tokens, 64 bits each
+//! llm.c    20240520, 1, tokens | 20240801, 7, tokens           u32 each; tokens of 16 | 32 bits
+//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask   u32 each; 32-bit tokens, mask
+//! ours     JSON object and spaces, see [`Header`];       tokens of 16 | 32 bits, mask, starts
+//! mask     one bit per token, lowest bit of a byte first: 1 if the loss counts it as a target
+//! starts   index of the first token of each document, 64 bits each
 //! ```
 
 use std::io::Read;
@@ -22,10 +22,10 @@ use crate::{Tokenizer, files};
 
 /// Bytes before the first token.
 pub(super) const HEADER: u64 = 1024;
-/// Tokens whose bits are counted at once, and documents that are listed at once.
+/// Tokens whose mask is counted at once, and documents listed at once.
 const CHUNK: u64 = 1 << 16;
 
-/// Bytes of a token.
+/// Width of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Width {
     #[serde(rename = "uint16")]
@@ -35,7 +35,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// The smaller one that has room for all ids below `vocab_size`.
+    /// Smallest width for all ids below `vocab_size`.
     pub(super) fn for_vocabulary(vocab_size: usize) -> Self {
         if vocab_size <= 1 << 16 { Self::Two } else { Self::Four }
     }
@@ -62,7 +62,7 @@ impl Width {
     }
 }
 
-/// What the header of a token file says.
+/// Header of a token file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Header {
@@ -70,9 +70,9 @@ pub(super) struct Header {
     pub(super) width: Width,
     pub(super) tokens: u64,
     pub(super) has_mask: bool,
-    /// How many documents the file lists, if it does.
+    /// Number of documents that the file lists; `None` without a list.
     pub(super) documents: Option<u64>,
-    /// The fingerprint of the tokenizer, where the file says it.
+    /// Fingerprint of the tokenizer, if the file has it.
     pub(super) tokenizer: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl Header {
             return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", begin.len())));
         }
         let mut header = Self::parse(&begin).map_err(fail)?;
-        // Others have 31 bits for the count; of a file with more tokens, its size tells.
+        // Other formats have 31 bits for the count. In a larger file, the file size gives it.
         let fits = (bytes - HEADER) / header.width.bytes();
         if header.documents.is_none() && !header.has_mask && fits > i32::MAX as u64 {
             header.tokens = fits;
@@ -126,14 +126,15 @@ impl Header {
         Ok(Self { width, tokens: tokens.into(), has_mask, documents: None, tokenizer: None })
     }
 
-    /// All of the header.
+    /// All bytes of the header.
     pub(super) fn to_bytes(&self) -> serde_json::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.resize(HEADER as usize, b' ');
         Ok(bytes)
     }
 
-    /// Where the mask begins, or would. What a header says may be more than any file has.
+    /// Offset of the mask, if there is one. An invalid header may claim more tokens than any file
+    /// has.
     fn mask_at(&self) -> u128 {
         u128::from(HEADER) + u128::from(self.width.bytes()) * u128::from(self.tokens)
     }
@@ -142,12 +143,12 @@ impl Header {
         self.mask_at() + if self.has_mask { self.tokens.div_ceil(8).into() } else { 0 }
     }
 
-    /// Bytes of the whole file.
+    /// Size of the whole file in bytes.
     fn size(&self) -> u128 {
         self.starts_at() + 8 * u128::from(self.documents.unwrap_or_default())
     }
 
-    /// Tokens in the first `bytes` of the file.
+    /// Number of tokens in the first `bytes` of the file.
     pub(super) fn tokens_within(&self, bytes: u64) -> u64 {
         (bytes.saturating_sub(HEADER) / self.width.bytes()).min(self.tokens)
     }
@@ -160,22 +161,22 @@ pub(super) struct TokenFile {
     header: Header,
     len: u64,
     vocab_size: usize,
-    /// Where they begin, if there are any.
+    /// Offsets of the mask and of the document starts, if there are any.
     mask: Option<u64>,
     starts: Option<u64>,
 }
 
 impl TokenFile {
-    /// A file of which the first `taken` bytes are taken.
+    /// Opens a file and uses its first `taken` bytes.
     ///
     /// # Errors
-    /// [`DataError::OtherTokenizer`] if the file says that it is of another.
+    /// [`DataError::OtherTokenizer`] if the file names another tokenizer.
     pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let header = Header::read(path)?;
         if header.tokenizer.as_ref().is_some_and(|with| *with != tokenizer.fingerprint()) {
             return Err(DataError::OtherTokenizer { path: path.into() });
         }
-        // All of it is in the file.
+        // The header has been checked against the file size, so these fit in `u64`.
         let [mask, starts] = [header.mask_at(), header.starts_at()].map(|at| at as u64);
         Ok(Self {
             file: RawFile::open(path)?,
@@ -191,7 +192,7 @@ impl TokenFile {
         self.file.path()
     }
 
-    /// In tokens.
+    /// Length in tokens.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -221,7 +222,7 @@ impl TokenFile {
         }
     }
 
-    /// Whether the loss counts where the tokens in `range` are targets; none if the file does not say.
+    /// Whether the loss counts each token in `range` as a target; `None` without a mask.
     pub(super) fn read_mask(&self, range: Range<u64>) -> Result<Option<Vec<bool>>, DataError> {
         let Some(mask) = self.mask else { return Ok(None) };
         let first = range.start / 8;
@@ -229,7 +230,7 @@ impl TokenFile {
         Ok(Some(range.map(|place| bytes[(place / 8 - first) as usize] >> (place % 8) & 1 == 1).collect()))
     }
 
-    /// How many tokens in `range` count as targets.
+    /// Number of tokens in `range` that count as targets.
     pub(super) fn count_targets(&self, range: Range<u64>) -> Result<u64, DataError> {
         let mut count = 0;
         for begin in range.clone().step_by(CHUNK as usize) {
@@ -240,7 +241,7 @@ impl TokenFile {
         Ok(count)
     }
 
-    /// Visits the documents that the file lists, each as the range of its tokens.
+    /// Visits the documents that the file lists, each as a range of tokens.
     pub(super) fn each_document(
         &self,
         mut visit: impl FnMut(Range<u64>) -> Result<(), DataError>,

@@ -1,4 +1,4 @@
-//! [`TokenWriter`]: documents, as they come, to a token file. A document of any length fits.
+//! [`TokenWriter`]: writes documents of any length to a token file as they arrive.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
@@ -12,11 +12,11 @@ use super::error::cannot_write;
 use super::token_file::{HEADER, Header, Width};
 use crate::{Tokenizer, atomic};
 
-/// Writes a token file. Until it is finished it has no header.
+/// Writer of a token file. The header is written last.
 pub(super) struct TokenWriter {
     path: PathBuf,
     header: Header,
-    /// Where the document that is being written begins.
+    /// Index of the first token of the current document.
     begin: u64,
     tokens: BufWriter<NamedTempFile>,
     mask: Bits,
@@ -26,7 +26,7 @@ pub(super) struct TokenWriter {
 impl TokenWriter {
     pub(super) fn create(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
         let create = || -> io::Result<Self> {
-            // They follow the tokens, of which nobody knows yet how many there are.
+            // The mask and the starts follow the tokens, whose number is not known yet.
             let folder = path.parent().unwrap_or(Path::new("."));
             let beside = || tempfile::tempfile_in(folder).map(BufWriter::new);
             let mut tokens = BufWriter::new(atomic::create(path)?);
@@ -49,7 +49,7 @@ impl TokenWriter {
         create().map_err(cannot_write(path))
     }
 
-    /// The next part of a document. One without a token is none.
+    /// Writes the next part of a document. Documents without tokens are not listed.
     pub(super) fn push(&mut self, part: &Tokenized) -> Result<(), DataError> {
         self.write(part).map_err(cannot_write(&self.path))
     }
@@ -67,7 +67,7 @@ impl TokenWriter {
         Ok(())
     }
 
-    /// The header of the file, which is whole and has its name now.
+    /// Writes the header, gives the file its name, and returns the header.
     pub(super) fn finish(self) -> Result<Header, DataError> {
         let Self { path, header, mut tokens, mask, starts, .. } = self;
         let write = || -> io::Result<()> {
@@ -84,13 +84,13 @@ impl TokenWriter {
     }
 }
 
-/// All that has been written to `from`.
+/// Appends everything that was written to `from`.
 fn append(mut from: BufWriter<File>, to: &mut impl Write) -> io::Result<()> {
     from.rewind()?;
     io::copy(from.get_mut(), to).map(drop)
 }
 
-/// Bits, the lowest of a byte first.
+/// Bits, lowest bit of a byte first.
 struct Bits {
     file: BufWriter<File>,
     byte: u8,

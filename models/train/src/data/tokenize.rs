@@ -1,4 +1,5 @@
-//! The first stage: documents of a source to a token file, in parallel, in the order of the files, a bounded part of them in memory.
+//! First stage: tokenizes the documents of a source into a token file, in parallel, in the order of
+//! the files. Only a bounded part is in memory.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,34 +21,35 @@ use crate::folder::create_folder;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// The token file of a folder.
+/// Name of the token file in its folder.
 pub(super) const TOKENS: &str = "tokens.bin";
-/// Bytes of text that are tokenized at once, and documents: a document has some memory of its own.
+/// Bytes of text and documents per batch. A document needs memory in addition to its text.
 const BATCH_BYTES: u64 = 8 << 20;
 const BATCH_DOCUMENTS: usize = 8192;
-/// Tokens of a document that are shown to people.
+/// Tokens after which a displayed text is cut.
 const MAX_SHOWN: usize = 1 << 16;
 
-/// What was tokenized.
+/// Result of tokenizing a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizedSource {
-    /// Files that were read.
+    /// Number of files read.
     pub files: usize,
-    /// Files that were passed over, and why.
+    /// Skipped files, by reason.
     pub left_out: LeftOut,
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: u64,
-    /// Documents.
+    /// Number of documents.
     pub documents: u64,
 }
 
-/// Tokenizes `source` into a file in the folder `to`, which must not exist or be empty. A source with the path of this folder or file is
-/// trained on as `source` is, with the same tokenizer.
+/// Tokenizes `source` into a file in the folder `to`, which must be empty or missing. A source with
+/// the path of this folder or file trains like `source`, with the same tokenizer.
 ///
-/// `template` is for `messages`. `progress` is called while something is tokenized.
+/// `template` renders `messages`. `progress` is called while tokenizing.
 ///
 /// # Errors
-/// [`DataError::AlreadyTokens`], [`DataError::Folder`], and any of [`Dataset::open`](super::Dataset::open).
+/// [`DataError::AlreadyTokens`], [`DataError::Folder`], and any error of
+/// [`Dataset::open`](super::Dataset::open).
 pub fn tokenize_source(
     source: &DataSource,
     tokenizer: &Tokenizer,
@@ -70,19 +72,20 @@ pub fn tokenize_source(
     Ok(tokenized)
 }
 
-/// A document in tokens.
+/// Document in tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizedDocument {
-    /// The ids of its tokens.
+    /// Ids of its tokens.
     pub ids: Vec<u32>,
-    /// For each token whether the loss counts it.
+    /// Whether the loss counts each token.
     pub is_target: Vec<bool>,
 }
 
-/// The first `count` documents of `source`, as a run would have them, each of about 65,536 tokens at most. `template` is for `messages`.
+/// First `count` documents of `source`, as in training. Long text files are cut after about 65,536
+/// tokens. `template` renders `messages`.
 ///
 /// # Errors
-/// As [`tokenize_source`].
+/// Same as [`tokenize_source`].
 pub fn first_documents(
     source: &DataSource,
     tokenizer: &Tokenizer,
@@ -116,7 +119,8 @@ pub fn first_documents(
     Ok(documents)
 }
 
-/// Writes the tokens of `files`, as they were when scanned, to a file in `folder`. Returns its header.
+/// Writes the tokens of `files` to a file in `folder` and returns its header. Files that changed
+/// since they were scanned are an error.
 pub(super) fn tokenize(
     files: &[&FileState],
     encoder: &Encoder<'_>,
@@ -124,7 +128,7 @@ pub(super) fn tokenize(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Header, DataError> {
     let written = write_tokens(files, encoder, folder, progress);
-    // Such a change may be why there is an error.
+    // Checked before `written`: a change may be the cause of its error.
     files.iter().try_for_each(|file| check_unchanged(file))?;
     written
 }
@@ -137,7 +141,7 @@ fn write_tokens(
 ) -> Result<Header, DataError> {
     let mut writer = TokenWriter::create(&folder.join(TOKENS), encoder.tokenizer)?;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
-    // What comes next is read while this is tokenized.
+    // The next batch is read while this one is tokenized.
     thread::scope(|scope| {
         let (send, batches) = mpsc::sync_channel(1);
         scope.spawn(move || read(files, encoder, &send));
@@ -155,7 +159,8 @@ fn write_tokens(
     })
 }
 
-/// Tokenizes a batch up to the first document that cannot be: one that is slow to fail has no followers that are.
+/// Tokenizes a batch up to the first document that fails. Documents after a failed one are skipped,
+/// since they may be slow to fail too.
 fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, DataError>> {
     let failed = AtomicUsize::new(usize::MAX);
     let encode = |(i, work)| {
@@ -168,12 +173,12 @@ fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, Da
         }
         Some(part)
     };
-    // What is left out comes after an error.
+    // Skipped documents always follow an error.
     batch.par_iter().enumerate().filter_map(encode).collect()
 }
 
-/// Sends what the files hold in batches, and the first error after what comes before it: an earlier line may be wrong too, and is the one
-/// to name.
+/// Sends the documents of the files in batches. A read error is sent after the documents before it,
+/// since an earlier line may be wrong too and is the one to report.
 fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>, DataError>>) {
     let (mut batch, mut bytes) = (vec![], 0);
     let mut take = |work: Work<'a>| -> Result<(), Stopped> {
@@ -183,7 +188,7 @@ fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Re
             return Ok(());
         }
         bytes = 0;
-        // Nobody listens any more once there is an error.
+        // The receiver is gone after an error.
         send.send(Ok(std::mem::take(&mut batch))).map_err(|_| None)
     };
     let read = files.iter().try_for_each(|file| documents::read(file, encoder, &mut take));

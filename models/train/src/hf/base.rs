@@ -1,4 +1,5 @@
-//! The weights that a run stands on which does not save them: [`keep`] notes the files of a Hugging Face folder, [`check`] compares them.
+//! Identity of the base weights of a run that does not save them. [`keep`] records the files of a
+//! Hugging Face folder, and [`check`] compares them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -9,24 +10,24 @@ use serde::{Deserialize, Serialize};
 use crate::tensor_files::TensorFiles;
 use crate::{JobError, atomic, digest, files};
 
-/// What is kept among the assets of a run.
+/// Name of the record among the assets of a run.
 pub(super) const BASE: &str = "base.json";
 
-/// Larger files are known by samples: a run must not read all of a model twice to begin.
+/// Larger files are sampled, so that a run need not read a whole model twice to begin.
 const MAX_HASHED: u64 = 64 << 20;
 
-/// One file of tensors.
+/// A file of tensors.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BaseFile {
     bytes: u64,
-    /// SHA-256 of its header: names, dtypes, shapes and places of tensors.
+    /// SHA-256 of its header: names, dtypes, shapes and offsets of tensors.
     header: String,
-    /// SHA-256 of all of it; of a file of more than 64 MiB, that of samples at even distances.
+    /// SHA-256 of the whole file; above 64 MiB, of samples at even distances.
     sha256: String,
 }
 
-/// Files by their names.
+/// Files by name.
 type Base = BTreeMap<String, BaseFile>;
 
 impl BaseFile {
@@ -35,7 +36,7 @@ impl BaseFile {
         let bytes = file.metadata()?.len();
         let mut len = [0; 8];
         file.read_exact(&mut len)?;
-        // Whoever opened the folder has checked that the header is in the file.
+        // Opening the folder has checked that the header is in the file.
         let mut header = vec![0; u64::from_le_bytes(len).min(bytes) as usize];
         file.read_exact(&mut header)?;
         let header = digest::Fingerprint::default().field(header).hex();
@@ -43,7 +44,7 @@ impl BaseFile {
         Ok(Self { bytes, header, sha256 })
     }
 
-    /// Why `now` is not this file, if it is not.
+    /// How `now` differs from this file, if it does.
     fn difference(&self, now: &Self) -> Option<String> {
         if self.header != now.header {
             Some("its header lists other tensors".into())
@@ -55,7 +56,7 @@ impl BaseFile {
     }
 }
 
-/// What the tensor files of a folder are.
+/// Records of the tensor files of a folder.
 fn of_folder(folder: &Path) -> Result<Base, JobError> {
     let of_file = |path: &Path| {
         let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
@@ -65,7 +66,7 @@ fn of_folder(folder: &Path) -> Result<Base, JobError> {
     TensorFiles::open_folder(folder)?.paths().map(of_file).collect()
 }
 
-/// Notes in the folder `assets` which tensor files `folder` has.
+/// Records the tensor files of `folder` in the folder `assets`.
 ///
 /// # Errors
 /// [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Write`].
@@ -74,10 +75,12 @@ pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
     atomic::replace_json(&path, &of_folder(folder)?).map_err(|source| JobError::Write { path, source })
 }
 
-/// Compares the tensor files of `folder` with those that [`keep`] has noted; false if it has not, as versions before it.
+/// Compares the tensor files of `folder` with the record that [`keep`] made. Returns false if there
+/// is none, as in earlier versions.
 ///
 /// # Errors
-/// [`JobError::Base`] for the first file that is another; [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Json`].
+/// [`JobError::Base`] for the first file that differs; [`JobError::TensorFiles`], [`JobError::Io`],
+/// [`JobError::Json`].
 pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
     let kept = assets.join(BASE);
     let text = match files::read(&kept) {
@@ -130,7 +133,7 @@ mod tests {
         assert_eq!(difference(), "it has the same tensors with other values");
         write(&folder, "model.safetensors", &HEADER.replace(r#""a""#, r#""b""#), &[1; 8]);
         assert_eq!(difference(), "its header lists other tensors");
-        // The same tensors in a file of another name.
+        // The same tensors in a file with another name.
         fs::remove_file(folder.path().join("model.safetensors")).unwrap();
         write(&folder, "other.safetensors", HEADER, &[1; 8]);
         fs::write(folder.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"other.safetensors"}}"#)

@@ -1,4 +1,5 @@
-//! [`Checkpoint`]: a folder of weights that were compared with a model's dimensions before anything of the model is allocated.
+//! [`Checkpoint`]: folder of weights that was checked against a model's dimensions before the model
+//! is allocated.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -10,35 +11,36 @@ use super::{json, names};
 use crate::model::{ModelConfig, ModelSize};
 use crate::{JobError, Progress, TensorFiles, TensorFilesError};
 
-/// Rows of two matrices that are compared at once.
+/// Rows of two matrices compared at once.
 const ROWS: usize = 4096;
 
-/// What becomes of an output layer that lies in the files of a model whose output is tied to the embedding.
+/// Treatment of an output layer in the files of a model that ties its output to the embedding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RepeatedHead {
-    /// The output layer must be the embedding.
+    /// The output layer must equal the embedding.
     #[default]
     MustBeEqual,
-    /// The output layer is left out, whatever it is.
+    /// The output layer is ignored.
     IsLeftOut,
 }
 
-/// Weights whose names, shapes and dtypes are those of a model.
+/// Weights with the names, shapes and dtypes of a model.
 pub(crate) struct Checkpoint {
     pub(super) files: TensorFiles,
-    /// Those of linears that are in FP8.
+    /// Linears whose weights are in FP8.
     pub(super) float8: Float8Weights,
-    /// Scales and keys of FP8 that are not used.
+    /// FP8 scales and keys that are not used.
     unused: Vec<String>,
 }
 
 impl Checkpoint {
-    /// Opens the folder `dir`. Only headers are read, two matrices if a tied model's files have both, and, of weights in FP8, what
-    /// `config.json` says of them.
+    /// Opens the folder `dir`. Reads headers, both matrices of a tied model if its files have both,
+    /// and the quantization config of FP8 weights.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`]; [`JobError::TensorFiles`] for files that cannot be read, and tensors that are missing, of another shape
-    /// or dtype, or not the model's; [`JobError::TiedHead`]; [`JobError::Float8Files`] for FP8 weights without scales that fit.
+    /// [`JobError::MoeCheckpoint`]. [`JobError::TensorFiles`] for files that cannot be read, and
+    /// for tensors that are missing, unexpected, or of another shape or dtype.
+    /// [`JobError::TiedHead`]. [`JobError::Float8Files`] for FP8 weights without matching scales.
     pub(crate) fn open<C: ModelConfig>(dir: &Path, config: &C, head: RepeatedHead) -> Result<Self, JobError> {
         let tensors = config.hf_tensors(dir)?;
         let files = TensorFiles::open_folder(dir)?;
@@ -73,7 +75,7 @@ impl Checkpoint {
         Ok(Self { files, float8, unused })
     }
 
-    /// A word on what the folder says of FP8 and is not used, if there is something.
+    /// Warning about FP8 scales and keys of the folder that are not used, if there are any.
     pub(crate) fn unused(&self) -> Option<String> {
         let (first, count) = (self.unused.first()?, self.unused.len());
         let more = if count > 1 { format!(" and {} more of its kind are", count - 1) } else { " is".into() };
@@ -83,7 +85,7 @@ impl Checkpoint {
         ))
     }
 
-    /// The weight `name` of a linear, if it is in FP8, as it lies in the files.
+    /// Reads the FP8 weight `name` of a linear as stored; `None` if it is not in FP8.
     ///
     /// # Errors
     /// [`JobError::Float8Files`], [`JobError::TensorFiles`].
@@ -91,7 +93,7 @@ impl Checkpoint {
         self.float8.read(&self.files, name)
     }
 
-    /// The weight `name` of a linear, `[out, in]`, in f32.
+    /// Reads the weight `name` of a linear, `[out, in]`, in f32.
     ///
     /// # Errors
     /// The errors of [`float8_weight`](Self::float8_weight).
@@ -102,19 +104,19 @@ impl Checkpoint {
         }
     }
 
-    /// Bytes in the files of the tensor `name` and its scales.
+    /// Bytes of the tensor `name` and its scales in the files.
     pub(super) fn num_bytes(&self, name: &str) -> u64 {
         let all = std::iter::once(name).chain(self.float8.scales_of(name));
         all.filter_map(|name| self.files.get(name)).map(|stored| stored.num_bytes()).sum()
     }
 
-    /// How far a load is that has begun.
+    /// Progress at the beginning of a load.
     pub(super) fn progress(&self) -> Progress {
         Progress { bytes: 0, total_bytes: self.files.num_bytes() }
     }
 }
 
-/// The linears whose weights are in FP8, and a key that is not used.
+/// Linears whose weights are in FP8, and a key that is not used.
 fn float8_weights(
     dir: &Path,
     files: &TensorFiles,
@@ -126,7 +128,7 @@ fn float8_weights(
     };
     let linears: Vec<_> = tensors.iter().filter_map(linear).collect();
     let is_float8 = |name: &str| files.get(name).is_some_and(|stored| stored.dtype() == Dtype::F8_E4M3);
-    // What config.json says of others is no matter here: their values are what the files hold.
+    // The quantization config of other weights does not matter, since the files hold their values.
     if !linears.iter().any(|(name, _)| is_float8(name)) {
         return Ok(Default::default());
     }
@@ -136,7 +138,7 @@ fn float8_weights(
     Ok((found, quantization.and_then(|quantization| quantization.unused)))
 }
 
-/// Whether the output layer has the bits of the embedding, widened to f32.
+/// Whether the output layer equals the embedding bit for bit, both widened to f32.
 fn is_embedding(files: &TensorFiles, head: &str, size: &ModelSize) -> Result<bool, JobError> {
     let shape = [size.vocab_size, size.hidden_size];
     let [head, embedding] = [head, &names::hf_name("embed_tokens.weight")].map(|name| files.expect(name, &shape));

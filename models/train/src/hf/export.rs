@@ -1,4 +1,5 @@
-//! Export: a model into a folder that transformers loads, read from the device tensor by tensor.
+//! Exports a model into a folder that transformers loads. Tensors are read from the device one by
+//! one.
 
 use std::path::{Path, PathBuf};
 
@@ -14,23 +15,24 @@ use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
 use crate::{JobError, atomic, create_folder};
 
-/// What is exported, and with what.
+/// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
-    /// Dtype of every tensor in the files that is not in FP8.
+    /// Dtype of all tensors that are not in FP8.
     pub dtype: ExportDtype,
-    /// Bytes of tensors in one file; more are split over several.
+    /// Maximum bytes of tensors per file. Larger models are split into several files.
     pub max_shard_bytes: u64,
-    /// A folder whose tokenizer files and `generation_config.json` are copied, and whose `config.json` keeps the keys that
-    /// say nothing of the model's dimensions or dtype: the checkpoint that training began with, or what
-    /// [`copy_assets`](super::copy_assets) kept of it.
+    /// Folder that supplies tokenizer files, `generation_config.json`, and the keys of
+    /// `config.json` unrelated to the model's dimensions or dtype. It is the checkpoint that
+    /// training began with, or the assets that [`copy_assets`](super::copy_assets) kept of it.
     pub source: Option<PathBuf>,
-    /// The tokens at which generation ends, for `eos_token_id` of `generation_config.json`; if there are none, that is as in the source.
+    /// Tokens that end generation, for `eos_token_id` of `generation_config.json`. If empty, that
+    /// file stays as in the source.
     pub stop: Vec<u32>,
 }
 
 impl Default for ExportOptions {
-    /// f32, as parameters are; 5 GB, as in transformers; no source.
+    /// f32, the dtype of parameters; 5 GB, as in transformers; no source.
     fn default() -> Self {
         Self { dtype: ExportDtype::F32, max_shard_bytes: 5_000_000_000, source: None, stop: vec![] }
     }
@@ -39,14 +41,14 @@ impl Default for ExportOptions {
 /// Dtype of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportDtype {
-    /// What parameters have, exactly, also where they are kept in bf16.
+    /// Exact values of the parameters, also of parameters kept in bf16.
     F32,
     /// Parameters rounded to nearest, ties to even.
     Bf16,
 }
 
 impl ExportDtype {
-    /// As PyTorch calls it.
+    /// Name of the dtype in PyTorch.
     fn torch_name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
@@ -69,11 +71,12 @@ impl ExportDtype {
     }
 }
 
-/// Writes a model of this configuration, as [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) says.
+/// Writes a model with this configuration, see
+/// [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf).
 ///
 /// # Errors
-/// The errors of [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf), and with `float8` those of
-/// [`CausalLmExt::save_hf_float8`](crate::CausalLmExt::save_hf_float8).
+/// The errors of [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf). With `float8`, also the
+/// errors of [`CausalLmExt::save_hf_float8`](crate::CausalLmExt::save_hf_float8).
 pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     model: &M,
     config: &C,
@@ -110,7 +113,7 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     })
 }
 
-/// A tensor in high precision.
+/// Tensor in high precision.
 fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_, JobError> {
     NewTensor {
         name: names::hf_name(&parameter.path),

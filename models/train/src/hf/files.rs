@@ -1,4 +1,5 @@
-//! The small files of a checkpoint's folder: its config, its tokenizer's, and what it generates with.
+//! Small files of a checkpoint's folder: model configuration, tokenizer files and generation
+//! configuration.
 
 use std::fs;
 use std::io;
@@ -7,19 +8,19 @@ use std::path::Path;
 use super::base::BASE;
 use crate::{JobError, atomic};
 
-/// The model's dimensions and more that transformers knows of it.
+/// Dimensions of the model, and other settings that transformers reads.
 pub(super) const CONFIG: &str = "config.json";
 
-/// How transformers generates with the model.
+/// Generation settings of transformers.
 pub(super) const GENERATION: &str = "generation_config.json";
 
-/// A tokenizer, in either format.
+/// Tokenizer files, in either format.
 const TOKENIZERS: [&str; 2] = ["tokenizer.json", "tokenizer.model"];
 
-/// Counts before those of other files.
+/// Takes precedence over the templates in other files.
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
-/// The rest, of which a checkpoint has some; tokenizers first.
+/// Other files that a checkpoint may have; tokenizers first.
 const OTHERS: [&str; 10] = [
     TOKENIZERS[0],
     TOKENIZERS[1],
@@ -33,9 +34,9 @@ const OTHERS: [&str; 10] = [
     GENERATION,
 ];
 
-/// Copies what a checkpoint's folder `from` has besides weights, `config.json`, the tokenizer's files and
-/// `generation_config.json`, into the folder `to`, so that [`ExportOptions::source`](super::ExportOptions::source) can be
-/// `to` when `from` is gone. Files of these names in `to` are replaced.
+/// Copies `config.json`, the tokenizer files and `generation_config.json` of a checkpoint's folder
+/// `from` into the folder `to`. [`ExportOptions::source`](super::ExportOptions::source) can then be
+/// `to` when `from` is gone. Files with these names in `to` are replaced.
 ///
 /// # Errors
 /// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
@@ -49,8 +50,9 @@ pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), J
     copy_others(from, to)
 }
 
-/// Copies a tokenizer, a folder's or a file, and what lies beside it as in [`copy_assets`], into the folder `to`, from where
-/// [`Tokenizer::from_folder`](crate::Tokenizer::from_folder) reads it.
+/// Copies a tokenizer, given as a folder or a file, and the files next to it, as in
+/// [`copy_assets`]. [`Tokenizer::from_folder`](crate::Tokenizer::from_folder) reads it from the
+/// folder `to`.
 ///
 /// # Errors
 /// [`JobError::Io`] if it cannot be read, [`JobError::Write`].
@@ -65,7 +67,7 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
     copy_file(from, &to.join(if is_json { TOKENIZERS[0] } else { TOKENIZERS[1] }))
 }
 
-/// Copies `config.json` and `generation_config.json` into the folder `to`, and no tokenizer.
+/// Copies `config.json` and `generation_config.json` into the folder `to`, without a tokenizer.
 ///
 /// # Errors
 /// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
@@ -81,17 +83,17 @@ pub fn copy_chat_template(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Resul
     copy_file(from.as_ref(), &to.as_ref().join(CHAT_TEMPLATE))
 }
 
-/// Whether a tokenizer is in the folder.
+/// Whether the folder has a tokenizer.
 pub(crate) fn has_tokenizer(folder: &Path) -> bool {
     TOKENIZERS.iter().any(|name| folder.join(name).exists())
 }
 
-/// Whether a file of a run's assets may be read.
+/// Whether a file name belongs to the assets of a run, and may be read.
 pub(crate) fn is_asset(name: &str) -> bool {
     [CONFIG, BASE].contains(&name) || OTHERS.contains(&name)
 }
 
-/// [`copy_assets`] without `config.json`.
+/// Same as [`copy_assets`], without `config.json`.
 pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), JobError> {
     OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
 }
@@ -105,7 +107,7 @@ fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), JobError> {
 
 fn copy_file(from: &Path, to: &Path) -> Result<(), JobError> {
     let mut reader = crate::files::open(from).map_err(|source| JobError::Io { path: from.into(), source })?;
-    // Contents only: the files of Hugging Face's cache are read-only.
+    // Copies only contents: the files of Hugging Face's cache are read-only.
     let mut copy = || {
         let mut file = atomic::create(to)?;
         io::copy(&mut reader, &mut file)?;

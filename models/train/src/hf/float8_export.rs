@@ -1,4 +1,4 @@
-//! The tensors of linears in FP8: codes, scales and the scales of inputs, each made when it is its turn.
+//! Tensors of linears in FP8: codes, scales and input scales. Each is made when it is written.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::JobError;
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, f32_bytes};
 
-/// What of a model is written in FP8, and how.
+/// Settings for writing a model in FP8.
 #[derive(Clone, Copy)]
 pub struct Float8Export<'a> {
     config: &'a Float8Config,
@@ -26,23 +26,25 @@ pub struct Float8Export<'a> {
 }
 
 impl<'a> Float8Export<'a> {
-    /// The linears that `config` has in FP8, by its casts: that of each weight for fprop makes its codes.
+    /// Writes the linears that `config` has in FP8. The fprop cast of each weight makes its codes.
     pub fn new(config: &'a Float8Config) -> Self {
         Self { config, state: None, checkpoint: None }
     }
 
-    /// With the state of the run that trained the model: amax histories, of which delayed scaling's scales are made, and fallbacks.
+    /// Adds the state of the run that trained the model: fallbacks, and the amax histories from
+    /// which delayed scaling makes scales.
     pub fn with_state(self, state: &'a Float8State) -> Self {
         Self { state: Some(state), ..self }
     }
 
-    /// Of a model that was loaded from this checkpoint and has not changed since: weights that are written as they lie there keep their
-    /// codes and scales, where another cast of their values may have others.
+    /// Adds the checkpoint from which the model was loaded, if the model has not changed since.
+    /// Weights written in the format of that checkpoint keep its codes and scales. Requantizing
+    /// their values could change them.
     pub(crate) fn with_checkpoint(self, checkpoint: &'a Checkpoint) -> Self {
         Self { checkpoint: Some(checkpoint), ..self }
     }
 
-    /// What would be written of a model of this configuration, in a line.
+    /// Summary of what would be written for a model of this configuration, in a line.
     ///
     /// # Errors
     /// The errors of [`plan`].
@@ -52,7 +54,7 @@ impl<'a> Float8Export<'a> {
     }
 }
 
-/// Which linears of a model of this configuration are to be in FP8 in `folder`.
+/// Plans which linears of a model of this configuration are written in FP8 to `folder`.
 ///
 /// # Errors
 /// The errors of [`Plan::new`]; [`JobError::MoeCheckpoint`].
@@ -65,25 +67,25 @@ pub(super) fn plan<C: ModelConfig>(config: &C, folder: &Path, float8: &Float8Exp
     Plan::new(float8.config, &Model { linears: &linears, fused: &fused, state: float8.state, stored: &stored })
 }
 
-/// The linear whose weight is at `path`, in the shape of files.
+/// Linear whose weight is at `path` and has the shape of files.
 pub(super) fn linear_info(path: &str, shape: &[usize]) -> Option<LinearInfo> {
     let name = names::linear(path)?.to_string();
     let [n, k] = *shape else { return None };
     Some(LinearInfo { name, k, n })
 }
 
-/// What the tensors of linears in FP8 are made of.
+/// Inputs for the tensors of linears in FP8.
 pub(super) struct Writer<'a> {
     plan: &'a Plan,
-    /// By the paths of linears.
+    /// Readers of weights, by the paths of linears.
     reads: HashMap<&'a str, &'a Read>,
     checkpoint: Option<&'a Checkpoint>,
-    /// The amaxes that are known, by the first of the linears that share one.
+    /// Known amaxes, by the first of the linears that share one.
     amaxes: RefCell<HashMap<&'a str, f32>>,
 }
 
 impl<'a> Writer<'a> {
-    /// Of a model with these parameters.
+    /// Creates a writer for a model with these parameters.
     pub(super) fn new(plan: &'a Plan, parameters: &'a [Parameter], checkpoint: Option<&'a Checkpoint>) -> Self {
         let reads = parameters
             .iter()
@@ -92,7 +94,7 @@ impl<'a> Writer<'a> {
         Self { plan, reads, checkpoint, amaxes: RefCell::default() }
     }
 
-    /// The tensors of a parameter that is to be in FP8.
+    /// Tensors of a parameter in FP8; `None` if it stays in high precision.
     pub(super) fn tensors<'w>(&'w self, weight: &'w Parameter) -> Option<Vec<NewTensor<'w, JobError>>> {
         let linear = names::linear(&weight.path)?;
         let planned = self.plan.get(linear)?;
@@ -136,7 +138,8 @@ impl<'a> Writer<'a> {
         Ok(quantize(&names::hf_name(&weight.path), &values, dims, planned.cast, amax)?)
     }
 
-    /// The weight as it lies in the checkpoint that the model was loaded from, if it is to be written so.
+    /// Weight as stored in the checkpoint from which the model was loaded, if it is written
+    /// unchanged.
     fn stored(&self, weight: &Parameter, planned: &Planned) -> Result<Option<Float8Weight>, JobError> {
         match self.checkpoint.filter(|_| planned.is_stored) {
             Some(checkpoint) => checkpoint.float8_weight(&names::hf_name(&weight.path)),
@@ -144,13 +147,13 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Whether the checkpoint that the model was loaded from has a scale of a linear's inputs, which it may have beside inputs that scale
-    /// themselves.
+    /// Whether the checkpoint has an input scale of this linear. It may have one even if inputs are
+    /// scaled dynamically.
     fn has_stored_input_scale(&self, weight: &Parameter) -> bool {
         self.checkpoint.is_some_and(|checkpoint| checkpoint.float8.has_input_scale(&names::hf_name(&weight.path)))
     }
 
-    /// The scale of a linear's inputs.
+    /// Scale of a linear's inputs.
     fn input_scale(&self, weight: &Parameter, planned: &Planned) -> Result<f32, JobError> {
         let missing = || Float8FilesError::NoHistory { layer: weight.path.clone() };
         match planned.input_scale {
@@ -159,10 +162,11 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The largest amax of the linears that share one scale with this one, if each tensor has one: they are read one by one, once.
+    /// Largest amax of the linears that share a tensorwise scale with this one. Each weight is read
+    /// once. `None` if the cast can find the amax itself.
     fn amax(&self, planned: &'a Planned) -> Result<Option<f32>, JobError> {
         let first = match &planned.sharers[..] {
-            // Its cast finds it by itself.
+            // The cast finds the amax itself.
             [] | [(_, None)] => return Ok(None),
             [(first, _), ..] => first,
         };
@@ -186,7 +190,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Scales as files have them.
+/// Bytes of scales in the format of files.
 fn scale_bytes(codes: &HostCodes) -> Vec<u8> {
     let scales = &codes.inv_scales;
     if codes.granularity != Granularity::Block1x32 {

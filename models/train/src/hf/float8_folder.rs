@@ -1,4 +1,4 @@
-//! [`Float8Folder`]: the recipes by which a Hugging Face checkpoint in FP8 is written.
+//! [`Float8Folder`]: the recipes that write a Hugging Face checkpoint in FP8.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -11,10 +11,10 @@ use super::{json, names};
 use crate::JobError;
 use crate::model::ModelConfig;
 
-/// How a Hugging Face checkpoint in FP8 is to be written again.
+/// Recipes for writing a Hugging Face checkpoint in FP8 again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Float8Folder {
-    /// The recipe of most linears.
+    /// Recipe of most linears.
     pub(crate) recipe: Recipe,
     /// Other recipes, with the paths of their linears.
     pub(crate) others: Vec<(Recipe, Vec<String>)>,
@@ -23,7 +23,7 @@ pub(crate) struct Float8Folder {
 }
 
 impl Float8Folder {
-    /// Reads the folder's headers; none if no weight is in FP8.
+    /// Reads the folder's headers. `None` if no weight is in FP8.
     ///
     /// # Errors
     /// The errors of [`read_config`](super::read_config) and of [`Checkpoint::open`].

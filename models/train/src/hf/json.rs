@@ -1,4 +1,5 @@
-//! Hugging Face's `config.json`: read as a model's configuration, and written with what a source's says besides.
+//! Hugging Face's `config.json`: reads it as a model's configuration, and writes it with the other
+//! keys of a source.
 
 use std::fs;
 use std::path::Path;
@@ -13,16 +14,17 @@ use super::reader::HfReader;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
 
-/// Files and keys that describe quantized weights. The first one found counts: the usual key, the
+/// Files and keys that describe quantized weights. The first one found is used: the usual key, the
 /// key of older versions of compressed-tensors, and ModelOpt's own file.
 const QUANTIZATION: [(&str, &str); 3] =
     [(CONFIG, "quantization_config"), (CONFIG, "compression_config"), ("hf_quant_config.json", "quantization")];
 
-/// Reads `dir/config.json`. Keys that are absent or null have transformers' defaults.
+/// Reads `dir/config.json`. Missing or null keys have transformers' defaults.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a feature that this
-/// model does not have and for quantized weights that are not read, [`JobError::ModelConfig`].
+/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::ModelConfig`].
+/// [`JobError::HfUnsupported`] for a feature that this model lacks, and for unsupported quantized
+/// weights.
 pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
     let path = dir.as_ref().join(CONFIG);
     let config = C::from_hf(&HfReader::new(&path, &object(&path)?))?;
@@ -31,10 +33,11 @@ pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError>
     Ok(config)
 }
 
-/// The schemes of quantized weights that the folder `dir` names; none if it names none.
+/// Schemes of quantized weights in the folder `dir`; `None` if they are not quantized.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`], [`JobError::Float8Files`].
+/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`],
+/// [`JobError::Float8Files`].
 pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError> {
     for (file, key) in QUANTIZATION {
         let path = dir.join(file);
@@ -47,7 +50,8 @@ pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError>
     Ok(None)
 }
 
-/// Whether the weights in a folder are bf16: what its `config.json` says, or else the embedding.
+/// Whether the weights in a folder are bf16, according to its `config.json`, or else to the
+/// embedding.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::TensorFiles`].
@@ -55,7 +59,7 @@ pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
     let path = folder.join(CONFIG);
     let map = object(&path)?;
     let reader = HfReader::new(&path, &map);
-    // The newer name and the older one.
+    // Newer and older name of the key.
     let newer = reader.string("dtype")?;
     if let Some(said) = newer.or(reader.string("torch_dtype")?) {
         return Ok(said == "bfloat16");
@@ -64,11 +68,11 @@ pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
     Ok(files.get(&hf_name("embed_tokens.weight")).is_some_and(|embedding| embedding.dtype() == Dtype::BF16))
 }
 
-/// The `config.json` of a model whose weights have this dtype, or are quantized as this says. What the one in the folder `source`, if there is one, says besides is
-/// kept.
+/// Makes the `config.json` of a model whose weights have this dtype or quantization. Keeps the
+/// other keys of the `config.json` in the folder `source`, if there is one.
 ///
 /// # Errors
-/// [`JobError::MoeExport`]; [`JobError::Io`] for a folder that is not there; those of [`read_config`].
+/// [`JobError::MoeExport`]; [`JobError::Io`] for a missing folder; the errors of [`read_config`].
 pub(super) fn to_json<C: ModelConfig>(
     config: &C,
     torch_dtype: &str,
@@ -77,21 +81,22 @@ pub(super) fn to_json<C: ModelConfig>(
 ) -> Result<String, JobError> {
     let keys = config.to_hf()?;
     let mut json = source.map_or(Ok(Map::new()), source_object::<C>)?;
-    // The form of rope that is not written.
+    // The other form of the rope settings, which is not written.
     json.remove("rope_parameters");
-    // The newer name and the older one.
+    // Newer and older name of the key.
     let dtypes = ["dtype", "torch_dtype"].map(|key| (key, json!(torch_dtype)));
-    // That of the source, which is decoded.
+    // The source's quantization, since its weights are decoded.
     QUANTIZATION.iter().for_each(|(_, key)| drop(json.remove(*key)));
     json.extend(quantization.map(|quantization| ("quantization_config".to_string(), quantization)));
     json.extend(keys.into_iter().chain(dtypes).map(|(key, value)| (key.to_string(), value)));
     let mut json = Value::from(json);
-    // Whatever the features of serde_json that a build has.
+    // Independent of the features of serde_json in a build.
     json.sort_all_objects();
     Ok(format!("{json:#}\n"))
 }
 
-/// The `generation_config.json` at `path`, or a new one, that ends at `stop`.
+/// The `generation_config.json` at `path`, or a new one, with `stop` as the tokens that end
+/// generation.
 ///
 /// # Errors
 /// [`JobError::Io`], [`JobError::Json`].

@@ -1,4 +1,4 @@
-//! [`share_left`]: what the rounding of merged weights leaves of adapters.
+//! [`share_left`]: how much of the adapters remains after the merged weights are rounded.
 
 use std::path::Path;
 
@@ -12,14 +12,15 @@ use super::parameters::{parameters, read};
 use crate::JobError;
 use crate::model::ModelConfig;
 
-/// The share of the adapters' change of the weights that is left in files. `model` has the merged weights w' = w + Δ, Δ = α/r · A·B;
-/// `folder` has these rounded, q:
+/// Share of the adapters' weight change that remains in files. `model` has the merged weights w' =
+/// w + Δ, Δ = α/r · A·B. `folder` has them rounded, q:
 ///
 /// ```text
 /// Σ Δ · (q − w) / Σ Δ² = 1 + Σ Δ · (q − w') / Σ Δ²
 /// ```
 ///
-/// It is 1 where rounding errors cancel, and 0 where each weight is rounded to what it was without adapters; none if these change nothing.
+/// It is 1 where rounding errors cancel, and 0 where each weight is rounded to its value without
+/// adapters. `None` if the adapters change nothing.
 ///
 /// # Errors
 /// The errors of reading the folder and the device.

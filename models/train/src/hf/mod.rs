@@ -1,5 +1,6 @@
-//! Hugging Face checkpoints, of any [`ModelConfig`](crate::ModelConfig): [`CausalLmExt::load_hf`](crate::CausalLmExt::load_hf) reads
-//! them, [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) writes them as transformers reads them.
+//! Hugging Face checkpoints of any [`ModelConfig`](crate::ModelConfig).
+//! [`CausalLmExt::load_hf`](crate::CausalLmExt::load_hf) reads them, and
+//! [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) writes them for transformers.
 
 pub(crate) mod base;
 mod check;

@@ -1,4 +1,5 @@
-//! [`parameters`]: a model's parameters as files have them, each read from its device when it is its turn.
+//! [`parameters`]: a model's parameters in the layout of files. Each is read from its device on
+//! request.
 
 use std::rc::Rc;
 
@@ -9,20 +10,20 @@ use burn::tensor::backend::Backend;
 use super::names;
 use crate::{JobError, ModulePath, TrainError};
 
-/// A parameter, to be read when it is its turn.
+/// Parameter that is read on request.
 pub(super) struct Parameter {
-    /// In the module tree.
+    /// Path in the module tree.
     pub(super) path: String,
-    /// As in files: of a linear `[out, in]`.
+    /// Shape in files; for a linear `[out, in]`.
     pub(super) shape: Vec<usize>,
-    /// Its values in f32, row-major.
+    /// Reads its values in f32, row-major.
     pub(super) read: Read,
 }
 
 /// Reads a parameter from its device.
 pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>, JobError>>;
 
-/// The parameters of `model` in the order of the module tree.
+/// Parameters of `model` in the order of the module tree.
 pub(super) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> {
     let mut collect = Collect { path: ModulePath::default(), parameters: Vec::new() };
     model.visit(&mut collect);
@@ -52,7 +53,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
     }
 }
 
-/// The values of a tensor in f32, row-major; an error names what this was `doing`.
+/// Values of a tensor in f32, row-major. `doing` names the task in errors.
 pub(super) fn read<B: Backend, const D: usize>(
     tensor: &Tensor<B, D>,
     doing: &'static str,

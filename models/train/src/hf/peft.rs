@@ -28,30 +28,30 @@ use crate::{JobError, atomic, create_folder};
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 
-/// The key of the linears that have adapters.
+/// Key of the linears that have adapters.
 const TARGETS: &str = "target_modules";
 
-/// All linears but the output layer.
+/// All linears except the output layer.
 const ALL_LINEAR: &str = "all-linear";
 
-/// Which numbers a key may have, and the same in words.
+/// Valid numbers of a key, and their description.
 type Range = (fn(f64) -> bool, &'static str);
 
-/// The range of `r` and `rank_pattern`.
+/// Range of `r` and `rank_pattern`.
 const RANK: Range = (|rank| rank >= 1.0 && rank.fract() == 0.0, "a rank is an integer of 1 or more");
-/// The range of `lora_alpha` and `alpha_pattern`: α · √r is finite too.
+/// Range of `lora_alpha` and `alpha_pattern`: α · √r is finite too.
 const ALPHA: Range = (|alpha| (alpha as f32).is_finite() && alpha != 0.0, "an alpha is finite in f32, and not 0");
-/// The range of `lora_dropout`.
+/// Range of `lora_dropout`.
 const DROPOUT: Range = (|dropout| (0.0..1.0).contains(&dropout), "a dropout is from 0 to below 1");
 
-/// The names of an adapter's A and B.
+/// Tensor names of an adapter's A and B.
 fn names(linear: &str) -> [String; 2] {
     let name = hf_module(linear);
     ["A", "B"].map(|which| format!("base_model.model.{name}.lora_{which}.weight"))
 }
 
-/// Writes adapters to `folder`, which must not exist, or be empty; `base` is what PEFT is to load them onto. It is there whole or, after an error,
-/// as before.
+/// Writes adapters to `folder`, which must be missing or empty. PEFT loads them onto `base`. After
+/// an error the folder is as it was before.
 ///
 /// # Errors
 /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`TrainError::Execution`].
@@ -59,13 +59,14 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     let LoraConfig { rank, alpha, dropout, ref target_modules, .. } = lora.config;
     let targets = match &target_modules[..] {
         [all] if all == ALL_LINEAR => json!(all),
-        // PEFT knows it alone: beside others it stands for the linears that have an adapter.
+        // PEFT accepts it only as the single target. Next to other names it is replaced by the
+        // linears that have adapters.
         names if names.iter().any(|name| name == ALL_LINEAR) => {
             json!(lora.adapters.iter().map(|adapter| hf_module(&adapter.name)).collect::<Vec<_>>())
         }
         names => json!(names),
     };
-    // By whole names: of PEFT's patterns, which are regexes, the first that matches counts.
+    // Writes whole names: PEFT's patterns are regexes, and the first match counts.
     let (mut ranks, mut alphas) = (Map::new(), Map::new());
     for LoraAdapter { name, .. } in &lora.adapters {
         let (own_rank, own_alpha) = (lora.config.rank_of(name), lora.config.alpha_of(name));
@@ -97,7 +98,8 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     })
 }
 
-/// Keys that are read, and keys that do not change what a saved adapter computes. Any other must be off.
+/// Keys that are read, and keys that do not change what a saved adapter computes. All other keys
+/// must be off.
 const KNOWN: [&str; 20] = [
     "peft_type",
     "base_model_name_or_path",
@@ -110,7 +112,7 @@ const KNOWN: [&str; 20] = [
     "use_rslora",
     "bias",
     "init_lora_weights",
-    // Of how it was made, and of how it is run.
+    // How the adapter was made, and how it is run.
     "auto_mapping",
     "eva_config",
     "inference_mode",
@@ -122,12 +124,12 @@ const KNOWN: [&str; 20] = [
     "task_type",
 ];
 
-/// The configuration of an adapter in a folder. Names of linears replace PEFT's regexes.
+/// Reads the configuration of an adapter in a folder. Names of linears replace PEFT's regexes.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a kind of adapter that is not LoRA as
-/// this crate has it, a number out of its range, a regex that cannot be matched, and a target that no tensor has;
-/// [`JobError::TensorFiles`] for a tensor of another rank.
+/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`]. [`JobError::HfUnsupported`]
+/// for an unsupported kind of adapter, a number out of its range, a regex that cannot be matched,
+/// and a target without tensors. [`JobError::TensorFiles`] for a tensor with another rank.
 pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let path = folder.join(CONFIG);
     let map = object(&path)?;
@@ -136,7 +138,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     json.string("peft_type")?.ok_or_else(|| json.missing("peft_type"))?;
     json.only("peft_type", "LORA", "plain LoRA is")?;
     json.only("bias", "none", "adapters have no bias")?;
-    // The others change the base model's weights, each time that PEFT loads the adapter.
+    // Other initializations change the base model's weights whenever PEFT loads the adapter.
     let keep_base = [json!(true), json!(false), json!("gaussian"), json!("orthogonal"), json!("eva")];
     if json.get("init_lora_weights").is_some_and(|init| !keep_base.contains(init)) {
         let supported = "an initialization that leaves the base model as it is";
@@ -146,7 +148,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let alpha = within(&json, "lora_alpha", ALPHA)?.ok_or_else(|| json.missing("lora_alpha"))?;
     let dropout = within(&json, "lora_dropout", DROPOUT)?.unwrap_or(0.0);
     let is_rslora = json.boolean("use_rslora")?.unwrap_or(false);
-    // α / √r in place of α / r.
+    // α / √r instead of α / r.
     let effective = |rank: usize, alpha: f64| if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
     let [ranks, alphas] = [pattern(&json, "rank_pattern", RANK)?, pattern(&json, "alpha_pattern", ALPHA)?];
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
@@ -178,7 +180,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let mut config = LoraConfig { rank, alpha: alpha_of_all, dropout, target_modules, ..LoraConfig::default() };
     for module in modules {
         let name = own_name(module);
-        // Loading names the tensor that no target has.
+        // Loading reports a tensor without a target.
         if !config.targets(name) {
             continue;
         }
@@ -194,10 +196,10 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     Ok(config)
 }
 
-/// The folder of the model that an adapter is of, as its configuration names it.
+/// Folder of the adapter's base model, as named in its configuration.
 ///
 /// # Errors
-/// The errors of reading it; [`JobError::HfUnsupported`] for what is no folder here.
+/// The errors of reading it; [`JobError::HfUnsupported`] if it is not an existing folder.
 pub(crate) fn base(folder: &Path) -> Result<PathBuf, JobError> {
     const KEY: &str = "base_model_name_or_path";
     let path = folder.join(CONFIG);
@@ -212,12 +214,12 @@ pub(crate) fn is_adapter(folder: &Path) -> bool {
     folder.join(CONFIG).exists()
 }
 
-/// The path in the module tree of a linear of Hugging Face's.
+/// Path in the module tree of a Hugging Face linear.
 fn own_name(module: &str) -> &str {
     module.strip_prefix("model.").unwrap_or(module)
 }
 
-/// A number within a range.
+/// Reads a number within a range.
 fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Option<f64>, JobError> {
     match json.number(key)? {
         Some(number) if !holds(number) => Err(json.unsupported(key, words)),
@@ -225,7 +227,7 @@ fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Optio
     }
 }
 
-/// A regex for names of linears, and where it stands.
+/// Regex for names of linears, and the key that holds it.
 struct Pattern<'a> {
     json: HfReader<'a>,
     key: &'a str,
@@ -245,7 +247,7 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// Numbers of linears by regexes for the ends of their names.
+/// Numbers of linears, by regexes for the ends of their names.
 fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<Vec<(Pattern<'a>, f64)>, JobError> {
     let Some(object) = json.object(key)? else { return Ok(vec![]) };
     let entry = |name: &'a str| {
@@ -255,8 +257,8 @@ fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<V
     object.others(&[]).map(entry).collect()
 }
 
-/// The number that the patterns give a linear. PEFT takes the first match. The order of keys is not
-/// known here, so all must agree.
+/// Number that the patterns give a linear. PEFT takes the first match. The order of keys is not
+/// known here, so all matches must agree.
 fn of_pattern(
     patterns: &[(Pattern<'_>, f64)],
     module: &str,
@@ -272,10 +274,12 @@ fn of_pattern(
     Ok(said)
 }
 
-/// Adapters that a folder has, in the place of the values of these, which have its configuration.
+/// Replaces the values of `lora`, which has the folder's configuration, with the adapters in a
+/// folder.
 ///
 /// # Errors
-/// [`JobError::TensorFiles`] for a tensor that is missing or has another shape, [`JobError::UnknownAdapter`] for one that no linear has.
+/// [`JobError::TensorFiles`] for a tensor that is missing or has another shape,
+/// [`JobError::UnknownAdapter`] for a tensor without a linear.
 pub(crate) fn load<B: Backend>(mut lora: Lora<B>, folder: &Path) -> Result<Lora<B>, JobError> {
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
     let known: Vec<String> = lora.adapters.iter().flat_map(|adapter| names(&adapter.name)).collect();
@@ -298,7 +302,7 @@ fn replaced<B: Backend>(
     let [rows, cols] = param.val().dims();
     let values = files.expect(name, &[cols, rows])?.to_f32()?;
     let stored = Tensor::<B, 2>::from_data(TensorData::new(values, [cols, rows]), (&param.val().device(), DType::F32));
-    // Through one dimension, so that elements move and not only the strides.
+    // Through one dimension, so that the elements move and not only the strides.
     let tensor = stored.transpose().reshape([rows * cols]).reshape([rows, cols]);
     Ok(Param::initialized(param.id, tensor.require_grad()))
 }
@@ -307,7 +311,7 @@ fn replaced<B: Backend>(
 mod tests {
     use super::*;
 
-    /// The output layer is none of `model`'s.
+    /// The output layer has no prefix `model`.
     #[test]
     fn names_are_pefts() {
         assert_eq!(names("lm_head")[0], "base_model.model.lm_head.lora_A.weight");

@@ -1,4 +1,4 @@
-//! [`HfReader`]: one object of Hugging Face's `config.json`, read key by key.
+//! [`HfReader`]: reads an object of Hugging Face's `config.json` key by key.
 
 use std::path::Path;
 
@@ -6,29 +6,29 @@ use serde_json::{Map, Value};
 
 use crate::JobError;
 
-/// One JSON object and where it stands.
+/// JSON object, and its place in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct HfReader<'a> {
     pub(super) path: &'a Path,
-    /// The keys that lead to the object, outermost first; the rest is empty.
+    /// Keys that lead to the object, outermost first; the rest is empty.
     parents: [&'static str; 4],
     map: &'a Map<String, Value>,
 }
 
 impl<'a> HfReader<'a> {
-    /// The whole of the file `path`.
+    /// Reads the whole file `path`.
     pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
         Self { path, parents: [""; 4], map }
     }
 
-    /// An object in this one, under these keys.
+    /// Reader of an object in this one, under these keys.
     fn child(&self, keys: &[&'static str], map: &'a Map<String, Value>) -> Self {
         let mut parents = self.parents;
         parents.iter_mut().filter(|parent| parent.is_empty()).zip(keys).for_each(|(parent, key)| *parent = key);
         Self { parents, map, ..*self }
     }
 
-    /// A key as errors name it, dotted.
+    /// Key as errors name it, with its parents and dots.
     pub(super) fn full(&self, key: &str) -> String {
         let parents = self.parents.into_iter().filter(|parent| !parent.is_empty());
         parents.chain([key]).collect::<Vec<_>>().join(".")
@@ -37,23 +37,23 @@ impl<'a> HfReader<'a> {
     /// Refuses the first key that is not one of `known`, unless its value is null, false or empty.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], which says what is `supported`.
+    /// [`JobError::HfUnsupported`], with the text `supported`.
     pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<(), JobError> {
         self.others(known).next().map_or(Ok(()), |key| Err(self.unsupported(key, supported)))
     }
 
-    /// The keys that are not one of `known`, and whose values are not null, false or empty.
+    /// Keys that are not in `known`, and whose values are not null, false or empty.
     pub fn others(&self, known: &[&str]) -> impl Iterator<Item = &'a str> {
         let is_other = |(key, value): &(&String, &Value)| !known.contains(&key.as_str()) && !is_off(value);
         self.map.iter().filter(is_other).map(|(key, _)| key.as_str())
     }
 
-    /// The value of `key` unless absent or null.
+    /// Value of `key`, unless it is missing or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` is there, and null.
+    /// Whether `key` exists and is null.
     pub fn is_null(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_null)
     }
@@ -68,7 +68,7 @@ impl<'a> HfReader<'a> {
         convert(value).map(Some).ok_or_else(|| self.unsupported(key, expected))
     }
 
-    /// A size.
+    /// Reads a size.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`] for a value of another type, as in the methods below.
@@ -77,7 +77,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a non-negative integer", convert)
     }
 
-    /// A number.
+    /// Reads a number.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -85,7 +85,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a number", Value::as_f64)
     }
 
-    /// True or false.
+    /// Reads a boolean.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -93,7 +93,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be true or false", Value::as_bool)
     }
 
-    /// A text.
+    /// Reads a string.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -101,7 +101,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a string", Value::as_str)
     }
 
-    /// An object.
+    /// Reads an object.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -110,7 +110,7 @@ impl<'a> HfReader<'a> {
         Ok(map.map(|map| self.child(&[key], map)))
     }
 
-    /// A list of texts.
+    /// Reads a list of strings.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -119,7 +119,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a list of strings", convert)
     }
 
-    /// A list of sizes.
+    /// Reads a list of sizes.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -129,7 +129,7 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be a list of non-negative integers", convert)
     }
 
-    /// The objects in an object, with any names.
+    /// Reads an object of objects with any names.
     ///
     /// # Errors
     /// [`JobError::HfUnsupported`].
@@ -141,10 +141,10 @@ impl<'a> HfReader<'a> {
         self.read(key, "it must be an object of objects", convert)
     }
 
-    /// Refuses every text but `wanted`, if there is one.
+    /// Refuses every string except `wanted`. A missing key is valid.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], which says that only `supported` is.
+    /// [`JobError::HfUnsupported`], with the text `supported`.
     pub fn only(&self, key: &str, wanted: &str, supported: &str) -> Result<(), JobError> {
         match self.string(key)? {
             Some(value) if value != wanted => Err(self.unsupported(key, supported)),
@@ -152,7 +152,7 @@ impl<'a> HfReader<'a> {
         }
     }
 
-    /// The error of a value that the model does not have.
+    /// Error of a value that the model does not support.
     pub fn unsupported(&self, key: &str, supported: &str) -> JobError {
         JobError::HfUnsupported {
             path: self.path.to_path_buf(),
@@ -162,13 +162,13 @@ impl<'a> HfReader<'a> {
         }
     }
 
-    /// The error of a key that has no default.
+    /// Error of a missing key that has no default.
     pub fn missing(&self, key: &str) -> JobError {
         JobError::HfMissingKey { path: self.path.to_path_buf(), key: self.full(key) }
     }
 }
 
-/// Whether a value says that something is not there.
+/// Whether a value turns a feature off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -1,4 +1,5 @@
-//! Import: a Hugging Face checkpoint into a model, with at most two tensors in host memory besides the model.
+//! Imports a Hugging Face checkpoint into a model, with at most two tensors in host memory in
+//! addition to the model.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -19,7 +20,7 @@ use crate::model::ModelConfig;
 use crate::{JobError, ModulePath, Progress, TrainError};
 
 impl Checkpoint {
-    /// Replaces every parameter of `model`, which has the dimensions that the files were compared with.
+    /// Replaces every parameter of `model`, whose dimensions were compared with the files.
     ///
     /// # Errors
     /// [`JobError::TensorFiles`], [`JobError::Float8Files`], [`TrainError::Execution`].
@@ -31,11 +32,14 @@ impl Checkpoint {
         self.fill(model, HashSet::new(), progress)
     }
 
-    /// As [`load`](Self::load), with the weights of linears that `float8` has in FP8 as codes alone, made one after another: those of the
-    /// files, where they lie there as they are to be cast, else casts of values. What is decoded later has the dtype `values`.
+    /// Loads as [`load`](Self::load) does, with FP8-only weights for the linears that `float8` has
+    /// in FP8. They are made one after another. Weights stored with the format and granularity of
+    /// their cast keep their codes; others are quantized. Weights decoded later have the dtype
+    /// `values`.
     ///
     /// # Errors
-    /// As [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the model; [`Float8FilesError::NotFinite`](super::float8::Float8FilesError).
+    /// Same as [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the
+    /// model; [`Float8FilesError::NotFinite`](super::float8::Float8FilesError).
     pub(crate) fn load_codes<B: Float8Stack, M: Module<B>>(
         self,
         model: M,
@@ -69,11 +73,13 @@ impl Checkpoint {
         self.fill(model, loaded.layers.into_iter().collect(), progress)
     }
 
-    /// The names of the linears whose weights are in FP8, and of those among them that `float8` casts in another format or granularity than
-    /// the files have: their codes cannot be kept.
+    /// Names of the linears with FP8 weights, and of the ones to requantize. `float8` casts the
+    /// latter with another format or granularity than the files have, so their codes cannot be
+    /// kept.
     ///
     /// # Errors
-    /// [`JobError::Float8`] for a configuration that does not fit the model; those of [`ModelConfig::hf_tensors`].
+    /// [`JobError::Float8`] for a configuration that does not fit the model; the errors of
+    /// [`ModelConfig::hf_tensors`].
     pub(crate) fn cast_anew<C: ModelConfig>(
         &self,
         config: &C,
@@ -95,17 +101,17 @@ impl Checkpoint {
         Ok([found, anew])
     }
 
-    /// The recipe by which weights are in FP8; none if no weight is, and if some lie there in other ways than others.
+    /// Recipe of the FP8 weights. `None` if no weight is in FP8, or if they have different recipes.
     pub(crate) fn recipe(&self) -> Option<Recipe> {
         self.float8.recipe()
     }
 
-    /// What the files say of inputs, with a weight of which they say it, where that is not how [`recipe`](Self::recipe) casts them.
+    /// First weight whose inputs are not cast as in [`recipe`](Self::recipe), with its scheme.
     pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
         self.float8.other_inputs()
     }
 
-    /// The scales of linears' inputs that the files have, by the linears' paths.
+    /// Input scales of linears in the files, by the linears' paths.
     ///
     /// # Errors
     /// [`JobError::Float8Files`], [`JobError::TensorFiles`].
@@ -123,7 +129,7 @@ impl Checkpoint {
         linears.filter_map(|linear| scale(linear).transpose()).collect()
     }
 
-    /// Replaces every parameter but the weights of the linears `loaded`.
+    /// Replaces every parameter except the weights of the linears `loaded`.
     fn fill<B: Backend, M: Module<B>>(
         self,
         model: M,
@@ -141,19 +147,20 @@ impl Checkpoint {
 /// Fills parameters in the order of the module tree, one tensor at a time.
 struct Loader<'a> {
     checkpoint: &'a Checkpoint,
-    /// Linears whose weights are there already.
+    /// Linears whose weights are loaded already.
     loaded: HashSet<String>,
     path: ModulePath,
     done: Progress,
     progress: &'a mut dyn FnMut(Progress),
-    /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
+    /// A mapper cannot return early. After the first failure the rest of the tree passes unchanged.
     failure: Option<JobError>,
 }
 
 impl Loader<'_> {
-    /// The parameter at the current path, in Burn's layout.
+    /// Reads the parameter at the current path, in Burn's layout.
     ///
-    /// Half precision widens on the host, and FP8 is decoded there: a device may lack the dtype, or flush its subnormal numbers.
+    /// Half precision widens and FP8 is decoded on the host, since a device may lack the dtype or
+    /// flush its subnormal numbers.
     fn load<B: Backend, const D: usize>(&mut self, shape: Shape, device: &B::Device) -> Result<Tensor<B, D>, JobError> {
         let path = self.path.dotted();
         let name = names::hf_name(&path);
@@ -162,7 +169,7 @@ impl Loader<'_> {
                 let stored = [d_output, d_input];
                 let values = self.checkpoint.linear_f32(&name, stored)?;
                 let tensor = Tensor::<B, 2>::from_data(TensorData::new(values, stored), (device, DType::F32));
-                // Through one dimension, so that elements move and not only the strides.
+                // Through one dimension, so that the elements move and not only the strides.
                 tensor.transpose().reshape([d_input * d_output]).reshape(shape)
             }
             _ => {
@@ -170,7 +177,7 @@ impl Loader<'_> {
                 Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
             }
         };
-        // What is still on its way to the device is in host memory.
+        // Values not yet copied to the device are still in host memory.
         B::sync(device)
             .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
         self.done.bytes += self.checkpoint.num_bytes(&name);
@@ -193,7 +200,7 @@ impl<B: Backend> ModuleMapper<B> for Loader<'_> {
         if self.failure.is_some() || names::linear(&path).is_some_and(|linear| self.loaded.contains(linear)) {
             return param;
         }
-        // The shape and device of a lazy parameter, without drawing it first.
+        // Shape and device of a lazy parameter, without initializing it first.
         match self.load(param.lazy_shape(), &param.lazy_device()) {
             Ok(tensor) => Param::initialized(param.id, tensor.require_grad()),
             Err(failure) => {

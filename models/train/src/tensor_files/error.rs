@@ -1,12 +1,12 @@
-//! Everything that can be wrong with tensors in files, or with writing them.
+//! Errors of reading and writing tensors in files.
 
 use std::path::PathBuf;
 
-/// What is wrong with tensors in files, or with writing them.
+/// Error of reading or writing tensors in files.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorFilesError {
-    /// A file could not be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
@@ -14,7 +14,7 @@ pub enum TensorFilesError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file could not be written.
+    /// A file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {
         /// The file.
@@ -22,7 +22,7 @@ pub enum TensorFilesError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file's header, or an index, is not the JSON that it should be.
+    /// A file's header or an index is not the expected JSON.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
@@ -36,70 +36,70 @@ pub enum TensorFilesError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A file that an index names is not there.
+    /// A file that an index names is missing.
     #[error("{} is not there, in which {} has the tensor {name}", path.display(), index.display())]
     MissingShard {
         /// The file.
         path: PathBuf,
-        /// The first tensor that is in it.
+        /// First tensor in the file.
         name: String,
-        /// The index that says so.
+        /// Index that names the file.
         index: PathBuf,
     },
-    /// A file that is not a whole safetensors file, or an index that contradicts its shards.
+    /// A file that is not a complete safetensors file, or an index that contradicts its shards.
     #[error("{}: {reason}", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// Problem with the file.
         reason: String,
     },
-    /// A file holds tensors that the model has no place for.
+    /// A file holds tensors that the model does not have.
     #[error("{} holds tensors that the model does not have: {}", path.display(), names.join(", "))]
     Unexpected {
-        /// Their names, sorted; the last may say how many more there are.
+        /// Their names, sorted. The last may be the number of further tensors.
         names: Vec<String>,
         /// The file that holds them, or the folder if several do.
         path: PathBuf,
     },
-    /// A tensor is not there.
+    /// A tensor is missing.
     #[error("{} lacks the tensor {name} {shape:?}", path.display())]
     Missing {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The shape that it should have.
+        /// Expected shape.
         shape: Vec<usize>,
         /// The file or folder.
         path: PathBuf,
     },
-    /// A tensor has another shape than it should have.
+    /// A tensor has an unexpected shape.
     #[error("{}: {name} has shape {found:?}, the model needs {expected:?}", path.display())]
     Shape {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The shape that it should have.
+        /// Expected shape.
         expected: Vec<usize>,
-        /// What the file holds.
+        /// Shape in the file.
         found: Vec<usize>,
         /// The file.
         path: PathBuf,
     },
-    /// A tensor that is asked for in f32 has a dtype that does not widen to it.
+    /// A tensor requested as f32 has a dtype that does not widen to it.
     #[error("{}: {name} has dtype {dtype}; F32, F16, BF16 and, of linears, F8_E4M3 are read", path.display())]
     Dtype {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The dtype in the file.
+        /// Dtype in the file.
         dtype: String,
         /// The file.
         path: PathBuf,
     },
-    /// Tensors that no safetensors file can hold.
+    /// Tensors that a safetensors file cannot hold.
     #[error("cannot write {}: {reason}", path.display())]
     Unwritable {
         /// The file.
         path: PathBuf,
-        /// Why, naming the tensor.
+        /// Reason, with the name of the tensor.
         reason: String,
     },
 }

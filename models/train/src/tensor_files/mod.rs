@@ -1,5 +1,5 @@
-//! Tensors in safetensors files: [`TensorFiles`] reads a file, or shards and their index; [`write_file`] and [`write_shards`]
-//! write them.
+//! Tensors in safetensors files. [`TensorFiles`] reads a file, or shards and their index.
+//! [`write_file`] and [`write_shards`] write them.
 
 mod error;
 mod read;
@@ -9,7 +9,7 @@ pub use error::TensorFilesError;
 pub use read::{StoredTensor, TensorFiles};
 pub use write::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 
-/// The name of a folder's only file.
+/// Name of a folder's only file.
 const SINGLE: &str = "model.safetensors";
-/// The name of the file that says in which shard each tensor is.
+/// Name of the index, which lists the shard of each tensor.
 const INDEX: &str = "model.safetensors.index.json";

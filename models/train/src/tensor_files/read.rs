@@ -1,5 +1,5 @@
-//! Reading: headers when files are opened, a tensor's bytes when they are asked for. Nothing is mapped into memory: a file that
-//! becomes shorter meanwhile is an error, where a map ends the process.
+//! Reads headers when files are opened, and the bytes of a tensor on request. Files are not
+//! memory-mapped: a file that becomes shorter is an error, where a map would end the process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,12 +16,13 @@ use serde::Deserialize;
 use super::{INDEX, SINGLE, TensorFilesError};
 use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
-/// Bytes of a header at most, as the format has it.
+/// Maximum bytes of a header in the format.
 const MAX_HEADER: u64 = 100_000_000;
-/// Bytes that are decoded at once: a multiple of the size of every element.
+/// Bytes decoded at once: a multiple of every element size.
 const CHUNK: usize = 1 << 20;
 
-/// The tensors of one safetensors file, or of shards with an index. Whoever writes to the files while this lives changes the tensors.
+/// Tensors of one safetensors file, or of shards with an index. Writing to the files while this is
+/// open changes the tensors.
 #[derive(Debug)]
 pub struct TensorFiles {
     path: PathBuf,
@@ -33,13 +34,13 @@ pub struct TensorFiles {
 struct OpenFile {
     path: PathBuf,
     file: Mutex<File>,
-    /// When it was opened.
+    /// Size when it was opened.
     bytes: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Which of the files.
+    /// Index of the file.
     file: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -54,11 +55,13 @@ struct Index {
 }
 
 impl TensorFiles {
-    /// Opens `folder/model.safetensors`, or the shards that `folder/model.safetensors.index.json` names.
+    /// Opens `folder/model.safetensors`, or the shards listed in
+    /// `folder/model.safetensors.index.json`.
     ///
     /// # Errors
-    /// [`TensorFilesError::NoTensors`], [`Io`](TensorFilesError::Io), [`Json`](TensorFilesError::Json);
-    /// [`MissingShard`](TensorFilesError::MissingShard); [`Broken`](TensorFilesError::Broken) for a file that is cut or too long, and for an
+    /// [`TensorFilesError::NoTensors`], [`Io`](TensorFilesError::Io),
+    /// [`Json`](TensorFilesError::Json), [`MissingShard`](TensorFilesError::MissingShard).
+    /// [`Broken`](TensorFilesError::Broken) for a file that is too short or too long, and for an
     /// index that contradicts its shards.
     pub fn open_folder(folder: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
         let folder = folder.as_ref();
@@ -76,7 +79,7 @@ impl TensorFiles {
     /// Opens one file.
     ///
     /// # Errors
-    /// The errors of [`open_folder`](Self::open_folder) that one file can have.
+    /// Errors of [`open_folder`](Self::open_folder) that apply to one file.
     pub fn open_file(path: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
         let path = path.as_ref();
         let (file, tensors) = OpenFile::open(path, 0)?;
@@ -94,7 +97,7 @@ impl TensorFiles {
         let mut files = Vec::with_capacity(shards.len());
         let mut tensors = BTreeMap::new();
         for shard in shards {
-            // An index may come from a stranger: it names files of its own folder and no others.
+            // An index may be untrusted: it may name only files in its folder.
             if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) || shard.is_empty() {
                 return Err(contradiction(format!("{shard:?} is not the name of a file in this folder")));
             }
@@ -118,33 +121,33 @@ impl TensorFiles {
         }
     }
 
-    /// What was opened.
+    /// Path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The files that are open.
+    /// Paths of the open files.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|file| &*file.path)
     }
 
-    /// All tensors' names, sorted.
+    /// Names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub fn num_bytes(&self) -> u64 {
         self.tensors.values().map(|entry| entry.bytes as u64).sum()
     }
 
-    /// The tensor `name`, if it is there.
+    /// Tensor `name`, if it exists.
     pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;
         Some(StoredTensor { name, entry, file: &self.files[entry.file] })
     }
 
-    /// The tensor `name`, which should have this shape.
+    /// Tensor `name`, which must have this shape.
     ///
     /// # Errors
     /// [`TensorFilesError::Missing`], [`TensorFilesError::Shape`].
@@ -168,7 +171,7 @@ impl TensorFiles {
     }
 }
 
-/// A tensor in a file, of which only the header was read.
+/// Tensor in a file. Only its header has been read.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredTensor<'a> {
     name: &'a str,
@@ -177,37 +180,38 @@ pub struct StoredTensor<'a> {
 }
 
 impl<'a> StoredTensor<'a> {
-    /// The dtype of the elements in the file.
+    /// Dtype of the elements in the file.
     pub fn dtype(&self) -> Dtype {
         self.entry.dtype
     }
 
-    /// Slowest dimension first.
+    /// Shape, slowest dimension first.
     pub fn shape(&self) -> &'a [usize] {
         &self.entry.shape
     }
 
-    /// The file that it lies in.
+    /// File that holds it.
     pub fn path(&self) -> &'a Path {
         &self.file.path
     }
 
-    /// Bytes in the file.
+    /// Size in the file, in bytes.
     pub fn num_bytes(&self) -> u64 {
         self.entry.bytes as u64
     }
 
-    /// The elements as the file has them: row-major, little-endian.
+    /// Reads the elements as stored: row-major, little-endian.
     ///
     /// # Errors
-    /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file is shorter than when it was opened.
+    /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file has become shorter since
+    /// it was opened.
     pub fn bytes(&self) -> Result<Vec<u8>, TensorFilesError> {
         let mut bytes = vec![0; self.entry.bytes];
         self.file.read(self.entry.start, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// The elements in f32, row-major: F32, F16 and BF16 exactly.
+    /// Reads the elements as f32, row-major. F32, F16 and BF16 convert exactly.
     ///
     /// # Errors
     /// The errors of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
@@ -215,13 +219,14 @@ impl<'a> StoredTensor<'a> {
         self.decode(0..self.entry.bytes)
     }
 
-    /// The elements of rows of the first axis, as [`to_f32`](Self::to_f32) gives all.
+    /// Reads rows of the first axis, as [`to_f32`](Self::to_f32) reads all elements. The rows must
+    /// exist: this is not checked.
     ///
     /// # Errors
     /// The errors of [`to_f32`](Self::to_f32).
     ///
     /// # Panics
-    /// If there are no such rows.
+    /// If the tensor is a scalar.
     pub fn rows_f32(&self, rows: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
         let row = self.entry.bytes.checked_div(self.entry.shape[0]).unwrap_or(0);
         self.decode(rows.start * row..rows.end * row)
@@ -256,7 +261,7 @@ fn decode<const N: usize>(bytes: &[u8], values: &mut Vec<f32>, convert: impl Fn(
 }
 
 impl OpenFile {
-    /// Fills `bytes` with those from `start` on.
+    /// Fills `bytes` from position `start`.
     fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), TensorFilesError> {
         let Self { path, file, bytes: opened } = self;
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -274,9 +279,10 @@ impl OpenFile {
         }
     }
 
-    /// Reads the header, whose tensors then lie in file number `number`.
+    /// Opens a file and reads its header. The tensors refer to it as file `number`.
     ///
-    /// A safetensors file is an 8-byte little-endian length, that many bytes of JSON, and the data.
+    /// A safetensors file is an 8-byte little-endian length, a JSON header of that length, and the
+    /// data.
     fn open(path: &Path, number: usize) -> Result<(Self, BTreeMap<String, Entry>), TensorFilesError> {
         let io = |source| TensorFilesError::Io { path: path.into(), source };
         let broken = |reason| TensorFilesError::Broken { path: path.into(), reason };
@@ -288,7 +294,7 @@ impl OpenFile {
             return Err(broken(format!("{file_bytes} bytes are no safetensors file")));
         }
         file.read_exact(&mut length).map_err(io)?;
-        // The length of a header that is a text's first letters is beyond any file.
+        // The first letters of a text file, read as a header length, exceed the size of any file.
         let mut begin = length.to_vec();
         file.by_ref().take(64).read_to_end(&mut begin).map_err(io)?;
         if is_lfs_pointer(&begin) {

@@ -1,4 +1,4 @@
-//! Writing: tensor by tensor, into one file or into shards with an index.
+//! Writes tensors one by one, into one file or into shards with an index.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -13,32 +13,32 @@ use serde_json::json;
 use super::{INDEX, SINGLE, TensorFilesError};
 use crate::atomic;
 
-/// A tensor to write.
+/// Tensor to write.
 pub struct NewTensor<'a, E> {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// The dtype of its elements.
+    /// Dtype of the elements.
     pub dtype: Dtype,
-    /// Slowest dimension first.
+    /// Shape, slowest dimension first.
     pub shape: Vec<usize>,
-    /// Its elements, row-major and little-endian, asked for when it is this tensor's turn.
+    /// Returns the elements, row-major and little-endian. Called when the tensor is written.
     pub bytes: Box<dyn Fn() -> Result<Vec<u8>, E> + 'a>,
 }
 
 impl<E> NewTensor<'_, E> {
-    /// Bytes that it takes in a file; none if no memory is that large.
+    /// Size in a file in bytes; `None` if it overflows or is not a whole number of bytes.
     fn len(&self) -> Option<usize> {
         let bits = self.shape.iter().try_fold(self.dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
         bits.is_multiple_of(8).then_some(bits / 8)
     }
 }
 
-/// `values` as a file has them.
+/// Little-endian bytes of `values`.
 pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
     encode(values, f32::to_le_bytes)
 }
 
-/// `values` in bf16, rounded to nearest, ties to even, as a file has them.
+/// Little-endian bytes of `values` in bf16, rounded to nearest, ties to even.
 pub fn bf16_bytes(values: &[f32]) -> Vec<u8> {
     encode(values, |value| bf16::from_f32(value).to_le_bytes())
 }
@@ -51,13 +51,16 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
     bytes
 }
 
-/// Writes `tensors` to the file `path`, replacing it, in safetensors' order: by dtype, then by name.
+/// Writes `tensors` to the file `path`, replacing it. Their order is safetensors': by dtype, then
+/// by name.
 ///
-/// `metadata` is the header's `__metadata__`; transformers wants `{"format": "pt"}`. Several entries stand in any order.
+/// `metadata` is the header's `__metadata__`; transformers expects `{"format": "pt"}`. Several
+/// entries are written in any order.
 ///
 /// # Errors
-/// The error of the first tensor whose bytes are not to be had; [`TensorFilesError::Write`]; [`TensorFilesError::Unwritable`] for
-/// a name given twice, and for bytes that do not fit the shape. After an error the old file is unchanged.
+/// The error of the first tensor whose bytes cannot be read; [`TensorFilesError::Write`].
+/// [`TensorFilesError::Unwritable`] for a duplicate name, and for bytes that do not fit the shape.
+/// After an error the old file is unchanged.
 pub fn write_file<E: From<TensorFilesError>>(
     path: &Path,
     tensors: &[NewTensor<'_, E>],
@@ -90,13 +93,15 @@ pub fn write_file<E: From<TensorFilesError>>(
     Ok(atomic::finish(file, path).map_err(failed)?)
 }
 
-/// Writes `tensors` into `folder` as `model.safetensors`, or, if they take more than `max_shard_bytes`, as shards
-/// `model-00001-of-0000N.safetensors` and `model.safetensors.index.json`, as transformers' `save_pretrained` does.
+/// Writes `tensors` into `folder` as `model.safetensors`. If they take more than `max_shard_bytes`,
+/// writes shards `model-00001-of-0000N.safetensors` and `model.safetensors.index.json`, as
+/// transformers' `save_pretrained` does.
 ///
-/// Shards are filled in the order of `tensors`; a tensor that is larger than a shard may be is a shard of its own.
+/// Shards are filled in the order of `tensors`. A tensor larger than `max_shard_bytes` gets a
+/// separate shard.
 ///
 /// # Errors
-/// The errors of [`write_file`]. Shards that were written before stay.
+/// The errors of [`write_file`]. Shards written before the error remain.
 pub fn write_shards<E: From<TensorFilesError>>(
     folder: &Path,
     tensors: &[NewTensor<'_, E>],
@@ -137,7 +142,7 @@ fn twice(path: &Path, name: &str) -> TensorFilesError {
     TensorFilesError::Unwritable { path: path.into(), reason: format!("two tensors are called {name}") }
 }
 
-/// [`View`] cannot fail: after the first failure, which is kept, tensors are empty.
+/// [`View`] cannot fail. The first failure is kept, and tensors are empty after it.
 struct Streamed<'a, E> {
     tensor: &'a NewTensor<'a, E>,
     len: usize,

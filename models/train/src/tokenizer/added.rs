@@ -1,4 +1,4 @@
-//! Tokens that only the files beside a `tokenizer.json` know.
+//! Added tokens, which only the files next to a `tokenizer.json` list.
 
 use std::path::{Path, PathBuf};
 
@@ -8,16 +8,16 @@ use tokenizers::AddedToken;
 
 use super::{ConfigFile, SPECIAL_TOKENS, TokenizerError, limits};
 
-/// Tokens by their ids.
+/// Key of the tokens by id.
 const DECODER: &str = "added_tokens_decoder";
-/// Ids of tokens, where `tokenizer_config.json` has none.
+/// File with the ids of tokens. It adds tokens only if `tokenizer_config.json` has no [`DECODER`].
 const FILE: &str = "added_tokens.json";
-/// Special tokens. It is read if `tokenizer_config.json` has no [`DECODER`].
+/// File with special tokens. It is read if `tokenizer_config.json` has no [`DECODER`].
 const SPECIAL_FILE: &str = "special_tokens_map.json";
-/// Lists of special tokens without ids. They follow the tokens with keys of their own.
+/// Keys of lists of special tokens without ids. These follow the tokens with separate keys.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// A token, and the id that a file says it has.
+/// Token, with the id that a file gives it.
 pub(super) struct Added {
     token: AddedToken,
     id: Option<u32>,
@@ -26,7 +26,7 @@ pub(super) struct Added {
     must_be_there: bool,
 }
 
-/// The tokens that the files beside `tokenizer` list, in the order in which transformers adds them.
+/// Tokens that the files next to `tokenizer` list, in the order in which transformers adds them.
 ///
 /// # Errors
 /// Any [`TokenizerError`] about these files.
@@ -41,7 +41,7 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
     let of_file = file.map.iter().map(|(content, id)| {
         (Some(id.clone()), json!({ "content": content, "special": is_special(content) }), &file, FILE)
     });
-    // Each with its id, and the file and the key that have it.
+    // Id and token, with the file and the key that list them.
     let mut listed: Vec<(Option<Value>, Value, &ConfigFile, &'static str)> = vec![];
     match decoder {
         Some(tokens) => {
@@ -55,7 +55,8 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
     listed.sort_by_key(|(id, ..)| id.as_ref().and_then(Value::as_u64));
     let ones = SPECIAL_TOKENS.map(|key| (key, true));
     for (key, is_one) in ones.into_iter().chain(LISTS.map(|key| (key, false))) {
-        // If both files have the key, a single token comes from the older one, and a list from the newer one.
+        // If both files have the key, single tokens come from the older one, and lists from the
+        // newer one.
         let is_older = if is_one { special.get(key).is_some() } else { config.get(key).is_none() };
         let file = if is_older { &special } else { &config };
         let tokens: Vec<&Value> = match file.get(key) {
@@ -88,7 +89,7 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
     Ok(added)
 }
 
-/// A token with defaults for what its file does not say.
+/// Token with defaults for missing fields.
 fn token(value: &Value) -> Option<AddedToken> {
     let given = value.as_object()?;
     let special = given.get("special").and_then(Value::as_bool).unwrap_or(false);
@@ -99,10 +100,10 @@ fn token(value: &Value) -> Option<AddedToken> {
     AddedToken::deserialize(Value::Object(all)).ok()
 }
 
-/// Adds the tokens that a tokenizer does not have yet, and gives these.
+/// Adds the tokens that a tokenizer does not have yet, and returns them.
 ///
 /// # Errors
-/// [`TokenizerError::AddedToken`] for a token whose id in the tokenizer is not its file's.
+/// [`TokenizerError::AddedToken`] for a token whose id in the tokenizer differs from its file.
 pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>, TokenizerError> {
     let mut new = vec![];
     for Added { token, id, path, must_be_there } in all {

@@ -1,16 +1,16 @@
-//! Byte-level tokens: token i < 256 is the byte i; 256 begins a document.
+//! Byte-level tokens: token i < 256 is the byte i, and 256 begins a document.
 
-/// The numbers of byte-level tokens.
+/// Constants of byte-level tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByteTokenizer;
 
 impl ByteTokenizer {
-    /// Tokens that are text.
+    /// Number of tokens that are text.
     pub const NUM_BYTES: usize = 256;
-    /// Begins every document.
+    /// Token that begins every document.
     pub const BOS: u32 = 256;
-    /// Tokens in use.
+    /// Number of tokens in use.
     pub const VOCAB_SIZE: usize = 257;
-    /// `VOCAB_SIZE` rounded up to a multiple of 16, which is what FP8 GEMMs like.
+    /// `VOCAB_SIZE` rounded up to a multiple of 16, which suits FP8 GEMMs.
     pub const PADDED_VOCAB_SIZE: usize = Self::VOCAB_SIZE.next_multiple_of(16);
 }

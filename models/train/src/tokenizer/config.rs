@@ -1,4 +1,4 @@
-//! JSON objects that lie beside a tokenizer.
+//! JSON objects in files next to a tokenizer.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use super::TokenizerError;
 use crate::files;
 
 /// Keys of single special tokens in `tokenizer_config.json`, in the order in which transformers
-/// adds them. Templates know the same names.
+/// adds them. Templates use the same names.
 pub(crate) const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A JSON object in a file; empty if the file is not there.
+/// JSON object of a file; empty if the file is missing.
 pub(crate) struct ConfigFile {
     pub(super) path: PathBuf,
     pub(super) map: Map<String, Value>,
@@ -35,7 +35,7 @@ impl ConfigFile {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether a key of a special token, as `eos_token`, has this text.
+    /// Whether a key of a special token, such as `eos_token`, has this text.
     pub(super) fn has_special(&self, token: &str) -> bool {
         let is_it = |value: &Value| value == token || value["content"] == token;
         self.map.iter().any(|(key, value)| match value {
@@ -44,7 +44,7 @@ impl ConfigFile {
         })
     }
 
-    /// An id or several.
+    /// Reads one or more ids.
     pub(super) fn ids(&self, key: &'static str, vocab_size: usize) -> Result<Vec<u32>, TokenizerError> {
         let values = match self.get(key) {
             None => return Ok(vec![]),
@@ -55,7 +55,7 @@ impl ConfigFile {
         values.into_iter().map(|value| id(value).ok_or_else(|| self.no_token(key, value))).collect()
     }
 
-    /// The id of the token of which this is the text.
+    /// Id of the token with this key.
     pub(super) fn token(
         &self,
         key: &'static str,
@@ -66,7 +66,7 @@ impl ConfigFile {
         Ok(Some(id))
     }
 
-    /// The text of a token, which may be the `content` of an object.
+    /// Text of the token with this key, which may be the `content` of an object.
     pub(crate) fn token_text(&self, key: &'static str) -> Result<Option<&str>, TokenizerError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let text = value.as_str().or_else(|| value.get("content")?.as_str());

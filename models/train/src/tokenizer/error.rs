@@ -1,11 +1,11 @@
-//! Everything that can be wrong with a tokenizer's files, or with ids.
+//! Errors of tokenizer files and of ids.
 
 use std::path::{Path, PathBuf};
 
-/// What is wrong with a tokenizer's files, or with ids.
+/// Error of tokenizer files or of ids.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// A file could not be read.
+    /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
@@ -19,7 +19,7 @@ pub enum TokenizerError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A `tokenizer.json` that is none, or of a kind that is not known.
+    /// A `tokenizer.json` that is not valid, or of an unknown kind.
     #[error("{} is no tokenizer of Hugging Face's format: {reason}", path.display())]
     HuggingFace {
         /// The file.
@@ -27,43 +27,44 @@ pub enum TokenizerError {
         /// The parser's reason.
         reason: String,
     },
-    /// A `tokenizer.json` that asks for more than a file of a stranger gets.
+    /// A `tokenizer.json` that exceeds a limit for untrusted files.
     #[error("{} is refused: {reason}", path.display())]
     Limit {
         /// The file.
         path: PathBuf,
-        /// What it asks for.
+        /// Limit that it exceeds.
         reason: String,
     },
-    /// Something else than a tokenizer of a format that is read.
+    /// A file that is not a tokenizer of a supported format.
     #[error("{}: {what}", path.display())]
     Other {
         /// The file.
         path: PathBuf,
-        /// What it is, and what to do.
+        /// Kind of the file, and what to do.
         what: &'static str,
     },
-    /// A line of a file of ranks that is not `BASE64 RANK`, or says what another one says.
+    /// A line of a file of ranks that is not `BASE64 RANK`, or that contradicts other lines.
     #[error("{}:{line}: {reason}", path.display())]
     Ranks {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong.
+        /// Problem with the line.
         reason: String,
     },
-    /// A file of ranks that is not Llama 3's: its special tokens and its way to split text are not in the file.
+    /// A file of ranks that is not Llama 3's. Its special tokens and split expression are not in
+    /// the file.
     #[error("{} has {ranks} ranks, Llama 3's tokenizer.model has {expected}: use the checkpoint's tokenizer.json", path.display())]
     UnknownRanks {
         /// The file.
         path: PathBuf,
-        /// How many it has.
+        /// Number of ranks in the file.
         ranks: usize,
-        /// How many Llama 3's has.
+        /// Number of ranks of Llama 3.
         expected: usize,
     },
-    /// A file that says which tokens begin and end a text does not parse.
+    /// A file with the tokens that begin and end a text does not parse.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
@@ -71,7 +72,8 @@ pub enum TokenizerError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// Such a file names a token that the tokenizer does not have, or no token.
+    /// A file next to the tokenizer names a token that the tokenizer lacks, or has a value that is
+    /// not a token.
     #[error("{}: {key} = {value} is not a token of this tokenizer", path.display())]
     NotAToken {
         /// The file.
@@ -81,31 +83,32 @@ pub enum TokenizerError {
         /// Its value, as JSON.
         value: String,
     },
-    /// A file says that a token has an id, and the tokenizer gives it another one or does not have it.
+    /// A file gives a token an id that differs from the tokenizer's, or the tokenizer lacks the
+    /// token.
     #[error("{}: {token:?} has the id {id}, but {problem}", path.display())]
     AddedToken {
         /// The file.
         path: Box<Path>,
-        /// The token's text.
+        /// Text of the token.
         token: Box<str>,
-        /// The id that the file says.
+        /// Id in the file.
         id: u32,
-        /// The tokenizer's token of that id, and its id of that token.
+        /// The tokenizer's token with that id, and its id of that token.
         problem: Box<str>,
     },
-    /// A text has a token that the model does not have.
+    /// A text has a token outside the model's vocabulary.
     #[error("token {id} ({token:?}) in {text:?} is none of the model, whose vocabulary has {vocab_size}")]
     Beyond {
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its text.
+        /// Text of the token.
         token: Box<str>,
-        /// The text around it.
+        /// Text around the token.
         text: Box<str>,
-        /// Tokens of the model.
+        /// Vocabulary size of the model.
         vocab_size: usize,
     },
-    /// The model does not have the token that begins or ends each text.
+    /// The token that begins or ends each text is outside the model's vocabulary.
     #[error(
         "{}: {key} of each text is token {id} ({token:?}), which is none of the model, whose vocabulary has {vocab_size}",
         path.display()
@@ -115,22 +118,22 @@ pub enum TokenizerError {
         path: Box<Path>,
         /// `bos_token` or `eos_token`.
         key: &'static str,
-        /// The token.
+        /// Id of the token.
         id: u32,
-        /// Its text.
+        /// Text of the token.
         token: Box<str>,
-        /// Tokens of the model.
+        /// Vocabulary size of the model.
         vocab_size: u32,
     },
-    /// Text that the tokenizer does not take.
+    /// Text that the tokenizer rejects.
     #[error("cannot tokenize {text:?}: {reason}")]
     Encode {
-        /// The beginning of the text.
+        /// Beginning of the text.
         text: String,
         /// The tokenizer's reason.
         reason: String,
     },
-    /// An id that is no token's.
+    /// An id outside the tokenizer's vocabulary.
     #[error("{id} is no token: the tokenizer has ids below {vocab_size}")]
     UnknownId {
         /// The id.
@@ -138,7 +141,7 @@ pub enum TokenizerError {
         /// One more than the largest id.
         vocab_size: usize,
     },
-    /// Ids that the tokenizer's decoder does not take.
+    /// Ids that the tokenizer's decoder rejects.
     #[error("cannot decode: {reason}")]
     Decode {
         /// The tokenizer's reason.

@@ -1,5 +1,5 @@
-//! Hugging Face's `tokenizer.json`, by their own library. What it does not take is an error, also where the library panics: files come
-//! from strangers.
+//! Hugging Face's `tokenizer.json`, read by their library. Unsupported files are errors even where
+//! the library panics, since they may be untrusted.
 
 use std::ops::Range;
 use std::path::Path;
@@ -12,11 +12,11 @@ use tokenizers::tokenizer::step_decode_stream;
 use super::{SpecialTokens, TokenizerError, added, limits};
 use crate::panics::caught;
 
-/// A `tokenizer.json`, ready for use.
+/// Loaded `tokenizer.json`.
 pub(super) struct HuggingFace {
-    /// Takes special tokens for text.
+    /// Encodes special tokens as text.
     text: tokenizers::Tokenizer,
-    /// Takes them for what they are; a copy that most programs never need.
+    /// Encodes special tokens as tokens. Most programs never need this copy.
     special: OnceLock<Box<tokenizers::Tokenizer>>,
     vocab_size: usize,
     first: Option<u32>,
@@ -24,26 +24,27 @@ pub(super) struct HuggingFace {
     added: Vec<AddedToken>,
 }
 
-/// The library panics where a file contradicts itself.
+/// Converts panics to errors: the library panics on inconsistent files.
 fn without_panic<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     caught(call)?.map_err(|error| error.to_string())
 }
 
 impl HuggingFace {
-    /// `path` is for errors.
+    /// Reads a tokenizer. `path` is used for errors and for the files next to it.
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
         let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
         let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
         limits::check(&json).map_err(|reason| TokenizerError::Limit { path: path.into(), reason })?;
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
-        // The file may say to what length its author cut texts.
+        // The file may set a padding or a truncation length.
         text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
         let beside = added::beside(path)?;
         let added = without_panic(|| Ok::<_, String>(added::add(&mut text, beside))).map_err(fail)??;
         text.set_encode_special_tokens(true);
-        // A post-processor that contradicts the vocabulary is noticed here, whatever the text.
+        // Detects a post-processor that contradicts the vocabulary.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
-        // The ids of an empty text do not tell what comes before a text from what comes after it. Not every vocabulary has `a`.
+        // The ids of an empty text do not show whether a token comes before or after a text. Some
+        // vocabularies lack `a`.
         let first = without_panic(|| text.encode("a", true)).ok().and_then(|encoding| {
             let is_added = *encoding.get_special_tokens_mask().first()? == 1;
             is_added.then(|| encoding.get_ids()[0])
@@ -74,7 +75,7 @@ impl HuggingFace {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// As `Tokenizer::encode_with_ranges`.
+    /// Same as `Tokenizer::encode_with_ranges`.
     pub(super) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
         let encoding = without_panic(|| self.special().encode(text, false))?;
         let mut end = 0;
@@ -87,7 +88,8 @@ impl HuggingFace {
         Ok((encoding.get_ids().to_vec(), ranges))
     }
 
-    /// The ids of a text whose special tokens are text, and where in it words end that others follow.
+    /// Ids of a text, with special tokens as text, and the word ends that are followed by another
+    /// word.
     pub(super) fn words(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), String> {
         let encoding = without_panic(|| self.text.encode(text, false))?;
         let (words, offsets) = (encoding.get_word_ids(), encoding.get_offsets());
@@ -107,7 +109,7 @@ impl HuggingFace {
         })
     }
 
-    /// The token that the tokenizer itself puts before a text.
+    /// Token that the tokenizer itself puts before a text.
     pub(super) fn first(&self) -> Option<u32> {
         self.first
     }
@@ -133,7 +135,7 @@ impl Stream {
         text.map(Option::unwrap_or_default)
     }
 
-    /// What is left of a character that has not ended.
+    /// Rest of an incomplete character.
     pub(super) fn finish(self, tokenizer: &HuggingFace, skip_special: bool) -> Result<String, String> {
         let text = tokenizer.decode(&self.ids, skip_special)?;
         Ok(text.get(self.prefix.len()..).unwrap_or_default().into())

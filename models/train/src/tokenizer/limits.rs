@@ -1,20 +1,21 @@
-//! What a `tokenizer.json` may ask for: texts that grow without bound and words that take hours are refused before the library reads the
-//! file, which comes from strangers.
+//! Limits for `tokenizer.json`, which may be untrusted. Texts of unbounded size and words that take
+//! hours are refused before the library reads the file.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-/// Bytes of an added token, and of a text that a normalizer, post-processor or decoder puts in or looks for.
+/// Maximum bytes of an added token, and of a text that a normalizer, post-processor or decoder
+/// inserts or searches for.
 const TEXT: usize = 4096;
-/// Entries of a list in a post-processor.
+/// Maximum entries of a list in a post-processor.
 const ENTRIES: usize = 256;
-/// How many times as long replacements may make a text.
+/// Maximum growth factor of a text by replacements.
 const GROWTH: f64 = 1024.0;
-/// Characters of the longest word that a WordPiece model cuts up, whose time grows with their square.
+/// Maximum characters of a word that a WordPiece model splits, which takes quadratic time.
 const WORD: u64 = 4096;
 
-/// Refuses what is beyond these limits, and a map of characters whose table does not fit.
+/// Refuses files beyond these limits, and character maps whose table does not fit.
 pub(super) fn check(file: &Value) -> Result<(), String> {
     for part in ["added_tokens", "normalizer", "pre_tokenizer", "post_processor", "decoder"] {
         check_part(part, "", &file[part])?;
@@ -30,7 +31,7 @@ pub(super) fn check(file: &Value) -> Result<(), String> {
     }
 }
 
-/// Checks a value with this key, and all values in it.
+/// Checks the value of this key, and all values in it.
 pub(super) fn check_part(part: &str, key: &str, value: &Value) -> Result<(), String> {
     match value {
         Value::String(text) if key == "precompiled_charsmap" => check_map(text),
@@ -46,7 +47,8 @@ pub(super) fn check_part(part: &str, key: &str, value: &Value) -> Result<(), Str
     }
 }
 
-/// A map of characters begins with the size of its table, for which the library makes room before it looks whether it is there.
+/// Checks a character map. It begins with the size of its table, which the library allocates before
+/// it checks that the table is there.
 fn check_map(text: &str) -> Result<(), String> {
     let key = "precompiled_charsmap";
     let bytes = STANDARD.decode(text).map_err(|error| format!("{key} is not base64: {error}"))?;
@@ -58,8 +60,8 @@ fn check_map(text: &str) -> Result<(), String> {
     }
 }
 
-/// How many times as long the replacements in a part make a text at most, one after the other. What is found by a regular expression
-/// may have a single byte, or none.
+/// Largest growth factor of a text by the replacements in a part, applied one after another. A
+/// match of a regular expression may have one byte or none.
 fn growth(value: &Value) -> f64 {
     match value {
         Value::Array(values) => values.iter().map(growth).product(),

@@ -1,4 +1,4 @@
-//! Which tokens begin and end a text: what the files beside a tokenizer say.
+//! Tokens that begin and end a text, from the files next to a tokenizer.
 
 use std::path::Path;
 
@@ -6,24 +6,27 @@ use serde_json::Value;
 
 use super::{ConfigFile, TokenizerError};
 
-/// The tokens that begin and end a text.
+/// Tokens that begin and end a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marks {
-    /// Begins a text.
+    /// Token that begins a text.
     pub(super) bos: Option<u32>,
-    /// Ends a document.
+    /// Token that ends a document.
     pub(super) eos: Option<u32>,
-    /// Any of these ends generation.
+    /// Tokens that end generation.
     pub(super) stop: Vec<u32>,
 }
 
 impl Marks {
-    /// Replaces what the files beside `tokenizer` say, as transformers reads them.
+    /// Applies the settings of the files next to `tokenizer`, as transformers reads them.
     ///
-    /// - BOS is what the tokenizer itself puts before a text. `add_bos_token` of `tokenizer_config.json` says otherwise: `false` that there
-    ///   is none, `true` that it is `bos_token`, else `bos_token_id` of `generation_config.json`.
-    /// - EOS is `eos_token` of `tokenizer_config.json`, else the first token at which generation ends.
-    /// - Generation ends at `eos_token_id` of `generation_config.json`, else of `config.json`, else at the tokenizer's own, else at EOS.
+    /// - BOS is the token that the tokenizer itself puts before a text, unless
+    ///   `tokenizer_config.json` has `add_bos_token`. With `false` there is no BOS. With `true` it
+    ///   is `bos_token`, else the tokenizer's own, else `bos_token_id` of `generation_config.json`.
+    /// - EOS is `eos_token` of `tokenizer_config.json`, else the tokenizer's own, else the first
+    ///   token that ends generation.
+    /// - Generation ends at `eos_token_id` of `generation_config.json`, else of `config.json`, else
+    ///   at the tokenizer's own tokens, else at EOS.
     pub(super) fn with_files_beside(
         self,
         tokenizer: &Path,

@@ -1,4 +1,4 @@
-//! [`Tokenizer`]: text to token ids and back, in the formats that checkpoints come with.
+//! [`Tokenizer`]: converts text to token ids and back, in the formats of checkpoints.
 
 mod added;
 mod bytes;
@@ -27,13 +27,13 @@ use tiktoken::Tiktoken;
 use crate::digest::{Fingerprint, hex};
 use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
-/// What the name of a special token in a text stands for.
+/// How the name of a special token in a text is encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Itself, letter by letter: right for text that somebody else has written.
+    /// As text, letter by letter: right for untrusted text.
     #[default]
     AreText,
-    /// The token: right for templates.
+    /// As the token: right for templates.
     InText,
 }
 
@@ -50,12 +50,12 @@ pub enum SpecialTokens {
 /// ```
 pub struct Tokenizer {
     kind: Kind,
-    /// Its file, or `bytes`.
+    /// Path of its file, or `bytes`.
     path: PathBuf,
     marks: Marks,
-    /// SHA-256 of the file, and of the tokens that are added to it.
+    /// SHA-256 of the file and of the tokens added to it.
     digest: String,
-    /// A model's vocabulary, if it is smaller.
+    /// Vocabulary size of the model, if it is smaller.
     limit: Option<usize>,
 }
 
@@ -66,10 +66,10 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// What [`open`](Self::open) and [`format`](Self::format) call [`Tokenizer::bytes`].
+    /// Name of [`Tokenizer::bytes`] in [`open`](Self::open) and [`format`](Self::format).
     pub const BYTES: &'static str = "bytes";
 
-    /// Byte-level tokens, see [`ByteTokenizer`].
+    /// Byte-level tokenizer, see [`ByteTokenizer`].
     pub fn bytes() -> Self {
         Self {
             kind: Kind::Bytes,
@@ -80,8 +80,9 @@ impl Tokenizer {
         }
     }
 
-    /// The tokenizer of a checkpoint: `folder/tokenizer.json` (Hugging Face), else `folder/tokenizer.model` (Llama 3's ranks). Which
-    /// tokens begin and end a text is read from `tokenizer_config.json` and `generation_config.json` where these are there.
+    /// Reads the tokenizer of a checkpoint: `folder/tokenizer.json` (Hugging Face), else
+    /// `folder/tokenizer.model` (Llama 3's ranks). The tokens that begin and end a text come from
+    /// `tokenizer_config.json` and `generation_config.json`, if present.
     ///
     /// # Errors
     /// Any [`TokenizerError`] about files.
@@ -91,7 +92,8 @@ impl Tokenizer {
         Self::from_file(file.ok_or_else(|| TokenizerError::Missing { folder: folder.into() })?)
     }
 
-    /// A `.json` file in Hugging Face's format, or else Llama 3's ranks; as [`from_folder`](Self::from_folder) with what lies beside it.
+    /// Reads a `.json` file in Hugging Face's format, or else Llama 3's ranks. The files next to it
+    /// are read as in [`from_folder`](Self::from_folder).
     ///
     /// # Errors
     /// Any [`TokenizerError`] about files.
@@ -121,10 +123,11 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// This tokenizer for a model with `vocab_size` tokens. A text with another token is an error.
+    /// Limits this tokenizer to a model with `vocab_size` tokens. A text with another token is an
+    /// error.
     ///
     /// # Errors
-    /// [`TokenizerError::BeyondMark`] for a BOS that the model does not have.
+    /// [`TokenizerError::BeyondMark`] if the model lacks the BOS.
     pub fn for_vocabulary(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
         if vocab_size < self.own_size() {
             self.limit = Some(vocab_size);
@@ -134,12 +137,12 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The model's vocabulary, where it is smaller than the tokenizer's.
+    /// Vocabulary size of the model, if it is smaller than the tokenizer's.
     pub(crate) fn limit(&self) -> Option<usize> {
         self.limit
     }
 
-    /// The ids, if the model has all of them.
+    /// Returns the ids if the model has all of them.
     fn within_limit(&self, ids: Vec<u32>) -> Result<Vec<u32>, TokenizerError> {
         let vocab_size = self.vocab_size();
         let Some(at) = ids.iter().position(|id| *id as usize >= vocab_size) else { return Ok(ids) };
@@ -148,7 +151,7 @@ impl Tokenizer {
         Err(TokenizerError::Beyond { id: ids[at], token, text, vocab_size })
     }
 
-    /// Whether the model has this BOS or EOS.
+    /// Checks that the model has this BOS or EOS.
     fn check_mark(&self, key: &'static str, mark: Option<u32>) -> Result<(), TokenizerError> {
         let vocab_size = self.vocab_size();
         let Some(id) = mark.filter(|id| *id as usize >= vocab_size) else { return Ok(()) };
@@ -156,8 +159,8 @@ impl Tokenizer {
         Err(TokenizerError::BeyondMark { path, key, id, token, vocab_size: vocab_size as u32 })
     }
 
-    /// A tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a file as for
-    /// [`from_file`](Self::from_file).
+    /// Opens a tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a
+    /// file as for [`from_file`](Self::from_file).
     ///
     /// # Errors
     /// Any [`TokenizerError`] about files.
@@ -169,7 +172,7 @@ impl Tokenizer {
         }
     }
 
-    /// The file that the format is named after, or `bytes`.
+    /// File name of the format, or `bytes`.
     pub fn format(&self) -> &'static str {
         match &self.kind {
             Kind::Bytes => Self::BYTES,
@@ -178,14 +181,16 @@ impl Tokenizer {
         }
     }
 
-    /// SHA-256, in hexadecimal, over all that decides which ids [`document`](Self::document) gives: the format, the file, BOS and EOS.
+    /// SHA-256, in hexadecimal, over everything that decides the ids of
+    /// [`document`](Self::document): the format, the file, BOS and EOS.
     pub fn fingerprint(&self) -> String {
         let mark = |mark: Option<u32>| mark.map_or(u64::MAX, u64::from);
         let fingerprint = Fingerprint::default().field(self.format()).field(&self.digest);
         fingerprint.number(mark(self.marks.bos)).number(mark(self.marks.eos)).hex()
     }
 
-    /// One more than the largest id, or the [model's vocabulary](Self::for_vocabulary) if that is smaller.
+    /// One more than the largest id, or the [model's vocabulary](Self::for_vocabulary) if it is
+    /// smaller.
     pub fn vocab_size(&self) -> usize {
         self.limit.unwrap_or_else(|| self.own_size())
     }
@@ -198,7 +203,7 @@ impl Tokenizer {
         }
     }
 
-    /// How many ids from 0 on a model may generate: all but the byte tokenizer's `BOS`.
+    /// Number of ids from 0 that a model may generate: all except the byte tokenizer's `BOS`.
     pub fn num_choices(&self) -> usize {
         match &self.kind {
             Kind::Bytes => ByteTokenizer::NUM_BYTES.min(self.vocab_size()),
@@ -206,26 +211,26 @@ impl Tokenizer {
         }
     }
 
-    /// The token that begins a text.
+    /// Token that begins a text.
     pub fn bos(&self) -> Option<u32> {
         self.marks.bos
     }
 
-    /// The token that ends a document, if the model has it.
+    /// Token that ends a document, if the model has it.
     pub fn eos(&self) -> Option<u32> {
         self.marks.eos.filter(|id| (*id as usize) < self.vocab_size())
     }
 
-    /// The tokens at which generation ends.
+    /// Tokens that end generation.
     pub fn stop(&self) -> &[u32] {
         &self.marks.stop
     }
 
-    /// The ids of `text`, without any that begin or end it.
+    /// Encodes `text` without BOS and EOS.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`].
-    /// [`TokenizerError::BeyondMark`] for plain text of documents, if the model lacks the EOS that ends them.
+    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`]. [`TokenizerError::BeyondMark`] for
+    /// plain text of documents, if the model lacks the EOS that ends them.
     pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
         if special == SpecialTokens::AreText {
             self.check_mark("eos_token", self.marks.eos)?;
@@ -233,7 +238,7 @@ impl Tokenizer {
         self.encode_part(text, special)
     }
 
-    /// As [`encode`](Self::encode), of a text that EOS need not end.
+    /// Same as [`encode`](Self::encode), but the model may lack the EOS.
     fn encode_part(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
         let ids = match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -243,8 +248,9 @@ impl Tokenizer {
         self.within_limit(ids.map_err(|reason| cannot_encode(text, reason))?)
     }
 
-    /// The ids that `text` has with [`SpecialTokens::InText`], and the bytes of the text that each one is of. Without gaps: white
-    /// space of which the tokenizer says nothing is of the token that follows. Tokens that share a character have all of it.
+    /// Ids of `text` with [`SpecialTokens::InText`], and the bytes of the text for each id. The
+    /// ranges have no gaps: white space that the tokenizer skips belongs to the next token. Tokens
+    /// that share a character have all of it.
     pub(crate) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), TokenizerError> {
         if let Kind::HuggingFace(tokenizer) = &self.kind {
             let (ids, ranges) = tokenizer.encode_with_ranges(text).map_err(|reason| cannot_encode(text, reason))?;
@@ -264,7 +270,7 @@ impl Tokenizer {
         Ok((ids, ranges))
     }
 
-    /// Whether this is a special token's id.
+    /// Whether `id` is a special token.
     pub(crate) fn is_special(&self, id: u32) -> bool {
         match &self.kind {
             Kind::Bytes => id == ByteTokenizer::BOS,
@@ -273,7 +279,8 @@ impl Tokenizer {
         }
     }
 
-    /// A text that a model is to continue: BOS, if there is one, and the text, whose special tokens are text.
+    /// Encodes a text for a model to continue: BOS, if there is one, and the text. Special tokens
+    /// in it are text.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`].
@@ -282,10 +289,10 @@ impl Tokenizer {
         Ok(self.bos().into_iter().chain(text).collect())
     }
 
-    /// A whole text: as [`prompt`](Self::prompt), and EOS if there is one.
+    /// Encodes a whole text: [`prompt`](Self::prompt), then EOS if there is one.
     ///
     /// # Errors
-    /// As for [`encode`](Self::encode).
+    /// Same as [`encode`](Self::encode).
     pub fn document(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         self.check_mark("eos_token", self.marks.eos)?;
         let mut ids = self.prompt(text)?;
@@ -293,12 +300,13 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of `ids`, special tokens by their names but for the byte tokenizer's, which has none. Bytes that are not UTF-8 become `�`.
+    /// Decodes `ids`. Special tokens become their names, except the byte tokenizer's, which has no
+    /// name. Bytes that are not UTF-8 become `�`.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
     pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
-        // Its streams decode again what came before an id.
+        // Its streams decode the ids before each id again.
         if let Kind::HuggingFace(tokenizer) = &self.kind {
             ids.iter().try_for_each(|id| self.check(*id))?;
             return tokenizer.decode(ids, false).map_err(|reason| TokenizerError::Decode { reason });
@@ -306,18 +314,18 @@ impl Tokenizer {
         self.stream().read(ids)
     }
 
-    /// Decodes ids one after another, as [`decode`](Self::decode) does, without splitting a character.
+    /// Decodes ids one after another, like [`decode`](Self::decode), without splitting a character.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self, false)
     }
 
-    /// As [`stream`](Self::stream), without special tokens: what a model says to a reader.
+    /// Same as [`stream`](Self::stream), without special tokens: the text for a reader.
     pub fn stream_text(&self) -> TextStream<'_> {
         TextStream::new(self, true)
     }
 
-    /// As [`stream_text`](Self::stream_text), what follows the ids of `prompt`: some decoders take the first space of a text away, and
-    /// that of an answer is not the first.
+    /// Same as [`stream_text`](Self::stream_text), for ids that follow `prompt`. Some decoders
+    /// remove the first space of a text, but an answer does not begin the text.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
@@ -335,7 +343,8 @@ impl Tokenizer {
         }
     }
 
-    /// Ids that no token has, between those of tokens, are no text, as in the original.
+    /// Checks that an id is in the vocabulary. Unused ids in between decode to no text, as in the
+    /// original.
     fn check(&self, id: u32) -> Result<(), TokenizerError> {
         if (id as usize) < self.own_size() {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Ids to text one at a time, in whole characters.
+//! Decodes ids to text one at a time, in whole characters.
 
 use super::hugging_face::{self, HuggingFace};
 use super::{Kind, Tokenizer, TokenizerError};
 
-/// Decodes ids one after another. The pieces, put together, are the text of all ids.
+/// Decoder of one id after another. Its pieces together are the text of all ids.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
@@ -11,7 +11,7 @@ pub struct TextStream<'a> {
 }
 
 enum State<'a> {
-    /// The beginning of a character.
+    /// Beginning of an incomplete character.
     Bytes(Vec<u8>),
     HuggingFace(&'a HuggingFace, hugging_face::Stream),
 }
@@ -25,7 +25,7 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, skip_special, state }
     }
 
-    /// The text that ends with this id; empty while a character has not ended.
+    /// Text that this id completes; empty while a character is incomplete.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
@@ -40,7 +40,7 @@ impl<'a> TextStream<'a> {
                 match &self.tokenizer.kind {
                     Kind::Tiktoken(tokenizer) if self.skip_special && tokenizer.is_special(id) => {}
                     Kind::Tiktoken(tokenizer) => bytes.extend(tokenizer.bytes(id).unwrap_or_default()),
-                    // BOS is no byte.
+                    // BOS is not a byte.
                     _ => bytes.extend(u8::try_from(id)),
                 }
                 Ok(take_characters(bytes))
@@ -48,16 +48,16 @@ impl<'a> TextStream<'a> {
         }
     }
 
-    /// The text of ids that nothing follows.
+    /// Text of the last ids of a stream.
     ///
     /// # Errors
-    /// As [`push`](Self::push).
+    /// Same as [`push`](Self::push).
     pub fn read(mut self, ids: &[u32]) -> Result<String, TokenizerError> {
         let text = ids.iter().map(|id| self.push(*id)).collect::<Result<String, _>>()?;
         Ok(text + &self.finish()?)
     }
 
-    /// What is left: `�` for a character that has not ended.
+    /// Rest of the text: `�` for an incomplete character.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`].
@@ -72,10 +72,11 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Takes all but the beginning of a character that may still end. Bytes that are no UTF-8, whatever follows, become `�`.
+/// Takes all bytes except an incomplete character at the end. Bytes that can never be UTF-8 become
+/// `�`.
 fn take_characters(bytes: &mut Vec<u8>) -> String {
     let incomplete = match bytes.utf8_chunks().last() {
-        // The last bytes are wrong only because they stop.
+        // The last bytes are invalid only because they are incomplete.
         Some(last) if core::str::from_utf8(last.invalid()).is_err_and(|error| error.error_len().is_none()) => {
             last.invalid().len()
         }

@@ -1,5 +1,6 @@
-//! Llama 3's `tokenizer.model`: byte-pair ranks, one `BASE64 RANK` a line, as tiktoken reads them. The special tokens and the
-//! expression that splits text into words are not in the file; they are those of the package `llama-models`.
+//! Llama 3's `tokenizer.model`: byte-pair ranks, one `BASE64 RANK` per line, as tiktoken reads
+//! them. The special tokens and the expression that splits text into words are not in the file.
+//! They come from the package `llama-models`.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -10,9 +11,9 @@ use tiktoken_rs::{CoreBPE, Rank};
 
 use super::{SpecialTokens, TokenizerError};
 
-/// Ranks of Llama 3 to 3.3.
+/// Number of ranks of Llama 3 to 3.3.
 const RANKS: usize = 128_000;
-/// Special tokens, of which the first have names.
+/// Number of special tokens. Only the first ones have names.
 const NUM_SPECIAL: usize = 256;
 const NAMED: [&str; 12] = [
     "<|begin_of_text|>",
@@ -28,24 +29,24 @@ const NAMED: [&str; 12] = [
     "<|python_tag|>",
     "<|image|>",
 ];
-/// Bytes that are no text.
+/// Reason for a file that is not text.
 const NO_RANKS: &str = "it is no tokenizer.model of Llama 3, which is text, but looks like SentencePiece's: use the checkpoint's tokenizer.json";
-/// One word.
+/// Expression for one word.
 const PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Characters that are split at once, and characters in a row that are all white space or all not: limits of the original, at
-/// which words end whatever follows.
+/// Maximum characters split at once, and maximum characters in a row that are all white space or
+/// all not. In the original, words always end at these limits.
 const MAX_CHARS: usize = 400_000;
 const MAX_RUN: usize = 25_000;
 
-/// The ranks, ready for use.
+/// Loaded ranks.
 pub(super) struct Tiktoken {
     bpe: CoreBPE,
     special: HashMap<String, Rank>,
 }
 
 impl Tiktoken {
-    /// `path` is for errors.
+    /// Reads the ranks. `path` is used for errors.
     pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, TokenizerError> {
         let text = String::from_utf8(bytes).map_err(|_| TokenizerError::Other { path: path.into(), what: NO_RANKS })?;
         let mut ranks = HashMap::new();
@@ -105,12 +106,12 @@ impl Tiktoken {
     }
 }
 
-/// The pieces of a text that the original gives to tiktoken one by one.
+/// Pieces of a text that the original passes to tiktoken one by one.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start) = (vec![], 0);
     let (mut chars, mut run, mut run_is_space) = (0, 0, None);
     for (i, c) in text.char_indices() {
-        // What Python's `str.isspace` adds to White_Space.
+        // Python's `str.isspace` adds these to White_Space.
         let is_space = c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}');
         run = if run_is_space == Some(is_space) { run + 1 } else { 1 };
         run_is_space = Some(is_space);

@@ -1,14 +1,15 @@
-//! Where a text can be cut so that its parts have the ids of the whole: where the tokenizer certainly ends a word.
+//! Finds where a text can be cut so that its parts have the ids of the whole: where the tokenizer
+//! certainly ends a word.
 
 use super::hugging_face::HuggingFace;
 use super::{Kind, SpecialTokens, Tokenizer};
 
 /// Bytes before and after a place that decide whether a word ends there.
 const CONTEXT: usize = 512;
-/// Places that are tried before a text is said to have none.
+/// Maximum number of places that are tried.
 const MAX_TRIES: usize = 32;
 
-/// Kinds of characters that every pre-tokenizer tells apart.
+/// Character classes that every pre-tokenizer distinguishes.
 #[derive(PartialEq, Eq)]
 enum Class {
     Space,
@@ -32,11 +33,12 @@ impl Tokenizer {
     /// Bytes after a place that decide whether a word ends there.
     pub(crate) const LOOKAHEAD: usize = CONTEXT + 4;
 
-    /// Whether the ids of `text` are those of its two parts, after a line end that a character other than white space follows.
+    /// Whether cutting `text` at `place` keeps its ids. `place` must follow a line end and precede
+    /// a character other than white space.
     pub(crate) fn ends_word(&self, text: &str, place: usize) -> bool {
         match &self.kind {
             Kind::Bytes => true,
-            // No word of its expression goes on after such a line end.
+            // No word of its expression continues after this line end.
             Kind::Tiktoken(_) => true,
             Kind::HuggingFace(tokenizer) => {
                 let (around, place) = around(text, place);
@@ -45,13 +47,13 @@ impl Tokenizer {
         }
     }
 
-    /// The last place up to `limit`, and not far from it, at which the ids of `text` are those of its two parts.
+    /// Last place up to `limit`, and close to it, at which cutting `text` keeps its ids.
     pub(crate) fn last_word_end(&self, text: &str, limit: usize) -> Option<usize> {
         let limit = text.floor_char_boundary(limit);
         match &self.kind {
             Kind::Bytes => Some(limit),
-            // In its expression only a word of letters begins with a space that letters follow. Elsewhere the limits of the
-            // original for characters in a row would be others.
+            // In its expression only a word of letters begins with a space before a letter. At
+            // other places, the original's limits for characters in a row would differ.
             Kind::Tiktoken(_) => {
                 let begin = text.floor_char_boundary(limit.saturating_sub(CONTEXT));
                 let is_end = |place: &usize| {
@@ -65,7 +67,8 @@ impl Tokenizer {
                 let (around, end) = around(text, limit);
                 let begin = limit - end;
                 let words = Words::of(tokenizer, around)?;
-                // In the middle of like characters, a row of them decides, which may have begun long before.
+                // Inside a run of one class the whole run decides, and it may have begun long
+                // before.
                 let is_edge = |place: &usize| {
                     let (before, after) = around.split_at(*place);
                     let classes = (before.chars().next_back().map(Class::of), after.chars().next().map(Class::of));
@@ -79,17 +82,17 @@ impl Tokenizer {
     }
 }
 
-/// The text around a place, and where the place is in it.
+/// Text around a place, and the place in it.
 fn around(text: &str, place: usize) -> (&str, usize) {
     let begin = text.floor_char_boundary(place.saturating_sub(CONTEXT));
     let end = text.floor_char_boundary((place + CONTEXT).min(text.len()));
     (&text[begin..end], place - begin)
 }
 
-/// A short text in ids and words.
+/// Ids and words of a short text.
 struct Words {
     ids: Vec<u32>,
-    /// Where words end that others follow.
+    /// Word ends that are followed by another word.
     ends: Vec<usize>,
 }
 
@@ -99,7 +102,8 @@ impl Words {
         Some(Self { ids, ends })
     }
 
-    /// Whether a word ends at `place`, and both parts of the text have the ids that they have in the whole.
+    /// Whether a word ends at `place`, and both parts have the ids that they have in the whole
+    /// text.
     fn end_at(&self, tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
         let ids = |text| tokenizer.encode(text, SpecialTokens::AreText).unwrap_or_default();
         self.ends.contains(&place)
@@ -107,8 +111,9 @@ impl Words {
             && Self::end_wherever_text_begins(tokenizer, text, place)
     }
 
-    /// Whether a word ends at `place` also without the first character before it, and without the first word: else words are counted from
-    /// the beginning of the text, as those of so many characters are, or of two words each.
+    /// Whether a word ends at `place` even without the first character of the text, and without its
+    /// first word. Otherwise words are counted from the beginning, for example in fixed numbers of
+    /// characters or in pairs.
     fn end_wherever_text_begins(tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
         let first = |text: &str| text.chars().next().map_or(0, char::len_utf8);
         let word = text.find(char::is_whitespace).map_or(0, |space| space + first(&text[space..]));

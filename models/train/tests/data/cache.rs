@@ -1,4 +1,4 @@
-//! The cache: found again, made again when something changes or is broken, and never half of one.
+//! The cache: reused, rebuilt after a change or damage, and never half built.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -16,7 +16,7 @@ fn is_cached(files: &Files) -> bool {
     files.all().was_cached()
 }
 
-/// The folder of the cache that holds the tokens.
+/// Cache folder with the tokens.
 fn entry(files: &Files) -> PathBuf {
     let folders = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path());
     let mut folders: Vec<_> = folders.filter(|path| path.join("tokens.bin").exists()).collect();
@@ -61,7 +61,7 @@ fn whatever_decides_makes_another() {
     assert!(!open(source.clone(), 0.0, &bytes));
     assert!(!open(source.clone(), 0.0, &folder_with_tokenizer()));
     assert!(!open(DataSource { field: "body".into(), ..source.clone() }, 0.0, &bytes));
-    // These decide nothing here: what is held out is another list of the same documents.
+    // These do not matter here: the held-out part is another list of the same documents.
     assert!(open(source.clone(), 0.1, &bytes));
     assert!(open(
         DataSource { max_bytes: Some(1000), extension: Some("x".into()), weight: Some(2.0), ..source },
@@ -88,7 +88,8 @@ fn set_time(files: &Files, name: &str, seconds: u64) {
     file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
 }
 
-/// A file with the size and time of the last look is not read; one with another time is, and found to be the same.
+/// A file with the size and time of its last scan is not read. A file with another time is read,
+/// and found to be unchanged.
 #[test]
 fn size_and_time_are_trusted() {
     let files = Files::new([("a", "one")]);
@@ -105,7 +106,7 @@ fn size_and_time_are_trusted() {
     assert!(is_cached(&files));
 }
 
-/// A file just written may be written once more at the same time by the clock.
+/// A file just written may be written again within the clock's resolution.
 #[test]
 fn a_time_just_now_is_not_trusted() {
     let files = Files::new([("a", "one")]);
@@ -140,7 +141,7 @@ fn what_is_broken_is_made_again() {
         assert!(is_cached(&files));
         assert_eq!(stream(&files.all()), expected);
     }
-    // The memory of sizes and times is no loss.
+    // A broken scan memory loses nothing.
     for path in fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path()) {
         if path.to_string_lossy().ends_with(".files.json") {
             fs::write(path, "broken").unwrap();
@@ -149,7 +150,7 @@ fn what_is_broken_is_made_again() {
     assert!(is_cached(&files));
 }
 
-/// The lists of documents, and the index of whole ones, too.
+/// Also the lists of documents and the index of whole ones.
 #[test]
 fn a_broken_index_is_made_again() {
     let files = Files::new([("a", "some text"), ("b", "and more text")]);
@@ -168,7 +169,7 @@ fn a_broken_index_is_made_again() {
     }
 }
 
-/// A token out of range in the cache is no token of the file that was tokenized.
+/// A token out of range in the cache is reported for the cache, not for the tokenized file.
 #[test]
 fn a_token_that_is_none_is_named() {
     let files = Files::new([("a", "some text")]);
@@ -224,7 +225,7 @@ fn a_cache_that_cannot_be_written() {
 const FOLDER: &str = "TRAIN_TEST_FOLDER";
 const DIES: &str = "TRAIN_TEST_DIES";
 
-/// This test again, in a process of its own, which opens the files in `folder`.
+/// Runs this test again in a separate process, which opens the files in `folder`.
 fn process(test: &str, files: &Files, dies: bool) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
@@ -238,7 +239,7 @@ fn process(test: &str, files: &Files, dies: bool) -> Command {
     command
 }
 
-/// What such a process does: says how many tokens there are, or dies when some are written.
+/// Task of the separate process: prints the number of tokens, or dies after some are written.
 fn open_in_folder(folder: PathBuf) {
     let source = DataSource::new([folder.join("files")]);
     let mut die = |progress: train::Progress| {
@@ -267,7 +268,7 @@ fn two_processes_at_once() {
         assert!(output.status.success() && text.contains("tokens 1800180."), "{text}");
         made += usize::from(text.contains("cached false"));
     }
-    // One has tokenized, the others have waited.
+    // One process tokenized, and the others waited.
     assert_eq!(made, 1);
     assert!(files.open(&files.sources(), 0.1).unwrap().was_cached());
 }
@@ -280,7 +281,7 @@ fn a_process_that_dies_leaves_no_cache() {
     let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
     let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
     assert!(!output.status.success());
-    // The rest is listed, and can be removed.
+    // The remains are listed, and can be removed.
     let left = KeptTokens::list(&files.cache()).unwrap();
     assert!(left.len() == 1 && !left[0].is_whole && left[0].bytes > 0, "{left:?}");
     assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), left);
@@ -291,7 +292,7 @@ fn a_process_that_dies_leaves_no_cache() {
     assert!(entry(&files).join("manifest.json").exists());
 }
 
-/// A folder of another program stays, whatever it holds.
+/// Entries being made stay, and so does another program's folder, even with a manifest.
 #[test]
 fn pruning_leaves_alone_what_is_being_made() {
     let files = Files::new([("a.txt", "text ".repeat(100))]);
@@ -325,7 +326,7 @@ fn a_pipe_in_the_place_of_a_file_is_no_cache() {
     }
 }
 
-/// The most recently used first; what is not old stays, and what is gone is made again.
+/// The most recently used entries come first. Recent ones stay, and removed ones are rebuilt.
 #[test]
 fn tokens_are_listed_and_pruned() {
     let files = Files::new([("a", "one"), ("b", "two")]);
@@ -348,7 +349,7 @@ fn tokens_are_listed_and_pruned() {
         );
         ago(&kept.path, 10);
     }
-    // Use is noted. Beside tokens, lists of their documents are kept.
+    // Use is recorded. Lists of documents are kept in addition to tokens.
     assert!(open("a"));
     assert_eq!((list().len(), first.len()), (4, 2));
     assert!(first.contains(&list()[0].path) && first.contains(&list()[1].path));

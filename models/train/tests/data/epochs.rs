@@ -1,4 +1,4 @@
-//! What an epoch is said to hold, against what is read in it.
+//! Compares the reported size of an epoch with the sequences read in it.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -24,7 +24,7 @@ fn line((is_chat, len): &(bool, usize)) -> String {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Documents that are held out, and the end of the stream that may be, are counted with what they are held out from.
+    /// A document whose end is held out counts in the training part.
     #[test]
     fn an_epoch_is_what_is_read(
         lines in proptest::collection::vec((any::<bool>(), 1..60_usize), 2..40),
@@ -37,8 +37,8 @@ proptest! {
         let dataset = open();
         let tokens = dataset.size().train_tokens;
         prop_assume!(tokens > 1);
-        // All of it in one sequence. Its first token is no target of the sequence, but counts as one where all do.
-        // The beginning of a conversation may be all there is.
+        // The whole stream in one sequence. Its first token is not a target of the sequence, but
+        // counts as one without a mask. The stream may be only the beginning of a conversation.
         let all = match dataset.train(wrapped(tokens as usize - 1), 0) {
             Err(DataError::NoTargets { .. }) => return Ok(()),
             all => all.unwrap().next().unwrap().unwrap(),
@@ -49,13 +49,13 @@ proptest! {
         let mask = all.loss_mask.clone().unwrap_or_else(|| vec![true; tokens as usize - 1]);
         let windows = mask.chunks(seq_len);
         let (learned, left): (Vec<_>, Vec<_>) = { windows }.enumerate().partition(|(_, mask)| mask.contains(&true));
-        // The last window, which may be shorter, does not make a batch.
+        // The last window may be shorter, and is not enough for a batch.
         if learned.iter().all(|(_, mask)| mask.len() < seq_len) {
             let refused = dataset.train(wrapped(seq_len), 0).err();
             prop_assert!(matches!(refused, Some(DataError::TooFewTokens { sequences: 0, .. })), "{:?}", refused);
             return Ok(());
         }
-        // The last token of a window is the first one of the next.
+        // The last token of a window is the first one of the next window.
         let is_lonely = |i: usize| i == 0 || left.iter().any(|(other, _)| *other + 1 == i);
         let expected = EpochSize {
             sequences: learned.len() as u64,
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// Token files have no list of documents.
+/// Token files do not list documents.
 #[test]
 fn an_epoch_of_token_files() {
     let tokens: Vec<u32> = [256].into_iter().chain(0..20).chain([256]).chain(0..5).collect();
@@ -93,7 +93,8 @@ fn an_epoch_of_token_files() {
     assert_eq!(size(whole(9)), EpochSize { cut: 1, ..expected });
 }
 
-/// Long questions and short answers: an epoch is the sequences with answers, and the next one has them again.
+/// Long questions and short answers: an epoch has the sequences with answers, and the next epoch
+/// has them again.
 #[test]
 fn sequences_without_targets_are_left_out() {
     let lines = (0..24).map(|i| {
@@ -118,7 +119,7 @@ fn sequences_without_targets_are_left_out() {
         let counted = first.iter().flat_map(|sequence| sequence.loss_mask.iter().flatten());
         assert_eq!(counted.filter(|counts| **counts).count() as u64, targets.unwrap());
     }
-    // A batch at the end of an epoch has sequences of the next one.
+    // A batch at the end of an epoch also has sequences of the next one.
     let shape = SequenceShape { batch_size: 7, ..whole(64) };
     let mut batches = TrainBatches::new(&dataset, shape, AttnMaskType::Causal, 0).unwrap();
     let epoch = batches.sequences_per_epoch()[0];

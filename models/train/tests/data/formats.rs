@@ -1,4 +1,4 @@
-//! Text, JSON Lines and messages: what becomes a document, and which line is named when it does not.
+//! Text, JSON Lines and messages: which documents are read, and which line an error names.
 
 use train::{ChatTemplate, DataSource, Format, Message, Packing, Sequence, SequenceShape, SpecialTokens, Tokenizer};
 
@@ -19,7 +19,7 @@ fn paths_are_read_in_the_order_given() {
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["second", "first"]));
 }
 
-/// It is read in pieces.
+/// A large file is read in pieces.
 #[test]
 fn a_large_file_is_a_document() {
     let text = "one line\nand another \u{e9}\n".repeat(100_000);
@@ -42,7 +42,7 @@ fn a_line_is_a_document() {
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one"]));
 }
 
-/// More documents than are tokenized at once keep their order.
+/// More documents than fit into a batch keep their order.
 #[test]
 fn many_lines_keep_their_order() {
     let texts: Vec<String> = (0..20_000).map(|i| format!("line {i}")).collect();
@@ -129,7 +129,7 @@ fn too_little_text() {
     }
 }
 
-/// An array gives the documents that lines of its elements give, and errors name their lines.
+/// An array gives the same documents as lines of its elements, and errors name their lines.
 #[test]
 fn an_array_of_objects_is_read_as_lines_are() {
     let array = "\u{feff}\n[{\"text\": \"one]}\\\"\"},\n\n  {\"id\": [1, {}],\r\n \"text\": \"two\"} ,{\"text\": \"three\"}\n]\n";
@@ -141,7 +141,7 @@ fn an_array_of_objects_is_read_as_lines_are() {
     for name in ["a.json", "b.json"] {
         assert_eq!(stream(&files.open(&[files.source(name)], 0.0).unwrap()).0, expected);
     }
-    // Of more than is wanted, whole elements.
+    // `max_bytes` takes whole elements.
     let source = DataSource { max_bytes: Some(60), ..files.source("a.json") };
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one]}\""]));
     for (bad, expected) in [
@@ -163,7 +163,7 @@ fn an_array_of_objects_is_read_as_lines_are() {
     }
 }
 
-/// Nobody wants to train on the commas.
+/// Training on the separators of a table is rarely wanted.
 #[test]
 fn a_table_is_refused_unless_it_is_asked_for_as_text() {
     let files = Files::new([("a.csv", "text,label\none,1\n"), ("b.TSV", "text\tlabel\n")]);
@@ -177,7 +177,7 @@ fn a_table_is_refused_unless_it_is_asked_for_as_text() {
     assert!(error.contains("(left out: 2 csv): data.field names"), "{error}");
 }
 
-/// A file is what it begins with where its extension does not say it.
+/// If the extension does not decide, the first bytes do.
 #[test]
 fn what_is_compressed_is_refused() {
     for (begin, by) in
@@ -196,7 +196,7 @@ fn what_is_compressed_is_refused() {
     }
 }
 
-/// Templates print nothing for what is not there, and what they like for what is no text.
+/// Templates print nothing for missing content, and print other types in different ways.
 #[test]
 fn a_turn_without_content_is_named() {
     let good = conversation(&[("user", "hi"), ("assistant", "yo")]);
@@ -253,7 +253,7 @@ fn conversation(pairs: &[(&str, &str)]) -> String {
     serde_json::json!({ "messages": messages }).to_string()
 }
 
-/// The loss counts where the assistant says something, and nowhere else.
+/// The loss counts the assistant's text and nothing else.
 #[test]
 fn only_what_the_assistant_says_counts() {
     let lines = [
@@ -264,7 +264,7 @@ fn only_what_the_assistant_says_counts() {
     let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
     let tokenizer = Tokenizer::bytes();
     let dataset = files.open_with(&files.sources(), 0.0, &tokenizer, Some(&template)).unwrap();
-    // By default, documents stay whole.
+    // Documents stay whole by default.
     let sequences = epoch(&dataset, by_default(60)).unwrap();
     assert_eq!(sequences.len(), 2);
     let said: Vec<(String, String)> = sequences
@@ -319,7 +319,7 @@ fn tools_of_a_conversation_reach_its_template() {
     }
 }
 
-/// The cache has tokens for a tokenizer without such a limit.
+/// The cache has tokens for a tokenizer without this limit.
 #[test]
 fn a_token_that_the_model_does_not_have_is_named() {
     let files = Files::new([("a.jsonl", "{\"text\": \"b\"}\n{\"text\": \"abc\"}\n")]);
@@ -336,7 +336,7 @@ fn a_token_that_the_model_does_not_have_is_named() {
     );
 }
 
-/// A row's variables override the template's.
+/// Variables of a row override the template's.
 #[test]
 fn variables_of_a_conversation_reach_its_template() {
     let row =
@@ -370,7 +370,7 @@ fn variables_of_a_conversation_reach_its_template() {
     }
 }
 
-/// Text beside messages counts as a whole, before and after the first conversation.
+/// Text next to messages counts completely, before and after the first conversation.
 #[test]
 fn text_beside_messages_counts() {
     let lines = [
@@ -398,7 +398,7 @@ fn a_conversation_that_the_template_refuses_is_named() {
     assert!(message(&error).contains("chat.jsonl:2: the conversation has nothing that the assistant says"), "{error}");
 }
 
-/// What stands in a TOML config.
+/// A source as written in a TOML config.
 #[test]
 fn a_source_is_a_section_of_a_config() {
     let source: DataSource = toml::from_str("paths = ['a', 'b']\nformat = 'jsonl'\nweight = 0.5").unwrap();

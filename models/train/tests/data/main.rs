@@ -23,7 +23,7 @@ use train::{
     Validation,
 };
 
-/// A folder with files in it, and a cache beside it.
+/// Folder with files, and a cache next to it.
 struct Files {
     dir: TempDir,
 }
@@ -58,7 +58,7 @@ impl Files {
         DataSource::new([self.path(name)])
     }
 
-    /// All files.
+    /// All files as one source.
     fn sources(&self) -> Vec<DataSource> {
         vec![DataSource::new([self.root()])]
     }
@@ -77,12 +77,12 @@ impl Files {
         Dataset::open(sources, Validation::Fraction(held_out_fraction), tokenizer, template, &self.cache(), &mut |_| {})
     }
 
-    /// All files, nothing held out, as bytes.
+    /// All files as bytes, without a held-out part.
     fn all(&self) -> Dataset {
         self.open(&self.sources(), 0.0).unwrap()
     }
 
-    /// The message of the error that opening all files and reading an epoch of them gives, with its causes.
+    /// Message, with its causes, of the error of opening all files and reading an epoch.
     fn error(&self) -> String {
         self.error_of(&self.sources())
     }
@@ -127,7 +127,7 @@ fn take(sequences: &mut TrainSequences, count: usize) -> Vec<Sequence> {
     sequences.take(count).collect::<Result<_, _>>().unwrap()
 }
 
-/// The training stream, put together from its windows, and where documents begin in it.
+/// The training stream as one window, and the positions where documents begin.
 fn stream(dataset: &Dataset) -> (Vec<u32>, Vec<usize>) {
     let tokens = dataset.size().train_tokens as usize;
     let sequences = epoch(dataset, wrapped(tokens - 1)).unwrap();
@@ -142,17 +142,17 @@ fn held_out_stream(dataset: &Dataset) -> Vec<u32> {
     }
 }
 
-/// The stream of these texts as bytes.
+/// Stream of these texts as bytes.
 fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
     texts.into_iter().flat_map(|text| Tokenizer::bytes().document(text.as_ref()).unwrap()).collect()
 }
 
-/// Text without a pattern.
+/// Random letters.
 fn noise(rng: &mut Rng, len: usize) -> String {
     (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
 }
 
-/// The tests' own tokenizer.
+/// Tokenizer of the test vectors.
 fn folder_with_tokenizer() -> Tokenizer {
     Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Sources with weights: each has its share, its own epochs, and the order is always the same.
+//! Sources with weights: each has its share and its epochs, and the order is always the same.
 
 use train::rng::Rng;
 use train::{DataSource, Dataset, Sequence};
@@ -7,7 +7,7 @@ use crate::{Files, message, noise, take, wrapped};
 
 const WEIGHTS: [f64; 3] = [5.0, 3.0, 2.0];
 
-/// Three sources of upper and lower case letters and digits, of different sizes.
+/// Three sources of different sizes: lower case letters, upper case letters and digits.
 fn sources() -> (Files, Vec<DataSource>) {
     let mut rng = Rng::new(9);
     let text = noise(&mut rng, 400);
@@ -33,7 +33,7 @@ fn dataset() -> (Files, Dataset) {
     (files, dataset)
 }
 
-/// At no time is a source a whole sequence from its share, however often it begins again.
+/// A source is never more than one sequence from its share, however often its epochs restart.
 #[test]
 fn shares_are_kept_at_any_time() {
     let (_files, dataset) = dataset();
@@ -102,7 +102,7 @@ fn weights_that_cannot_be_used() {
     assert!(error.starts_with(&format!("no weight of {}", files.path("c").display())), "{error}");
 }
 
-/// A source with nothing to train on has no share.
+/// A source without training data has no share.
 #[test]
 fn a_source_without_a_target() {
     let (files, mut sources) = sources();
@@ -113,7 +113,7 @@ fn a_source_without_a_target() {
     assert!(error.starts_with(&expected), "{error}");
 }
 
-/// The furthest behind its share comes next, and of several the first.
+/// The source that is furthest behind its share comes next, or the first of several.
 #[test]
 fn the_order_of_sources_is_fixed() {
     let (_files, dataset) = dataset();

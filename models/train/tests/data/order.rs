@@ -1,4 +1,4 @@
-//! An epoch has everything once, in an order that depends on seed and epoch alone.
+//! An epoch has every sequence once, in an order that depends only on seed and epoch.
 
 use train::rng::Rng;
 use train::{Dataset, Sequence};
@@ -41,7 +41,7 @@ fn the_order_is_that_of_seed_and_epoch() {
     for (i, epoch) in all.iter().enumerate() {
         assert!(all[..i].iter().all(|other| other != epoch));
     }
-    // Of as much data, whatever it is, the order is the same.
+    // Other data of the same size has the same order.
     let other = Files::new([("b", noise(&mut Rng::new(4), 999))]);
     let places = |dataset: &Dataset, seed| {
         let stream = crate::stream(dataset).0;

@@ -1,4 +1,5 @@
-//! Windows of the stream and whole documents: every target once, boundaries where documents begin, no loss on padding.
+//! Windows of the stream and whole documents: every target once, boundaries where documents begin,
+//! no loss on padding.
 
 use proptest::prelude::*;
 use train::rng::Rng;
@@ -6,7 +7,7 @@ use train::{Packing, Sequence, SequenceShape};
 
 use crate::{Files, documents, epoch, noise, stream, whole, wrapped};
 
-/// Documents of random letters, one a line, and their tokens.
+/// Documents of random letters, one per line, and their tokens.
 fn random_documents(lens: &[usize], seed: u64) -> (Files, Vec<Vec<u32>>) {
     let mut rng = Rng::new(seed);
     let texts: Vec<String> = lens.iter().map(|len| noise(&mut rng, *len)).collect();
@@ -14,12 +15,12 @@ fn random_documents(lens: &[usize], seed: u64) -> (Files, Vec<Vec<u32>>) {
     (Files::new([("a.jsonl", lines)]), texts.iter().map(|text| documents([text])).collect())
 }
 
-/// What holds for every sequence.
+/// Checks the invariants of a sequence.
 fn check(sequence: &Sequence, seq_len: usize) {
     let Sequence { tokens, loss_mask, document_starts, num_tokens } = sequence;
     assert_eq!(tokens.len(), seq_len + 1);
     assert!((1..=seq_len + 1).contains(num_tokens));
-    // Every document begins with BOS, and nothing else has it; padding is BOS too, where there is no EOS.
+    // Every document begins with BOS, and no other token is BOS. Without EOS, padding is BOS too.
     let begins: Vec<usize> = (0..*num_tokens).filter(|place| tokens[*place] == 256).collect();
     assert_eq!(document_starts, &begins);
     match loss_mask {
@@ -37,7 +38,7 @@ fn without_padding(sequences: &[Sequence]) -> Vec<Vec<u32>> {
     parts
 }
 
-/// Next-fit as it is defined, for documents in memory.
+/// Next-fit by definition, for documents in memory.
 fn next_fit(documents: &[Vec<u32>], len: usize) -> Vec<Vec<u32>> {
     let mut sequences: Vec<Vec<u32>> = vec![];
     let mut open: Vec<u32> = vec![];
@@ -82,7 +83,7 @@ proptest! {
         let sequences = epoch(&files.all(), whole(seq_len)).unwrap();
         sequences.iter().for_each(|sequence| check(sequence, seq_len));
         prop_assert_eq!(without_padding(&sequences), next_fit(&documents, seq_len + 1));
-        // Every token but the first of a document is a target of its own document.
+        // Every token except the first of a document is a target in that document.
         let targets = sequences.iter().map(|s| (1..s.num_tokens).filter(|t| !s.document_starts.contains(t)).count());
         prop_assert_eq!(targets.sum::<usize>(), lens.iter().sum::<usize>());
     }
@@ -124,7 +125,7 @@ fn held_out_documents_stay_whole() {
     }
 }
 
-/// Sources without weights are one, and their sizes decide.
+/// Sources without weights are mixed in proportion to their sizes.
 #[test]
 fn sources_without_weights_are_one() {
     let mut rng = Rng::new(2);

@@ -1,4 +1,4 @@
-//! Parquet: rows of a column of text, or of messages.
+//! Parquet: rows of a column of text or of messages.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use train::{ChatTemplate, DataSource, Tokenizer};
 
 use crate::{Files, by_default, documents, epoch, stream, wrapped};
 
-/// Values of a column, and their definition and repetition levels.
+/// Values of a column, with their definition and repetition levels.
 type Column<'a> = (Vec<&'a str>, Vec<i16>, Vec<i16>);
 
 fn parquet(schema: &str, groups: &[Vec<Column<'_>>], compression: Compression) -> Vec<u8> {
@@ -66,7 +66,7 @@ fn a_row_is_a_document() {
 fn messages_are_a_column_of_lists() {
     let schema = "message m { optional group messages (LIST) { repeated group list { optional group element {
         optional binary role (UTF8); optional binary content (UTF8); optional binary name (UTF8); } } } }";
-    // Two conversations of two messages; no message has a name.
+    // Two conversations of two messages. No message has a name.
     let levels = (vec![4; 4], vec![0, 1, 0, 1]);
     let group = vec![
         (vec!["user", "assistant", "user", "assistant"], levels.0.clone(), levels.1.clone()),
@@ -89,7 +89,7 @@ fn messages_are_a_column_of_lists() {
     assert_eq!(counted, "fourfalse;hellofalse;".len());
 }
 
-/// The text of a compressed file is larger than the file. A row without text is a row too.
+/// The text of a compressed file is larger than the file. A row without text counts as a row.
 #[test]
 fn all_rows_are_read_whatever_the_compression() {
     let mut rows = vec!["the same words again and again, which a compressed file holds once"; 2000];
@@ -99,21 +99,21 @@ fn all_rows_are_read_whatever_the_compression() {
         let (tokens, starts) = stream(&files.all());
         assert_eq!(starts.len(), 2300, "{compression}");
         assert!(tokens == documents(rows.iter().chain(&rows[..300])), "{compression}");
-        // More than the file's bytes, and less than its text.
+        // More than the file's bytes, but less than its text.
         let source = DataSource { max_bytes: Some(100_000), ..files.source("a.parquet") };
         let taken = files.open(&[source], 0.0).unwrap().size().train_tokens;
         assert!((100_000..103_000).contains(&taken), "{compression}: {taken}");
     }
 }
 
-/// Equal conversations with tools, of which some are lists and some are the JSON text of one, give the same tokens from both formats.
+/// Equal conversations with tools, as lists or as JSON text, give the same tokens in both formats.
 #[test]
 fn all_fields_of_a_line_are_columns() {
     let schema = "message m { optional binary id (UTF8); optional binary text (UTF8);
         optional group messages (LIST) { repeated group list { optional group element {
         optional binary role (UTF8); optional binary content (UTF8); } } } optional binary tools (UTF8); }";
     let tools = r#"[{"name": "add", "of": [1, 2]}]"#;
-    // A conversation without tools, one with, and a text.
+    // A conversation without tools, a conversation with tools, and a text.
     let levels = (vec![4, 4, 4, 4, 0], vec![0, 1, 0, 1, 0]);
     let group = vec![
         (vec!["a", "b", "c"], vec![1; 3], vec![0; 3]),
@@ -147,7 +147,7 @@ fn all_fields_of_a_line_are_columns() {
     assert_eq!(text, "user:2+2?;assistant:four;[add [1, 2]]user:1+1?;assistant:two;plain");
 }
 
-/// A file of few bytes whose text is long.
+/// A small file whose text is long.
 #[test]
 fn a_row_too_long_for_memory_is_named() {
     let long: &'static str = "x".repeat((64 << 20) + 1).leak();
@@ -179,7 +179,7 @@ fn a_bad_row_is_named() {
     assert!(error.contains("row 1: `text` is bytes, expected text"), "{error}");
 }
 
-/// However it is broken: an error or other rows, and the process goes on.
+/// Any damage gives an error or other rows, and the process continues.
 #[test]
 fn a_broken_file_is_an_error() {
     let whole = parquet(TEXT, &[texts(&["one", "two", "three"])], Compression::SNAPPY);

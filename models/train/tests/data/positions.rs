@@ -1,4 +1,4 @@
-//! From any position the rest is that of a run without an interruption; a position in other data is refused.
+//! From any position the rest equals an uninterrupted run. A position in other data is refused.
 
 use std::fs;
 
@@ -50,7 +50,7 @@ proptest! {
     }
 }
 
-/// What people read: the document and the offset at which the next sequence begins.
+/// Displayed position: the document and the offset at which the next sequence begins.
 #[test]
 fn a_position_names_the_document() {
     let files = Files::new([("a.jsonl", "{\"text\": \"0123456789\"}\n".repeat(20))]);
@@ -68,7 +68,7 @@ fn a_position_names_the_document() {
     assert_eq!(places, (0..55).map(|i| i * 4).collect::<Vec<_>>());
 }
 
-/// The error that a position gives in data opened after `change`.
+/// Error of a position in data opened after `change`.
 fn refused(change: impl FnOnce(&Files)) -> String {
     let files = files();
     let mut before = open(&files, false).train(wrapped(10), 1).unwrap();
@@ -118,12 +118,12 @@ fn a_changed_max_bytes_is_named() {
         );
         assert!(error.ends_with(&expected), "{error}");
     }
-    // A limit that takes nothing away is none.
+    // A limit larger than the data has no effect.
     let position = within(None).train(wrapped(10), 1).unwrap().position().unwrap();
     within(Some(1000)).train(wrapped(10), 1).unwrap().seek(&position).unwrap();
 }
 
-/// A position does not grow with the number of files.
+/// The size of a position does not grow with the number of files.
 #[test]
 fn one_of_many_files_has_changed() {
     let files = Files::new((0..1001).map(|i| (i.to_string(), "text")));
@@ -139,7 +139,7 @@ fn one_of_many_files_has_changed() {
     assert_eq!(error(&files), "the data changed since the checkpoint: there were 1001 files, now there are 1002");
 }
 
-/// Written again with the same content, or moved with its folder, it is the same data.
+/// Files rewritten with the same content, or moved with their folder, are the same data.
 #[test]
 fn the_same_content_is_the_same_data() {
     let files = files();
@@ -194,7 +194,8 @@ fn other_settings_are_named() {
     assert_eq!(position.streams[0].sources[0].packing, Packing::Wrapped);
 }
 
-/// A run that is resumed sees what it was to see next, and knows its data: both are fixed.
+/// A resumed run sees the sequences that would have followed, and recognizes its data: both are
+/// fixed.
 #[test]
 fn sequences_and_fingerprints_are_fixed() {
     let files = files();

@@ -1,4 +1,4 @@
-//! Which files of a folder are taken, and how much of them.
+//! Files that are taken from a folder, and how much of each.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use train::{DataSource, Format, Position};
 
 use crate::{Files, documents, stream, wrapped};
 
-/// The texts that a source of all files within `max_bytes` takes.
+/// Tokens of the texts that a source of all files takes within `max_bytes`.
 fn taken(files: &Files, max_bytes: u64) -> Vec<u32> {
     let source = DataSource { max_bytes: Some(max_bytes), ..files.sources().remove(0) };
     stream(&files.open(&[source], 0.0).unwrap()).0
@@ -40,7 +40,7 @@ fn an_extension_is_of_files_in_folders() {
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one", "three", "four"]));
 }
 
-/// As `hf download --local-dir` leaves a folder, and as somebody adds to it.
+/// A folder made by `hf download --local-dir`, with files added to it.
 #[test]
 fn a_folder_gives_its_data() {
     let line = "{\"text\": \"one\"}\n";
@@ -55,7 +55,7 @@ fn a_folder_gives_its_data() {
         ("table.csv", "text\none"),
         ("train.jsonl.zip", "PK\x03\x04"),
         ("image", "P\0"),
-        // As caches name files.
+        // Caches name files in this way.
         ("0123abcd", "{\"text\": \"four\"}\n"),
         (".gitattributes", "*.parquet filter=lfs"),
         (".cache/huggingface/download/train.jsonl", line),
@@ -69,13 +69,13 @@ fn a_folder_gives_its_data() {
     let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
     assert_eq!(formats, ["1 text", "2 jsonl", "1 json"]);
     assert_eq!((dataset.size().files, dataset.size().skipped), (4, 9));
-    // Whoever says how files are read has all of them read.
+    // With `format`, all files are read.
     let source = DataSource { format: Some(Format::Text), ..DataSource::new([files.path("more")]) };
     assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["[{\"text\": \"two\"}]"]));
 }
 
-/// Without data, text is what there is: code and its descriptions. JSON may be data under other names, and is no text unless somebody
-/// says so.
+/// Without data files, all text is taken: code and its descriptions. JSON may be data with other
+/// field names, and is text only if `format` says so.
 #[test]
 fn a_folder_of_text_gives_all_of_it() {
     let files =
@@ -93,7 +93,8 @@ fn a_folder_of_text_gives_all_of_it() {
     }
 }
 
-/// Also out of the folder, as in the cache of Hugging Face; no file counts twice, and the search ends.
+/// Links may leave the folder, as in Hugging Face's cache. No file counts twice, and the search
+/// terminates.
 #[cfg(unix)]
 #[test]
 fn links_are_followed() {
@@ -111,7 +112,7 @@ fn links_are_followed() {
     assert_eq!(stream(&files.open(&[files.source("snapshot/link")], 0.0).unwrap()).0, documents(["two"]));
 }
 
-/// Whoever opens a pipe waits for its other end.
+/// Opening a pipe blocks until its other end is open.
 #[cfg(unix)]
 #[test]
 fn pipes_are_not_opened() {
@@ -125,7 +126,7 @@ fn pipes_are_not_opened() {
     assert!(error.contains("pipe: it is a pipe, a socket or a device, not a file"), "{error}");
 }
 
-/// A position of such a file is saved and read.
+/// A position in a file without a UTF-8 name can be saved and read.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_name_need_not_be_utf_8() {
@@ -140,7 +141,7 @@ fn a_name_need_not_be_utf_8() {
     let position: Position = serde_json::from_str(&position).unwrap();
     assert_eq!(position, sequences.position().unwrap());
     dataset.train(wrapped(2), 1).unwrap().seek(&position).unwrap();
-    // It is known by its name.
+    // The file is identified by its name.
     fs::write(files.path(name), "six").unwrap();
     let error = files.all().train(wrapped(2), 1).unwrap().seek(&position).unwrap_err().to_string();
     assert!(error.contains("caf\u{fffd}.txt changed since the checkpoint"), "{error}");
@@ -157,7 +158,7 @@ fn files_are_taken_at_even_distances() {
     assert_eq!(taken(&files, 1000), texts(&[0, 1, 2, 3, 4, 5, 6, 7]));
 }
 
-/// Where that leaves much, the largest other files follow, and the last is cut.
+/// If that leaves many bytes, the largest remaining files follow, and the last is cut.
 #[test]
 fn the_largest_others_follow() {
     let files = Files::new([("a", "x".repeat(5)), ("b", "y".repeat(100)), ("c", "z".repeat(70))]);
@@ -181,7 +182,7 @@ fn no_line_is_cut() {
     assert_eq!(taken(&files, line.len() as u64 * 3 - 1), documents(["one", "one"]));
 }
 
-/// What was passed over in one run may be text in the next.
+/// A file that was skipped in one run may be text in the next.
 #[test]
 fn a_file_is_looked_at_again_when_it_changes() {
     let files = Files::new([("a", "one"), ("b", "")]);

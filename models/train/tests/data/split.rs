@@ -1,4 +1,4 @@
-//! Which documents are held out, against the rule written down for documents in memory.
+//! Compares the held-out documents with a reference implementation for documents in memory.
 
 use proptest::prelude::*;
 use train::batches::{AttnMaskType, Batch, held_out_batches};
@@ -37,7 +37,7 @@ proptest! {
         prop_assert_eq!(dataset.size().train_tokens, train.len() as u64);
         if train.len() > 1 {
             let (tokens, starts) = stream(&dataset);
-            // Every document begins with BOS, and nothing else has it.
+            // Every document begins with BOS, and no other token is BOS.
             let expected: Vec<usize> = (0..train.len()).filter(|i| train[*i] == 256).collect();
             prop_assert_eq!((tokens, starts), (train, expected));
         }
@@ -47,7 +47,7 @@ proptest! {
     }
 }
 
-/// The end of one document, held out, begins where the end of another is cut off.
+/// The held-out end of a document begins where the document is cut.
 #[test]
 fn the_end_of_one_large_document() {
     let files = Files::new([("a", "0123456789".repeat(10))]);
@@ -58,7 +58,7 @@ fn the_end_of_one_large_document() {
     assert_eq!((&held_out.tokens[..], &held_out.document_starts[..]), (&all[81..], &[0][..]));
 }
 
-/// A tail with whole documents in it: they begin where they began.
+/// Whole documents in a held-out tail keep their beginnings.
 #[test]
 fn the_end_of_the_stream_with_its_documents() {
     let mut rng = Rng::new(1);
@@ -80,7 +80,8 @@ fn fraction_0_holds_nothing_out() {
     assert_eq!(files.all().size().held_out_tokens, 0);
 }
 
-/// Sequences at even distances over what is held out, always the same ones. Each begins with the last token of the one before.
+/// Sequences at even distances over the held-out part, always the same ones. Each begins with the
+/// last token of the previous one.
 #[test]
 fn held_out_sequences_are_at_even_distances() {
     let files = Files::new([("a", noise(&mut Rng::new(5), 2000))]);
@@ -99,7 +100,7 @@ fn held_out_sequences_are_at_even_distances() {
     assert_eq!(epoch(&dataset, wrapped(10)).unwrap().len(), 100);
 }
 
-/// Conversations of four sequences each, of which the last alone has a target.
+/// Conversations of four sequences each. Only the last sequence has a target.
 #[test]
 fn held_out_batches_are_of_sequences_with_targets() {
     let line = |i: usize| {
@@ -120,7 +121,7 @@ fn held_out_batches_are_of_sequences_with_targets() {
     }
 }
 
-/// Files of their own, all of them; nothing is held out of the others.
+/// All of the separate validation files are used, and nothing is held out of the others.
 #[test]
 fn a_model_is_judged_by_other_files() {
     let mut rng = Rng::new(7);
@@ -135,7 +136,7 @@ fn a_model_is_judged_by_other_files() {
     assert_eq!(stream(&dataset).0, documents([&one]));
     assert_eq!(held_out_stream(&dataset), documents([&two, &three]));
     assert_eq!((dataset.size().train_tokens, dataset.size().held_out_tokens), (41, 52));
-    // To judge only.
+    // Validation only.
     let dataset = open(&[]).unwrap();
     assert_eq!(held_out_stream(&dataset), documents([&two, &three]));
     let sequences = dataset.held_out(SequenceShape { batch_size: 100, ..wrapped(10) }, usize::MAX).unwrap();

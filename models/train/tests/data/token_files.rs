@@ -1,4 +1,4 @@
-//! Files of tokens, as llm.c and llmq write them, and as the first stage does.
+//! Token files as written by llm.c, llmq and the first stage.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::{
     Files, by_default, documents, epoch, folder_with_tokenizer, held_out_stream, message, stream, whole, wrapped,
 };
 
-/// Magic, version and bytes of a token.
+/// Magic, version and bytes per token.
 pub const GPT_2: (u32, u32, usize) = (20240520, 1, 2);
 pub const LLAMA_3: (u32, u32, usize) = (20240801, 7, 4);
 
-/// A token file of llm.c.
+/// Token file of llm.c.
 pub fn token_file((magic, version, width): (u32, u32, usize), tokens: &[u32]) -> Vec<u8> {
     let mut bytes: Vec<u8> =
         [magic, version, tokens.len() as u32].iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -24,7 +24,7 @@ pub fn token_file((magic, version, width): (u32, u32, usize), tokens: &[u32]) ->
     bytes
 }
 
-/// A token file of llmq.
+/// Token file of llmq.
 fn llmq(version: u32, tokens: &[u32], mask: Option<&[bool]>) -> Vec<u8> {
     let numbers = [version, 4, tokens.len() as u32, 257, u32::from(mask.is_some())];
     let mut bytes = [b"BIN.TOK\n".to_vec(), numbers.iter().flat_map(|number| number.to_le_bytes()).collect()].concat();
@@ -35,7 +35,7 @@ fn llmq(version: u32, tokens: &[u32], mask: Option<&[bool]>) -> Vec<u8> {
     bytes
 }
 
-/// Two documents and the end of one before.
+/// Two documents after the end of another one.
 const TOKENS: [u32; 12] = [7, 8, 256, 1, 2, 3, 256, 255, 0, 4, 5, 6];
 
 #[test]
@@ -98,7 +98,7 @@ fn some_of_a_token_file() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bits of any range are those of its tokens; by default, files with a mask keep documents whole.
+    /// A range has the mask bits of its tokens. By default, files with a mask keep documents whole.
     #[test]
     fn a_mask_of_llmq(bits in proptest::collection::vec(any::<bool>(), 20..60), seq_len in 1..9_usize) {
         let tokens: Vec<u32> = (0..bits.len() as u32).collect();
@@ -145,7 +145,7 @@ fn a_wrong_header_is_named() {
         let begin = format!("{} is no token file: {expected}", files.path("a.bin").display());
         assert!(error.starts_with(&begin), "{error}");
     }
-    // In a folder it may be a file of something else.
+    // In a folder, `.bin` files may belong to another program.
     let files = Files::new([("a.bin", &right[..1000]), ("b.txt", b"some text")]);
     assert_eq!((files.all().size().files, files.all().size().skipped), (1, 1));
     let source = DataSource { format: Some(Format::Bin), ..files.source("b.txt") };
@@ -169,7 +169,7 @@ fn a_token_that_is_none_is_named() {
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
                         {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// Tokenizes all files into a folder beside them.
+/// Tokenizes all files into a folder next to them.
 fn tokenized(files: &Files, name: &str) -> Result<(PathBuf, TokenizedSource), DataError> {
     let (template, to) = (ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap(), files.dir.path().join(name));
     let source = files.sources().remove(0);
@@ -180,7 +180,8 @@ fn tokenized(files: &Files, name: &str) -> Result<(PathBuf, TokenizedSource), Da
 proptest! {
     #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What is trained on, and held out, of a token file is what is of the text and conversations that it was made of.
+    /// A token file gives the same training and held-out sequences as the text and conversations
+    /// from which it was made.
     #[test]
     fn the_first_stage_changes_nothing(
         lens in proptest::collection::vec((any::<bool>(), 1..40_usize), 2..30), fraction in 0.0..0.7, seq_len in 1..40_usize,
@@ -210,7 +211,8 @@ proptest! {
     }
 }
 
-/// A position in token files of the first stage names the document, and what is cut by a limit of bytes has the documents before it.
+/// A position in token files of the first stage names the document. A file cut by `max_bytes` has
+/// the documents before the cut.
 #[test]
 fn some_of_the_tokens_of_the_first_stage() {
     let files = Files::new([("a.jsonl", "{\"text\": \"0123456789\"}\n".repeat(5))]);
@@ -247,7 +249,7 @@ fn what_the_first_stage_does_not_take() {
     assert!(!files.dir.path().join("tokens").exists());
 }
 
-/// Whoever has written over it: no document ends before it begins, and no file is larger than it is.
+/// An overwritten file: starts that are not ascending and sizes beyond the file are errors.
 #[test]
 fn a_token_file_that_contradicts_itself_is_named() {
     let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(3))]);

@@ -1,4 +1,4 @@
-//! The panel of FP8 health: a cell for each layer and sample.
+//! Panel of FP8 health: one cell per layer and sample.
 
 use std::collections::BTreeMap;
 
@@ -34,10 +34,10 @@ fn health_is_a_cell_for_each_layer_and_sample() {
         position(label);
     }
     assert!(!svg.has("Training loss"), "there is none");
-    // Both ends of the colours: the cells and, nearly, the bar's.
+    // Both ends of the colour scale: the cells and, nearly, the bar.
     assert_eq!((svg.count("rect", "#440154"), svg.count("rect", "#FEE825") + svg.count("rect", "#FDE725")), (1, 1));
     assert_eq!(svg.count("rect", "#AAAAAA"), 1, "all zero");
-    // Of layers.10.wq, under F and under N.
+    // For layers.10.wq, under F and under N.
     assert_eq!(svg.count("rect", "#222222"), 2);
 }
 

@@ -1,4 +1,5 @@
-//! Pictures of runs: what an SVG shows of the metrics that were written, and runs that there is little or nothing to show of.
+//! Plots of runs: what an SVG shows of the recorded metrics, and runs with little or nothing to
+//! show.
 #![allow(missing_docs)]
 
 mod health;
@@ -29,14 +30,15 @@ fn runs_are_drawn_together() {
     }
     assert!(!svg.has("moving average") && svg.has("no held-out loss") && svg.has("optimizer step"));
     assert!(!svg.has("FP8 health"));
-    // In the legend; a line in four panels, each of few points; held-out. The difference is the second run's.
+    // One line in the legend, one in each of four panels with few points, and one of held-out
+    // losses. The difference belongs to the second run.
     let lines = svg.lines(BLUE);
     let of = |width, len| lines.iter().filter(|line| line.1 == width && line.2.len() == len).count();
     assert_eq!((of(5, 2), of(3, 40), of(2, 3)), (1, 4, 1), "{lines:?}");
     assert!(svg.lines(VERMILION).iter().any(|line| line.1 == 3 && line.2.len() == 30));
-    // The legend's, and one for each held-out loss.
+    // One in the legend, and one per held-out loss.
     assert_eq!(svg.count("circle", BLUE), 4);
-    // The 9.0 of before the first step is at the upper end.
+    // The 9.0 before the first step is at the upper end.
     assert!(svg.has("1 value beyond the axis"), "{:?}", svg.texts());
 }
 
@@ -49,7 +51,7 @@ fn differences_are_of_the_steps_that_both_have() {
     second.extend([held_out(40, 2.25), held_out(60, 1.0)]);
     let svg = fixture.plot(&[fixture.run("f32", &first), fixture.run("fp8", &second), fixture.run("same", &first)]);
     assert!(svg.has("Training loss less that of f32"));
-    // The curve of twenty points: ten above the middle, ten as far below it.
+    // The curve has twenty points: ten above the middle, and ten equally far below it.
     let line = svg.lines(VERMILION).into_iter().find(|line| line.1 == 3 && line.2.len() == 20).unwrap().2;
     assert!(line[..10].iter().all(|point| point.1 == line[0].1) && line[10..].iter().all(|p| p.1 == line[10].1));
     // Its curves: the loss, the difference, ..
@@ -81,7 +83,7 @@ fn the_first_losses_do_not_squash_the_others() {
     let svg = fixture.plot(&[fixture.run("run", &steps((0..400).map(loss)))]);
     let faint = svg.lines(BLUE).into_iter().find(|line| line.0 == 0.3).unwrap().2;
     let (low, high) = (faint[300].1.max(faint[301].1), faint[300].1.min(faint[301].1));
-    // Of 440 units.
+    // The panel has 440 units.
     assert!(low - high > 170, "{low} {high}");
     assert!(faint[..10].iter().all(|point| point.1 < high), "clamped, not lost");
     assert!(svg.has("10 values beyond the axis"));
@@ -111,7 +113,8 @@ fn losses_that_are_not_finite_are_marked() {
     let lines = svg.lines(BLUE);
     let faint: Vec<_> = lines.iter().filter(|line| line.0 == 0.3).map(|line| line.2.len()).collect();
     assert_eq!(faint[..2], [20, 75]);
-    // Two strokes for each x, of which there are as many as do not hide each other: 5 steps are 76 units.
+    // Two strokes for each x. Only marks that do not hide each other are drawn: 5 steps are 76
+    // units.
     assert_eq!(lines.iter().filter(|line| line.1 == 3 && line.2.len() == 2).count(), 6);
 }
 
@@ -119,7 +122,7 @@ fn losses_that_are_not_finite_are_marked() {
 fn a_run_that_diverged_says_so() {
     let fixture = Fixture::new();
     let mut records = steps([3.0, 2.5]);
-    // Its loss was still a number.
+    // The loss was still finite.
     records.push(Record { diverged: Some("grad_norm = NaN".into()), ..step(3, 2.4) });
     let svg = fixture.plot(&[fixture.run("run", &records)]);
     assert!(svg.has("diverged at step 3") && !svg.has("no held-out loss"));

@@ -1,4 +1,4 @@
-//! Runs to draw, and a reader of pictures.
+//! Runs to plot, and a reader of SVG files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +19,7 @@ impl Fixture {
         self.0.path().join(name)
     }
 
-    /// A folder of that name.
+    /// Writes the records of a run to a folder with this name.
     pub(super) fn run(&self, name: &str, records: &[Record]) -> PlotSource {
         fs::create_dir_all(self.path(name)).unwrap();
         let mut file = MetricsFile::append(&self.path(name).join(METRICS_FILE)).unwrap();
@@ -37,7 +37,7 @@ impl Fixture {
     }
 }
 
-/// A picture. An element is a line; a text stands between two.
+/// SVG file. Each element is a line, and a text is between two of them.
 pub(super) struct Svg(pub(super) String);
 
 impl Svg {
@@ -63,7 +63,7 @@ impl Svg {
         rest.split_once('"').unwrap().0
     }
 
-    /// The polylines of a colour.
+    /// Polylines with this colour.
     pub(super) fn lines(&self, color: &str) -> Vec<Polyline> {
         let element = |line: &str| {
             let points = Self::attribute(line, "points").split_whitespace();
@@ -79,14 +79,14 @@ impl Svg {
         lines.map(element).collect()
     }
 
-    /// How many elements of a kind have a colour.
+    /// Number of elements of a kind with this colour.
     pub(super) fn count(&self, element: &str, color: &str) -> usize {
         let start = format!("<{element} ");
         self.0.lines().filter(|line| line.starts_with(&start) && Self::attribute(line, "fill") == color).count()
     }
 }
 
-/// Its opacity, its width and its points.
+/// Opacity, width and points.
 pub(super) type Polyline = (f64, u32, Vec<(i32, i32)>);
 
 pub(super) const BLUE: &str = "#0072B2";

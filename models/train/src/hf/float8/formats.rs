@@ -1,9 +1,11 @@
-//! [`Quantization::read`]: the quantization of a folder, in the words of each program that writes FP8.
+//! [`Quantization::read`]: the quantization of a folder, in the format of each program that writes
+//! FP8.
 //!
 //! ```text
 //! quant_method          scales                              names
 //! compressed-tensors    tensor, channel, block, mxfp8       weight_scale, input_scale
-//! fp8                   tensor, or 128×128                  weight_scale_inv or weight_scale, input_scale or activation_scale
+//! fp8                   tensor, or 128×128                  weight_scale_inv or weight_scale,
+//!                                                           input_scale or activation_scale
 //! fbgemm_fp8            row                                 weight_scale
 //! modelopt              by quant_algo: tensor, row, mxfp8   weight_scale, input_scale
 //! quark                 tensor, row                         weight_scale, input_scale
@@ -16,15 +18,16 @@ use super::scheme::{BLOCK, COMPRESSED_TENSORS, FP8, Group, Inputs, Quantization,
 use crate::JobError;
 use crate::hf::reader::HfReader;
 
-/// Formats that are read, and advice for another one.
+/// Supported formats, and advice for others.
 const READ: &str = "of FP8 weights those of compressed-tensors, fp8, fbgemm_fp8, modelopt and quark are: take the folder in high \
                     precision, or in FP8 of one of these";
 
 impl Quantization {
-    /// Reads the object of a file that is about quantized weights.
+    /// Reads the object that describes quantized weights.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], [`JobError::HfMissingKey`]; [`JobError::Float8Files`] for patterns.
+    /// [`JobError::HfUnsupported`], [`JobError::HfMissingKey`]; [`JobError::Float8Files`] for
+    /// patterns.
     pub(crate) fn read(config: &HfReader<'_>) -> Result<Self, JobError> {
         match config.string("quant_method")? {
             Some("compressed-tensors" | "compressed_tensors") => compressed_tensors(config),
@@ -40,7 +43,7 @@ impl Quantization {
         }
     }
 
-    /// All linears but the ignored ones in one scheme, with the names of compressed-tensors.
+    /// All linears except the ignored ones in one scheme, with the names of compressed-tensors.
     fn of_all(granularity: &'static [Granularity], inputs: Inputs, ignored: Names) -> Self {
         let schemes = Schemes { granularities: granularity, inputs: Some(inputs) };
         Self { groups: vec![Group { targets: None, schemes }], ignored, names: COMPRESSED_TENSORS, unused: None }
@@ -52,7 +55,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     if !matches!(config.string("fmt")?, None | Some("e4m3" | "float8_e4m3fn")) {
         return Err(config.unsupported("fmt", "e4m3 and float8_e4m3fn are"));
     }
-    // Says that scales are powers of two; their dtype is in the files.
+    // The scales are then powers of two. Their dtype is in the files.
     config.only("scale_fmt", "ue8m0", "only ue8m0 is")?;
     let inputs = match config.string("activation_scheme")? {
         None | Some("dynamic") => None,
@@ -63,7 +66,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
         Some([BLOCK, BLOCK]) => &[Granularity::Block128x128],
         Some(_) => return Err(config.unsupported("weight_block_size", "only [128, 128] is")),
         None if config.is_null("weight_block_size") => &[Granularity::Tensor],
-        // transformers takes blocks then, and vLLM tensors.
+        // In this case transformers assumes blocks, and vLLM tensors.
         None => &[Granularity::Tensor, Granularity::Block128x128],
     };
     let mut ignored = config.strings("modules_to_not_convert")?.unwrap_or_default();
@@ -76,7 +79,7 @@ fn fp8(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     Ok(Quantization { groups, ignored, names: FP8, unused: None })
 }
 
-/// `quant_method: fbgemm_fp8`, whose inputs have a bound that is not used.
+/// `quant_method: fbgemm_fp8`, whose upper bound of inputs is not used.
 fn fbgemm(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     const BOUND: &str = "activation_scale_ub";
     let ignored = config.strings("modules_to_not_convert")?.unwrap_or_default();
@@ -86,7 +89,7 @@ fn fbgemm(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     Ok(Quantization { unused, ..rows })
 }
 
-/// NVIDIA ModelOpt's, in `config.json` or in a file of its own.
+/// NVIDIA ModelOpt, in `config.json` or in a separate file.
 fn modelopt(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     let (granularity, inputs): (&[_], _) = match config.string("quant_algo")? {
         Some("FP8") => (&[Granularity::Tensor], Inputs::Static),
@@ -104,7 +107,7 @@ fn modelopt(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     Ok(Quantization::of_all(granularity, inputs, ignored))
 }
 
-/// AMD Quark's, with one scheme for all layers. Schemes of outputs are for caches of keys and values.
+/// AMD Quark, with one scheme for all layers. Schemes of outputs apply to key-value caches.
 fn quark(config: &HfReader<'_>) -> Result<Quantization, JobError> {
     let Some(all) = config.object("global_quant_config")? else { return Err(config.missing("global_quant_config")) };
     for key in ["layer_quant_config", "layer_type_quant_config"] {

@@ -1,5 +1,5 @@
-//! FP8 weights in files, as compressed-tensors, transformers and vLLM have them: `X.weight` in `F8_E4M3`, `[out, in]`, which is the
-//! operand of fprop, and scales that multiply its codes.
+//! FP8 weights in files, in the format of compressed-tensors, transformers and vLLM. `X.weight` in
+//! `F8_E4M3`, `[out, in]`, is the operand of fprop. Its codes are multiplied by scales.
 
 mod error;
 mod formats;

@@ -1,4 +1,4 @@
-//! [`Names`]: which linears of a checkpoint the lists of a `quantization_config` mean.
+//! [`Names`]: resolves the lists of a `quantization_config` to linears of a checkpoint.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::error::Float8FilesError;
 use crate::hf::names::bounded_regex;
 use crate::hf::reader::HfReader;
 
-/// The class of all linears, for which `Linear` stands in a list.
+/// Class of all linears, which lists name as `Linear`.
 const CLASS: &str = "Linear";
 
 /// Names and patterns of modules.
@@ -21,15 +21,15 @@ pub(super) struct Names {
 
 #[derive(Debug)]
 enum Name {
-    /// compressed-tensors' class name.
+    /// The class name in compressed-tensors.
     AllLinears,
     Exact(String),
     Matches(Regex),
-    /// A pattern of transformers', which counts at the end of a name too.
+    /// A pattern of transformers, which also matches at the end of a name.
     Ends(Regex, String),
 }
 
-/// How closely a list names a module; more is closer.
+/// How closely a list names a module; larger is closer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Closeness {
     /// By its class.
@@ -49,7 +49,8 @@ impl Names {
         Ok(Self { list: list.collect::<Result<_, _>>()?, path: config.path.into(), key: config.full(key) })
     }
 
-    /// compressed-tensors' lists: names, classes, and after `re:` patterns that begin where the name does.
+    /// Lists of compressed-tensors: names, classes, and patterns after `re:` that match at the
+    /// beginning of a name.
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
@@ -68,8 +69,9 @@ impl Names {
         Self::new(config, key, list.iter().map(parse))
     }
 
-    /// The lists of `quant_method: fp8`. As transformers has it, each entry is a pattern for the beginning of a name up to the end of one of
-    /// its parts, or the end of a name; vLLM's exact names are among these. `re:` patterns are read too.
+    /// Lists of `quant_method: fp8`. As in transformers, each entry is a pattern. It matches the
+    /// beginning of a name up to the end of one of its parts, or the end of a name. vLLM's exact
+    /// names match too, and patterns after `re:` are supported.
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
@@ -86,7 +88,8 @@ impl Names {
         Self::new(config, key, list.iter().map(parse))
     }
 
-    /// The lists of ModelOpt and Quark: names of linears and of modules that hold some. `*` matches anything.
+    /// Lists of ModelOpt and Quark: names of linears and of modules that contain linears. `*`
+    /// matches anything.
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
@@ -98,10 +101,10 @@ impl Names {
         Self::new(config, key, list.iter().map(parse))
     }
 
-    /// How closely the linear `module` is named, if it is.
+    /// How closely the linear `module` is named; `None` if it is not.
     ///
     /// # Errors
-    /// [`Float8FilesError::Pattern`] for a pattern that goes back too often.
+    /// [`Float8FilesError::Pattern`] for a pattern that backtracks too often.
     pub(super) fn find(&self, module: &str) -> Result<Option<Closeness>, Float8FilesError> {
         let mut closest = None;
         for name in &self.list {

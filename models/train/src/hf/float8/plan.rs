@@ -1,9 +1,10 @@
-//! [`Plan`]: which linears of a model are written in FP8, by which cast, and what stands against it.
+//! [`Plan`]: the linears of a model that are written in FP8, their casts, and reasons against
+//! writing them.
 //!
 //! ```text
-//! codes, scales  what the cast of the weight for fprop gives, with one difference:
-//! one scale      for all linears that readers run as one (q, k and v; gate and up), of the largest of their amaxes
-//! input_scale    of delayed scaling's amax of the inputs, as the next step would have it
+//! codes, scales  as the fprop cast of the weight makes them, with one exception:
+//! one scale      from the largest amax of the linears that readers run as one (q, k, v; gate, up)
+//! input_scale    from delayed scaling's amax of the inputs for the next step
 //! ```
 
 use std::collections::BTreeMap;
@@ -19,50 +20,50 @@ use super::error::Float8FilesError;
 use super::scheme::{Inputs, MX_BLOCK, Scheme};
 use crate::JobError;
 
-/// Readers that ask for sizes.
+/// Readers with required sizes.
 const TRANSFORMERS: &str = "transformers";
 const VLLM: &str = "vLLM";
 
-/// The output layer, which no reader takes in FP8.
+/// Output layer, which no reader accepts in FP8.
 const OUTPUT: &str = "lm_head";
 
-/// What is known of a model before its weights are read.
+/// Properties of a model before its weights are read.
 pub(crate) struct Model<'a> {
-    /// Its linears, by path in the module tree.
+    /// Linears, by path in the module tree.
     pub(crate) linears: &'a [LinearInfo],
-    /// Names of linears beside each other that readers run as one.
+    /// Names of sibling linears that readers run as one.
     pub(crate) fused: &'a [&'static [&'static str]],
-    /// The amax histories and fallbacks of its training.
+    /// Amax histories and fallbacks from training.
     pub(crate) state: Option<&'a Float8State>,
-    /// How the weight of a linear lies in the FP8 checkpoint that the model was loaded from, if it does in one.
+    /// Scheme of a linear's weight in the FP8 checkpoint from which the model was loaded, if any.
     pub(crate) stored: &'a dyn Fn(&str) -> Option<Scheme>,
 }
 
-/// Which linears of a model are written in FP8.
+/// Linears of a model that are written in FP8.
 pub(crate) struct Plan {
     scheme: Scheme,
     linears: BTreeMap<String, Planned>,
-    /// Paths of the others, in their order.
+    /// Paths of the other linears, in order.
     others: Vec<String>,
 }
 
-/// How the weight of a linear becomes codes.
+/// How the weight of a linear is converted to codes.
 #[derive(Clone, Debug)]
 pub(crate) struct Planned {
-    /// The cast of the weight for fprop.
+    /// Cast of the weight for fprop.
     pub(crate) cast: Cast,
-    /// The scale of inputs that is written.
+    /// Input scale that is written.
     pub(crate) input_scale: Option<f32>,
-    /// Whether codes and scales are those of the checkpoint that the model was loaded from.
+    /// Whether codes and scales come from the checkpoint from which the model was loaded.
     pub(crate) is_stored: bool,
-    /// Whether that checkpoint has codes, and they are not those that are written.
+    /// Whether that checkpoint has codes, but they are not written.
     is_cast_anew: bool,
-    /// The linears that share one scale with it, itself included, with the amaxes that their histories give, if each tensor has one
-    /// scale.
+    /// Linears that share a tensorwise scale, this one included, with the amaxes from their
+    /// histories. Empty for other granularities.
     pub(crate) sharers: Vec<(String, Option<f32>)>,
 }
 
-/// A linear that is to be in FP8, before those that are fused with it are looked at.
+/// Linear that is to be in FP8, before its fused linears are considered.
 struct Candidate<'a> {
     linear: &'a LinearInfo,
     scheme: Scheme,
@@ -73,10 +74,11 @@ struct Candidate<'a> {
 }
 
 impl Plan {
-    /// What `config` has in FP8 of a model.
+    /// Plans the linears that `config` has in FP8.
     ///
     /// # Errors
-    /// [`JobError::Float8`] for a configuration that does not fit the model, [`JobError::Float8Files`] for what readers would not take.
+    /// [`JobError::Float8`] for a configuration that does not fit the model,
+    /// [`JobError::Float8Files`] for weights that readers would refuse.
     pub(crate) fn new(config: &Float8Config, model: &Model<'_>) -> Result<Self, JobError> {
         let policies = config.resolve(model.linears)?;
         let mut candidates = Vec::with_capacity(policies.len());
@@ -99,30 +101,30 @@ impl Plan {
         Ok(plan)
     }
 
-    /// How the weight of a linear is written; none if in high precision.
+    /// How the weight of a linear is written; `None` in high precision.
     pub(crate) fn get(&self, linear: &str) -> Option<&Planned> {
         self.linears.get(linear)
     }
 
-    /// What the scales of weights are called behind the names of their linears.
+    /// Name of a weight's scales, after the name of its linear.
     pub(crate) fn scale_name(&self) -> &'static str {
         self.scheme.scale_name()
     }
 
-    /// The shape of the scales of a weight `[out, in]`.
+    /// Shape of the scales of a weight `[out, in]`.
     pub(crate) fn scale_shape(&self, dims: [usize; 2]) -> Vec<usize> {
         Scheme::scale_shapes(self.scheme.granularity, dims).swap_remove(0)
     }
 
-    /// Whether each linear has a scale of its inputs.
+    /// Whether each linear has an input scale.
     pub(crate) fn has_input_scales(&self) -> bool {
         self.scheme.has_static_inputs()
     }
 
-    /// The `quantization_config`, with names of linears as `hf_name` gives them.
+    /// The `quantization_config`, with the names of linears from `hf_name`.
     pub(crate) fn to_json(&self, hf_name: impl Fn(&str) -> String) -> Value {
         let mut ignored: Vec<_> = self.others.iter().map(|linear| hf_name(linear)).collect();
-        // Readers make a linear of a tied output layer too.
+        // Readers also make a linear of a tied output layer.
         if !ignored.iter().any(|name| name == OUTPUT) {
             ignored.push(OUTPUT.into());
         }
@@ -149,7 +151,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What becomes of a linear by its policy and what training has made of that; none in high precision.
+/// Format of a linear by its policy and its fallback in training; `None` in high precision.
 fn candidate<'a>(
     linear: &'a LinearInfo,
     policy: Policy,
@@ -181,7 +183,7 @@ fn candidate<'a>(
     Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
 }
 
-/// The format of files that these casts of weight and input have.
+/// File format of these casts of weight and input.
 fn scheme(linear: &LinearInfo, [weight, input]: [CastConfig; 2]) -> Result<Scheme, Float8FilesError> {
     let refuse = |what| Err(Float8FilesError::NoFormat { layer: linear.name.clone(), what });
     for (name, cast) in [("weights", weight), ("inputs", input)] {
@@ -200,8 +202,8 @@ fn scheme(linear: &LinearInfo, [weight, input]: [CastConfig; 2]) -> Result<Schem
     Ok(Scheme { granularity: weight, inputs: if is_static { Inputs::Static } else { Inputs::beside(weight) } })
 }
 
-/// Gives weights that keep their codes the inputs that their files name. A folder has one format, so the other weights get the inputs of the
-/// first of those.
+/// Gives weights that keep their codes the inputs named in their files. A folder has one format, so
+/// other weights get the inputs of the first of them.
 fn keep_inputs(candidates: &mut [Option<Candidate<'_>>], model: &Model<'_>) {
     let stored =
         |own: &Candidate<'_>| (model.stored)(&own.linear.name).filter(|stored| stored.has_tensors_of(own.scheme));
@@ -212,11 +214,11 @@ fn keep_inputs(candidates: &mut [Option<Candidate<'_>>], model: &Model<'_>) {
     }
 }
 
-/// Refuses sizes that readers cannot take.
+/// Refuses sizes that readers cannot handle.
 fn check_size(linear: &LinearInfo, granularity: Granularity) -> Result<(), Float8FilesError> {
     let LinearInfo { name, k, n } = linear;
     let (multiple, axes, reader, format): (_, &[_], _, _) = match granularity {
-        // transformers finds the blocks by dividing, vLLM joins the rows of fused parts.
+        // transformers finds the blocks by division, and vLLM joins the rows of fused parts.
         Granularity::Block128x128 => (128, &[("out", *n), ("in", *k)], TRANSFORMERS, "blockwise"),
         Granularity::Block1x32 => (MX_BLOCK, &[("in", *k)], VLLM, "mxfp8"),
         _ => return Ok(()),
@@ -229,7 +231,7 @@ fn check_size(linear: &LinearInfo, granularity: Granularity) -> Result<(), Float
     }
 }
 
-/// The scheme that all have.
+/// Common scheme of all candidates.
 fn one_scheme(candidates: &[Option<Candidate<'_>>]) -> Result<Scheme, Float8FilesError> {
     let mut all = candidates.iter().flatten();
     let first = all.next().ok_or(Float8FilesError::Nothing)?;
@@ -244,7 +246,7 @@ fn one_scheme(candidates: &[Option<Candidate<'_>>]) -> Result<Scheme, Float8File
     }
 }
 
-/// How the weight of a linear becomes codes, beside those that readers run as one with it.
+/// Plans a linear together with the linears that readers run as one with it.
 fn plan_linear(
     own: &Candidate<'_>,
     model: &Model<'_>,
@@ -263,7 +265,7 @@ fn plan_linear(
     }
     let stored = |other: &Candidate<'_>| (model.stored)(&other.linear.name);
     let is_stored = fused.iter().all(|other| stored(other).is_some_and(|stored| stored.has_tensors_of(own.scheme)));
-    // They read the same tensor, whose history is that of the one that casts it first.
+    // They read the same tensor, and only the linear that casts it first has its history.
     let input_amax = fused.iter().filter_map(|other| other.input_amax).reduce(f32::max);
     let input_scale = match (own.scheme.has_static_inputs() && !is_stored, input_amax) {
         (true, None) => return Err(Float8FilesError::NoHistory { layer: name.clone() }),
@@ -278,7 +280,7 @@ fn plan_linear(
     Ok(Planned { cast: own.cast, input_scale, is_stored, is_cast_anew, sharers })
 }
 
-/// Whether two linears lie beside each other, and both of their names are in one of the lists.
+/// Whether two linears are siblings, and one of the lists contains both of their names.
 fn is_fused(lists: &[&[&str]], one: &str, other: &str) -> bool {
     let (Some((parent, one)), Some((other_parent, other))) = (one.rsplit_once('.'), other.rsplit_once('.')) else {
         return false;

@@ -1,10 +1,12 @@
-//! [`Scheme`]: how FP8 weights lie in files; [`Quantization`]: what a `quantization_config` says of each linear.
+//! [`Scheme`]: layout of FP8 weights in files. [`Quantization`]: schemes of all linears in a
+//! `quantization_config`.
 //!
 //! ```text
 //!                  scales of a weight [out, in]      quantization_config
 //! Tensor           [] or [1]                         compressed-tensors `tensor`; `fp8` without blocks
 //! Row              [out, 1] or [out]                 compressed-tensors `channel`
-//! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size; compressed-tensors `block`
+//! Block128x128     [⌈out/128⌉, ⌈in/128⌉]             `fp8` with weight_block_size;
+//!                                                    compressed-tensors `block`
 //! Block1x32        [out, in/32], E8M0 bytes          compressed-tensors `mxfp8-quantized`
 //! ```
 
@@ -19,15 +21,15 @@ use super::names::Names;
 use crate::JobError;
 use crate::hf::reader::HfReader;
 
-/// Rows and columns that share a scale in blocks.
+/// Rows and columns of a block that shares a scale.
 pub(super) const BLOCK: usize = 128;
 /// Elements that share an E8M0 scale.
 pub(super) const MX_BLOCK: usize = 32;
 
-/// How the FP8 weights of a folder's linears lie in its files.
+/// Layout of FP8 weights of linears in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scheme {
-    /// What shares one scale in a weight `[out, in]`.
+    /// Granularity of the scales of a weight `[out, in]`.
     pub(crate) granularity: Granularity,
     /// How inputs are cast.
     pub(crate) inputs: Inputs,
@@ -36,58 +38,58 @@ pub(crate) struct Scheme {
 /// How the inputs of linears with FP8 weights are cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inputs {
-    /// Not at all: only weights are in FP8.
+    /// Not cast: only weights are in FP8.
     HighPrecision,
-    /// By a scale of each linear, which is in the files.
+    /// With one scale per linear, which is in the files.
     Static,
-    /// By scales that inputs have by themselves, one for each tensor, row (`token`) or block.
+    /// With scales computed from the inputs, one per tensor, row (`token`) or block.
     Dynamic(Granularity),
 }
 
-/// The schemes of a folder's linears.
+/// Schemes of a folder's linears.
 #[derive(Debug)]
 pub(crate) struct Quantization {
-    /// None of compressed-tensors' linears may be in FP8 beside these.
+    /// With compressed-tensors, only linears in these groups may be in FP8.
     pub(super) groups: Vec<Group>,
     pub(super) ignored: Names,
     pub(super) names: ScaleNames,
-    /// A key that is not used.
+    /// Key that is not used.
     pub(crate) unused: Option<String>,
 }
 
-/// Linears of one scheme.
+/// Linears with one scheme.
 #[derive(Debug)]
 pub(super) struct Group {
-    /// All, if there are none.
+    /// `None` for all linears.
     pub(super) targets: Option<Names>,
     pub(super) schemes: Schemes,
 }
 
-/// Schemes of which the shape of the scale decides.
+/// Schemes between which the shape of the scale decides.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Schemes {
-    /// The first whose shape the scale has.
+    /// The first one that matches the shape is used.
     pub(super) granularities: &'static [Granularity],
-    /// None if the file leaves it to the reader.
+    /// `None` if the file leaves it to the reader.
     pub(super) inputs: Option<Inputs>,
 }
 
-/// The names that scales have behind those of their linear.
+/// Names of scales, after the name of their linear.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScaleNames {
-    /// Of codes.
+    /// Scales of codes.
     pub(super) weight: &'static [&'static str],
-    /// Of inputs.
+    /// Scales of inputs.
     pub(super) input: &'static [&'static str],
 }
 
 pub(super) const COMPRESSED_TENSORS: ScaleNames = ScaleNames { weight: &["weight_scale"], input: &["input_scale"] };
-/// vLLM's and transformers'.
+/// Names in vLLM and transformers.
 pub(super) const FP8: ScaleNames =
     ScaleNames { weight: &["weight_scale_inv", "weight_scale"], input: &["input_scale", "activation_scale"] };
 
 impl Quantization {
-    /// The schemes that the weight of a linear may have; none if it is not quantized.
+    /// Possible schemes of a linear's weight; `None` if it is not quantized.
     ///
     /// # Errors
     /// [`Float8FilesError::Pattern`].
@@ -103,7 +105,7 @@ impl Quantization {
             };
             named.extend(closeness.map(|closeness| (closeness, group)));
         }
-        // Of several that name it as closely, the first.
+        // Of equally close groups, the first one is used.
         let closest = named.into_iter().max_by_key(|(closeness, _)| *closeness);
         Ok(closest.map(|(_, group)| group.schemes))
     }
@@ -120,7 +122,7 @@ pub(super) fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, 
     if let Some(sparsity) = config.object("sparsity_config")? {
         sparsity.only("format", "dense", "only dense is")?;
     }
-    // Either stands beside weights in FP8, depending on the version of the program that wrote them.
+    // FP8 weights may have either, depending on the version of the program that wrote them.
     if !matches!(config.string("quantization_status")?, None | Some("compressed" | "frozen")) {
         return Err(config.unsupported("quantization_status", "compressed and frozen are"));
     }
@@ -148,7 +150,7 @@ pub(super) fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization, 
     Ok(Quantization { groups, ignored, names: COMPRESSED_TENSORS, unused: None })
 }
 
-/// The scheme of a group of `config_groups`.
+/// Scheme of a group of `config_groups`.
 fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
     if group.get("output_activations").is_some() {
         return Err(group.unsupported("output_activations", "outputs are not quantized"));
@@ -184,7 +186,7 @@ fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Schemes, JobError> {
     Ok(Schemes { granularities, inputs: Some(inputs) })
 }
 
-/// Refuses weights or inputs that are not said to be FP8 without zero points.
+/// Refuses weights or inputs that are not FP8 without zero points.
 fn check_codes(quantized: &HfReader<'_>) -> Result<(), JobError> {
     if quantized.integer("num_bits")?.is_some_and(|bits| bits != 8) {
         return Err(quantized.unsupported("num_bits", "only 8 is"));
@@ -196,7 +198,7 @@ fn check_codes(quantized: &HfReader<'_>) -> Result<(), JobError> {
     }
 }
 
-/// What `input_activations` says. Only static scales are in the files.
+/// Reads `input_activations`. Only static scales are in the files.
 fn read_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<Inputs, JobError> {
     check_codes(inputs)?;
     if inputs.boolean("dynamic")? != Some(true) {
@@ -222,7 +224,7 @@ fn read_inputs(inputs: &HfReader<'_>, granularities: &[Granularity]) -> Result<I
 }
 
 impl Inputs {
-    /// How our recipes cast inputs beside weights with scales that are shared so, unless they have static ones.
+    /// How our recipes cast inputs for weights of this granularity, unless input scales are static.
     pub(crate) fn beside(weights: Granularity) -> Self {
         Self::Dynamic(match weights {
             Granularity::Block128x128 => Granularity::Block1x128,
@@ -230,7 +232,7 @@ impl Inputs {
         })
     }
 
-    /// What `input_activations` says of them.
+    /// Value of `input_activations`.
     fn to_json(self) -> Value {
         let inputs = |more: Value| merged(json!({"num_bits": 8, "type": "float", "symmetric": true}), more);
         let group = |size: usize| inputs(json!({"strategy": "group", "group_size": size, "dynamic": true}));
@@ -266,27 +268,27 @@ impl fmt::Display for Scheme {
 }
 
 impl Scheme {
-    /// Whether codes, scales and scales of inputs are the same in files of both.
+    /// Whether files of both schemes have the same codes, scales and input scales.
     pub(crate) fn has_tensors_of(self, other: Self) -> bool {
         self.granularity == other.granularity && self.has_static_inputs() == other.has_static_inputs()
     }
 
-    /// Whether each linear has a scale of its inputs in the files.
+    /// Whether the files have an input scale for each linear.
     pub(crate) fn has_static_inputs(self) -> bool {
         self.inputs == Inputs::Static
     }
 
-    /// Whether inputs are cast as our recipe for such weights casts them, by scales of their own.
+    /// Whether inputs are cast as in our recipe for such weights, with dynamic scales.
     pub(crate) fn has_usual_inputs(self) -> bool {
         self.inputs == Inputs::beside(self.granularity)
     }
 
-    /// Whether it is written as `quant_method: fp8`, which knows no other inputs.
+    /// Whether it is written as `quant_method: fp8`, which supports no other inputs.
     fn is_fp8(self) -> bool {
         self.granularity == Granularity::Block128x128 && self.has_usual_inputs()
     }
 
-    /// The shapes that the scale of a weight `[out, in]` may have, the one that is written first.
+    /// Valid shapes of the scale of a weight `[out, in]`. The first one is written.
     pub(super) fn scale_shapes(granularity: Granularity, [out, d_in]: [usize; 2]) -> Vec<Vec<usize>> {
         match granularity {
             Granularity::Tensor => vec![vec![1], vec![]],
@@ -295,12 +297,12 @@ impl Scheme {
         }
     }
 
-    /// What the tensor of scales is called behind the name of its linear.
+    /// Name of the scale tensor, after the name of its linear.
     pub(super) fn scale_name(self) -> &'static str {
         if self.is_fp8() { "weight_scale_inv" } else { "weight_scale" }
     }
 
-    /// The recipe that writes it.
+    /// Recipe that writes this scheme.
     pub(crate) fn recipe(self) -> Recipe {
         match self.granularity {
             Granularity::Tensor if self.has_static_inputs() => Recipe::Delayed,
@@ -311,7 +313,8 @@ impl Scheme {
         }
     }
 
-    /// The `quantization_config` of a folder in which all linears but these have this scheme.
+    /// The `quantization_config` of a folder in which all linears except the ignored ones have this
+    /// scheme.
     pub(super) fn to_json(self, ignored: &[String]) -> Value {
         if self.is_fp8() {
             return json!({

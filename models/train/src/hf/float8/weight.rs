@@ -1,4 +1,5 @@
-//! [`Float8Weight`]: the codes of a linear as they lie in files, read one weight at a time; and which weights of a folder are such.
+//! [`Float8Weight`]: codes of a linear as stored in files, read one weight at a time.
+//! [`Float8Weights`]: the FP8 weights of a folder.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +13,16 @@ use super::scheme::{Inputs, Quantization, Scheme};
 use crate::tensor_files::StoredTensor;
 use crate::{JobError, TensorFiles, TensorFilesError};
 
-/// The FP8 weight of a linear, and the scale of its inputs if that is in the files too.
+/// FP8 weight of a linear, and the scale of its inputs if the files have it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Float8Weight {
-    /// `[out, in]`, the contraction last: what fprop reads.
+    /// Codes `[out, in]`, contraction last, as read by fprop.
     pub codes: HostCodes,
-    /// What multiplies the codes of the linear's inputs.
+    /// Scale that multiplies the codes of the linear's inputs.
     pub input_scale: Option<f32>,
 }
 
-/// The linears of a folder whose weights are in FP8, of which the headers have been compared with what they should be.
+/// Linears of a folder with FP8 weights, whose headers have been checked.
 #[derive(Debug, Default)]
 pub(crate) struct Float8Weights(BTreeMap<String, Entry>);
 
@@ -40,7 +41,8 @@ impl Entry {
 }
 
 impl Float8Weights {
-    /// Finds those of `linears`, by name `X.weight` and shape `[out, in]`, that hold FP8 codes. Only headers are read.
+    /// Finds the linears that hold FP8 codes. `linears` has names `X.weight` and shapes `[out,
+    /// in]`. Only headers are read.
     ///
     /// # Errors
     /// [`JobError::Float8Files`], [`JobError::TensorFiles`] for a weight of another shape.
@@ -58,48 +60,48 @@ impl Float8Weights {
         Ok(Self(found))
     }
 
-    /// Whether the weight `name` is one.
+    /// Whether the weight `name` is in FP8.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }
 
-    /// How the weight `name` lies in the files.
+    /// Scheme of the weight `name` in the files.
     pub(crate) fn scheme(&self, name: &str) -> Option<Scheme> {
         self.0.get(name).map(|entry| entry.scheme)
     }
 
-    /// The recipe that writes all of them so, if one does.
+    /// Recipe that writes all of them; `None` if there are several.
     pub(crate) fn recipe(&self) -> Option<Recipe> {
         let mut recipes = self.0.values().map(|entry| entry.scheme.recipe());
         let first = recipes.next()?;
         recipes.all(|recipe| recipe == first).then_some(first)
     }
 
-    /// The scheme of the first whose inputs are cast in another way than that recipe casts them, and its name.
+    /// Name and scheme of the first weight whose inputs are cast differently than in that recipe.
     pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
         let is_other = |scheme: Scheme| !scheme.has_static_inputs() && !scheme.has_usual_inputs();
         self.0.iter().find(|(_, entry)| is_other(entry.scheme)).map(|(name, entry)| (name.as_str(), entry.scheme))
     }
 
-    /// The scales that belong to these weights.
+    /// Names of the scales of these weights.
     pub(crate) fn scale_names(&self) -> impl Iterator<Item = &str> {
         self.0.values().flat_map(Entry::scales)
     }
 
-    /// The scales that belong to the weight `name`.
+    /// Names of the scales of the weight `name`.
     pub(crate) fn scales_of(&self, name: &str) -> impl Iterator<Item = &str> {
         self.0.get(name).into_iter().flat_map(Entry::scales)
     }
 
-    /// Whether the files have a scale of the inputs of the linear with the weight `name`.
+    /// Whether the files have an input scale for the linear with the weight `name`.
     pub(crate) fn has_input_scale(&self, name: &str) -> bool {
         self.0.get(name).is_some_and(|entry| entry.input_scale.is_some())
     }
 
-    /// The scale of the inputs of the linear with the weight `name`, if the files have one.
+    /// Input scale of the linear with the weight `name`, if the files have one.
     ///
     /// # Errors
-    /// [`JobError::Float8Files`] for one that is no scale; [`JobError::TensorFiles`].
+    /// [`JobError::Float8Files`] for an invalid scale; [`JobError::TensorFiles`].
     pub(crate) fn input_scale(&self, files: &TensorFiles, name: &str) -> Result<Option<f32>, JobError> {
         match self.0.get(name).and_then(|entry| entry.input_scale.as_ref()) {
             Some(scale) => Ok(read_scales(files, scale, false)?.first().copied()),
@@ -107,10 +109,11 @@ impl Float8Weights {
         }
     }
 
-    /// The weight `name`, if it is one of these, with nothing decoded.
+    /// Reads the weight `name` without decoding it; `None` if it is not in FP8.
     ///
     /// # Errors
-    /// [`JobError::Float8Files`] for scales that are no scales, codes that are NaN and values beyond f32; [`JobError::TensorFiles`].
+    /// [`JobError::Float8Files`] for invalid scales, codes that are NaN and values beyond f32;
+    /// [`JobError::TensorFiles`].
     pub(crate) fn read(&self, files: &TensorFiles, name: &str) -> Result<Option<Float8Weight>, JobError> {
         let Some(Entry { dims, scheme, scale, .. }) = self.0.get(name) else { return Ok(None) };
         let stored = files.expect(name, dims)?;
@@ -144,10 +147,11 @@ impl Float8Weights {
     }
 }
 
-/// Casts the weight `name`, `[out, in]`, on the host; of an amax that is known, or of its own.
+/// Quantizes the weight `name`, `[out, in]`, on the host, with a known amax or with the weight's.
 ///
 /// # Errors
-/// [`Float8FilesError::NotFinite`] for NaN and infinities: a scale of either would leave nothing of other values.
+/// [`Float8FilesError::NotFinite`] for NaN and infinities. A scale made from either would destroy
+/// all other values.
 pub(crate) fn quantize(
     name: &str,
     values: &[f32],
@@ -159,7 +163,7 @@ pub(crate) fn quantize(
     Ok(HostCodes::quantize(values, dims, cast, amax))
 }
 
-/// Refuses a weight that has no codes.
+/// Refuses a weight with non-finite values, which has no codes.
 pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), Float8FilesError> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
@@ -167,7 +171,7 @@ pub(crate) fn check_finite(name: &str, values: &[f32]) -> Result<(), Float8Files
     }
 }
 
-/// Compares the headers of a weight and of its scales.
+/// Checks the headers of a weight and of its scales.
 fn entry(
     files: &TensorFiles,
     stored: StoredTensor<'_>,
@@ -205,12 +209,12 @@ fn entry(
     if let Some(scale) = &input_scale {
         scale_granularity(files, scale, dims, &[Granularity::Tensor])?;
     }
-    // A scale beside inputs that scale themselves is carried along, and not used.
+    // An input scale of dynamically scaled inputs is kept, but not used.
     let scheme = Scheme { granularity, inputs: schemes.inputs.unwrap_or(Inputs::beside(granularity)) };
     Ok(Entry { dims, scheme, scale, input_scale })
 }
 
-/// What shares a scale, by the shape and dtype of the tensor of scales.
+/// Granularity of a scale tensor, from its shape and dtype.
 fn scale_granularity(
     files: &TensorFiles,
     scale: &str,
@@ -240,7 +244,7 @@ fn scale_granularity(
     Ok(*granularity)
 }
 
-/// Scales, row-major. Each is a positive number, or 0 if `may_be_zero`.
+/// Reads scales, row-major. Each is positive and finite, or 0 if `may_be_zero`.
 fn read_scales(files: &TensorFiles, name: &str, may_be_zero: bool) -> Result<Vec<f32>, JobError> {
     let missing = || TensorFilesError::Missing { name: name.into(), shape: vec![], path: files.path().into() };
     let stored = files.get(name).ok_or_else(missing)?;
@@ -256,7 +260,7 @@ fn read_scales(files: &TensorFiles, name: &str, may_be_zero: bool) -> Result<Vec
     }
 }
 
-/// The error of a scale that is none.
+/// Error of an invalid scale.
 fn scale_value(files: &TensorFiles, name: &str, index: usize, value: f32) -> Float8FilesError {
     let path = files.get(name).map_or(files.path(), |stored| stored.path()).into();
     Float8FilesError::ScaleValue { path, name: name.into(), index, value }
