@@ -1,9 +1,10 @@
 //! Grouped-query causal attention.
 //!
 //! ```text
-//! q = rope(x Wq)      k = rope(x Wk)      v = x Wv            each head through an RMSNorm before rope, if it has one
+//! q = rope(x Wq)      k = rope(x Wk)      v = x Wv
 //! y = softmax(q kᵀ / √head_dim + causal mask) v Wo            softmax in f32
 //! ```
+//! In some models, each head of q and k passes an RMSNorm before rope.
 
 use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};

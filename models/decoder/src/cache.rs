@@ -1,9 +1,10 @@
 //! [`KvCache`]: keys and values of the positions seen so far, in preallocated memory.
 //!
 //! ```text
-//! row 0    k k k k k . .      the rows of a batch end at the same position; - is hidden padding of a shorter row
-//! row 1    - - k k k . .      . is for positions to come
+//! row 0    k k k k k . .      . is for positions to come
+//! row 1    - - k k k . .      - is hidden padding of a shorter row
 //! ```
+//! The rows of a batch end at the same position.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;

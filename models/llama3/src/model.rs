@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! h ← embed(tokens)
-//! h ← h + attention(rmsnorm(h));  h ← h + down(silu(gate(n)) ⊙ up(n)), n = rmsnorm(h)     per layer; or a mixture of n
+//! h ← h + attention(rmsnorm(h))                                   per layer
+//! h ← h + down(silu(gate(n)) ⊙ up(n)),  n = rmsnorm(h)            or a mixture of n
 //! logits = lm_head(rmsnorm(h))
 //! ```
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss

@@ -1,7 +1,8 @@
 //! Qwen3 as a Burn module whose field names are Hugging Face's.
 //!
 //! ```text
-//! h ← h + attention(rmsnorm(h)), heads of q and k through an RMSNorm;  h ← h + mlp(rmsnorm(h))      per layer
+//! h ← h + attention(rmsnorm(h))     per layer; each head of q and k passes an RMSNorm
+//! h ← h + mlp(rmsnorm(h))
 //! ```
 
 use burn::module::Module;

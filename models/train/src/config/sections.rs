@@ -118,8 +118,8 @@ pub struct TrainingSection {
     /// with `*`, `?` or `[` are globs over whole names. Checkpoints do not contain frozen
     /// parameters: resuming needs the model that the run started from.
     pub freeze: Vec<String>,
-    /// Parameters to train, by such names; all others are frozen. If empty, all are trained except
-    /// those in `freeze`.
+    /// Parameters to train, by such names; all others are frozen. If empty, all are trained.
+    /// Parameters in `freeze` are frozen, too.
     pub train_only: Vec<String>,
     /// Steps between step lines. The first and the last step of a run always have one.
     pub log_every: usize,

@@ -72,7 +72,7 @@ pub enum Task {
         /// Precisions to compare; if empty, only the configured one.
         precisions: Vec<EvalPrecision>,
     },
-    /// Continues prompts and prints the text as it is generated.
+    /// Continues prompts and streams the text.
     Generate {
         /// Prompts; if empty, `generate.prompt`.
         prompts: Vec<String>,

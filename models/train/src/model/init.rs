@@ -2,7 +2,8 @@
 //! same model on every device.
 //!
 //! ```text
-//! linears     N(0, 1/d_in), cut at 3 standard deviations; o_proj, up_proj and down_proj N(0, 1/d_in · 1/(2 (layer + 1)))
+//! linears     N(0, 1/d_in), cut at 3 standard deviations
+//!             o_proj, up_proj and down_proj: N(0, 1/d_in · 1/(2 (layer + 1)))
 //! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
 //! experts     as linears, each of them
 //! norms       1

@@ -18,7 +18,7 @@ pub(super) fn drawable(value: f64) -> f64 {
 /// Runs with fewer points are not smoothed.
 const FEW: usize = 100;
 
-/// Smoothing weight `w` for runs of at most `n` points: `1 - 15 / n`, so that the mean lags
+/// Smoothing weight `w` for runs of at most `n` points: `1 - 15 / n`. Thus the mean lags
 /// `w / (1 - w)` points behind, a fifteenth of the run; 0 for short runs. Rounded to hundredths,
 /// because the picture shows it.
 pub(super) fn smoothing(n: usize) -> f64 {

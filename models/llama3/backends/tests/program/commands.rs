@@ -152,7 +152,7 @@ fn a_path_that_is_not_utf_8_is_named() {
     std::fs::write(hf.join("config.json"), "{\"dtype\": \"float32\"}").unwrap();
     let output = command(&["generate"]).arg(&hf).output().unwrap();
     assert!(stderr(&output).starts_with("error: model.hf_path = \""), "{}", stderr(&output));
-    // The path is not in the configuration if the folder above it is given.
+    // Files in a data folder need no UTF-8 names.
     stdout(&train(&settings).output().unwrap());
 }
 
