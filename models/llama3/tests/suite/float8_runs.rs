@@ -33,8 +33,8 @@ fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) ->
     config
 }
 
-/// The default recipe is the run's, or that of an FP8 folder, whose bits do not change. Covers
-/// sharded folders too.
+/// The default recipe is the run's, or an FP8 folder's, whose bits do not change. Covers sharded
+/// folders too.
 #[test]
 fn export_import_export_gives_the_same_bytes() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());

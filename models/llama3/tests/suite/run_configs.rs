@@ -163,7 +163,7 @@ fn an_empty_prompt_is_quoted() {
     assert_eq!(error.to_string(), "generate.prompt = \"\": must not be empty");
 }
 
-/// Prompts have the variables of `data`, overridden by those in `generate`.
+/// Prompts have the variables of `data`, overridden by the ones of `generate`.
 #[test]
 fn variables_of_the_template_are_tables() {
     let (_dir, template) = file("{{ x }}{{ y }}{{ messages[0].content }}");

@@ -189,8 +189,8 @@ mod tests {
     use super::*;
     use crate::tensor_files::{NewTensor, f32_bytes, write_file};
 
-    /// Seven rows of two elements, of which three ranks have written 3, 3 and 1, and a bias written
-    /// by the first rank.
+    /// Seven rows of two elements, in parts of 3, 3 and 1 from three ranks, and a bias written by
+    /// the first rank.
     fn saved(folder: &Path, left_out: usize) -> SavedTensors {
         let mut parts = vec![];
         for (rank, rows) in [0..3, 3..6, 6..7].into_iter().enumerate().filter(|(rank, _)| *rank != left_out) {

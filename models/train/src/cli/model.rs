@@ -158,8 +158,8 @@ impl ModelArgs {
 /// Compute precision of an existing model.
 #[derive(Clone, Copy, Debug, Default, Parser)]
 pub struct PrecisionArgs {
-    /// Precision of linears. If absent, a run's own, or that of a Hugging Face checkpoint's
-    /// weights.
+    /// Precision of linears. If absent, the precision of the run or of the Hugging Face
+    /// checkpoint's weights.
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
     /// Keep the weights of FP8 linears as FP8 only, one byte per parameter, and run in FP8. This is

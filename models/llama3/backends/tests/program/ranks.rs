@@ -33,8 +33,8 @@ fn accumulation(count: usize) -> Vec<String> {
     set(&[&format!("training.grad_accumulation={count}")])
 }
 
-/// Two ranks print the same as one rank with twice as many micro-batches; without clipping, every
-/// digit is equal.
+/// Two ranks print the same as one rank with twice the micro-batches; without clipping, every digit
+/// is equal.
 #[test]
 fn two_ranks_are_one() {
     let data = text();

@@ -74,10 +74,10 @@ pub struct CacheOptions {
 pub enum Batching {
     /// One text after another, bit for bit as alone.
     Alone,
-    /// Up to this many at a time. Each has the bits that it has alone if all linears except the
-    /// output layer have this property for as many rows
-    /// ([`independent_rows`](burn_float8::report::independent_rows)). Weights are read once for the
-    /// whole batch.
+    /// Up to this number of prompts at a time. Each text is bitwise the same as alone, if linears
+    /// compute this number of rows independently
+    /// ([`independent_rows`](burn_float8::report::independent_rows)); the output layer need not.
+    /// Weights are read once for the whole batch.
     Exact(NonZero<usize>),
     /// 64 prompts at a time. A text differs from the one generated alone by rounding, and with
     /// per-tensor FP8 scales by the scales.
