@@ -1,5 +1,5 @@
-//! The program of a [`TrainableModel`]: [`main`] around it, [`start`] for its ranks, and [`run`], which does a [`Job`] on the backend that
-//! it asks for.
+//! Program of a [`TrainableModel`]: [`main`] wraps it, [`start`] sets up its ranks, and [`run`]
+//! runs a [`Job`] on the selected backend.
 
 use std::error::Error as _;
 use std::io::{IsTerminal, Write};
@@ -14,10 +14,11 @@ use train::{
     EscapedWriter, Job, JobError, TrainError, TrainableModel, escaped, hide_caught_panics, use_current_thread,
 };
 
-/// Runs a program, whose `main` does nothing else: what burn-float8 logs goes to the terminal, and so does an error with all its causes.
+/// Runs a program; its `main` should do nothing else. burn-float8's log messages, and an error with
+/// all its causes, are written to the terminal.
 pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     hide_caught_panics();
-    // SAFETY: a program begins with one thread.
+    // SAFETY: at this point the program has only one thread.
     unsafe { quiet_wayland() };
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
@@ -27,7 +28,7 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if let JobError::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
         say(&error.to_string());
-        // As shells have it: 128 and the number of the signal.
+        // As in shells: 128 plus the number of the signal.
         return match *signal {
             "SIGTERM" => ExitCode::from(143),
             "SIGHUP" => ExitCode::from(129),
@@ -50,19 +51,22 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Standard error may be a terminal that is closed.
+/// Prints a line to standard error. Ignores failures: the terminal may be closed.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{}", escaped(line));
 }
 
-/// Does the job of a command line, which `trains` together with the other ranks if a launcher has started several: the first of them
-/// writes to the terminal. With `nproc`, this process becomes the launcher of so many unless it is a rank.
+/// Runs the job of a command line. If it `trains` and a launcher has started several processes,
+/// they run together, and the first rank writes to the terminal. With `nproc`, this process becomes
+/// the launcher of this number of ranks, unless it is a rank.
 ///
-/// `run` is [`run`] or a function that calls it: where that is compiled, all of the model is, on every backend.
+/// `run` is [`run`] or a function that calls it: the crate that instantiates it compiles the whole
+/// model for every backend.
 ///
 /// # Errors
-/// Any [`JobError`], on every rank if the job of one cannot be made; [`JobError::Launcher`] if there is no `mpirun`; [`JobError::OneProcess`] if a
-/// launcher has started several that do not train.
+/// Any [`JobError`], on every rank if one fails to create its job; [`JobError::Launcher`] if
+/// `mpirun` is missing; [`JobError::OneProcess`] if a launcher has started several processes that
+/// do not train.
 pub fn start<A: TrainableModel>(
     trains: bool,
     nproc: Option<NonZero<usize>>,
@@ -77,7 +81,7 @@ pub fn start<A: TrainableModel>(
         return Err(JobError::OneProcess { started: comm.world_size() });
     }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
-    // What is generated, and read by a program, is left as it is.
+    // Generated text read by a program is not escaped.
     let is_log = trains || stdout.is_terminal();
     let mut log = EscapedWriter::new(std::io::stdout());
     let out: &mut dyn Write = match (comm.rank(), is_log) {
@@ -96,7 +100,8 @@ pub fn start<A: TrainableModel>(
     run(&job, out)
 }
 
-/// Becomes `mpirun`, which starts this program with its arguments so many times on this machine.
+/// Replaces this process by `mpirun`, which starts this program with its arguments `nproc` times on
+/// this machine.
 #[cfg(all(unix, feature = "mpi"))]
 fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
     use std::os::unix::process::CommandExt;
@@ -104,7 +109,7 @@ fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
     let program = std::env::current_exe().map_err(JobError::Launcher)?;
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
-    // Open MPI refuses more ranks than cores unless it is told, and others do not know its variable.
+    // Open MPI refuses more ranks than cores without this. Other MPIs ignore the variable.
     const OVERSUBSCRIBE: &str = "OMPI_MCA_rmaps_base_oversubscribe";
     if std::env::var_os(OVERSUBSCRIBE).is_none() {
         mpirun.env(OVERSUBSCRIBE, "1");
@@ -117,7 +122,7 @@ fn launch(_: NonZero<usize>) -> Result<(), JobError> {
     Err(JobError::FeatureOff { device: "--nproc", feature: "mpi" })
 }
 
-/// The ranks with NCCL between their devices, if those are CUDA's.
+/// Connects the ranks by NCCL if they use CUDA devices.
 #[cfg(feature = "nccl")]
 fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Communicator, JobError> {
     let selected = comm.all_ok("looking for the device", select(job.device()))?;
@@ -131,14 +136,14 @@ fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communi
     Ok(comm)
 }
 
-/// The CUDA device that NCCL connects, whose number is the rank's on its machine; else the first.
+/// CUDA device connected by NCCL, with the rank's index on its machine; otherwise the first.
 #[cfg(feature = "cuda")]
 fn cuda_device(job: &Job<impl TrainableModel>) -> burn::backend::cuda::CudaDevice {
     let comm = job.start.comm.as_ref().filter(|comm| comm.engine() == Engine::Nccl);
     comm.map_or_else(Default::default, |comm| burn::backend::cuda::CudaDevice::new(comm.local_rank()))
 }
 
-/// Does what is asked for on the device that it asks for, and writes the log to `out`.
+/// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
 /// Any [`JobError`].
@@ -153,10 +158,11 @@ pub fn run<A: TrainableModel>(job: &Job<A>, out: &mut dyn Write) -> Result<(), J
 
 macro_rules! backend {
     ($function:ident, $backend:ident, $device:literal, $feature:literal, $place:expr) => {
-        /// Does what is asked for on this rank's device of this backend, which is `selected`, and writes the log to `out`.
+        /// Runs a job on this rank's device of this backend, which is `selected`, and writes the
+        /// log to `out`.
         ///
         /// # Errors
-        /// Any [`JobError`]; [`JobError::FeatureOff`] where the backend is not compiled.
+        /// Any [`JobError`]; [`JobError::FeatureOff`] if the backend was not compiled in.
         #[cfg(feature = $feature)]
         pub fn $function(
             job: &Job<impl TrainableModel>,
@@ -167,7 +173,7 @@ macro_rules! backend {
             job.run::<Decorated>(selected, &$place(job), out)
         }
 
-        /// Is [`JobError::FeatureOff`]: the backend is not compiled.
+        /// Returns [`JobError::FeatureOff`]: the backend was not compiled in.
         ///
         /// # Errors
         /// Always.

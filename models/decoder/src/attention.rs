@@ -1,9 +1,10 @@
 //! Grouped-query causal attention.
 //!
 //! ```text
-//! q = rope(x Wq)      k = rope(x Wk)      v = x Wv            each head through an RMSNorm before rope, if it has one
+//! q = rope(x Wq)      k = rope(x Wk)      v = x Wv
 //! y = softmax(q kᵀ / √head_dim + causal mask) v Wo            softmax in f32
 //! ```
+//! In some models, each head of q and k passes an RMSNorm before rope.
 
 use burn::module::Module;
 use burn::nn::{Linear, RmsNorm};
@@ -29,39 +30,40 @@ pub struct Attention<B: Backend> {
     pub v_proj: Linear<B>,
     /// `[heads · head_dim, H]`.
     pub o_proj: Linear<B>,
-    /// RMSNorm of `head_dim` elements, for all query heads; none in most models.
+    /// RMSNorm of `head_dim` elements, shared by all query heads; `None` in most models.
     pub q_norm: Option<RmsNorm<B>>,
-    /// RMSNorm of `head_dim` elements, for all key heads; none in most models.
+    /// RMSNorm of `head_dim` elements, shared by all key heads; `None` in most models.
     pub k_norm: Option<RmsNorm<B>>,
     num_heads: usize,
     num_kv_heads: usize,
     head_dim: usize,
 }
 
-/// What all layers of one forward pass share.
+/// Positions and masks shared by all layers of a forward pass.
 #[derive(Clone, Debug)]
 pub struct Positions<B: Backend> {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
     /// New tokens per sequence, T.
     pub len: usize,
-    /// Positions before the new ones.
+    /// Number of positions before the new ones.
     pub past: usize,
-    /// cos and sin of the new positions: of T, or of `B·T` if some are hidden.
+    /// cos and sin of the new positions: of T, or of `B·T` if `hidden` is set.
     pub rope: RotaryTables<B>,
-    /// Positions that no token of a sequence sees, `[B, past + T]`: those before it where sequences of several lengths are a batch.
+    /// Masked positions, `[B, past + T]`: padding before shorter sequences of a batch.
     pub hidden: Option<Tensor<B, 2, Bool>>,
-    /// The document of each position, `[B, T]`, if attention stays within documents. Nothing comes before them.
+    /// Document of each position, `[B, T]`, if attention stays within documents. There are then no
+    /// past positions.
     pub documents: Option<Tensor<B, 2, Int>>,
 }
 
 impl<B: Backend> Positions<B> {
-    /// `[B, T, heads, d]` → `[B, heads, T, d]`, each token turned by its position.
+    /// `[B, T, heads, d]` → `[B, heads, T, d]`, with each token rotated by its position.
     fn rotate(&self, x: Tensor<B, 4>) -> Tensor<B, 4> {
         let [batch, len, heads, dim] = x.dims();
         match self.hidden {
             None => self.rope.rotate(x),
-            // As one sequence, each token of which has a position of its own.
+            // Treated as one sequence with separate positions for each token.
             Some(_) => {
                 let x = self.rope.rotate(x.reshape([1, batch * len, heads, dim]));
                 x.reshape([heads, batch, len, dim]).swap_dims(0, 1)

@@ -1,9 +1,10 @@
-//! [`KvCache`]: keys and values of the positions seen so far, in memory that is there ahead.
+//! [`KvCache`]: keys and values of the positions seen so far, in preallocated memory.
 //!
 //! ```text
-//! row 0    k k k k k . .      the rows of a batch end at the same position: what is before a shorter one is hidden
-//! row 1    - - k k k . .      . is for positions to come
+//! row 0    k k k k k . .      . is for positions to come
+//! row 1    - - k k k . .      - is hidden padding of a shorter row
 //! ```
+//! The rows of a batch end at the same position.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -21,27 +22,28 @@ pub struct LayerCache<B: Backend> {
     options: CacheOptions,
 }
 
-/// Keys or values of one layer, `[B, kv_heads, S, head_dim]`, S or fewer of which are there.
+/// Keys or values of one layer, `[B, kv_heads, S, head_dim]`, with capacity S.
 #[derive(Clone, Debug)]
 enum Kept<B: Backend> {
     Float(Tensor<B, 4>),
     E4m3 {
-        /// Four codes a word: `[B, kv_heads, S, head_dim / 4]`.
+        /// Four codes per word: `[B, kv_heads, S, head_dim / 4]`.
         codes: Tensor<B, 4, Int>,
-        /// What each head of each position is multiplied by: `[B, kv_heads, S, 1]`.
+        /// Scale of each head of each position, to multiply with: `[B, kv_heads, S, 1]`.
         inv_scales: Tensor<B, 4>,
         head_dim: usize,
     },
 }
 
-/// Keys and values of the positions seen so far, a pair per layer.
+/// Keys and values of the positions seen so far, for all layers.
 #[derive(Clone, Debug)]
 pub struct KvCache<B: Backend> {
     pub(crate) layers: Vec<LayerCache<B>>,
     pub(crate) len: usize,
-    /// Positions at the beginning of each row that are none of its own; empty as long as all rows are as long.
+    /// Number of padding positions at the beginning of each row; empty while all rows have the same
+    /// length.
     pads: Vec<usize>,
-    /// Whether the output layer takes the rows one by one.
+    /// Whether the output layer processes rows one by one.
     pub(crate) rows_alone: bool,
 }
 
@@ -52,23 +54,24 @@ impl<B: Backend> KvCache<B> {
         Self { layers: vec![layer; num_layers], len: 0, pads: vec![], rows_alone: options.rows_alone }
     }
 
-    /// Positions held, of the longest row.
+    /// Number of positions of the longest row.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no position is held.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The positions of the next `count` tokens in each row, if rows differ in them.
+    /// Positions of the next `count` tokens in each row; `None` if all rows have the same length.
     pub(crate) fn next_of_each(&self, count: usize) -> Option<Vec<usize>> {
         let positions = |pad: &usize| self.len - pad..self.len - pad + count;
         (!self.pads.is_empty()).then(|| self.pads.iter().flat_map(positions).collect())
     }
 
-    /// Which of `0..positions` are not a row's own, `[B, positions]`, if rows differ in them.
+    /// Mask of padding in `0..positions`, `[B, positions]`; `None` if all rows have the same
+    /// length.
     pub(crate) fn hidden(&self, positions: usize, device: &B::Device) -> Option<Tensor<B, 2, Bool>> {
         let of_row = |pad: &usize| (0..positions).map(|position| position < *pad).collect::<Vec<_>>();
         let hidden: Vec<bool> = self.pads.iter().flat_map(of_row).collect();
@@ -79,7 +82,7 @@ impl<B: Backend> KvCache<B> {
 
 impl<B: Backend> KeyValueCache for KvCache<B> {
     /// # Panics
-    /// If there is no cache, or one is of another model or of several rows.
+    /// If `rows` is empty, or if a cache belongs to another model or has several rows.
     fn join(rows: Vec<Self>) -> Self {
         let len = rows.iter().map(|row| row.len).max().expect("at least one row");
         let pads: Vec<_> = rows.iter().map(|row| len - row.len).collect();
@@ -102,7 +105,7 @@ impl<B: Backend> KeyValueCache for KvCache<B> {
 }
 
 impl<B: Backend> LayerCache<B> {
-    /// Adds keys and values, `[B, kv_heads, T, head_dim]`, behind the first `past` positions.
+    /// Appends keys and values, `[B, kv_heads, T, head_dim]`, after the first `past` positions.
     pub(crate) fn append(&mut self, [keys, values]: [Tensor<B, 4>; 2], past: usize) {
         let len = past + keys.dims()[2];
         let CacheOptions { dtype: kept_in, positions, .. } = self.options;
@@ -113,13 +116,14 @@ impl<B: Backend> LayerCache<B> {
             };
             kept.with(past, new)
         };
-        // Taken out, so that nobody else has them and they are changed where they lie.
+        // Takes the tensors out, so that they are not shared and are changed in place.
         let (old_keys, old_values) = self.kept.take().map(|[keys, values]| (keys, values)).unzip();
         self.kept = Some([with(old_keys, keys), with(old_values, values)]);
     }
 
-    /// Attention of query `[B, heads, T, head_dim]` over the first `len` positions, which have been added; not over those that are
-    /// `hidden: [B, len]`. What is kept in another dtype is decoded where it is read, if the backend can do that.
+    /// Attention of query `[B, heads, T, head_dim]` over the first `len` positions, already
+    /// appended, except `hidden: [B, len]`. Another storage dtype is decoded during attention, if
+    /// the backend supports it.
     pub(crate) fn attention(
         &self,
         query: Tensor<B, 4>,
@@ -142,7 +146,7 @@ impl<B: Backend> LayerCache<B> {
         }
     }
 
-    /// The rows of several caches, of so many positions each, as one batch that ends at `len`.
+    /// Joins the rows of several caches, each with its length, as one batch that ends at `len`.
     fn join(rows: &[(&Self, usize)], len: usize) -> Self {
         let kept = |which: usize| {
             let of_rows = rows.iter().map(|(layer, own)| (layer.kept.as_ref().map(|kept| &kept[which]), *own));
@@ -157,7 +161,7 @@ impl<B: Backend> LayerCache<B> {
 }
 
 impl<B: Backend> Kept<B> {
-    /// Room for so many positions of what is like `x`.
+    /// Allocates capacity for `positions` positions of tensors like `x`.
     fn empty(x: &Tensor<B, 4>, dtype: Option<CacheDtype>, positions: usize) -> Self {
         let ([batch, heads, _, head_dim], device) = (x.dims(), x.device());
         let zeros = |width, dtype| Tensor::zeros([batch, heads, positions, width], (&device, dtype));
@@ -177,7 +181,7 @@ impl<B: Backend> Kept<B> {
         self.floats().dims()[2]
     }
 
-    /// With x in place of the positions from `at` on.
+    /// Overwrites the positions from `at` on with x.
     fn with(self, at: usize, x: Tensor<B, 4>) -> Self {
         match self {
             Self::Float(values) => {
@@ -192,7 +196,7 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// The first `len` positions as they are kept.
+    /// First `len` positions in the storage format.
     fn first(&self, len: usize) -> CachedHeads<B> {
         let first = |floats: &Tensor<B, 4>| floats.clone().slice_dim(2, 0..len).into_primitive().tensor();
         match self {
@@ -204,7 +208,7 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// The values of the first `len` positions.
+    /// Values of the first `len` positions.
     fn read(&self, len: usize, dtype: DType) -> Tensor<B, 4> {
         match self {
             Self::Float(values) => values.clone().slice_dim(2, 0..len).cast(dtype),
@@ -215,7 +219,7 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// With room for `len` positions: twice as many as before, if that was not enough.
+    /// Ensures a capacity of `len` positions; at least doubles it if it is too small.
     fn with_room_for(self, len: usize) -> Self {
         match self.capacity() {
             capacity if capacity >= len => self,
@@ -223,7 +227,7 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// Rows that have so many positions each, all of which end at `len`, with room for `capacity`.
+    /// Joins rows, each with its length, so that all end at `len`, with the given capacity.
     fn join(rows: &[(&Self, usize)], len: usize, capacity: usize) -> Self {
         let floats = |part: fn(&Self) -> &Tensor<B, 4>| {
             let rows: Vec<_> = rows.iter().map(|(kept, own)| (part(kept), *own)).collect();
@@ -244,7 +248,7 @@ impl<B: Backend> Kept<B> {
         }
     }
 
-    /// The values, or their scales.
+    /// Values, or their scales.
     fn floats(&self) -> &Tensor<B, 4> {
         match self {
             Self::Float(values) => values,
@@ -262,7 +266,7 @@ impl<B: Backend> Kept<B> {
     }
 }
 
-/// x in place of what is in `t` from a row and a position on.
+/// Overwrites `t` with x from a row and a position on.
 fn put<B: Backend, K: BasicOps<B>>(t: Tensor<B, 4, K>, [row, at]: [usize; 2], x: Tensor<B, 4, K>) -> Tensor<B, 4, K> {
     let [rows, heads, len, width] = x.dims();
     t.slice_assign([row..row + rows, 0..heads, at..at + len, 0..width], x)
@@ -306,8 +310,8 @@ mod tests {
         Tensor::<Own, 4>::from_data(TensorData::new(values, shape), &Default::default()).cast(dtype)
     }
 
-    /// What is decoded where it is read is what the decoded tensors give, to the bit: for a token and a prompt, with heads that share keys,
-    /// in a cache that has more room, and with hidden positions.
+    /// Decoding in place gives bitwise the same as attention over decoded tensors. Covers a token
+    /// and a prompt, shared key heads, spare capacity, and hidden positions.
     #[test]
     fn caches_are_read_in_place() {
         const HEADS: usize = 6;

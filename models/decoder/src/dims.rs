@@ -1,4 +1,4 @@
-//! [`Dimensions`]: the sizes of a decoder-only transformer, and what may be said about them without building one.
+//! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -6,44 +6,46 @@ use train::{JobError, MAX_TENSOR_BITS, ModelSize, elements};
 
 use crate::rope::MAX_AHEAD;
 
-/// The sizes of a decoder-only transformer with grouped-query attention and a SwiGLU, or a mixture of these, in each layer.
+/// Sizes of a decoder-only transformer with grouped-query attention and, in each layer, a SwiGLU or
+/// a mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimensions {
-    /// Tokens in the vocabulary, V.
+    /// Vocabulary size, V.
     pub vocab_size: usize,
     /// Width of the residual stream, H.
     pub hidden_size: usize,
-    /// Width of the SwiGLU, or of that of one expert.
+    /// Width of the SwiGLU, or of each expert's.
     pub intermediate_size: usize,
-    /// Decoder layers.
+    /// Number of decoder layers.
     pub num_layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub num_heads: usize,
-    /// Key and value heads; each serves `num_heads / num_kv_heads` query heads.
+    /// Number of key and value heads; each serves `num_heads / num_kv_heads` query heads.
     pub num_kv_heads: usize,
-    /// Width of one head; even. Need not be `hidden_size / num_heads`.
+    /// Width of one head; even. May differ from `hidden_size / num_heads`.
     pub head_dim: usize,
     /// Added to the mean square in RMSNorm.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Positions for which the rotary tables are built ahead; longer sequences work and build theirs on the fly.
+    /// Number of positions with precomputed rotary tables. Longer sequences compute theirs on the
+    /// fly.
     pub max_seq_len: usize,
-    /// The output layer is the transposed embedding.
+    /// Whether the output layer is the transposed embedding.
     pub tie_word_embeddings: bool,
-    /// Each head of the queries and keys passes an RMSNorm before it is rotated.
+    /// Whether each head of queries and keys passes an RMSNorm before rotation.
     pub qk_norm: bool,
-    /// A mixture of experts in place of each SwiGLU; none in a dense model.
+    /// Mixture of experts that replaces each SwiGLU; `None` in a dense model.
     pub moe: Option<MoeConfig>,
 }
 
-/// A mixture of experts in place of each SwiGLU.
+/// Mixture of experts that replaces each SwiGLU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MoeConfig {
-    /// Experts in each layer.
+    /// Number of experts in each layer.
     pub num_experts: usize,
-    /// Experts that each token is sent to.
+    /// Number of experts per token.
     pub num_experts_per_tok: usize,
 }
 
@@ -61,19 +63,20 @@ impl MoeConfig {
     }
 }
 
-/// The logarithm of the elements of the rotary table at most, which is built on the host.
+/// Logarithm (base 2) of the maximum number of elements of the rotary table, which is built on the
+/// host.
 const MAX_AHEAD_BITS: u32 = 28;
-/// Parameters at most, ten times the largest Llama 3.
+/// Maximum number of parameters, ten times the largest Llama 3.
 const MAX_PARAMS: u128 = 1 << 42;
-/// Layers at most.
+/// Maximum number of layers.
 const MAX_LAYERS: usize = 10_000;
 
 impl Dimensions {
-    /// Checks every field, and that the model is of a size that can be: no tensor of more than 2^40 elements, at
+    /// Checks every field and the size of the model: no tensor of more than 2^40 elements, and at
     /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first field that cannot be.
+    /// [`JobError::ModelConfig`] naming the first invalid field.
     pub fn validate(&self) -> Result<(), JobError> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
@@ -103,7 +106,8 @@ impl Dimensions {
         positive("rope_theta", self.rope_theta)
     }
 
-    /// So that no later product overflows. `num_kv_heads` divides `num_heads`, so k and v are no larger than q.
+    /// Ensures that later products do not overflow. `num_kv_heads` divides `num_heads`, so k and v
+    /// are no larger than q.
     fn validate_size(&self) -> Result<(), JobError> {
         let vocab = ("vocab_size", self.vocab_size);
         let hidden = ("hidden_size", self.hidden_size);
@@ -141,7 +145,8 @@ impl Dimensions {
         Ok(())
     }
 
-    /// Parameters of the model; a tied embedding counts once. Exact after [`validate`](Self::validate).
+    /// Number of parameters; a tied embedding counts once. Exact after
+    /// [`validate`](Self::validate).
     pub fn num_params(&self) -> usize {
         self.count_params() as usize
     }
@@ -151,28 +156,29 @@ impl Dimensions {
         self.count_matmul_params(experts).saturating_add(self.count_look_up())
     }
 
-    /// Parameters that serve a token: all of them, but of a mixture only the experts that the token is sent to. Exact
+    /// Number of parameters used per token; in a mixture only the token's experts count. Exact
     /// after [`validate`](Self::validate).
     pub fn num_active_params(&self) -> usize {
         self.num_matmul_params().saturating_add(self.count_look_up() as usize)
     }
 
-    /// Parameters that a token is looked up in: none where the embedding is the output layer.
+    /// Parameters of the embedding look-up; 0 if the embedding is the output layer.
     fn count_look_up(&self) -> u128 {
         if self.tie_word_embeddings { 0 } else { self.vocab_size as u128 * self.hidden_size as u128 }
     }
 
-    /// Parameters that a token is multiplied with: all that serve it but the embedding's look-up. A tied embedding
-    /// counts, as the output layer. Exact after [`validate`](Self::validate).
+    /// Number of parameters in a token's matmuls: all used parameters except the embedding look-up.
+    /// A tied embedding counts, as the output layer. Exact after [`validate`](Self::validate).
     pub fn num_matmul_params(&self) -> usize {
         self.count_matmul_params(self.moe.map_or(1, |moe| moe.num_experts_per_tok)) as usize
     }
 
-    /// With this many SwiGLUs in a layer.
+    /// Count with this number of SwiGLUs per layer.
     fn count_matmul_params(&self, experts: usize) -> u128 {
         let wide = |size: usize| size as u128;
         let h = wide(self.hidden_size);
-        // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the router, 2 h for the norms.
+        // h (2 q + 2 kv) for attention, 3 h · intermediate for a SwiGLU, h · experts for the
+        // router, 2 h for the norms.
         let heads = wide(self.num_heads).saturating_add(wide(self.num_kv_heads));
         let attention = heads.saturating_mul(wide(self.head_dim)).saturating_mul(2);
         let router = self.moe.map_or(0, |moe| wide(moe.num_experts));
@@ -184,16 +190,17 @@ impl Dimensions {
         h.saturating_mul(per_row.saturating_mul(layers)).saturating_add(head_norms * layers).saturating_add(outside)
     }
 
-    /// Floating-point operations of one training token (forward and backward) in sequences of `seq_len`:
-    /// `6·N + 12·L·heads·head_dim·T` with N from [`num_matmul_params`](Self::num_matmul_params), which is the
-    /// formula of torchtitan's `tflops` and `mfu` (PaLM, arXiv 2204.02311, appendix B).
+    /// Floating-point operations per training token (forward and backward) in sequences of
+    /// `seq_len`: `6·N + 12·L·heads·head_dim·T` with N from
+    /// [`num_matmul_params`](Self::num_matmul_params). This is torchtitan's formula for `tflops`
+    /// and `mfu` (PaLM, arXiv 2204.02311, appendix B).
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sizes = [12, self.num_layers, self.num_heads, self.head_dim, seq_len];
         let attention: f64 = sizes.iter().map(|&size| size as f64).product();
         6.0 * self.num_matmul_params() as f64 + attention
     }
 
-    /// How large the model is.
+    /// Size of the model.
     pub fn size(&self) -> ModelSize {
         ModelSize {
             vocab_size: self.vocab_size,
@@ -207,7 +214,7 @@ impl Dimensions {
     }
 }
 
-/// Refuses a field that is not a positive, finite number.
+/// Returns an error unless a field is positive and finite.
 ///
 /// # Errors
 /// [`JobError::ModelConfig`].
@@ -218,7 +225,7 @@ pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
     Err(refused(field, value, "must be positive and finite"))
 }
 
-/// The error of a field.
+/// Error for an invalid field.
 pub fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> JobError {
     JobError::ModelConfig { field, value: value.to_string(), reason: reason.into() }
 }

@@ -1,21 +1,24 @@
-//! E4M3 in tensors of integers, four codes a word, with one scale for each head of a position: with operations that every backend has.
+//! E4M3 codes packed into integer tensors, four per word, with one scale per head and position.
+//! Uses only operations that every backend has.
 //!
 //! ```text
-//! inv_scale = max(max |x|, 1e-12) / 448        code = e4m3(x / inv_scale), to nearest, ties to even        value = code · inv_scale
+//! inv_scale = max(max |x|, 1e-12) / 448
+//! code      = e4m3(x / inv_scale), to nearest, ties to even
+//! value     = code · inv_scale
 //! ```
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, ElementConversion, Int, Tensor, TensorData};
 
-/// Codes of a word of 32 bits.
+/// Codes per 32-bit word.
 pub(crate) const CODES: usize = 4;
-/// The largest value.
+/// Largest value.
 const MAX: f32 = 448.0;
-/// Its code, as far as the sign goes.
+/// Code of the largest value, without sign.
 const MAX_CODE: u8 = 0x7e;
 const NAN_CODE: i32 = 0x7f;
 
-/// The value of a code without a sign, which is no NaN.
+/// Value of a code without sign that is not NaN.
 fn value(code: u8) -> f32 {
     match (i32::from(code >> 3), f32::from(code & 7)) {
         (0, mantissa) => mantissa * f32::powi(2.0, -9),
@@ -23,7 +26,7 @@ fn value(code: u8) -> f32 {
     }
 }
 
-/// What a magnitude has to exceed to be more than code 0, 1, ..: what is half-way goes to the even code.
+/// Threshold that a magnitude must exceed to have a code above 0, 1, ..: ties go to the even code.
 fn thresholds() -> [f32; 127] {
     std::array::from_fn(|code| match code as u8 {
         code if code >= MAX_CODE => f32::MAX,
@@ -34,7 +37,7 @@ fn thresholds() -> [f32; 127] {
     })
 }
 
-/// x `[B, H, T, d]` as words `[B, H, T, d / 4]`, and what each head is multiplied by, `[B, H, T, 1]`, f32.
+/// Encodes x `[B, H, T, d]`: words `[B, H, T, d / 4]` and scales `[B, H, T, 1]`, f32.
 pub(crate) fn encode<B: Backend>(x: Tensor<B, 4>) -> (Tensor<B, 4, Int>, Tensor<B, 4>) {
     let ([batch, heads, len, dim], device) = (x.dims(), x.device());
     let x = x.cast(DType::F32);
@@ -48,7 +51,7 @@ pub(crate) fn encode<B: Backend>(x: Tensor<B, 4>) -> (Tensor<B, 4, Int>, Tensor<
     let magnitude = padded.clone().abs() / inv_scales.clone();
     let shape = magnitude.dims();
     let table = Tensor::<B, 1>::from_data(TensorData::from(thresholds()), (&device, DType::F32));
-    // Half of what is left, seven times.
+    // Binary search in seven steps.
     let mut codes = Tensor::<B, 4, Int>::zeros(shape, &device);
     for step in [64, 32, 16, 8, 4, 2, 1] {
         let at = codes.clone().add_scalar(step - 1).flatten::<1>(0, 3);
@@ -57,7 +60,7 @@ pub(crate) fn encode<B: Backend>(x: Tensor<B, 4>) -> (Tensor<B, 4, Int>, Tensor<
     }
     let codes = codes.mask_fill(is_nan, NAN_CODE);
     let signs = padded.lower_elem(0.0).int();
-    // The last code's sign is that of the word.
+    // The sign of the last code is the sign bit of the word.
     let weights = |sign: i64| -> Tensor<B, 5, Int> {
         let of_codes = [sign, sign << 8, sign << 16, if sign == 1 { 1 << 24 } else { -(sign << 24) }];
         Tensor::<B, 1, Int>::from_data(TensorData::from(of_codes), &device).reshape([1, 1, 1, 1, CODES])
@@ -67,7 +70,7 @@ pub(crate) fn encode<B: Backend>(x: Tensor<B, 4>) -> (Tensor<B, 4, Int>, Tensor<
     (sum.sum_dim(4).reshape([batch, heads, len, words]).cast(DType::I32), inv_scales)
 }
 
-/// What [`encode`] has made, in f32: `[B, H, S, d]`.
+/// Decodes the result of [`encode`] to f32: `[B, H, S, d]`.
 pub(crate) fn decode<B: Backend>(words: Tensor<B, 4, Int>, inv_scales: Tensor<B, 4>, dim: usize) -> Tensor<B, 4> {
     let ([batch, heads, len, count], device) = (words.dims(), words.device());
     let of_code = |code: u8| match code & 0x7f {
@@ -98,7 +101,8 @@ mod tests {
         x.into_data().to_vec().unwrap()
     }
 
-    /// Every value, what is half-way between neighbours, and what is next to that: to nearest, ties to even.
+    /// Every value, every midpoint between neighbours, and the floats next to it: to nearest, ties
+    /// to even.
     #[test]
     fn codes_are_rounded_to_nearest_even() {
         let all: Vec<f32> = (0..=MAX_CODE).map(value).collect();

@@ -1,4 +1,4 @@
-//! [`Parts`]: the forward pass of a decoder-only transformer, from tokens to logits or a loss.
+//! [`Parts`]: forward pass of a decoder-only transformer, from tokens to logits or a loss.
 
 use std::ops::Range;
 
@@ -17,24 +17,24 @@ use crate::rope::RotaryEmbedding;
 
 /// One decoder layer.
 pub trait Layer<B: Backend> {
-    /// `[B·T, H]` → `[B·T, H]`; with a cache, of positions that follow those in it.
+    /// `[B·T, H]` → `[B·T, H]`. With a cache, the positions follow the cached ones.
     fn forward(&self, h: Tensor<B, 2>, positions: &Positions<B>, cache: Option<&mut LayerCache<B>>) -> Tensor<B, 2>;
 }
 
-/// What a model's module consists of.
+/// Parts of a model's module.
 #[derive(Debug)]
 pub struct Parts<'a, B: Backend, L> {
     /// `[V, H]`.
     pub embed_tokens: &'a Embedding<B>,
     /// Decoder layers, first to last.
     pub layers: &'a [L],
-    /// Before the output layer.
+    /// Norm before the output layer.
     pub norm: &'a RmsNorm<B>,
-    /// `[H, V]`; none if the output is tied to the embedding.
+    /// `[H, V]`; `None` if the output is tied to the embedding.
     pub lm_head: Option<&'a Linear<B>>,
-    /// The angles of positions.
+    /// Rotary tables.
     pub rope: &'a RotaryEmbedding<B>,
-    /// The dtype of hidden states.
+    /// Dtype of hidden states.
     pub compute_dtype: DType,
 }
 
@@ -49,8 +49,8 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         logits.reshape([batch, len, vocab_size])
     }
 
-    /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` that follow the positions in
-    /// `cache`, which then holds them too.
+    /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` after the positions
+    /// in `cache`, which are appended to it.
     pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         let [batch, len] = tokens.dims();
         let mut positions = self.positions(&tokens, cache.len, None);
@@ -72,14 +72,14 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         Tensor::cat((0..batch).map(|row| self.logits(last.clone().slice_dim(0, row..row + 1))).collect(), 0)
     }
 
-    /// Mean cross entropy in f32 of the targets that count: `[1]`.
+    /// Mean cross entropy in f32 over the counted targets: `[1]`.
     pub fn loss(self, batch: BatchTensors<B>) -> Tensor<B, 1> {
         let pass = self.pass(batch);
         let hidden = (0..pass.len()).fold(pass.first(), |h, index| pass.segment(index, h));
         pass.loss(hidden, 0..pass.rows())
     }
 
-    /// The forward pass of a batch to its loss, layer by layer.
+    /// Forward pass of a batch to its loss, layer by layer.
     pub fn pass(self, batch: BatchTensors<B>) -> Pass<'a, B, L> {
         let BatchTensors { inputs, targets, loss_mask, documents } = batch;
         let [sequences, len] = inputs.dims();
@@ -93,7 +93,7 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         }
     }
 
-    /// What layers need to know of `tokens` that follow so many positions.
+    /// Positions of `tokens` after `past` earlier ones.
     fn positions(&self, tokens: &Tensor<B, 2, Int>, past: usize, documents: Option<Tensor<B, 2, Int>>) -> Positions<B> {
         let [batch, len] = tokens.dims();
         let rope = self.rope.at(past..past + len);
@@ -107,12 +107,13 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
         embedded.reshape([batch * len, width])
     }
 
-    /// `[M, H]` → `[M, V]`, f32, through the last norm.
+    /// `[M, H]` → `[M, V]`, f32, including the final norm.
     fn logits(&self, hidden: Tensor<B, 2>) -> Tensor<B, 2> {
         let hidden = rms_norm(self.norm, hidden);
         let logits = match self.lm_head {
             Some(lm_head) => lm_head.forward(hidden),
-            // A matmul, not a linear: a tied output has no name for a filter, so it never runs in FP8.
+            // A matmul, not a linear: a tied output layer has no name for a filter, so it never
+            // runs in FP8.
             None => {
                 let weight = full_tensor(self.embed_tokens.weight.val().cast(hidden.dtype()));
                 hidden.matmul(weight.transpose())
@@ -122,7 +123,7 @@ impl<'a, B: Backend, L: Layer<B>> Parts<'a, B, L> {
     }
 }
 
-/// A [`Parts`] on its way from a batch to the loss: each layer is a segment.
+/// Forward pass of a batch with [`Parts`]: each layer is a segment.
 #[derive(Debug)]
 pub struct Pass<'a, B: Backend, L> {
     parts: Parts<'a, B, L>,
@@ -130,7 +131,7 @@ pub struct Pass<'a, B: Backend, L> {
     inputs: Tensor<B, 2, Int>,
     /// `[M]`.
     targets: Tensor<B, 1, Int>,
-    /// `[M]`, 1 for each target that counts; all do if there is none.
+    /// `[M]`, 1 for each target that counts; `None` if all count.
     mask: Option<Tensor<B, 1>>,
 }
 
@@ -151,7 +152,8 @@ impl<B: Backend, L: Layer<B>> Segments<B> for Pass<'_, B, L> {
         self.targets.dims()[0]
     }
 
-    /// `Σ -log softmax(logits)[target]` over the rows that count, divided by how many count in all rows, at least 1.
+    /// `Σ -log softmax(logits)[target]` over the counted rows in `rows`, divided by the count over
+    /// all rows, at least 1.
     fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1> {
         let is_whole = rows.len() == self.rows();
         let own = rows.len();

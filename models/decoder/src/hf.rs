@@ -1,7 +1,8 @@
-//! The keys of Hugging Face's `config.json` that decoder-only transformers share, and their tensors.
+//! Keys of Hugging Face's `config.json` shared by decoder-only transformers, and their tensors.
 //!
-//! Rotary frequencies are read in the `rope_theta` + `rope_scaling` form and the newer `rope_parameters` form, and written in the
-//! former, which every version of transformers reads. Of a file with both, `rope_scaling` counts, as in transformers 5
+//! Rotary frequencies are read in the `rope_theta` + `rope_scaling` form and the newer
+//! `rope_parameters` form. They are written in the first form, which every version of transformers
+//! reads. If a file has both, `rope_scaling` counts, as in transformers 5
 //! (`convert_rope_params_to_dict` in `modeling_rope_utils.py`).
 
 use serde_json::{Value, json};
@@ -10,44 +11,48 @@ use train::hf::HfReader;
 
 use crate::dims::Dimensions;
 
-/// Linears that vLLM runs as one: [`ModelConfig::fused_linears`](train::ModelConfig::fused_linears) of these models.
+/// Linears that vLLM fuses: [`ModelConfig::fused_linears`](train::ModelConfig::fused_linears) of
+/// these models.
 pub const FUSED_LINEARS: [&[&str]; 2] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
 
-/// What transformers takes for keys that a kind of model leaves out of its `config.json`.
+/// Defaults of transformers for keys missing in the `config.json` of a kind of model.
 #[derive(Clone, Copy, Debug)]
 pub struct Defaults {
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of the SwiGLU.
     pub intermediate_size: usize,
-    /// Key and value heads; if none, as many as query heads.
+    /// Number of key and value heads; if `None`, the number of query heads.
     pub num_kv_heads: Option<usize>,
-    /// Width of one head; if none, `hidden_size / num_attention_heads`.
+    /// Width of one head; if `None`, `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Positions.
+    /// Maximum number of positions.
     pub max_seq_len: usize,
 }
 
-/// Rotary frequencies that are scaled.
+/// Scaling of rotary frequencies.
 #[derive(Clone, Copy, Debug)]
 pub struct ScaledRope<'a> {
-    /// The key that names the kind.
+    /// Key that names the kind.
     pub key: &'static str,
-    /// The kind.
+    /// Kind of scaling.
     pub kind: &'a str,
-    /// The object that says how.
+    /// Object with its parameters.
     pub json: HfReader<'a>,
-    /// Positions before the extension: what the file says, inside or beside the object, or `max_position_embeddings`.
+    /// Positions before the extension: as given inside or next to the object, or
+    /// `max_position_embeddings`.
     pub original_max_seq_len: usize,
 }
 
-/// The keys of rope that every kind may have.
+/// Rope keys allowed for every kind.
 pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];
 
-/// The sizes of a dense model of this `model_type` whose linears have no bias, and how its rotary frequencies are scaled, if they are.
+/// Reads the sizes of a dense model of this `model_type` without biases, and the scaling of its
+/// rotary frequencies, if any.
 ///
 /// # Errors
-/// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for another type, another activation and biases.
+/// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for another type, another activation and
+/// biases.
 pub fn read<'a>(
     json: &HfReader<'a>,
     model_type: &str,
@@ -90,8 +95,8 @@ pub fn read<'a>(
     Ok((dims, scaled))
 }
 
-/// theta and scaling. `rope_parameters` holds both; before it, `rope_theta` stood beside `rope_scaling`. Of one object nothing is read
-/// where the other counts.
+/// Reads theta and the scaling. `rope_parameters` has both; the older form has `rope_theta` next to
+/// `rope_scaling`. If one form counts, the other object is ignored.
 fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<ScaledRope<'a>>), JobError> {
     const DEFAULT_THETA: f64 = 10_000.0;
     let outer_theta = json.number("rope_theta")?;
@@ -112,7 +117,7 @@ fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<Scal
     Ok((theta, Some(ScaledRope { key, kind, json: inner, original_max_seq_len })))
 }
 
-/// `partial_rotary_factor` stands beside `rope_theta`, in either form.
+/// Checks `partial_rotary_factor`, which is next to `rope_theta` in either form.
 fn whole_heads(json: &HfReader<'_>) -> Result<(), JobError> {
     let key = "partial_rotary_factor";
     match json.number(key)? {
@@ -121,7 +126,7 @@ fn whole_heads(json: &HfReader<'_>) -> Result<(), JobError> {
     }
 }
 
-/// The keys that say what a dense model is; `rope_scaling` is null.
+/// Keys that describe a dense model; `rope_scaling` is null.
 pub fn write(dims: &Dimensions, model_type: &str, architecture: &str) -> Vec<(&'static str, Value)> {
     vec![
         ("architectures", json!([architecture])),
@@ -144,7 +149,8 @@ pub fn write(dims: &Dimensions, model_type: &str, architecture: &str) -> Vec<(&'
 }
 
 impl Dimensions {
-    /// The tensors of a dense model, by path in the module tree, in the shapes of Hugging Face's files.
+    /// Tensors of a dense model, by path in the module tree, with the shapes of Hugging Face's
+    /// files.
     pub fn hf_tensors(&self) -> Vec<(String, Vec<usize>)> {
         let Self { vocab_size, hidden_size: h, intermediate_size, head_dim, .. } = *self;
         let (q, kv) = (self.num_heads * head_dim, self.num_kv_heads * head_dim);

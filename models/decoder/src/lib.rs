@@ -1,11 +1,13 @@
-//! What decoder-only transformers share, in Hugging Face's names: a model is its layers and [`Parts`], which runs them.
+//! Parts shared by decoder-only transformers, with Hugging Face's names: a model is its layers and
+//! [`Parts`], which runs them.
 //!
 //! ```text
 //! h ← embed(tokens)
 //! h ← layer(h)                       per layer
 //! logits = lm_head(rmsnorm(h))
 //! ```
-//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
+//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss
+//! are in f32.
 
 pub mod attention;
 mod cache;

@@ -1,12 +1,12 @@
-//! The linears of all layers, which have no bias.
+//! Linears without bias.
 
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::backend::Backend;
 
-/// How a parameter is drawn that nothing else initializes.
+/// Default initializer of parameters.
 pub const INITIALIZER: Initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
 
-/// A linear without bias, `[d_input, d_output]`.
+/// Linear without bias, `[d_input, d_output]`.
 pub fn linear<B: Backend>(d_input: usize, d_output: usize, device: &B::Device) -> Linear<B> {
     LinearConfig::new(d_input, d_output).with_bias(false).with_initializer(INITIALIZER).init(device)
 }

@@ -1,15 +1,18 @@
-//! What a decoder's layers keep from forward to backward.
+//! Bytes that a decoder's layers keep from forward to backward.
 //!
 //! ```text
 //! residual    h, h + attention                                  M · 2H · element
 //! attention   norm(h) for q, k and v                            M · H · input
-//!             q and k before and after they are turned, v       M · (2Q + 3K) · element, and M · (Q + K) · element before their norms
+//!             q and k before and after rotation, v              M · (2Q + 3K) · element
+//!             q and k before their norms, if there are any      M · (Q + K) · element
 //!             y, and the logarithms of its sums                 M · (Q + heads) · output
 //!             y for the output's linear                         M · Q · input
 //! swiglu      norm(h) for gate and up, gate, up, their product  M · (H + I) · input + M · 2I · element
-//! mlp         that; of E experts a token it is E times that, and what they give, M · (2E + 1) · H · element
+//! mlp         swiglu; for E experts per token E times swiglu,
+//!             and their outputs                                 M · (2E + 1) · H · element
 //! ```
-//! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and output are the bytes of [`BatchShape`].
+//! Q is heads · head_dim, K is kv_heads · head_dim, I the width of the SwiGLU; element, input and
+//! output are the bytes of [`BatchShape`].
 
 use std::num::Saturating;
 
@@ -18,7 +21,8 @@ use train::{BatchShape, LayerBytes};
 use crate::dims::{Dimensions, MoeConfig};
 
 impl Dimensions {
-    /// What one layer keeps of a batch, positions and masks aside. What exceeds 64 bits stays at their largest number.
+    /// Bytes that one layer keeps of a batch, without positions and masks. Arithmetic saturates at
+    /// 64 bits.
     pub fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
         let BatchShape { rows, element, linear_input, attention_output } = *shape;
         let [hidden, heads, kv_heads, head_dim] =
@@ -34,7 +38,8 @@ impl Dimensions {
         let swiglu = input(hidden + intermediate) + two * element * intermediate;
         let (swiglu, outputs) = match self.moe {
             None => (swiglu, Saturating(0)),
-            // Each token is a row of several experts: its input, and what they give, which the weights multiply.
+            // Each token is a row of several experts: their inputs, and their outputs, which are
+            // multiplied by the weights.
             Some(MoeConfig { num_experts_per_tok, .. }) => {
                 let experts = Saturating(num_experts_per_tok as u64);
                 (experts * swiglu, experts * two * element * hidden + element * hidden)

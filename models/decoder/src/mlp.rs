@@ -21,7 +21,7 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// A SwiGLU of these widths.
+    /// SwiGLU with these widths.
     pub fn new(dims: &Dimensions, device: &B::Device) -> Self {
         let (hidden, intermediate) = (dims.hidden_size, dims.intermediate_size);
         Self {

@@ -1,10 +1,11 @@
 //! [`model_section!`](crate::model_section): the section `[model]` of a run's configuration.
 
-/// Defines `ModelSection`, the section `[model]`: a preset, the sizes that replace its own, and further keys of the model, each with its
-/// type and the field of the configuration that it replaces.
+/// Defines `ModelSection`, the section `[model]`: a preset, overrides of its sizes, and further
+/// keys of the model, each with its type and the field of the configuration that it overrides.
 ///
-/// The configuration is made by `preset(&str)` and has its [`Dimensions`](crate::Dimensions) in the field `dims`. Doc comments document
-/// the keys. The crate that calls this depends on `schemars`, `serde` and `train`.
+/// `preset(&str)` creates the configuration, which has its [`Dimensions`](crate::Dimensions) in the
+/// field `dims`. Doc comments document the keys. The calling crate depends on `schemars`, `serde`
+/// and `train`.
 #[macro_export]
 macro_rules! model_section {
     (
@@ -13,26 +14,27 @@ macro_rules! model_section {
         preset,
         $($(#[$doc:meta])* $key:ident: $Type:ty => $($field:ident).+,)*
     ) => {
-        /// The model: a preset with changes, or a Hugging Face checkpoint.
+        /// Model: a preset with changes, or a Hugging Face checkpoint.
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct ModelSection {
             $(#[$preset])*
             pub preset: Option<String>,
-            /// Folder of a Hugging Face checkpoint to start from: its `config.json` decides the model, so of this section only
-            /// `tie_word_embeddings` may be given too. Given with `--set`, it replaces the file's `preset`.
+            /// Folder of a Hugging Face checkpoint to start from. Its `config.json` defines the
+            /// model, so only `tie_word_embeddings` of this section may be set too. With `--set`,
+            /// it replaces the file's `preset`.
             pub hf_path: Option<std::path::PathBuf>,
-            /// Tokens in the vocabulary, no fewer than the tokenizer's. If absent, the preset's.
+            /// Vocabulary size, at least the tokenizer's. If absent, the preset's.
             pub vocab_size: Option<usize>,
             /// Width of the residual stream. If absent, the preset's.
             pub hidden_size: Option<usize>,
             /// Width of the SwiGLU. If absent, the preset's.
             pub intermediate_size: Option<usize>,
-            /// Decoder layers. If absent, the preset's.
+            /// Number of decoder layers. If absent, the preset's.
             pub num_layers: Option<usize>,
-            /// Query heads. If absent, the preset's.
+            /// Number of query heads. If absent, the preset's.
             pub num_heads: Option<usize>,
-            /// Key and value heads; must divide `num_heads`. If absent, the preset's.
+            /// Number of key and value heads; must divide `num_heads`. If absent, the preset's.
             pub num_kv_heads: Option<usize>,
             /// Width of one head; must be even. If absent, the preset's.
             pub head_dim: Option<usize>,
@@ -40,10 +42,12 @@ macro_rules! model_section {
             pub rms_norm_eps: Option<f64>,
             /// Base of the rotary frequencies. If absent, the preset's.
             pub rope_theta: Option<f64>,
-            /// Positions of the model: neither `training.seq_len` nor prompt and sample together may be longer. If absent, the preset's.
+            /// Number of positions. `training.seq_len`, and prompt and sample together, may not be
+            /// longer. If absent, the preset's.
             pub max_seq_len: Option<usize>,
-            /// Whether the output layer is the transposed embedding. If absent, the preset's, or the checkpoint's. With `hf_path` it
-            /// decides for a checkpoint that is tied and has an output layer of its own: `false` takes it, `true` leaves it out.
+            /// Whether the output layer is the transposed embedding. If absent, the preset's or the
+            /// checkpoint's. With `hf_path`, it also selects the output layer of a tied checkpoint
+            /// that has a separate one: `false` uses it, `true` drops it.
             pub tie_word_embeddings: Option<bool>,
             $($(#[$doc])* pub $key: Option<$Type>,)*
         }
@@ -88,7 +92,7 @@ macro_rules! model_section {
     };
 }
 
-/// Replaces a field by a value, if there is one.
+/// Sets a field if there is a value.
 pub fn set<T>(field: &mut T, value: Option<T>) {
     if let Some(value) = value {
         *field = value;

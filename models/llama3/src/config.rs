@@ -1,30 +1,31 @@
-//! `LlamaConfig`: the dimensions of a Llama 3, and what may be said about them without building one.
+//! `LlamaConfig`: dimensions of a Llama 3.
 
 use decoder::{Dimensions, positive, refused};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use train::JobError;
 
-/// Dimensions of a Llama 3 model. Construct one from [`preset`](LlamaConfig::preset), from a Hugging Face folder by
-/// [`read_config`](train::hf::read_config) or field by field; [`validate`](train::ModelConfig::validate) is called before a model is built.
+/// Dimensions of a Llama 3 model. Create one with [`preset`](LlamaConfig::preset), from a Hugging
+/// Face folder by [`read_config`](train::hf::read_config), or field by field.
+/// [`validate`](train::ModelConfig::validate) is called before a model is built.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// The sizes. `qk_norm` is always false.
+    /// Sizes. `qk_norm` is always false.
     pub dims: Dimensions,
     /// Frequency scaling of Llama 3.1 and later.
     pub rope_scaling: Option<RopeScaling>,
 }
 
-/// Llama 3.1's change of the rotary frequencies, `rope_type: llama3` in Hugging Face's `config.json`; the module [`rope`](crate::rope) has
-/// the equations.
+/// Llama 3.1's scaling of the rotary frequencies, `rope_type: llama3` in Hugging Face's
+/// `config.json`. The module [`rope`](crate::rope) has the equations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
-    /// Slow frequencies are divided by this.
+    /// Divisor of slow frequencies.
     pub factor: f64,
     /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are slow.
     pub low_freq_factor: f64,
-    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are left alone.
+    /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are unchanged.
     pub high_freq_factor: f64,
     /// Context length before the extension.
     pub original_max_position_embeddings: usize,

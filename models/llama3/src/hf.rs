@@ -1,4 +1,4 @@
-//! [`LlamaConfig`] as runs know it: checked, sized, and in the form of Hugging Face's `config.json`.
+//! [`ModelConfig`] for [`LlamaConfig`]: checks, sizes, and Hugging Face's `config.json`.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
 
 use crate::config::{LlamaConfig, RopeScaling};
 
-/// What transformers takes for keys that are absent.
+/// Defaults of transformers for missing keys.
 const DEFAULTS: Defaults =
     Defaults { vocab_size: 32_000, intermediate_size: 11_008, num_kv_heads: None, head_dim: None, max_seq_len: 2048 };
 
 impl ModelConfig for LlamaConfig {
-    /// Checks every field, and that the model is of a size that can be, as [`Dimensions::validate`] does.
+    /// Checks every field and the size of the model, see [`Dimensions::validate`].
     fn validate(&self) -> Result<(), JobError> {
         self.dims.validate()?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
@@ -37,8 +37,8 @@ impl ModelConfig for LlamaConfig {
         Self { dims: Dimensions { tie_word_embeddings, ..self.dims }, ..self }
     }
 
-    /// The output layer and routers: they choose by differences that FP8 may lose, and are small. A tied output is no linear of the
-    /// model, so there is nothing to filter.
+    /// Output layer and routers: they choose by small differences that FP8 may lose, and are cheap.
+    /// A tied output layer is not a linear of the model and needs no filter.
     fn high_precision_linears(&self) -> Vec<&'static str> {
         let names = [(!self.dims.tie_word_embeddings, "lm_head"), (self.dims.moe.is_some(), "moe.router")];
         names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()

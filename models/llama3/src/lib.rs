@@ -1,7 +1,8 @@
-//! Llama 3, 3.1 and 3.2, dense or with mixtures of experts, in [Burn](burn), generic over the backend, and their training in FP8.
+//! Llama 3, 3.1 and 3.2, dense or with mixtures of experts, in [Burn](burn), generic over the
+//! backend, and their training in FP8.
 //!
-//! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Float8<Autodiff<Cuda>>>` trains with FP8
-//! linears. Names are Hugging Face's throughout, so filters and checkpoints read as users know them.
+//! The model is plain Burn: [`Llama<Flex>`](Llama) runs in f32, `Llama<Float8<Autodiff<Cuda>>>`
+//! trains with FP8 linears. Names are Hugging Face's throughout, in filters and checkpoints too.
 //!
 //! ```
 //! use burn::backend::Flex;
@@ -17,8 +18,9 @@
 //! # }
 //! ```
 //!
-//! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one; [`train::Job`] trains a [`Llama3`] as a
-//! [`RunConfig`] says, which is what `examples/llama3_fp8.rs` does.
+//! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one.
+//! [`train::Job`] trains a [`Llama3`] with a [`RunConfig`]; `examples/llama3_fp8.rs` is its command
+//! line.
 
 pub mod config;
 mod hf;
@@ -34,5 +36,5 @@ pub use model::Llama;
 pub use section::{Llama3, ModelSection};
 pub use train::{CausalLm, CausalLmExt, JobError as Error};
 
-/// One training run of a Llama.
+/// Configuration of a Llama's training run.
 pub type RunConfig = train::job::RunConfig<ModelSection>;

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! h ← embed(tokens)
-//! h ← h + attention(rmsnorm(h));  h ← h + down(silu(gate(n)) ⊙ up(n)), n = rmsnorm(h)     per layer; or a mixture of n
+//! h ← h + attention(rmsnorm(h))                                   per layer
+//! h ← h + down(silu(gate(n)) ⊙ up(n)),  n = rmsnorm(h)            or a mixture of n
 //! logits = lm_head(rmsnorm(h))
 //! ```
-//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss are in f32.
+//! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss
+//! are in f32.
 
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm};
@@ -23,15 +25,15 @@ use crate::rope::rotary_frequencies;
 /// One decoder layer.
 #[derive(Module, Debug)]
 pub struct DecoderLayer<B: Backend> {
-    /// Before attention.
+    /// Norm before attention.
     pub input_layernorm: RmsNorm<B>,
     /// Grouped-query attention.
     pub self_attn: Attention<B>,
-    /// Before the MLP.
+    /// Norm before the MLP.
     pub post_attention_layernorm: RmsNorm<B>,
-    /// SwiGLU; none in a mixture.
+    /// SwiGLU; `None` in a mixture.
     pub mlp: Option<Mlp<B>>,
-    /// A mixture of SwiGLUs; none in a dense model.
+    /// Mixture of SwiGLUs; `None` in a dense model.
     pub moe: Option<Moe<B>>,
 }
 
@@ -42,9 +44,9 @@ pub struct Llama<B: Backend> {
     pub embed_tokens: Embedding<B>,
     /// Decoder layers, first to last.
     pub layers: Vec<DecoderLayer<B>>,
-    /// Before the output layer.
+    /// Norm before the output layer.
     pub norm: RmsNorm<B>,
-    /// `[H, V]`; none if the output is tied to the embedding.
+    /// `[H, V]`; `None` if the output is tied to the embedding.
     pub lm_head: Option<Linear<B>>,
     rope: RotaryEmbedding<B>,
     #[module(skip)]
@@ -54,8 +56,8 @@ pub struct Llama<B: Backend> {
 }
 
 impl<B: Backend> Llama<B> {
-    /// A model of these dimensions whose parameters are drawn when first used, `N(0, 0.02²)` from the backend's
-    /// generator. [`init_weights`](train::CausalLmExt::init_weights) makes them reproducible,
+    /// Creates a model with lazily initialized parameters, `N(0, 0.02²)` from the backend's
+    /// generator. [`init_weights`](train::CausalLmExt::init_weights) gives reproducible ones,
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
@@ -84,13 +86,13 @@ impl<B: Backend> Llama<B> {
         })
     }
 
-    /// The dimensions.
+    /// Dimensions.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// Sets the dtype of hidden states and GEMM results; parameters stay in f32, so a dtype other than f32 needs a
-    /// backend whose linears mix dtypes, such as `Float8<B>`.
+    /// Sets the dtype of hidden states and GEMM results. Parameters stay in f32, so a dtype other
+    /// than f32 needs a backend whose linears mix dtypes, such as `Float8<B>`.
     pub fn with_compute_dtype(mut self, dtype: DType) -> Self {
         self.compute_dtype = dtype;
         self
@@ -101,8 +103,8 @@ impl<B: Backend> Llama<B> {
         self.parts().forward(tokens)
     }
 
-    /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` that follow the positions in
-    /// `cache`, which then holds them too.
+    /// Logits in f32 of the last position only, `[B, V]`, for `tokens` `[B, T]` after the positions
+    /// in `cache`, which are appended to it.
     pub fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut KvCache<B>) -> Tensor<B, 2> {
         self.parts().forward_cached(tokens, cache)
     }

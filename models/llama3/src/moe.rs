@@ -1,19 +1,21 @@
-//! A mixture of SwiGLUs, Mixtral's (arXiv 2401.04088): each token goes to the k experts that a router scores highest.
+//! A mixture of SwiGLUs as in Mixtral (arXiv 2401.04088): a router sends each token to the k
+//! experts with the highest scores.
 //!
 //! ```text
 //! l = x · router                                    [M, E], f32
 //! S = the k largest of l,  p = softmax(l_S)         f32
 //! y = Σ_{e in S} p_e · down_e(silu(gate_e(x)) ⊙ up_e(x))
 //! ```
-//! The k copies of each token are sorted by expert, so that each expert's linear sees neighbouring rows and all experts of a
-//! layer run in three grouped GEMMs. Where a copy goes follows from counting, on the device: no sort, nothing read back.
+//! The k copies of each token are sorted by expert. Each expert's linear then reads adjacent rows,
+//! and all experts of a layer run in three grouped GEMMs. The destination of a copy is computed by
+//! counting, on the device: no sort, nothing read back.
 //!
 //! ```text
 //! seen[i, e]  how many of the copies 0..=i are expert e's
 //! ends[e]     Σ_{e' <= e} seen[last, e']
 //! row[i]      ends[e] - seen[last, e] + seen[i, e] - 1,  e the expert of copy i
 //! ```
-//! Mixtral's auxiliary loss, which balances the experts, is not part of this.
+//! Mixtral's auxiliary loss, which balances the experts, is not implemented.
 
 use burn::module::Module;
 use burn::nn::Linear;
@@ -26,7 +28,7 @@ use decoder::{INITIALIZER, linear};
 
 use decoder::MoeConfig;
 
-/// The router and the experts of one layer.
+/// Router and experts of one layer.
 #[derive(Module, Debug)]
 pub struct Moe<B: Backend> {
     /// `[H, E]`.
@@ -36,7 +38,7 @@ pub struct Moe<B: Backend> {
     num_experts_per_tok: usize,
 }
 
-/// SwiGLUs side by side: `down(silu(gate(x)) ⊙ up(x))`, each row of x by its own expert.
+/// Grouped SwiGLUs: `down(silu(gate(x)) ⊙ up(x))`, each row of x with its expert.
 #[derive(Module, Debug)]
 pub struct Experts<B: Backend> {
     /// `[E, H, intermediate]`.
@@ -62,7 +64,7 @@ impl<B: Backend> Moe<B> {
         }
     }
 
-    /// `[M, H]` → `[M, H]`, of x's dtype. M is at least 1.
+    /// `[M, H]` → `[M, H]`, in x's dtype. M is at least 1.
     pub fn forward(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
         let ([tokens, hidden], dtype) = (x.dims(), x.dtype());
         let copies = self.num_experts_per_tok;
@@ -72,7 +74,8 @@ impl<B: Backend> Moe<B> {
         let num_experts = self.router.weight.dims()[1];
         let Routing { ends, row } = Routing::new(chosen, num_experts);
 
-        // Copied first, so that moving rows is a permutation forward and backward: no two of them meet in one place.
+        // Copied first, so that moving rows is a permutation in forward and backward, without
+        // collisions.
         let x = x.unsqueeze_dim::<3>(1).expand([tokens, copies, hidden]).reshape([tokens * copies, hidden]);
         let x = x.zeros_like().scatter_nd(row.clone(), x, IndexingUpdateOp::Add);
         let y = self.experts.forward(x, ends);
@@ -83,7 +86,7 @@ impl<B: Backend> Moe<B> {
 }
 
 impl<B: Backend> Experts<B> {
-    /// `[M, H]` → `[M, H]`; expert e has the rows from `ends[e - 1]` to `ends[e]`.
+    /// `[M, H]` → `[M, H]`; expert e has the rows `ends[e - 1]..ends[e]`.
     fn forward(&self, x: Tensor<B, 2>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
         let gate = self.gate_proj.forward(x.clone(), ends.clone());
         let up = self.up_proj.forward(x, ends.clone());
@@ -91,36 +94,36 @@ impl<B: Backend> Experts<B> {
     }
 }
 
-/// The columns of the `k` largest of each row, largest first: `[M, E]` → `[M, k]`.
+/// Columns of the `k` largest values of each row, largest first: `[M, E]` → `[M, k]`.
 fn top_k<B: Backend>(scores: Tensor<B, 2>, k: usize) -> Tensor<B, 2, Int> {
     let columns = scores.dims()[1];
     let mut rest = scores.detach();
     let mut chosen = Vec::with_capacity(k);
     for _ in 0..k {
         let best = rest.clone().argmax(1);
-        // Finite: WGSL need not represent infinities.
+        // Finite, because WGSL need not represent infinities.
         rest = rest.mask_fill(one_hot(best.clone(), columns), f32::MIN);
         chosen.push(best);
     }
     Tensor::cat(chosen, 1)
 }
 
-/// Where column `index` is: `[M, 1]` → `[M, columns]`.
+/// Mask of column `index`: `[M, 1]` → `[M, columns]`.
 fn one_hot<B: Backend>(index: Tensor<B, 2, Int>, columns: usize) -> Tensor<B, 2, Bool> {
     let columns = Tensor::<B, 1, Int>::arange(0..columns as i64, &index.device());
     index.equal(columns.unsqueeze())
 }
 
-/// Where each copy of each token goes when copies are sorted by expert; those of one expert keep their order.
+/// Destinations of the copies of tokens, sorted by expert. Copies of one expert keep their order.
 struct Routing<B: Backend> {
-    /// Where the rows of each expert end, `[E]`.
+    /// End of the rows of each expert, `[E]`.
     ends: Tensor<B, 1, Int>,
-    /// The row of each copy, `[M·k, 1]`: a permutation, whatever was chosen.
+    /// Row of each copy, `[M·k, 1]`: always a permutation.
     row: Tensor<B, 2, Int>,
 }
 
 impl<B: Backend> Routing<B> {
-    /// For the experts that each token has chosen, `[M, k]`.
+    /// Routing for the chosen experts of each token, `[M, k]`.
     fn new(chosen: Tensor<B, 2, Int>, num_experts: usize) -> Self {
         let [tokens, per_token] = chosen.dims();
         let copies = tokens * per_token;
@@ -136,8 +139,8 @@ impl<B: Backend> Routing<B> {
 
 /// `out[i] = Σ_{j <= i} x[j]`: `[M, E]` → `[M, E]`.
 ///
-/// In about √M parts, and then over their sums: on CubeCL's backends the work of `Tensor::cumsum` grows with the square of
-/// the length.
+/// Computed in about √M parts, and then over their sums: on CubeCL's backends the work of
+/// `Tensor::cumsum` grows with the square of the length.
 fn cumsum_of_rows<B: Backend>(x: Tensor<B, 2, Int>) -> Tensor<B, 2, Int> {
     let [rows, columns] = x.dims();
     let part = rows.isqrt();

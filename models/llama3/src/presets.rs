@@ -1,16 +1,18 @@
-//! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and 3.2.
+//! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and
+//! 3.2.
 
 use decoder::{Dimensions, MoeConfig};
 use train::{ByteTokenizer, JobError};
 
 use crate::config::{LlamaConfig, RopeScaling};
 
-/// The names that [`LlamaConfig::preset`] takes.
+/// Names for [`LlamaConfig::preset`].
 pub const PRESETS: [&str; 7] = ["debug", "debug_moe", "1b", "3b", "8b", "70b", "405b"];
 
 impl LlamaConfig {
-    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), `debug_moe` (the
-    /// same as a mixture of experts), `1b` and `3b` (Llama 3.2), `8b`, `70b` and `405b` (Llama 3.1).
+    /// Dimensions of the preset `name`: `debug` (byte tokens, trains on a CPU in minutes),
+    /// `debug_moe` (the same as a mixture of experts), `1b` and `3b` (Llama 3.2), `8b`, `70b` and
+    /// `405b` (Llama 3.1).
     ///
     /// # Errors
     /// [`JobError::UnknownPreset`].
@@ -49,7 +51,7 @@ fn debug() -> LlamaConfig {
     LlamaConfig { dims, rope_scaling: None }
 }
 
-/// A token meets as many parameters as in [`debug`], and the routers.
+/// Uses the same number of parameters per token as [`debug`], plus the routers.
 fn debug_moe() -> LlamaConfig {
     let dense = debug();
     let moe = MoeConfig { num_experts: 4, num_experts_per_tok: 2 };
@@ -62,7 +64,7 @@ fn llama3_1(hidden: usize, intermediate: usize, layers: usize, heads: usize) -> 
     published(hidden, intermediate, layers, heads, 128, 8.0, false)
 }
 
-/// Llama 3.2: tied embeddings, frequencies stretched four times further.
+/// Llama 3.2: tied embeddings, frequencies scaled by four times the factor.
 fn llama3_2(hidden: usize, intermediate: usize, layers: usize, heads: usize, head_dim: usize) -> LlamaConfig {
     published(hidden, intermediate, layers, heads, head_dim, 32.0, true)
 }

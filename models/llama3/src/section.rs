@@ -1,4 +1,5 @@
-//! [`ModelSection`]: the section `[model]` of a Llama's configuration, and [`Llama3`], which trains it.
+//! [`ModelSection`]: section `[model]` of a Llama's configuration, and [`Llama3`], its
+//! [`TrainableModel`].
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use decoder::MoeConfig;
@@ -9,16 +10,17 @@ use crate::model::Llama;
 
 decoder::model_section! {
     LlamaConfig,
-    /// A size by name: `debug` and `debug_moe` (a mixture of experts), which train on a CPU; `1b` and `3b` of Llama 3.2; `8b`, `70b` and
-    /// `405b` of Llama 3.1. If absent, `debug`.
+    /// Name of a size: `debug` and `debug_moe` (a mixture of experts), which train on a CPU; `1b`
+    /// and `3b` of Llama 3.2; `8b`, `70b` and `405b` of Llama 3.1. If absent, `debug`.
     preset,
-    /// Frequency scaling of Llama 3.1 and later. If absent, the preset's; a preset's cannot be removed.
+    /// Frequency scaling of Llama 3.1 and later. If absent, the preset's, which cannot be removed.
     rope_scaling: RopeScaling => rope_scaling,
-    /// A mixture of experts in place of each SwiGLU, each `intermediate_size` wide. If absent, the preset's; a preset's cannot be removed.
+    /// Mixture of experts that replaces each SwiGLU, with experts `intermediate_size` wide. If
+    /// absent, the preset's, which cannot be removed.
     moe: MoeConfig => dims.moe,
 }
 
-/// Llama 3, 3.1 and 3.2, as a [`Job`](train::Job) trains it.
+/// Llama 3, 3.1 and 3.2 as a [`TrainableModel`].
 #[derive(Clone, Copy, Debug)]
 pub enum Llama3 {}
 

@@ -1,4 +1,5 @@
-//! Memory: the estimate of a training step's, against what training takes; and that of weights that are codes alone.
+//! Memory: the estimate of a training step against measurements, and the memory of FP8-only
+//! weights.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +22,7 @@ static ALLOCATOR: Counting = Counting;
 
 type Train = Float8<Autodiff<Flex>>;
 
-/// Four layers 2,048 wide.
+/// Four layers of width 2,048.
 const WIDE: &[&str] = &[
     "model.vocab_size=32000",
     "model.hidden_size=2048",
@@ -35,10 +36,10 @@ const WIDE: &[&str] = &[
 
 type Settings<'a> = &'a [&'a str];
 
-/// The preset's own shape.
+/// The preset's shape.
 const DEBUG: Settings = &["training.batch_size=8", "training.seq_len=128"];
 
-/// Each takes memory for other things.
+/// Settings that use memory for different purposes.
 const SETTINGS: &[&[&str]] = &[
     &["lora.rank=8"],
     &["training.precision=f32"],
@@ -47,7 +48,8 @@ const SETTINGS: &[&[&str]] = &[
     &[BF16[0], BF16[1], "training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"],
 ];
 
-/// Of the smaller model alone: a layer that is trained, longer sequences, experts, and masters.
+/// Settings only for the smaller model: one trained layer, longer sequences, experts, and master
+/// weights.
 const SMALL: &[&[&str]] = &[
     &["training.train_only=['layers.1']"],
     &["training.seq_len=512"],
@@ -58,7 +60,7 @@ const SMALL: &[&[&str]] = &[
     &["training.compute_dtype=bf16", "training.seq_len=512"],
 ];
 
-/// Two layers under large tables, 512 wide: those, their gradients and copies are most of it.
+/// Two layers of width 512 with large tables, so that tables, their gradients and copies dominate.
 const TABLES: &[&str] = &[
     "model.vocab_size=32000",
     "model.hidden_size=512",
@@ -96,7 +98,7 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
     command.job::<Llama3>(&mut std::io::sink()).unwrap().expect("a run")
 }
 
-/// What is counted is of the whole process.
+/// Runs tests one at a time: allocations are counted for the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -114,7 +116,8 @@ fn estimates_are_within_a_tenth() {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");
-            // Threads keep the buffers that kernels pack operands into: a run uses, and does not allocate, those of the run before.
+            // Threads keep the buffers into which kernels pack operands. A run reuses the buffers
+            // of the previous run, so they are added.
             let kept = Counting::alive() - at_first;
             let measured = kept
                 + Counting::peak_of(|| {
@@ -139,7 +142,7 @@ fn wide() -> LlamaConfig {
     config
 }
 
-/// A folder's model, with its weights as codes alone.
+/// Loads a folder's model with FP8-only weights.
 fn load<B: AutodiffBackend + Float8Stack>(folder: &Path, recipe: Recipe, device: &B::Device) -> Llama<B> {
     let settings = [format!("model.hf_path={}", folder.display()), format!("float8.recipe={recipe}")];
     let settings = [&settings[..], &["training.precision=fp8".into()]].concat();
@@ -150,7 +153,7 @@ fn load<B: AutodiffBackend + Float8Stack>(folder: &Path, recipe: Recipe, device:
     loaded
 }
 
-/// What loading it on a CPU leaves, and takes at most.
+/// Bytes after loading it on a CPU, and peak bytes.
 fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
     let (before, mut model) = (Counting::alive(), None);
     let peak = Counting::peak_of(|| model = Some(load::<Train>(folder, recipe, &Default::default())));
@@ -159,8 +162,8 @@ fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
     [after - before, peak]
 }
 
-/// A base that is codes alone, beside an output layer in high precision that is larger: what the estimate says of parameters is what is
-/// there once they are loaded.
+/// FP8-only base with a larger output layer in high precision: the estimated parameters match the
+/// loaded ones.
 #[test]
 fn parameters_beside_adapters_on_codes_are_counted() {
     let _alone = ALONE.lock();
@@ -176,7 +179,7 @@ fn parameters_beside_adapters_on_codes_are_counted() {
         let estimate = job(&folder, &fixed).memory_estimate::<Train>(1, &SelectedDevice::Cpu, &Default::default());
         let estimate = estimate.unwrap().expect("known");
         let bytes = |name: &str| estimate.parts.iter().find(|part| part.name == name).unwrap().bytes[0] as f64;
-        // Moments of adapters are twice their size.
+        // Moments of adapters have twice the adapters' size.
         let counted = bytes("parameters") - bytes("AdamW's moments") / 2.0;
         let [now, _] = loaded(&base, recipe);
         let ratio = counted / now as f64;
@@ -184,8 +187,9 @@ fn parameters_beside_adapters_on_codes_are_counted() {
     }
 }
 
-/// A folder in bf16 is cast as it is read, one in FP8 is read as it is, by each recipe that has its own scales of weights: at most a tenth
-/// more than a byte for each parameter of a linear, and two tensors while it loads.
+/// A bf16 folder is cast while reading; an FP8 folder is read unchanged. Covers each recipe with
+/// separate weight scales. The memory is at most 1.1 bytes per parameter of a linear, and two
+/// tensors more during loading.
 #[test]
 fn codes_alone_take_a_byte_for_each_parameter() {
     let _alone = ALONE.lock();
@@ -206,7 +210,7 @@ fn codes_alone_take_a_byte_for_each_parameter() {
     let largest = 4 * dims.hidden_size * dims.intermediate_size;
     let tables = 2 * dims.vocab_size * dims.hidden_size;
     let linears = dims.num_params() - tables;
-    // The tables, and vectors and angles of positions, are in f32.
+    // Tables, vectors and rotary tables are in f32.
     let others = 4 * tables + (1 << 19);
     for (recipe, in_fp8) in recipes.into_iter().zip(&in_fp8) {
         for folder in [&bf16, in_fp8] {
@@ -218,7 +222,7 @@ fn codes_alone_take_a_byte_for_each_parameter() {
     }
 }
 
-/// As CubeCL counts what is allocated on a device.
+/// Uses CubeCL's count of allocated device memory.
 #[cfg(feature = "wgpu")]
 #[test]
 fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
@@ -235,7 +239,7 @@ fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
     let linears = (config.dims.num_params() - tables) as u64;
     let others = (4 * tables + (1 << 19)) as u64;
     let in_use = || Train::device_memory(&device).unwrap().in_use;
-    // What a model leaves is freed when the next one is loaded.
+    // Memory of a dropped model is freed when the next one is loaded.
     let before = in_use();
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
         let model = load::<Train>(&bf16, recipe, &device);

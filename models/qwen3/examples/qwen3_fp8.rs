@@ -1,5 +1,6 @@
-//! Trains a Qwen3 with FP8 linears: `cargo run --release --example qwen3_fp8`, see `--help`. It resumes, evaluates, generates and exports
-//! too: `cargo run --release --example qwen3_fp8 -- export RUN FOLDER`.
+//! Trains a Qwen3 with FP8 linears: `cargo run --release --example qwen3_fp8`, see `--help`. It
+//! also resumes, evaluates, generates and exports:
+//! `cargo run --release --example qwen3_fp8 -- export RUN FOLDER`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! [`Qwen3Config`]: the dimensions of a Qwen3, its published sizes, and Hugging Face's `config.json`.
+//! [`Qwen3Config`]: dimensions of a Qwen3, its published sizes, and Hugging Face's `config.json`.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use train::hf::HfReader;
 use train::{BatchShape, ByteTokenizer, JobError, LayerBytes, ModelConfig, ModelSize};
 
-/// The names that [`Qwen3Config::preset`] takes.
+/// Names for [`Qwen3Config::preset`].
 pub const PRESETS: [&str; 7] = ["debug", "0.6b", "1.7b", "4b", "8b", "14b", "32b"];
 
-/// What transformers takes for keys that are absent.
+/// Defaults of transformers for missing keys.
 const DEFAULTS: Defaults = Defaults {
     vocab_size: 151_936,
     intermediate_size: 22_016,
@@ -20,15 +20,17 @@ const DEFAULTS: Defaults = Defaults {
     max_seq_len: 32_768,
 };
 
-/// Dimensions of a Qwen3 model; [`validate`](ModelConfig::validate) is called before a model is built.
+/// Dimensions of a Qwen3 model. [`validate`](ModelConfig::validate) is called before a model is
+/// built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Qwen3Config {
-    /// The sizes. `qk_norm` is always true, `moe` always none.
+    /// Sizes. `qk_norm` is always true, `moe` is always `None`.
     pub dims: Dimensions,
 }
 
 impl Qwen3Config {
-    /// The dimensions that `name` stands for: `debug` (byte-level tokens, trains on a CPU in minutes), or a published size.
+    /// Dimensions of the preset `name`: `debug` (byte tokens, trains on a CPU in minutes), or a
+    /// published size.
     ///
     /// # Errors
     /// [`JobError::UnknownPreset`].

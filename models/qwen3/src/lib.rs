@@ -14,8 +14,9 @@
 //! # }
 //! ```
 //!
-//! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one; [`train::Job`] trains a [`Qwen3Model`] as
-//! a [`RunConfig`] says, which is what `examples/qwen3_fp8.rs` does.
+//! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one.
+//! [`train::Job`] trains a [`Qwen3Model`] with a [`RunConfig`]; `examples/qwen3_fp8.rs` is its
+//! command line.
 
 mod config;
 mod model;
@@ -26,5 +27,5 @@ pub use model::{DecoderLayer, Qwen3};
 pub use section::{ModelSection, Qwen3Model};
 pub use train::{CausalLm, CausalLmExt};
 
-/// One training run of a Qwen3.
+/// Configuration of a Qwen3's training run.
 pub type RunConfig = train::job::RunConfig<ModelSection>;

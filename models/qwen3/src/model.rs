@@ -1,7 +1,8 @@
 //! Qwen3 as a Burn module whose field names are Hugging Face's.
 //!
 //! ```text
-//! h ← h + attention(rmsnorm(h)), heads of q and k through an RMSNorm;  h ← h + mlp(rmsnorm(h))      per layer
+//! h ← h + attention(rmsnorm(h))     per layer; each head of q and k passes an RMSNorm
+//! h ← h + mlp(rmsnorm(h))
 //! ```
 
 use burn::module::Module;
@@ -18,11 +19,11 @@ use crate::config::Qwen3Config;
 /// One decoder layer.
 #[derive(Module, Debug)]
 pub struct DecoderLayer<B: Backend> {
-    /// Before attention.
+    /// Norm before attention.
     pub input_layernorm: RmsNorm<B>,
     /// Grouped-query attention.
     pub self_attn: Attention<B>,
-    /// Before the MLP.
+    /// Norm before the MLP.
     pub post_attention_layernorm: RmsNorm<B>,
     /// SwiGLU.
     pub mlp: Mlp<B>,
@@ -35,9 +36,9 @@ pub struct Qwen3<B: Backend> {
     pub embed_tokens: Embedding<B>,
     /// Decoder layers, first to last.
     pub layers: Vec<DecoderLayer<B>>,
-    /// Before the output layer.
+    /// Norm before the output layer.
     pub norm: RmsNorm<B>,
-    /// `[H, V]`; none if the output is tied to the embedding.
+    /// `[H, V]`; `None` if the output is tied to the embedding.
     pub lm_head: Option<Linear<B>>,
     rope: RotaryEmbedding<B>,
     #[module(skip)]
@@ -47,8 +48,8 @@ pub struct Qwen3<B: Backend> {
 }
 
 impl<B: Backend> Qwen3<B> {
-    /// A model of these dimensions whose parameters are drawn when first used, `N(0, 0.02²)` from the backend's
-    /// generator. [`init_weights`](train::CausalLmExt::init_weights) makes them reproducible,
+    /// Creates a model with lazily initialized parameters, `N(0, 0.02²)` from the backend's
+    /// generator. [`init_weights`](train::CausalLmExt::init_weights) gives reproducible ones,
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! [`ModelSection`]: the section `[model]` of a Qwen3's configuration, and [`Qwen3Model`], which trains it.
+//! [`ModelSection`]: section `[model]` of a Qwen3's configuration, and [`Qwen3Model`], its
+//! [`TrainableModel`].
 
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use train::TrainableModel;
@@ -8,11 +9,12 @@ use crate::model::Qwen3;
 
 decoder::model_section! {
     Qwen3Config,
-    /// A size by name: `debug`, which trains on a CPU; `0.6b`, `1.7b`, `4b`, `8b`, `14b` and `32b`. If absent, `debug`.
+    /// Name of a size: `debug`, which trains on a CPU; `0.6b`, `1.7b`, `4b`, `8b`, `14b` and `32b`.
+    /// If absent, `debug`.
     preset,
 }
 
-/// Qwen3, as a [`Job`](train::Job) trains it.
+/// Qwen3 as a [`TrainableModel`].
 #[derive(Clone, Copy, Debug)]
 pub enum Qwen3Model {}
 

@@ -1,4 +1,5 @@
-//! Qwen3 against transformers, to Hugging Face folders and back, and in training: what is its own beside `models/train` and `decoder`.
+//! Tests of Qwen3: against transformers, export and import of Hugging Face folders, and training.
+//! Only what `models/train` and `decoder` do not test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use train::{JobError, LanguageModel, ModelConfig, Sampling, TensorFiles};
 
 type Train = Float8<Autodiff<Flex>>;
 
-/// One of the models that `vectors.py` has written.
+/// Folder of a model written by `vectors.py`.
 fn vectors(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name)
 }
@@ -103,7 +104,7 @@ fn an_export_is_the_checkpoint_again() {
     }
 }
 
-/// The linears that vLLM runs as one share a scale.
+/// Linears that vLLM fuses share a scale.
 #[test]
 fn an_export_in_fp8_is_read_back() {
     let (model, dir) = (load("untied"), tempfile::tempdir().unwrap());
@@ -142,7 +143,7 @@ fn what_the_model_does_not_have_is_refused() {
         ("use_sliding_window", json!(true), "every layer attends to all positions"),
         ("layer_types", json!(["full_attention", "sliding_attention"]), "only full_attention is"),
         ("rope_parameters", json!({ "rope_type": "yarn", "rope_theta": 1e6 }), "rope_parameters.rope_type = \"yarn\""),
-        // Beside the default that the file has in `rope_parameters`.
+        // In addition to the default in the file's `rope_parameters`.
         ("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 }), "rope_scaling.rope_type = \"yarn\""),
         (
             "quantization_config",
@@ -153,7 +154,7 @@ fn what_the_model_does_not_have_is_refused() {
         let error = refusal(key, value).unwrap_err();
         assert!(error.contains(says), "{key}: {error}");
     }
-    // Qwen's own files have it so.
+    // As in Qwen's own files.
     assert!(refusal("rope_parameters", Value::Null).is_ok());
     assert!(refusal("quantization_config", json!({ "quant_method": "fp8" })).is_ok());
     let config = refusal("num_key_value_heads", Value::Null).unwrap();
@@ -179,7 +180,7 @@ fn the_config_file_describes_a_run() {
     assert_eq!(config.dimensions().unwrap(), Qwen3Config::preset("0.6b").unwrap());
 }
 
-/// A run of a small model on a text with a pattern.
+/// Configuration of a small model on a text with a pattern.
 fn config(folder: &Path, settings: &[&str]) -> RunConfig {
     let text: String = (0..400).map(|line| format!("fn f{line}() {{ g({}) }}\n", line % 7)).collect();
     fs::write(folder.join("text.txt"), text).unwrap();
@@ -240,7 +241,7 @@ fn a_run_is_resumed_with_the_same_losses() {
     assert_eq!(losses(&rest), losses(&whole)[4..]);
 }
 
-/// Not all of what was saved would be in it.
+/// Otherwise a saved tensor would be silently dropped.
 #[test]
 fn a_checkpoint_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! [`Adapted`]: a model that stays as it is, and the adapters beside its linears that are trained in its place.
+//! [`Adapted`]: a frozen model with trained adapters on its linears.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,44 +14,47 @@ use crate::batches::BatchTensors;
 use crate::hf::peft;
 use crate::model::{LanguageModel, Segments};
 
-/// A frozen model with its adapters, as the model of optimizer steps: these change the adapters, checkpoints hold them alone.
+/// A frozen model with its adapters, as the model of optimizer steps. Steps change only the
+/// adapters, and checkpoints contain only these.
 #[derive(Module, Debug)]
 pub struct Adapted<B: Backend, M: Module<B>> {
-    /// The model; none of its parameters wants a gradient.
+    /// The frozen model.
     base: M,
-    /// Its adapters.
+    /// The adapters.
     pub lora: Lora<B>,
-    /// What is dropped out, in a forward of training.
+    /// Seed of dropout in a training forward.
     #[module(skip)]
     dropout_seed: Option<u64>,
 }
 
-/// What a module of an adapted model is called in the model itself.
+/// Name in the base model of a module of an adapted model.
 pub(crate) fn name_in_base(name: &str) -> &str {
     name.strip_prefix("base.").unwrap_or(name)
 }
 
 impl<B: Backend, M: Module<B>> Adapted<B, M> {
-    /// Freezes a model beside its adapters.
+    /// Freezes a model and adds adapters.
     pub fn new(base: M, lora: Lora<B>) -> Self {
         Self { base: base.no_grad(), lora, dropout_seed: None }
     }
 
-    /// The model with the adapters beside its linears, which runs like any other.
+    /// Model with the adapters attached to its linears; it runs like any other.
     pub fn attached(&self) -> M {
         self.lora.attach(self.base.clone(), self.dropout_seed)
     }
 
-    /// Writes the adapters to `folder` as PEFT loads them onto `base`: `adapter_config.json` and `adapter_model.safetensors`. The folder must
-    /// not exist, or be empty; it is there whole or, after an error, as before.
+    /// Writes the adapters to `folder` in PEFT's format for `base`: `adapter_config.json` and
+    /// `adapter_model.safetensors`. The folder must not exist, or be empty. It is written
+    /// completely or, after an error, left as before.
     ///
     /// # Errors
-    /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if the device fails.
+    /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if
+    /// the device fails.
     pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
         peft::save(&self.lora, base, folder)
     }
 
-    /// The model with weights that have the adapters in them.
+    /// Model with the adapters merged into its weights.
     pub fn merged(&self) -> M {
         self.lora.merge(self.base.clone())
     }
@@ -72,7 +75,8 @@ impl<B: Backend, M: LanguageModel<B>> LanguageModel<B> for Adapted<B, M> {
         self.base.vocab_size()
     }
 
-    /// Without the weight gradients of frozen matrices, two operations for each element, and with all three products of the adapters.
+    /// Excludes the weight gradients of frozen matrices, two operations per element. Includes all
+    /// three products of the adapters.
     fn flops_per_token(&self, seq_len: usize) -> f64 {
         let adapters = matrix_elements(&self.lora);
         self.base.flops_per_token(seq_len) - 2.0 * matrix_elements(&self.base) as f64 + 6.0 * adapters as f64
@@ -83,7 +87,7 @@ impl<B: Backend, M: LanguageModel<B>> LanguageModel<B> for Adapted<B, M> {
     }
 }
 
-/// Segments of a model that nothing else holds.
+/// Segments that own their model.
 struct Owned<B: Backend, M> {
     model: M,
     batch: BatchTensors<B>,
@@ -117,7 +121,7 @@ impl<B: Backend, M: LanguageModel<B>> Segments<B> for Owned<B, M> {
     }
 }
 
-/// Elements of the matrices that a module multiplies with, which embeddings are not.
+/// Elements of the matrices that a module multiplies with. Embeddings do not count.
 fn matrix_elements<B: Backend, M: Module<B>>(module: &M) -> usize {
     let mut elements = 0;
     visit_params::<B, _>(module, |param| {

@@ -9,11 +9,11 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::files;
 
-/// End of the names of unfinished files and folders, which begin with a point.
+/// Suffix of unfinished files and folders. Their names begin with a point.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// Makes a file with a hidden random name beside `path`, which [`finish`] renames. A link, pipe or
-/// device at `path` is an error.
+/// Creates a file with a hidden random name next to `path`, which [`finish`] renames. A link, pipe
+/// or device at `path` is an error.
 pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
     if let Ok(there) = path.symlink_metadata() {
@@ -24,35 +24,36 @@ pub(crate) fn create(path: &Path) -> io::Result<NamedTempFile> {
     builder.prefix(&prefix).suffix(PARTIAL);
     #[cfg(unix)]
     {
-        // As any other file, where a temporary one is the user's alone.
+        // Uses the usual permissions; a temporary file is readable only by its user.
         use std::os::unix::fs::PermissionsExt;
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(parent(path))
 }
 
-/// Gives a file its name, once it is on disk.
+/// Syncs a file and renames it to `path`.
 pub(crate) fn finish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;
     sync_names(parent(path))
 }
 
-/// Writes `bytes` to `path`: a reader finds all of them, or what was there before, also after a crash.
+/// Writes `bytes` to `path` atomically: a reader sees all of them or the previous file, also after
+/// a crash.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = create(path)?;
     file.write_all(bytes)?;
     finish(file, path)
 }
 
-/// Writes pretty JSON to `path`, likewise.
+/// Writes pretty JSON to `path` atomically.
 pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');
     replace(path, &text)
 }
 
-/// Gives a folder its name, once it is on disk with all that is in it. `partial` is on the same file system as `path`.
+/// Syncs a folder with its contents and renames it to `path`. `partial` is on the same file system.
 pub(crate) fn publish(partial: &Path, path: &Path) -> io::Result<()> {
     sync_all(partial)?;
     fs::rename(partial, path)?;
@@ -71,7 +72,7 @@ fn sync_all(path: &Path) -> io::Result<()> {
     sync_names(path)
 }
 
-/// Waits until the names in a folder are on disk; only Unix opens folders.
+/// Syncs the names in a folder. Only Unix can open folders.
 fn sync_names(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(sync_names(Path::new("/proc")).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// Neither to write nor to append, and none of the openings waits.
+    /// Other kinds of files are refused for writing and appending, and no open blocks.
     #[test]
     fn only_files_are_written() {
         let temporary = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Sequences to batches of next-token prediction: `targets[t] = inputs[t + 1]`.
+//! Batches of sequences for next-token prediction: `targets[t] = inputs[t + 1]`.
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -7,14 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{DataError, Dataset, EpochSize, Position, Sequence, SequenceShape, TrainSequences};
 
-/// What a token may look at.
+/// Attention mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AttnMaskType {
-    /// Everything before it in its sequence, of other documents too.
+    /// A token attends to all earlier tokens of its sequence, including other documents.
     #[default]
     Causal,
-    /// What is before it in its document. The first token of a document is then no target: nothing predicts it.
+    /// A token attends to earlier tokens of its document. The first token of a document is then not
+    /// a target, because nothing predicts it.
     BlockCausal,
 }
 
@@ -30,22 +31,23 @@ pub struct Batch {
 pub struct BatchTensors<B: Backend> {
     /// Tokens, `[batch, seq_len]`.
     pub inputs: Tensor<B, 2, Int>,
-    /// The token after each, `[batch, seq_len]`.
+    /// Next token of each input, `[batch, seq_len]`.
     pub targets: Tensor<B, 2, Int>,
-    /// 1 for each target whose loss counts, else 0, in f32, `[batch, seq_len]`; all count if absent.
+    /// 1 for each target that counts in the loss, else 0, in f32, `[batch, seq_len]`; `None` if all
+    /// count.
     pub loss_mask: Option<Tensor<B, 2>>,
-    /// The document that each input belongs to, numbered within its sequence, `[batch, seq_len]`: attention stays within it. It
-    /// reaches back to the sequence's beginning if absent.
+    /// Document of each input, numbered within its sequence, `[batch, seq_len]`: attention stays
+    /// within it. If `None`, attention covers the whole sequence.
     pub documents: Option<Tensor<B, 2, Int>>,
 }
 
 impl Batch {
-    /// Sequences of the same length, at least one.
+    /// Batch of sequences of the same length, at least one.
     pub fn new(sequences: Vec<Sequence>, mask: AttnMaskType) -> Self {
         Self { sequences: sequences.into_iter().map(|sequence| masked(sequence, mask)).collect(), mask }
     }
 
-    /// Puts it on a device.
+    /// Copies the batch to a device.
     pub fn tensors<B: Backend>(&self, device: &B::Device) -> BatchTensors<B> {
         let (rows, len) = (self.sequences.len(), self.seq_len());
         let [inputs, targets] = [0, 1].map(|shift| {
@@ -68,28 +70,28 @@ impl Batch {
         BatchTensors { inputs, targets, loss_mask, documents }
     }
 
-    /// Sequences.
+    /// Number of sequences.
     pub fn batch_size(&self) -> usize {
         self.sequences.len()
     }
 
-    /// Targets of a sequence.
+    /// Number of targets per sequence.
     pub fn seq_len(&self) -> usize {
         self.sequences.first().map_or(0, |sequence| sequence.tokens.len() - 1)
     }
 
-    /// Tokens that are no padding, which a step's speed is about.
+    /// Number of tokens without padding, used for throughput.
     pub fn num_tokens(&self) -> usize {
         self.sequences.iter().map(|sequence| sequence.num_tokens.min(self.seq_len())).sum()
     }
 
-    /// Targets whose loss counts.
+    /// Number of targets that count in the loss.
     pub fn num_targets(&self) -> usize {
         self.sequences.iter().map(num_targets).sum()
     }
 }
 
-/// The sequence, in which first tokens of documents are no targets if attention stays within documents.
+/// Masks the first tokens of documents as targets if attention stays within documents.
 fn masked(mut sequence: Sequence, mask: AttnMaskType) -> Sequence {
     if mask == AttnMaskType::BlockCausal {
         let Sequence { tokens, loss_mask, document_starts, .. } = &mut sequence;
@@ -100,7 +102,7 @@ fn masked(mut sequence: Sequence, mask: AttnMaskType) -> Sequence {
     sequence
 }
 
-/// Targets whose loss counts.
+/// Number of targets that count in the loss.
 fn num_targets(sequence: &Sequence) -> usize {
     match &sequence.loss_mask {
         Some(mask) => mask.iter().filter(|counts| **counts).count(),
@@ -108,7 +110,8 @@ fn num_targets(sequence: &Sequence) -> usize {
     }
 }
 
-/// The number of the document of each of the first `len` tokens: how many have begun after the first token.
+/// Document number of each of the first `len` tokens: how many documents have begun after the first
+/// token.
 fn documents(sequence: &Sequence, len: usize) -> Vec<i32> {
     let mut starts = sequence.document_starts.iter().filter(|place| **place > 0).peekable();
     let mut number = 0;
@@ -138,29 +141,29 @@ impl TrainBatches {
         Ok(Self { sequences: data.train(shape, seed)?, batch_size: shape.batch_size, mask })
     }
 
-    /// Sequences of one epoch of each stream, as [`TrainSequences::sequences_per_epoch`].
+    /// Sequences per epoch of each stream, as [`TrainSequences::sequences_per_epoch`].
     pub fn sequences_per_epoch(&self) -> Vec<u64> {
         self.sequences.sequences_per_epoch()
     }
 
-    /// How much one epoch is.
+    /// Size of an epoch.
     pub fn epoch_size(&self) -> EpochSize {
         self.sequences.epoch_size()
     }
 
-    /// Epochs that have ended. Sources with weights have epochs of their own.
+    /// Completed epochs; `None` if there are several weighted sources, which have separate epochs.
     pub fn epochs(&self) -> Option<u64> {
         let [sequences] = self.sequences_per_epoch()[..] else { return None };
         self.sequences.taken().checked_div(sequences)
     }
 
-    /// Sequences taken of the epoch that has not ended.
+    /// Sequences taken from the current epoch.
     pub fn of_epoch(&self) -> u64 {
         let epoch = self.sequences_per_epoch().iter().sum();
         self.sequences.taken().checked_rem(epoch).unwrap_or_default()
     }
 
-    /// Where the next batch begins.
+    /// Position of the next batch.
     ///
     /// # Errors
     /// The errors of [`TrainSequences::position`].
@@ -168,7 +171,7 @@ impl TrainBatches {
         self.sequences.position()
     }
 
-    /// Goes on at `position`.
+    /// Continues at `position`.
     ///
     /// # Errors
     /// The errors of [`TrainSequences::seek`].
@@ -176,10 +179,10 @@ impl TrainBatches {
         self.sequences.seek(position)
     }
 
-    /// The next batch that has a target.
+    /// Next batch with a target.
     ///
-    /// Only attention within documents makes batches without one: the first token of a document is
-    /// no target there.
+    /// Batches without targets only occur with attention within documents: the first token of a
+    /// document is not a target there.
     ///
     /// # Errors
     /// [`DataError::NoTargets`] if an epoch has no such batch; any error of reading sequences.
@@ -198,10 +201,10 @@ impl TrainBatches {
     }
 }
 
-/// Up to `count` batches of the held-out sequences, always the same ones. The last batch may be smaller.
+/// Up to `count` batches of the held-out sequences, always the same. The last batch may be smaller.
 ///
 /// # Errors
-/// [`DataError::NoTargets`] if none has one; those of [`Dataset::held_out`].
+/// [`DataError::NoTargets`] if no sequence has a target; the errors of [`Dataset::held_out`].
 pub fn held_out_batches(
     data: &Dataset,
     shape: SequenceShape,

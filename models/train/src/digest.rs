@@ -1,4 +1,4 @@
-//! SHA-256 digests in hexadecimal, the fingerprints of everything whose change must be noticed.
+//! SHA-256 digests in hexadecimal, used to detect changes.
 
 use core::fmt::Write;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,11 +8,12 @@ use sha2::{Digest, Sha256};
 
 use crate::files;
 
-/// Bytes of a sample, and how many there are.
+/// Bytes of a sample, and number of samples.
 const SAMPLE: usize = 1 << 20;
 const SAMPLES: u64 = 64;
 
-/// A digest of fields, each of which goes in with its length, so that no two lists of fields look the same.
+/// Digest of fields. Each field is hashed with its length, so different lists of fields have
+/// different digests.
 #[derive(Default)]
 pub(crate) struct Fingerprint(Sha256);
 
@@ -33,7 +34,7 @@ impl Fingerprint {
     }
 }
 
-/// A file's size in bytes, and its digest.
+/// Size of a file in bytes, and its digest.
 pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
     let mut hasher = Hasher(Sha256::new());
     let bytes = io::copy(&mut files::open(path)?, &mut hasher)?;
@@ -53,16 +54,16 @@ impl io::Write for Hasher {
     }
 }
 
-/// The SHA-256 of a file, in hexadecimal.
+/// SHA-256 of a file, in hexadecimal.
 ///
 /// # Errors
-/// The errors of reading it.
+/// Errors of reading the file.
 pub fn digest_of_file(path: &Path) -> io::Result<String> {
     Ok(of_file(path)?.1)
 }
 
-/// The digest of a file's size and of samples at even distances, the last of which ends with the file: for files that take too long
-/// to read. At least one sample long.
+/// Digest of a file's size and of evenly spaced samples, the last at the end of the file. For files
+/// that are too large to read, with at least one sample.
 pub(crate) fn of_samples(path: &Path) -> io::Result<String> {
     let mut file = files::open(path)?;
     let bytes = file.metadata()?.len();
@@ -77,7 +78,7 @@ pub(crate) fn of_samples(path: &Path) -> io::Result<String> {
     Ok(fingerprint.hex())
 }
 
-/// The digest of what `hasher` has been given.
+/// Digest of the hashed bytes.
 pub(crate) fn hex(hasher: Sha256) -> String {
     hasher.finalize().iter().fold(String::with_capacity(64), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");

@@ -1,4 +1,4 @@
-//! What can go wrong in a run.
+//! Errors of a training run.
 
 use std::path::PathBuf;
 
@@ -11,20 +11,20 @@ use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
-/// What can go wrong in a run.
+/// Error of a training run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The configuration is not one.
+    /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The data cannot be read, or is not what it was.
+    /// The data cannot be read or has changed.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A tokenizer that cannot be read, or does not take a text.
+    /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// A run's metrics cannot be read.
@@ -44,53 +44,53 @@ pub enum TrainError {
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),
-    /// Not all that was to run in FP8 did, and `float8.strict` is set.
+    /// With `float8.strict`, a GEMM that should run in FP8 did not.
     #[error("float8.strict: {0}")]
     Strict(#[source] Float8Error),
     /// The device failed while computing.
     #[error("the device failed while {doing}: {reason}")]
     Execution {
-        /// What was being read.
+        /// The operation that failed.
         doing: &'static str,
         /// The device's reason.
         reason: String,
     },
-    /// Training left the finite numbers.
+    /// Loss or gradients are no longer finite.
     #[error(transparent)]
     Diverged(Box<Divergence>),
     /// The trained model's held-out loss is not finite.
     #[error("training diverged: held-out loss = {loss} after {steps} steps")]
     HeldOutDiverged {
-        /// Optimizer steps that were made; 0 if the initial parameters are to blame.
+        /// Completed optimizer steps; 0 means that the initial parameters are at fault.
         steps: usize,
         /// The loss.
         loss: f64,
     },
-    /// The run was told to stop, and has saved where it is.
+    /// The run was stopped and has saved its state.
     #[error("stopped by {signal} after step {step}; `resume {}` goes on from there", folder.display())]
     Interrupted {
-        /// Its name, or that the log cannot be written.
+        /// Name of the signal, or a text about the unwritable log.
         signal: &'static str,
-        /// Steps made and saved.
+        /// Completed and saved steps.
         step: usize,
         /// The folder of checkpoints.
         folder: PathBuf,
     },
-    /// The run was told to stop, and is not saved.
+    /// The run was stopped and is not saved.
     #[error(
         "stopped by {signal} after step {step}; nothing of the run is saved: with --checkpoints FOLDER (checkpoint.folder) \
          it would be, and `resume` would go on with it"
     )]
     Stopped {
-        /// Its name, or that the log cannot be written.
+        /// Name of the signal, or a text about the unwritable log.
         signal: &'static str,
-        /// Steps made.
+        /// Completed steps.
         step: usize,
     },
-    /// The system did not let signals be received.
+    /// The signal handlers could not be installed.
     #[error("cannot listen to signals")]
     Signals(#[source] std::io::Error),
-    /// The ranks of a sharded run could not work together.
+    /// Communication between the ranks failed.
     #[error(transparent)]
     Ranks(#[from] float8_shard::CommError),
     /// The log could not be written.
@@ -98,19 +98,20 @@ pub enum TrainError {
     Output(#[from] std::io::Error),
 }
 
-/// Training left the finite numbers.
+/// Loss or gradients are no longer finite.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("training diverged at step {step}: loss = {loss:.5}, grad_norm = {grad_norm:.4}{}{}", first(cause.as_ref()), way_back(saved, folder.as_ref()))]
 pub struct Divergence {
-    /// The step, from 1.
+    /// Step, counted from 1.
     pub step: usize,
     /// Its loss.
     pub loss: f64,
     /// Its gradient norm.
     pub grad_norm: f64,
-    /// The first operand of an FP8 linear that was not finite.
+    /// First non-finite operand of an FP8 linear.
     pub cause: Option<NonFiniteOperand>,
-    /// Steps of the checkpoints, in order. Their numbers are finite, which is not to say that they are good.
+    /// Steps of the checkpoints, in order. Their numbers are finite, but the model may already be
+    /// damaged.
     pub saved: Vec<u64>,
     /// The folder of the checkpoints.
     pub folder: Option<PathBuf>,

@@ -1,8 +1,8 @@
-//! Text for terminals: control characters of names and files are printed as escapes, so that they control nothing.
+//! Escapes control characters of names and files for output on terminals.
 
 use std::io::{self, Write};
 
-/// `text` in which control characters but line ends and tabs are written as `\\u{1b}`.
+/// Escapes control characters, except line ends and tabs, as `\\u{1b}`.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -15,12 +15,12 @@ pub fn escaped(text: &str) -> String {
     out
 }
 
-/// Codes that begin and end a colour on a terminal.
+/// Terminal codes that begin and end a colour.
 pub const COLOUR: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];
 
-/// Writes text as [`escaped`] gives it. Bytes that are no UTF-8 pass unchanged.
+/// Writer that applies [`escaped`]. Bytes that are not UTF-8 pass unchanged.
 ///
-/// A code of [`COLOUR`] that is written alone passes too.
+/// A code of [`COLOUR`] in a separate write passes too.
 #[derive(Debug)]
 pub struct EscapedWriter<W>(W);
 

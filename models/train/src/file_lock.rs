@@ -1,4 +1,4 @@
-//! [`FileLock`]: a file that one process holds at a time, until it lets go of it or ends.
+//! [`FileLock`]: a lock file held by one process at a time, until released or the process ends.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -6,22 +6,22 @@ use std::path::Path;
 
 use crate::files;
 
-/// A file, made if it is missing, whose lock this value holds.
+/// A held lock file, created if missing.
 ///
-/// Closing the file is not enough to let go of it: a process that another thread is just starting has a copy of the descriptor until
-/// its own program begins, and with it the lock.
+/// Closing the file is not enough to release the lock. A process that another thread is just
+/// starting has a copy of the descriptor, and with it the lock, until its program begins.
 #[derive(Debug)]
 pub(crate) struct FileLock(File);
 
 impl FileLock {
-    /// Waits until nobody else holds it.
+    /// Waits for the lock.
     pub(crate) fn wait(path: &Path) -> io::Result<Self> {
         let file = files::append(path)?;
         file.lock()?;
         Ok(Self(file))
     }
 
-    /// `None` where somebody else holds it.
+    /// Takes the lock; `None` if it is held elsewhere.
     pub(crate) fn try_take(path: &Path) -> io::Result<Option<Self>> {
         let file = files::append(path)?;
         match file.try_lock() {
@@ -34,7 +34,7 @@ impl FileLock {
 
 impl Drop for FileLock {
     fn drop(&mut self) {
-        // Where it fails, closing the file lets go of it, a little later.
+        // On failure, closing the file releases the lock a little later.
         let _ = self.0.unlock();
     }
 }
@@ -43,7 +43,7 @@ impl Drop for FileLock {
 mod tests {
     use super::*;
 
-    /// What a process that is being started has: another descriptor of the same open file.
+    /// A process being started has such a copy: another descriptor of the same open file.
     #[test]
     fn a_copy_of_the_descriptor_does_not_hold_it() {
         let temporary = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! Opening files: only regular ones, without waiting, and read whole only up to a limit.
+//! Opens regular files only, without blocking. Reads whole files only up to a limit.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Bytes of a file that is read whole at most.
+/// Maximum bytes of a file that is read whole.
 const MAX_WHOLE: u64 = 1 << 30;
 
-/// Opens a file for reading. A pipe or a device, of which a reader might wait for ever, is an error.
+/// Opens a file for reading. A pipe or a device, which could block a reader forever, is an error.
 ///
 /// # Errors
 /// The system's.
@@ -15,7 +15,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     open_as(path, File::options().read(true), true)
 }
 
-/// Opens a file to read it and to append to it, and makes it if it is missing. A link is an error.
+/// Opens a file for reading and appending, and creates it if missing. A link is an error.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     if path.is_symlink() {
         return Err(io::Error::other(NotAFile::Link));
@@ -23,7 +23,7 @@ pub(crate) fn append(path: &Path) -> io::Result<File> {
     open_as(path, File::options().read(true).append(true).create(true), false)
 }
 
-/// Opens a pipe or a device at once, too, to see that it is one.
+/// Opens without blocking even for a pipe or a device, and returns an error for these.
 pub(crate) fn open_as(path: &Path, options: &mut OpenOptions, follows_links: bool) -> io::Result<File> {
     #[cfg(unix)]
     {
@@ -36,7 +36,7 @@ pub(crate) fn open_as(path: &Path, options: &mut OpenOptions, follows_links: boo
     Ok(file)
 }
 
-/// Refuses all but a regular file.
+/// Returns an error unless it is a regular file.
 pub(crate) fn check(kind: FileType) -> io::Result<()> {
     match kind {
         kind if kind.is_file() => Ok(()),
@@ -46,7 +46,7 @@ pub(crate) fn check(kind: FileType) -> io::Result<()> {
     }
 }
 
-/// All bytes of what [`open`] opens.
+/// Reads all bytes of a file opened by [`open`].
 ///
 /// # Errors
 /// The system's; a file of more than 1 GiB.
@@ -59,10 +59,10 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of what [`open`] opens.
+/// Reads the text of a file opened by [`open`].
 ///
 /// # Errors
-/// The system's; a file of more than 1 GiB; bytes that are no UTF-8; a file that Git LFS has in its place.
+/// The system's; a file of more than 1 GiB; bytes that are not UTF-8; a Git LFS pointer.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let text = io::read_to_string(&read(path)?[..])?;
     if is_lfs_pointer(text.as_bytes()) { Err(io::Error::other(LFS_POINTER)) } else { Ok(text) }
@@ -79,15 +79,15 @@ enum NotAFile {
     TooLarge(u64),
 }
 
-/// What Git has where a large file was not fetched.
+/// Reason for a Git LFS pointer instead of the file.
 pub(crate) const LFS_POINTER: &str = "it is a Git LFS pointer, not the file: `git lfs pull` fetches that";
 
-/// Whether a file that begins with these bytes stands for one that Git LFS has.
+/// Whether a file that begins with these bytes is a Git LFS pointer.
 pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/")
 }
 
-/// Paths in JSON, with `#[serde(with)]`: text, and bytes where a name is no UTF-8.
+/// Paths in JSON, with `#[serde(with)]`: text, or bytes if a name is not UTF-8.
 pub(crate) mod any_path {
     use std::path::{Path, PathBuf};
 
@@ -120,7 +120,7 @@ pub(crate) mod any_path {
         std::ffi::OsString::from_vec(bytes).into()
     }
 
-    /// Names are compared, not opened.
+    /// Lossy, because these names are only compared and not opened.
     #[cfg(not(unix))]
     fn from_bytes(bytes: Vec<u8>) -> PathBuf {
         String::from_utf8_lossy(&bytes).into_owned().into()

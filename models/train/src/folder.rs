@@ -1,4 +1,4 @@
-//! New folders, which are there whole or not at all.
+//! Atomic creation of folders: complete or absent.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,21 +10,21 @@ use tempfile::{Builder, TempDir};
 use crate::atomic::{self, PARTIAL};
 use crate::file_lock::FileLock;
 
-/// Names in a hidden folder: of the file that its process holds, and of the folder that is being made.
+/// Names in a hidden folder: the lock file of its process, and the folder being filled.
 const LOCK: &str = "LOCK";
 const NEW: &str = "new";
 
-/// Why a folder was not made.
+/// Why a folder was not created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FolderError {
-    /// There is something that would be lost.
+    /// The path exists and is not an empty folder.
     #[error("{} exists and is not an empty folder: give one that does not exist", path.display())]
     Occupied {
-        /// Where the folder was to be.
+        /// The given path.
         path: PathBuf,
     },
-    /// The folder could not be made.
+    /// The folder could not be created.
     #[error("cannot make the folder {}", path.display())]
     Io {
         /// The folder.
@@ -34,12 +34,12 @@ pub enum FolderError {
     },
 }
 
-/// Makes the folder `path`, and those above it, with what `fill` writes into the folder that it is given. `path` must not
+/// Creates the folder `path` and its parents, with the contents written by `fill`. `path` must not
 /// exist, or be an empty folder.
 ///
-/// `fill` writes into a hidden folder beside `path`. Its files are synced, and the folder is
+/// `fill` writes into a hidden folder next to `path`. Its files are synced, and the folder is
 /// renamed to `path`. If `fill` fails, nothing is left. If the process is killed, the hidden folder
-/// stays until `path` is made again or `cache` removes it.
+/// stays until `path` is created again or `cache` removes it.
 ///
 /// # Errors
 /// The errors of `fill`; [`FolderError`].
@@ -51,7 +51,7 @@ pub fn create_folder<T, E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Pa
     fs::create_dir(&new).map_err(failed)?;
     let filled = fill(&new)?;
     atomic::publish(&new, &destination).map_err(|source| match source.kind() {
-        // Somebody else was faster.
+        // Another process was faster.
         ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
             FolderError::Occupied { path: path.into() }
         }
@@ -60,7 +60,7 @@ pub fn create_folder<T, E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Pa
     Ok(filled)
 }
 
-/// The lock of a hidden folder whose process has ended before it was done; none of anything else.
+/// Takes the lock of a hidden folder left by a killed process; `None` for anything else.
 pub(crate) fn lock_of_left(path: &Path) -> Option<FileLock> {
     let (name, lock) = (path.file_name()?.as_encoded_bytes(), path.join(LOCK));
     let is_hidden = name.starts_with(b".") && name.ends_with(PARTIAL.as_bytes()) && lock.exists();
@@ -69,7 +69,7 @@ pub(crate) fn lock_of_left(path: &Path) -> Option<FileLock> {
     is_left.then(|| FileLock::try_take(&lock).ok()?).flatten()
 }
 
-/// `path` with a last part that can be renamed to, links followed.
+/// Absolute path to rename to, with links resolved.
 fn destination(path: &Path) -> Result<PathBuf, FolderError> {
     let occupied = || FolderError::Occupied { path: path.into() };
     let failed = |source| FolderError::Io { path: path.into(), source };
@@ -78,7 +78,7 @@ fn destination(path: &Path) -> Result<PathBuf, FolderError> {
         Ok(true) => fs::canonicalize(path).map_err(failed),
         Ok(false) => Err(occupied()),
         Err(error) if matches!(error.kind(), ErrorKind::NotADirectory | ErrorKind::NotFound) => {
-            // A file, or a link to nothing; a file above it is the system's error to tell.
+            // A file, or a dangling link. A file as parent is reported by the system.
             if path.symlink_metadata().is_ok() {
                 return Err(occupied());
             }
@@ -88,7 +88,8 @@ fn destination(path: &Path) -> Result<PathBuf, FolderError> {
     }
 }
 
-/// In the same folder, so on the same file system. What was left of one like it is removed.
+/// Creates a hidden folder in the same folder, so on the same file system. Removes leftovers for
+/// the same destination.
 fn hidden_beside(destination: &Path) -> io::Result<(TempDir, FileLock)> {
     let (Some(parent), Some(name)) = (destination.parent(), destination.file_name()) else {
         return Err(ErrorKind::InvalidInput.into());
@@ -98,12 +99,12 @@ fn hidden_beside(destination: &Path) -> io::Result<(TempDir, FileLock)> {
     let is_alike = |name: &OsStr| name.as_encoded_bytes().starts_with(prefix.as_bytes());
     for left in fs::read_dir(parent)?.flatten().filter(|entry| is_alike(&entry.file_name())) {
         if let Some(_lock) = lock_of_left(&left.path()) {
-            // A folder that stays is not in the way.
+            // A leftover that cannot be removed does no harm.
             let _ = fs::remove_dir_all(left.path());
         }
     }
     let hidden = Builder::new().prefix(&prefix).suffix(PARTIAL).tempdir_in(parent)?;
-    // Held before it has its name.
+    // Locks the file before it gets its name.
     let unnamed = hidden.path().join(".LOCK");
     let lock = FileLock::wait(&unnamed)?;
     fs::rename(unnamed, hidden.path().join(LOCK))?;

@@ -1,4 +1,4 @@
-//! Parameters that stay as they are, chosen by name.
+//! Freezes parameters by name.
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
@@ -9,7 +9,8 @@ use globset::{Glob, GlobMatcher};
 use crate::ModulePath;
 use crate::config::{ConfigError, TrainingSection};
 
-/// A name of parameters: exactly one's, or a module's that has them; with `*`, `?` or `[`, a glob over the whole name.
+/// Pattern of parameter names: the exact name of a parameter or of a module; with `*`, `?` or `[`,
+/// a glob over the whole name.
 struct Pattern {
     key: &'static str,
     text: String,
@@ -40,7 +41,7 @@ fn value(key: &'static str, text: &str, reason: &str) -> ConfigError {
     ConfigError::Value { key, value: format!("{text:?}"), reason: reason.into() }
 }
 
-/// Which parameters `training.train_only` and `training.freeze` leave to be trained.
+/// Selection of trained parameters by `training.train_only` and `training.freeze`.
 pub(crate) struct Trained {
     freeze: Vec<Pattern>,
     train_only: Vec<Pattern>,
@@ -48,10 +49,10 @@ pub(crate) struct Trained {
 }
 
 impl Trained {
-    /// What these sections say.
+    /// Parses the patterns.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a glob that is none.
+    /// [`ConfigError::Value`] for an invalid glob.
     pub(crate) fn new(training: &TrainingSection) -> Result<Self, ConfigError> {
         let parse =
             |key, names: &[String]| names.iter().map(|name| Pattern::new(key, name)).collect::<Result<Vec<_>, _>>();
@@ -64,7 +65,7 @@ impl Trained {
 
     /// Whether the parameter of this name is trained.
     pub(crate) fn has(&mut self, path: &str) -> bool {
-        // Each is asked, so that what matches nothing is known.
+        // Tries every pattern, so that unused ones are detected.
         let any =
             |patterns: &mut [Pattern]| patterns.iter_mut().map(|pattern| pattern.matches(path)).max().unwrap_or(false);
         let is_frozen = any(&mut self.freeze);
@@ -74,10 +75,10 @@ impl Trained {
         is_trained
     }
 
-    /// Checks what is known once each parameter of the model was asked for.
+    /// Checks the patterns after [`has`](Self::has) was called for each parameter of the model.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] for a name that no parameter has, and where nothing is left to train.
+    /// [`ConfigError::Value`] for a name that matches no parameter, and if no parameter is trained.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let mut patterns = self.freeze.iter().chain(&self.train_only);
         if let Some(pattern) = patterns.find(|pattern| !pattern.has_matched) {
@@ -91,10 +92,10 @@ impl Trained {
     }
 }
 
-/// The module in which only the parameters that `training.train_only` names want gradients, or all but those of `training.freeze`.
+/// Disables gradients of parameters that `training.train_only` and `training.freeze` exclude.
 ///
 /// # Errors
-/// [`ConfigError::Value`] for a name that no parameter has, and where nothing is left to train.
+/// [`ConfigError::Value`] for a name that matches no parameter, and if no parameter is trained.
 pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSection) -> Result<M, ConfigError> {
     if !training.freezes() {
         return Ok(module);
@@ -105,7 +106,7 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
     Ok(module)
 }
 
-/// Elements of the parameters that want gradients, and of all.
+/// Number of elements of trained parameters, and of all.
 pub(crate) fn trainable<B: Backend, M: Module<B>>(module: &M) -> [usize; 2] {
     let mut count = [0; 2];
     visit_params::<B, _>(module, |param| {

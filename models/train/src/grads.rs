@@ -3,9 +3,9 @@
 //! ```text
 //! norm = √ Σ_p Σ_i g_{p,i}²        g ← g · min(1, max_norm / (norm + 1e-6))
 //! ```
-//! as `torch.nn.utils.clip_grad_norm_`. Burn's own clipping looks at one parameter at a time.
+//! as `torch.nn.utils.clip_grad_norm_`. Burn's own clipping handles one parameter at a time.
 //!
-//! [`sum`] adds in an order that does not change from run to run, so that a run can be resumed bit for bit.
+//! [`sum`] adds in a fixed order, so that a run can be resumed bit for bit.
 
 use std::collections::{HashMap, HashSet};
 use std::marker::PhantomData;
@@ -18,21 +18,23 @@ use float8_shard::CommError;
 
 use crate::{ModulePath, Ranks};
 
-/// Elements from which on burn-flex 0.21 adds chunks on several cores, in the order in which these take them from each other.
+/// From this number of elements on, burn-flex 0.21 adds chunks on several cores in a
+/// nondeterministic order.
 const FLEX_PARALLEL: usize = 4 << 20;
-/// Elements of a gradient in bf16 that are in f32 at a time.
+/// Elements of a bf16 gradient that are converted to f32 at a time.
 const WIDENED: usize = 4 << 20;
 /// Rows that [`sum`] adds at a time, one after another.
 const ROWS: usize = 256;
 
-/// The sum of all elements, `[1]`, in an order that their number alone decides.
+/// Sum of all elements, `[1]`, in an order that depends only on their number.
 ///
 /// ```text
 /// sum(x) = x_0 + x_1 + ..                                              up to 256 elements
 /// sum(x) = sum(column sums of x as 256 rows at most, what is left)     width of a row: a power of two
 /// ```
-/// Burn's own sum has no such order for many elements on `Flex`, and with CubeCL for any number that several cubes share, as they add with
-/// atomics. Up to 4 Mi elements on `Flex` it has one, and is what this returns.
+/// Burn's own sum is not deterministic for many elements on `Flex`, nor with CubeCL if several
+/// cubes share the work with atomics. Below 4 Mi elements on `Flex`, Burn's sum is deterministic
+/// and used here.
 pub fn sum<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Tensor<B, 1> {
     let count = tensor.shape().num_elements();
     let is_flex = B::name(&tensor.device()).contains("flex");
@@ -51,8 +53,8 @@ fn sum_by_columns<B: Backend>(values: Tensor<B, 1>) -> Tensor<B, 1> {
     }
 }
 
-/// The sum of the squares in f32, `[1]`. A tensor that is widened for it is so in pieces: an embedding's gradient would become the largest
-/// tensor of a step, and a copy of that.
+/// Sum of squares in f32, `[1]`. Narrower tensors are converted in pieces. Otherwise the f32 copy
+/// of an embedding's gradient, and its square, would be the largest tensors of a step.
 fn sum_of_squares<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1> {
     let count = grad.shape().num_elements();
     if grad.dtype() == DType::F32 || count <= WIDENED {
@@ -64,8 +66,9 @@ fn sum_of_squares<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1
     sum(Tensor::cat(sums, 0))
 }
 
-/// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity: leaves them alone) and returns the
-/// norm that they had, `[1]` in f32. Nothing is read back from the device, unless the module is sharded over `ranks`.
+/// Scales `grads` of `module` to a global norm of at most `max_norm` (infinity disables it).
+/// Returns the norm before, `[1]` in f32. Nothing is read back from the device, unless the module
+/// is sharded over `ranks`.
 ///
 /// # Errors
 /// [`CommError`].
@@ -86,7 +89,7 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(norm)
 }
 
-/// The sums of the squares of gradients, by parameter.
+/// Sums of squares of gradients, by parameter.
 pub(crate) struct Squares<B: AutodiffBackend>(HashMap<ParamId, Tensor<B::InnerBackend, 1>>);
 
 impl<B: AutodiffBackend> Default for Squares<B> {
@@ -96,14 +99,14 @@ impl<B: AutodiffBackend> Default for Squares<B> {
 }
 
 impl<B: AutodiffBackend> Squares<B> {
-    /// Adds those of `grads`, and returns the path of a parameter that had one before, if there is one.
+    /// Adds the squares of `grads`. Returns the path of a parameter that was already added, if any.
     pub(crate) fn add<M: AutodiffModule<B>>(&mut self, module: &M, grads: &GradientsParams) -> Option<String> {
         let mut add = Add { squares: self, grads, path: ModulePath::default(), added: HashSet::new(), twice: None };
         module.visit(&mut add);
         add.twice
     }
 
-    /// The norm of all gradients together, `[1]` in f32, added in the order of the module.
+    /// Norm of all gradients together, `[1]` in f32, added in the order of the module.
     ///
     /// # Errors
     /// [`CommError`].
@@ -117,7 +120,7 @@ impl<B: AutodiffBackend> Squares<B> {
         module.visit(&mut ordered);
         let Ordered { mut sums, shards, .. } = ordered;
         if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
-            // Each rank has its own rows; what all have whole counts once.
+            // Shards are summed over the ranks. Replicated parameters count once.
             let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
             let all = ranks.sum("squares of the gradients", own)?;
             sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
@@ -133,7 +136,7 @@ struct Add<'a, B: AutodiffBackend> {
     squares: &'a mut Squares<B>,
     grads: &'a GradientsParams,
     path: ModulePath,
-    /// Parameters that have been added already: one may have several places in the module.
+    /// Parameters already added in this call: one may occur at several places in the module.
     added: HashSet<ParamId>,
     twice: Option<String>,
 }
@@ -160,9 +163,9 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
 struct Ordered<'a, B: AutodiffBackend> {
     squares: Squares<B>,
     ranks: Option<&'a Ranks>,
-    /// One `[1]` per parameter.
+    /// One `[1]` per replicated parameter.
     sums: Vec<Tensor<B::InnerBackend, 1>>,
-    /// The squares of parameters of which each rank has some rows.
+    /// One `[1]` per sharded parameter.
     shards: Vec<Tensor<B::InnerBackend, 1>>,
 }
 

@@ -1,4 +1,5 @@
-//! [`JobError`]: what can go wrong between a command line and a trained model; each variant carries the values that are wrong.
+//! [`JobError`]: errors between a command line and a trained model. Each variant carries the wrong
+//! values.
 
 use std::path::PathBuf;
 
@@ -13,41 +14,41 @@ use crate::{
     ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
 };
 
-/// What can go wrong between a command line and a trained model.
+/// Error of a job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
     /// `mpirun` could not be started.
     #[error("cannot start mpirun (apt-get install openmpi-bin)")]
     Launcher(#[source] std::io::Error),
-    /// A launcher has started several processes of a command that one alone does.
+    /// A launcher started several processes of a single-process command.
     #[error("{started} processes were started, but only `train` and `resume` are done by several: start one")]
     OneProcess {
-        /// How many.
+        /// Number of processes.
         started: usize,
     },
     /// The model cannot be sharded.
     #[error("cannot shard the model")]
     Shard(#[from] float8_shard::ShardError),
-    /// The ranks cannot work together.
+    /// Communication between the ranks failed.
     #[error(transparent)]
     Ranks(#[from] float8_shard::CommError),
-    /// A model dimension that cannot be.
+    /// Invalid model dimension.
     #[error("model config: {field} = {value}: {reason}")]
     ModelConfig {
         /// Field of the model's configuration.
         field: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: String,
     },
-    /// A preset name that does not exist.
+    /// Unknown preset.
     #[error("unknown model preset `{name}`; there are {}", known.join(", "))]
     UnknownPreset {
-        /// What was asked for.
+        /// The given name.
         name: String,
-        /// The presets that exist.
+        /// Existing presets.
         known: Vec<&'static str>,
     },
     /// A file or folder could not be read.
@@ -66,7 +67,7 @@ pub enum JobError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A JSON file that does not parse.
+    /// Invalid JSON in a file.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
@@ -83,10 +84,10 @@ pub enum JobError {
         key: String,
         /// Its value, as JSON.
         value: String,
-        /// What is supported instead.
+        /// Supported values.
         supported: String,
     },
-    /// A folder of an adapter has one for a linear that has none here.
+    /// An adapter folder has an adapter for a linear that has none here.
     #[error("{}: {tensor} belongs to no adapter of lora.target_modules", path.display())]
     UnknownAdapter {
         /// The file.
@@ -102,7 +103,7 @@ pub enum JobError {
         /// The key, dotted if nested.
         key: String,
     },
-    /// A Hugging Face checkpoint was to be loaded into a mixture of experts.
+    /// A Hugging Face checkpoint cannot be loaded into a mixture of experts.
     #[error("{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer", path.display())]
     MoeCheckpoint {
         /// The folder.
@@ -110,7 +111,8 @@ pub enum JobError {
         /// Experts of the model's config.
         num_experts: usize,
     },
-    /// A run that saves adapters, or some parameters alone, is to go on beside other weights than those that it began with.
+    /// Frozen weights differ from the ones the run started with. Its checkpoints do not contain
+    /// them.
     #[error(
         "{}: {difference} since this run began, whose checkpoints do not have the frozen weights: put the file back, or set model.hf_path \
          to a folder that has it",
@@ -119,10 +121,10 @@ pub enum JobError {
     Base {
         /// The file of model.hf_path.
         path: PathBuf,
-        /// What has changed.
+        /// The difference.
         difference: String,
     },
-    /// A tied checkpoint has an output layer that is not its embedding.
+    /// The output layer of a tied checkpoint differs from its embedding.
     #[error(
         "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \
          set model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
@@ -132,30 +134,30 @@ pub enum JobError {
         /// The folder.
         path: PathBuf,
     },
-    /// A mixture of experts was to be exported: Hugging Face has no name for it.
+    /// A mixture of experts cannot be exported: Hugging Face has no name for it.
     #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
     MoeExport {
         /// Experts of the model's config.
         num_experts: usize,
     },
-    /// Weights that cannot be read or written.
+    /// Weights cannot be read or written.
     #[error(transparent)]
     TensorFiles(#[from] TensorFilesError),
-    /// FP8 weights in files that cannot be read, or are not written.
+    /// FP8 weights in files cannot be read or written.
     #[error(transparent)]
     Float8Files(#[from] Float8FilesError),
-    /// A folder that cannot be made.
+    /// A folder cannot be created.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// A vocabulary that has no room for tokens that are certainly used.
+    /// The vocabulary is too small for the tokens in use.
     #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
         /// The model's vocabulary.
         vocab_size: usize,
-        /// The vocabulary that the tokens need.
+        /// Vocabulary size that the tokens need.
         needed: usize,
     },
-    /// A model with a large vocabulary, and no tokenizer.
+    /// A model with a large vocabulary has no tokenizer.
     #[error(
         "the model has {vocab_size} tokens, and the tokenizer would be `bytes`, which has {}: set data.tokenizer to the path of the \
          model's tokenizer; a model of random weights, without model.hf_path, may have \"bytes\" there",
@@ -165,12 +167,12 @@ pub enum JobError {
         /// The model's vocabulary.
         vocab_size: usize,
     },
-    /// A text that is longer than the model is made for.
+    /// A text is longer than the model supports.
     #[error(
         "the {tokens} tokens of prompt {} and {max_new_tokens} new ones exceed the model's {max_seq_len} positions", prompt + 1
     )]
     Positions {
-        /// Which prompt, counted from 0.
+        /// Index of the prompt, counted from 0.
         prompt: usize,
         /// Its tokens.
         tokens: usize,
@@ -179,39 +181,39 @@ pub enum JobError {
         /// Positions that the model has.
         max_seq_len: usize,
     },
-    /// The model says nothing about the next token.
+    /// The logits of the next token are not finite.
     #[error(
         "the logits of the token after prompt {} are NaN or infinite: weights, or a precision that overflows, are to blame; `llama3 eval` \
          and another --precision tell which", prompt + 1
     )]
     Logits {
-        /// Which prompt, counted from 0.
+        /// Index of the prompt, counted from 0.
         prompt: usize,
     },
-    /// A checkpoint folder without a tokenizer: its model knows other tokens than bytes.
+    /// A checkpoint folder has no tokenizer, and its model does not use byte tokens.
     #[error("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())]
     NoTokenizer {
         /// The folder.
         folder: PathBuf,
-        /// What is missing.
+        /// The tokenizer's error.
         source: TokenizerError,
     },
-    /// The data cannot be read, or is not what it was.
+    /// The data cannot be read or has changed.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A model is to be judged by what its run held out, and it held out nothing.
+    /// Evaluation on the run's held-out data, but nothing is held out.
     #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
     NothingHeldOut,
-    /// A model is to be judged, and there is no run that says by what.
+    /// Evaluation of a model without a run, which would define the data.
     #[error("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH")]
     NothingToEvaluate,
-    /// Neither a run's folder nor a Hugging Face checkpoint's, as there is none.
+    /// The given folder does not exist.
     #[error("there is no folder {}", folder.display())]
     NoFolder {
-        /// What was given.
+        /// The given folder.
         folder: PathBuf,
     },
-    /// The folder of the frozen weights that a run trains beside is gone.
+    /// The folder of a run's frozen weights is gone.
     #[error(
         "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. It must be where it was (model.hf_path)", folder.display()
     )]
@@ -219,35 +221,35 @@ pub enum JobError {
         /// The folder.
         folder: PathBuf,
     },
-    /// One of a run's checkpoints was asked for where there is only one model.
+    /// A flag for checkpoints of a run was used with a Hugging Face checkpoint.
     #[error("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", folder.display())]
     NotARun {
         /// The folder.
         folder: PathBuf,
-        /// What was asked for.
+        /// The flag.
         flag: String,
     },
-    /// A conversation with a model whose tokenizer came without a template.
+    /// A chat with a model whose tokenizer has no template.
     #[error(
         "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
     )]
     NoTemplate,
-    /// A chat template that cannot be read, or does not take a conversation.
+    /// A chat template cannot be read or refuses a conversation.
     #[error(transparent)]
     Chat(#[from] ChatError),
-    /// A key of the configuration.
+    /// Error in the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A run, or what is saved of it.
+    /// Error of a run or its checkpoints.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// A tokenizer that cannot be read, or does not take a text.
+    /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A file that is not tokenized.
+    /// A file cannot be tokenized.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
-    /// Runs that are not drawn.
+    /// Runs cannot be plotted.
     #[error(transparent)]
     Plot(#[from] PlotError),
     /// The machine has less memory than is certainly needed.
@@ -255,11 +257,11 @@ pub enum JobError {
         "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"
     )]
     Memory {
-        /// What takes it.
+        /// Consumer of the memory.
         what: &'static str,
-        /// How much.
+        /// Needed memory.
         needed: String,
-        /// What there is, swap included.
+        /// Available memory, including swap.
         there: String,
     },
     /// A training step takes more memory than the device has.
@@ -269,37 +271,37 @@ pub enum JobError {
          lora.base = \"fp8\" or more ranks take less; docs/fine-tune.md says how much"
     )]
     StepMemory {
-        /// How much it takes.
+        /// Needed memory.
         needed: String,
-        /// What there is.
+        /// Available memory.
         there: String,
     },
-    /// A model whose held-out loss is no number.
+    /// The held-out loss is not finite.
     #[error("the held-out loss is {loss}: a weight or an activation is not finite")]
     LossNotFinite {
         /// The loss.
         loss: f64,
     },
-    /// The memory of a step was asked for, of a model that does not say what its layers keep.
+    /// Memory estimate of a model without `layer_bytes`.
     #[error("how much a training step of this model takes is unknown: it has no `ModelConfig::layer_bytes`")]
     NoEstimate,
-    /// The device does not compute in this dtype.
+    /// The device does not support this compute dtype.
     #[error("{device} does not compute in {dtype}: use precision f32, or fp8 with training.compute_dtype = \"f32\"")]
     UnsupportedDtype {
-        /// The dtype asked for.
+        /// The requested dtype.
         dtype: String,
         /// The device.
         device: String,
     },
-    /// The device asked for was not compiled in.
+    /// The requested device was not compiled in.
     #[error("this build has no {device} support: enable the `{feature}` feature")]
     FeatureOff {
-        /// The device asked for.
+        /// The requested device.
         device: &'static str,
-        /// The cargo feature.
+        /// Its cargo feature.
         feature: &'static str,
     },
-    /// The device is not there.
+    /// The device is not available.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// FP8 could not be applied.

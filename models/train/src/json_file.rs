@@ -1,4 +1,4 @@
-//! JSON files that a run leaves behind.
+//! JSON output files of a run.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::TrainError;
 use crate::atomic;
 
-/// Refuses a path that no file can be written to, before hours of training.
+/// Checks that a file can be written to the path, before hours of training.
 ///
 /// # Errors
 /// [`TrainError::Write`].
@@ -15,7 +15,7 @@ pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
     atomic::create(path).map(drop).map_err(|source| TrainError::Write { path: path.into(), source })
 }
 
-/// Writes pretty JSON: whoever reads `path` finds all of it, or what was there before.
+/// Writes pretty JSON atomically.
 ///
 /// # Errors
 /// [`TrainError::Write`].

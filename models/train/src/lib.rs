@@ -1,13 +1,15 @@
-//! What training a language model needs that is not the model.
+//! Training of language models, independent of the model.
 //!
-//! [`Job`] does all of it for a [`TrainableModel`]: it trains, resumes, evaluates, generates and exports, and [`cli`] is its command line.
-//! Its parts serve programs of their own:
+//! [`Job`] trains, resumes, evaluates, generates and exports a [`TrainableModel`]; [`cli`] is its
+//! command line. Its parts can be used separately:
 //!
-//! [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or the ranks that Llama 3 is published with.
-//! [`Steps`] makes optimizer steps on any [`LanguageModel`], [`Run`] makes those of a whole run, and [`checkpoint`] saves them so that it
-//! can go on bit for bit. [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
-//! [`ChatTemplate`] turns a conversation into the ids that a chat model reads, and knows which of them the assistant says.
-//! [`Dataset`] turns files into sequences of tokens to train on, of which a bounded part is in memory.
+//! - [`Tokenizer`] maps text to token ids and back: bytes, Hugging Face's `tokenizer.json`, or
+//!   Llama 3's published ranks.
+//! - [`Steps`] runs optimizer steps of any [`LanguageModel`], [`Run`] runs a whole training, and
+//!   [`checkpoint`] saves it so that it resumes bit for bit.
+//! - [`TensorFiles`] and [`write_shards`](tensor_files::write_shards) read and write safetensors.
+//! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
+//! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
 mod adapted;
 mod atomic;

@@ -1,4 +1,4 @@
-//! Lines of JSON to lines of JSON: texts to ids, and ids to texts.
+//! Conversion of JSON lines between texts and token ids.
 
 use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::data::{MAX_DOCUMENT, next_line};
 use crate::files;
 use crate::{SpecialTokens, Tokenizer, TokenizerError};
 
-/// Why lines could not be tokenized.
+/// Error of tokenizing lines.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizeError {
     /// The file could not be read.
@@ -20,24 +20,24 @@ pub enum TokenizeError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A line that is not what it should be.
+    /// Invalid line.
     #[error("{}:{line}: expected {expected}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// What each line should be.
+        /// Expected content of each line.
         expected: &'static str,
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// A line that the tokenizer does not take.
+    /// A line that the tokenizer refuses.
     #[error("{}:{line}: {source}", path.display())]
     Tokenizer {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, counted from 1.
         line: usize,
         /// The tokenizer's reason.
         source: TokenizerError,
@@ -48,18 +48,19 @@ pub enum TokenizeError {
 }
 
 impl Tokenizer {
-    /// Writes, for each JSON string of `file`, one a line, an array of its ids, without BOS and EOS. Empty lines are passed over.
+    /// Writes an array of token ids, without BOS and EOS, for each line of `file`, a JSON string.
+    /// Empty lines are skipped.
     ///
     /// # Errors
-    /// Any [`TokenizeError`]; the lines before have been written.
+    /// Any [`TokenizeError`]; earlier lines are already written.
     pub fn encode_lines(&self, file: &Path, special: SpecialTokens, out: &mut dyn Write) -> Result<(), TokenizeError> {
         each_line(file, "a JSON string", out, |text: String| self.encode(&text, special))
     }
 
-    /// The way back from [`encode_lines`](Self::encode_lines).
+    /// Inverse of [`encode_lines`](Self::encode_lines).
     ///
     /// # Errors
-    /// Any [`TokenizeError`]; the lines before have been written.
+    /// Any [`TokenizeError`]; earlier lines are already written.
     pub fn decode_lines(&self, file: &Path, out: &mut dyn Write) -> Result<(), TokenizeError> {
         each_line(file, "a JSON array of ids", out, |ids: Vec<u32>| self.decode(&ids))
     }

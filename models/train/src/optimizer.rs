@@ -1,5 +1,5 @@
-//! AdamW over a module, in f32 whatever parameters and moments are kept in, and weight decay of the matrices that a model multiplies
-//! with: norms, biases and embeddings do not decay.
+//! AdamW over a module. It computes in f32 for any storage dtype. Weight decay applies to matrices;
+//! norms, biases and embeddings do not decay.
 
 use std::collections::HashMap;
 
@@ -16,14 +16,15 @@ use crate::module_path::module_type;
 pub(crate) use crate::parameter_step::Update;
 use crate::parameter_step::{ParameterStep, in_place_of};
 
-/// Elements that [`Update`] rounds at once where it is made by operations: some ten tensors of so many, in f32, are in memory then.
+/// Elements that [`Update`] rounds at a time when composed of Burn's operations. About ten f32
+/// tensors of this size are then in memory.
 pub(crate) const AT_ONCE: usize = 1 << 24;
 
-/// AdamW's state of the parameters that have taken steps, on the backend below autodiff.
+/// AdamW states of the parameters that have taken steps, on the backend below autodiff.
 #[derive(Clone, Debug, Default)]
 pub struct AdamWStates<B: Backend>(HashMap<ParamId, Erased<B>>);
 
-/// A [`ParameterState`] of any number of dimensions.
+/// [`ParameterState`] without its number of dimensions.
 #[derive(Clone, Debug)]
 struct Erased<B: Backend> {
     time: usize,
@@ -31,18 +32,18 @@ struct Erased<B: Backend> {
     master: Option<TensorPrimitive<B>>,
 }
 
-/// AdamW's state of a parameter.
+/// AdamW state of a parameter.
 pub(crate) struct ParameterState<B: Backend, const D: usize> {
     /// Steps taken.
     pub(crate) time: usize,
     /// Both moments.
     pub(crate) moments: [Tensor<B, D>; 2],
-    /// The parameter in f32, where it is kept in less.
+    /// Master weight in f32, if the parameter is kept in a narrower dtype.
     pub(crate) master: Option<Tensor<B, D>>,
 }
 
 impl<B: Backend> AdamWStates<B> {
-    /// The state of a parameter, if it has taken steps.
+    /// State of a parameter, if it has taken steps.
     pub(crate) fn get<const D: usize>(&self, id: ParamId) -> Option<ParameterState<B, D>> {
         self.0.get(&id).cloned().map(Erased::state)
     }
@@ -53,7 +54,7 @@ impl<B: Backend> AdamWStates<B> {
         self.0.insert(id, Erased { time, moments, master: master.map(Tensor::into_primitive) });
     }
 
-    /// As [`get`](Self::get), and nothing else holds it.
+    /// Removes the state, so that its tensors are not shared.
     fn remove<const D: usize>(&mut self, id: ParamId) -> Option<ParameterState<B, D>> {
         self.0.remove(&id).map(Erased::state)
     }
@@ -66,7 +67,8 @@ impl<B: Backend> Erased<B> {
     }
 }
 
-/// The AdamW that `section` describes. Where only matrices decay, it decays nothing: [`Update`] does.
+/// AdamW for `section`. If only matrices decay, its weight decay is 0 and [`Update`] applies the
+/// decay.
 fn adamw(section: &OptimizerSection) -> AdamW {
     let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *section;
     let weight_decay = if weight_decay_all { weight_decay } else { 0.0 };
@@ -79,8 +81,8 @@ fn adamw(section: &OptimizerSection) -> AdamW {
 }
 
 impl Update<'_> {
-    /// Makes the step for each parameter of `module` that has a gradient. What is kept in bf16 is rounded stochastically, by the path of
-    /// the parameter.
+    /// Updates each parameter of `module` that has a gradient. Tensors kept in bf16 are rounded
+    /// stochastically, with bits that depend on the parameter's path.
     pub(crate) fn apply<B: AutodiffBackend + Float8Stack, M: Module<B>>(
         self,
         states: AdamWStates<B::InnerBackend>,
@@ -93,7 +95,7 @@ impl Update<'_> {
         (parameters.states, module)
     }
 
-    /// The factor of a decaying matrix, none if nothing is left to decay; as AdamW rounds it.
+    /// Decay factor of a matrix, rounded as AdamW does; `None` if there is nothing to do.
     fn decay(&self) -> Option<f64> {
         let OptimizerSection { weight_decay, weight_decay_all, .. } = *self.section;
         let decay = self.lr * f64::from(weight_decay as f32);
@@ -107,7 +109,7 @@ struct Parameters<'a, B: AutodiffBackend> {
     states: AdamWStates<B::InnerBackend>,
     grads: GradientsParams,
     path: ModulePath,
-    /// Types of the modules on the way down.
+    /// Types of the enclosing modules.
     containers: Vec<String>,
 }
 
@@ -192,12 +194,13 @@ mod tests {
         }
     }
 
-    /// The parameter is its master, and that is what a parameter in f32 would be.
+    /// The parameter is the rounded master weight, and the master equals a parameter trained in
+    /// f32.
     #[test]
     fn a_master_takes_the_steps_of_a_parameter_in_f32() {
         let device = Default::default();
         let model = LinearConfig::new(50, 24).with_bias(false).init::<B>(&device);
-        // Drawn once: a clone of what is not drawn yet draws for itself.
+        // Initializes the weight: clones of a lazy parameter would be initialized separately.
         drop(model.weight.val());
         let [narrow, wide] =
             [DType::BF16, DType::F32].map(|dtype| store_matrices(store_matrices(model.clone(), DType::BF16), dtype));
@@ -206,7 +209,7 @@ mod tests {
             let mut states = AdamWStates::default();
             for step in 0..4 {
                 let mut grads = GradientsParams::new();
-                // Some so small that bf16 would lose what they change.
+                // Some gradients are so small that bf16 would lose their updates.
                 let grad = Tensor::<Float8<Flex>, 1, Int>::arange(-600..600, &device).float() * 1e-3 * step as f32;
                 grads.register(model.weight.id, grad.reshape([50, 24]).cast(DType::BF16));
                 let update = Update { section, lr: 1e-4, seed: 5, step, at_once: AT_ONCE };

@@ -1,4 +1,4 @@
-//! Libraries that panic where a file contradicts itself: their panics as errors.
+//! Converts panics of libraries that read inconsistent files to errors.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe, catch_unwind};
@@ -8,7 +8,7 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `call` returns, or the text of its panic.
+/// Result of `call`, or the message of its panic.
 pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     let outer = IS_CAUGHT.replace(true);
     let result = catch_unwind(AssertUnwindSafe(call));
@@ -20,7 +20,8 @@ pub(crate) fn caught<T>(call: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Has the process print no panic that becomes an error. It is for programs: the hook that prints panics is the whole process's.
+/// Suppresses the output of panics that become errors. For programs only: the panic hook belongs to
+/// the whole process.
 pub fn hide_caught_panics() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {

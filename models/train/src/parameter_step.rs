@@ -1,4 +1,5 @@
-//! [`ParameterStep`]: AdamW's step of one parameter, in one pass where the backend makes it so and otherwise by Burn's operations.
+//! [`ParameterStep`]: AdamW step of one parameter, fused if the backend supports it, else composed
+//! of Burn's operations.
 
 use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, SimpleOptimizer};
 use burn::tensor::backend::Backend;
@@ -8,40 +9,40 @@ use burn_float8::optim::{AdamWStep, FusedAdamW, RoundingKeys};
 use crate::config::OptimizerSection;
 use crate::rounding::Noise;
 
-/// What follows a parameter's path in the names of its moments.
+/// Suffixes of a parameter's path in the names of its moments.
 const MOMENTS: [&str; 2] = [".moment_1", ".moment_2"];
 
-/// One step of AdamW.
+/// One AdamW step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Update<'a> {
-    /// The optimizer's section.
+    /// Section of the optimizer.
     pub(crate) section: &'a OptimizerSection,
-    /// The learning rate.
+    /// Learning rate.
     pub(crate) lr: f64,
-    /// The run's seed, which what is rounded depends on.
+    /// Seed of the run, used for rounding.
     pub(crate) seed: u64,
-    /// Steps made before.
+    /// Steps completed before.
     pub(crate) step: usize,
-    /// Elements of a parameter that are rounded at once, where it is made by operations.
+    /// Elements of a parameter that are rounded at a time in the composed form.
     pub(crate) at_once: usize,
 }
 
-/// The step of one parameter.
+/// Step of one parameter.
 pub(crate) struct ParameterStep<'a> {
     pub(crate) update: Update<'a>,
     pub(crate) adamw: &'a AdamW,
-    /// What the parameter is multiplied with first, unless AdamW does that.
+    /// Decay factor of the parameter, unless AdamW applies it.
     pub(crate) decay: Option<f64>,
     pub(crate) path: String,
-    /// What the parameter is kept in.
+    /// Storage dtype of the parameter.
     pub(crate) dtype: DType,
 }
 
-/// A parameter and its moments.
+/// A parameter and its state.
 type Stepped<B, const D: usize> = (Tensor<B, D>, Option<AdamWState<B, D>>);
 
 impl ParameterStep<'_> {
-    /// The step of rows of a parameter, of which `first_row` is the first.
+    /// Step of the rows of a parameter from `first_row` on.
     pub(crate) fn step<B: Backend, const D: usize>(
         &self,
         value: Tensor<B, D>,
@@ -55,7 +56,7 @@ impl ParameterStep<'_> {
         }
     }
 
-    /// The step in one pass, with the same bits as by operations.
+    /// Fused step, with the same bits as the composed one.
     fn in_one_pass<B: Backend, const D: usize>(
         &self,
         fused: FusedAdamW<B>,
@@ -90,13 +91,14 @@ impl ParameterStep<'_> {
         (value, Some(AdamWState { momentum }))
     }
 
-    /// What a tensor of the parameter is rounded with.
+    /// Calls `f` with the random bits for rounding a tensor of the parameter.
     fn noise<T>(&self, what: &str, f: impl FnOnce(Noise<'_>) -> T) -> T {
         let Update { seed, step, .. } = self.update;
         f(Noise { seed, step, name: &format!("{}{what}", self.path) })
     }
 
-    /// The step by Burn's operations, made for some rows after others where something is rounded and all would take much.
+    /// Step composed of Burn's operations. If it rounds, large parameters are processed in groups
+    /// of rows to bound memory.
     fn by_operations<B: Backend, const D: usize>(
         &self,
         value: Tensor<B, D>,
@@ -123,14 +125,14 @@ impl ParameterStep<'_> {
                 after = Some(AdamWState { momentum });
             }
         }
-        // Let go before the new ones are put together.
+        // Frees the old tensors before the new ones are concatenated.
         drop((grad, state));
         let mut moments = moments.into_iter().map(|parts| Tensor::cat(parts, 0));
         let state = after.map(|state| map_moments(state, |last| moments.next().unwrap_or(last)));
         (in_place_of(&value, Tensor::cat(values, 0)), state)
     }
 
-    /// The step of neighbouring rows of a parameter, of which `first_row` is the first.
+    /// Step of adjacent rows of a parameter from `first_row` on.
     fn step_rows<B: Backend, const D: usize>(
         &self,
         value: Tensor<B, D>,
@@ -158,13 +160,14 @@ impl ParameterStep<'_> {
     }
 }
 
-/// A new value of a parameter: what is made from other tensors is no weight of a layer, what is chosen in place of one is.
+/// New value of a parameter with the layer of the old one: `mask_where` keeps it, other operations
+/// drop it.
 pub(crate) fn in_place_of<B: Backend, const D: usize>(old: &Tensor<B, D>, new: Tensor<B, D>) -> Tensor<B, D> {
     let all = Tensor::<B, D, Bool>::ones(old.dims(), &old.device());
     old.clone().mask_where(all, new)
 }
 
-/// The state with other moments: the first, then the second, as `map` makes them.
+/// Applies `map` to both moments, first to `moment_1`.
 fn map_moments<B: Backend, const D: usize>(
     state: AdamWState<B, D>,
     mut map: impl FnMut(Tensor<B, D>) -> Tensor<B, D>,
@@ -186,7 +189,7 @@ mod tests {
     use crate::config::StorageDtype;
     use crate::rng::Rng;
 
-    /// Numbers of many magnitudes, zeros of both signs among them.
+    /// Values of many magnitudes, including zeros of both signs.
     fn numbers<B: Backend, const D: usize>(name: &str, dims: [usize; D], dtype: DType) -> Tensor<B, D> {
         let mut rng = Rng::named(3, name);
         let mut number = |i: usize| {
@@ -204,7 +207,8 @@ mod tests {
         tensor.cast(DType::F32).into_data().iter::<f32>().map(f32::to_bits).collect()
     }
 
-    /// A parameter and its moments after three steps, by operations on so many elements at once, or in one pass.
+    /// A parameter and its moments after three steps: composed with `at_once` elements at a time,
+    /// or fused.
     fn after<B: Backend, const D: usize>(
         section: &OptimizerSection,
         (dims, dtype): ([usize; D], DType),

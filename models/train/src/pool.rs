@@ -1,20 +1,21 @@
-//! [`use_current_thread`]: parallel loops start on the thread that calls them.
+//! [`use_current_thread`]: runs parallel loops on the calling thread too.
 
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
-/// Makes the current thread one of rayon's global pool: for the first thread of a program that computes on it. A thread outside the pool
-/// sleeps while its parallel loops run, and each loop has to wake one of the pool's threads.
+/// Makes the current thread part of rayon's global pool. Call it from a program's main computing
+/// thread. A thread outside of the pool sleeps during its parallel loops, and each loop must wake a
+/// thread of the pool.
 ///
-/// The pool has as many threads as without this. Nothing changes if the pool is there already, or would have one thread: that thread could
-/// not run the loops of others while it waits for them.
+/// The pool keeps its number of threads. Nothing changes if the pool already exists or would have
+/// one thread: this thread could not run the loops of others while it waits for them.
 pub fn use_current_thread() {
     let cores = available_parallelism().map_or(1, NonZero::get);
-    // As rayon chooses.
+    // Like rayon's default.
     let chosen = std::env::var("RAYON_NUM_THREADS").ok().and_then(|threads| threads.parse().ok());
     let threads = chosen.filter(|threads| *threads > 0).unwrap_or(cores);
     if threads > 1 {
-        // The only error is a pool that is there.
+        // Fails only if the pool already exists.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).use_current_thread().build_global();
     }
 }

@@ -1,4 +1,5 @@
-//! A line at the bottom of the terminal that says how far something is; nothing where standard error is no terminal.
+//! Progress line at the bottom of the terminal. Nothing is shown if standard error is not a
+//! terminal.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -7,28 +8,28 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
-/// How often a log that is no terminal is told how far a task is.
+/// Interval of progress lines in a log that is not a terminal.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How far a task is.
+/// Progress of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes done.
+    /// Processed bytes.
     pub bytes: u64,
-    /// Bytes to do; of Parquet files about as many.
+    /// Total bytes; approximate for Parquet files.
     pub total_bytes: u64,
 }
 
-/// The line. Clones are the same one.
+/// Progress line. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ProgressLine {
     bar: ProgressBar,
-    /// Why a [`Log`] above it could not be written.
+    /// First error of a [`Log`] above the line.
     failure: Arc<Mutex<Option<io::Error>>>,
 }
 
 impl ProgressLine {
-    /// A line on standard error, if that is a terminal.
+    /// Line on standard error, if it is a terminal.
     pub fn new() -> Self {
         match io::stderr().is_terminal() {
             true => Self::of(ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())),
@@ -36,7 +37,7 @@ impl ProgressLine {
         }
     }
 
-    /// No line.
+    /// Hidden line.
     pub fn hidden() -> Self {
         Self::of(ProgressBar::hidden())
     }
@@ -49,12 +50,12 @@ impl ProgressLine {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether something of the [`Log`] could not be written.
+    /// Whether a write to the [`Log`] failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.failure().is_some()
     }
 
-    /// Whether all of the [`Log`] was written so far.
+    /// Checks that the whole [`Log`] was written so far.
     ///
     /// # Errors
     /// The system's reason, if not.
@@ -62,10 +63,10 @@ impl ProgressLine {
         self.failure().take().map_or(Ok(()), Err)
     }
 
-    /// `{left}` in the template is the time left, once something has been done.
+    /// Shows the line. `{left}` in the template is the remaining time, once there is progress.
     fn begin(&self, template: &str, done: u64, total: u64) {
         let left = move |state: &ProgressState, out: &mut dyn fmt::Write| {
-            // A line that cannot be written is not drawn.
+            // A failed write of the line is ignored.
             let _ = match state.pos() > done {
                 true => write!(out, "{:#} left", HumanDuration(state.eta())),
                 false => Ok(()),
@@ -77,16 +78,16 @@ impl ProgressLine {
         self.bar.set_length(total);
         self.bar.reset();
         self.bar.set_position(done);
-        // Time left is told by what is made from here on.
+        // The remaining time is based on progress from here on.
         self.bar.reset_eta();
     }
 
-    /// Steps begin, of which so many are done.
+    /// Shows the progress of steps; `done` steps are completed.
     pub(crate) fn begin_steps(&self, done: usize, total: usize) {
         self.begin("step {pos}/{len} [{bar:25}] {msg}  {left}", done as u64, total as u64);
     }
 
-    /// A step is made.
+    /// Updates the number of completed steps.
     pub(crate) fn set_step(&self, done: usize, loss: Option<f64>) {
         if let Some(loss) = loss {
             self.bar.set_message(format!("loss {loss:.4}"));
@@ -99,11 +100,11 @@ impl ProgressLine {
         self.bar.finish_and_clear();
     }
 
-    /// Runs a task that says how many bytes it has done, `what` being what it does with them: `tokenized`. Where there is no line,
-    /// that goes to `out` every ten seconds.
+    /// Runs a task that reports bytes; `what` names it: `tokenized`. Without a progress line,
+    /// progress is written to `out` every ten seconds.
     ///
     /// # Errors
-    /// A log that cannot be written, once the task has ended.
+    /// A log that cannot be written, after the task has ended.
     pub fn track<T>(
         &self,
         what: &str,
@@ -134,15 +135,15 @@ impl Default for ProgressLine {
     }
 }
 
-/// A log that is written above a [`ProgressLine`]. Writing never fails, so that a run whose terminal is closed, or whose disk is full,
-/// comes to where it is saved; what could not be written is told by [`ProgressLine::check_log`].
+/// Log above a [`ProgressLine`]. Writing never fails, so a run with a closed terminal or a full
+/// disk continues until it is saved. [`ProgressLine::check_log`] returns the first error.
 pub struct Log<'a> {
     out: &'a mut dyn Write,
     line: ProgressLine,
 }
 
 impl<'a> Log<'a> {
-    /// Writes to `out`.
+    /// Log that writes to `out`.
     pub fn new(out: &'a mut dyn Write, line: &ProgressLine) -> Self {
         Self { out, line: line.clone() }
     }

@@ -1,4 +1,5 @@
-//! [`Ranks`]: the processes that train one model together, each with its micro-batches and its rows of the parameters.
+//! [`Ranks`]: processes that train one model together. Each has separate micro-batches and its rows
+//! of the parameters.
 
 use std::collections::HashSet;
 
@@ -11,16 +12,16 @@ use float8_shard::{CommError, Communicator, Sharded};
 
 use crate::batches::Batch;
 
-/// The ranks of a sharded run.
+/// Ranks of a sharded run.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     sharded: Sharded,
-    /// Parameters of which each rank keeps some rows.
+    /// Sharded parameters.
     shards: HashSet<ParamId>,
 }
 
 impl Ranks {
-    /// The ranks over which `model` is sharded.
+    /// Ranks over which `model` is sharded.
     pub fn new<B: Float8Stack, M: Module<B>>(sharded: Sharded, model: &M) -> Self {
         struct Shards(HashSet<ParamId>);
         impl<B: Float8Stack> ModuleVisitor<B> for Shards {
@@ -35,7 +36,7 @@ impl Ranks {
         Self { sharded, shards: shards.0 }
     }
 
-    /// Whether each rank keeps some rows of a parameter.
+    /// Whether a parameter is sharded.
     pub(crate) fn has_shard(&self, parameter: ParamId) -> bool {
         self.shards.contains(&parameter)
     }
@@ -44,17 +45,17 @@ impl Ranks {
         self.sharded.communicator()
     }
 
-    /// How many there are.
+    /// Number of ranks.
     pub fn count(&self) -> usize {
         self.comm().world_size()
     }
 
-    /// This one's number, from 0.
+    /// Index of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.comm().rank()
     }
 
-    /// Whether this is the one that writes logs and metrics.
+    /// Whether this rank writes logs and metrics.
     pub fn is_first(&self) -> bool {
         self.rank() == 0
     }
@@ -67,21 +68,22 @@ impl Ranks {
         self.comm().all_reduce_sum(what, own)?.wait()
     }
 
-    /// Whether any rank was told to stop: signals do not come to all between the same two steps.
+    /// Returns a signal to stop if any rank received one: signals reach the ranks at different
+    /// steps.
     ///
     /// # Errors
     /// [`CommError`].
     pub(crate) fn stop(&self, own: Option<&'static str>) -> Result<Option<&'static str>, CommError> {
         let told = self.comm().all_reduce_max_bits("signals", vec![u32::from(own.is_some())])?.wait()?;
-        // The launcher passes SIGTERM on.
+        // The launcher forwards SIGTERM.
         Ok(own.or((told[0] > 0).then_some("SIGTERM")))
     }
 
-    /// This rank's share of a step's micro-batches, in order, each with the factor of its loss.
+    /// This rank's micro-batches of a step, in order, each with a factor for its loss.
     ///
-    /// Micro-batch `i` goes to rank `i` modulo the ranks. All ranks run equally many, since each takes part in what the others gather:
-    /// in the place of one without targets comes another of the same round, times zero. A round in which no rank has targets is left
-    /// out by all.
+    /// Micro-batch `i` belongs to rank `i` modulo the number of ranks. All ranks run the same
+    /// number, because each takes part in collectives. A micro-batch without targets is replaced by
+    /// another of the same round with factor zero. A round without any targets is skipped by all.
     pub(crate) fn share<'a>(&self, batches: &'a [Batch]) -> Vec<(&'a Batch, f64)> {
         let rank = self.rank();
         let round = |round: &'a [Batch]| {
@@ -92,17 +94,17 @@ impl Ranks {
         batches.chunks(self.count()).filter_map(round).collect()
     }
 
-    /// Before a step: one all-reduce for the scales of all weights.
+    /// Called before a step: one all-reduce for the scales of all weights.
     pub(crate) fn begin_step<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(&self, model: &M) {
         self.sharded.precompute_scales::<B, M>(model);
     }
 
-    /// Whether backward exchanges the gradients of shards, or adds them up on this rank until it does.
+    /// Whether backward reduces the gradients of shards, or accumulates them on this rank.
     pub(crate) fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.sharded.set_requires_gradient_sync(requires_gradient_sync);
     }
 
-    /// After backward: the gradients of what every rank keeps whole.
+    /// Called after backward: reduces the gradients of replicated parameters.
     ///
     /// # Errors
     /// [`CommError`].

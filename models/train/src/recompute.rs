@@ -1,13 +1,14 @@
-//! The gradients of a batch with fewer of its activations in memory: segments whose graphs are built again in backward (activation
-//! checkpointing), and an output layer that sees some tokens at a time.
+//! Gradients of a batch with fewer activations in memory: activation checkpointing by segments, and
+//! logits in chunks of tokens.
 //!
 //! ```text
 //! forward     x_0 = first,  x_{i+1} = segment_i(x_i)                no graph: only every n-th x is kept
 //! head        dx_n = ∂loss/∂x_n                                     rows by rows
 //! backward    dx_i = dx_{i+1} · ∂segment_i/∂x_i,  i = n-1 .. 0      one graph of n segments at a time
 //! ```
-//! Burn 0.21 deadlocks where the backward of an operation calls `backward` itself (burn#5193), so the chain is cut at the level of the
-//! model. A segment's backward begins with `(y · dy).sum()`, whose gradient with respect to y is dy, bit for bit.
+//! Burn 0.21 deadlocks if the backward of an operation calls `backward` (burn#5193), so the chain
+//! is cut at the level of the model. A segment's backward begins with `(y · dy).sum()`, whose
+//! gradient with respect to y is dy, bit for bit.
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -19,22 +20,23 @@ use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
 use crate::model::{LanguageModel, Segments};
 use crate::ranks::Ranks;
 
-/// Elements of logits, tokens by vocabulary, from which on they are made in chunks unless `training.loss_chunk` says otherwise: 512 MiB.
+/// Number of logits, tokens times vocabulary, above which they are computed in chunks by default:
+/// 512 MiB.
 const MANY_LOGITS: usize = 1 << 27;
 
-/// What of a batch's activations is in memory at once.
+/// Bounds of the activations in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Segments whose graph is there at a time; none if those of all are.
+    /// Segments with a graph at a time; `None` for all.
     group: Option<usize>,
-    /// Tokens whose logits are there at a time; none if those of all are.
+    /// Tokens with logits at a time; `None` for all.
     chunk: Option<usize>,
-    /// Whether the configuration asks for one of these, so that a model without segments is an error.
+    /// Whether the configuration requests this, so that a model without segments is an error.
     needs_segments: bool,
 }
 
 impl Plan {
-    /// The plan of a configuration for a model with so many tokens in its vocabulary, if that is known.
+    /// Plan for a configuration and a vocabulary size, if known.
     pub(crate) fn new(training: &TrainingSection, vocab_size: Option<usize>) -> Self {
         let group = match training.activation_checkpointing {
             ActivationCheckpointing::None => None,
@@ -42,18 +44,18 @@ impl Plan {
         };
         let rows = training.batch_size.saturating_mul(training.seq_len);
         let many = vocab_size.filter(|vocab_size| rows.saturating_mul(*vocab_size) > MANY_LOGITS);
-        // Half of that at a time, in tiles of GEMMs.
+        // Half of the limit at a time, rounded to tiles of GEMMs.
         let automatic = many.map(|vocab_size| (MANY_LOGITS / 2 / vocab_size / 128 * 128).max(128));
         let chunk = training.loss_chunk.or(automatic).filter(|chunk| *chunk < rows);
         Self { group, chunk, needs_segments: group.is_some() || chunk.is_some() && training.loss_chunk.is_some() }
     }
 
-    /// Segments whose graph is there at a time; none if those of all are.
+    /// Segments with a graph at a time; `None` for all.
     pub(crate) fn group(&self) -> Option<usize> {
         self.group
     }
 
-    /// Tokens whose logits are there at a time; none if those of all are.
+    /// Tokens with logits at a time; `None` for all.
     pub(crate) fn chunk(&self) -> Option<usize> {
         self.chunk
     }
@@ -63,7 +65,7 @@ impl Plan {
     }
 }
 
-/// The loss of a batch, without a graph.
+/// Loss of a batch, without a graph.
 pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batch: &Batch,
@@ -78,10 +80,10 @@ pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
     losses.reduce(|sum, loss| sum + loss).expect("a batch has tokens")
 }
 
-/// The loss of a batch times `scale`, and its gradients.
+/// Loss of a batch times `scale`, and its gradients.
 ///
 /// # Errors
-/// [`ConfigError::Value`] for a plan that cuts a model which has no segments.
+/// [`ConfigError::Value`] if the plan needs segments and the model has none.
 pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
     model: &M,
     batch: &Batch,
@@ -102,14 +104,15 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
     let mut collected = GradientsAccumulator::new();
     let mut collect = |grads| collected.accumulate(model, grads);
     let own = |grads| GradientsParams::from_grads(grads, model);
-    // With graphs of all segments: the graph's end, and no inputs.
+    // If all segments have a graph: the end of the graph, and no inputs.
     let (graph, mut inputs, hidden) = match plan.group {
         None => {
             let end = (0..segments.len()).fold(segments.first(), |hidden, index| segments.segment(index, hidden));
             (Some(end.clone()), vec![], end.inner())
         }
         Some(group) => {
-            // On the backend that trains, since the one below it may round otherwise; no graph, as no parameter asks for a gradient.
+            // Uses the autodiff backend, because the inner one may round differently. There is no
+            // graph, since no parameter requires a gradient.
             let frozen = model.clone().no_grad();
             let segments = frozen.segments(tensors).ok_or_else(|| no_segments(plan))?;
             let (inputs, hidden) = forward(&*segments, group);
@@ -127,12 +130,12 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
     Ok((loss, collected.grads()))
 }
 
-/// As [`gradients`], but gives the gradients of each group of segments away as soon as they exist, with the model, which `apply` may
-/// change: nothing else holds its parameters then. The gradients of the head, and of what the first segment reads, are returned: they may
-/// be those of one parameter.
+/// Like [`gradients`], but passes the gradients of each group of segments to `apply` as soon as
+/// they exist. `apply` may change the model, whose parameters are not shared then. Returns the
+/// gradients of the head and of the first segment's input, which may belong to the same parameter.
 ///
 /// # Errors
-/// [`ConfigError::Value`] for a model which has no segments; those of `apply`.
+/// [`ConfigError::Value`] for a model without segments; the errors of `apply`.
 pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>, E: From<ConfigError>>(
     mut model: M,
     batch: &Batch,
@@ -172,8 +175,9 @@ pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + Autod
     Ok((model, loss, last.grads()))
 }
 
-/// The loss and its gradients, with respect to the last hidden states and to parameters, with logits of so many rows at a time. Those
-/// of parameters are added up in f32: a sum in bf16 would be rounded after every chunk. Ranks exchange them with the last chunk.
+/// Loss and its gradients with respect to the last hidden states and to parameters, with logits of
+/// `chunk` rows at a time. Parameter gradients of chunks are added in f32, because a sum in bf16
+/// would be rounded after every chunk. Ranks reduce them with the last chunk.
 fn head<B: AutodiffBackend, M: AutodiffModule<B>>(
     model: &M,
     segments: &dyn Segments<B>,
@@ -203,7 +207,7 @@ fn head<B: AutodiffBackend, M: AutodiffModule<B>>(
     (loss.expect("a batch has tokens"), dy, grads)
 }
 
-/// Casts the gradients of a model to this dtype, else each to its parameter's.
+/// Casts the gradients of a model to this dtype, or to the parameters' dtypes.
 fn cast<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M, grads: &mut GradientsParams, dtype: Option<DType>) {
     struct Cast<'a>(&'a mut GradientsParams, Option<DType>);
     impl<B: AutodiffBackend> ModuleVisitor<B> for Cast<'_> {
@@ -217,7 +221,8 @@ fn cast<B: AutodiffBackend, M: AutodiffModule<B>>(model: &M, grads: &mut Gradien
     model.visit(&mut Cast(grads, dtype));
 }
 
-/// The gradients of so many segments from `first` on, whose input is `input`: with respect to that, and to parameters.
+/// Gradients of `count` segments from `first` on with input `input`: with respect to the input, and
+/// to parameters.
 fn through<B: AutodiffBackend>(
     segments: &dyn Segments<B>,
     first: usize,
@@ -232,7 +237,7 @@ fn through<B: AutodiffBackend>(
     (gradient::<B>(&input, &mut grads), grads)
 }
 
-/// The inputs of groups of segments, and the output of the last.
+/// Inputs of the groups of segments, and the output of the last.
 fn forward<B: AutodiffBackend>(
     segments: &dyn Segments<B>,
     group: usize,
@@ -247,10 +252,10 @@ fn forward<B: AutodiffBackend>(
     (inputs, hidden.inner())
 }
 
-/// The gradients of what has the gradient `dy`.
+/// Gradients, given the gradient `dy` of `y`.
 fn backward<B: AutodiffBackend>(y: Tensor<B, 2>, dy: Tensor<B::InnerBackend, 2>) -> B::Gradients {
     let sum = (y * Tensor::from_inner(dy)).sum();
-    // Burn's autodiff panics where nothing has asked for a gradient, as under a frozen embedding.
+    // Burn's autodiff panics if nothing requires a gradient, as below a frozen embedding.
     let nothing = Tensor::<B, 1>::zeros([1], &sum.device()).cast(sum.dtype()).require_grad();
     (sum + nothing).backward()
 }
@@ -259,12 +264,12 @@ fn leaf<B: AutodiffBackend>(tensor: Tensor<B::InnerBackend, 2>) -> Tensor<B, 2> 
     Tensor::from_inner(tensor).require_grad()
 }
 
-/// The gradient of a leaf, zeros if nothing depends on it.
+/// Gradient of a leaf; zeros if nothing depends on it.
 fn gradient<B: AutodiffBackend>(leaf: &Tensor<B, 2>, grads: &mut B::Gradients) -> Tensor<B::InnerBackend, 2> {
     leaf.grad_remove(grads).unwrap_or_else(|| leaf.clone().inner().zeros_like())
 }
 
-/// `0..rows` in parts of so many.
+/// Splits `0..rows` into ranges of `chunk` rows.
 fn ranges(rows: usize, chunk: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..rows).step_by(chunk).map(move |start| start..(start + chunk).min(rows))
 }

@@ -1,4 +1,4 @@
-//! What a run leaves behind about its linears.
+//! Reports of a run's linears.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,18 +9,19 @@ use burn_float8::{Float8Stack, Report, report};
 
 use crate::{TrainError, json_file};
 
-/// The report of this model's linears.
+/// Report of the model's linears.
 pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let mut report = report::<B, _>(model);
-    // Every linear of a converted model has a tag: calls without one are those of other models of the process.
+    // Every linear of a converted model has a tag. Untagged calls belong to other models of the
+    // process.
     report.layers.retain(|layer| layer.name != UNTAGGED_NAME);
     report
 }
 
-/// Calls of GEMMs, as [`Monitor::calls`](burn_float8::Monitor::calls) has them.
+/// GEMM calls, as in [`Monitor::calls`](burn_float8::Monitor::calls).
 pub(crate) type Calls = BTreeMap<String, [GemmTotals; 3]>;
 
-/// Adds to `calls` those that were made from one look to the next.
+/// Adds the calls between two snapshots to `calls`.
 pub(crate) fn add_calls(calls: &mut Calls, before: &Calls, after: Calls) {
     for (layer, after) in after {
         let before = before.get(&layer).copied().unwrap_or_default();
@@ -32,12 +33,12 @@ pub(crate) fn add_calls(calls: &mut Calls, before: &Calls, after: Calls) {
     }
 }
 
-/// The report of a model without these calls.
+/// Subtracts these calls from the report of a model.
 pub(crate) fn without_calls(mut report: Report, calls: &Calls) -> Report {
     for layer in &mut report.layers {
         let Some(calls) = calls.get(&layer.name) else { continue };
         for (calls, gemm) in calls.iter().zip([&mut layer.fprop, &mut layer.dgrad, &mut layer.wgrad]) {
-            // After a failed self-check the report has native calls as emulated ones.
+            // After a failed self-check, the report counts native calls as emulated.
             let native = calls.native.min(gemm.native);
             gemm.native -= native;
             gemm.emulated -= calls.emulated + calls.native - native;
@@ -47,7 +48,7 @@ pub(crate) fn without_calls(mut report: Report, calls: &Calls) -> Report {
     report
 }
 
-/// Refuses a path that no report can be written to, before hours of training.
+/// Checks that a report can be written to the path, before hours of training.
 ///
 /// # Errors
 /// [`TrainError::Write`].
@@ -55,7 +56,7 @@ pub fn check_report_path(path: &Path) -> Result<(), TrainError> {
     json_file::check(path)
 }
 
-/// Writes pretty JSON: whoever reads `path` finds the whole report or what was there before.
+/// Writes the report as pretty JSON, atomically.
 ///
 /// # Errors
 /// [`TrainError::Write`].

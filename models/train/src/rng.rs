@@ -1,11 +1,12 @@
-//! A small seeded generator, so that weights and batches are the same on every device and at every thread count.
+//! Small seeded generator. Weights and batches are the same on every device and for every number of
+//! threads.
 
 use rayon::prelude::*;
 
-/// Trials that are made on one core at a time, and how many such at once.
+/// Trials per core at a time, and maximum number of such chunks at once.
 const TRIALS: usize = 1 << 16;
 const AT_ONCE: usize = 256;
-/// What SplitMix64 adds at each number.
+/// Increment of SplitMix64.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
@@ -13,12 +14,12 @@ const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator that depends on nothing but `seed`.
+    /// Generator that depends only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A generator for one named purpose: streams of different names are independent.
+    /// Generator for a named purpose. Streams of different names are independent.
     pub fn named(seed: u64, name: &str) -> Self {
         // FNV-1a over the name, then mixed with the seed.
         let hash = name
@@ -28,7 +29,7 @@ impl Rng {
         Self(rng.next_u64() ^ hash)
     }
 
-    /// The same generator after so many numbers.
+    /// Generator after skipping `numbers` numbers.
     pub fn after(self, numbers: u64) -> Self {
         Self(self.0.wrapping_add(GAMMA.wrapping_mul(numbers)))
     }
@@ -57,7 +58,8 @@ impl Rng {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
 
-    /// Normal with mean 0 and standard deviation 1, redrawn while beyond `limit` standard deviations.
+    /// Normal with mean 0 and standard deviation 1, redrawn while beyond `limit` standard
+    /// deviations.
     pub fn truncated_normal(&mut self, limit: f64) -> f64 {
         loop {
             let value = self.normal();
@@ -67,8 +69,9 @@ impl Rng {
         }
     }
 
-    /// The next `count` values of [`truncated_normal`](Self::truncated_normal), each through `map`: the same ones, drawn on all cores. Not
-    /// generic, so that the loops are optimized as this crate is.
+    /// Next `count` values of [`truncated_normal`](Self::truncated_normal), mapped by `map`: the
+    /// same values, drawn on all cores. Not generic, so that the loops are optimized with this
+    /// crate's settings.
     pub fn truncated_normals(self, limit: f64, count: usize, map: &(dyn Fn(f64) -> f32 + Sync)) -> Vec<f32> {
         let (mut values, mut tried) = (Vec::with_capacity(count), 0);
         while values.len() < count {
@@ -77,7 +80,7 @@ impl Rng {
             let trials = TRIALS.min(left + left / 256 + 16);
             let chunks = left.div_ceil(trials).min(AT_ONCE);
             let draw = |chunk: usize| -> Vec<f32> {
-                // Each trial takes two numbers, so where it begins is known.
+                // Each trial takes two numbers, so the start of a chunk is known.
                 let before = 2 * (tried + chunk * trials) as u64;
                 let mut rng = self.clone().after(before);
                 let drawn = (0..trials).map(|_| rng.normal()).filter(|value| value.abs() <= limit);
@@ -102,7 +105,7 @@ impl Rng {
 mod tests {
     use super::*;
 
-    /// More than are drawn at once, so that what is redrawn moves all that follow.
+    /// Counts beyond one round, so that redrawn values shift all later ones.
     #[test]
     fn values_drawn_on_all_cores_are_those_drawn_one_by_one() {
         for count in [0, 1, 7, TRIALS + 1, AT_ONCE * TRIALS + 3] {

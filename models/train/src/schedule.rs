@@ -1,40 +1,41 @@
-//! Learning rate by step: linear warm-up, then decay.
+//! Learning rate schedule: linear warm-up, then decay.
 
 use std::f64::consts::PI;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The curve after warm-up.
+/// Decay curve after warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Decay {
-    /// Half a cosine, from the peak down.
+    /// Half a cosine, starting at the peak.
     #[default]
     Cosine,
-    /// A straight line, from the peak down.
+    /// A straight line, starting at the peak.
     Linear,
-    /// The peak to the end.
+    /// No decay.
     Constant,
-    /// Warm-up, stable, decay: the peak until the last [`decay_ratio`](Schedule::decay_ratio) of the steps, then the peak times one
-    /// minus a square root (Hägele et al., 2024).
+    /// Warm-up, stable, decay: constant until the last [`decay_ratio`](Schedule::decay_ratio) of
+    /// the steps, then the peak times one minus a square root (Hägele et al., 2024).
     Wsd,
 }
 
-/// The learning rate of each step; [`OptimizerSection`](crate::config::OptimizerSection) has the equation.
+/// Learning rate of each step. [`OptimizerSection`](crate::config::OptimizerSection) has the
+/// equation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     /// Peak learning rate.
     pub lr: f64,
-    /// Steps of warm-up; never more than `steps`.
+    /// Steps of warm-up, limited to `steps`.
     pub warmup_steps: usize,
-    /// Steps in all.
+    /// Total steps.
     pub steps: usize,
-    /// The curve after warm-up.
+    /// Decay curve after warm-up.
     pub decay: Decay,
-    /// Share of the peak that the decay ends at.
+    /// Final learning rate as a fraction of the peak.
     pub min_lr_ratio: f64,
-    /// Share of the steps that [`Decay::Wsd`] decays in.
+    /// Fraction of the steps in which [`Decay::Wsd`] decays.
     pub decay_ratio: f64,
 }
 

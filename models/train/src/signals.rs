@@ -1,4 +1,4 @@
-//! [`Signals`]: what the system asks of a run.
+//! [`Signals`]: signals to stop a run.
 
 use std::fs;
 use std::io;
@@ -8,25 +8,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
-/// Whether the process has been told to stop. The first SIGINT, SIGTERM or SIGHUP (its terminal was closed) is noted here, a second one
-/// ends the process.
+/// Records a signal to stop. The first SIGINT, SIGTERM or SIGHUP (closed terminal) is recorded, a
+/// second one ends the process.
 #[derive(Clone, Debug, Default)]
 pub struct Signals {
     stop: Arc<AtomicUsize>,
 }
 
 impl Signals {
-    /// Listens from now on, for as long as the process lives.
+    /// Installs handlers for the rest of the process.
     ///
     /// # Errors
     /// The system's.
     pub fn listen() -> io::Result<Self> {
         let signals = Self::default();
         let again = Arc::new(AtomicBool::new(false));
-        // Under `nohup` SIGHUP is ignored; a program that listens to it would end.
+        // Under `nohup`, SIGHUP is ignored and must stay so.
         let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
         for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
-            // In this order: it is the second signal that finds the flag set.
+            // The order matters: the second signal must find the flag set.
             flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
             flag::register(signal, again.clone())?;
             flag::register_usize(signal, signals.stop.clone(), signal as usize)?;
@@ -34,7 +34,7 @@ impl Signals {
         Ok(signals)
     }
 
-    /// The name of the signal that told the process to stop.
+    /// Name of the received signal.
     pub fn stop(&self) -> Option<&'static str> {
         match self.stop.load(Ordering::Relaxed) as i32 {
             0 => None,
@@ -45,7 +45,7 @@ impl Signals {
     }
 }
 
-/// Whether the process ignores a signal; where the system does not tell it in Linux's `/proc`, yes.
+/// Whether the process ignores a signal; true if Linux's `/proc` does not tell.
 fn is_ignored(signal: i32) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -53,7 +53,7 @@ fn is_ignored(signal: i32) -> bool {
     bits.is_none_or(|bits| bits >> (signal - 1) & 1 == 1)
 }
 
-/// Makes a file that exceeds the limit on its size an error like others, not the end of the process.
+/// Makes exceeding the file size limit an ordinary error instead of ending the process.
 ///
 /// # Errors
 /// The system's.

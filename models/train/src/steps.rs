@@ -1,4 +1,4 @@
-//! Optimizer steps one after another: what a run carries from each to the next.
+//! Optimizer steps and the state between them.
 
 use burn::module::{AutodiffModule, Module};
 use burn::optim::{GradientsAccumulator, GradientsParams};
@@ -20,38 +20,39 @@ use crate::ranks::Ranks;
 use crate::recompute::{Plan, gradients, gradients_in_parts};
 use crate::rng::Rng;
 
-/// The sections of a configuration that decide what a step does.
+/// Sections of a configuration that determine a step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepConfig<'a> {
     /// Micro-batches, clipping, precision.
     pub training: &'a TrainingSection,
     /// AdamW and the learning rate.
     pub optimizer: &'a OptimizerSection,
-    /// Which steps run in FP8.
+    /// Precision schedule.
     pub float8: &'a Float8Section,
 }
 
-/// A model, its optimizer and the batches to come.
+/// A model, its optimizer and its batches.
 pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     config: StepConfig<'a>,
-    /// As the steps so far have left it.
+    /// Model after the completed steps.
     pub model: M,
-    /// Its record holds the moments.
+    /// AdamW states: moments and master weights.
     pub optimizer: AdamWStates<B::InnerBackend>,
-    /// What the next steps will be made on.
+    /// Batches of the next steps.
     pub batches: TrainBatches,
     monitor: Monitor<B>,
-    /// With whom the steps are made.
+    /// Ranks of a sharded model.
     ranks: Option<Ranks>,
     done: usize,
-    /// Whether a weight that a linear reads in FP8 is frozen; none until the first step, which checks the model.
+    /// Whether a weight of an FP8 linear is frozen; `None` before the first step, which checks the
+    /// model.
     freezes_float8: Option<bool>,
 }
 
-/// One step, on the device: reading a value waits for it.
+/// Results of a step, on the device. Reading a value waits for it.
 #[derive(Clone, Debug)]
 pub struct Step<B: AutodiffBackend> {
-    /// From 1.
+    /// Step, counted from 1.
     pub number: usize,
     /// Mean cross entropy of the batch before the step, `[1]`.
     pub loss: Tensor<B::InnerBackend, 1>,
@@ -59,19 +60,19 @@ pub struct Step<B: AutodiffBackend> {
     pub grad_norm: Tensor<B::InnerBackend, 1>,
     /// Tokens in the batch, without padding.
     pub tokens: usize,
-    /// Whether linears were to run in FP8.
+    /// Whether linears should run in FP8.
     pub is_float8: bool,
     /// The learning rate.
     pub lr: f64,
-    /// What FP8 linears have read, by micro-batch.
+    /// Amaxes of the operands of FP8 linears, by micro-batch.
     pub amaxes: Vec<Amaxes>,
 }
 
-/// A value of a step, on the device.
+/// Scalar of a step, on the device.
 type InnerScalar<B> = Tensor<<B as AutodiffBackend>::InnerBackend, 1>;
 
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
-    /// A run of `config` from its beginning, on a model that FP8 has been applied to if the run asks for it.
+    /// New run of `config`. FP8 must already be applied to the model if the run uses it.
     pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
         let monitor = Monitor::new(&model);
         Self {
@@ -86,28 +87,30 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         }
     }
 
-    /// Steps of a model that is sharded over `ranks`, which all make them. A step has as many times `grad_accumulation`
-    /// micro-batches as there are ranks.
+    /// Shards the steps over `ranks`; all must call them. A step has `grad_accumulation`
+    /// micro-batches per rank.
     pub fn with_ranks(self, ranks: Option<Ranks>) -> Self {
         Self { ranks, ..self }
     }
 
-    /// With whom the steps are made, if they are not this process's alone.
+    /// Ranks of the run, if there are several.
     pub fn ranks(&self) -> Option<&Ranks> {
         self.ranks.as_ref()
     }
 
-    /// Goes on where `saved` is, on the model that its parameters were loaded into before FP8 was applied.
+    /// Resumes from `saved`. Its parameters must have been loaded into the model before FP8 was
+    /// applied.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data is not what it was.
+    /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data has changed.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
         Ok(self.after(saved.step(), saved.position())?)
     }
 
-    /// Goes on after `done` steps, with the sequence at `position`. Parameters and moments are the caller's to load.
+    /// Continues after `done` steps with the sequence at `position`. The caller loads parameters
+    /// and moments.
     ///
     /// # Errors
     /// The errors of [`TrainBatches::seek`].
@@ -117,24 +120,26 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         Ok(self)
     }
 
-    /// Steps made.
+    /// Completed steps.
     pub fn done(&self) -> usize {
         self.done
     }
 
-    /// The model's linears.
+    /// Monitor of the model's linears.
     pub fn monitor(&self) -> &Monitor<B> {
         &self.monitor
     }
 
-    /// Makes one step.
+    /// Runs one step.
     ///
-    /// The loss is the mean over all targets of the step that count: a micro-batch weighs as many as it has.
+    /// The loss is the mean over all counted targets of the step: micro-batches are weighted by
+    /// their number of targets.
     ///
     /// # Errors
-    /// [`TrainError::Data`] of any kind, [`TrainError::Ranks`], [`TrainError::Config`] for activation checkpointing of a model that has
-    /// no segments, and for [what excludes](OptimizerSection::check_in_backward) `optimizer.in_backward`; [`TrainError::Float8`] naming a
-    /// linear that is to be trained and whose weight is FP8 codes alone.
+    /// Any [`TrainError::Data`], [`TrainError::Ranks`], [`TrainError::Config`] for activation
+    /// checkpointing of a model without segments and for [settings that
+    /// exclude](OptimizerSection::check_in_backward) `optimizer.in_backward`;
+    /// [`TrainError::Float8`] naming a trained linear whose weight is FP8 only.
     pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
         let StepConfig { training, float8, optimizer } = self.config;
         let freezes_float8 = match self.freezes_float8 {
@@ -171,7 +176,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         };
         let mut norm = None;
         for (batch, factor) in own {
-            // Among those of all ranks.
+            // Index among the micro-batches of all ranks.
             let number = batches.iter().position(|other| std::ptr::eq(other, batch)).unwrap_or_default();
             self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, number)));
             let share = targets as f64 / batch.num_targets() as f64;
@@ -215,9 +220,10 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
     }
 
-    /// Counts a step. With frozen linears it also begins the next step of FP8, which otherwise begins where the first new weight is read: too late
-    /// for the frozen linears in front of that, or never. So an evaluation scales as the next step does, here and in a process that loads
-    /// the checkpoint of this step.
+    /// Counts a step. With frozen linears it also begins the next FP8 step. Otherwise an FP8 step
+    /// begins when the first updated weight is read, which is too late for frozen linears before
+    /// it, or never happens. Thus evaluation uses the scales of the next step, here and in a
+    /// process that loads this step's checkpoint.
     fn end(&mut self, begins_next: bool) -> usize {
         if begins_next {
             begin_float8_step::<B, M>(&self.model);
@@ -226,8 +232,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         self.done
     }
 
-    /// The update of a step whose gradients are applied, group of segments by group, as soon as they exist; its loss and the norm of its
-    /// gradients.
+    /// Update of a step whose gradients are applied per group of segments, as soon as they exist.
+    /// Returns its loss and gradient norm.
     fn step_in_backward(
         mut self,
         batch: &Batch,
@@ -260,7 +266,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     }
 }
 
-/// Whether a weight that a linear reads in FP8 is frozen.
+/// Whether a weight of an FP8 linear is frozen.
 fn freezes_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> bool {
     let mut is_found = false;
     visit_params::<B, _>(model, |param| {
@@ -270,7 +276,7 @@ fn freezes_float8<B: AutodiffBackend + Float8Stack, M: Module<B>>(model: &M) -> 
     is_found
 }
 
-/// The seed of a micro-batch's dropout: a resumed run draws the masks of an uninterrupted one.
+/// Dropout seed of a micro-batch. A resumed run draws the masks of an uninterrupted one.
 fn dropout_seed(seed: u64, step: usize, micro_batch: usize) -> u64 {
     Rng::named(seed, &format!("dropout of micro-batch {micro_batch} in step {step}")).next_u64()
 }

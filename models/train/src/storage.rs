@@ -1,4 +1,4 @@
-//! The dtype that parameters are kept in.
+//! Storage dtype of parameters.
 
 use std::marker::PhantomData;
 
@@ -6,7 +6,8 @@ use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
 
-/// The module with its matrices in `dtype`, rounded to nearest. Vectors, which are small, stay in f32.
+/// Casts the matrices of a module to `dtype`, rounded to nearest. Vectors are small and stay in
+/// f32.
 pub(crate) fn store_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(module: M, dtype: DType) -> M {
     struct Store<B>(DType, PhantomData<B>);
     impl<B: AutodiffBackend> ModuleMapper<B> for Store<B> {

@@ -1,7 +1,8 @@
-//! [`Llama3`]'s [`Job`]s on each of Burn's backends: all that generic code, compiled for them.
+//! [`Llama3`]'s [`Job`]s on each of Burn's backends: compiles all generic code for them.
 //!
-//! A library is compiled as soon as the declarations of what it uses are known, so beside burn-flex; a program waits for
-//! all their code. One library for all: the GPU backends share a lot of it, which two would compile twice.
+//! A library starts compiling when the declarations of its dependencies are known, so in parallel
+//! with burn-flex; a program waits for all their code. One library serves all GPU backends: they
+//! share much code, which two libraries would compile twice.
 
 use std::io::Write;
 use std::num::NonZero;
@@ -10,7 +11,7 @@ use llama3::Llama3;
 use train::{Job, JobError};
 pub use train_backends::main;
 
-/// Does the job of a command line, as [`train_backends::start`] says.
+/// Runs the job of a command line, see [`train_backends::start`].
 ///
 /// # Errors
 /// The errors of [`train_backends::start`].
@@ -22,7 +23,7 @@ pub fn start(
     train_backends::start(trains, nproc, job, run)
 }
 
-/// Does what is asked for on the device that it asks for, and writes the log to `out`.
+/// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
 /// Any [`JobError`].

@@ -1,5 +1,5 @@
-//! `docs/config.md` is made from the JSON Schema of the configuration. Here it is compared with the file, and the schema's keys with
-//! those that the reader of configurations knows.
+//! `docs/config.md` is generated from the JSON Schema of the configuration. These tests compare it
+//! with the file, and the schema's keys with the parser's.
 
 mod page;
 mod reference;
@@ -22,7 +22,7 @@ fn root() -> path::PathBuf {
     path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// As `llama3 config-schema` prints it.
+/// Output of `llama3 config-schema`.
 fn reference() -> Reference<'static> {
     static SCHEMA: OnceLock<serde_json::Value> = OnceLock::new();
     Reference::new(SCHEMA.get_or_init(|| {
@@ -33,7 +33,7 @@ fn reference() -> Reference<'static> {
     }))
 }
 
-/// Why the reader refuses a file.
+/// Error of parsing a file; empty if it is valid.
 fn refusal(file: &Table) -> String {
     let text = toml::to_string(file).unwrap();
     match RunConfig::from_toml(path::Path::new("file"), &text) {
@@ -42,7 +42,7 @@ fn refusal(file: &Table) -> String {
     }
 }
 
-/// The keys that the reader names when it refuses one: none where `flatten` keeps it from knowing them.
+/// Keys listed in the parser's error for an unknown key; `None` if `flatten` hides them.
 fn known_keys(path: &Path) -> Option<BTreeSet<String>> {
     const NO_KEY: &str = "no_such_key";
     let refusal = refusal(&path.file(Table::from_iter([(NO_KEY.to_string(), 1.into())])));
@@ -91,7 +91,7 @@ fn every_key_that_the_reader_knows_is_there() {
                 assert!(!refusal.contains(&format!("unknown field `{key}`")), "{}.{key}: {refusal}", path.dotted());
             }
         }
-        // Tables that have some keys of another.
+        // Tables with a subset of another table's keys.
         for (key, schema) in section.keys() {
             let Some((table, is_list)) = reference.table(schema) else { continue };
             if reference.section(table).is_none() {
@@ -103,7 +103,7 @@ fn every_key_that_the_reader_knows_is_there() {
     assert!(tables > 15, "only {tables} tables");
 }
 
-/// `flatten` keeps the reader from saying which keys `[float8]` has, but not `Debug`.
+/// With `flatten` the parser does not list the keys of `[float8]`, but `Debug` does.
 #[test]
 fn every_field_of_float8_config_is_there() {
     let debug = format!("{:#?}", Float8Config::default());
@@ -117,7 +117,7 @@ fn every_field_of_float8_config_is_there() {
         let file = path.file(Table::from_iter([(name.to_string(), "no".into())]));
         assert_ne!(is_there, refusal(&file).contains(&format!("unknown field `{name}`")), "float8.{name}");
     }
-    // torchtitan's names are no errors in an editor either.
+    // torchtitan's names are valid in editors too.
     let all = section.schema["properties"].as_object().unwrap();
     let deprecated: Vec<_> = all.iter().filter(|(_, key)| key["deprecated"] == true).collect();
     assert!(deprecated.len() == 3, "{deprecated:?}");
@@ -127,7 +127,7 @@ fn every_field_of_float8_config_is_there() {
     }
 }
 
-/// The tables that every configuration has, with the defaults that the page gives.
+/// Tables that every configuration has, with the defaults of the page.
 fn defaults(reference: &Reference<'_>, path: &Path) -> Table {
     let section = reference.sections.iter().find(|section| section.path == *path).unwrap();
     let mut table = Table::new();
@@ -174,7 +174,7 @@ fn every_key_is_in_the_commented_file() {
     }
 }
 
-/// Names that a doc comment lists by hand: presets, and torchtitan's.
+/// Names that doc comments list by hand: presets, and torchtitan's names.
 #[test]
 fn names_in_docs_are_complete() {
     let (page, reference) = (page::page(&reference()), reference());

@@ -1,4 +1,4 @@
-//! `docs/config.md`.
+//! Generates `docs/config.md`.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use crate::reference::{Path, Reference, Section};
 
-/// What stands before the sections.
+/// Text before the sections.
 const INTRODUCTION: &str = include_str!("introduction.md");
-/// Columns of a line.
+/// Maximum line length.
 const WIDTH: usize = 130;
 
-/// The page.
+/// The whole page.
 pub fn page(reference: &Reference<'_>) -> String {
     let mut page = Page { reference, text: INTRODUCTION.into(), listed: BTreeMap::new() };
-    // The root has no keys but the sections.
+    // The root has only sections.
     reference.sections.iter().skip(1).for_each(|section| page.section(section));
     page.text
 }
@@ -22,7 +22,7 @@ pub fn page(reference: &Reference<'_>) -> String {
 struct Page<'a> {
     reference: &'a Reference<'a>,
     text: String,
-    /// The key whose entry lists the values of a type, by the address of the type's schema.
+    /// Key whose entry lists the values of a type, by the address of the type's schema.
     listed: BTreeMap<*const Value, String>,
 }
 
@@ -44,7 +44,7 @@ fn description(schema: &Value) -> &str {
     schema["description"].as_str().unwrap_or_else(|| panic!("it has no doc comment: {schema}"))
 }
 
-/// A value as TOML, numbers as short as they can be.
+/// A value as TOML, with numbers in their shortest form.
 fn value(value: &Value) -> String {
     match value {
         Value::Array(values) => format!("[{}]", values.iter().map(self::value).collect::<Vec<_>>().join(", ")),
@@ -105,7 +105,7 @@ impl Page<'_> {
         }
     }
 
-    /// What a reader calls a value, or several of them with an `s`.
+    /// Type of a value in words, in plural with an `s`.
     fn words(&self, schema: &Value, plural: &str) -> String {
         let schema = self.reference.resolve(schema);
         if let Some(any) = schema["anyOf"].as_array() {
@@ -127,7 +127,7 @@ impl Page<'_> {
         }
     }
 
-    /// The values that have names or docs of their own, and the schema that lists them.
+    /// Values with names or separate docs, and the schema that lists them.
     fn named_values(&self, schema: &Value) -> Option<(*const Value, Vec<String>)> {
         let schema = self.reference.resolve(schema.get("items").unwrap_or(schema));
         let values = schema["oneOf"].as_array().or_else(|| schema["anyOf"].as_array())?;
@@ -136,8 +136,8 @@ impl Page<'_> {
     }
 }
 
-/// Wrapped text. The first line begins with `first`, the others with as many spaces as `indent`. Code is not broken, nor is a line
-/// that Markdown would take for the item of a list.
+/// Wraps text. The first line begins with `first`, the others with `indent` spaces. Code is not
+/// broken, and no line begins like a Markdown list item.
 fn wrap(first: &str, indent: usize, text: &str) -> String {
     let mut is_code = false;
     let is_gap = |letter: char| {

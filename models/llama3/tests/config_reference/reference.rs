@@ -1,9 +1,9 @@
-//! The tables of a configuration in the order of the page, from its JSON Schema.
+//! Tables of a configuration in the order of the page, from its JSON Schema.
 
 use serde_json::{Map, Value};
 use toml::{Table as Toml, Value as TomlValue};
 
-/// Where a table is: its keys from the file's root on, and whether it is one of a list.
+/// Path of a table: its keys from the root, each with whether it is a list of tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Path(pub Vec<(String, bool)>);
 
@@ -18,7 +18,7 @@ impl Path {
         keys.join(".")
     }
 
-    /// A file that has nothing but `table` there.
+    /// File that contains only `table` at this path.
     pub fn file(&self, table: Toml) -> Toml {
         self.0.iter().rev().fold(table, |inner, (key, is_list)| {
             let inner = TomlValue::Table(inner);
@@ -28,7 +28,7 @@ impl Path {
     }
 }
 
-/// A table of a file.
+/// Table of a file.
 pub struct Section<'a> {
     pub path: Path,
     /// Other tables with the same keys.
@@ -42,13 +42,13 @@ impl Section<'_> {
         [&self.path].into_iter().chain(&self.others)
     }
 
-    /// Its keys, but for other names that torchtitan has.
+    /// Keys of the table, without torchtitan's names.
     pub fn keys(&self) -> impl Iterator<Item = (&String, &Value)> {
         properties(self.schema).into_iter().flatten().filter(|(_, key)| key["deprecated"] != true)
     }
 }
 
-/// The tables of a configuration, the root first.
+/// Tables of a configuration, the root first.
 pub struct Reference<'a> {
     root: &'a Value,
     pub sections: Vec<Section<'a>>,
@@ -77,7 +77,7 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// What a schema refers to, or itself.
+    /// Resolves a schema's reference, if it is one.
     pub fn resolve(&self, schema: &'a Value) -> &'a Value {
         match schema["$ref"].as_str() {
             Some(to) => self.root.pointer(to.trim_start_matches('#')).unwrap(),
@@ -85,7 +85,7 @@ impl<'a> Reference<'a> {
         }
     }
 
-    /// The table that a value is, or that is in the list that it is.
+    /// Table of a value, or of the elements of a list, with whether it is a list.
     pub fn table(&self, value: &'a Value) -> Option<(&'a Value, bool)> {
         let (inner, is_list) = match value.get("items") {
             Some(items) => (self.resolve(items), true),
@@ -94,12 +94,12 @@ impl<'a> Reference<'a> {
         properties(inner).map(|_| (inner, is_list))
     }
 
-    /// The section of a table.
+    /// Section of a table.
     pub fn section(&self, table: &Value) -> Option<&Section<'a>> {
         self.sections.iter().find(|section| std::ptr::eq(section.schema, table))
     }
 
-    /// The section that has all keys of a table, and others.
+    /// Section that has all keys of a table, and others.
     pub fn part_of(&self, table: &Value) -> Option<&Section<'a>> {
         let own = properties(table)?;
         let has_all = |section: &&Section<'_>| {

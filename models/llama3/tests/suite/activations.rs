@@ -13,7 +13,7 @@ use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
 pub(crate) const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
 
-/// A run of three layers on the text in `data`.
+/// Configuration of a three-layer model on the text in `data`.
 pub(crate) fn config(data: &Path, settings: &[&str]) -> RunConfig {
     let fixed = [
         "model.num_layers=3",
@@ -25,12 +25,12 @@ pub(crate) fn config(data: &Path, settings: &[&str]) -> RunConfig {
     run_config(data, &[&fixed, settings].concat())
 }
 
-/// Losses, gradient norms and parameters of four steps, to the bit.
+/// Bits of losses, gradient norms and parameters of four steps.
 pub(crate) fn trained(config: &RunConfig) -> (Vec<u32>, Vec<u32>) {
     trained_with(config, |model| model)
 }
 
-/// The same after a change of the model.
+/// The same after changing the model.
 pub(crate) fn trained_with(config: &RunConfig, change: fn(Llama<Train>) -> Llama<Train>) -> (Vec<u32>, Vec<u32>) {
     let data = open(config);
     let (mut run, mut losses) = (steps(config, &data, change), vec![]);
@@ -42,7 +42,7 @@ pub(crate) fn trained_with(config: &RunConfig, change: fn(Llama<Train>) -> Llama
     (losses, parameters(&run.model))
 }
 
-/// What the linears did in a run, with the number of forwards as it is without checkpointing.
+/// Report of the linears in a run, with the number of forwards corrected for recomputation.
 fn reported(config: &RunConfig, recomputed: bool) -> (Report, Vec<Value>) {
     let folder = TempDir::new().unwrap();
     let mut config = config.clone();

@@ -1,4 +1,4 @@
-//! Loading: one file, shards, tied outputs, dtypes, and every way in which a checkpoint can be wrong.
+//! Loading: one file, shards, tied outputs, dtypes, and invalid checkpoints.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn parameters(model: &Llama<Flex>) -> Vec<(String, Vec<usize>, Vec<f32>)> {
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
             let name = names::hf_name(&self.0.join("."));
-            // As a tensor from the host is, though a linear's was transposed.
+            // Contiguous, although a linear's weight was transposed.
             assert!(param.val().into_primitive().tensor().is_contiguous(), "{name}");
             self.1.push((name, param.shape().to_vec(), values(param.val())));
         }
@@ -97,7 +97,8 @@ fn shards_equal_one_file() {
     write_json(&index, &json!({"metadata": {"total_size": 1}, "weight_map": weight_map}));
     assert_eq!(parameters(&load(dir.path()).unwrap()), single);
 
-    // The index names a tensor that its shard lacks, then lacks one that a shard has, then names no shard there is.
+    // The index names a tensor that its shard lacks, then lacks a shard's tensor, then names a
+    // missing shard.
     let mut wrong = weight_map.clone();
     wrong.insert("model.extra".into(), json!("model-00001-of-00003.safetensors"));
     write_json(&index, &json!({"weight_map": wrong}));
@@ -159,7 +160,8 @@ fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
     assert_eq!(parameters(&load(folder(&config, &repeated).path()).unwrap()), parameters(&without));
 }
 
-/// As merged adapters come: config.json says tied, and the file has an output layer that is not the embedding.
+/// As in merged adapters: config.json says tied, but the file has an output layer that differs from
+/// the embedding.
 #[test]
 fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() {
     let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
@@ -186,7 +188,7 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
     assert_eq!(transposed, floats(head));
 }
 
-/// The shapes would not fit, and memory would not do.
+/// The shapes do not fit, and the model would not fit in memory.
 #[test]
 fn shapes_are_compared_before_anything_is_allocated() {
     for huge in [
@@ -200,7 +202,7 @@ fn shapes_are_compared_before_anything_is_allocated() {
         let error = load(dir.path()).unwrap_err();
         assert!(matches!(error, Error::TensorFiles(TensorFilesError::Shape { .. })), "{error}");
     }
-    // A number of positions has no tensor.
+    // The number of positions has no tensor.
     let positions = tiny_with(|dims| dims.max_seq_len = 1 << 36);
     load(folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
 }
@@ -257,7 +259,7 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
         }
         other => panic!("{other:?}"),
     }
-    // An untied model has no place for a missing output layer.
+    // An untied model needs an output layer.
     let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     match load(folder(&config, &stored_tensors(&tied, 6)).path()) {
         Err(Error::TensorFiles(TensorFilesError::Missing { name, .. })) => assert_eq!(name, "lm_head.weight"),

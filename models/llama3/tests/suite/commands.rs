@@ -1,4 +1,5 @@
-//! What command lines ask for: precision, seeds and checkpoints of folders that are there, lengths in epochs, sizes in bytes.
+//! Command lines: precision, seeds and checkpoints of existing folders, lengths in epochs, sizes in
+//! bytes.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +37,7 @@ fn a_hugging_face_checkpoint_computes_in_its_own_dtype() {
     for (dtype, precision) in [
         (Some("bfloat16"), Precision::Bf16),
         (Some("float32"), Precision::F32),
-        // Nothing computes in f16: f32 has all of its values.
+        // There is no f16 compute: f32 has all of its values.
         (Some("float16"), Precision::F32),
         // The weights are f32.
         (None, Precision::F32),
@@ -104,7 +105,8 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     let section = |arguments: &[&str]| job(&[&["generate", &path], arguments].concat()).unwrap().config.generate;
     assert_eq!(section(&[]), GenerateSection::default());
     let config = dir.path().join("generation_config.json");
-    // As Hugging Face has it: what is not there has its defaults, and nothing is drawn unless it says so.
+    // As in Hugging Face: missing keys have its defaults, and decoding is greedy without
+    // `do_sample`.
     write_json(&config, &json!({ "eos_token_id": [1, 2], "temperature": 0.6, "transformers_version": "5.0.0" }));
     let section_of_file = section(&[]);
     assert_eq!((section_of_file.temperature, section_of_file.top_k, section_of_file.top_p), (0.0, 50, 1.0));
@@ -144,11 +146,11 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     write_json(&config, &json!({ "top_p": 1.5 }));
     let error = job(&["generate", &path]).unwrap_err();
     assert!(matches!(&error, Error::HfUnsupported { path, key, .. } if *path == config && key == "top_p"), "{error}");
-    // Nothing else reads it.
+    // Other commands do not read the file.
     assert!(job(&["eval", &path, "--data", &path]).is_ok());
 }
 
-/// Keys at the value at which they change nothing are not told.
+/// Keys whose value has no effect are not reported.
 #[test]
 fn a_generation_config_that_says_more_is_told() {
     let (dir, _) = folder(&tiny(), None);
@@ -181,7 +183,7 @@ fn precisions_are_compared_by_name() {
     let error = precisions(&["--precisions", "f32,fp4"]).unwrap_err().to_string();
     assert!(error.contains("fp4") && error.contains("there are f32, bf16, tensorwise, rowwise"), "{error}");
     assert!(precisions(&["--precisions", "f32", "--precision", "f32"]).is_err());
-    // The list takes what follows it.
+    // The list option consumes the following argument.
     let error = Command::try_parse_from(["llama3", "eval", "--data", &path, "--precisions", &path]).unwrap_err();
     let wanted = format!("{path} looks like the folder of the model, which goes before --precisions");
     assert!(error.to_string().contains("there are f32, bf16") && error.to_string().contains(&wanted), "{error}");
@@ -217,7 +219,7 @@ fn a_length_may_be_in_epochs() {
     let steps = |arguments: &[&str]| job(&[&["train"], arguments].concat()).unwrap().config.training.steps;
     assert_eq!(steps(&["--set", "training.steps=3 epochs"]), "3 epochs".parse().unwrap());
     assert_eq!(steps(&["--steps", "1 epoch"]), "1 epoch".parse().unwrap());
-    // How many steps it has is not known: what depends on that is not refused yet.
+    // The number of steps is not known yet, so checks that depend on it are deferred.
     let schedule = ["--set", "float8.schedule={ warmup = 700 }", "--set", "profile.start=700"];
     let epochs = ["--set", "training.steps=2 epochs"];
     assert_eq!(steps(&[&epochs[..], &schedule].concat()).epochs(), Some(2.0));

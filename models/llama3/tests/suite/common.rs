@@ -1,4 +1,4 @@
-//! Small models, text folders and checkpoints for the other topics.
+//! Small models, text folders and checkpoints for the other modules.
 
 use std::env;
 use std::fs;
@@ -23,10 +23,10 @@ use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
 use train::{Dataset, ProgressLine, Steps, Tokenizer};
 
-/// A backend that trains in FP8.
+/// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
 
-/// Two layers, three query heads per key head, a head wider than `hidden / heads`.
+/// Two layers, three query heads per key head, and heads wider than `hidden / heads`.
 pub(crate) fn tiny() -> LlamaConfig {
     let dims = Dimensions {
         vocab_size: 288,
@@ -46,7 +46,7 @@ pub(crate) fn tiny() -> LlamaConfig {
     LlamaConfig { dims, rope_scaling: None }
 }
 
-/// Such a model with other sizes.
+/// Tiny model with other sizes.
 pub(crate) fn tiny_with(change: impl FnOnce(&mut Dimensions)) -> LlamaConfig {
     let mut config = tiny();
     change(&mut config.dims);
@@ -104,7 +104,7 @@ impl Stored {
     }
 }
 
-/// The tensors of a Hugging Face checkpoint of `config`, written out name by name as transformers does.
+/// Tensors of a Hugging Face checkpoint of `config`, listed by name as in transformers.
 pub(crate) fn tensor_shapes(config: &LlamaConfig) -> Vec<(String, Vec<usize>)> {
     let Dimensions { vocab_size, hidden_size: h, intermediate_size, .. } = config.dims;
     let q = config.dims.num_heads * config.dims.head_dim;
@@ -149,7 +149,7 @@ pub(crate) fn write_safetensors(path: &Path, tensors: &[Stored]) {
     safetensors::serialize_to_file(views, None, path).unwrap();
 }
 
-/// The older form of a `config.json`.
+/// Older form of a `config.json`.
 pub(crate) fn hf_json(config: &LlamaConfig) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -175,7 +175,7 @@ pub(crate) fn write_json(path: &Path, value: &Value) {
     fs::write(path, serde_json::to_string(value).unwrap()).unwrap();
 }
 
-/// Text that a tiny model learns from: words that follow a pattern.
+/// Text with a pattern that a tiny model can learn.
 pub(crate) fn write_text(dir: &Path, files: usize) {
     for file in 0..files {
         let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
@@ -189,7 +189,7 @@ pub(crate) fn text() -> TempDir {
     dir
 }
 
-/// A run of the tiny model on `data`.
+/// Run of the tiny model on `data`.
 pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
     let tiny = [
         "model.vocab_size=288",
@@ -220,17 +220,17 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
-/// Text as bytes.
+/// Byte tokenizer.
 pub(crate) fn bytes() -> Text {
     Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
 }
 
-/// What a run of `config` reads, as bytes.
+/// Data of `config`, as bytes.
 pub(crate) fn open(config: &RunConfig) -> Dataset {
     config.open_data(&bytes(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap()
 }
 
-/// The beginning of a run of `config`, step by step; `change` has the last word on the model.
+/// A new run of `config`, step by step; `change` is applied to the model last.
 pub(crate) fn steps<'a>(
     config: &'a RunConfig,
     data: &Dataset,
@@ -243,7 +243,7 @@ pub(crate) fn steps<'a>(
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
 }
 
-/// The bits of every parameter in f32.
+/// Bits of every parameter in f32.
 pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
     struct Collect(Vec<u32>);
     impl ModuleVisitor<Train> for Collect {
@@ -256,7 +256,7 @@ pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
     collect.0
 }
 
-/// Runs this test alone in another process, through `shell` if given, and wants it to pass there.
+/// Runs this test alone in another process, through `shell` if given, and requires it to pass.
 pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path, shell: Option<&str>) {
     let binary = env::current_exe().unwrap();
     let mut command = match shell {

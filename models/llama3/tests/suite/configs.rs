@@ -88,14 +88,14 @@ fn sizes_that_no_machine_holds_are_named() {
             assert_eq!(refused(config), (field, value.to_string()));
         }
     }
-    // The product counts, not only the factors.
+    // The product is checked, not only the factors.
     let wide = tiny_with(|dims| dims.hidden_size = 10_000_000_000);
     assert_eq!(refused(wide), ("hidden_size", "10000000000".into()));
-    // Every tensor has less than 2^40 elements; all of them together have too many.
+    // Every tensor has less than 2^40 elements, but their sum is too large.
     let mut deep = LlamaConfig::preset("405b").unwrap();
     deep.dims.num_layers = 10_000;
     assert_eq!(refused(deep), ("num_layers", "10000".into()));
-    // All sizes at once, without an overflow on the way.
+    // All sizes at once, without an intermediate overflow.
     let all = usize::MAX - 1;
     let all = LlamaConfig {
         dims: Dimensions {
@@ -112,7 +112,7 @@ fn sizes_that_no_machine_holds_are_named() {
     };
     assert!(matches!(all.validate(), Err(Error::ModelConfig { .. })));
     assert!(all.dims.flops_per_token(1).is_finite());
-    // The largest published model is far from the limits, and its parameters are counted right.
+    // The largest published model is valid, and its parameters are counted correctly.
     let largest = LlamaConfig::preset("405b").unwrap();
     largest.validate().unwrap();
     assert_eq!(largest.dims.num_params(), 405_853_388_800);
@@ -140,7 +140,7 @@ fn only_the_experts_of_a_token_count_as_active() {
     assert_eq!(config.dims.num_active_params(), dense.dims.num_params() + 2 * (expert + router));
     assert_eq!(config.dims.num_active_params() - config.dims.num_matmul_params(), 288 * 48, "the embedding's look-up");
     assert_eq!(dense.dims.num_active_params(), dense.dims.num_params());
-    // The preset's tokens meet as many parameters as the dense one's, and routers.
+    // The preset uses the same number of parameters per token as the dense one, plus the routers.
     let [moe, dense] = ["debug_moe", "debug"].map(|name| LlamaConfig::preset(name).unwrap());
     assert_eq!(moe.dims.num_active_params(), dense.dims.num_params() + 4 * 4 * 128);
 }

@@ -1,4 +1,5 @@
-//! Host memory of an export in FP8, measured in a process of its own: on Flex the model is in host memory, too.
+//! Host memory of an FP8 export, measured in a separate process. With Flex the model is in host
+//! memory too.
 
 use std::env;
 use std::path::Path;
@@ -32,7 +33,7 @@ fn measure(recipe: Recipe, folder: &Path) {
     let config = wide();
     let tensor = config.dims.hidden_size * config.dims.intermediate_size * 4;
     let model: Llama<Flex> = model(config, 1);
-    // What drawing the model took is not the export's.
+    // Excludes the peak of initializing the model.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = status("VmRSS:");
     export(&model, recipe, folder).unwrap();

@@ -1,4 +1,5 @@
-//! Export: transformers' logits, the same bytes after import and export again, shards, config.json, and what is refused.
+//! Export: transformers' logits, the same bytes after import and another export, shards,
+//! config.json, and errors.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -28,7 +29,7 @@ fn load(folder: &Path) -> Llama<Flex> {
     Llama::load_hf(folder, &Default::default()).unwrap()
 }
 
-/// Loaded from a folder that holds these tensors.
+/// Model loaded from a folder with these tensors.
 fn loaded(config: &LlamaConfig, tensors: &[Stored]) -> Llama<Flex> {
     let dir = tempfile::tempdir().unwrap();
     write_json(&dir.path().join("config.json"), &hf_json(config));
@@ -40,7 +41,7 @@ fn options(dtype: ExportDtype) -> ExportOptions {
     ExportOptions { dtype, ..ExportOptions::default() }
 }
 
-/// Name and bytes of everything in a folder.
+/// Names and contents of all files in a folder.
 fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
     fs::read_dir(folder).unwrap().map(|entry| file(entry.unwrap())).collect()
@@ -50,7 +51,7 @@ fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// A folder with a `config.json` of the newer form that says more than the model knows, and a tokenizer's files.
+/// Folder with a `config.json` in the newer form with unknown keys, and a tokenizer's files.
 fn source(config: &LlamaConfig) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut json = hf_json(config);
@@ -78,7 +79,7 @@ fn transformers_computes_the_same_logits() {
     let parent = made.as_deref().unwrap_or(temporary.path());
     for tied in [false, true] {
         let name = if tied { "tied" } else { "untied" };
-        // The wavelengths of head_dim = 8 are above, within and below the range in which scaling sets in.
+        // With head_dim = 8 there are wavelengths above, within and below the scaled range.
         let mut config = tiny_with(|dims| {
             (dims.vocab_size, dims.hidden_size, dims.intermediate_size) = (64, 32, 56);
             (dims.num_heads, dims.head_dim, dims.max_seq_len) = (4, 8, 16_384);
@@ -121,7 +122,7 @@ fn transformers_computes_the_same_logits() {
 
 #[test]
 fn export_import_export_gives_the_same_bytes() {
-    // An epsilon that serde_json reads as another one unless it is asked to be exact.
+    // An epsilon that serde_json only parses exactly with its feature for exact floats.
     let rms_norm_eps = 1.000_001_464_007_551_1e-5;
     for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
         for tied in [false, true] {
@@ -160,7 +161,7 @@ fn a_model_that_trains_in_fp8_exports_its_parameters() {
     assert!(contents(&ours) == contents(&expected));
 }
 
-/// Parameters are laid out as those that never were in a file.
+/// Parameters have the same layout as ones that were never in a file.
 #[test]
 fn an_imported_model_computes_the_exported_ones_bits() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,7 +170,7 @@ fn an_imported_model_computes_the_exported_ones_bits() {
     let imported = Llama::<Train>::load_hf(dir.path().join("out"), &Default::default()).unwrap();
     assert_eq!(crate::common::parameters(&imported), crate::common::parameters(&original));
     let ids = || ids(&tokens([2, 16], 288, 6), [2, 16]);
-    // By a configuration of their own: what others do is the device's, and other tests set it.
+    // Applies an explicit configuration: the device's default is shared with other tests.
     let logits =
         |model: Llama<Train>| values(Float8Config::tensorwise().apply::<Train, _>(model).unwrap().0.forward(ids()));
     assert_eq!(logits(imported), logits(original));
@@ -238,12 +239,12 @@ fn shards_are_named_filled_and_indexed_as_transformers_does() {
         sizes.values().filter(|sizes| sizes.len() == 1).count() + sizes.values().filter(full).count(),
         sizes.len()
     );
-    // No tensor would have fitted into the shard before.
+    // The first tensor of a shard would not fit in the previous one.
     let filled: Vec<_> = sizes.values().collect();
     for pair in filled.windows(2) {
         assert!(pair[0].iter().sum::<usize>() + pair[1][0] > max_shard_bytes as usize, "{filled:?}");
     }
-    // What older versions of transformers ask of a file.
+    // Required by older versions of transformers.
     let bytes = fs::read(folder.join(&names[0])).unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
@@ -309,14 +310,14 @@ fn assets_outlive_the_folder_that_they_come_from() {
     let gone = source.path().to_path_buf();
     drop(source);
     assert!(export(kept.path(), "kept").unwrap() == direct);
-    // A folder without a config.json is a source of a tokenizer.
+    // A folder without a config.json can be the source of a tokenizer.
     fs::remove_file(kept.path().join("config.json")).unwrap();
     assert!(export(kept.path(), "tokenizer").unwrap().contains_key("tokenizer.json"));
     assert!(matches!(copy_assets(&gone, kept.path()), Err(Error::Io { path, .. }) if path == gone));
     assert!(matches!(export(&gone, "gone"), Err(Error::Io { path, .. }) if path == gone));
 }
 
-/// What a chat template ends turns with is not in the files of the base model that training began with.
+/// The files of the base model lack the token with which a chat template ends turns.
 #[test]
 fn tokens_that_end_generation_are_exported() {
     let (source, dir) = (source(&tiny()), tempfile::tempdir().unwrap());
@@ -367,7 +368,7 @@ fn nothing_is_left_of_an_export_that_fails() {
     assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("out".into(), b"a file".to_vec())]);
     occupied(dir.path());
 
-    // An empty folder will do, and folders above it are made.
+    // An empty folder is accepted, and parent folders are created.
     let empty = dir.path().join("empty");
     fs::create_dir(&empty).unwrap();
     dense.save_hf(&empty, &plain).unwrap();
@@ -382,7 +383,7 @@ fn nothing_is_left_when_a_file_cannot_grow() {
     let variable = "FLOAT8_TEST_FULL";
     let Some(folder) = env::var_os(variable) else {
         let dir = tempfile::tempdir().unwrap();
-        // A limit on the size of files stands for a full disk; the signal that comes with it would end the process.
+        // A file size limit simulates a full disk. Its signal would end the process.
         let shell = "trap '' XFSZ; ulimit -f 100";
         run_alone("exports::nothing_is_left_when_a_file_cannot_grow", variable, dir.path(), Some(shell));
         return assert_eq!(contents(dir.path()), BTreeMap::new());

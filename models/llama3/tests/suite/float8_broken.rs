@@ -1,4 +1,4 @@
-//! What is wrong with FP8 checkpoints is said by file and tensor, or by key.
+//! Errors of FP8 checkpoints name the file and tensor, or the key.
 
 use burn_float8::Recipe;
 use llama3::{Error, LlamaConfig};
@@ -65,7 +65,7 @@ fn broken_scales_and_codes_are_named() {
     let mut mxfp8 = Files::new(Recipe::Mxfp8);
     mxfp8.of("weight_scale").bytes[7] = 255;
     assert!(matches!(mxfp8.float8_error(), Float8FilesError::ScaleValue { index: 7, value, .. } if value.is_nan()));
-    // 2^127: codes of at most 1 are numbers with it, and larger ones are not.
+    // Scale 2^127: codes of at most 1 are finite, larger ones overflow.
     let mut mxfp8 = Files::new(Recipe::Mxfp8);
     mxfp8.of("weight_scale").bytes[7] = 254;
     mxfp8.of("weight").bytes[128 + 96..2 * 128].fill(0x38);
@@ -75,7 +75,7 @@ fn broken_scales_and_codes_are_named() {
     assert!(matches!(error, Float8FilesError::Overflow { row: 1, col: 100, code: 0xfe, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains("model.safetensors") && text.contains(&format!("{LINEAR}.weight is beyond f32")), "{text}");
-    // A scale that no codes belong to is none of the model's tensors.
+    // A scale without codes is not a tensor of the model.
     let mut files = rowwise.clone();
     files.tensors.insert("lm_head.weight_scale".into(), Stored::f32("lm_head.weight_scale", &[288, 1], &[1.0; 288]));
     assert!(files.error().to_string().contains("lm_head.weight_scale"));
@@ -134,7 +134,7 @@ fn schemes_that_are_not_read_are_refused_by_key() {
             }
         }
     }
-    // The words of other programs say what to do.
+    // Keys of other programs, with advice.
     for (config, key) in [
         (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo"),
         (

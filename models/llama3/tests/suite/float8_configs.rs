@@ -1,4 +1,5 @@
-//! `[float8]`: every key of `Float8Config` reaches it, from files and settings; what cannot be is named.
+//! `[float8]`: every key of `Float8Config` can be set in files and settings; invalid values are
+//! named.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +34,7 @@ fn args(arguments: &[&str]) -> Result<RunConfig, Error> {
     Args::try_parse_from([&["llama3_fp8"], arguments].concat()).unwrap().run_config()
 }
 
-/// Differs from the default in every key.
+/// Configuration that differs from the default in every key.
 fn everything() -> Float8Config {
     let mut casts = Recipe::Delayed.casts();
     casts.input = CastConfig::dynamic(Granularity::Block1x32, Format::E5m2);
@@ -75,7 +76,7 @@ fn every_key_reaches_float8_config() {
     // From a file.
     let text = Table::from_iter([("float8".to_string(), Value::Table(keys.clone()))]).to_string();
     assert_eq!(file(&text).unwrap().float8(&tiny()), expected);
-    // Key by key, in an order in which some make sense only with those that follow.
+    // Key by key, in an order in which some keys are valid only with later ones.
     let settings: Vec<_> = keys.iter().map(|(key, value)| format!("float8.{key}={value}")).collect();
     for settings in [settings.clone(), settings.into_iter().rev().collect()] {
         assert_eq!(RunConfig::load(None, &settings).unwrap().float8(&tiny()), expected, "{settings:?}");
@@ -149,7 +150,7 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
 
 #[test]
 fn settings_are_judged_together_and_the_first_wrong_one_is_blamed() {
-    // Each alone is half a GEMM.
+    // Each setting alone configures only half of a GEMM.
     let halves = [
         "float8.cast_config_grad_output={ scaling_type = 'disabled', scaling_granularity = 'rowwise', target_dtype = 'e4m3' }",
         "float8.cast_config_weight_for_grad_input={ scaling_type = 'disabled', scaling_granularity = 'rowwise', target_dtype = 'e4m3' }",
@@ -171,7 +172,7 @@ fn the_recipe_flag_comes_last() {
     }
     let unknown = Args::try_parse_from(["llama3_fp8", "--recipe", "nibblewise"]).unwrap_err().to_string();
     assert!(unknown.contains("rowwise_with_gw_hp"), "{unknown}");
-    // The other keys stay, and mean what they mean under the new recipe.
+    // The other keys are kept and interpreted under the new recipe.
     let kept = args(&["--set", "float8.emulate=true", "--recipe", "rowwise"]).unwrap().float8.config;
     assert_eq!(kept.linear, Float8LinearConfig::new(Recipe::Rowwise).with_emulate(true));
     let cast = "float8.cast_config_input_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }";
@@ -179,7 +180,7 @@ fn the_recipe_flag_comes_last() {
     let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
     assert_eq!(origin, "--recipe rowwise_with_gw_hp");
     assert!(reason.contains("wgrad"), "{reason}");
-    // Judged by the recipe that runs.
+    // Validated with the final recipe.
     let mode = ["--set", "float8.scale_calculation_mode=even"];
     let kept = args(&[&mode[..], &["--recipe", "mxfp8"]].concat()).unwrap().float8.config.linear;
     assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
@@ -204,7 +205,7 @@ fn a_recipe_without_fp8_is_a_contradiction() {
             assert!(error.starts_with(&format!("--set {setting}: contradicts precision {precision}")), "{error}");
         }
     }
-    // One word gives the baseline of a file that has a recipe.
+    // One flag gives the baseline of a file with a recipe.
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.toml");
     fs::write(&path, "[float8]\nrecipe = 'rowwise'").unwrap();
@@ -224,7 +225,7 @@ fn torchtitans_names_are_understood() {
     let error = |float8: &str| text(float8).unwrap_err().to_string();
     for key in ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"] {
         assert!(error(&format!("{key} = 1")).contains(key));
-        // What sharded runs do in any case.
+        // Sharded runs always do this.
         for value in [true, false] {
             text(&format!("{key} = {value}")).unwrap();
         }
@@ -233,7 +234,7 @@ fn torchtitans_names_are_understood() {
     assert!(error("auto_filter_small_kn = false\nfilter_fqns = ['auto_filter_small_kn']").contains("names it"));
     assert!(error("recipe_name = 'nibblewise'").contains("nibblewise"));
 
-    // Under either name, what comes later wins.
+    // Later settings win under either name.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.toml");
     fs::write(&path, "[float8]\nrecipe_name = 'rowwise'").unwrap();
@@ -285,7 +286,7 @@ fn the_examples_in_the_debug_config_are_right() {
     let examples: Vec<_> = section.lines().filter_map(example).collect();
     let all = file(&format!("[float8]\n{}", examples.join("\n"))).unwrap();
     assert!(all.float8.schedule.is_some() && all.float8.filter_fqns.is_some());
-    // Every key that differs from the default somewhere has an example.
+    // Every key that differs from the default in `everything` has an example.
     let mut keys: Vec<_> = Table::try_from(everything()).unwrap().keys().cloned().collect();
     keys.push("schedule".into());
     for key in keys.iter().filter(|key| *key != "recipe") {

@@ -1,4 +1,4 @@
-//! Export in FP8: codes and scales of the casts that training makes, and `quantization_config`.
+//! Export in FP8: codes and scales equal the casts of training, and `quantization_config`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use train::hf::{ExportDtype, ExportOptions, Float8Export};
 
 use crate::common::{Train, model, tiny_with, values};
 
-/// A model that every format takes: blocks of 128 by 128 have no edges.
+/// Model that every format accepts: blocks of 128 by 128 have no edges.
 pub(crate) fn square(tied: bool) -> LlamaConfig {
     tiny_with(|dims| {
         (dims.hidden_size, dims.intermediate_size) = (128, 256);
@@ -33,7 +33,7 @@ pub(crate) fn square(tied: bool) -> LlamaConfig {
 /// Recipes whose casts need no history.
 pub(crate) const DYNAMIC: [Recipe; 4] = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];
 
-/// All linears but the output layer, by this recipe.
+/// This recipe for all linears except the output layer.
 pub(crate) fn config(recipe: Recipe, model: &LlamaConfig) -> Float8Config {
     let kept: &[&str] = if model.dims.tie_word_embeddings { &[] } else { &["lm_head"] };
     Float8Config::new(recipe).with_filter_fqns(kept.iter().copied())
@@ -49,7 +49,7 @@ pub(crate) fn export(model: &Llama<Flex>, recipe: Recipe, folder: &Path) -> Resu
     model.save_hf_float8(folder, &options(), &Float8Export::new(&config))
 }
 
-/// What the command `llama3` of these arguments prints.
+/// Output of the command `llama3` with these arguments.
 pub(crate) fn llama3(arguments: &[&str]) -> Result<String, Error> {
     let mut out = vec![];
     let job = Command::try_parse_from([&["llama3"], arguments].concat()).unwrap().job::<Llama3>(&mut out)?;
@@ -61,7 +61,7 @@ pub(crate) fn json_file(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-/// Name and bytes of everything in a folder.
+/// Names and contents of all files in a folder.
 pub(crate) fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
     fs::read_dir(folder).unwrap().map(|entry| file(entry.unwrap())).collect()
@@ -86,7 +86,7 @@ pub(crate) fn linears(model: &Llama<Flex>) -> Vec<(String, Tensor<Flex, 2>)> {
     linears
 }
 
-/// The linears that vLLM runs as one with this one, itself included.
+/// Linears that vLLM fuses with this one, including itself.
 pub(crate) fn fused(linear: &str) -> &'static [&'static str] {
     let (_, name) = linear.rsplit_once('.').unwrap();
     [&["q_proj", "k_proj", "v_proj"][..], &["gate_proj", "up_proj"], &["o_proj"], &["down_proj"]]
@@ -95,7 +95,7 @@ pub(crate) fn fused(linear: &str) -> &'static [&'static str] {
         .unwrap()
 }
 
-/// The operand of fprop: what training casts the weight `[in, out]` to.
+/// Weight operand of fprop: the cast of the weight `[in, out]` in training.
 fn operand(weight: &Tensor<Flex, 2>, cast: Cast, amax: Option<f32>) -> HostCodes {
     let scale = match amax {
         None => ScaleFrom::Dynamic,
@@ -112,7 +112,7 @@ fn primitive<const D: usize>(tensor: Tensor<Flex, D>) -> FloatTensor<Flex> {
     tensor.into_primitive().tensor()
 }
 
-/// Codes and scales are those that training casts to, also where a scale is the largest of several linears'.
+/// Codes and scales equal the casts of training, also if fused linears share the largest scale.
 #[test]
 fn codes_and_scales_are_those_of_the_cast_for_fprop() {
     let dir = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn codes_and_scales_are_those_of_the_cast_for_fprop() {
     }
 }
 
-/// The values of an imported weight are `decode(code) · scale`, one rounding each.
+/// Values of an imported weight are `decode(code) · scale`, each rounded once.
 #[test]
 fn import_gives_codes_times_scales() {
     let dir = tempfile::tempdir().unwrap();
@@ -263,7 +263,7 @@ fn quantization_configs_are_those_of_compressed_tensors_and_deepseek() {
     }
 }
 
-/// Another recipe casts what the codes stand for, and high precision says no more of FP8.
+/// Another recipe requantizes the decoded values. An export in high precision has no FP8 keys.
 #[test]
 fn a_folder_in_fp8_is_exported_in_other_formats() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! FP8 checkpoints of others: every form of scales, names and lists.
+//! FP8 checkpoints of other programs: every form of scales, names and lists.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use train::hf::Float8FilesError;
 use crate::common::{Stored, model, text, write_json, write_safetensors};
 use crate::float8_exports::{export, json_file, llama3, square};
 
-/// The linear that the tests change.
+/// Linear that the tests modify.
 pub(crate) const LINEAR: &str = "model.layers.0.mlp.up_proj";
 
-/// A checkpoint in memory.
+/// Checkpoint in memory.
 #[derive(Clone)]
 pub(crate) struct Files {
     pub(crate) json: Value,
@@ -28,7 +28,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// The square model by this recipe.
+    /// Square model with this recipe.
     pub(crate) fn new(recipe: Recipe) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("out");
@@ -50,7 +50,7 @@ impl Files {
         self.tensors.get_mut(&format!("{LINEAR}.{own}")).unwrap()
     }
 
-    /// Gives every tensor whose name ends so another end.
+    /// Replaces the ending `from` of tensor names by `to`.
     fn rename(&mut self, from: &str, to: &str) {
         let renamed = |(name, stored): (String, Stored)| {
             let name = name.strip_suffix(from).map_or(name.clone(), |begin| format!("{begin}{to}"));
@@ -59,7 +59,7 @@ impl Files {
         self.tensors = std::mem::take(&mut self.tensors).into_iter().map(renamed).collect();
     }
 
-    /// Changes every tensor of scales.
+    /// Changes every scale tensor.
     fn change_scales(&mut self, change: impl Fn(&mut Stored)) {
         self.tensors.values_mut().filter(|stored| stored.name.contains("weight_scale")).for_each(change);
     }
@@ -75,7 +75,7 @@ impl Files {
         Llama::load_hf(self.folder().path(), &Default::default())
     }
 
-    /// The bits of the parameters of the model.
+    /// Bits of the model's parameters.
     pub(crate) fn bits(&self) -> Vec<u32> {
         bits(&self.load().unwrap_or_else(|error| panic!("{error}")))
     }
@@ -84,7 +84,7 @@ impl Files {
         self.load().map(drop).expect_err("it was to be refused")
     }
 
-    /// What is wrong with the FP8 weights.
+    /// Error of the FP8 weights.
     pub(crate) fn float8_error(&self) -> Float8FilesError {
         match self.error() {
             Error::Float8Files(error) => error,
@@ -107,7 +107,7 @@ fn bits(model: &Llama<Flex>) -> Vec<u32> {
     collect.0
 }
 
-/// As f32 scales in a narrower dtype; powers of two, as those of rowwise, lose nothing.
+/// Converts f32 scales to a narrower dtype. Powers of two, as in rowwise, stay exact.
 fn narrowed(stored: &mut Stored, dtype: Dtype) {
     let values = stored.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
     stored.bytes = match dtype {
@@ -131,7 +131,7 @@ fn scales_may_be_narrower_and_have_other_shapes_and_names() {
     scalars.change_scales(|stored| stored.shape = vec![]);
     assert!(scalars.bits() == expected);
 
-    // vLLM's names and transformers', with and without scales of inputs.
+    // Names of vLLM and of transformers, with and without input scales.
     for (weight, input) in [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")] {
         for scheme in ["dynamic", "static"] {
             for blocks in [json!({}), json!({"weight_block_size": null})] {
@@ -159,7 +159,7 @@ fn scales_may_be_narrower_and_have_other_shapes_and_names() {
     }
 }
 
-/// A scale of inputs beside inputs that scale themselves changes nothing, and is still there in what is exported again.
+/// An input scale is ignored for dynamically scaled inputs, and kept in another export.
 #[test]
 fn scales_of_inputs_that_scale_themselves_are_kept() {
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
@@ -186,8 +186,8 @@ fn scales_of_inputs_that_scale_themselves_are_kept() {
     }
 }
 
-/// Inputs in high precision, or cast otherwise than our recipes cast them: an export keeps what the files say of them, an evaluation tells of it,
-/// and a folder whose linears differ in it is not exported.
+/// Inputs in high precision, or cast in another way than by our recipes. An export keeps the files'
+/// settings, an evaluation reports them, and a folder with mixed settings is not exported.
 #[test]
 fn inputs_that_recipes_cast_otherwise_are_kept() {
     let of = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true, "symmetric": true});
@@ -244,11 +244,11 @@ fn blocks_and_mx_have_other_names_too() {
             "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": true}}},
     });
     assert!(files.bits() == expected, "compressed-tensors' blocks");
-    // transformers' default are blocks.
+    // Blocks are transformers' default.
     let mut files = blockwise.clone();
     files.quantization().as_object_mut().unwrap().remove("weight_block_size");
     assert!(files.bits() == expected, "no weight_block_size");
-    // The output layer is in high precision, and not in a list, as DeepSeek has it.
+    // The output layer is in high precision but not in a list, as in DeepSeek's files.
     files.quantization().as_object_mut().unwrap().remove("modules_to_not_convert");
     assert!(files.bits() == expected, "no list");
 
@@ -258,7 +258,7 @@ fn blocks_and_mx_have_other_names_too() {
     assert!(files.bits() == mxfp8.bits());
 }
 
-/// Our schemes in the words of other programs.
+/// Our schemes in the terms of other programs.
 #[test]
 fn other_programs_write_the_same_schemes() {
     let [tensorwise, rowwise, blockwise] = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise].map(Files::new);
@@ -295,7 +295,7 @@ fn other_programs_write_the_same_schemes() {
         }
         assert!(files.bits() == of.bits(), "{config}");
     }
-    // The older key of compressed-tensors, and a file beside config.json.
+    // The older key of compressed-tensors, and a file next to config.json.
     let mut older = rowwise.clone();
     let config = older.json.as_object_mut().unwrap().remove("quantization_config").unwrap();
     older.json["compression_config"] = config;
@@ -307,7 +307,7 @@ fn other_programs_write_the_same_schemes() {
     let folder = with_inputs.folder();
     write_json(&folder.path().join("hf_quant_config.json"), &json!({"quantization": modelopt}));
     assert!(bits(&Llama::load_hf(folder.path(), &Default::default()).unwrap()) == tensorwise.bits());
-    // A pattern of theirs names linears without codes.
+    // A pattern that names linears without codes.
     let mut ignored = rowwise.clone();
     *ignored.quantization() =
         json!({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["model.layers.1*.mlp"]});
@@ -316,7 +316,7 @@ fn other_programs_write_the_same_schemes() {
     assert_eq!(module, "model.layers.1.mlp.gate_proj");
 }
 
-/// A scale of 0 over zeros says nothing, and scales of blocks may be bytes.
+/// A scale of 0 with zero codes is valid, and block scales may be bytes.
 #[test]
 fn zeros_and_powers_of_two_are_scales() {
     let mut files = Files::new(Recipe::Rowwise);
@@ -330,7 +330,7 @@ fn zeros_and_powers_of_two_are_scales() {
     assert!(bytes.bits() == numbers.bits());
 }
 
-/// The log names them, and an export does not write them.
+/// The log names these scales, and an export does not write them.
 #[test]
 fn scales_of_caches_are_not_used() {
     let plain = Files::new(Recipe::Rowwise);
@@ -349,7 +349,8 @@ fn scales_of_caches_are_not_used() {
     assert!(again.names().eq(plain.tensors.keys()));
 }
 
-/// In lists of compressed-tensors a name is a name, or after `re:` a pattern; in those of transformers a part of a name.
+/// In lists of compressed-tensors an entry is a name, or a pattern after `re:`. In lists of
+/// transformers it is a part of a name.
 #[test]
 fn linears_that_are_not_quantized_are_named_or_matched() {
     let mut rowwise = Files::new(Recipe::Rowwise);
@@ -361,7 +362,7 @@ fn linears_that_are_not_quantized_are_named_or_matched() {
         json!([LINEAR, "lm_head"]),
         json!(["re:.*lm_head", "re:model\\.layers\\.0\\.mlp\\.up_proj$"]),
         json!(["lm_head", "re:.*\\.0\\.(?!self_attn).*up_proj"]),
-        // What the files hold in high precision is read so.
+        // Linears in high precision in the files are read as such.
         json!([]),
         Value::Null,
     ];
@@ -369,7 +370,7 @@ fn linears_that_are_not_quantized_are_named_or_matched() {
         rowwise.quantization()["ignore"] = ignore.clone();
         assert!(rowwise.bits() == expected, "{ignore}");
     }
-    // Codes that nothing scales, by either kind of list.
+    // Codes without scales, with either kind of list.
     for ignore in [json!(["re:.*mlp.*"]), json!(["Linear"]), json!(["model.layers.0.mlp.gate_proj"])] {
         rowwise.quantization()["ignore"] = ignore.clone();
         let error = rowwise.float8_error();
@@ -401,7 +402,7 @@ fn linears_that_are_not_quantized_are_named_or_matched() {
     }
 }
 
-/// A folder whose linears are in several formats runs as it lies there, and is exported in one of them alone.
+/// A folder with linears in several formats runs unchanged, and is exported only in one format.
 #[test]
 fn several_formats_run_as_they_are() {
     let (mut files, rowwise, data) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise), text());
@@ -431,7 +432,7 @@ fn several_formats_run_as_they_are() {
     assert!(out.contains("rowwise weights; 14 are decoded and cast anew"), "{out}");
 }
 
-/// Of several groups the one counts that names a linear most closely.
+/// The most specific matching group counts.
 #[test]
 fn groups_name_their_linears() {
     let (mut files, rowwise) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise));
@@ -471,7 +472,7 @@ fn shards_and_tied_output_layers_are_read() {
     let load = || Llama::<Flex>::load_hf(dir.path(), &Default::default());
     assert!(bits(&load().unwrap()) == files.bits());
 
-    // A tensor in two shards, then a shard that is gone.
+    // A tensor in two shards, then a missing shard.
     let (one, other) = (dir.path().join("model-00001-of-00004.safetensors"), &all[10]);
     write_safetensors(&one, &[&all[..10], std::slice::from_ref(other)].concat());
     let error = load().map(drop).unwrap_err().to_string();

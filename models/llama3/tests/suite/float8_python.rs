@@ -1,7 +1,8 @@
-//! FP8 checkpoints as others read them: compressed-tensors' own dequantizer gives our weights bit for bit, and transformers loads blocks.
+//! FP8 checkpoints in other programs: compressed-tensors' dequantizer returns our weights bit for
+//! bit, and transformers loads blocks.
 //!
-//! `vectors/float8.safetensors` is what `float8_vectors.py` has made of the folders that this test exports. Where Python has the packages,
-//! the script reads them again.
+//! `float8_vectors.py` has written `vectors/float8.safetensors` from the folders that this test
+//! exports. If Python has the packages, the script reads the folders again.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -29,7 +30,8 @@ fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/float8.safetensors")
 }
 
-/// Amax histories as a step leaves them: weights a little smaller than they were, so that none saturates, and one that does.
+/// Amax histories after a step. Most weights are slightly smaller than their amax, so they do not
+/// saturate; one linear does.
 fn state() -> Float8State {
     let amax = |amax: f32| json!({"history": [], "scaling_amax": null, "observed": [amax.to_bits()]});
     let linears = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
@@ -44,7 +46,7 @@ fn state() -> Float8State {
     serde_json::from_value(json!({"step": 1, "has_begun": false, "layers": layers})).unwrap()
 }
 
-/// Folders of the same model, by recipe.
+/// Writes folders of the same model, by recipe.
 pub(crate) fn write(folder: &Path) {
     let model = model::<Flex>(square(false), 12);
     let state = state();
@@ -55,7 +57,7 @@ pub(crate) fn write(folder: &Path) {
     }
 }
 
-/// Of the weights of all linears in FP8, `[out, in]` in f32, by name.
+/// Digest of the weights of all FP8 linears, `[out, in]` in f32, sorted by name.
 fn digest(model: &Llama<Flex>) -> String {
     let mut all = linears(model);
     all.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -106,7 +108,8 @@ fn compressed_tensors_and_transformers_read_our_weights() {
     );
 }
 
-/// Runs a script of `tests`, where Python (`FLOAT8_PYTHON`, else `python3`) has these packages, and wants it to succeed.
+/// Runs a script of `tests` and requires success, if Python (`FLOAT8_PYTHON`, else `python3`) has
+/// these packages.
 pub(crate) fn run_python(script: &str, packages: &str, arguments: &[&OsStr]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
     let python = env::var_os("FLOAT8_PYTHON").unwrap_or_else(|| "python3".into());

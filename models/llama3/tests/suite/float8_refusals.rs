@@ -1,4 +1,5 @@
-//! Exports in FP8 that readers would not take are refused by layer, with what to choose instead, and leave nothing behind.
+//! FP8 exports that readers would not accept are refused. The error names the layer and an
+//! alternative, and no files are left.
 
 use std::fs;
 
@@ -12,7 +13,7 @@ use train::hf::{Float8Export, Float8FilesError};
 use crate::common::{model, tiny};
 use crate::float8_exports::{config, llama3, options, square};
 
-/// The error of an export by this configuration, after which there is no folder.
+/// Error of an export with this configuration. Checks that no folder is left.
 fn refused(dims: LlamaConfig, config: &Float8Config) -> Error {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("out");
@@ -50,7 +51,7 @@ fn sizes_that_readers_cannot_take() {
         let Float8FilesError::Ragged { axis: a, size: s, multiple: m, .. } = error else { panic!("{text}") };
         assert_eq!((a, s, m), (axis, size, multiple));
     }
-    // What the message says to choose is taken.
+    // The alternatives in the message are accepted.
     let dir = tempfile::tempdir().unwrap();
     for (name, dims, config) in [
         ("rowwise", tiny(), config(Recipe::Rowwise, &tiny())),
@@ -83,7 +84,7 @@ fn linears_that_vllm_runs_as_one_are_in_one_format() {
     let error = float8_error(square(true), &other);
     let Float8FilesError::Mixed { layer, other, .. } = &error else { panic!("{error}") };
     assert_eq!((layer.as_str(), other.as_str()), ("layers.0.self_attn.q_proj", "layers.0.mlp.down_proj"));
-    // Recipes that cast weights alike are one.
+    // Recipes with the same weight casts can be combined.
     let alike = config(Recipe::Rowwise, &square(true))
         .with_override(["*.down_proj"], Float8LinearConfig::new(Recipe::RowwiseWithGwHp));
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +108,7 @@ fn casts_that_no_format_has() {
         let error = float8_error(square(true), &config);
         assert!(matches!(&error, Float8FilesError::NoFormat { .. }) && error.to_string().contains(says), "{error}");
     }
-    // An fprop in high precision reads the weight in high precision.
+    // If fprop is in high precision, the weight is exported in high precision.
     let off = CastConfig::disabled();
     let casts = Casts { input: off, weight: off, ..rowwise };
     let config = Float8Config::from(Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts));
@@ -152,7 +153,7 @@ fn output_layers_histories_and_values() {
     }
 }
 
-/// A recipe without a format says so before anything is read.
+/// A recipe without a format is refused before anything is read.
 #[test]
 fn flags_that_contradict_each_other() {
     let dir = tempfile::tempdir().unwrap();

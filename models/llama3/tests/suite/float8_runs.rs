@@ -1,4 +1,4 @@
-//! Runs that are exported in FP8: the same bytes after import and export, and the scales of delayed scaling.
+//! FP8 exports of runs: the same bytes after import and export, and the scales of delayed scaling.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use train::{ProgressLine, TensorFiles};
 use crate::common::{Train, ids, run, run_config, text, tokens};
 use crate::float8_exports::{contents, fused, json_file, llama3};
 
-/// A run of the square model by this recipe, and its folder of checkpoints.
+/// Run of the square model with this recipe, and its checkpoint folder.
 fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> llama3::RunConfig {
     let settings = [
         "model.hidden_size=128".into(),
@@ -33,7 +33,8 @@ fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) ->
     config
 }
 
-/// A run's own recipe is the default, and so is that of a folder in FP8, of which not a bit changes; another folder in shards, too.
+/// The default recipe is the run's, or an FP8 folder's, whose bits do not change. Covers sharded
+/// folders too.
 #[test]
 fn export_import_export_gives_the_same_bytes() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
@@ -65,7 +66,7 @@ fn export_import_export_gives_the_same_bytes() {
     }
 }
 
-/// The scales of delayed scaling are those with which the next step would cast, and an evaluation does.
+/// With delayed scaling, an export uses the scales of the next step, like an evaluation.
 #[test]
 fn delayed_scales_are_those_of_the_next_step() {
     let data = text();

@@ -1,4 +1,4 @@
-//! Checkpoints that run as FP8 codes alone: their memory, what they give, and the scales of inputs that they bring.
+//! FP8-only models from checkpoints: memory, results, and the checkpoint's input scales.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use train::job::{Weights, prepare};
 use crate::common::{Train, ids, model, open, run, run_config, steps, text, tokens, values};
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
-/// A folder's model by a recipe, with its weights as codes alone or with their values.
+/// Model of a folder with a recipe, FP8 only or with values.
 fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
     prepared_saying(folder, recipe, fp8_only, &mut std::io::sink())
 }
@@ -50,7 +50,8 @@ fn logits_are_those_of_the_model_with_values() {
         let count = |model: &Llama<Train>| report(model).layers.iter().filter(|l| l.fp8_only.is_some()).count();
         assert_eq!((count(&codes), count(&full)), (14, 0), "{recipe}");
     }
-    // Codes of a file are taken as they are: where scales are powers of two, a cast of their values is the same.
+    // Codes of a file are used unchanged. With power-of-two scales, a cast of their values gives
+    // the same codes.
     for recipe in DYNAMIC {
         let folder = dir.path().join(recipe.to_string());
         export(&tiny, recipe, &folder).unwrap();
@@ -67,7 +68,8 @@ fn logits_are_those_of_the_model_with_values() {
     }
 }
 
-/// Steps of a model whose codes want gradients, and a run of nothing but codes, are errors that name a layer before anything is computed.
+/// Training FP8-only weights gives an error that names a layer, before anything is computed: for
+/// steps of a model, and for a run.
 #[test]
 fn training_codes_is_an_error_that_names_the_layer() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
@@ -93,7 +95,7 @@ fn training_codes_is_an_error_that_names_the_layer() {
     assert!(is_named(&error), "{error}");
 }
 
-/// All parameters want gradients.
+/// Enables gradients of all parameters.
 struct Thaw;
 
 impl ModuleMapper<Train> for Thaw {
@@ -137,7 +139,7 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     assert!(said.unwrap().starts_with("fn"));
 }
 
-/// Codes that are cast anew are told of, with the recipe that keeps them.
+/// Requantized codes are reported, with the recipe that keeps them.
 #[test]
 fn another_recipe_than_the_files_have_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -162,7 +164,7 @@ fn another_recipe_than_the_files_have_is_told() {
     }
 }
 
-/// Squares that are asked for, of codes that were cast by other scales.
+/// Square blocks are requested, but the codes were cast with other scales.
 #[test]
 fn scales_that_are_no_squares_are_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +183,7 @@ fn scales_that_are_no_squares_are_told() {
     assert!(out.contains("warning: float8.mx_square_weights: the codes of layers.0."), "{out}");
 }
 
-/// What `delayed` has seen scales the codes of a run too.
+/// Histories of `delayed` scale the codes of a run too.
 #[test]
 fn codes_of_a_delayed_run_are_cast_by_its_histories() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
@@ -200,7 +202,7 @@ fn codes_of_a_delayed_run_are_cast_by_its_histories() {
     assert_ne!(plain, loss(&["--precision", "f32"]));
 }
 
-/// Scales of inputs that a folder has are those of its linears' casts.
+/// Input scales of a folder are used in its linears' casts.
 #[test]
 fn static_scales_of_inputs_are_used() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Generation: greedy against the full forward pass, batches against each prompt alone, caches, seeds, temperature, refusals.
+//! Generation: greedy against the full forward pass, batches against single prompts, caches, seeds,
+//! temperature, errors.
 
 use std::num::NonZero;
 
@@ -57,7 +58,7 @@ fn a_stop_token_ends_it() {
     let model = model::<Flex>(tiny(), 3);
     let generate = |stop: &[u32]| model.generate(&[1, 2], 30, 288, stop, Sampling::Greedy).unwrap();
     let all = generate(&[]);
-    // Not the first one, and one that has not come before.
+    // Not the first token, and one that does not occur earlier.
     let at = (1..30).find(|&i| !all[..i].contains(&all[i])).expect("more than one token");
     assert_eq!(generate(&[287, all[at]]), all[..at]);
 }
@@ -74,7 +75,7 @@ fn impossible_requests_are_refused() {
         GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
     let refused = model.generate_batch(&[vec![1]], &options);
     assert!(matches!(refused, Err(Error::Config(ConfigError::Value { key: "generate.top_p", .. }))));
-    // Of 64 positions.
+    // The model has 64 positions.
     let long = |len, new| model.generate_batch(&[vec![1, 2], vec![1; len]], &GenerateOptions::new(new, 288));
     assert!(long(60, 4).is_ok());
     let Err(Error::Positions { prompt: 1, tokens: 61, max_new_tokens: 4, max_seq_len: 64 }) = long(61, 4) else {
@@ -92,7 +93,7 @@ fn logits_that_are_no_numbers_are_an_error() {
     assert!(error.to_string().starts_with("the logits of the token after prompt 1 are NaN or infinite"), "{error}");
 }
 
-/// Prompts of several lengths, of which one is longer than a text is.
+/// Prompts of several lengths, one of them longer than the generated text.
 fn prompts() -> Vec<Vec<u32>> {
     let mut rng = Rng::named(5, "prompts");
     [3, 17, 1, 9, 30].map(|len| (0..len).map(|_| rng.below(288) as u32).collect()).into()
@@ -104,7 +105,7 @@ fn options() -> GenerateOptions {
     GenerateOptions { sampling, filters, ..GenerateOptions::new(20, 288) }
 }
 
-/// The model in FP8, as it evaluates.
+/// FP8 model on the inner backend.
 fn float8(config: LlamaConfig, recipe: Recipe) -> Llama<Float8<Flex>> {
     let model = model::<Train>(config, 6);
     let output = model.lm_head.iter().map(|_| "lm_head");
@@ -114,7 +115,7 @@ fn float8(config: LlamaConfig, recipe: Recipe) -> Llama<Float8<Flex>> {
 
 #[test]
 fn a_batch_is_each_prompt_alone_bit_for_bit() {
-    /// Texts of batches of so many prompts, against those of each by itself.
+    /// Texts of batches of `rows` prompts against each prompt alone.
     fn check<B: Backend>(model: &Llama<B>, rows: usize, what: &str) {
         let (prompts, options) = (prompts(), options());
         let batching = if rows == 1 { Batching::Alone } else { Batching::Exact(NonZero::new(rows).unwrap()) };
@@ -130,7 +131,7 @@ fn a_batch_is_each_prompt_alone_bit_for_bit() {
     check(&model::<Flex>(tiny(), 6), 1, "f32");
     for recipe in Recipe::ALL {
         let model = float8(tiny(), recipe);
-        // One scale for all rows of x: of `delayed`, too, as long as it has no history.
+        // One scale for all rows of x, also for `delayed` without a history.
         let is_of_all = matches!(recipe, Recipe::Tensorwise | Recipe::Delayed);
         let rows = independent_rows(&model, output);
         assert_eq!(rows, if is_of_all { 1 } else { 4 }, "{recipe}");
@@ -143,8 +144,9 @@ fn a_batch_is_each_prompt_alone_bit_for_bit() {
     check(&mixture, 1, "a mixture");
 }
 
-/// The logits of each row of a batch that goes on, which ends and is left by others, in every cache: those of each row alone to the bit,
-/// and not by chance: without `rows_alone` some of them differ.
+/// Logits of each row in a batch equal the row's alone, bit for bit, while the batch continues and
+/// rows are removed, with every cache. Without `rows_alone` some of them differ, so this is not by
+/// chance.
 #[test]
 fn rows_of_a_batch_have_the_bits_of_each() {
     let mut others = 0;
@@ -154,7 +156,7 @@ fn rows_of_a_batch_have_the_bits_of_each() {
         (Recipe::Blockwise, Some(CacheDtype::E4m3)),
         (Recipe::Mxfp8, Some(CacheDtype::F32)),
     ] {
-        // Burn's GEMM of the table has another order for one row.
+        // Burn's GEMM of the table uses another order for one row.
         let model = float8(tiny_with(|dims| dims.tie_word_embeddings = true), recipe);
         for rows_alone in [true, false] {
             let options = CacheOptions { dtype, positions: 40, rows_alone };
@@ -186,7 +188,7 @@ fn rows_of_a_batch_have_the_bits_of_each() {
     assert!(others > 0);
 }
 
-/// Logits of rows that have been read by themselves and joined, against those of each alone.
+/// Logits of separately prefilled and joined rows against each row alone.
 #[test]
 fn rows_of_a_batch_are_as_far_as_each_is() {
     fn check<B: Backend>(model: &Llama<B>, dtype: Option<CacheDtype>, bound: f32, what: &str) {
@@ -210,7 +212,7 @@ fn rows_of_a_batch_are_as_far_as_each_is() {
                     let error = relative(&got[i * 288..][..288], &want);
                     assert!(error <= bound, "{what}, step {step}, row {row}: {error:e}");
                 }
-                // Some rows have come to their end.
+                // Some rows have ended.
                 let left: &[usize] = match step {
                     2 => &[4, 0, 2],
                     4 => &[1, 2],
@@ -228,7 +230,7 @@ fn rows_of_a_batch_are_as_far_as_each_is() {
     check(&model::<Flex>(tiny_moe(), 7), None, 1e-5, "a mixture");
 }
 
-/// Where no GEMM sees more rows than it would alone, but for those that have scales of their own, nothing differs.
+/// Attention over padded batches gives the same bits as each row alone.
 #[test]
 fn a_batch_of_attention_is_exact() {
     use burn_float8::nn::{attention, attention_but};

@@ -104,7 +104,7 @@ fn norms_of_bf16_gradients_are_in_f32() {
     assert!((norm - 64.5).abs() < 1e-4, "{norm}");
 }
 
-/// The order that [`sum`] documents.
+/// Order documented by [`sum`].
 fn sum_by_columns(values: Vec<f32>) -> f32 {
     let width = values.len().div_ceil(256).next_power_of_two();
     let (whole, left) = values.split_at(values.len() / width * width);
@@ -115,12 +115,13 @@ fn sum_by_columns(values: Vec<f32>) -> f32 {
     if width == 1 { columns[0] } else { sum_by_columns([&columns, left].concat()) }
 }
 
-/// Flex's own sum of the larger ones depends on which core takes what.
+/// Flex's own sum of large tensors depends on the scheduling of cores.
 #[test]
 fn sums_have_one_order() {
     let limit = 4 << 20;
     let mut rng = Rng::new(1);
-    // Of both signs, so that the sum is small beside what is rounded on the way, and tells one order from another.
+    // Both signs, so that the sum is small compared to the rounding errors, which reveals another
+    // order.
     let all: Vec<f32> = (0..2 * limit + 12_345).map(|_| rng.uniform() as f32 - 0.5).collect();
     let device = Default::default();
     let bits = |tensor: Tensor<Flex, 1>| values(tensor)[0].to_bits();

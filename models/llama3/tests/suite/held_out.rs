@@ -1,4 +1,4 @@
-//! What a model is judged by: a share of the data, other files, or nothing; and what `eval` reads.
+//! Held-out data: a fraction of the data, other files, or none; and the data of `eval`.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use train::cli::Command;
 
 use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
 
-/// What `llama3` with these arguments prints.
+/// Output of `llama3` with these arguments.
 fn llama3(arguments: &[&str]) -> Result<String, Error> {
     let command = Command::try_parse_from([&["llama3"], arguments].concat()).unwrap();
     let mut out = vec![];
@@ -24,7 +24,7 @@ fn line<'a>(log: &'a str, begin: &str) -> &'a str {
     log.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin} in {log}"))
 }
 
-/// A Hugging Face folder of the tiny model, whose tokens are bytes.
+/// Writes a Hugging Face folder of the tiny model with byte tokens.
 fn hf(folder: &Path) {
     write_json(&folder.join("config.json"), &hf_json(&tiny()));
     write_safetensors(&folder.join("model.safetensors"), &stored_tensors(&tiny(), 1));
@@ -41,13 +41,13 @@ fn nothing_need_be_held_out() {
     assert!(!log.contains("held-out") && line(&log, "data: ").ends_with("  held out: 0"), "{log}");
     let folder = folder.path().to_str().unwrap();
     assert!(matches!(llama3(&["eval", folder, "--device", "cpu"]), Err(Error::NothingHeldOut)));
-    // By other files it can be judged.
+    // Evaluation on other files still works.
     let file = data.path().join("00.rs");
     assert!(llama3(&["eval", folder, "--data", file.to_str().unwrap()]).unwrap().contains("held-out loss: "));
 }
 
-/// A run with `data.validation` and `eval --data` give the same loss, of all targets of the file, where a share of the data would be
-/// a few batches.
+/// A run with `data.validation` and `eval --data` give the same loss, over all targets of the file.
+/// A fraction of the data would be a few batches.
 #[test]
 fn a_model_is_judged_by_all_of_other_files() {
     let (data, model) = (text(), tempfile::tempdir().unwrap());
@@ -85,6 +85,6 @@ fn a_model_is_judged_by_all_of_other_files() {
     assert_eq!(line(&log, "held-out loss: "), loss);
     assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32  attention: tiles");
     assert!(line(&log, "data: ").ends_with("data: 1 file (1 text)  tokens: 944 (1 document)"), "{log}");
-    // The checkpoint alone says nothing of data.
+    // A Hugging Face checkpoint does not define data.
     assert!(matches!(eval(&[]), Err(Error::NothingToEvaluate)));
 }

@@ -1,4 +1,4 @@
-//! Both forms of Hugging Face's `config.json`, defaults, and everything that is refused.
+//! Both forms of Hugging Face's `config.json`, defaults, and errors.
 
 use std::fs;
 use train::hf::read_config;
@@ -33,7 +33,7 @@ fn the_older_form() {
     let expected =
         LlamaConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
     assert_eq!(changed(json!({"rope_theta": 500000.0, "rope_scaling": scaling})).unwrap(), expected);
-    // `type` is what `rope_type` was called before.
+    // `type` is the older name of `rope_type`.
     let mut older = scaling.clone();
     older["type"] = older.as_object_mut().unwrap().remove("rope_type").unwrap();
     assert_eq!(changed(json!({"rope_theta": 500000, "rope_scaling": older})).unwrap(), expected);
@@ -46,7 +46,7 @@ fn the_older_form() {
 fn the_newer_form() {
     let plain = json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
     assert_eq!(changed(plain).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
-    // Where both forms are there, the newer one counts, as in transformers.
+    // If both forms are present, the newer theta counts, as in transformers.
     let both = json!({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
     assert_eq!(changed(both).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
     let scaled = json!({"rope_theta": null, "rope_parameters": {
@@ -58,7 +58,7 @@ fn the_newer_form() {
     assert_eq!(changed(scaled).unwrap(), expected);
 }
 
-/// As transformers 5 has it, `rope_scaling` counts beside `rope_parameters`, theta included.
+/// As in transformers 5, `rope_scaling` overrides `rope_parameters`, including theta.
 #[test]
 fn the_older_form_beside_the_newer_one() {
     let scaling = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"});
@@ -69,7 +69,7 @@ fn the_older_form_beside_the_newer_one() {
         let LlamaConfig { dims, rope_scaling } = changed(both).unwrap();
         (dims.rope_theta, rope_scaling.map(|scaling| scaling.original_max_position_embeddings))
     };
-    // Without a length of its own the scaling has the model's.
+    // Without a separate length, the scaling uses the model's.
     assert_eq!(read(json!({})), (10_000.0, Some(64)));
     assert_eq!(read(json!({"rope_theta": 7.0, "original_max_position_embeddings": 32})), (7.0, Some(32)));
     assert_eq!(read(json!({"rope_scaling": {}})), (5000.0, None));

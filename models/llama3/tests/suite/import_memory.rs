@@ -1,4 +1,5 @@
-//! Host memory of an import, measured in a process of its own: on Flex the model is in host memory, too.
+//! Host memory of an import, measured in a separate process. With Flex the model is in host memory
+//! too.
 
 use std::env;
 use std::path::Path;
@@ -50,7 +51,7 @@ fn import_needs_the_model_and_two_tensors() {
         write_shards(dir.path(), &tensors, 60_000_000).unwrap();
         run_alone(TEST, VARIABLE, dir.path(), None);
     }
-    // Weights in FP8 are decoded one by one.
+    // FP8 weights are decoded one by one.
     for recipe in [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("out");
@@ -72,7 +73,8 @@ fn measure(folder: &Path) {
     assert!(more <= parameters + 2 * tensor, "{more} bytes for a model of {parameters} and tensors of {tensor}");
 }
 
-/// Bytes of this process in memory, pages of files too: now, or at most so far.
+/// Memory of this process in bytes, including pages of files: the current or the peak value, by
+/// `key`.
 pub(crate) fn status(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();

@@ -1,4 +1,4 @@
-//! Gradients that are applied in backward: the same training, and what it does not go together with.
+//! Gradients applied in backward: the same training, and incompatible settings.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::common::{open, run, steps, text};
 const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=full", "training.max_norm=inf", "optimizer.in_backward=true"];
 
-/// A run with these settings, and the same one that applies gradients after backward.
+/// Configurations with these settings that apply gradients in backward, and after it.
 fn both(data: &Path, settings: &[&str]) -> [RunConfig; 2] {
     ["true", "false"].map(|in_backward| {
         let in_backward = format!("optimizer.in_backward={in_backward}");
@@ -35,7 +35,7 @@ fn steps_are_the_same_bits_in_every_run() {
     let data = text();
     for settings in [
         &["training.precision=f32", "training.activation_checkpointing=2"][..],
-        // The embedding has gradients of the output layer, in chunks, and of the first segment.
+        // The embedding has gradients from the output layer, in chunks, and from the first segment.
         &["training.precision=f32", "model.tie_word_embeddings=true", "training.loss_chunk=20"],
         &["float8.recipe=delayed", "float8.schedule={ warmup = 2 }", "training.loss_chunk=30"],
         &[MOE, "float8.recipe=mxfp8"],
@@ -76,7 +76,7 @@ fn what_it_excludes_is_said_with_what_to_set() {
     }
 }
 
-/// Its gradient is whole only when both layers have added to it.
+/// Its gradient is complete only when both layers have added to it.
 #[test]
 fn a_parameter_of_two_layers_is_refused() {
     let data = text();
@@ -93,11 +93,12 @@ fn a_parameter_of_two_layers_is_refused() {
     }
 }
 
-/// What a run says of its memory beforehand: gradients of a layer, or of two, and of what is in no layer.
+/// Estimated gradients of a run: one layer or two, and the parameters outside of layers.
 #[test]
 fn gradients_of_some_layers_are_told() {
     let data = text();
-    // 4 layers of 4,326,400 parameters: attention's 4 · 512², the MLP's 3 · 512 · 2,134, two norms; 2 · 288 · 512 + 512 in none.
+    // 4 layers of 4,326,400 parameters: attention's 4 · 512², the MLP's 3 · 512 · 2,134, two norms;
+    // 2 · 288 · 512 + 512 outside of layers.
     let model = [
         "model.num_layers=4",
         "model.hidden_size=512",

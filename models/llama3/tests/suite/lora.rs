@@ -1,4 +1,5 @@
-//! Runs that train adapters: the base stays, checkpoints hold them alone, and PEFT reads them.
+//! Training of adapters: the base is unchanged, checkpoints contain only adapters, and PEFT reads
+//! them.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +24,7 @@ use crate::float8_python::run_python;
 
 const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
 
-/// A run of adapters with these settings, saved in `folder`.
+/// Run of adapters with these settings, saved in `folder`.
 fn config(data: &Path, folder: &Path, settings: &[&str]) -> RunConfig {
     let folder = format!("checkpoint.folder={}", folder.display());
     run_config(data, &[&LORA[..], &["optimizer.lr=1e-2", "generate.max_new_tokens=0", &folder], settings].concat())
@@ -57,7 +58,7 @@ fn adapters_learn_and_are_all_that_is_saved() {
         assert_eq!(tensors.len(), names, "{file}");
         assert!(tensors.names().iter().all(|name| name.starts_with("lora.adapters.")), "{file}");
     }
-    // What is dropped out in training is not in an evaluation.
+    // Dropout is disabled in evaluation.
     let printed =
         job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![], precisions: vec![] }).unwrap();
     let held_out = format!("held-out loss: {:.5}", outcome.held_out_loss.unwrap());
@@ -67,7 +68,7 @@ fn adapters_learn_and_are_all_that_is_saved() {
 #[test]
 fn segments_and_a_base_of_codes_are_the_same_bits() {
     let (data, folder) = (text(), TempDir::new().unwrap());
-    // Recipes in which one copy of a weight serves both of its GEMMs.
+    // Recipes in which both GEMMs share one copy of a weight.
     for recipe in ["tensorwise", "blockwise"] {
         let recipe = format!("float8.recipe={recipe}");
         let mut number = 0;
@@ -83,11 +84,12 @@ fn segments_and_a_base_of_codes_are_the_same_bits() {
     }
 }
 
-/// No weight of the base is ever new, and to the first linears, behind a frozen embedding, no backward comes. And yet each step is one of FP8:
-/// histories have an amax of each that has ended, an evaluation finds them, and an export its static scales.
+/// Base weights never change, and the first linears after a frozen embedding have no backward.
+/// Still, each step is an FP8 step: histories have an amax of each completed step, evaluation uses
+/// them, and an export writes static scales.
 #[test]
 fn each_step_is_one_of_fp8() {
-    // With adapters of the output alone, backward comes to no linear of the base.
+    // With adapters only on the output layer, no linear of the base has a backward.
     for targets in ["all-linear", "lm_head"] {
         each_step_is_one_of_fp8_beside(targets);
     }
@@ -105,7 +107,7 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     assert_eq!(losses(&rebuilt), losses(&config(data.path(), &folder.path().join("again"), &settings)));
     let state = fs::read_to_string(path.join("step-000000004/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    // The next has begun.
+    // The next step has begun.
     assert_eq!(state["float8"]["step"], 5);
     for linear in ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"] {
         let history = &state["float8"]["layers"][format!("base.{linear}")]["input"]["history"];
@@ -115,7 +117,7 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     llama3(&["eval", path]).unwrap();
     let out = llama3(&["export", path, merged.to_str().unwrap(), "--merge", "--format", "fp8"]).unwrap();
     assert!(out.contains("static inputs"), "{out}");
-    // Histories of weights are of the base: what adapters are added to has scales of its own.
+    // Weight histories belong to the base; merged weights have separate scales.
     let exact = folder.path().join("exact");
     llama3(&["export", path, exact.to_str().unwrap(), "--merge", "--format", "f32"]).unwrap();
     let floats = |folder: &Path, name: &str| {
@@ -128,7 +130,7 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
 }
 
-/// Beside codes of the same scales small changes are rounded away; in f32 all are there.
+/// With codes and unchanged scales, small updates are lost by rounding; in f32 nothing is lost.
 #[test]
 fn merging_says_what_rounding_leaves() {
     let (data, folder) = (text(), TempDir::new().unwrap());
@@ -154,13 +156,14 @@ fn merging_says_what_rounding_leaves() {
     assert!(!is_advised && share == Some(100.0), "{share:?}");
 }
 
-/// The held-out loss that a command prints.
+/// Held-out loss printed by a command.
 fn printed_loss(printed: &str) -> f64 {
     let (_, rest) = printed.split_once("held-out loss: ").expect(printed);
     rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// In a precision that reads no codes the base has its values, in a table and alone; a row says that `delayed` has no histories.
+/// In precisions other than FP8 the base has its values, in a table and in a single evaluation. A
+/// row notes that `delayed` has no histories.
 #[test]
 fn a_run_on_codes_is_judged_in_every_precision() {
     let (data, folder) = (text(), TempDir::new().unwrap());
@@ -200,7 +203,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
         names
     };
     assert_eq!(files(&adapter), ["adapter_config.json", "adapter_model.safetensors"]);
-    // A run of no steps from it.
+    // A run of zero steps from it.
     let of_adapter = format!("lora.adapter={}", adapter.display());
     let again =
         run_config(data.path(), &[&LORA[..], &["training.precision=f32", "training.steps=0", &of_adapter]].concat());
@@ -210,7 +213,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     of_merged.model = train::ModelSection::of_folder(Some(merged.clone()), None);
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
 
-    // A run of adapters beside it goes on with the same files alone.
+    // A run of adapters on it resumes only with the same files.
     let path = folder.path().join("second");
     let settings = ["training.precision=f32", "training.steps=1", "data.tokenizer=bytes"];
     let mut config = self::config(data.path(), &path, &settings);
@@ -227,7 +230,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
         }
         other => panic!("{other}"),
     }
-    // What is for weights is not for adapters alone.
+    // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-bytes", "1MB"]] {
         let to = folder.path().join("refused");
         let arguments = [&["export", path.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
@@ -235,18 +238,18 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
         assert!(matches!(&error, Error::Config(ConfigError::Value { key, .. }) if *key == flags[0]), "{error}");
         assert!(!to.exists());
     }
-    // A folder that is gone is called what it is to the run.
+    // A missing base folder gives a specific error.
     fs::rename(&merged, folder.path().join("elsewhere")).unwrap();
     let error = llama3(&["eval", path.to_str().unwrap()]).unwrap_err();
     assert!(matches!(&error, JobError::NoBase { folder } if *folder == merged), "{error}");
     fs::rename(folder.path().join("elsewhere"), &merged).unwrap();
-    // A run of a version that did not note them.
+    // As in a run of an older version, which did not record the files.
     fs::remove_file(path.join("assets/base.json")).unwrap();
     let printed = job(&config, &path, evaluate()).unwrap();
     assert!(printed.contains("warning: the run does not say which weights it began with"), "{printed}");
 }
 
-/// PEFT's adapter on the checkpoint in `tests/goldens/hf_llama`, by [`vectors`].
+/// PEFT's adapter in [`vectors`] on the checkpoint in `tests/goldens/hf_llama`.
 fn of_peft(settings: &[&str]) -> Result<(RunConfig, train::Adapted<Train, llama3::Llama<Train>>), Error> {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let base = format!("model.hf_path={}", own.join("../../tests/goldens/hf_llama").display());
@@ -292,7 +295,7 @@ fn peft_gives_the_same_logits() {
         values(adapted.merged().forward(ids).inner())
     };
     assert!(relative(&merged, &got) < 1e-6, "{}", relative(&merged, &got));
-    // Written again it is the same, and what PEFT has.
+    // Writing it again gives the same tensors as PEFT's.
     let folder = TempDir::new().unwrap();
     let to = folder.path().join("adapter");
     adapted.save_peft(None, &to).unwrap();
@@ -309,7 +312,7 @@ fn peft_gives_the_same_logits() {
     assert!(tensors(&to) == tensors(&vectors()));
 }
 
-/// Each element by a half, exactly.
+/// Multiplies each element by a half, exactly.
 struct Halve;
 
 impl ModuleMapper<Train> for Halve {
@@ -318,7 +321,8 @@ impl ModuleMapper<Train> for Halve {
     }
 }
 
-/// An adapter that PEFT has not seen, in PEFT: where Python has it, `peft_vectors.py` wants every tensor of it and our logits.
+/// Tests an adapter with new values in PEFT. If Python has it, `peft_vectors.py` checks every
+/// tensor and our logits.
 #[test]
 fn peft_loads_ours() {
     let (ids, want) = reference();
@@ -363,12 +367,12 @@ fn adapters_that_do_not_fit_are_refused() {
     assert!(refused(&["lora.rank_pattern={q_proj=0}"]).contains("lora.rank_pattern = {q_proj = 0}"));
     assert!(refused(&["lora.alpha_pattern={q_proj=nan}"]).contains("lora.alpha_pattern = {q_proj = NaN}"));
     assert!(refused(&["lora.rank_pattern={qproj=3}"]).contains("lora.rank_pattern: \"qproj\" matches none"));
-    // A linear of the model that has no adapter.
+    // A linear of the model without an adapter.
     let error = refused(&["lora.target_modules=q_proj", "lora.alpha_pattern={v_proj=3}"]);
     assert!(error.contains("lora.alpha_pattern: \"v_proj\" matches none"), "{error}");
     assert!(refused(&["lora.dropout=1.5"]).contains("lora.dropout = 1.5"));
     assert!(refused(&["lora.base=fp8", "training.precision=f32"]).contains("needs training.precision = \"fp8\""));
-    // Over several ranks, whose memory is not told either.
+    // Over several ranks it is refused, in the estimate too.
     let config = run_config(data.path(), &["lora.base=fp8"]);
     let memory = Job::<Llama3> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
     let error = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
@@ -390,7 +394,7 @@ fn adapters_that_do_not_fit_are_refused() {
         ("target_modules", json!([])),
         ("r", 0.into()),
         ("lora_alpha", 0.into()),
-        // Of which α · √r is infinite.
+        // α · √r would be infinite.
         ("lora_alpha", 1e308.into()),
         ("lora_dropout", 1.5.into()),
     ] {
@@ -399,7 +403,7 @@ fn adapters_that_do_not_fit_are_refused() {
         let said = format!("adapter_config.json: {name} = {value}");
         assert!(error.to_string().contains(&said), "{error}");
     }
-    // Tensors that no target has, and of another rank than the file says.
+    // Tensors that match no target, and tensors with another rank than configured.
     let of = |changes| {
         let folder = edited(&changes);
         of_peft(&[&format!("lora.adapter={}", folder.path().display())]).map(|_| ()).unwrap_err().to_string()
@@ -419,7 +423,7 @@ fn adapters_that_do_not_fit_are_refused() {
     }
 }
 
-/// PEFT's adapter with other values in its configuration.
+/// PEFT's adapter with changes in its configuration.
 fn edited(changes: &serde_json::Value) -> TempDir {
     let folder = TempDir::new().unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
@@ -432,7 +436,7 @@ fn edited(changes: &serde_json::Value) -> TempDir {
     folder
 }
 
-/// Rank, alpha and targets come from its file, in every way in which PEFT says them, and are written again.
+/// Rank, alpha and targets are read from the file in every form that PEFT has, and written again.
 #[test]
 fn an_adapter_says_what_it_is() {
     let (ids, want) = reference();
@@ -464,7 +468,7 @@ fn an_adapter_says_what_it_is() {
     );
 }
 
-/// As PEFT loads it: onto the base that its file names, if that is a folder here.
+/// As in PEFT, the base is the folder named in the adapter's file, if it exists here.
 #[test]
 fn commands_take_the_folder_of_an_adapter() {
     let (ids, want) = reference();
@@ -478,7 +482,7 @@ fn commands_take_the_folder_of_an_adapter() {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
         llama3(&[&["export", adapter, merged.to_str().unwrap(), "--merge"], more].concat()).unwrap();
-        // In the dtype of the base, which is f32.
+        // In the dtype of the base, f32.
         let model = llama3::Llama::<Flex>::load_hf(&merged, &Default::default()).unwrap();
         let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
         assert!(relative(&values(model.forward(ids)), &want) < 1e-5);
@@ -493,7 +497,7 @@ fn commands_take_the_folder_of_an_adapter() {
     }
 }
 
-/// Of a rank that no memory holds, nothing is allocated.
+/// An impossible rank is refused before anything is allocated.
 #[test]
 fn a_rank_beyond_all_memory_is_refused() {
     let data = text();
@@ -536,7 +540,7 @@ fn parameters_are_frozen_by_name() {
     assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
     assert_eq!(names(2, &["training.train_only=[\"norm.gamma\", \"lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
     let refused = |settings: &[&str]| run(&run_config(data.path(), settings)).unwrap_err().to_string();
-    // The end of a module's name is none.
+    // The beginning of a module's name does not match it.
     assert!(refused(&["training.freeze=[\"layers.0.mlp.up\"]"]).contains("has no parameter of this name"));
     assert!(refused(&["training.freeze=[\"[\"]"]).contains("no valid glob"));
     assert!(refused(&["training.freeze=[\"*\"]"]).contains("nothing is left to train"));

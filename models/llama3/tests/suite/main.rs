@@ -1,4 +1,4 @@
-//! The crate's tests as one binary, a module per topic.
+//! The crate's tests as one binary, with a module per topic.
 #![allow(missing_docs)]
 
 mod activations;

@@ -1,4 +1,4 @@
-//! Which targets count, and what tokens may look at: a packed batch is the documents that it is made of.
+//! Loss masks and attention masks: a packed batch equals its separate documents.
 
 use burn::backend::Flex;
 use llama3::Llama;
@@ -16,7 +16,7 @@ fn loss(model: &Llama<Flex>, batch: &Batch) -> f32 {
     values(model.batch_loss(batch.tensors::<Flex>(&Default::default())))[0]
 }
 
-/// One after another, in a row of `len + 1` tokens.
+/// Packs documents into a row of `len + 1` tokens.
 fn packed(documents: &[Vec<u32>], len: usize) -> Sequence {
     let mut tokens = vec![];
     let mut document_starts = vec![];
@@ -52,7 +52,7 @@ fn documents_of_a_packed_batch_do_not_see_each_other() {
     let block = loss(&model, &batch);
     assert!((block - expected).abs() < 1e-6 * expected, "{block} {expected}");
 
-    // Causal, everything in a row is seen, and first tokens are targets.
+    // With the causal mask, documents see earlier ones, and first tokens are targets.
     let batch = Batch::new(rows, AttnMaskType::Causal);
     assert_eq!(batch.num_targets(), targets + 2);
     assert!((loss(&model, &batch) - expected).abs() > 1e-3 * expected);
@@ -69,7 +69,7 @@ fn only_targets_that_count_do() {
     };
     let all = loss(&model, &Batch::new(vec![whole.clone()], AttnMaskType::Causal));
     assert!((loss(&model, &masked(&|_| true)) - all).abs() < 1e-6 * all);
-    // The mean of two parts, by their sizes, is that of all.
+    // The mean of two parts, weighted by size, equals the mean of all.
     let (some, others) = (masked(&|i| i % 4 == 1), masked(&|i| i % 4 != 1));
     let mean = (loss(&model, &some) * 4.0 + loss(&model, &others) * 12.0) / 16.0;
     assert!((mean - all).abs() < 1e-6 * all, "{mean} {all}");

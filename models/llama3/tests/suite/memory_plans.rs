@@ -1,4 +1,4 @@
-//! The estimate of a step's memory without training: what is counted, what is refused, and settings that fit.
+//! Memory estimates without training: counted parts, errors, and settings that fit.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ fn estimate(settings: &[&str], ranks: usize) -> Result<MemoryEstimate, Error> {
     Ok(job.memory_estimate::<Train>(ranks, &SelectedDevice::Cpu, &Default::default())?.expect("known"))
 }
 
-/// What `llama3 memory` prints.
+/// Output of `llama3 memory`.
 fn told(settings: &[&str], flags: &[&str]) -> Result<String, Error> {
     told_of("training.device=cpu", settings, flags)
 }
@@ -74,7 +74,7 @@ fn what_exceeds_64_bits_is_never_little() {
     assert_eq!(estimate(&huge, 1).unwrap().peak(), u64::MAX);
     let error = told(&huge, &["--available", "80"]).unwrap_err();
     assert!(matches!(error, Error::StepMemory { .. }), "{error}");
-    // As `train` does.
+    // The same errors as in `train`.
     let error = told(&huge[..2], &[]).unwrap_err().to_string();
     assert!(error.contains("training.seq_len = 4294967296"), "{error}");
     let error = told(&["training.batch_size=0"], &[]).unwrap_err().to_string();
@@ -90,7 +90,7 @@ fn what_is_not_trained_has_no_gradient() {
     let last = some(&["training.train_only=['layers.7']"]);
     let first = some(&["training.train_only=['layers.0']"]);
     assert_eq!(row(&last, "parameters"), row(&all, "parameters"));
-    // Of the eight layers one; it is all that has a graph.
+    // One of eight layers is trained, and only it has a graph.
     assert_eq!(row(&last, "attention")[1], row(&all, "attention")[1] / 8);
     assert!(row(&first, "attention")[1] > 4 * row(&last, "attention")[1]);
     assert!(row(&first, "mlp")[1] < row(&all, "mlp")[1]);
@@ -114,7 +114,7 @@ fn experts_have_two_copies_on_every_rank() {
     assert!(
         row(&two, "gathered weights")[0] > 0 && row(&estimate(&with(&moe), 1).unwrap(), "gathered weights")[0] == 0
     );
-    // A rank makes a step of its rows.
+    // A rank updates only its rows.
     let update = |ranks| row(&estimate(&WIDE, ranks).unwrap(), "workspace")[3];
     assert_eq!(update(1), 4 * update(4));
 }
@@ -152,7 +152,8 @@ fn the_8b_configuration() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../configs/llama3_8b.toml")
 }
 
-/// What docs/lora.md says of it: a byte for each element of linears in FP8 and two for the others of 8.03 billion.
+/// As stated in docs/lora.md: one byte per element of FP8 linears and two for the others of 8.03
+/// billion.
 #[test]
 fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     let job = job(Some(&the_8b_configuration()), &["lora.rank=16", "lora.base=fp8"], &[]).unwrap();
@@ -162,7 +163,7 @@ fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     let codes = 8_030_261_248 - tables;
     assert!((parameters as f64 / (codes + 2 * tables + adapters) as f64 - 1.0).abs() < 0.01, "{estimate}");
     assert!(parameters < 10_000_000_000, "{estimate}");
-    // Codes that are the weights stay, whatever becomes of copies.
+    // FP8-only weights keep their codes, even if copies are recomputed.
     let settings = ["lora.rank=16", "lora.base=fp8", "float8.force_recompute_fp8_weight_in_bwd=true"];
     let recomputed = self::job(Some(&the_8b_configuration()), &settings, &[]).unwrap();
     let recomputed = recomputed.memory_estimate::<Train>(1, &SelectedDevice::Cuda, &Default::default()).unwrap();
@@ -174,7 +175,7 @@ fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     assert!(docs.contains(&format!("A step takes {}", gib(estimate.peak()))), "{estimate}");
 }
 
-/// The figures of its header.
+/// Figures in the file's header.
 #[test]
 fn the_8b_configuration_fits_80_gib() {
     let path = the_8b_configuration();
@@ -202,7 +203,7 @@ fn the_8b_configuration_fits_80_gib() {
         assert_eq!(figure(line), gib(bytes), "{line}\n{estimate}");
     }
     assert!(estimate.peak() < 80 << 30);
-    // What a line would be otherwise, last in it.
+    // Last figure in a line of the header: the memory with that change.
     let otherwise = |line: &str| {
         let line = header.lines().find(|text| text.contains(line)).unwrap_or_else(|| panic!("{line}"));
         let mut figures = line.split_whitespace().filter(|word| word.contains('.')).filter_map(|word| {

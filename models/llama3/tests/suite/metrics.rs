@@ -41,7 +41,8 @@ fn what_a_device_cannot_tell_is_left_out() {
 
 #[test]
 fn known_devices_have_their_peaks() {
-    // A token takes so much that all of two H100's FP8 peak, and twice their bf16 peak, is used.
+    // FLOPs per token such that two H100s reach 100 % of their FP8 peak, and 200 % of their bf16
+    // peak.
     let used = |name: &str, count| {
         let peak = Peak::of_devices(name, count);
         StepLine { tokens_per_second: 1e3, flops_per_token: 2.0 * 1979e9, peak, ..line() }.to_string()
@@ -58,7 +59,8 @@ fn known_devices_have_their_peaks() {
     assert_eq!((gpu(false).hardware_name(), SelectedDevice::Cpu.hardware_name()), (None, None));
 }
 
-/// Each device once, twice as fast in FP8 as in bf16 to within the rounding of a datasheet, and the documentation has the same table.
+/// Each device occurs once, its FP8 peak is twice its bf16 peak up to datasheet rounding, and the
+/// documentation has the same table.
 #[test]
 fn the_table_of_peaks_is_the_documentations() {
     let table = Peak::table();

@@ -101,7 +101,7 @@ fn a_tied_output_has_no_parameter_of_its_own_and_trains_the_embedding() {
     let (inputs, targets) = (vec![1; 4], vec![7; 4]);
     let grads = model.loss(ids(&inputs, [1, 4]), ids(&targets, [1, 4])).backward();
     let grad = values(model.embed_tokens.weight.val().grad(&grads).unwrap());
-    // Token 7 is never looked up: its gradient can only come from the output.
+    // Token 7 is never looked up, so its gradient can only come from the output.
     assert!(grad[7 * 48..8 * 48].iter().any(|&g| g != 0.0));
 }
 
@@ -113,7 +113,7 @@ fn weights_depend_on_the_seed_only() {
     };
     assert_eq!(weights(7), weights(7));
     assert_ne!(weights(7).0, weights(8).0);
-    // Experts are drawn as the linears that they are.
+    // Experts are initialized like linears.
     let moe = model::<Flex>(tiny_moe(), 7).layers[1].moe.clone().unwrap();
     let [up, down, router] =
         [weights(7).0, values(moe.experts.down_proj.weight.val()), values(moe.router.weight.val())];

@@ -1,4 +1,5 @@
-//! A mixture of experts against a loop over tokens, forward and backward, experts without tokens included.
+//! A mixture of experts against a loop over tokens, in forward and backward, including experts
+//! without tokens.
 
 use std::path::Path;
 use train::CausalLmExt;
@@ -38,7 +39,7 @@ fn normal<B: Backend>(shape: [usize; 2], seed: u64) -> Tensor<B, 2> {
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
 }
 
-/// The experts of each token, likeliest first, by sorting on the host.
+/// Experts of each token, most likely first, sorted on the host.
 fn chosen<B: Backend>(moe: &Moe<B>, x: &Tensor<B, 2>, per_token: usize) -> Vec<Vec<usize>> {
     let logits = x.clone().matmul(moe.router.weight.val());
     let experts = logits.dims()[1];
@@ -50,7 +51,7 @@ fn chosen<B: Backend>(moe: &Moe<B>, x: &Tensor<B, 2>, per_token: usize) -> Vec<V
     values(logits).chunks(experts).map(best).collect()
 }
 
-/// A mixture computed one token and one expert after the other.
+/// A mixture computed one token and one expert at a time.
 fn token_by_token<B: Backend>(moe: &Moe<B>, x: Tensor<B, 2>, per_token: usize) -> Tensor<B, 2> {
     let experts = &moe.experts;
     let chosen = chosen(moe, &x, per_token);
@@ -95,7 +96,7 @@ fn a_mixture_is_the_sum_over_each_tokens_experts() {
         let moe = layer::<Plain>(experts, per_token, 7);
         let expected = everything(&moe, tokens, |moe, x| token_by_token(moe, x, per_token));
         let plain = everything(&moe, tokens, |moe, x| moe.forward(x));
-        // `grouped_linear` in high precision, on the same weights.
+        // `grouped_linear` in high precision, with the same weights.
         let moe = layer::<Train>(experts, per_token, 7);
         let float8 = everything(&moe, tokens, |moe, x| moe.forward(x));
         let case = format!("{tokens} tokens, {per_token} of {experts} experts");

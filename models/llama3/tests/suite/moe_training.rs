@@ -1,4 +1,4 @@
-//! Mixtures of experts in training: in FP8 where the recipe says so, close to f32, resumed exactly.
+//! Training of mixtures of experts: FP8 as configured, close to f32, and exact resume.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::common::{Train, open, parameters, run, run_config, steps, text, value
 
 const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
 
-/// A short run of the preset, on the text in `data`.
+/// Short run of the preset on the text in `data`.
 fn debug_moe(data: &Path, settings: &[&str]) -> RunConfig {
     let preset = ["model.preset=debug_moe", "training.batch_size=2", "training.seq_len=48", "training.log_every=1"];
     let settings: Vec<_> = preset.iter().chain(settings).map(|s| s.to_string()).collect();
@@ -37,7 +37,8 @@ fn the_preset_trains_in_fp8_as_in_f32() {
     for recipe in ["tensorwise", "mxfp8"] {
         let fp8 = held_out_loss(&format!("float8.recipe={recipe}"));
         println!("{recipe}: {fp8} {f32}");
-        // Runs of this length and size differ from f32 by -4 to 6 % over seeds and CPUs: matmuls round otherwise with AVX-512.
+        // Runs of this length and size differ from f32 by -4 to 6 % over seeds and CPUs: matmuls
+        // round differently with AVX-512.
         assert!((fp8 / f32 - 1.0).abs() < 0.08, "{recipe}: {fp8} {f32}");
     }
 }
@@ -53,7 +54,8 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
         let recipe_setting = format!("float8.recipe={recipe}");
         let settings = short.into_iter().chain([recipe_setting.as_str()]).chain(filter);
         let (outcome, log) = run(&debug_moe(folder.path(), &settings.collect::<Vec<_>>())).unwrap();
-        // Four of attention, the router and three of the experts in each layer; the output.
+        // Four linears of attention, the router and three of the experts in each layer; the output
+        // layer.
         let converted = if filter.is_some() { 33 } else { 28 };
         assert!(log.contains(&format!("recipe={recipe}, {converted} of 33 linears")), "{log}");
         assert!(log.contains("model: llama3 debug_moe  parameters: "), "{log}");

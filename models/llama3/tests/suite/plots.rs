@@ -1,4 +1,4 @@
-//! `llama3 plot`: names, where the picture is written, and what is said of it.
+//! `llama3 plot`: names, the output file, and its log line.
 
 use std::path::Path;
 

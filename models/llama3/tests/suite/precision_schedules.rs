@@ -1,4 +1,4 @@
-//! High precision, FP8, high precision in one run: when it switches, and that it switches exactly.
+//! High precision, FP8, high precision in one run: the switches are at the right steps and exact.
 
 use burn::module::{AutodiffModule, Module};
 use burn_float8::set_float8_enabled;
@@ -38,7 +38,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
         assert_eq!(is_float8, [false, false, false, true, true]);
 
-        // A run in high precision ends after as many steps.
+        // A run in high precision that ends after the same number of steps.
         let mut plain = config(&[]);
         plain.training.precision = Precision::F32;
         let (before, plain_made) = advance(steps(&plain, &data, |model| model), WARMUP);
@@ -47,7 +47,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
         let position = before.batches.position().unwrap();
 
-        // Another run, in FP8 from its start, takes over its parameters and moments.
+        // Another run, in FP8 from its start, continues with its parameters and moments.
         let float8 = config(&[]);
         let mut taken = steps(&float8, &data, |fresh| fresh.load_record(model));
         assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
@@ -56,7 +56,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         assert_eq!(losses(&made), expected, "{recipe}");
         assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
 
-        // And high precision would have gone elsewhere.
+        // High precision would have given other parameters.
         let (other, _) = advance(before, 2);
         assert!(parameters(&other.model) != parameters(&run.model), "{recipe}: FP8 did not run");
     }
@@ -95,7 +95,7 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
         assert_eq!(outcome.held_out_loss, Some(loss(last_is_float8)));
         assert_ne!(outcome.held_out_loss, Some(loss(!last_is_float8)));
     }
-    // Without FP8 there is nothing to schedule.
+    // Without FP8 the schedule has no effect.
     let f32_run = ["training.precision=f32", "float8.schedule={ warmup = 3 }", "training.steps=4"];
     let (_, log) = run(&config(folder.path(), &f32_run)).unwrap();
     assert!(!log.contains("linears switch"), "{log}");

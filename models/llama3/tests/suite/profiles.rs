@@ -1,4 +1,4 @@
-//! `[profile]` on the CPU: FP8's part of the time has its rows, and no loss is another.
+//! `[profile]` on the CPU: FP8 work has separate rows, and losses are unchanged.
 
 use std::env;
 use std::fs;
@@ -27,12 +27,13 @@ fn counts(report: &Report) -> ([u64; 3], [u64; 3]) {
     (casts, [fp8(|layer| &layer.fprop), fp8(|layer| &layer.dgrad), fp8(|layer| &layer.wgrad)])
 }
 
-/// Calls in rows whose names begin so.
+/// Calls in rows whose names begin with `name`.
 fn calls(table: &ProfileTable, name: &str) -> u64 {
     table.rows.iter().filter(|row| row.name.starts_with(name)).map(|row| row.calls).sum()
 }
 
-/// Profiles the third and the fourth of five steps. What other tests of the process do meanwhile would count.
+/// Profiles the third and the fourth of five steps. Concurrent work of other tests in the process
+/// would be counted.
 fn window(config: &RunConfig, has_fp8_wgrad: bool) {
     let section = ProfileSection { start: 3, steps: 2, file: None };
     let device = Default::default();

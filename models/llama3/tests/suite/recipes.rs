@@ -1,4 +1,4 @@
-//! Every recipe trains the debug preset, in FP8 wherever it says so.
+//! Every recipe trains the debug preset, in FP8 as configured.
 
 use burn_float8::{Recipe, report::GemmTotals};
 use llama3::RunConfig;

@@ -61,7 +61,7 @@ fn a_report_is_printed_when_asked_for() {
     assert!(log.contains("layers.1.mlp.down_proj") && log.contains("padding"), "{log}");
     assert_eq!(log.matches("GEMMs: ").count(), 1, "{log}");
     assert!(log.ends_with(&format!("{}\n", outcome.gemms)), "{log}");
-    // If it is asked for in f32, the proof that nothing ran in FP8 is an empty report.
+    // For f32, an empty report shows that nothing ran in FP8.
     let f32_run = ["training.steps=2", "training.print_report=true", "training.precision=f32"];
     let (outcome, log) = run(&config(data.path(), &f32_run)).unwrap();
     assert!(outcome.report.layers.is_empty() && log.contains("no linear was converted to FP8"), "{log}");
@@ -80,7 +80,7 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
     }
 }
 
-/// A run whose hidden states are in `dtype`, of which the config knows nothing, and its log.
+/// Run with hidden states in `dtype`, which the config does not contain, and its log.
 fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String) {
     let data = open(config);
     let held_out = config.held_out_batches(&data).unwrap();
@@ -106,7 +106,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
 fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     let data = text();
     let config = |settings: &[&str]| config(data.path(), &[&["training.steps=3"], settings].concat());
-    // f64 has no FP8 cast. A run says so after its first step; one that only evaluates, at the end.
+    // f64 has no FP8 cast. A run fails after its first step; an evaluation fails at the end.
     for steps in [3, 0] {
         let (result, log) = in_dtype(&config(&["float8.strict=true", &format!("training.steps={steps}")]), DType::F64);
         match result {
@@ -127,7 +127,7 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     for dtype in [DType::F32, DType::BF16] {
         in_dtype(&config(&["float8.strict=true"]), dtype).0.unwrap();
     }
-    // What the config itself keeps in high precision is no reason.
+    // High precision requested by the config is not an error.
     let asked_for = [
         "float8.strict=true",
         "float8.recipe=rowwise_with_gw_hp",
@@ -136,7 +136,7 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     ];
     let (outcome, _) = run(&config(&asked_for)).unwrap();
     assert!(outcome.gemms.emulated > 0);
-    // Only evaluated: FP8 as well, and checked as well.
+    // Evaluation only also runs in FP8 and is checked.
     run(&config(&["float8.strict=true", "training.steps=0"])).unwrap();
     let error = TrainError::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
     assert_eq!(error.to_string(), "float8.strict: lm_head: converted to FP8, but never called as a linear");

@@ -1,4 +1,4 @@
-//! Runs that are stopped and go on, of models and optimizers for which that is hard.
+//! Stopped and resumed runs of difficult models and optimizers.
 
 use std::path::Path;
 
@@ -10,7 +10,8 @@ use train::job::{Start, train};
 
 use crate::common::{Train, run_config, text};
 
-/// Step lines' losses and gradient norms, by step, of a run of `config` from its beginning or from what is saved, on so many threads.
+/// Losses and gradient norms by step, of a run of `config` from its beginning or from `saved`, with
+/// this number of threads.
 fn lines(config: &RunConfig, saved: Option<SavedRun>, threads: usize) -> Vec<(usize, u64, u64)> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     pool.install(|| lines_here(config, saved))
@@ -23,17 +24,18 @@ fn lines_here(config: &RunConfig, saved: Option<SavedRun>) -> Vec<(usize, u64, u
     outcome.steps.iter().map(|line| (line.step, line.loss.to_bits(), line.grad_norm.to_bits())).collect()
 }
 
-/// The bytes of a file of tensors in the last checkpoint.
+/// Bytes of a tensor file in the checkpoint after `step`.
 fn saved_tensors(folder: &Path, step: usize, file: &str) -> Vec<u8> {
     std::fs::read(folder.join(format!("step-{step:09}")).join(file)).unwrap()
 }
 
-/// Three steps in one go on one thread, and in two and one on several: the same losses, norms, parameters and moments, to the bit.
+/// Three steps at once on one thread, and two and one on several: bitwise the same losses, norms,
+/// parameters and moments.
 fn assert_resumes(settings: &[&str]) {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let [straight, stopped] = ["straight", "stopped"].map(|name| {
         let saved = format!("checkpoint.folder={}", folder.path().join(name).display());
-        // Learning rates that do not depend on how many steps there are.
+        // The learning rates do not depend on the number of steps.
         let fixed = [
             "training.steps=3",
             "training.log_every=1",
@@ -60,7 +62,7 @@ fn assert_resumes(settings: &[&str]) {
     }
 }
 
-/// Its gradient's norm is a sum that Flex adds on several cores.
+/// Flex adds the sum for its gradient's norm on several cores.
 #[test]
 fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
     assert_resumes(&[
@@ -80,7 +82,8 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
     ]);
 }
 
-/// With a margin the first step, which has no history, scales otherwise than those after it: frozen weights, too.
+/// With a margin, the first step has no history and scales differently from later ones, for frozen
+/// weights too.
 const DELAYED: [&str; 2] = ["float8.recipe=delayed", "float8.delayed_scaling={ margin = 1 }"];
 
 #[test]
@@ -97,8 +100,8 @@ fn runs_of_some_parameters_resume_bit_for_bit() {
     assert_resumes(&["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"]);
 }
 
-/// Where nothing is frozen, an evaluation may be what begins a step of FP8. Where something is, it must not begin one that the trainer begins
-/// again.
+/// Without frozen weights, an evaluation may begin an FP8 step. With frozen weights it must not
+/// begin one that the trainer begins again.
 #[test]
 fn evaluations_change_no_step_of_a_run_of_some_parameters() {
     let data = text();

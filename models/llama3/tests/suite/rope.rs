@@ -89,7 +89,8 @@ fn rotation_is_rotate_half() {
     }
 }
 
-/// An angle is a product in f32, as when the published weights were trained: far from the beginning that turns by less than f64 would.
+/// An angle is a product in f32, as when the published weights were trained. At far positions it
+/// differs from the f64 product.
 #[test]
 fn angles_at_far_positions_are_rounded_to_f32() {
     let config = tiny_with(|dims| {

@@ -1,4 +1,4 @@
-//! Parameters and moments in bf16: how they are rounded, what a run does with them, what is saved of it.
+//! Parameters and moments in bf16: rounding, training and checkpoints.
 
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -19,7 +19,8 @@ const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf1
 
 const MASTERS: &str = "optimizer.master_weights=true";
 
-/// Numbers of both signs from 2^-100 to 2^100 with every pattern of low bits, those next to powers of two and bf16's own among them.
+/// Numbers of both signs from 2^-100 to 2^100 with every pattern of low bits, including bf16 values
+/// and neighbours of powers of two.
 fn numbers(count: usize) -> Vec<f32> {
     let mut rng = Rng::new(3);
     let mut number = |i: usize| {
@@ -29,7 +30,7 @@ fn numbers(count: usize) -> Vec<f32> {
             0 => 0x7f_ffff - bits % 3,
             1 => bits % 0x1_0003,
             2 => bits << 16 & 0x7f_0000,
-            // Halfway between two, and a little more or less.
+            // Halfway between two bf16 values, and slightly more or less.
             3 => (bits << 16 & 0x7f_0000) + 0x8000 - 8 + (bits >> 20) % 17,
             _ => bits & 0x7f_ffff,
         };
@@ -67,13 +68,13 @@ fn rounding_is_that_of_the_bits() {
     let expected: Vec<_> = all.iter().zip(flat).map(|(x, r)| round_scalar(*x, r).to_bits()).collect();
     let rounded = bits(NOISE.round(tensor(&all, [all.len()]), 0));
     assert!(rounded == expected);
-    // Both ways, about as often for any of them.
+    // Both directions, about equally often.
     let is_between = |x: &f32| x.to_bits() & 0xffff != 0;
     let away = all.iter().zip(&rounded).filter(|(x, bits)| (x.to_bits() >> 16) as u16 != **bits).count();
     let between = all.iter().filter(|x| is_between(x)).count();
     assert!(away > between / 3 && away < between * 2 / 3, "{away} of {between}");
 
-    // Another step, another tensor and another seed have other bits.
+    // Another step, tensor or seed has other bits.
     for other in [Noise { step: 12, ..NOISE }, Noise { name: "layers.1.weight", ..NOISE }, Noise { seed: 8, ..NOISE }] {
         assert!(bits(other.round(tensor(&all, [all.len()]), 0)) != rounded);
     }
@@ -94,7 +95,8 @@ fn a_shard_is_rounded_as_the_whole_is() {
     }
 }
 
-/// A quarter of the way to the next value, an element goes there in a quarter of the steps, and two elements do not agree about it.
+/// A value a quarter of the way to the next one is rounded up in a quarter of the steps, and
+/// elements are rounded independently.
 #[test]
 fn the_mean_of_what_is_rounded_is_the_value() {
     let (x, steps) = (1.0 + 0.25 / 128.0, 4000);
@@ -111,7 +113,7 @@ fn the_mean_of_what_is_rounded_is_the_value() {
     }
 }
 
-/// The dtype of each parameter, with its dimensions.
+/// Number of dimensions and dtype of each parameter.
 fn dtypes(model: &Llama<Train>) -> Vec<(usize, DType)> {
     struct Collect(Vec<(usize, DType)>);
     impl ModuleVisitor<Train> for Collect {
@@ -162,7 +164,7 @@ fn matrices_are_kept_in_bf16_and_vectors_in_f32() {
     }
 }
 
-/// Decay is part of the step in f32: to bf16, 1 - 5e-4 is 1.
+/// Decay is part of the f32 step: in bf16, 1 - 5e-4 would be 1.
 #[test]
 fn small_decay_is_not_lost() {
     let data = text();
@@ -236,7 +238,7 @@ fn an_export_has_the_parameters_as_they_are() {
         run.model.save_hf(&to, &ExportOptions { dtype, ..ExportOptions::default() }).unwrap();
         let read = Llama::<Train>::load_hf(&to, &Default::default()).unwrap();
         let is_f32 = dtype == ExportDtype::F32;
-        // Norms, whose f32 does not survive bf16, are few.
+        // Only norms differ: their f32 values do not fit in bf16.
         let differ = parameters(&read).iter().zip(parameters(&run.model)).filter(|(a, b)| **a != *b).count();
         assert!(if is_f32 { differ == 0 } else { differ > 0 && differ < 5 * 48 + 1 }, "{differ}");
     }

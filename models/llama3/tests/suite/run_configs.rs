@@ -1,4 +1,4 @@
-//! TOML, `--set` and flags: precedence, unknown keys, impossible values, and the files in `configs/`.
+//! TOML, `--set` and flags: precedence, unknown keys, invalid values, and the files in `configs/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn unknown_keys_and_wrong_types_are_named() {
         ("steps=1", "section.key=value"),
         ("training.steps", "section.key=value"),
         ("training.=1", "section.key=value"),
-        // In the words of a file, not of this program's types.
+        // In plain words, without Rust type names.
         ("training.batch_size=many", "expected an integer of 0 or more"),
         ("optimizer.lr=high", "expected a number"),
         ("float8.filter_fqns=[lm_head]", "[lm_head] is not TOML, in which texts are in quotes, as in [\"lm_head\"]"),
@@ -163,7 +163,7 @@ fn an_empty_prompt_is_quoted() {
     assert_eq!(error.to_string(), "generate.prompt = \"\": must not be empty");
 }
 
-/// Prompts have the variables of `data` and their own, which override them.
+/// Prompts have the variables of `data`, overridden by the ones of `generate`.
 #[test]
 fn variables_of_the_template_are_tables() {
     let (_dir, template) = file("{{ x }}{{ y }}{{ messages[0].content }}");
@@ -210,7 +210,8 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
             "{other}"
         );
     }
-    // A flag cannot remove the file's preset, so it replaces it; the file's dimensions and a flag's preset remain.
+    // A flag cannot remove the file's preset, so it replaces it. The file's dimensions and a flag's
+    // preset remain.
     let load = |text: &str, settings: &[&str]| {
         let (_dir, path) = file(text);
         let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
@@ -244,7 +245,7 @@ fn sources_stand_alone_and_are_read_back() {
         let error = set(&[sources, other]).unwrap().validate().unwrap_err();
         assert!(error.to_string().starts_with("data.sources = 2 sources: each source has its own"), "{error}");
     }
-    // A flag replaces what the file has.
+    // A flag replaces the sources of the file.
     let replaced = args(&["--set", sources, "--data", "c"]).unwrap().data.sources();
     assert_eq!(replaced.iter().map(|source| &source.paths).collect::<Vec<_>>(), [&[PathBuf::from("c")]]);
 }
@@ -289,7 +290,7 @@ fn every_config_file_describes_a_run() {
     defaults.model.preset = Some("debug".into());
     assert_eq!(written_out, defaults, "llama3_debug.toml spells out the defaults");
 
-    // It serves a tied checkpoint as well.
+    // The file also works for a tied checkpoint.
     let dir = tempfile::tempdir().unwrap();
     let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
     write_json(&dir.path().join("config.json"), &hf_json(&tied));

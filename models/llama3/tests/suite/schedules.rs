@@ -48,15 +48,16 @@ fn wsd_keeps_the_peak_and_then_falls_by_a_square_root() {
     for (step, left) in [(11, 0.5), (12, 1.0 - 0.5_f64.sqrt()), (14, 0.0)] {
         close(wsd.at(step), 2.0 * (0.1 + 0.9 * left));
     }
-    // All of the steps, and those after warm-up.
+    // Decay over all steps starts after warm-up.
     close(Schedule { decay_ratio: 1.0, ..wsd }.at(9), 2.0 * (0.1 + 0.9 * (1.0 - 0.5_f64.sqrt())));
-    // 3.5 steps are 4.
+    // 3.5 steps are rounded to 4.
     close(Schedule { decay_ratio: 0.25, ..wsd }.at(11), 2.0 * (0.1 + 0.9 * 0.5));
-    // A share that rounds to no step.
+    // A fraction that rounds to no step.
     close(Schedule { decay_ratio: 0.01, ..wsd }.at(13), 2.0);
 }
 
-/// A fine-tuning default, a warm-up longer than a tenth of the run, a jump where a run is resumed; without these, no word.
+/// A fine-tuning default, a warm-up longer than a tenth of the run, and a jump on resume are
+/// reported. Otherwise nothing is printed.
 #[test]
 fn surprises_of_the_learning_rate_are_said() {
     let (data, folder) = (text(), TempDir::new().unwrap());

@@ -1,4 +1,4 @@
-//! What a run says of itself while it runs: metrics, held-out losses, and where it diverged.
+//! Records of a running training: metrics, held-out losses, and divergence.
 
 use std::fs;
 use std::path::Path;
@@ -44,14 +44,14 @@ fn a_run_writes_its_metrics() {
     assert_eq!(steps.iter().map(|(step, train)| (*step, train.loss)).collect::<Vec<_>>(), losses(&outcome));
     assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 4, 8, 12]);
     let calls = |i: usize| steps[i].1.gemms["host"];
-    // Evaluations run fprops of their own, but each step the same three GEMMs of the same linears.
+    // Evaluations add fprops, but each step runs the same three GEMMs of the same linears.
     assert!(calls(0) > 0 && calls(3) > calls(2) && calls(2) > calls(1), "{:?}", steps[3].1.gemms);
     assert_eq!(steps[0].1.lr, 5e-3 / 2.0);
     for (_, train) in &steps {
         assert!(train.grad_norm > 0.0 && train.tokens_per_second > 0.0 && train.tflops > 0.0);
         assert_eq!(train.memory_bytes.is_some(), cfg!(target_os = "linux"));
     }
-    // Held out: every third step, each once, the last of which is the outcome's.
+    // Held-out losses: every third step, each once; the last is the outcome's.
     let held_out: Vec<_> = records.iter().filter_map(|r| Some((r.step, r.held_out_loss?))).collect();
     assert_eq!(held_out.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [3, 6, 9, 12]);
     assert_eq!(Some(held_out[3].1), outcome.held_out_loss);
@@ -69,7 +69,7 @@ fn a_run_writes_its_metrics() {
     );
 }
 
-/// Evaluating and recording change nothing.
+/// Evaluating and recording do not change the training.
 #[test]
 fn losses_are_the_same_whoever_looks() {
     let folder = tempfile::tempdir().unwrap();
@@ -81,7 +81,7 @@ fn losses_are_the_same_whoever_looks() {
             [&plain[..], &[&*recipe, "training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"]].concat();
         let (seen, records, _) = recorded(folder.path(), &seen);
         assert_eq!(losses(&alone), losses(&seen));
-        // The file is of the last run alone.
+        // The file has only the last run.
         assert_eq!(records.iter().filter(|r| r.run.is_some()).count(), 1);
     }
 }
@@ -98,7 +98,7 @@ fn a_run_with_checkpoints_has_its_metrics_beside_them_and_resumes_them() {
     assert!(fs::read_to_string(run_folder.join(METRICS_FILE)).unwrap().lines().count() >= 5);
 }
 
-/// At the step where it happens, whatever `log_every` says, with the first operand that was not finite.
+/// Divergence is detected at its step for any `log_every`, with the first non-finite operand.
 #[test]
 fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     let data = text();
@@ -116,7 +116,7 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     let cause = unseen.cause.clone().unwrap();
     assert!(cause.layer.starts_with("layers.") && !cause.amax.is_finite(), "{cause}");
     assert!(unseen.to_string().contains(&cause.to_string()), "{unseen}");
-    // The metrics end with it.
+    // It is the last record of the metrics.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(METRICS_FILE);
     let again = of(&["training.log_every=100", &format!("training.metrics={}", file.display())]);
@@ -125,6 +125,6 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     let (train, why) = (last.train.unwrap(), last.diverged.unwrap());
     assert!(!train.loss.is_finite() || !train.grad_norm.is_finite());
     assert!(why.starts_with("training diverged at step ") && why.contains(&cause.layer), "{why}");
-    // Nothing is looked at in f32.
+    // f32 has no operand statistics.
     assert_eq!(of(&["training.precision=f32"]).cause, None);
 }

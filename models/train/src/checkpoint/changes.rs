@@ -1,4 +1,4 @@
-//! Which keys of a run's configuration may change when it is resumed.
+//! Keys of a run's configuration that may change on resume.
 
 use serde::Serialize;
 use toml::{Table, Value};
@@ -6,16 +6,17 @@ use toml::{Table, Value};
 use super::CheckpointError;
 use crate::config::{ConfigError, to_table};
 
-/// Keys that may change, and sections (they end with a point) all of whose keys may. Those before `training.loss_chunk` change no loss.
+/// Keys that may change, and sections (ending with a point) whose keys may all change. Keys before
+/// `training.loss_chunk` do not affect the losses.
 pub const MAY_CHANGE: [&str; 30] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
     "profile.",
     "data.cache",
-    // Files that lie elsewhere; that they are the same is seen from their content.
+    // Files may move. Their content identifies them.
     "data.paths",
-    // What is trained on stays; held-out losses are of other text.
+    // The training data stays; held-out losses use other text.
     "data.validation",
     "float8.strict",
     "optimizer.in_backward",
@@ -27,7 +28,7 @@ pub const MAY_CHANGE: [&str; 30] = [
     "training.peak_tflops",
     "training.print_report",
     "training.report",
-    // Sums in another order.
+    // Changes the order of summation.
     "training.loss_chunk",
     "optimizer.decay",
     "optimizer.decay_ratio",
@@ -37,14 +38,14 @@ pub const MAY_CHANGE: [&str; 30] = [
     "optimizer.weight_decay",
     "optimizer.weight_decay_all",
     "training.device",
-    // Another number of ranks takes another number of micro-batches for the same step.
+    // Another number of ranks needs another number of micro-batches for the same step.
     "training.grad_accumulation",
     "training.max_norm",
     "training.steps",
     "float8.schedule",
 ];
 
-/// A key whose value has changed.
+/// Key with a changed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// The dotted key.
@@ -55,10 +56,11 @@ pub struct Change {
     pub now: String,
 }
 
-/// What differs between two configurations.
+/// Differences between two configurations.
 ///
 /// # Errors
-/// [`CheckpointError::ConfigChanged`] for the first key that must not, [`CheckpointError::Config`].
+/// [`CheckpointError::ConfigChanged`] for the first key that must not change,
+/// [`CheckpointError::Config`].
 pub fn changes(saved: &impl Serialize, now: &impl Serialize) -> Result<Vec<Change>, CheckpointError> {
     let flat = |config: Result<Table, ConfigError>| -> Result<Table, ConfigError> {
         let mut flat = Table::new();

@@ -1,4 +1,4 @@
-//! What can go wrong with checkpoints; each variant carries the values that are wrong and says what to do.
+//! Errors of checkpoints. Each variant carries the wrong values and suggests a fix.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,34 +8,34 @@ use burn_float8::Float8Error;
 use crate::config::ConfigError;
 use crate::tensor_files::TensorFilesError;
 
-/// What can go wrong with checkpoints.
+/// Error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The ranks of a sharded run could not bring it together.
+    /// The ranks of a sharded run could not complete a checkpoint.
     #[error(transparent)]
     Ranks(#[from] float8_shard::CommError),
-    /// Another run writes here.
+    /// Another run is writing to this folder.
     #[error("another run is writing to {}: wait for it or stop it, or give this one another checkpoint.folder", folder.display())]
     Locked {
         /// The folder.
         folder: PathBuf,
     },
-    /// A new run was to write where there is one.
+    /// A new run was given the folder of an existing one.
     #[error("{} holds a run of {step} steps: `resume` goes on with it; a new run needs another checkpoint.folder", folder.display())]
     Occupied {
         /// The folder.
         folder: PathBuf,
-        /// Steps made at the newest checkpoint.
+        /// Steps at the newest checkpoint.
         step: u64,
     },
-    /// A new run would replace a file that does not belong to a run.
+    /// A new run would replace a file that belongs to no run.
     #[error("{} is of no run, and a run would replace it: give another checkpoint.folder, or move it away", path.display())]
     Foreign {
         /// The file or folder.
         path: PathBuf,
     },
-    /// A new run was to write where one has diverged.
+    /// A new run was given the folder of a diverged one.
     #[error(
         "{} holds a run that diverged at step {step} before it had a checkpoint: give the new run another checkpoint.folder, or remove this one",
         folder.display()
@@ -46,20 +46,20 @@ pub enum CheckpointError {
         /// The step.
         step: u64,
     },
-    /// There is no run.
+    /// The folder has no run.
     #[error("{} holds no run: no config.toml and no checkpoint", folder.display())]
     NoRun {
         /// The folder.
         folder: PathBuf,
     },
-    /// There is no such checkpoint.
+    /// The checkpoint does not exist.
     #[error("{} has no checkpoint `{wanted}`; there are {}", folder.display(), steps(have))]
     Missing {
         /// The folder.
         folder: PathBuf,
-        /// `newest`, `best`, the step, or the name that LATEST has.
+        /// `newest`, `best`, the step, or the name in LATEST.
         wanted: String,
-        /// The steps that have one.
+        /// Steps with a checkpoint.
         have: Vec<u64>,
     },
     /// A file or folder could not be read or written.
@@ -72,27 +72,27 @@ pub enum CheckpointError {
         /// The system's reason.
         source: io::Error,
     },
-    /// A file is not as it was written.
+    /// A file differs from what was written.
     #[error("{} is damaged: {reason}. {}", path.display(), others(have))]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The difference.
         reason: String,
-        /// The steps that have a checkpoint.
+        /// Steps with another checkpoint.
         have: Vec<u64>,
     },
-    /// A checkpoint that another version of this program has written.
+    /// A checkpoint of another format version.
     #[error("{} has format {found}, this program reads {expected}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
         /// Its format.
         found: u32,
-        /// What is read.
+        /// Supported format.
         expected: u32,
     },
-    /// A JSON file that does not parse.
+    /// Invalid JSON in a file.
     #[error("{} is not valid", path.display())]
     Json {
         /// The file.
@@ -100,18 +100,18 @@ pub enum CheckpointError {
         /// The parser's reason.
         source: serde_json::Error,
     },
-    /// A file of tensors that is not the model's, or could not be written.
+    /// A tensor file does not fit the model or could not be written.
     #[error(transparent)]
     Tensors(TensorFilesError),
     /// A tensor could not be read from its device.
     #[error("the device failed while {tensor} was read: {reason}")]
     Device {
-        /// Its name.
+        /// Name of the tensor.
         tensor: String,
         /// The device's reason.
         reason: String,
     },
-    /// Training has left the finite numbers in its last step.
+    /// A tensor is not finite after the last step.
     #[error(
         "training diverged: {tensor} is not finite after step {step}, which is not saved. Checkpoints that were there are whole: `resume` goes \
          on from the newest, and may lower optimizer.lr"
@@ -122,7 +122,7 @@ pub enum CheckpointError {
         /// The step.
         step: usize,
     },
-    /// A key was changed that must not be.
+    /// A key was changed that must stay the same.
     #[error(
         "{key} was {saved} when the checkpoint was made and is {now} now: a run cannot be resumed with another; start a new run, or leave it as it was"
     )]
@@ -166,7 +166,7 @@ fn others(steps: &[u64]) -> String {
     }
 }
 
-/// What helps against a full disk; the checkpoints before are whole.
+/// Advice for a full disk. Existing checkpoints are intact.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {

@@ -1,12 +1,14 @@
-//! A folder of checkpoints: each written beside, synced and renamed, so that a run that dies at any moment leaves the last whole one.
+//! Checkpoint folder. Each checkpoint is written under a temporary name, synced and renamed, so a
+//! crash always leaves the last complete one.
 //!
 //! ```text
 //! FOLDER/LOCK                     held by the run that writes here
-//! FOLDER/step-000000120/          a checkpoint: what the caller writes, and checksums.json
-//! FOLDER/.step-000000140.partial/ one under way, or what is left of one
-//! FOLDER/diverged-000000150/      what has left the finite numbers; never resumed from unless it is moved by hand
-//! FOLDER/RESUMED_FROM             the step that a run went back to, until it has a new checkpoint
-//! FOLDER/LATEST, BEST             the name of the newest checkpoint, and of the one with the smallest held-out loss, with the loss
+//! FOLDER/step-000000120/          a checkpoint: the caller's files, and checksums.json
+//! FOLDER/.step-000000140.partial/ a checkpoint being written, or left by a crash
+//! FOLDER/diverged-000000150/      a state that is not finite; used only if it is renamed by hand
+//! FOLDER/RESUMED_FROM             an earlier step resumed from, until there is a new checkpoint
+//! FOLDER/LATEST                   the name of the newest checkpoint
+//! FOLDER/BEST                     the name of the one with the smallest held-out loss, and the loss
 //! ```
 
 use std::collections::BTreeMap;
@@ -29,16 +31,16 @@ use crate::hf::is_asset;
 
 const CHECKSUMS: &str = "checksums.json";
 const STEP: &str = "step-";
-/// The file that a run's process holds.
+/// Lock file of a run's process.
 pub(super) const LOCK: &str = "LOCK";
 const DIVERGED: &str = "diverged-";
-/// What the names of files and folders under way begin with.
+/// Prefixes of temporary files and folders.
 const OURS: [&str; 8] =
     [".step-", ".diverged-", ".assets", ".config.toml", ".metrics.jsonl", ".LATEST", ".BEST", ".RESUMED_FROM"];
 
 type Result<T> = std::result::Result<T, CheckpointError>;
 
-/// Which checkpoint of a folder.
+/// Selection of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Which {
     /// The newest.
@@ -46,27 +48,27 @@ pub enum Which {
     Latest,
     /// The checkpoint with the smallest held-out loss.
     Best,
-    /// The checkpoint after so many steps.
+    /// The checkpoint after this step.
     Step(u64),
 }
 
-/// What a checkpoint is worth.
+/// Kind of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Worth {
-    /// This held-out loss, if anything is held out.
+    /// A regular checkpoint with its held-out loss, if anything is held out.
     HeldOutLoss(Option<f64>),
-    /// Nothing but to look at.
+    /// A diverged state, kept for inspection.
     Diverged,
 }
 
-/// A checkpoint that has been written.
+/// A checkpoint that was written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Written {
-    /// Optimizer steps made.
+    /// Completed optimizer steps.
     pub step: usize,
-    /// What it is worth.
+    /// Its kind.
     pub worth: Worth,
-    /// From the first tensor to the last rename.
+    /// Time from the first tensor to the last rename.
     pub took: Duration,
 }
 
@@ -78,7 +80,7 @@ pub(super) struct Checksum {
     sha256: String,
 }
 
-/// What a checkpoint says of itself.
+/// Contents of `checksums.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Manifest {
@@ -92,7 +94,7 @@ impl Manifest {
     }
 }
 
-/// A folder of checkpoints that this process alone writes to.
+/// Checkpoint folder, locked for writing by this process.
 #[derive(Debug)]
 pub struct CheckpointFolder {
     path: PathBuf,
@@ -108,7 +110,8 @@ fn name_of(step: u64) -> String {
     format!("{STEP}{step:09}")
 }
 
-/// Steps of the checkpoints in a folder whose names begin with `kind`. Folders without our files are ignored.
+/// Steps of the checkpoints in a folder whose names begin with `kind`. Folders without our files
+/// are ignored.
 fn steps_of(folder: &Path, kind: &str) -> Result<impl Iterator<Item = u64>> {
     let is_ours = move |name: &String| [CHECKSUMS, STATE].iter().any(|file| folder.join(name).join(file).exists());
     Ok(names(folder)?.into_iter().filter(is_ours).filter_map(move |name| {
@@ -128,7 +131,7 @@ fn checkpoint_name(step: u64, worth: Worth) -> String {
     }
 }
 
-/// Where the files of a checkpoint lie until it is whole.
+/// Temporary folder of a checkpoint until it is complete.
 pub(super) fn under_way(folder: &Path, step: u64, worth: Worth) -> PathBuf {
     folder.join(partial_name(&checkpoint_name(step, worth)))
 }
@@ -152,7 +155,7 @@ fn remove(path: &Path) -> Result<()> {
     removed.map_err(io_error("remove", path))
 }
 
-/// The steps that have a checkpoint in `folder`, in order; none if there is no such folder.
+/// Steps with a checkpoint in `folder`, in order; empty if the folder does not exist.
 ///
 /// # Errors
 /// [`CheckpointError::Io`].
@@ -162,13 +165,13 @@ pub fn saved_steps(folder: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
-/// Whether a step is none that a run gave up when it went back to an earlier checkpoint.
+/// Whether a step still counts: after a resume from an earlier checkpoint, later ones do not.
 fn is_kept(folder: &Path) -> impl Fn(&u64) -> bool {
     let back = resumed_from(folder);
     move |step| back.is_none_or(|back| *step <= back)
 }
 
-/// The last step at which a run in `folder` diverged, if one did.
+/// Last step at which a run in `folder` diverged, if any.
 ///
 /// # Errors
 /// [`CheckpointError::Io`].
@@ -176,20 +179,20 @@ pub fn diverged_step(folder: &Path) -> Result<Option<u64>> {
     Ok(steps_of(folder, DIVERGED)?.max())
 }
 
-/// The checkpoint that is noted as the newest; none if no checkpoint has been written.
+/// Name in the file LATEST; `None` if no checkpoint was written.
 pub fn noted_latest(folder: &Path) -> Option<String> {
     Some(files::read_to_string(&folder.join("LATEST")).ok()?.trim().to_string())
 }
 
-/// The step of the checkpoint with the smallest held-out loss, and that loss; of several the first. What a run that went back to an
-/// earlier checkpoint has given up does not count.
+/// Step and loss of the checkpoint with the smallest held-out loss; the first if several are equal.
+/// Checkpoints dropped by a resume from an earlier one do not count.
 ///
 /// # Errors
 /// [`CheckpointError::Io`].
 pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     let mut best: Option<(u64, f64)> = None;
     for step in saved_steps(folder)?.into_iter().filter(is_kept(folder)) {
-        // A damaged one is not the best.
+        // A damaged checkpoint is skipped.
         let Ok(manifest) = Manifest::read(&folder.join(name_of(step))) else { continue };
         if let Some(loss) = manifest.held_out_loss.filter(|loss| best.is_none_or(|(_, best)| *loss < best)) {
             best = Some((step, loss));
@@ -198,12 +201,12 @@ pub fn best(folder: &Path) -> Result<Option<(u64, f64)>> {
     Ok(best)
 }
 
-/// Where a checkpoint lies, after all of its files have been compared with their checksums.
+/// Path of a checkpoint, after verifying all of its files.
 ///
 /// # Errors
 /// [`CheckpointError::Missing`], [`CheckpointError::Damaged`], [`CheckpointError::Io`].
 pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
-    // Not the file LATEST: a crash may have come between a rename and the note of it.
+    // Does not read LATEST: a crash may have come between the rename and its update.
     let have = saved_steps(folder)?;
     let (found, wanted) = match which {
         Which::Latest => (have.iter().copied().rfind(is_kept(folder)), "newest".into()),
@@ -219,7 +222,7 @@ pub fn find_checkpoint(folder: &Path, which: Which) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compares a run's assets with their checksums.
+/// Verifies the checksums of a run's assets.
 ///
 /// # Errors
 /// [`CheckpointError::Damaged`], [`CheckpointError::Io`].
@@ -228,7 +231,7 @@ pub(crate) fn verify_assets(folder: &Path) -> Result<()> {
     if assets.exists() { verify(&assets, is_asset, vec![]) } else { Ok(()) }
 }
 
-/// Compares the files in a folder with their checksums, which all that may be read must have.
+/// Verifies the checksums of the files in a folder. Every file that may be read must have one.
 fn verify(folder: &Path, is_read: impl Fn(&str) -> bool, have: Vec<u64>) -> Result<()> {
     let damaged =
         |file: &Path, reason: String| CheckpointError::Damaged { path: file.into(), reason, have: have.clone() };
@@ -237,7 +240,7 @@ fn verify(folder: &Path, is_read: impl Fn(&str) -> bool, have: Vec<u64>) -> Resu
     if let Some(name) = names(folder)?.iter().find(|name| is_read(name) && !manifest.files.contains_key(*name)) {
         return Err(damaged(&folder.join(name), format!("{CHECKSUMS} does not list it")));
     }
-    // All lengths before any content.
+    // Checks all lengths before any content.
     for (name, expected) in &manifest.files {
         let file = folder.join(name);
         let found = match files::open(&file).and_then(|file| file.metadata()) {
@@ -260,7 +263,7 @@ fn verify(folder: &Path, is_read: impl Fn(&str) -> bool, have: Vec<u64>) -> Resu
 }
 
 impl CheckpointFolder {
-    /// Opens or makes the folder, and removes what interrupted runs have left half-written.
+    /// Opens or creates the folder, and removes temporary files of interrupted runs.
     ///
     /// # Errors
     /// [`CheckpointError::Locked`], [`CheckpointError::Io`].
@@ -271,7 +274,7 @@ impl CheckpointFolder {
         let Some(lock) = FileLock::try_take(&lock).map_err(io_error("lock", &lock))? else {
             return Err(CheckpointError::Locked { folder: path });
         };
-        // Files of other programs may end alike.
+        // Files of other programs may have the same ending.
         let is_ours = |name: &String| OURS.iter().any(|ours| name.starts_with(ours)) && name.ends_with(PARTIAL);
         for name in names(&path)?.iter().filter(|name| is_ours(name)) {
             remove(&path.join(name))?;
@@ -284,7 +287,7 @@ impl CheckpointFolder {
         &self.path
     }
 
-    /// Writes a small file of the run: either the old or the new one is there.
+    /// Writes a small file of the run atomically.
     ///
     /// # Errors
     /// [`CheckpointError::Io`].
@@ -293,7 +296,7 @@ impl CheckpointFolder {
         atomic::replace(&path, bytes).map_err(io_error("write", &path))
     }
 
-    /// Removes a file of the run, if it is there.
+    /// Removes a file of the run, if it exists.
     ///
     /// # Errors
     /// [`CheckpointError::Io`].
@@ -304,7 +307,8 @@ impl CheckpointFolder {
         }
     }
 
-    /// Notes that the run goes on after `step`, if there are checkpoints of later steps: they count no more.
+    /// Records that the run continues after `step`, if there are later checkpoints. These no longer
+    /// count.
     ///
     /// # Errors
     /// [`CheckpointError::Io`].
@@ -315,7 +319,8 @@ impl CheckpointFolder {
         }
     }
 
-    /// Makes the folder `name`, in place of one that is there: what `write` puts into an empty one, and checksums.
+    /// Creates the folder `name`, replacing an existing one: `write` fills an empty folder, then
+    /// checksums are added.
     ///
     /// # Errors
     /// [`CheckpointError::Io`], or the error of `write`.
@@ -333,11 +338,12 @@ impl CheckpointFolder {
         written.inspect_err(|_| discard(&partial))
     }
 
-    /// Writes the checkpoint of `step`: `write` is given an empty folder and puts files into it. When it is whole, all but the newest
-    /// `keep` and the best are removed, and those of later steps, which are of a run that went on from an earlier checkpoint.
+    /// Writes the checkpoint of `step`: `write` puts files into an empty folder. When it is
+    /// complete, old checkpoints are removed, except the newest `keep` and the best. Checkpoints of
+    /// later steps, left by a resume from an earlier one, are removed too.
     ///
     /// # Errors
-    /// [`CheckpointError::Io`], or the error of `write`; the checkpoints before are as they were.
+    /// [`CheckpointError::Io`], or the error of `write`; existing checkpoints are then unchanged.
     pub fn save<E: From<CheckpointError>>(
         &self,
         step: u64,
@@ -350,12 +356,12 @@ impl CheckpointFolder {
         written.inspect_err(|_| discard(&partial))
     }
 
-    /// An empty folder for the files of the checkpoint of `step`, whether by this process or others.
+    /// Creates an empty folder for the files of a checkpoint, which this process or others write.
     pub(super) fn begin(&self, step: u64, worth: Worth) -> Result<PathBuf> {
         self.partial(&checkpoint_name(step, worth))
     }
 
-    /// The rest of [`save`](Self::save), when all files are there.
+    /// Completes [`save`](Self::save) when all files are written.
     pub(super) fn commit(&self, step: u64, worth: Worth, keep: usize, files: BTreeMap<String, Checksum>) -> Result<()> {
         let (name, partial) = (checkpoint_name(step, worth), under_way(&self.path, step, worth));
         let held_out_loss = if let Worth::HeldOutLoss(loss) = worth { loss } else { None };
@@ -363,7 +369,7 @@ impl CheckpointFolder {
         if worth == Worth::Diverged {
             self.retire(&name)?;
         } else {
-            // Before the new one is there: the newest is what a run resumes from.
+            // Before the rename: a run resumes from the newest checkpoint.
             let first = resumed_from(&self.path).map_or(step, |back| step.min(back + 1));
             let steps = saved_steps(&self.path)?.into_iter().filter(|other| *other >= first);
             steps.rev().try_for_each(|step| self.retire(&name_of(step)))?;
@@ -371,7 +377,7 @@ impl CheckpointFolder {
         }
         let path = self.path.join(&name);
         if path.symlink_metadata().is_ok() {
-            // Another program has it, and what it holds is not ours to remove.
+            // Another program created it, so its content is moved and not removed.
             let aside = self.path.join(format!("not-of-this-run-{name}-{}", std::process::id()));
             fs::rename(&path, &aside).map_err(io_error("rename", &path))?;
         }
@@ -379,10 +385,10 @@ impl CheckpointFolder {
         if worth == Worth::Diverged { Ok(()) } else { self.settle(keep) }
     }
 
-    /// Notes the newest and the best checkpoint, and removes old ones. A resumed run does this for
-    /// one that was killed before.
+    /// Updates LATEST and BEST, and removes old checkpoints. A resumed run also does this for a run
+    /// that was killed.
     ///
-    /// Nothing is removed while a run has gone back to an earlier checkpoint.
+    /// Nothing is removed while a run resumed from an earlier checkpoint has no new one.
     pub(super) fn settle(&self, keep: usize) -> Result<()> {
         let (have, best) = (saved_steps(&self.path)?, best(&self.path)?);
         if let Some(newest) = have.iter().copied().rfind(is_kept(&self.path)) {
@@ -407,7 +413,8 @@ impl CheckpointFolder {
         Ok(partial)
     }
 
-    /// Removes a checkpoint, if it is there: first its name, so that no half of one is taken for a whole.
+    /// Removes a checkpoint, if it exists. It is renamed first, so that a partly removed checkpoint
+    /// is never taken for a complete one.
     fn retire(&self, name: &str) -> Result<()> {
         let (path, partial) = (self.path.join(name), self.path.join(format!(".{name}.old{PARTIAL}")));
         match fs::rename(&path, &partial) {
@@ -421,12 +428,12 @@ fn publish(partial: &Path, path: &Path) -> Result<()> {
     atomic::publish(partial, path).map_err(io_error("complete", path))
 }
 
-/// The error that led here is the one to tell; what stays is removed by the next run.
+/// Ignores errors: the first error is reported, and the next run removes the rest.
 pub(super) fn discard(partial: &Path) {
     let _ = fs::remove_dir_all(partial);
 }
 
-/// The checksums of all files in a folder.
+/// Checksums of all files in a folder.
 fn checksums(folder: &Path) -> Result<BTreeMap<String, Checksum>> {
     names(folder)?.into_iter().map(|name| Ok((name.clone(), checksum(&folder.join(name))?))).collect()
 }

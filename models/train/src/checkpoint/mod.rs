@@ -1,4 +1,4 @@
-//! Checkpoints of a run: written so that it can go on bit for bit, whenever it was stopped.
+//! Checkpoints of a run, from which it resumes bit for bit.
 
 mod changes;
 mod error;
@@ -10,10 +10,10 @@ mod tensors;
 mod together;
 mod writer;
 
-/// The run's configuration, beside the checkpoints and in each of them.
+/// Configuration of the run, next to the checkpoints and in each of them.
 pub const CONFIG: &str = "config.toml";
 
-/// The folder beside the checkpoints with what else `resume` and `export` need.
+/// Folder next to the checkpoints with the other files that `resume` and `export` need.
 pub const ASSETS: &str = "assets";
 
 pub use changes::{Change, MAY_CHANGE, changes};

@@ -1,10 +1,12 @@
-//! Tensors of a checkpoint, whole in one file or in the rows that each rank has written, which an index finds.
+//! Tensors of a checkpoint: whole in one file, or as rows in the files of the ranks, located by an
+//! index.
 //!
 //! ```text
 //! index.json                                parts of each tensor: rows of its first axis, and their file
-//! model-rank-00000-of-00004.safetensors     what rank 0 has written
+//! model-rank-00000-of-00004.safetensors     tensors written by rank 0
 //! ```
-//! The rows of a part are one range of bytes in its file, so any number of ranks reads what it needs of them.
+//! The rows of a part are one range of bytes in its file, so any number of ranks can read the rows
+//! it needs.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -18,11 +20,11 @@ use crate::{atomic, files};
 
 pub(super) const INDEX: &str = "index.json";
 
-/// The tensors that the ranks of a run have written.
+/// Index of the tensors written by the ranks of a run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
-    /// Ranks that have written.
+    /// Number of ranks that wrote.
     pub(super) ranks: usize,
     tensors: BTreeMap<String, Indexed>,
 }
@@ -30,7 +32,7 @@ pub(super) struct Index {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Indexed {
-    /// The shape of the whole tensor.
+    /// Shape of the whole tensor.
     shape: Vec<usize>,
     parts: Vec<Part>,
 }
@@ -38,21 +40,21 @@ struct Indexed {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Part {
-    /// The first row of the whole that it has, and the first that it has not.
+    /// Row range of the whole tensor: first row, and one past the last.
     rows: [usize; 2],
     file: String,
 }
 
-/// Rows of a tensor that one rank has written.
+/// Rows of a tensor written by one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Rows {
-    /// The tensor.
+    /// Name of the tensor.
     pub(super) name: String,
-    /// Its shape.
+    /// Shape of the whole tensor.
     pub(super) shape: Vec<usize>,
-    /// Which rows.
+    /// The rows.
     pub(super) rows: Range<usize>,
-    /// Where.
+    /// Name of the file.
     pub(super) file: String,
 }
 
@@ -78,11 +80,11 @@ impl Index {
 /// The tensors of a checkpoint.
 #[derive(Debug)]
 pub(super) enum SavedTensors {
-    /// The tensors of a run of one process.
+    /// Tensors of a single process.
     Whole(TensorFiles),
-    /// The tensors of a run of several ranks.
+    /// Tensors of several ranks.
     Parts {
-        /// The path of the index.
+        /// Path of the index.
         path: PathBuf,
         index: Index,
         files: BTreeMap<String, TensorFiles>,
@@ -90,7 +92,8 @@ pub(super) enum SavedTensors {
 }
 
 impl SavedTensors {
-    /// Opens the tensors of `file`, or, where a run of several ranks was saved, those of the ranks' files of that kind.
+    /// Opens the tensors in `file` or, for a run of several ranks, in the ranks' files of that
+    /// kind.
     pub(super) fn open(folder: &Path, file: &str) -> Result<Self, CheckpointError> {
         let path = folder.join(INDEX);
         if !path.exists() {
@@ -103,7 +106,7 @@ impl SavedTensors {
         })?;
         let mut index: Index =
             serde_json::from_str(&text).map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
-        // The index has the tensors of all kinds of files.
+        // The index has tensors of all kinds of files.
         let kind = file.strip_suffix(".safetensors").unwrap_or(file);
         let is_of_kind = |part: &Part| part.file.strip_prefix(kind).is_some_and(|rest| rest.starts_with("-rank-"));
         index.tensors.retain(|_, tensor| tensor.parts.iter().any(is_of_kind));
@@ -124,7 +127,7 @@ impl SavedTensors {
         }
     }
 
-    /// Refuses tensors of other names than these.
+    /// Returns an error if there are tensors with other names.
     pub(super) fn only(&self, known: &HashSet<String>) -> Result<(), CheckpointError> {
         const SHOWN: usize = 5;
         let (path, names): (&Path, Vec<&str>) = match self {
@@ -142,7 +145,7 @@ impl SavedTensors {
         Err(TensorFilesError::Unexpected { names, path: path.into() }.into())
     }
 
-    /// Rows of the tensor `name`, which must have this shape, in f32.
+    /// Rows of the tensor `name` in f32. The tensor must have this shape.
     pub(super) fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let (path, index, files) = match self {
             Self::Whole(file) => return Ok(file.expect(name, shape)?.rows_f32(rows)?),
@@ -158,7 +161,7 @@ impl SavedTensors {
         }
         let mut values = Vec::with_capacity(rows.len() * shape[1..].iter().product::<usize>());
         let mut next = rows.start;
-        // In the order of the rows; a part that does not go on where the last one ended is found missing.
+        // In the order of rows; a gap between parts is reported as missing rows.
         let mut parts: Vec<_> = parts.iter().collect();
         parts.sort_by_key(|part| part.rows);
         for Part { rows: [begin, end], file } in parts {
@@ -186,7 +189,8 @@ mod tests {
     use super::*;
     use crate::tensor_files::{NewTensor, f32_bytes, write_file};
 
-    /// Seven rows of two, of which three ranks have written 3, 3 and 1; and what the first has written whole.
+    /// Seven rows of two elements, in parts of 3, 3 and 1 from three ranks, and a bias written by
+    /// the first rank.
     fn saved(folder: &Path, left_out: usize) -> SavedTensors {
         let mut parts = vec![];
         for (rank, rows) in [0..3, 3..6, 6..7].into_iter().enumerate().filter(|(rank, _)| *rank != left_out) {
@@ -223,7 +227,7 @@ mod tests {
             }
         }
         assert_eq!(saved.rows("bias", &[2], 0..2).unwrap(), [8.0, 9.0]);
-        // The moments are in other files, which nobody has opened.
+        // The moments are in other files, which are not open.
         saved.only(&["w", "bias"].map(String::from).into()).unwrap();
         let error = saved.only(&["w".to_string()].into()).unwrap_err().to_string();
         assert!(error.contains("bias") && !error.contains("moment"), "{error}");

@@ -1,13 +1,14 @@
-//! Notes that a run went back to an earlier checkpoint: until it has a new one, those of later steps are of a run that was given up.
+//! Records a resume from an earlier checkpoint. Until the run has a new checkpoint, later ones are
+//! ignored.
 
 use std::path::Path;
 
 use crate::files;
 
-/// The file of the note, which holds the step that the run went back to.
+/// File with the step that the run resumed from.
 pub(super) const NOTE: &str = "RESUMED_FROM";
 
-/// The step that the run in `folder` went back to, if it has come to no new checkpoint since.
+/// Step that the run in `folder` resumed from, if it has no new checkpoint since.
 pub(super) fn resumed_from(folder: &Path) -> Option<u64> {
     files::read_to_string(&folder.join(NOTE)).ok()?.trim().parse().ok()
 }
@@ -38,7 +39,8 @@ mod tests {
         assert_eq!(best(), (4, 1.0), "of equal losses the first, and none that was given up");
         assert_eq!(saved_steps(path).unwrap(), [4, 8, 12, 16], "nothing is removed before there is something new");
         assert!(find_checkpoint(path, Which::Step(16)).is_ok(), "who changes his mind says so");
-        // What crashed before its first checkpoint begins there again; what has one goes on from it.
+        // A run that crashes before its first new checkpoint resumes from the same step. After that
+        // it resumes from the new one.
         folder.resume_from(8).unwrap();
         save(14);
         assert_eq!((saved_steps(path).unwrap(), resumed_from(path)), (vec![4, 8, 14], None));

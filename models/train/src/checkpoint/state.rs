@@ -1,14 +1,16 @@
-//! What a run needs to go on with the same losses, bit for bit: written at one step, read at the start of another process.
+//! State that a run needs to continue with bitwise the same losses in another process.
 //!
 //! ```text
-//! model.safetensors      parameters, in the dtype that they are kept in, by path in the module tree
+//! model.safetensors      parameters, in their storage dtype, by path in the module tree
 //! optimizer.safetensors  AdamW's moments, likewise
 //! state.json             steps, place in the data, FP8 state
 //! config.toml            the run's configuration
 //! ```
-//! Where several ranks train, each writes two such files of its own, and `index.json` finds the rows of a tensor in them.
+//! With several ranks, each writes two tensor files, and `index.json` locates the rows of a tensor
+//! in them.
 //!
-//! Learning rate, precision schedule and batches depend on the configuration, its seed and these; there is no other random state.
+//! Learning rate, precision schedule and batches depend only on the configuration, its seed and
+//! this state; there is no other random state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,32 +36,32 @@ const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 pub(super) const STATE: &str = "state.json";
 
-/// What is neither tensors nor configuration.
+/// State other than tensors and configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RunState {
     format: u32,
-    /// Optimizer steps made.
+    /// Completed optimizer steps.
     pub(super) step: usize,
     /// The next sequence.
     pub(super) data: Position,
-    /// Steps that each parameter has taken, by its path.
+    /// Steps of each parameter, by its path.
     parameter_steps: BTreeMap<String, usize>,
     /// Amax histories, fallbacks, sampled steps.
     float8: Float8State,
 }
 
-/// A run between two steps. Tensors stay on their device until they are written.
+/// State between two steps. Tensors stay on their device until they are written.
 pub(crate) struct Snapshot {
     parameters: Vec<Pending>,
     moments: Vec<Pending>,
     state: RunState,
-    /// Which of how many ranks this is, if there are several.
+    /// Rank and number of ranks, if there are several.
     rank: Option<[usize; 2]>,
 }
 
 impl Snapshot {
-    /// What is saved of a run, by this rank where the model is sharded: every rank takes part.
+    /// Takes a snapshot of this rank's part of the run. Every rank must call it.
     pub(crate) fn of<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         model: &M,
         optimizer: &AdamWStates<B::InnerBackend>,
@@ -78,7 +80,7 @@ impl Snapshot {
         self.state.step
     }
 
-    /// What [`write`](Self::write) writes.
+    /// Names of the files that [`write`](Self::write) writes.
     pub(super) fn files(&self) -> Vec<String> {
         let first: &[&str] = if self.is_first() { &[STATE, CONFIG] } else { &[] };
         let tensors = [MODEL, OPTIMIZER].map(|kind| file_name(kind, self.rank));
@@ -92,7 +94,7 @@ impl Snapshot {
     /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows
     /// in each file.
     ///
-    /// A number that is not finite is an error, unless the run has diverged.
+    /// A value that is not finite is an error, unless the run has diverged.
     pub(super) fn write(&self, folder: &Path, worth: Worth, config: &str) -> Result<Vec<Rows>, CheckpointError> {
         let tensors = |kind, tensors: &[Pending]| {
             let finite_at = (worth != Worth::Diverged).then_some(self.step());
@@ -111,7 +113,7 @@ impl Snapshot {
     }
 }
 
-/// The name of a file of tensors, of one of several ranks if there are.
+/// Name of a tensor file, with the rank if there are several.
 fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
     match rank {
         None => format!("{kind}.safetensors"),
@@ -131,7 +133,7 @@ fn read(path: &Path) -> Result<String, CheckpointError> {
     files::read_to_string(path).map_err(|source| CheckpointError::Io { doing: "read", path: path.into(), source })
 }
 
-/// A checkpoint whose files are as they were written.
+/// A verified checkpoint.
 #[derive(Debug)]
 pub struct SavedRun {
     path: PathBuf,
@@ -162,12 +164,12 @@ impl SavedRun {
         Ok(Self { path, state, config })
     }
 
-    /// Where it lies.
+    /// Path of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Optimizer steps made.
+    /// Completed optimizer steps.
     pub fn step(&self) -> usize {
         self.state.step
     }
@@ -187,7 +189,7 @@ impl SavedRun {
         &self.state.float8
     }
 
-    /// [`float8`](Self::float8) for the model without its adapters, if it has some.
+    /// [`float8`](Self::float8) with the names of the model without its adapters.
     pub(crate) fn float8_of_model(&self, has_adapters: bool) -> Float8State {
         let mut float8 = self.state.float8.clone();
         if has_adapters {
@@ -197,7 +199,7 @@ impl SavedRun {
         float8
     }
 
-    /// Replaces every parameter of `model`, before FP8 is applied to it.
+    /// Replaces every parameter of `model`, before FP8 is applied.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
@@ -209,7 +211,7 @@ impl SavedRun {
         tensors::load_parameters(model, SavedTensors::open(&self.path, &file_name(MODEL, None))?, progress)
     }
 
-    /// Gives a model to which FP8 has been applied its FP8 state.
+    /// Restores the FP8 state of a model after FP8 was applied.
     ///
     /// # Errors
     /// [`CheckpointError::Float8`].
@@ -220,7 +222,7 @@ impl SavedRun {
         Ok(self.state.float8.restore::<B, M>(model)?)
     }
 
-    /// The state of the optimizer of `section`.
+    /// Loads the optimizer state for `section`.
     ///
     /// # Errors
     /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].

@@ -1,7 +1,7 @@
-//! A module's parameters, AdamW's moments and masters as named tensors: to a safetensors file and back.
+//! A module's parameters, AdamW's moments and master weights as named tensors in safetensors files.
 //!
-//! Names are paths in the module tree, `layers.0.mlp.up_proj.weight`, of moments `layers.0.mlp.up_proj.weight.moment_1`, of masters
-//! `layers.0.mlp.up_proj.weight.master`.
+//! A parameter's name is its path in the module tree, `layers.0.mlp.up_proj.weight`. Moments append
+//! `.moment_1` and `.moment_2`, master weights `.master`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -24,19 +24,19 @@ use crate::optimizer::{AdamWStates, ParameterState};
 use crate::progress::Progress;
 use crate::tensor_files::{NewTensor, write_file};
 
-/// What names of moments end with.
+/// Endings of moment names.
 const MOMENTS: [&str; 2] = ["moment_1", "moment_2"];
-/// What names of masters end with.
+/// Ending of master weight names.
 const MASTER: &str = "master";
 
 /// Reads a tensor from its device.
 type Read = Box<dyn Fn() -> Result<TensorData, String> + Send>;
 
-/// A tensor that stays on its device until it is written, of a shard this rank's rows. It is not changed by steps that are made
-/// meanwhile.
+/// Tensor that stays on its device until it is written; for a shard, this rank's rows. Later steps
+/// do not change it.
 pub(super) struct Pending {
     name: String,
-    /// The shape of the whole tensor.
+    /// Shape of the whole tensor.
     shape: Vec<usize>,
     rows: Range<usize>,
     dtype: Dtype,
@@ -44,7 +44,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// What belongs to a parameter.
+    /// Tensor that belongs to a parameter.
     fn new<B: AutodiffBackend + Float8Stack, const D: usize>(
         name: String,
         param: &Tensor<B, D>,
@@ -58,7 +58,7 @@ impl Pending {
         };
         let read = move || {
             let tensor = tensor.clone().cast(dtype);
-            // Without the padding of a shard.
+            // Removes the padding of a shard.
             let padded = tensor.dims()[0];
             let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
             tensor.try_into_data().map_err(|error| error.to_string())
@@ -66,7 +66,8 @@ impl Pending {
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
 
-    /// Elements as a file has them. With a step in `finite_at`, one that is not finite is an error.
+    /// Elements in the format of the file. If `finite_at` has a step, a value that is not finite is
+    /// an error.
     fn bytes(&self, finite_at: Option<usize>) -> Result<Vec<u8>, CheckpointError> {
         let tensor = || self.name.clone();
         let data = (self.read)().map_err(|reason| CheckpointError::Device { tensor: tensor(), reason })?;
@@ -82,8 +83,8 @@ impl Pending {
     }
 }
 
-/// Writes tensors with rows on this rank to `folder/file`. One is on the host at a time. With a
-/// step in `finite_at`, all must be finite.
+/// Writes tensors with rows on this rank to `folder/file`, one at a time on the host. If
+/// `finite_at` has a step, all values must be finite.
 pub(super) fn write(
     folder: &Path,
     file: &str,
@@ -101,12 +102,12 @@ pub(super) fn write(
     Ok(written)
 }
 
-/// Whether this process saves what belongs to a parameter: what every rank has whole, the first does.
+/// Whether this process saves a parameter's tensors. The first rank saves replicated ones.
 fn is_own<B: Float8Stack, const D: usize>(param: &Tensor<B, D>, ranks: Option<&Ranks>) -> bool {
     ranks.is_none_or(Ranks::is_first) || Sharded::is_shard(param)
 }
 
-/// The parameters of a module that this process saves: those that are trained.
+/// Trained parameters of a module that this process saves.
 pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
     module: &M,
     ranks: Option<&Ranks>,
@@ -121,7 +122,7 @@ pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let value = param.val();
-            // What is not trained is where it came from.
+            // Frozen parameters stay in their source.
             if value.is_require_grad() && is_own(&value, self.1) {
                 self.2.push(Pending::new(self.0.dotted(), &value, value.clone().inner()));
             }
@@ -132,7 +133,7 @@ pub(super) fn parameters<B: AutodiffBackend + Float8Stack, M: Module<B>>(
     collect.2
 }
 
-/// The moments, and masters, of a module's parameters that this process saves, and how many steps each parameter has taken.
+/// Moments and master weights that this process saves, and the steps of each parameter.
 pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     module: &M,
     optimizer: &AdamWStates<B::InnerBackend>,
@@ -169,8 +170,9 @@ pub(super) fn moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     (collect.moments, collect.steps)
 }
 
-/// Replaces every trained parameter of `module` by the saved one; frozen ones are not in a checkpoint and stay as they are. All that is
-/// saved must be one of its parameters, so that a run is not taken for one of another kind of model.
+/// Replaces every trained parameter of `module` by the saved one. Frozen parameters are not in a
+/// checkpoint and stay unchanged. Every saved tensor must belong to a parameter, which detects a
+/// checkpoint of another model.
 pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     module: M,
     saved: SavedTensors,
@@ -182,7 +184,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
         loaded: HashSet<String>,
         done: Progress,
         progress: &'a mut dyn FnMut(Progress),
-        /// A mapper cannot return early: after the first failure the rest of the tree passes unchanged.
+        /// First failure. A mapper cannot return early, so the rest of the tree is returned
+        /// unchanged.
         failure: Option<CheckpointError>,
     }
     impl<B: AutodiffBackend> ModuleMapper<B> for Load<'_> {
@@ -196,7 +199,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
             if self.failure.is_some() || param.is_initialized() && !param.is_require_grad() {
                 return param;
             }
-            // The shape and device of a lazy parameter, without drawing it first.
+            // Shape and device of a lazy parameter, read without initializing it.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
             let path = self.path.dotted();
             match self.saved.rows(&path, &shape, 0..shape[0]) {
@@ -224,8 +227,8 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
     Ok(module)
 }
 
-/// Loads the moments and masters that `section` asks for, of the parameters of `module` that have
-/// taken steps.
+/// Loads the moments and master weights that `section` needs, for the parameters of `module` that
+/// have taken steps.
 ///
 /// Of a shard, this rank's rows are loaded. A saved moment of another parameter is an error.
 pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
@@ -260,7 +263,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
                 let name = format!("{path}.{name}");
                 let mut values = self.saved.rows(&name, &whole, rows.clone())?;
                 self.loaded.insert(name);
-                // The padding of a shard.
+                // Padding of a shard.
                 values.resize(dims.iter().product(), 0.0);
                 let data = TensorData::new(values, dims);
                 Ok::<_, CheckpointError>(Tensor::<B::InnerBackend, D>::from_data(data, (&device, dtype)))

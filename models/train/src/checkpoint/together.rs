@@ -1,6 +1,7 @@
-//! [`Together`]: a checkpoint that several ranks write, each its rows; the first makes a checkpoint of the files when all are there.
+//! [`Together`]: a checkpoint written by several ranks. The first rank completes it when all files
+//! are written.
 //!
-//! Files are written beside training, but ranks talk to each other only where they all are: between two steps.
+//! Files are written while training continues, but ranks communicate only between two steps.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,37 +17,37 @@ use super::parts::{Index, Rows};
 use super::state::Snapshot;
 use super::{CheckpointError, CheckpointFolder, Worth, Written};
 
-/// What a rank has written.
+/// Rows and files written by a rank.
 #[derive(Serialize, Deserialize)]
 struct Piece {
     rows: Vec<Rows>,
     files: BTreeMap<String, Checksum>,
 }
 
-/// One of the ranks.
+/// Settings of a rank.
 #[derive(Debug)]
 pub(super) struct OfRank {
-    /// The first rank's.
+    /// Only on the first rank.
     pub(super) folder: Option<Arc<CheckpointFolder>>,
     pub(super) path: PathBuf,
     pub(super) keep: usize,
     pub(super) comm: Communicator,
 }
 
-/// A checkpoint that is being written.
+/// A checkpoint being written.
 #[derive(Debug)]
 pub(super) struct Together {
     of: OfRank,
     step: usize,
     worth: Worth,
     start: Instant,
-    /// Taken when it is waited for.
+    /// Taken by `finish`.
     writing: Option<JoinHandle<Result<Piece, CheckpointError>>>,
     is_whole: bool,
 }
 
 impl OfRank {
-    /// Makes the folder of a checkpoint, and begins to write this rank's files into it. All ranks call it.
+    /// Creates the folder of a checkpoint and starts writing this rank's files. All ranks call it.
     pub(super) fn start(self, snapshot: Snapshot, worth: Worth, config: String) -> Result<Together, CheckpointError> {
         let (start, step) = (Instant::now(), snapshot.step());
         let made = self.folder.as_ref().map_or(Ok(()), |folder| folder.begin(step as u64, worth).map(drop));
@@ -62,7 +63,7 @@ impl OfRank {
 }
 
 impl Together {
-    /// Whether all ranks have written their files, without waiting for them. All ranks call it.
+    /// Whether all ranks have written their files; does not wait for them. All ranks call it.
     pub(super) fn is_finished(&self) -> Result<bool, CommError> {
         let is_finished = self.writing.as_ref().is_none_or(JoinHandle::is_finished);
         let late =
@@ -70,7 +71,8 @@ impl Together {
         Ok(late.wait()?[0] == 0)
     }
 
-    /// Waits for all ranks' files, and makes a checkpoint of them, on the first rank; on none if one has failed. All ranks call it.
+    /// Waits for all ranks' files; then the first rank completes the checkpoint. If a rank failed,
+    /// all return an error. All ranks call it.
     pub(super) fn finish(mut self) -> Result<Written, CheckpointError> {
         let own = self.writing.take().expect("only this takes it").join();
         let own = own.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -83,7 +85,7 @@ impl Together {
         Ok(Written { step: self.step, worth: self.worth, took: self.start.elapsed() })
     }
 
-    /// What the first rank does.
+    /// Completes the checkpoint on the first rank.
     fn commit(&self, pieces: &[Vec<u8>]) -> Result<(), CheckpointError> {
         let Some(folder) = &self.of.folder else { return Ok(()) };
         let partial = under_way(&self.of.path, self.step as u64, self.worth);
@@ -102,7 +104,7 @@ impl Together {
 }
 
 impl Drop for Together {
-    /// A run that ends with an error leaves no half of a checkpoint.
+    /// Removes an incomplete checkpoint after an error.
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
             let _ = writing.join();

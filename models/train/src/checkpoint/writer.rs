@@ -1,4 +1,4 @@
-//! [`Checkpoints`]: writes a run's checkpoints, beside training or not, one at a time.
+//! [`Checkpoints`]: writes a run's checkpoints one at a time, optionally in the background.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use super::{ASSETS, CONFIG, CheckpointError, CheckpointFolder, Worth, Written, d
 use crate::config::CheckpointSection;
 use crate::metrics::METRICS_FILE;
 
-/// The checkpoints of a run that is under way.
+/// Checkpoints of a running training.
 #[derive(Debug)]
 pub struct Checkpoints {
     path: PathBuf,
-    /// None where another process writes.
+    /// `None` if another process writes.
     folder: Option<Arc<CheckpointFolder>>,
     /// The run's configuration, as TOML.
     config: String,
     keep: usize,
     every: usize,
     in_background: bool,
-    /// The ranks that write together, if there are several.
+    /// Ranks that write together, if there are several.
     comm: Option<Communicator>,
     under_way: Option<UnderWay>,
 }
 
-/// A checkpoint that is being written.
+/// A checkpoint being written.
 #[derive(Debug)]
 enum UnderWay {
     Alone(JoinHandle<Result<Written, CheckpointError>>),
@@ -38,12 +38,13 @@ enum UnderWay {
 }
 
 impl Checkpoints {
-    /// The checkpoints of a run of `config`, if `section` wants any. A new run needs a folder without one; `assets` writes
-    /// there what `resume` and `export` will need of other folders.
+    /// Prepares checkpoints of a run with `config`, if `section` has a folder. A new run needs a
+    /// folder without a run. `assets` writes the files that `resume` and `export` need from other
+    /// folders.
     ///
     /// # Errors
-    /// [`CheckpointError::Foreign`], [`CheckpointError::Locked`], [`CheckpointError::Occupied`], [`CheckpointError::Diverged`],
-    /// [`CheckpointError::Io`], or the error of `assets`.
+    /// [`CheckpointError::Foreign`], [`CheckpointError::Locked`], [`CheckpointError::Occupied`],
+    /// [`CheckpointError::Diverged`], [`CheckpointError::Io`], or the error of `assets`.
     pub fn new<E: From<CheckpointError>>(
         section: &CheckpointSection,
         config: String,
@@ -63,21 +64,21 @@ impl Checkpoints {
             return Err(CheckpointError::Diverged { folder: path.clone(), step }.into());
         }
         if is_new {
-            // Those of a run that ended before its first checkpoint may be of another model: a folder without a configuration holds no
-            // run.
+            // Assets of a run that ended before its first checkpoint may belong to another model. A
+            // folder without a configuration has no run.
             folder.remove_file(CONFIG)?;
             folder.write_folder(ASSETS, assets)?;
         }
         Ok(Some(Self::of(section, path, Some(Arc::new(folder)), config)))
     }
 
-    /// The checkpoints of a run of several ranks, for one that is not the first: it writes its files into the folder of that.
+    /// Checkpoints for a rank other than the first: it writes its files to the first rank's folder.
     pub fn of_another(section: &CheckpointSection) -> Option<Self> {
         section.folder.as_ref().map(|path| Self::of(section, path, None, String::new()))
     }
 
-    /// Each rank writes its files, and the first makes a checkpoint of them when all have done so. All ranks then save and wait at the
-    /// same steps.
+    /// Writes checkpoints together with other ranks: each writes its files, then the first
+    /// completes the checkpoint. All ranks must save and wait at the same steps.
     #[must_use]
     pub fn with_ranks(mut self, comm: Communicator) -> Self {
         self.comm = Some(comm).filter(|comm| comm.world_size() > 1);
@@ -90,19 +91,20 @@ impl Checkpoints {
         Self { path, folder, config, keep, every, in_background: background, comm, under_way }
     }
 
-    /// Saves another configuration with the run.
+    /// Sets the configuration to save.
     #[must_use]
     pub fn with_config(mut self, config: String) -> Self {
         self.config = config;
         self
     }
 
-    /// Whether there is to be one after `step` of `steps`.
+    /// Whether a checkpoint is due after `step` of `steps`.
     pub(crate) fn is_due(&self, step: usize, steps: usize) -> bool {
         step == steps || (self.every > 0 && step.is_multiple_of(self.every))
     }
 
-    /// Notes the configuration in the folder, and that the run goes on after `done` steps: from now on `resume` goes on with it.
+    /// Writes the configuration to the folder and records that the run continues after `done`
+    /// steps. From now on `resume` finds it.
     pub(crate) fn begin(&self, done: usize) -> Result<(), CheckpointError> {
         let Some(folder) = &self.folder else { return Ok(()) };
         folder.resume_from(done as u64)?;
@@ -115,7 +117,8 @@ impl Checkpoints {
         &self.path
     }
 
-    /// Writes `snapshot`, after the one before. What has been written by now is returned.
+    /// Starts writing `snapshot`, after the previous one is finished. Returns completed
+    /// checkpoints.
     pub(crate) fn save(&mut self, snapshot: Snapshot, worth: Worth) -> Result<Vec<Written>, CheckpointError> {
         let before = self.finish()?;
         let under_way = self.start(snapshot, worth)?;
@@ -140,7 +143,7 @@ impl Checkpoints {
         })))
     }
 
-    /// What has been written since, without waiting.
+    /// Returns a completed checkpoint, if any, without waiting.
     pub(crate) fn poll(&mut self) -> Result<Option<Written>, CheckpointError> {
         let is_finished = match &self.under_way {
             None => false,
@@ -150,7 +153,7 @@ impl Checkpoints {
         if is_finished { self.finish() } else { Ok(None) }
     }
 
-    /// Waits for the checkpoint that is under way.
+    /// Waits for the checkpoint being written.
     pub(crate) fn finish(&mut self) -> Result<Option<Written>, CheckpointError> {
         match self.under_way.take() {
             None => Ok(None),
@@ -164,7 +167,7 @@ impl Checkpoints {
 }
 
 impl Drop for Checkpoints {
-    /// A run of one process that ends with an error leaves its last checkpoint whole.
+    /// Completes the last checkpoint of a single process after an error.
     fn drop(&mut self) {
         if let Some(UnderWay::Alone(thread)) = self.under_way.take() {
             let _ = thread.join();

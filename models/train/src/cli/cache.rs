@@ -1,4 +1,4 @@
-//! `cache`: what is kept of tokenized data, and its removal.
+//! `cache`: lists and prunes the token cache.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,19 +13,20 @@ use crate::metrics::counted;
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// Which cache, and whether to remove something.
+/// Folder of the cache, and what to remove.
 #[derive(Clone, Debug, Parser)]
 pub struct CacheArgs {
-    /// The folder that `data.cache` names, if it is not the default one, or one where a killed `export` or `tokenize` has left something.
+    /// Folder set by `data.cache`, if not the default; or a folder with leftovers of a killed
+    /// `export` or `tokenize`.
     #[arg(value_name = "FOLDER")]
     pub folder: Option<PathBuf>,
-    /// Remove what has not been used for so many days; 0 removes all.
+    /// Remove entries not used for this many days; 0 removes all.
     #[arg(long, value_name = "DAYS")]
     pub prune: Option<u32>,
 }
 
 impl CacheArgs {
-    /// Writes a line to `out` for each folder of the cache, or for each that is removed.
+    /// Prints a line for each folder of the cache, or for each removed one.
     ///
     /// # Errors
     /// [`JobError::Data`], [`JobError::Output`].

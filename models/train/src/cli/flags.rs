@@ -1,4 +1,4 @@
-//! What `train` and `resume` have in common.
+//! Flags shared by `train` and `resume`.
 
 use std::io::Write;
 use std::num::NonZero;
@@ -11,25 +11,26 @@ use crate::config::StepCount;
 use crate::job::{RunConfig, Task};
 use crate::model::ModelSection;
 
-/// How long a run is, and what is said about it.
+/// Length and reports of a run.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct RunFlags {
-    /// Optimizer steps in all, or passes over the data, as in "3 epochs".
+    /// Number of optimizer steps, or of passes over the data, as in "3 epochs".
     #[arg(long, value_name = "N")]
     pub steps: Option<StepCount>,
-    /// Write what each linear did, GEMM by GEMM, as JSON.
+    /// Write a JSON report of each linear's GEMMs.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// Print it as a table at the end.
+    /// Print this report as a table at the end.
     #[arg(long)]
     pub print_report: bool,
-    /// Print the configuration with all its defaults, and end.
+    /// Print the configuration with all defaults, and exit.
     #[arg(long)]
     pub print_config: bool,
-    /// Train on so many processes of this machine, which `mpirun` starts, each with a part of the model; needs the feature `mpi`.
+    /// Train on N processes of this machine, each with a part of the model. `mpirun` starts them;
+    /// needs the feature `mpi`.
     #[arg(long, value_name = "N")]
     pub nproc: Option<NonZero<usize>>,
-    /// Print the memory that each of so many processes would take, and end.
+    /// Print the memory that each of N processes would use, and exit.
     #[arg(long, value_name = "N", conflicts_with = "nproc")]
     pub ranks: Option<NonZero<usize>>,
 }
@@ -42,7 +43,7 @@ impl RunFlags {
         training.print_report |= self.print_report;
     }
 
-    /// Whether the configuration was to be printed, which it has been then.
+    /// Prints the configuration if requested. Returns whether it did.
     pub(super) fn print<S: ModelSection>(&self, config: &RunConfig<S>, out: &mut dyn Write) -> Result<bool, JobError> {
         if self.print_config {
             write!(out, "{}", config.to_toml()?)?;
@@ -50,7 +51,7 @@ impl RunFlags {
         Ok(self.print_config)
     }
 
-    /// What is to be done with the run.
+    /// Task of the command.
     pub(super) fn task(&self) -> Task {
         self.ranks.map_or(Task::Train, |ranks| Task::Memory { ranks: ranks.get(), available: None })
     }

@@ -12,50 +12,54 @@ use crate::job::{Job, RunConfig, Task};
 use crate::model::{CacheDtype, TrainableModel};
 use crate::{JobError, files};
 
-/// What to continue.
+/// Prompts and sampling settings.
 #[derive(Clone, Debug, Parser)]
 pub struct GenerateArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// The text to continue, instead of generate.prompt; repeatable.
+    /// Text to continue, instead of generate.prompt; repeatable.
     #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
-    /// File each line of which is a text to continue, after those of --prompt.
+    /// File with a text to continue on each line, added after --prompt.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// The text is what a user says, in the model's chat template; the answer is printed.
+    /// Treat the text as a user's message in the model's chat template, and print the answer.
     #[arg(long)]
     pub chat: bool,
-    /// Tokens to add at most, instead of generate.max_new_tokens, 100 unless the run or generation_config.json says otherwise.
+    /// Maximum number of new tokens, instead of generate.max_new_tokens; 100 unless set by the run
+    /// or generation_config.json.
     #[arg(long, value_name = "N")]
     pub max_new_tokens: Option<usize>,
-    /// How freely tokens are drawn, instead of generate.temperature, 0.7 unless the run or generation_config.json says otherwise; 0 is
-    /// greedy.
+    /// Sampling temperature, instead of generate.temperature; 0.7 unless set by the run or
+    /// generation_config.json. 0 is greedy.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Draw out of so many of the likeliest tokens, instead of generate.top_k; 0 is all.
+    /// Sample from the K most likely tokens, instead of generate.top_k; 0 means all.
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Draw out of the likeliest tokens whose probabilities together reach it, instead of generate.top_p; 1 is all.
+    /// Sample from the most likely tokens whose probabilities sum to P, instead of generate.top_p;
+    /// 1 means all.
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
-    /// Draw out of tokens at least this likely, relative to the likeliest, instead of generate.min_p; 0 is all.
+    /// Sample from tokens whose probability relative to the most likely one is at least P, instead
+    /// of generate.min_p; 0 means all.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f64>,
-    /// What counts against tokens that the text has, instead of generate.repetition_penalty; 1 is nothing.
+    /// Penalty for tokens already in the text, instead of generate.repetition_penalty; 1 disables
+    /// it.
     #[arg(long, value_name = "R")]
     pub repetition_penalty: Option<f64>,
-    /// Text that ends what is generated and is no part of it, instead of generate.stop; repeatable.
+    /// Text that ends the output and is not part of it, instead of generate.stop; repeatable.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Dtype of the cache of keys and values, instead of generate.kv_cache.
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub kv_cache: Option<CacheDtype>,
-    /// Decides what is drawn. If absent, each call draws anew.
+    /// Seed of the samples. If absent, each call draws a new one.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// In which precision.
+    /// Precision.
     #[command(flatten)]
     pub precision: PrecisionArgs,
 }
@@ -65,7 +69,7 @@ impl GenerateArgs {
         let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
             let Some(folder) = folder else { return Ok(config) };
             let (generate, ignored) = config.generate.clone().with_file_of(folder)?;
-            // The standard output has only the texts.
+            // stdout has only the texts.
             ignored.map_or(Ok(()), |note| writeln!(io::stderr(), "{note}"))?;
             Ok(RunConfig { generate, ..config })
         })?;
@@ -85,18 +89,19 @@ impl GenerateArgs {
         training.seed = match self.seed {
             Some(seed) => seed,
             None if is_set => training.seed,
-            // The seed of a run is that of its weights and batches: with it, every call would draw one text.
+            // The run's seed belongs to its weights and batches. With it, every call would sample
+            // the same text.
             None => RandomState::new().build_hasher().finish() >> 1,
         };
         Ok(Job { config, start, task: Task::Generate { prompts: self.texts()?, is_chat: self.chat } })
     }
 
-    /// The prompts of the command line.
+    /// Prompts of the command line.
     fn texts(&self) -> Result<Vec<String>, JobError> {
         let mut prompts = self.prompt.clone();
         if let Some(path) = &self.prompts {
             let text = files::read_to_string(path).map_err(|source| JobError::Io { path: path.clone(), source })?;
-            // Some editors begin a file with a mark of its byte order, which is not its text.
+            // Removes the byte order mark that some editors write.
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             prompts.extend(text.lines().map(String::from));
             let empty = text.lines().position(str::is_empty).map(|line| format!("line {} is empty", line + 1));

@@ -1,4 +1,4 @@
-//! `memory`: what a training step would take.
+//! `memory`: estimates the memory of a training step.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -11,31 +11,33 @@ use crate::config::require;
 use crate::job::{Job, Start, Task};
 use crate::model::TrainableModel;
 
-/// Print the memory that a training step takes, by what takes it and when in the step. Nothing of it is allocated, and the device need
-/// not be there.
+/// Print the memory of a training step, by part and by moment. Nothing is allocated, and the device
+/// need not exist.
 ///
-/// Ends with 1 if the device has less.
+/// Exits with 1 if the device has less.
 #[derive(Clone, Debug, Parser)]
 pub struct MemoryArgs {
     /// TOML file; configs/ has examples.
     #[arg(value_name = "CONFIG")]
     pub config: Option<PathBuf>,
-    /// What differs from the file.
+    /// Overrides of the file.
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Processes that share the model.
+    /// Number of processes that share the model.
     #[arg(long, value_name = "N", default_value = "1")]
     pub ranks: NonZero<usize>,
-    /// GiB that the device has. If absent, what CUDA tells of it, or this machine of the CPU; unknown for GPUs through wgpu.
+    /// GiB of the device. If absent, CUDA reports it, and a CPU has this machine's memory; unknown
+    /// for GPUs through wgpu.
     #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
     pub available: Option<f64>,
 }
 
 impl MemoryArgs {
-    /// What to do.
+    /// Job of the command.
     ///
     /// # Errors
-    /// The errors of [`Args::run_config`]; [`ConfigError::Value`](crate::config::ConfigError::Value) for what is no amount of memory.
+    /// The errors of [`Args::run_config`];
+    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an invalid amount of memory.
     pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let Self { config, overrides, .. } = self.clone();
         let config = Args { config, overrides, ..Args::default() }.run_config()?;

@@ -1,4 +1,4 @@
-//! The command lines of a model's program and of its example, for every [`TrainableModel`].
+//! Command lines of a model's program and example, for every [`TrainableModel`].
 
 mod cache;
 mod flags;
@@ -30,12 +30,13 @@ use crate::config::{ConfigError, Precision, Setting, schema};
 use crate::job::{Job, RunConfig, Start};
 use crate::model::{ModelSection, TrainableModel};
 
-/// Parses the arguments of a model's program, whose help begins with its title.
+/// Parses the arguments of a model's program. Its help begins with the model's title.
 pub fn parse<A: TrainableModel>() -> Command {
     parse_from::<A>(A::NAME, std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
 }
 
-/// Parses the arguments of a model's example, called `name`: a command and what it takes, or only what `train` takes.
+/// Parses the arguments of a model's example, called `name`: a command and its arguments, or only
+/// the arguments of `train`.
 pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let is_command = |argument: &OsString| {
@@ -48,50 +49,54 @@ pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
     parse_from::<A>(name, arguments).unwrap_or_else(|error| error.exit())
 }
 
-/// Parses `arguments`, the first of which is the program, called `name` in its help.
+/// Parses `arguments`, which begin with the program. `name` is used in its help.
 ///
 /// # Errors
-/// What is wrong with them, or the help or version that they ask for.
+/// Invalid arguments, or a request for help or the version.
 pub fn parse_from<A: TrainableModel>(name: &'static str, arguments: Vec<OsString>) -> Result<Command, clap::Error> {
     let command = Command::command().name(name).bin_name(name).about(A::TITLE);
     Command::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }
 
-/// What a model's program does.
+/// Command of a model's program.
 #[derive(Clone, Debug, Parser)]
 #[command(version, propagate_version = true)]
 pub enum Command {
     /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
     ///
-    /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
+    /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every
+    /// key.
     Train(Args),
-    /// Go on with a run that was stopped, from its newest checkpoint.
+    /// Resume a stopped run from its newest checkpoint.
     Resume(ResumeArgs),
     /// Print the held-out loss of a run's checkpoint, or of a Hugging Face checkpoint.
     Eval(EvalArgs),
-    /// Continue texts.
+    /// Generate text.
     Generate(GenerateArgs),
-    /// Write a run's checkpoint, or a Hugging Face checkpoint, as a Hugging Face checkpoint in f32, bf16 or FP8.
+    /// Write a run's checkpoint, or a Hugging Face checkpoint, as a Hugging Face checkpoint in f32,
+    /// bf16 or FP8.
     Export(ExportArgs),
-    /// Print an array of token ids for each JSON string of a file, one a line; or make a token file of what is to be trained on.
+    /// Print the token ids of each JSON string in a file as an array per line, or write training
+    /// data as a token file.
     Tokenize(TokenizeArgs),
-    /// Print the memory that a training step takes, by what takes it.
+    /// Print the memory of a training step, by part.
     Memory(MemoryArgs),
-    /// List the tokens that are kept for later runs, or remove some.
+    /// List or prune the token cache.
     Cache(CacheArgs),
-    /// Print the JSON Schema of configurations, by which editors complete and check them.
+    /// Print the JSON Schema of configurations, for completion and checks in editors.
     ConfigSchema,
-    /// Draw the losses, throughput, gradient norms and FP8 health of runs, from their metrics.jsonl.
+    /// Plot the losses, throughput, gradient norms and FP8 health of runs, from their
+    /// metrics.jsonl.
     Plot(PlotArgs),
 }
 
 impl Command {
-    /// Whether it is one that several processes may do together.
+    /// Whether several processes may run it together.
     pub fn trains(&self) -> bool {
         matches!(self, Self::Train(_) | Self::Resume(_))
     }
 
-    /// On how many processes of this machine it is to be done, if that was said.
+    /// Number of processes on this machine, if given.
     pub fn nproc(&self) -> Option<NonZero<usize>> {
         match self {
             Self::Train(args) => args.flags.nproc,
@@ -100,7 +105,7 @@ impl Command {
         }
     }
 
-    /// What is to be done with a model; none if the command needs none or only prints, which has been done then.
+    /// Job of the command; `None` if it needs no model or only prints, which is already done.
     ///
     /// # Errors
     /// Any [`JobError`] of arguments, configurations and checkpoints.
@@ -128,37 +133,37 @@ impl Command {
 /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct Args {
-    /// What differs from the file.
+    /// Overrides of the file.
     #[command(flatten)]
     pub overrides: Overrides,
     /// TOML file; configs/ has examples.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or conversations, Parquet, or tokens;
-    /// repeatable.
+    /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or
+    /// conversations, Parquet, or tokens; repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// Folder to save checkpoints in, which `resume` goes on from.
+    /// Folder for checkpoints, from which `resume` continues.
     #[arg(long, value_name = "FOLDER")]
     pub checkpoints: Option<PathBuf>,
-    /// Decides weights, batches and sample.
+    /// Seed of weights, batches and sample.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// How long, and what is said about it.
+    /// Length and reports of the run.
     #[command(flatten)]
     pub flags: RunFlags,
 }
 
-/// What of a run's configuration is said on the command line.
+/// Overrides of a run's configuration on the command line.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct Overrides {
-    /// auto, cuda, wgpu or cpu; auto takes CUDA, else a hardware wgpu adapter, else the CPU.
+    /// auto, cuda, wgpu or cpu; auto selects CUDA, else a hardware wgpu adapter, else the CPU.
     #[arg(long)]
     pub device: Option<DeviceChoice>,
     /// Precision of linears.
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
-    /// How FP8 operands are scaled.
+    /// Scaling recipe of FP8 operands.
     #[arg(long, value_parser = recipe())]
     pub recipe: Option<Recipe>,
     /// Override a key of the config; repeatable.
@@ -166,7 +171,7 @@ pub struct Overrides {
     pub set: Vec<String>,
 }
 
-/// Recipes by name.
+/// Parser of recipe names.
 fn recipe() -> impl TypedValueParser<Value = Recipe> {
     let parse = |name: String| {
         Recipe::ALL.into_iter().find(|recipe| recipe.to_string() == name).ok_or("not one of the possible values")
@@ -175,7 +180,7 @@ fn recipe() -> impl TypedValueParser<Value = Recipe> {
 }
 
 impl Args {
-    /// The run that these arguments ask for; none if they ask for its configuration, which has been printed then.
+    /// Training job; `None` if only the configuration was requested and printed.
     ///
     /// # Errors
     /// The errors of [`run_config`](Self::run_config).
@@ -188,13 +193,13 @@ impl Args {
         Ok(Some(Job { config, start, task: self.flags.task() }))
     }
 
-    /// The run that these arguments ask for, validated.
+    /// Validated configuration of the run.
     ///
     /// # Errors
     /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
         let mut settings: Vec<_> = self.overrides.set.iter().map(Setting::new).collect();
-        // The recipe decides what the file's other keys of [float8] mean, so it has to be there when they are read.
+        // The recipe must be set first, because the file's other keys of [float8] depend on it.
         settings.extend(
             self.overrides
                 .recipe
@@ -208,7 +213,7 @@ impl Args {
         training.device = self.overrides.device.unwrap_or(training.device);
         training.precision = self.overrides.precision.unwrap_or(training.precision);
         training.seed = self.seed.unwrap_or(training.seed);
-        // A file's recipe is no contradiction: that is how a baseline is run.
+        // A recipe in the file is allowed: this is how a baseline is run.
         let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
         if let (Some(Setting { origin, .. }), Precision::F32 | Precision::Bf16) = (recipe, training.precision) {
             let precision = format!("{:?}", training.precision).to_lowercase();

@@ -1,4 +1,4 @@
-//! Commands that take a model that is there: a run's checkpoint, or a Hugging Face checkpoint.
+//! Commands on an existing model: a run's checkpoint or a Hugging Face checkpoint.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -17,17 +17,18 @@ use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
-/// A model that is there.
+/// An existing model.
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
-    /// Folder of a run, as checkpoint.folder names it. All commands but `resume` also take the folder of a Hugging Face checkpoint, and of
-    /// an adapter of PEFT's, whose base model its configuration or model.hf_path names.
+    /// Folder of a run, as in checkpoint.folder. All commands except `resume` also accept a folder
+    /// of a Hugging Face checkpoint or of a PEFT adapter. The base model of an adapter is set by
+    /// its configuration or by model.hf_path.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
-    /// The run's checkpoint after so many steps instead of the newest.
+    /// Use the run's checkpoint after step N instead of the newest.
     #[arg(long, value_name = "N")]
     pub step: Option<u64>,
-    /// The run's checkpoint with the smallest held-out loss instead of the newest.
+    /// Use the run's checkpoint with the smallest held-out loss instead of the newest.
     #[arg(long, conflicts_with = "step")]
     pub best: bool,
     /// auto, cuda, wgpu or cpu.
@@ -38,10 +39,10 @@ pub struct ModelArgs {
     pub set: Vec<String>,
 }
 
-/// A run that is there.
+/// An existing run.
 struct OpenedRun<S> {
     config: RunConfig<S>,
-    /// Its checkpoint, if it has come to one.
+    /// Its checkpoint, if there is one.
     saved: Option<SavedRun>,
 }
 
@@ -50,7 +51,7 @@ impl ModelArgs {
         self.set.iter().map(Setting::new).collect()
     }
 
-    /// The run in the folder.
+    /// Opens the run in the folder.
     fn open_run<S: ModelSection>(&self) -> Result<OpenedRun<S>, JobError> {
         let which = match self.step {
             Some(step) => Which::Step(step),
@@ -75,13 +76,13 @@ impl ModelArgs {
         Ok(OpenedRun { config, saved })
     }
 
-    /// The parameters there are: of a checkpoint of a run, or a Hugging Face checkpoint.
+    /// Opens a run's checkpoint or a Hugging Face checkpoint.
     pub(super) fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
         self.open_with(|_, config| Ok(config))
     }
 
-    /// As [`open`](Self::open), where `change` changes the configuration of a run or of a Hugging Face checkpoint, whose folder it gets,
-    /// before what was set is applied.
+    /// Like [`open`](Self::open). `change` edits the configuration before settings are applied; it
+    /// receives the folder of a Hugging Face checkpoint, if it is one.
     pub(super) fn open_with<S: ModelSection>(
         &self,
         change: impl FnOnce(Option<&Path>, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
@@ -109,7 +110,7 @@ impl ModelArgs {
         Ok((config, Start { saved, may_widen, ..Start::default() }))
     }
 
-    /// The folder of a Hugging Face checkpoint, or of the base of an adapter; none for a run.
+    /// Folder of a Hugging Face checkpoint, or of the base of an adapter; `None` for a run.
     fn hf_folder<S: ModelSection>(&self) -> Result<Option<PathBuf>, JobError> {
         if self.folder.join("config.json").exists() {
             return Ok(Some(self.folder.clone()));
@@ -122,8 +123,8 @@ impl ModelArgs {
         base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
     }
 
-    /// Configuration of a Hugging Face checkpoint. It computes in the checkpoint's dtype, or in f32
-    /// if that is f16.
+    /// Configuration of a Hugging Face checkpoint. The precision is the checkpoint's, or f32 for an
+    /// f16 checkpoint.
     ///
     /// A tokenizer in the folder of an adapter replaces the checkpoint's.
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
@@ -138,10 +139,10 @@ impl ModelArgs {
             config.data.tokenizer = self.folder.to_str().filter(|_| has_tokenizer(&self.folder)).map(String::from);
         }
         config.training.precision = if is_bf16(folder)? { Precision::Bf16 } else { Precision::F32 };
-        // Of one in FP8, the recipes by which it is written.
+        // A checkpoint in FP8 uses the recipes of its weights.
         if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
-            // One that is asked for is that of all.
+            // A recipe set by the user applies to all linears.
             let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
             for (recipe, linears) in if is_set { vec![] } else { others } {
                 let linear = Float8LinearConfig::new(recipe);
@@ -154,14 +155,15 @@ impl ModelArgs {
     }
 }
 
-/// In which precision a model that is there computes.
+/// Compute precision of an existing model.
 #[derive(Clone, Copy, Debug, Default, Parser)]
 pub struct PrecisionArgs {
-    /// Precision of linears. If absent, a run's own; of a Hugging Face checkpoint that of its weights.
+    /// Precision of linears. If absent, the precision of the run or of the Hugging Face
+    /// checkpoint's weights.
     #[arg(long, value_enum)]
     pub precision: Option<Precision>,
-    /// Hold the weights of linears in FP8 as codes alone, a byte for each parameter, and run in FP8. Without --precision, so runs a
-    /// Hugging Face checkpoint in FP8.
+    /// Keep the weights of FP8 linears as FP8 only, one byte per parameter, and run in FP8. This is
+    /// the default for a Hugging Face checkpoint in FP8.
     #[arg(long, conflicts_with = "precision")]
     pub fp8_only: bool,
 }
@@ -191,19 +193,20 @@ fn read_config(folder: &Path) -> Result<String, JobError> {
     })
 }
 
-/// Which run to resume, and what is to be different.
+/// Run to resume, and changes.
 #[derive(Clone, Debug, Parser)]
 pub struct ResumeArgs {
     /// The run.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// TOML file to take instead of the folder's config.toml. Keys that decide what the run is must be as they were.
+    /// TOML file to use instead of the folder's config.toml. Keys that define the run must not
+    /// change.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Where the run's data lies now; repeatable. It must be the same data.
+    /// New location of the run's data; repeatable. It must be the same data.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// How long, and what is said about it.
+    /// Length and reports of the run.
     #[command(flatten)]
     pub flags: RunFlags,
 }
@@ -212,7 +215,7 @@ impl ResumeArgs {
     pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
         let OpenedRun { config: was, saved } = self.model.open_run::<A::Section>()?;
         let settings = self.model.settings();
-        // What the run was last resumed with counts, also if it has not come to a checkpoint since.
+        // The configuration of the last resume counts, even if it has no checkpoint yet.
         let noted = self.model.folder.join(CONFIG);
         let mut config = match &self.config {
             Some(path) => RunConfig::load_from(Some(path), &settings)?,
@@ -249,19 +252,21 @@ impl ResumeArgs {
     }
 }
 
-/// What to evaluate.
+/// Model and data to evaluate.
 #[derive(Clone, Debug, Parser)]
 pub struct EvalArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// File or folder of text, all of which counts, instead of what the run has held out; repeatable.
+    /// File or folder of text to evaluate completely, instead of the run's held-out data;
+    /// repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// In which precision.
+    /// Precision.
     #[command(flatten)]
     pub precision: PrecisionArgs,
-    /// Compare precisions, in a table: f32, bf16 and recipes of FP8, separated by commas; all of them if none is named.
+    /// Compare precisions in a table: f32, bf16 and FP8 recipes, separated by commas; all if none
+    /// is named.
     #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with_all = ["precision", "fp8_only"])]
     pub precisions: Option<Vec<EvalPrecision>>,
 }
@@ -278,49 +283,51 @@ impl EvalArgs {
             Some(named) if named.is_empty() => EvalPrecision::all(),
             Some(named) => named.clone(),
         };
-        // Each of a table is what it says.
+        // In a table each precision must be exact.
         start.may_widen &= precisions.is_empty();
         Ok(Job { config, start, task: Task::Evaluate { data: self.data.clone(), precisions } })
     }
 }
 
-/// What to export, and how.
+/// Model and format to export.
 #[derive(Clone, Debug, Parser)]
 pub struct ExportArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
-    /// A folder that does not exist, or is empty.
+    /// A folder that does not exist or is empty.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// Format of the weights. If absent, bf16, or with --merge the dtype of the base. fp8: linears that the run has in FP8 are written in FP8,
-    /// and all else in bf16.
+    /// Format of the weights. If absent, bf16, or with --merge the dtype of the base. fp8 writes
+    /// the run's FP8 linears in FP8 and everything else in bf16.
     #[arg(long, visible_alias = "dtype", value_enum)]
     pub format: Option<ExportFormat>,
-    /// How FP8 weights are scaled, instead of as the run has it; of a Hugging Face checkpoint in FP8, instead of as they lie there.
+    /// Scaling recipe of FP8 weights. If absent, the run's; for a Hugging Face checkpoint in FP8,
+    /// its codes are kept.
     #[arg(long, value_parser = recipe())]
     pub recipe: Option<Recipe>,
-    /// Bytes in a file at most, 5GB if absent: a number, with KB, MB, GB, KiB, MiB or GiB behind it or not. Weights that take more are
-    /// split over several.
+    /// Maximum bytes per file, 5GB if absent: a number with an optional KB, MB, GB, KiB, MiB or
+    /// GiB. Larger weights are split over several files.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub max_shard_bytes: Option<u64>,
-    /// Add a run's adapters to the weights and write these, instead of the adapters in PEFT's format.
+    /// Merge a run's adapters into the weights and write these, instead of the adapters in PEFT's
+    /// format.
     #[arg(long)]
     pub merge: bool,
 }
 
-/// What weights are written in.
+/// Format of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {
-    /// As parameters are, exactly.
+    /// Exactly like the parameters.
     F32,
     /// Rounded to nearest, ties to even.
     Bf16,
-    /// Linears in FP8, all else in bf16.
+    /// Linears in FP8, everything else in bf16.
     Fp8,
 }
 
-/// A number of bytes, which may have a unit.
+/// Parses a number of bytes with an optional unit.
 fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.').len();
     let (number, unit) = text.split_at(digits);

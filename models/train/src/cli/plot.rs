@@ -1,4 +1,4 @@
-//! `plot`: runs to a picture.
+//! `plot`: draws runs as SVG.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -9,22 +9,22 @@ use clap::Parser;
 use crate::JobError;
 use crate::plot::{PlotPanel, PlotSource, plot};
 
-/// What to draw, and where to.
+/// Runs and panels to plot.
 #[derive(Clone, Debug, Parser)]
 pub struct PlotArgs {
     /// SVG to write.
     #[arg(long, value_name = "FILE", default_value = "plot.svg")]
     pub out: PathBuf,
-    /// What to draw, separated by commas, instead of all.
+    /// Panels to draw, separated by commas. If absent, all.
     #[arg(long, value_name = "PANELS", value_delimiter = ',')]
     pub panels: Vec<PlotPanel>,
-    /// Folder with a metrics.jsonl, or such a file; NAME=PATH to call the run NAME.
+    /// Folder with a metrics.jsonl, or such a file; NAME=PATH sets the name of the run.
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<OsString>,
 }
 
 impl PlotArgs {
-    /// Writes the picture, and says so on `out`.
+    /// Writes the picture and logs its path to `out`.
     ///
     /// # Errors
     /// [`JobError::Plot`], [`JobError::Output`].

@@ -1,4 +1,4 @@
-//! `tokenize`: lines of JSON to lines of JSON, or files to train on to a token file or to people.
+//! `tokenize`: converts lines of JSON, writes training data as a token file, or prints it.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -10,48 +10,50 @@ use crate::data::{TokenizedDocument, TokenizedSource, first_documents, tokenize_
 use crate::metrics::counted;
 use crate::{COLOUR, ChatTemplate, DataSource, JobError, ProgressLine, SpecialTokens, Tokenizer, escaped};
 
-/// What to tokenize, and how.
+/// Input and options of the tokenizer.
 #[derive(Clone, Debug, Parser)]
 #[command(group = ArgGroup::new("data").args(["to", "show"]))]
 pub struct TokenizeArgs {
     /// bytes, a checkpoint folder, a tokenizer.json or a tokenizer.model.
     #[arg(long, value_name = "PATH")]
     pub tokenizer: String,
-    /// Take special tokens in the text for what they are.
+    /// Parse special tokens in the text as such.
     #[arg(long, conflicts_with = "decode")]
     pub special: bool,
-    /// The way back: a JSON string for each array of ids.
+    /// Decode: print a JSON string for each array of ids.
     #[arg(long)]
     pub decode: bool,
-    /// Make a token file of what `train --data` would read of these files and folders, in this new folder, which `--data` takes in their
-    /// place.
+    /// Write the tokens that `train --data` would read from these files and folders to this new
+    /// folder. `--data` accepts it instead of them.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["special", "decode"])]
     pub to: Option<PathBuf>,
-    /// Print the first N documents of these files and folders, 3 by default, as `train --data` reads them.
+    /// Print the first N documents of these files and folders, 3 by default, as `train --data`
+    /// reads them.
     ///
-    /// Targets are green, or between marks where the output is no terminal: ⟦target⟧.
+    /// Targets are green, or between marks if the output is not a terminal: ⟦target⟧.
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     #[arg(conflicts_with_all = ["special", "decode"])]
     pub show: Option<usize>,
-    /// Print targets in green where the output is no terminal too.
+    /// Print targets in green even if the output is not a terminal.
     #[arg(long, requires = "show")]
     pub color: bool,
-    /// The field or column that holds text.
+    /// Field or column that holds the text.
     #[arg(long, value_name = "NAME", requires = "data", default_value = "text")]
     pub field: String,
-    /// Jinja file that makes text of messages, if not the one in the tokenizer's folder.
+    /// Jinja chat template that renders messages as text, instead of the one in the tokenizer's
+    /// folder.
     #[arg(long, value_name = "FILE", requires = "data")]
     pub chat_template: Option<PathBuf>,
-    /// Variables of the template, a JSON object, as data.chat_template_kwargs.
+    /// Variables of the template as a JSON object, as data.chat_template_kwargs.
     #[arg(long, value_name = "JSON", requires = "data", value_parser = |text: &str| serde_json::from_str::<Map<String, Value>>(text))]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Lines of JSON; with --to and --show, files and folders to train on.
+    /// Lines of JSON; with --to and --show, files and folders of training data.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 }
 
 impl TokenizeArgs {
-    /// Writes a line to `out` for each line of the files, or one about the token file.
+    /// Writes a line to `out` for each line of the files, or one line about the token file.
     ///
     /// # Errors
     /// [`JobError::Tokenizer`], [`JobError::Tokenize`], [`JobError::Chat`], [`JobError::Data`].

@@ -1,4 +1,4 @@
-//! [`ActivationCheckpointing`]: which activations wait for backward in memory.
+//! [`ActivationCheckpointing`]: which activations stay in memory until backward.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,14 +8,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Which activations stay in memory until backward: with `"none"` all of them; with `"full"` the input of each layer, from which backward
-/// computes the rest again; with a number n the input of every n-th layer.
+/// Which activations stay in memory until backward. `"none"` keeps all of them. `"full"` keeps the
+/// input of each layer and recomputes the rest in backward. A number n keeps the input of every
+/// n-th layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ActivationCheckpointing {
-    /// All are kept.
+    /// Keeps all activations.
     #[default]
     None,
-    /// The inputs of every so many layers are.
+    /// Keeps the input of every n-th layer.
     Every(NonZero<usize>),
 }
 

@@ -1,4 +1,4 @@
-//! The section `[data]`: what its types do not check, and how it is opened.
+//! The section `[data]`: its checks, and how it is opened.
 
 use std::path::PathBuf;
 
@@ -12,46 +12,55 @@ use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
-/// What is trained on.
+/// Training data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataSection {
-    /// Files, and folders that are searched recursively. Links are followed, hidden files left out, and where there are files in a
-    /// format of data, text that is not `.txt` too; `format` takes all. If there are neither these nor `sources`, the Rust sources of the local
-    /// Cargo registry.
+    /// Files and folders. Folders are searched recursively; links are followed, hidden files are
+    /// skipped. If a folder has files in a data format, plain text other than `.txt` is skipped
+    /// too; with `format`, all files are read. If both `paths` and `sources` are empty, the Rust
+    /// sources of the local Cargo registry are read.
     pub paths: Vec<PathBuf>,
-    /// How files are read. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for an array of objects or lines of them,
-    /// `.parquet`, `.bin`; `.csv`, `.tsv`, other JSON and what is compressed are refused, and left out of folders. All others are text,
-    /// unless they begin as Parquet files do or, without an extension, as JSON Lines do.
+    /// Format of the files. If absent, it follows from the extension: `.jsonl` and `.ndjson`,
+    /// `.json` for an array of objects or JSON Lines, `.parquet`, `.bin`. `.csv`, `.tsv`, other
+    /// JSON and compressed files are refused, and skipped in folders. Other files are text, unless
+    /// they begin like Parquet or, without an extension, like JSON Lines.
     pub format: Option<Format>,
-    /// The field or column of JSON, JSON Lines and Parquet that holds text. Where it is missing, the conversation in `messages` is read.
+    /// Field or column with the text in JSON, JSON Lines and Parquet. Where it is missing, the
+    /// conversation in `messages` is read.
     pub field: String,
-    /// Bytes to take at most: of more, files at even distances are taken. If absent, all, and 4,000,000 of the Cargo registry.
+    /// Maximum bytes to read. If there are more, evenly spaced files are selected. If absent,
+    /// everything is read, except for the Cargo registry: 4,000,000 bytes.
     pub max_bytes: Option<u64>,
-    /// Several sources, each a table, instead of `paths`, `format`, `field` and `max_bytes`.
+    /// Several sources, each a table. Replaces `paths`, `format`, `field` and `max_bytes`.
     pub sources: Vec<DataSource>,
-    /// How documents become sequences. If absent, `whole` for conversations and `wrapped` for others.
+    /// How documents are packed into sequences. If absent, `whole` for conversations and `wrapped`
+    /// otherwise.
     pub packing: Option<Packing>,
-    /// Share of the tokens that is not trained on, but held out for the held-out loss. With 0 there is no such loss. With `validation`
-    /// nothing is held out, whatever this says.
+    /// Fraction of the tokens held out for the held-out loss. 0 disables this loss. Ignored if
+    /// `validation` is set: then nothing is held out.
     pub held_out_fraction: f64,
-    /// Files and folders of which the held-out loss is, instead of a share of what is trained on; read as `format` and `field` say.
+    /// Files and folders for the held-out loss, instead of a fraction of the training data. They
+    /// are read with `format` and `field`.
     pub validation: Vec<PathBuf>,
-    /// A folder of a Hugging Face checkpoint, a `tokenizer.json`, a `tokenizer.model`, or `bytes`, in which a byte is a token. If absent,
-    /// the tokenizer in `model.hf_path`, and `bytes` for a preset.
+    /// Folder of a Hugging Face checkpoint, a `tokenizer.json`, a `tokenizer.model`, or `bytes`,
+    /// which maps each byte to a token. If absent, the tokenizer in `model.hf_path`, and `bytes`
+    /// for a preset.
     pub tokenizer: Option<String>,
-    /// Jinja file that makes text of `messages`. If absent, the one in the tokenizer's folder.
+    /// Jinja chat template that renders `messages` as text. If absent, the template in the
+    /// tokenizer's folder.
     pub chat_template: Option<PathBuf>,
-    /// Variables of the chat template, a table: `{ enable_thinking = false }`. A row's own `chat_template_kwargs`
-    /// and `enable_thinking` override them.
+    /// Variables of the chat template as a table: `{ enable_thinking = false }`. A row's own
+    /// `chat_template_kwargs` and `enable_thinking` override them.
     #[serde(skip_serializing_if = "Map::is_empty", deserialize_with = "variables")]
     pub chat_template_kwargs: Map<String, Value>,
-    /// Folder in which tokens are kept for later runs. If absent, `burn-float8/tokens` in the user's cache folder, `$XDG_CACHE_HOME` or
-    /// `~/.cache`.
+    /// Folder of the token cache, which later runs reuse. If absent, `burn-float8/tokens` in the
+    /// user's cache folder, `$XDG_CACHE_HOME` or `~/.cache`.
     pub cache: Option<PathBuf>,
 }
 
-/// Reads a table of JSON values. JSON has no dates, and turns inf and nan into null: these are errors.
+/// Deserializes a table of JSON values. Dates, inf and nan are errors: JSON has no dates and turns
+/// inf and nan into null.
 pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
     let table = Map::deserialize(table)?;
     fn is_finite(value: &Value) -> bool {
@@ -91,13 +100,13 @@ impl Default for DataSection {
 }
 
 impl DataSection {
-    /// Bytes that are taken of the Cargo registry.
+    /// Bytes read from the Cargo registry by default.
     const REGISTRY_BYTES: u64 = 4_000_000;
 
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Some(max_bytes) = self.max_bytes {
             require("data.max_bytes", max_bytes, max_bytes >= 1, "must be at least 1")?;
@@ -111,7 +120,7 @@ impl DataSection {
         require("data.sources", format!("{} sources", self.sources.len()), self.sources.is_empty() || is_alone, reason)
     }
 
-    /// Reads these files and folders instead, if there are any.
+    /// Replaces the paths and sources, unless `paths` is empty.
     pub fn replace_paths(&mut self, paths: &[PathBuf]) {
         if !paths.is_empty() {
             self.paths = paths.to_vec();
@@ -119,12 +128,12 @@ impl DataSection {
         }
     }
 
-    /// Whether nobody has said what to train on.
+    /// Whether neither paths nor sources are configured.
     pub fn is_default(&self) -> bool {
         self.paths.is_empty() && self.sources.is_empty()
     }
 
-    /// What to read.
+    /// Data sources; by default the Cargo registry.
     pub fn sources(&self) -> Vec<DataSource> {
         if !self.sources.is_empty() {
             return self.sources.clone();
@@ -144,7 +153,7 @@ impl DataSection {
         }]
     }
 
-    /// Where tokens are kept.
+    /// Folder of the token cache.
     pub fn cache(&self) -> PathBuf {
         self.cache.clone().unwrap_or_else(|| {
             let set = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -154,10 +163,10 @@ impl DataSection {
         })
     }
 
-    /// Opens it.
+    /// Opens the data set.
     ///
     /// # Errors
-    /// Any [`DataError`]; for the Cargo registry, which nobody asked for, [`DataError::NoDefaultText`].
+    /// Any [`DataError`]; for the default Cargo registry [`DataError::NoDefaultText`].
     pub fn open(
         &self,
         tokenizer: &Tokenizer,
@@ -178,7 +187,7 @@ impl DataSection {
         })
     }
 
-    /// Opens other files, only to judge a model by all of them.
+    /// Opens other files as a validation-only data set.
     ///
     /// # Errors
     /// Any [`DataError`].
@@ -193,7 +202,7 @@ impl DataSection {
         Dataset::open(&[], Validation::Sources(&sources), tokenizer, template, &self.cache(), progress)
     }
 
-    /// A source of these files, read as the others are.
+    /// Source of these files with this section's `format` and `field`.
     fn like(&self, paths: &[PathBuf]) -> DataSource {
         DataSource { format: self.format, field: self.field.clone(), ..DataSource::new(paths) }
     }

@@ -1,4 +1,4 @@
-//! `[float8]`: every key of [`Float8Config`], and the precision schedule.
+//! `[float8]`: the keys of [`Float8Config`] and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
 use schemars::{JsonSchema, Schema};
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::json;
 use toml::Table;
 
-/// Keys of torchtitan's for sharded runs, which do that whatever these say.
+/// torchtitan's keys for sharded runs. They are accepted and ignored.
 const OF_SHARDED_RUNS: [&str; 2] = ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"];
 
-/// A key of [`Float8Config`], which torchtitan's configurations name among the layers.
+/// Key of [`Float8Config`] that torchtitan lists in `filter_fqns`.
 const AUTO_FILTER: &str = "auto_filter_small_kn";
 
 /// FP8, used with `training.precision = "fp8"`.
@@ -24,28 +24,31 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// schedule = { warmup = 100, cooldown = 0.1 }
 /// ```
 ///
-/// torchtitan's names are understood too: `recipe_name` for `recipe`; `"auto_filter_small_kn"` in `filter_fqns` for
-/// `auto_filter_small_kn = true`; `enable_fsdp_float8_all_gather` and `precompute_float8_dynamic_scale_for_fsdp`, which say
-/// what sharded runs do in any case.
+/// torchtitan's names are accepted too. `recipe_name` means `recipe`. `"auto_filter_small_kn"` in
+/// `filter_fqns` means `auto_filter_small_kn = true`. `enable_fsdp_float8_all_gather` and
+/// `precompute_float8_dynamic_scale_for_fsdp` are ignored: sharded runs always do this.
 ///
-/// Where `strict` would panic in a program, a run ends with an error: after its first step in FP8, and at the end.
+/// `strict` panics in a program. In a run it is checked after the first FP8 step and at the end,
+/// and fails with an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
 #[schemars(!try_from, deny_unknown_fields, transform = with_names_of_torchtitan)]
 pub struct Float8Section {
-    /// Everything but the filter, which is empty here.
+    /// Everything except the filter, which is empty here.
     #[schemars(flatten)]
     pub config: Float8Config,
-    /// Linears to keep in high precision. A name is a linear's exact name; or, with `*`, `?` or `[`, a glob over the whole name; or a part
-    /// of the name; the first of the three that matches a linear counts. If absent, the linears that the model names as sensitive: of a
-    /// Llama `lm_head`, unless it is tied, and the routers of mixtures. An empty list keeps none.
+    /// Linears to keep in high precision. A pattern is an exact name; a glob over the whole name,
+    /// if it has `*`, `?` or `[`; or a part of the name. The first of the three that matches a
+    /// linear counts. If absent, the model's sensitive linears: for Llama, `lm_head`, unless it is
+    /// tied, and the routers of mixtures. An empty list keeps none.
     pub filter_fqns: Option<Vec<String>>,
-    /// Which steps run in FP8. If absent, all of them.
+    /// Steps that run in FP8. If absent, all of them.
     pub schedule: Option<PrecisionSchedule>,
 }
 
 impl Float8Section {
-    /// The configuration, which keeps `sensitive` linears in high precision unless the file says which.
+    /// Configuration with the filter. If the file has no filter, the `sensitive` linears stay in
+    /// high precision.
     pub fn with_default_filter(&self, sensitive: impl IntoIterator<Item = String>) -> Float8Config {
         let names = self.filter_fqns.clone().unwrap_or_else(|| sensitive.into_iter().collect());
         self.config.clone().with_filter_fqns(names)
@@ -57,7 +60,7 @@ impl Float8Section {
     }
 }
 
-/// Other names that the reader knows.
+/// Adds torchtitan's names to the schema, as deprecated keys.
 fn with_names_of_torchtitan(schema: &mut Schema) {
     let Some(keys) = schema.get_mut("properties").and_then(serde_json::Value::as_object_mut) else { return };
     if let Some(mut recipe) = keys.get("recipe").cloned() {
@@ -110,7 +113,7 @@ fn take<T: DeserializeOwned>(table: &mut Table, key: &str) -> Result<Option<T>, 
     parsed.map_err(|error| format!("{key}: {}", error.message()))
 }
 
-/// An error about a value need not say whose: it is that of the key without which there is none.
+/// Names the key in an error that does not: the key whose removal makes the table valid.
 fn parse(table: Table) -> Result<Float8Config, String> {
     let error = match table.clone().try_into() {
         Ok(config) => return Ok(config),

@@ -1,4 +1,4 @@
-//! [`StepCount`]: how long a run is, in optimizer steps or in passes over its data.
+//! [`StepCount`]: length of a run in optimizer steps or epochs.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,7 +8,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Optimizer steps of a run. Of passes over the data, `"3 epochs"`, there are none until [`resolve`](Self::resolve) says how many.
+/// Optimizer steps of a run, given as a number or as epochs: `"3 epochs"`. Epochs have no steps
+/// until [`resolve`](Self::resolve).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCount {
     steps: usize,
@@ -16,17 +17,17 @@ pub struct StepCount {
 }
 
 impl StepCount {
-    /// The steps; 0 for epochs that are not resolved.
+    /// Steps; 0 for unresolved epochs.
     pub fn get(self) -> usize {
         self.steps
     }
 
-    /// The passes over the data that are asked for, until they are resolved.
+    /// Epochs, if they are not resolved yet.
     pub fn epochs(self) -> Option<f64> {
         self.epochs
     }
 
-    /// This length in steps, where one epoch has so many sequences and a step takes so many.
+    /// Converts epochs to steps, for `sequences` per epoch and `per_step` sequences per step.
     #[must_use]
     pub fn resolve(self, sequences: u64, per_step: usize) -> Self {
         match self.epochs {
@@ -52,7 +53,7 @@ impl fmt::Display for StepCount {
     }
 }
 
-/// A text that says no length.
+/// Text that is not a length.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("`{0}` is no number of steps, as 600, or of epochs, as \"3 epochs\"")]
 pub struct NoLength(String);

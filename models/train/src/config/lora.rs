@@ -1,4 +1,4 @@
-//! `[lora]`: adapters that are trained beside a model that stays as it is.
+//! `[lora]`: adapters trained on top of a frozen model.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,33 +12,36 @@ use toml::{Table, Value};
 use super::{ConfigError, require};
 use crate::hf::peft;
 
-/// LoRA: adapters of low rank beside the linears of a frozen model, `y = x · w + alpha / rank · (x · A) · B`; names are PEFT's. If the
-/// section is absent, the model itself is trained.
+/// LoRA: low-rank adapters on the linears of a frozen model,
+/// `y = x · w + alpha / rank · (x · A) · B`. Names are PEFT's. If the section is absent, the model
+/// itself is trained.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraSection {
-    /// The length between A and B.
+    /// Inner dimension of A · B.
     pub rank: usize,
-    /// What the adapters' product is multiplied by, divided by `rank`.
+    /// Scale of the adapters' product, divided by `rank`.
     pub alpha: f64,
-    /// Which share of its input an adapter does not see in training, other elements in each micro-batch.
+    /// Dropout probability of an adapter's input in training. Each micro-batch drops other
+    /// elements.
     pub dropout: f64,
-    /// Linears that get adapters, by the end of their names: `q_proj` is that of every layer. `all-linear` is all but `lm_head`. One
-    /// name may stand without a list.
+    /// Linears that get adapters, by the end of their names: `q_proj` selects it in every layer.
+    /// `all-linear` selects all except `lm_head`. A single name needs no list.
     #[serde(deserialize_with = "one_or_more")]
     #[schemars(with = "Names")]
     pub target_modules: Vec<String>,
-    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
+    /// Overrides of `rank`, by the end of a linear's name. The longest match counts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Alphas of some linears, which replace `alpha`, by the end of their names. The longest end counts.
+    /// Overrides of `alpha`, by the end of a linear's name. The longest match counts.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// What the frozen weights of linears are: `"values"` in `training.param_dtype`, or `"fp8"`, codes alone, one byte a parameter, with
+    /// Storage of the frozen weights of linears. `"values"` stores them in `training.param_dtype`.
+    /// `"fp8"` stores only FP8 codes, one byte per parameter, and needs
     /// `training.precision = "fp8"`.
     pub base: LoraBase,
-    /// Folder of an adapter of PEFT's to start from. Its rank, alpha, targets and patterns are taken where this section does not say them.
-    /// If absent, adapters that change nothing yet.
+    /// Folder of a PEFT adapter to start from. Its rank, alpha, targets and patterns apply where
+    /// this section does not set them. If absent, new adapters that initially change nothing.
     pub adapter: Option<PathBuf>,
 }
 
@@ -59,14 +62,14 @@ fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>
     })
 }
 
-/// What frozen weights are.
+/// Storage of frozen weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraBase {
-    /// Their values.
+    /// In `training.param_dtype`.
     #[default]
     Values,
-    /// FP8 codes alone.
+    /// Only FP8 codes.
     Fp8,
 }
 
@@ -84,17 +87,17 @@ impl From<LoraConfig> for LoraSection {
     }
 }
 
-/// Fills in the keys of `[lora]` that are missing from the adapter in `lora.adapter`. Returns whether it did.
+/// Fills in missing keys of `[lora]` from the adapter in `lora.adapter`. Returns whether it did.
 pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
     let Some(Value::Table(lora)) = table.get_mut("lora") else { return Ok(false) };
     let Some(Value::String(folder)) = lora.get("adapter") else { return Ok(false) };
-    // A run that is resumed has said all, and its adapter may be gone.
+    // A resumed run has all keys, and its adapter may no longer exist.
     if ["rank", "alpha", "target_modules"].iter().all(|key| lora.contains_key(*key)) {
         return Ok(false);
     }
     let config = peft::read_config(Path::new(folder)).map_err(|error| error.to_string())?;
     let mut said = Table::try_from(config).map_err(|error| error.to_string())?;
-    // How it was trained is not what it is.
+    // Dropout is a training setting, not a property of the adapter.
     said.remove("dropout");
     for (key, value) in said {
         lora.entry(key).or_insert(value);
@@ -102,7 +105,7 @@ pub(super) fn of_adapter(table: &mut Table) -> Result<bool, String> {
     Ok(true)
 }
 
-/// The value of a key and the values of its pattern, each with its key and as an error shows it.
+/// Value of a key and values of its pattern, each with its key and its text for an error.
 fn with_pattern<T: Copy + Display>(
     [key, key_of_pattern]: [&'static str; 2],
     value: T,
@@ -113,21 +116,21 @@ fn with_pattern<T: Copy + Display>(
 }
 
 impl LoraSection {
-    /// How adapters are made.
+    /// Configuration of the adapters.
     pub fn to_config(&self) -> LoraConfig {
         let Self { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern, .. } = self.clone();
         LoraConfig { rank, alpha, dropout, target_modules, rank_pattern, alpha_pattern }
     }
 
-    /// Keys that have a rank, what they say, and the rank.
+    /// Keys that set a rank, their texts, and the ranks.
     pub(crate) fn ranks(&self) -> Vec<(&'static str, String, usize)> {
         with_pattern(["lora.rank", "lora.rank_pattern"], self.rank, &self.rank_pattern)
     }
 
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self, is_fp8: bool) -> Result<(), ConfigError> {
         let Self { alpha, dropout, target_modules, alpha_pattern, base, .. } = self;
         for (key, said, rank) in self.ranks() {

@@ -1,6 +1,7 @@
-//! A run's configuration: sections that every model's runs have, from a TOML file, `section.key=value` and flags.
+//! A run's configuration: the sections shared by all models, read from a TOML file,
+//! `section.key=value` and flags.
 //!
-//! Later wins: defaults, file, settings in order. A key that does not exist is an error that names it.
+//! Later wins: defaults, file, settings in order. An unknown key is an error that names it.
 
 mod activations;
 mod data;
@@ -32,7 +33,7 @@ use toml::{Table, Value};
 
 use crate::files;
 
-/// What is wrong with a configuration.
+/// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
@@ -48,32 +49,32 @@ pub enum ConfigError {
     Parse {
         /// The file or the argument.
         origin: String,
-        /// What is wrong, naming the key.
+        /// Reason, naming the key.
         reason: String,
     },
-    /// A key has a value that cannot be run.
+    /// A key has an invalid value.
     #[error("{key} = {value}: {reason}")]
     Value {
         /// The dotted key.
         key: &'static str,
         /// Its value.
         value: String,
-        /// Why it cannot be run.
+        /// Why it is invalid.
         reason: String,
     },
 }
 
-/// `section.key=value`, and where it is from, as an error names it.
+/// `section.key=value` and its origin for error messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// `--set section.key=value`, or the flag that stands for it.
+    /// `--set section.key=value`, or the equivalent flag.
     pub origin: String,
     /// `section.key=value`; a value that is not TOML is a string.
     pub setting: String,
 }
 
 impl Setting {
-    /// One of `--set`.
+    /// Setting from `--set`.
     pub fn new(setting: impl Into<String>) -> Self {
         let setting = setting.into();
         Self { origin: format!("--set {setting}"), setting }
@@ -84,12 +85,12 @@ impl Setting {
         self.key().is_some_and(|key| keys.contains(&key))
     }
 
-    /// The key.
+    /// Dotted key.
     fn key(&self) -> Option<&str> {
         self.setting.split_once('=').map(|(key, _)| key.trim())
     }
 
-    /// A word on a value that was meant to be TOML, as its first letter says, and was taken for text.
+    /// Hint for values that look like TOML but were used as strings.
     fn hint(&self) -> String {
         let text = self.setting.split_once('=').map_or("", |(_, text)| text.trim());
         let is_toml = toml::from_str::<Table>(&format!("value = {text}")).is_ok();
@@ -101,7 +102,8 @@ impl Setting {
         }
     }
 
-    /// Puts the value into `table`. A value that is not TOML is a string, so `precision=fp8` needs no quotes.
+    /// Inserts the value into `table`. A value that is not TOML is a string, so `precision=fp8`
+    /// needs no quotes.
     fn put(&self, table: &mut Table) -> Result<(), String> {
         let key = self.key().ok_or("expected section.key=value")?;
         let text = self.setting.split_once('=').map_or("", |(_, text)| text);
@@ -123,8 +125,8 @@ impl Setting {
     }
 }
 
-/// Reads a TOML file, if there is one, and applies `settings` in order. Of each pair in `replaces`, a setting of the first key removes
-/// the file's second.
+/// Reads a TOML file, if given, and applies `settings` in order. For each pair in `replaces`, a
+/// setting of the first key removes the file's second.
 ///
 /// # Errors
 /// [`ConfigError::Io`]; [`ConfigError::Parse`] naming the file or the setting, and the key.
@@ -142,10 +144,10 @@ pub fn load<T: DeserializeOwned + Default>(
         let fail = |reason| ConfigError::Parse { origin: path.display().to_string(), reason };
         let is_translated = torchtitan::translate(&mut table).map_err(fail)?;
         let mut whole = table.clone();
-        // A setting may name another adapter.
+        // With settings, `apply` reads the adapter: a setting may name another one.
         let has_adapter = settings.is_empty() && lora::of_adapter(&mut whole).map_err(fail)?;
         config = match is_translated || has_adapter {
-            // From the text where that says all, so that an error shows the line.
+            // Parses the original text if it is complete, so that errors show the line.
             false => from_toml(path, &text)?,
             true => from_toml(path, &to_toml(&whole)?)?,
         };
@@ -167,7 +169,7 @@ pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, Co
     })
 }
 
-/// An error in the words of a file instead of those of this program's types.
+/// Replaces Rust type names in an error by plain words.
 fn plain(error: &str) -> String {
     let types = [
         (&["usize", "u64", "u32"][..], "an integer of 0 or more"),
@@ -181,7 +183,7 @@ fn plain(error: &str) -> String {
     let mut error = error.to_string();
     for (name, plain) in types.into_iter().flat_map(|(names, plain)| names.iter().map(move |name| (name, plain))) {
         let expected = format!("expected {name}");
-        // Whole words only: serde says "expected a string or a map", too.
+        // Only whole words: serde also writes "expected a string or a map".
         if let Some(at) = error.find(&expected)
             && !error[at + expected.len()..].starts_with(|c: char| c.is_ascii_alphanumeric() || c == ' ')
         {
@@ -191,7 +193,7 @@ fn plain(error: &str) -> String {
     error
 }
 
-/// Applies `settings` in order to a configuration that has been read.
+/// Applies `settings` in order to an existing configuration.
 ///
 /// # Errors
 /// [`ConfigError::Parse`] naming the setting and the key.
@@ -208,7 +210,7 @@ fn apply<T: DeserializeOwned>(
     settings: &[Setting],
     replaces: &[(&str, &str)],
 ) -> Result<T, ConfigError> {
-    // So that what is set later replaces it under either name.
+    // Renames the key, so that a later setting replaces it under either name.
     if let Some(Value::Table(float8)) = table.get_mut("float8")
         && let Some(recipe) = float8.remove("recipe_name")
     {
@@ -224,8 +226,8 @@ fn apply<T: DeserializeOwned>(
     }
     let fail =
         |origin: &str, error: &str| ConfigError::Parse { origin: origin.into(), reason: plain(error.trim_end()) };
-    // Settings may make sense only together, so all are there before they are judged; to blame is the first since
-    // which there has been an error.
+    // Settings may be valid only together, so all are applied before parsing. An error is
+    // attributed to the setting after the last valid prefix.
     let (start, mut tables) = (table.clone(), vec![]);
     for setting in settings {
         setting.put(&mut table).map_err(|reason| fail(&setting.origin, &reason))?;
@@ -241,7 +243,8 @@ fn apply<T: DeserializeOwned>(
         Err(_) => tables.into_iter().map(|table| parse(table).err()).collect(),
     };
     let first = errors.iter().rposition(Option::is_none).map_or(0, |fine| fine + 1);
-    // What there is to say of it may have changed since, unless that is of another setting.
+    // If the other settings are valid without it, the error of the complete table is the current
+    // one.
     let mut without = start;
     let mut others = settings.iter().enumerate().filter(|(i, _)| *i != first);
     let is_only_one = others.all(|(_, setting)| setting.put(&mut without).is_ok()) && parse(without).is_ok();
@@ -250,15 +253,15 @@ fn apply<T: DeserializeOwned>(
     Err(fail(&blamed.origin, &format!("{}{}", error.as_deref().unwrap_or_default(), blamed.hint())))
 }
 
-/// The whole of a configuration as TOML, defaults included, which [`load`] reads back.
+/// Whole configuration as TOML, including defaults. [`load`] reads it back.
 ///
 /// # Errors
-/// [`ConfigError::Parse`] for what TOML cannot say, as an integer beyond 63 bits.
+/// [`ConfigError::Parse`] for values that TOML cannot represent, such as an integer beyond 63 bits.
 pub fn to_toml(config: &impl Serialize) -> Result<String, ConfigError> {
     toml::to_string(config).map_err(|error| not_toml(&error))
 }
 
-/// As [`to_toml`].
+/// Like [`to_toml`], as a table.
 pub(crate) fn to_table(config: &impl Serialize) -> Result<Table, ConfigError> {
     Table::try_from(config).map_err(|error| not_toml(&error))
 }
@@ -267,10 +270,10 @@ fn not_toml(error: &toml::ser::Error) -> ConfigError {
     ConfigError::Parse { origin: "the configuration".into(), reason: error.to_string() }
 }
 
-/// [`ConfigError::Value`] unless it `holds`.
+/// Returns an error unless `holds`.
 ///
 /// # Errors
-/// That.
+/// [`ConfigError::Value`].
 pub fn require(key: &'static str, value: impl ToString, holds: bool, reason: &str) -> Result<(), ConfigError> {
     if holds {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The section `[optimizer]`, and what its types do not check.
+//! The section `[optimizer]` and its checks.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,11 +7,11 @@ use super::sections::{StorageDtype, TrainingSection};
 use super::{ActivationCheckpointing, ConfigError, require};
 use crate::schedule::{Decay, Schedule};
 
-/// Peak learning rate of random weights, where none is given.
+/// Default peak learning rate for random weights.
 pub(crate) const RANDOM_LR: f64 = 5e-3;
-/// Peak learning rate of a checkpoint's weights, where none is given.
+/// Default peak learning rate for a checkpoint's weights.
 pub(crate) const FINE_TUNING_LR: f64 = 2e-5;
-/// Peak learning rate of LoRA's adapters, where none is given.
+/// Default peak learning rate for LoRA adapters.
 pub(crate) const LORA_LR: f64 = 2e-4;
 
 /// AdamW and the learning rate.
@@ -25,33 +25,37 @@ pub(crate) const LORA_LR: f64 = 2e-4;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerSection {
-    /// Peak learning rate, reached at the end of the warm-up. If absent, 5e-3 for random weights,
-    /// 2e-5 for weights of `model.hf_path`, 2e-4 with `[lora]`.
+    /// Peak learning rate, reached at the end of warm-up. If absent, 5e-3 for random weights, 2e-5
+    /// for weights of `model.hf_path`, 2e-4 with `[lora]`.
     pub lr: Option<f64>,
-    /// How much of AdamW's first and second moment stays at each step.
+    /// Decay rates of AdamW's first and second moment.
     pub betas: [f64; 2],
-    /// Added to the root of the second moment, so that nothing is divided by 0.
+    /// Added to the root of the second moment to avoid division by 0.
     pub eps: f64,
-    /// Share of each matrix, times the learning rate, that a step takes away (decoupled, as AdamW does).
+    /// Weight decay of matrices, decoupled as in AdamW: a step subtracts this fraction times the
+    /// learning rate.
     pub weight_decay: f64,
     /// Whether norms, biases and embeddings decay too.
     pub weight_decay_all: bool,
-    /// What both moments are kept in: `bf16` takes half the memory, with rounding as `training.param_dtype` says.
+    /// Dtype of both moments. `bf16` takes half the memory and is rounded as in
+    /// `training.param_dtype`.
     pub state_dtype: StorageDtype,
-    /// Whether each matrix that `training.param_dtype = "bf16"` keeps in bf16 has a master in f32 beside its moments, 4 bytes an element
-    /// more: steps change the master, and the parameter is that rounded to nearest.
+    /// Whether matrices kept in bf16 (`training.param_dtype = "bf16"`) have f32 master weights, 4
+    /// more bytes per element. Steps update the master weight, and the parameter is the master
+    /// rounded to nearest.
     pub master_weights: bool,
-    /// Whether each layer's parameters are changed in backward, as soon as their gradients exist, which are then let go: there is never
-    /// a whole set of gradients in memory. Losses and parameters are the same bits. It needs `training.activation_checkpointing`,
+    /// Whether each layer's parameters are updated in backward, as soon as their gradients exist.
+    /// The gradients are then freed, so the full set is never in memory. Losses and parameters are
+    /// bitwise the same. Requires `training.activation_checkpointing`,
     /// `training.grad_accumulation = 1` and `training.max_norm = inf`.
     pub in_backward: bool,
-    /// Steps in which the learning rate rises linearly to `lr`.
+    /// Steps of linear warm-up to `lr`.
     pub warmup_steps: usize,
-    /// The curve after warm-up.
+    /// Decay curve after warm-up.
     pub decay: Decay,
-    /// Share of `lr` that the decay ends at.
+    /// Final learning rate as a fraction of `lr`.
     pub min_lr_ratio: f64,
-    /// With `decay = "wsd"`, the share of all steps that the decay takes, at the end.
+    /// With `decay = "wsd"`, the fraction of all steps used for the decay at the end.
     pub decay_ratio: f64,
 }
 
@@ -75,10 +79,10 @@ impl Default for OptimizerSection {
 }
 
 impl OptimizerSection {
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let [beta1, beta2] = self.betas;
         let range = "must be in [0, 1)";
@@ -97,20 +101,20 @@ impl OptimizerSection {
         require("optimizer.decay_ratio", decay_ratio, fits, "must be in (0, 1]")
     }
 
-    /// Whether there are parameters in bf16, if they are to have masters.
+    /// Checks that `master_weights` is only used with bf16 parameters.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] saying what to set.
+    /// [`ConfigError::Value`] with the setting to change.
     pub fn check_master_weights(&self, training: &TrainingSection) -> Result<(), ConfigError> {
         let fits = !self.master_weights || training.param_dtype == StorageDtype::Bf16;
         let reason = "is for parameters in bf16: set training.param_dtype = \"bf16\", or leave it out";
         require("optimizer.master_weights", self.master_weights, fits, reason)
     }
 
-    /// Whether gradients can be applied in backward, if they are to be.
+    /// Checks that gradients can be applied in backward if `in_backward` is set.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] saying what to set.
+    /// [`ConfigError::Value`] with the setting to change.
     pub fn check_in_backward(&self, training: &TrainingSection) -> Result<(), ConfigError> {
         let TrainingSection { activation_checkpointing, grad_accumulation, max_norm, .. } = *training;
         let checks = [
@@ -135,7 +139,7 @@ impl OptimizerSection {
         wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))
     }
 
-    /// The learning rate of each of so many steps.
+    /// Learning rate schedule over `steps` steps.
     pub fn schedule(&self, steps: usize) -> Schedule {
         let Self { lr, warmup_steps, decay, min_lr_ratio, decay_ratio, .. } = *self;
         let lr = lr.unwrap_or(RANDOM_LR);

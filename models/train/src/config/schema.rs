@@ -1,17 +1,19 @@
-//! The JSON Schema of a configuration: by it, editors complete and check TOML, and the page of all keys is made.
+//! JSON Schema of a configuration. Editors use it to complete and check TOML, and `docs/config.md`
+//! is generated from it.
 
 use schemars::transform::{RecursiveTransform, Transform};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde_json::Value;
 
-/// Every key of a configuration: its type, its default and what its documentation says of files.
+/// JSON Schema with every key of a configuration: its type, default and documentation for files.
 pub fn schema<C: JsonSchema>() -> Value {
     let mut schema = SchemaGenerator::default().into_root_schema_for::<C>();
     RecursiveTransform(as_in_files).transform(&mut schema);
     schema.to_value()
 }
 
-/// What may be null in a program is left out of a file, since TOML has no null; a table's default is that of its keys.
+/// Removes null from types and defaults, since TOML has no null. Removes a table's default, since
+/// its keys have their own.
 fn as_in_files(schema: &mut Schema) {
     let Some(schema) = schema.as_object_mut() else { return };
     if matches!(schema.get("default"), Some(Value::Null | Value::Object(_))) {
@@ -37,8 +39,8 @@ fn as_in_files(schema: &mut Schema) {
     }
 }
 
-/// Paragraphs of a doc comment, each in one line, and its blocks in TOML or text, up to its first example in Rust: what comes from there
-/// on is about programs.
+/// Doc comment for files: paragraphs, each on one line, and TOML or text blocks. Everything from
+/// the first Rust example on is dropped.
 fn of_files(doc: &str) -> String {
     let mut parts = vec![String::new()];
     let mut lines = doc.lines();
@@ -63,7 +65,7 @@ fn of_files(doc: &str) -> String {
     parts.collect::<Vec<_>>().join("\n\n")
 }
 
-/// The text with `[a](b)` as `a` unless `b` is an address, and `[a]` as `a` where that is code.
+/// Replaces `[a](b)` by `a` unless `b` is a URL, and `[a]` by `a` if `a` is code.
 fn without_rust_links(text: &str) -> String {
     let link = r"\[(?<text>(?:`[^`]*`|[^\[\]`])*)\](?:\((?<to>(?:[^()]|\(\))*)\))?|`[^`]*`";
     let link = regex::Regex::new(link).expect("the expression is valid");

@@ -1,4 +1,4 @@
-//! The sections `[training]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and what their types do not check.
+//! The sections `[training]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and their checks.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use toml::Value;
 use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, require};
 use crate::batches::AttnMaskType;
 
-/// In which precision a run computes.
+/// Compute precision of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -42,7 +42,7 @@ impl ValueEnum for Precision {
     }
 }
 
-/// The dtype of hidden states.
+/// Dtype of hidden states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ComputeDtype {
@@ -52,7 +52,7 @@ pub enum ComputeDtype {
     Bf16,
 }
 
-/// The dtype that parameters or moments are kept in between steps.
+/// Dtype of parameters or moments between steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StorageDtype {
@@ -64,7 +64,7 @@ pub enum StorageDtype {
 }
 
 impl StorageDtype {
-    /// Burn's.
+    /// Burn's dtype.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -73,100 +73,112 @@ impl StorageDtype {
     }
 }
 
-/// How long to train, on which device, in which precision, and what is said about it.
+/// Length, device, precision and logging of the training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingSection {
-    /// Where to compute.
+    /// Compute device.
     pub device: DeviceChoice,
-    /// In which precision to compute. What parameters are kept in is `param_dtype`, the optimizer's state `optimizer.state_dtype`.
+    /// Compute precision. `param_dtype` sets the dtype of parameters, `optimizer.state_dtype` the
+    /// dtype of the optimizer's state.
     pub precision: Precision,
     /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
     pub compute_dtype: Option<ComputeDtype>,
-    /// What matrices are kept in, and so are their gradients: `bf16` takes half the memory. A step is computed in f32 and rounded
-    /// stochastically, by bits that follow from the seed, the step, the parameter's name and the element's place. Vectors stay in f32.
+    /// Dtype of matrices and their gradients; `bf16` takes half the memory. A step is computed in
+    /// f32 and rounded stochastically. The random bits follow from the seed, the step, the
+    /// parameter's name and the element's position. Vectors stay in f32.
     pub param_dtype: StorageDtype,
-    /// Optimizer steps in all, or passes over the data, as in `"3 epochs"`; 0 only evaluates.
+    /// Number of optimizer steps, or of passes over the data, as in `"3 epochs"`. 0 only evaluates.
     pub steps: StepCount,
-    /// Sequences in a micro-batch, which is what the device computes at once.
+    /// Sequences per micro-batch, which the device computes at once.
     pub batch_size: usize,
-    /// Micro-batches per optimizer step and rank, so `batch_size · grad_accumulation · seq_len` tokens on each. The loss is the mean over
-    /// all targets of the step.
+    /// Micro-batches per optimizer step and rank: each rank processes
+    /// `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over all targets of
+    /// the step.
     pub grad_accumulation: usize,
-    /// Tokens in a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// What a token may look at.
+    /// Attention mask.
     pub attn_mask_type: AttnMaskType,
-    /// Which activations wait for backward in memory: `"none"` keeps all of them; `"full"` the input of each layer, and makes the rest
-    /// again in backward; a number n the input of every n-th layer, and has n layers' activations at a time. Losses and gradients are
-    /// the same bits.
+    /// Which activations stay in memory until backward. `"none"` keeps all of them. `"full"` keeps
+    /// the input of each layer and recomputes the rest in backward. A number n keeps the input of
+    /// every n-th layer and recomputes the activations of n layers at a time. Losses and gradients
+    /// are bitwise the same.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// Tokens whose logits, and their gradients, are in memory at once. If absent, all of a micro-batch, or as many as make 256 MiB of
-    /// logits in f32 if all would be more than 512 MiB. Losses and gradients of a step differ in their last bits, and by more where the
-    /// output layer is in FP8: each chunk is then cast with scales of its own.
+    /// Tokens whose logits and logit gradients are in memory at once. If absent, all tokens of a
+    /// micro-batch; if their logits in f32 exceed 512 MiB, chunks of 256 MiB. Losses and gradients
+    /// of a step differ in the last bits. They differ more if the output layer is in FP8, since
+    /// each chunk is cast with its own scales.
     pub loss_chunk: Option<usize>,
-    /// Decides the initial weights of a preset, the order of the sequences and the sampled text at the end.
+    /// Seed of a preset's initial weights, the order of sequences and the text sampled at the end.
     pub seed: u64,
-    /// The norm of all gradients together is clipped to this; `inf` does not clip.
+    /// Maximum norm of all gradients together, for clipping. `inf` disables clipping.
     pub max_norm: f64,
-    /// Parameters that stay as they are, by name: a parameter's, `norm.gamma`, or that of what has some, `layers.0`; with `*`, `?` or
-    /// `[`, a glob over whole names. Checkpoints do not hold them: a run is resumed with the model that it began with.
+    /// Parameters to freeze, by name: a parameter, `norm.gamma`, or a module, `layers.0`. Names
+    /// with `*`, `?` or `[` are globs over whole names. Checkpoints do not contain frozen
+    /// parameters: resuming needs the model that the run started from.
     pub freeze: Vec<String>,
-    /// Parameters that are trained, by such names; all others stay as they are. If empty, all are trained but those of `freeze`.
+    /// Parameters to train, by such names; all others are frozen. If empty, all are trained.
+    /// Parameters in `freeze` are frozen, too.
     pub train_only: Vec<String>,
-    /// Steps between step lines; the first of a run and the last always have one.
+    /// Steps between step lines. The first and the last step of a run always have one.
     pub log_every: usize,
-    /// Steps between held-out losses; 0 leaves them to checkpoints and the end, which always have one.
+    /// Steps between held-out losses. They are always computed at checkpoints and at the end; 0
+    /// computes them only then.
     pub eval_every: usize,
-    /// Batches for the held-out loss, always the same ones.
+    /// Batches for the held-out loss, always the same.
     pub eval_batches: usize,
-    /// The device's peak in TFLOP/s, of which step lines then give the share that is used, `mfu`. If absent, the FP8 and the bf16 peak
-    /// of a device that is known by name, and no `mfu` for others.
+    /// Peak of the device in TFLOP/s; step lines show the utilization, `mfu`. If absent, the FP8
+    /// and bf16 peaks of known devices are used, and unknown devices have no `mfu`.
     pub peak_tflops: Option<f64>,
-    /// File to write losses, throughput and FP8 statistics to, a JSON object a line. If absent, `metrics.jsonl` in
-    /// `checkpoint.folder`, and none without that.
+    /// File for losses, throughput and FP8 statistics, one JSON object per line. If absent,
+    /// `metrics.jsonl` in `checkpoint.folder`, if there is one.
     pub metrics: Option<PathBuf>,
-    /// File to write what each linear did, GEMM by GEMM, as JSON. If absent, none is written.
+    /// File for a JSON report of each linear's GEMMs. If absent, none is written.
     pub report: Option<PathBuf>,
-    /// Whether to print what each linear did as a table at the end.
+    /// Whether to print this report as a table at the end.
     pub print_report: bool,
 }
 
-/// What is saved of a run, and when.
+/// Checkpoints of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSection {
-    /// Folder of the run's checkpoints. If absent, none are saved.
+    /// Folder of the checkpoints. If absent, none are saved.
     pub folder: Option<PathBuf>,
-    /// Steps between checkpoints; one is also saved after the last step and when the run is told to stop. 0 saves only then.
+    /// Steps between checkpoints. One is also saved after the last step and when the run is
+    /// stopped; 0 saves only then.
     pub every: usize,
-    /// How many of the newest checkpoints stay. The one with the smallest held-out loss stays besides.
+    /// Number of newest checkpoints to keep. The one with the smallest held-out loss is also kept.
     pub keep: usize,
-    /// Whether training goes on while a checkpoint is written; its parameters and moments stay in memory until then.
+    /// Whether training continues while a checkpoint is written. Its parameters and moments stay in
+    /// memory until then.
     pub background: bool,
 }
 
-/// How a run over several ranks, which a launcher starts, is shared among them. Without a launcher it is of no consequence.
+/// Sharding of a run over several ranks started by a launcher. No effect without a launcher.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelismSection {
-    /// How long a weight lives that was gathered from all ranks: `after_step` gathers each twice in an optimizer step, `after_forward`
-    /// twice in a micro-batch, and keeps none.
+    /// When a gathered weight is freed. `after_step` gathers each weight twice per optimizer step.
+    /// `after_forward` gathers it twice per micro-batch and keeps none.
     pub reshard: Reshard,
-    /// What ranks exchange of gradients: `f32`, or `bf16`, half the bytes: MPI adds these in f32, NCCL in bf16.
+    /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
+    /// NCCL in bf16.
     pub reduce_dtype: ReduceDtype,
 }
 
-/// Steps of which a table says where their time went: by kernel on a GPU, by operation on a CPU. Without this section there are none.
-/// On a GPU it makes all steps of the run slower, those outside of the window too, as each kernel is waited for and timed.
+/// Steps whose time is broken down in a table: by kernel on a GPU, by operation on a CPU. Without
+/// this section nothing is profiled. On a GPU it slows down all steps of the run, because each
+/// kernel is timed and waited for.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileSection {
-    /// The first step that is profiled, counted from 1. On a GPU the first steps of a run also compile kernels.
+    /// First profiled step, counted from 1. On a GPU the first steps of a run also compile kernels.
     pub start: usize,
-    /// How many steps are profiled. The last of them must not come after `training.steps`.
+    /// Number of profiled steps. They must end by `training.steps`.
     pub steps: usize,
-    /// Where to write the table, as JSON; it is printed in any case. If absent, nowhere.
+    /// JSON file for the table, which is always printed. If absent, none is written.
     pub file: Option<PathBuf>,
 }
 
@@ -212,15 +224,15 @@ impl Default for ProfileSection {
 }
 
 impl TrainingSection {
-    /// Whether some parameters stay as they are.
+    /// Whether some parameters are frozen.
     pub fn freezes(&self) -> bool {
         !self.freeze.is_empty() || !self.train_only.is_empty()
     }
 
-    /// Checks what the types do not, `float8.schedule` against the steps included.
+    /// Checks beyond the types, including `float8.schedule` against the steps.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self, float8: &Float8Section) -> Result<(), ConfigError> {
         for (key, value) in [
             ("training.batch_size", self.batch_size),
@@ -254,20 +266,20 @@ impl TrainingSection {
 }
 
 impl CheckpointSection {
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         require("checkpoint.keep", self.keep, self.keep >= 1, "must be at least 1")
     }
 }
 
 impl ProfileSection {
-    /// Checks what the types do not, against the steps of the run.
+    /// Checks beyond the types, including the window against the steps of the run.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self, steps: usize) -> Result<(), ConfigError> {
         let last = self.start.saturating_add(self.steps).saturating_sub(1);
         require("profile.start", self.start, self.start >= 1, "must be at least 1")?;
@@ -276,7 +288,7 @@ impl ProfileSection {
         require("profile.steps", self.steps, last <= steps, &reason)
     }
 
-    /// The last step that is profiled.
+    /// Last profiled step.
     pub fn last(&self) -> usize {
         self.start + self.steps - 1
     }

@@ -15,7 +15,7 @@ struct Section {
 }
 
 impl Section {
-    /// The value of this project's key.
+    /// Value of `training.activation_checkpointing`.
     fn value(&self) -> Result<Value, String> {
         let option = self.selective_ac_option.as_ref().map(|option| match option {
             Value::String(text) => text.clone(),
@@ -36,7 +36,7 @@ impl Section {
     }
 }
 
-/// Replaces the section, if there is one, by the key that says the same; tells whether there was one.
+/// Replaces the section, if present, by the equivalent key. Returns whether it was present.
 pub(super) fn translate(table: &mut Table) -> Result<bool, String> {
     let Some(section) = table.remove(SECTION) else { return Ok(false) };
     let section: Section = section.try_into().map_err(|error| format!("{SECTION}: {}", error.message()))?;
@@ -65,7 +65,7 @@ mod tests {
         training: TrainingSection,
     }
 
-    /// What a file of this text and settings say, or the error.
+    /// Value of the key in a file with these settings, or the error.
     fn read(text: &str, settings: &[&str]) -> Result<String, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.toml");

@@ -1,4 +1,4 @@
-//! What a run says before its steps and after them.
+//! Log lines before and after the steps of a run.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ use crate::model::{ModelConfig, ModelSection, ModelSize};
 use crate::schedule::Schedule;
 use crate::{Dataset, JobError, Tokenizer, freeze};
 
-/// What is trained, where and in which precision, and how attention is computed.
+/// Prints the model, device, precision and attention backend.
 pub(super) fn model<S: ModelSection>(
     kind: &str,
     config: &RunConfig<S>,
@@ -37,14 +37,14 @@ pub(super) fn model<S: ModelSection>(
         true => writeln!(out, "  active: {}", count(num_active_params))?,
         false => writeln!(out)?,
     }
-    // Bytes are what a preset has.
+    // Presets use bytes by default.
     if from_folder.is_some() || config.data.tokenizer.is_some() {
         writeln!(out, "tokenizer: {}, {} tokens", tokenizer.format(), tokenizer.vocab_size())?;
     }
     Ok(())
 }
 
-/// How much of a model is trained, if some of it is not.
+/// Prints the number of trainable parameters if some are frozen.
 pub(super) fn trainable<S: ModelSection, B: Backend, M: Module<B>>(
     config: &RunConfig<S>,
     model: &M,
@@ -63,7 +63,7 @@ pub(super) fn trainable<S: ModelSection, B: Backend, M: Module<B>>(
     Ok(writeln!(out)?)
 }
 
-/// Where something is computed, in which precision, and how attention is.
+/// Prints the device, precision and attention backend.
 pub(super) fn device<S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
@@ -75,7 +75,7 @@ pub(super) fn device<S>(
     Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}  attention: {attention}")?)
 }
 
-/// What is read, what of a folder is not, and how much there is.
+/// Prints the files read, the files skipped, and the token counts.
 pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobError> {
     let DatasetSize { files, train_tokens, held_out_tokens, held_out_documents, .. } = dataset.size();
     let [train, held_out] = [train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
@@ -88,7 +88,7 @@ pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobErr
     if !dataset.left_out().is_empty() {
         write!(out, "  left out: {}", dataset.left_out())?;
     }
-    // What a model is only judged by is all held out.
+    // Data for evaluation only is all held out.
     match train_tokens {
         0 => writeln!(out, "  tokens: {held_out}")?,
         _ => writeln!(out, "  tokens: {train}  held out: {held_out}")?,
@@ -96,7 +96,7 @@ pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobErr
     Ok(())
 }
 
-/// What is trained on, and how much of it an epoch is.
+/// Prints the training data and the size of an epoch.
 pub(super) fn data<S>(
     config: &RunConfig<S>,
     dataset: &Dataset,
@@ -123,7 +123,7 @@ pub(super) fn data<S>(
     Ok(writeln!(out)?)
 }
 
-/// Surprises of the learning rate: a default for fine-tuning, a long warm-up, a jump where a run is resumed.
+/// Warns about the learning rate: a default for fine-tuning, a long warm-up, a jump on resume.
 ///
 /// `asked` is `config` before its defaults were filled in.
 pub(super) fn schedule<S: ModelSection>(
@@ -155,25 +155,25 @@ pub(super) fn schedule<S: ModelSection>(
     Ok(())
 }
 
-/// The checkpoint of a run that a command reads.
+/// Prints the step of the loaded checkpoint.
 pub(super) fn checkpoint(saved: Option<&SavedRun>, out: &mut dyn Write) -> Result<(), JobError> {
     saved.map_or(Ok(()), |saved| Ok(writeln!(out, "checkpoint: step {}", saved.step())?))
 }
 
-/// The held-out loss, and of how many tokens it is.
+/// Prints the held-out loss and its number of tokens.
 pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
 }
 
-/// The head of a table of precisions.
+/// Prints the header of the table of precisions.
 pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     writeln!(out, "device: {selected}  {} tokens", thousands(&tokens.to_string()))?;
     Ok(writeln!(out, "{:<22}  {:>9}  {:>11}  {:>9}", "precision", "loss", "perplexity", "to first")?)
 }
 
-/// A row of it; `first` is the loss of its first row, and `note` ends the line.
+/// Prints a row of the table. `first` is the loss of the first row; `note` ends the line.
 pub(super) fn precision(
     precision: &str,
     loss: f64,
@@ -186,13 +186,13 @@ pub(super) fn precision(
     Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%{note}", loss.exp())?)
 }
 
-/// The share of the adapters' change of the weights that is left in the files of the merged model.
+/// Prints the fraction of the adapters' weight update that survives rounding in the merged files.
 pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
     let advice = match (share - 1.0).abs() > 0.1 {
         true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",
         false => "",
     };
-    // More than all of it is an error of rounding, too.
+    // A fraction above 1 is a rounding error too.
     let more = if share >= 1.0005 { format!(", and adds {:.1} %", 100.0 * (share - 1.0)) } else { String::new() };
     let left = 100.0 * share.clamp(0.0, 1.0);
     Ok(writeln!(out, "merged: rounding leaves {left:.1} % of what the adapters change{more}{advice}")?)

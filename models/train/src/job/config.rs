@@ -1,6 +1,8 @@
-//! `RunConfig`: everything about one training run, from a TOML file, `--set section.key=value` and flags.
+//! `RunConfig`: the configuration of a training run, from a TOML file, `--set section.key=value`
+//! and flags.
 //!
-//! Later wins: defaults, file, `--set` in order, dedicated flags. A key that does not exist is an error that names it.
+//! Later wins: defaults, file, `--set` in order, dedicated flags. An unknown key is an error that
+//! names it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
 use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
-/// The largest vocabulary of a model whose tokens may be bytes by default.
+/// Largest vocabulary that uses byte tokens by default.
 const MAX_OF_BYTES: usize = 1 << 15;
 
 /// One training run.
@@ -33,50 +35,50 @@ const MAX_OF_BYTES: usize = 1 << 15;
 pub struct RunConfig<S> {
     /// The model.
     pub model: S,
-    /// How long, on what, in which precision.
+    /// Length, device and precision.
     pub training: TrainingSection,
     /// AdamW and the learning rate.
     pub optimizer: OptimizerSection,
     /// FP8, used with `training.precision = "fp8"`.
     pub float8: Float8Section,
-    /// Adapters that are trained in the model's place. If absent, the model is trained.
+    /// Adapters trained instead of the model. If absent, the model is trained.
     pub lora: Option<LoraSection>,
-    /// What is trained on.
+    /// Training data.
     pub data: DataSection,
-    /// How it is shared among several ranks.
+    /// Sharding over several ranks.
     pub parallelism: ParallelismSection,
-    /// What is saved.
+    /// Checkpoints.
     pub checkpoint: CheckpointSection,
-    /// The sample at the end.
+    /// Sample at the end.
     pub generate: GenerateSection,
-    /// Which steps' time is broken down. If absent, no step's.
+    /// Steps to profile. If absent, none.
     pub profile: Option<ProfileSection>,
-    /// Whether what only evaluates holds the weights of linears in FP8 as codes alone.
+    /// Whether evaluation keeps the weights of FP8 linears as FP8 only.
     #[serde(skip)]
     pub fp8_only: bool,
-    /// Where a run is resumed, the folder that [`copy_assets`](Self::copy_assets) has filled.
+    /// For a resumed run, the folder filled by [`copy_assets`](Self::copy_assets).
     #[serde(skip)]
     pub assets: Option<PathBuf>,
 }
 
-/// A setting of the first key removes the file's second: a flag cannot remove the file's preset. A preset that a flag asks for is a
-/// contradiction.
+/// A setting of the first key removes the file's second, because a flag cannot remove the file's
+/// preset. A preset set by a flag too is a contradiction.
 const REPLACES: [(&str, &str); 2] =
     [("model.hf_path", "model.preset"), ("activation_checkpoint.mode", "training.activation_checkpointing")];
 
 impl<S> RunConfig<S> {
-    /// Whether the weights of linears in FP8 are to be codes alone.
+    /// Whether the weights of FP8 linears are FP8 only.
     pub(super) fn holds_codes(&self) -> bool {
         self.fp8_only || self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8)
     }
 
-    /// Gives weights that were to be codes alone their values, which a precision without FP8 reads.
+    /// Keeps weights as values instead of FP8 only; precisions other than FP8 need them.
     pub(crate) fn hold_values(&mut self) {
         self.fp8_only = false;
         self.lora.iter_mut().for_each(|lora| lora.base = LoraBase::Values);
     }
 
-    /// How the model is shared among ranks.
+    /// Sharding of the model among ranks.
     pub(super) fn sharding(&self) -> ShardConfig {
         let ParallelismSection { reshard, reduce_dtype } = self.parallelism;
         ShardConfig { reshard, reduce_dtype }
@@ -84,16 +86,17 @@ impl<S> RunConfig<S> {
 }
 
 impl<S: ModelSection> RunConfig<S> {
-    /// Reads a TOML file, if there is one, and applies `settings` of the form `section.key=value` in order.
+    /// Reads a TOML file, if given, and applies `settings` of the form `section.key=value` in
+    /// order.
     ///
     /// # Errors
-    /// [`JobError::Config`]; [`JobError::Config`] naming the file or the setting, and the key.
+    /// [`JobError::Config`] naming the file or the setting, and the key.
     pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self, JobError> {
         let settings: Vec<_> = settings.iter().map(Setting::new).collect();
         Self::load_from(file, &settings)
     }
 
-    /// [`load`](Self::load) with settings that have come to be in other ways.
+    /// Like [`load`](Self::load), with settings that carry their origin.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -101,7 +104,7 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config::load(file, settings, &REPLACES)?)
     }
 
-    /// Reads what [`to_toml`](Self::to_toml) has written.
+    /// Parses the output of [`to_toml`](Self::to_toml).
     ///
     /// # Errors
     /// [`JobError::Config`] naming `origin` and the key.
@@ -109,7 +112,7 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config::from_toml(origin, text)?)
     }
 
-    /// Applies settings to a configuration that has been read.
+    /// Applies settings to an existing configuration.
     ///
     /// # Errors
     /// [`JobError::Config`] naming the setting and the key.
@@ -117,15 +120,17 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
 
-    /// The whole of it as TOML, defaults included, which [`load`](Self::load) reads back.
+    /// Whole configuration as TOML, including defaults. [`load`](Self::load) reads it back.
     ///
     /// # Errors
-    /// [`JobError::Config`] for what TOML cannot say, as an integer beyond 63 bits.
+    /// [`JobError::Config`] for values that TOML cannot represent, such as an integer beyond 63
+    /// bits.
     pub fn to_toml(&self) -> Result<String, JobError> {
         Ok(config::to_toml(self).map_err(|error| self.with_path(error))?)
     }
 
-    /// The error of a configuration that TOML cannot say, which names a path that is to blame.
+    /// Replaces an error of serialization by one that names the path that is not UTF-8, if there is
+    /// one.
     fn with_path(&self, error: ConfigError) -> ConfigError {
         let Self { training, data, checkpoint, profile, .. } = self;
         let sources = data.sources.iter().flat_map(|source| &source.paths);
@@ -154,10 +159,10 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the first key that cannot be.
+    /// [`JobError::Config`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), JobError> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
@@ -176,22 +181,22 @@ impl<S: ModelSection> RunConfig<S> {
         self.data.validate()?;
         self.checkpoint.validate()?;
         let steps = self.training.steps;
-        // Of epochs it is not known yet how many steps they have.
+        // Epochs are not resolved to steps yet.
         let profile = self.profile.as_ref().filter(|_| steps.epochs().is_none());
         profile.map_or(Ok(()), |profile| profile.validate(steps.get()))?;
         Ok(self.generate.validate()?)
     }
 
-    /// What decides a step.
+    /// Sections that determine a step.
     pub fn steps(&self) -> StepConfig<'_> {
         StepConfig { training: &self.training, optimizer: &self.optimizer, float8: &self.float8 }
     }
 
-    /// The model's dimensions: the checkpoint's, or the preset's with this file's changes.
+    /// Dimensions of the model: the checkpoint's, or the preset's with this file's changes.
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`], [`JobError::ModelConfig`], [`JobError::NoFolder`], those of [`hf::read_config`], and
-    /// [`JobError::Config`] if `hf_path` is combined with anything.
+    /// [`JobError::UnknownPreset`], [`JobError::ModelConfig`], [`JobError::NoFolder`], the errors
+    /// of [`hf::read_config`], and [`JobError::Config`] if `hf_path` is combined with other keys.
     pub fn dimensions(&self) -> Result<S::Config, JobError> {
         let model = &self.model;
         let Some(hf_path) = model.hf_path() else {
@@ -214,7 +219,8 @@ impl<S: ModelSection> RunConfig<S> {
         })
     }
 
-    /// What becomes of an output layer in the files of a tied checkpoint: it is left out only if this was chosen.
+    /// Handling of an output layer in the files of a tied checkpoint. It is dropped only if tying
+    /// was requested explicitly.
     pub(crate) fn repeated_head(&self) -> RepeatedHead {
         match self.model.tie_word_embeddings() {
             Some(true) => RepeatedHead::IsLeftOut,
@@ -222,16 +228,17 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
-    /// FP8's config for a model. Unless the file says which linears stay in high precision, these are
-    /// [those that the model names](ModelConfig::high_precision_linears).
+    /// FP8 configuration for a model. If the file has no filter, the [sensitive linears of the
+    /// model](ModelConfig::high_precision_linears) stay in high precision.
     pub fn float8(&self, model: &S::Config) -> Float8Config {
         self.float8.with_default_filter(model.high_precision_linears().into_iter().map(String::from))
     }
 
-    /// The tokenizer of text and samples.
+    /// Tokenizer of data and samples.
     ///
     /// # Errors
-    /// [`JobError::NoFolder`], [`JobError::NoTokenizer`] for a checkpoint without one, [`JobError::Tokenizer`].
+    /// [`JobError::NoFolder`], [`JobError::NoTokenizer`] for a checkpoint without one,
+    /// [`JobError::Tokenizer`].
     pub fn tokenizer(&self) -> Result<Tokenizer, JobError> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, self.model.hf_path()) {
@@ -247,13 +254,14 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
-    /// The folder that has what checkpoints do not, because it is not trained.
+    /// Folder of the frozen weights, which checkpoints do not contain.
     pub(super) fn frozen_folder(&self) -> Option<&Path> {
         self.model.hf_path().filter(|_| self.lora.is_some() || self.training.freezes())
     }
 
-    /// Copies to the folder `to` what `resume` and `export` will need of other folders: the checkpoint's `config.json`, the tokenizer and
-    /// the chat template; of frozen weights, which are not saved, what identifies their files.
+    /// Copies the files that `resume` and `export` need to the folder `to`: the checkpoint's
+    /// `config.json`, the tokenizer and the chat template. Frozen weights are not saved; the
+    /// identity of their files is.
     ///
     /// # Errors
     /// [`JobError::Io`], [`JobError::Write`], [`JobError::TensorFiles`].
@@ -271,8 +279,7 @@ impl<S: ModelSection> RunConfig<S> {
         self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 
-    /// The template of conversations, `data.chat_template` or the tokenizer's, with
-    /// `data.chat_template_kwargs`.
+    /// Chat template, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.
     ///
     /// # Errors
     /// [`JobError::Chat`].
@@ -295,7 +302,7 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
-    /// How text becomes tokens.
+    /// Tokenizer and chat templates.
     ///
     /// # Errors
     /// [`JobError::ByteTokens`]; the errors of [`tokenizer`](Self::tokenizer),
@@ -306,7 +313,7 @@ impl<S: ModelSection> RunConfig<S> {
         let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
         let (tokenizer, vocab_size) = (self.tokenizer()?, self.dimensions()?.size().vocab_size);
         let is_bytes = tokenizer.format() == Tokenizer::BYTES;
-        // With random weights, bytes may be asked for.
+        // With random weights, bytes may be requested explicitly.
         let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
         if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
             return Err(JobError::ByteTokens { vocab_size });
@@ -314,13 +321,13 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
     }
 
-    /// The shape of batches.
+    /// Shape of batches.
     pub fn shape(&self) -> SequenceShape {
         let TrainingSection { batch_size, seq_len, .. } = self.training;
         SequenceShape { batch_size, seq_len, packing: self.data.packing }
     }
 
-    /// What is trained on, and what is held out.
+    /// Opens the training and held-out data.
     ///
     /// # Errors
     /// [`JobError::Output`], and any [`JobError::Data`].
@@ -329,13 +336,13 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
 
-    /// Where the metrics of a run go: `training.metrics`, or beside its checkpoints.
+    /// File of the metrics: `training.metrics`, or next to the checkpoints.
     pub fn metrics_file(&self) -> Option<PathBuf> {
         let beside = || Some(self.checkpoint.folder.as_ref()?.join(METRICS_FILE));
         self.training.metrics.clone().or_else(beside)
     }
 
-    /// Batches of what is trained on, from the first one on.
+    /// Training batches from the first one on.
     ///
     /// # Errors
     /// The errors of [`TrainBatches::new`].
@@ -344,7 +351,7 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
 
-    /// Peak learning rate: `optimizer.lr`, or the default for what is trained.
+    /// Peak learning rate: `optimizer.lr`, or the default for the kind of training.
     pub(super) fn learning_rate(&self) -> f64 {
         let default = match (&self.lora, self.model.hf_path()) {
             (Some(_), _) => LORA_LR,
@@ -354,11 +361,12 @@ impl<S: ModelSection> RunConfig<S> {
         self.optimizer.lr.unwrap_or(default)
     }
 
-    /// This run with a learning rate and a length in steps, on `ranks` ranks.
+    /// This configuration with the learning rate set and epochs resolved to steps, for `ranks`
+    /// ranks.
     ///
     /// # Errors
-    /// [`JobError::Config`] for epochs of sources that have weights, each of which has epochs of its own; those of
-    /// [`validate`](Self::validate).
+    /// [`JobError::Config`] for epochs of weighted sources, which have separate epochs; the errors
+    /// of [`validate`](Self::validate).
     pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, JobError> {
         let mut config = self.clone();
         config.optimizer.lr = Some(self.learning_rate());
@@ -372,17 +380,17 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config)
     }
 
-    /// Checks what a run over so many ranks cannot have.
+    /// Checks restrictions of a run over `ranks` ranks.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the first key that cannot be.
+    /// [`JobError::Config`] naming the first invalid key.
     pub(super) fn check_ranks(&self, ranks: usize) -> Result<(), JobError> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
     }
 
-    /// Batches for the held-out loss; none if nothing is to be held out.
+    /// Batches for the held-out loss; empty if nothing is held out.
     ///
     /// # Errors
     /// The errors of [`held_out_batches`].
@@ -393,7 +401,7 @@ impl<S: ModelSection> RunConfig<S> {
         self.batches_of(data, self.training.eval_batches)
     }
 
-    /// All batches of other files, to judge a model by them, and the files.
+    /// Data set and all batches of other files, to evaluate a model.
     ///
     /// # Errors
     /// As [`open_data`](Self::open_data) and [`held_out_batches`](Self::held_out_batches).

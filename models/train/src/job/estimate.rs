@@ -1,13 +1,15 @@
-//! [`MemoryEstimate`]: the memory of a training step, by what takes it and when, before anything is allocated.
+//! [`MemoryEstimate`]: memory of a training step, by part and by moment, before anything is
+//! allocated.
 //!
 //! ```text
-//! loss               logits and their gradient, after the layers' forward; what the output layer's gradient takes
-//! backward begins    all that the layers keep, and the gradient of the output layer
-//! backward ends      what the first layer keeps, and the gradients of all parameters
-//! optimizer          all gradients, and what AdamW makes of the largest parameter
+//! loss               logits, their gradient, and the workspace of the output layer's gradient
+//! backward begins    all activations that the layers keep, and the gradient of the output layer
+//! backward ends      activations of the first layer, and the gradients of all parameters
+//! optimizer          all gradients, and AdamW's temporaries for the largest parameter
 //! ```
-//! Parameters, moments and FP8 copies of weights are there throughout, and so are the parameters and moments of a checkpoint that is
-//! written in the background, once a step has replaced them. M tokens are a micro-batch. What exceeds 64 bits stays at their largest number.
+//! Parameters, moments and FP8 copies of weights are present throughout. So are the parameters and
+//! moments of a checkpoint written in the background, once a step has replaced them. M is the
+//! number of tokens of a micro-batch. Arithmetic saturates at 64 bits.
 
 use core::fmt;
 use std::num::Saturating;
@@ -22,13 +24,13 @@ use crate::model::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 use crate::optimizer::AT_ONCE;
 use crate::recompute::Plan;
 
-/// When in a step.
+/// Moments of a step.
 const MOMENTS: [&str; 4] = ["loss", "backward begins", "backward ends", "optimizer"];
 
-/// What takes memory in a step.
+/// Part of a step's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryPart {
-    /// What it is.
+    /// Name in the table.
     pub name: &'static str,
     /// Bytes at each moment.
     pub bytes: [u64; 4],
@@ -37,28 +39,30 @@ pub struct MemoryPart {
 /// Bytes of a training step on each rank; its `Display` is a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// What takes it.
+    /// Parts of the memory.
     pub parts: Vec<MemoryPart>,
-    /// Bytes of the whole model in f32, which each of several ranks has before the first step; 0 in a single process.
+    /// Bytes of the whole model in f32, which each of several ranks holds before the first step; 0
+    /// in a single process.
     pub whole: u64,
 }
 
-/// What of a model is trained.
+/// Trained parts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trained {
-    /// The first layer that has a graph without activation checkpointing: below it nothing is trained.
+    /// First layer with a graph if there is no activation checkpointing; nothing below it is
+    /// trained.
     pub(super) first: usize,
-    /// Layers in which something is.
+    /// Layers with trained parameters.
     pub(super) layers: usize,
-    /// Whether the embedding is.
+    /// Whether the embedding is trained.
     pub(super) embedding: bool,
-    /// Whether an output layer of its own is.
+    /// Whether an untied output layer is trained.
     pub(super) output: bool,
 }
 
-/// What an estimate is made from.
+/// Inputs of an estimate.
 #[derive(Clone, Copy)]
 pub(super) struct Estimated<'a, C> {
     pub(super) training: &'a TrainingSection,
@@ -67,13 +71,13 @@ pub(super) struct Estimated<'a, C> {
     pub(super) dims: &'a C,
     pub(super) plan: &'a ShardPlan,
     pub(super) dtype: DType,
-    /// Computed by the CPU backend.
+    /// Whether the CPU backend computes.
     pub(super) is_host: bool,
     pub(super) trained: Trained,
 }
 
 impl<C: ModelConfig> Estimated<'_, C> {
-    /// The estimate; none if the model does not say what its layers keep.
+    /// Estimates the memory; `None` if the model does not report the bytes of its layers.
     pub(super) fn estimate(&self) -> Option<MemoryEstimate> {
         let Self { training, optimizer, dims, plan, is_host, trained, .. } = *self;
         let rows = Saturating(training.batch_size as u64) * Saturating(training.seq_len as u64);
@@ -85,7 +89,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
             attention_output: if is_host { 4 } else { 0 },
         };
         let layer = dims.layer_bytes(&shape)?;
-        // A linear whose weight is not trained keeps nothing of its input.
+        // A linear with a frozen weight does not keep its input.
         let frozen = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape })?;
         let ModelSize { vocab_size, hidden_size, num_layers, tie_word_embeddings, .. } = dims.size();
         let [zero, element, two, four] = [0, element, 2, 4].map(Saturating);
@@ -93,7 +97,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let schedule = Plan::new(training, Some(vocab_size));
         let in_graph = num_layers.saturating_sub(trained.first);
         let is_checkpointed = schedule.group().is_some();
-        // Layers that have a graph at once, and inputs of others that wait.
+        // Layers with a graph at once, and kept inputs of the others.
         let (graphs, inputs) = match schedule.group() {
             None => (in_graph, zero),
             Some(group) => (group.min(num_layers), Saturating(layers.0.div_ceil(group as u64))),
@@ -107,20 +111,21 @@ impl<C: ModelConfig> Estimated<'_, C> {
         };
 
         let chunk = schedule.chunk().map_or(rows, |chunk| Saturating(chunk as u64));
-        // f32 and, if hidden states are narrower, in their dtype; the hidden states of all tokens and their gradient.
+        // Logits in f32 and, if hidden states are narrower, in their dtype; hidden states of all
+        // tokens and their gradient.
         let narrow = if element < four { element } else { zero };
-        // The CPU's GEMMs of their gradient read that in f32.
+        // The CPU's gradient GEMMs read the logits in f32.
         let read = if is_host { narrow * two } else { zero };
         let logits = chunk * vocab * (four + four + narrow + read)
             + rows * hidden * two * element
             + chunk * hidden * two * element;
-        // Of the embedding, and of the output: their gradients, of which a rank has its rows.
+        // Gradient of the embedding or of the output layer; a rank has only its rows.
         let table =
             Saturating(training.param_dtype.dtype().size() as u64) * vocab * hidden / Saturating(plan.ranks as u64);
         let has_head = if tie_word_embeddings { trained.embedding } else { trained.output };
         let head_gradient = if has_head { table } else { zero };
         let embedding_gradient = if trained.embedding { table } else { zero };
-        // What the optimizer sees of the two.
+        // Gradients of both tables as the optimizer sees them.
         let tables = if tie_word_embeddings { head_gradient } else { head_gradient + embedding_gradient };
         let of_tables = OfTables {
             table,
@@ -133,7 +138,7 @@ impl<C: ModelConfig> Estimated<'_, C> {
             is_host,
             widens: self.widens(),
         };
-        // In backward the layers' gradients are applied by then.
+        // With `in_backward`, the layers' gradients are already applied and freed.
         let applied = if optimizer.in_backward { Saturating(plan.gradients) - tables } else { zero };
         let of_embedding = of_tables.of_embedding() - applied;
         let backward = self.backward_workspace(&layer, rows, hidden);
@@ -165,23 +170,25 @@ impl<C: ModelConfig> Estimated<'_, C> {
         Some(MemoryEstimate { ranks: plan.ranks, parts, whole })
     }
 
-    /// Where the CPU computes in bf16, its GEMMs read and write f32.
+    /// Whether the CPU computes in bf16; its GEMMs then read and write f32.
     fn widens(&self) -> bool {
         self.is_host && self.dtype.size() < 4
     }
 
-    /// Bytes of gradients at each moment, of which `head` are the output layer's, and `tables` the embedding's too.
+    /// Bytes of gradients at each moment. `head` is the part of the output layer, `tables` includes
+    /// the embedding's.
     fn gradients(&self, head: Saturating<u64>, tables: Saturating<u64>) -> [Saturating<u64>; 4] {
         let (zero, planned) = (Saturating(0), Saturating(self.plan.gradients));
         let earlier = if self.training.grad_accumulation > 1 { planned } else { zero };
         match self.optimizer.in_backward {
-            // The plan's are those of a group of layers and of what is in none.
+            // `plan.gradients` then covers one group of layers and the parameters outside of
+            // layers.
             true => [zero, planned - (tables - head), planned, tables],
             false => [earlier, earlier + head, earlier + planned, planned],
         }
     }
 
-    /// Bytes that the backward of a layer of `rows` tokens takes for a while.
+    /// Bytes of temporaries in the backward of a layer of `rows` tokens.
     fn backward_workspace(
         &self,
         layer: &LayerBytes,
@@ -191,22 +198,24 @@ impl<C: ModelConfig> Estimated<'_, C> {
         let Self { training, plan, is_host, .. } = *self;
         let [zero, two, four] = [0, 2, 4].map(Saturating);
         let largest_weight = Saturating(plan.largest[1]);
-        // Operands of a GEMM in f32 on the CPU, and gradients on their way through a layer.
+        // Operands of a GEMM in f32 on the CPU, and gradients that flow through a layer.
         let widest = Saturating(widest(layer, rows.0, self.dtype.size() as u64));
         let decoded = if is_host { four * (largest_weight + rows * widest) } else { zero };
         let of_layer = Saturating(layer.swiglu.max(layer.attention));
         let through = four * rows * hidden + if self.widens() { two * of_layer } else { of_layer };
-        // Attention's blocks of scores, some tensors of 64 MiB at most, of heads that are 8 wide or more; the CPU's stay in its caches.
+        // Attention's blocks of scores: a few tensors of at most 64 MiB, for heads of at least 8
+        // columns. On the CPU they stay in its caches.
         let all_scores = four * rows * Saturating(training.seq_len as u64) * Saturating(hidden.0 / 8);
         let scores = if is_host { zero } else { four * all_scores.min(Saturating(1 << 26)) };
-        // A weight's gradient is f32 before it is bf16: twice its bytes.
+        // A weight's gradient is computed in f32 before it is rounded to bf16: twice its bytes.
         let is_rounded = is_host && training.param_dtype == StorageDtype::Bf16;
         let rounded = if is_rounded { two * (two * largest_weight).min(Saturating(plan.gradients)) } else { zero };
         decoded.max(rounded) + through + scores
     }
 
-    /// Bytes that the update of the largest parameter takes: the new parameter or a moment beside the old one; where that is rounded, some
-    /// ten tensors of the rows that are, and all new ones. The CPU changes them where they lie.
+    /// Bytes of temporaries for the update of the largest parameter. Without rounding: the new
+    /// parameter or a moment next to the old one. With rounding: about ten tensors of the rows
+    /// being rounded, and all new tensors. The CPU updates in place.
     fn update_workspace(&self) -> Saturating<u64> {
         let largest = Saturating(self.plan.largest[0]);
         let is_rounded = [self.training.param_dtype, self.optimizer.state_dtype].contains(&StorageDtype::Bf16);
@@ -217,15 +226,16 @@ impl<C: ModelConfig> Estimated<'_, C> {
         }
     }
 
-    /// Bytes of the copies that an exchange of gradients makes, of the largest gradient or of those that are joined: three on a CPU, of which
-    /// MPI makes two, and two on a device.
+    /// Bytes of copies made by an exchange of gradients: for the largest gradient, or for joined
+    /// gradients. The CPU makes three, two of them in MPI; a device makes two.
     fn exchanged(&self) -> Saturating<u64> {
         let plan = self.plan;
         let exchanged = plan.largest_gradient.max(plan.joined_gradients);
         Saturating(if plan.ranks == 1 { 0 } else { exchanged }) * Saturating(if self.is_host { 3 } else { 2 })
     }
 
-    /// Bytes of what the next step replaces, which lives until it is written; of what is not trained nothing is.
+    /// Bytes of replaced tensors that live until the checkpoint is written. Frozen parameters are
+    /// not replaced.
     fn being_written(&self) -> Saturating<u64> {
         let Self { checkpoint, plan, .. } = *self;
         match checkpoint.folder.is_some() && checkpoint.background {
@@ -235,31 +245,32 @@ impl<C: ModelConfig> Estimated<'_, C> {
     }
 }
 
-/// What the gradients of the tables, the embedding and the output layer, take while they are made.
+/// Memory for computing the gradients of the two tables, the embedding and the output layer.
 struct OfTables {
-    /// Bytes of what a rank has of one in the parameters' dtype.
+    /// Bytes of a rank's part of a table in the parameters' dtype.
     table: Saturating<u64>,
-    /// Bytes of a whole one in f32, as each rank makes its gradient.
+    /// Bytes of a whole table in f32; each rank computes the whole gradient.
     wide: Saturating<u64>,
     /// Whether the output layer has a gradient.
     head: bool,
-    /// Whether the embedding has one.
+    /// Whether the embedding has a gradient.
     embedding: bool,
-    /// Whether both are one table.
+    /// Whether both share one table.
     is_tied: bool,
-    /// Whether the output layer sees some tokens at a time.
+    /// Whether the output layer is computed in chunks of tokens.
     is_chunked: bool,
     /// Whether parameters are in bf16.
     is_bf16: bool,
     /// Whether the CPU backend computes.
     is_host: bool,
-    /// Whether it does so in bf16, from which its GEMMs make f32 copies.
+    /// Whether the CPU computes in bf16, with f32 copies for its GEMMs.
     widens: bool,
 }
 
 impl OfTables {
-    /// Bytes after the loss: the output layer's gradient, and the sum of its chunks in f32. Where weights or GEMMs are in bf16 the CPU has the
-    /// weight and the gradient in f32 besides, and of a tied table, which it transposes, copies of both.
+    /// Bytes after the loss: the output layer's gradient and the sum of its chunks in f32. If
+    /// weights or GEMMs are in bf16, the CPU also holds the weight and the gradient in f32. A tied
+    /// table is transposed, which copies both.
     fn of_head(&self) -> Saturating<u64> {
         let times = |count: u64| Saturating(count) * self.wide;
         if !self.head {
@@ -275,8 +286,9 @@ impl OfTables {
         whole + sums + in_f32
     }
 
-    /// Bytes after the layers' backward, beside the embedding's gradient: it is added up in f32, in a copy of zeros on the CPU. The
-    /// output layer's gradient of a tied table waits for it.
+    /// Bytes after the layers' backward, in addition to the embedding's gradient. It is accumulated
+    /// in f32, on the CPU in a copy of zeros. With a tied table, the output layer's gradient is
+    /// still in memory.
     fn of_embedding(&self) -> Saturating<u64> {
         let of_head = if self.is_tied { self.table } else { Saturating(0) };
         match (self.embedding, self.is_host) {
@@ -288,7 +300,7 @@ impl OfTables {
     }
 }
 
-/// Columns of the widest operand of a layer, from what its SwiGLU keeps: gate and up are two tensors.
+/// Columns of a layer's widest operand, from the bytes kept by SwiGLU: gate and up are two tensors.
 fn widest(layer: &LayerBytes, rows: u64, element: u64) -> u64 {
     layer.swiglu / 2_u64.saturating_mul(element).saturating_mul(rows).max(1)
 }
@@ -299,7 +311,7 @@ impl MemoryEstimate {
         std::array::from_fn(|moment| self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes[moment])))
     }
 
-    /// Bytes at the worst moment, that before the first step included.
+    /// Peak bytes, including the time before the first step.
     pub fn peak(&self) -> u64 {
         self.moments().into_iter().fold(self.whole, u64::max)
     }

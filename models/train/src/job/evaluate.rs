@@ -1,4 +1,4 @@
-//! The loss of a model that is there, in its own precision or in several side by side.
+//! Held-out loss of an existing model, in one or several precisions.
 
 use std::fmt;
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::model::TrainableModel;
 use crate::run::mean_loss;
 use crate::{JobError, ProgressLine};
 
-/// A precision in which a model is judged beside others.
+/// Precision in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvalPrecision {
     /// Everything in f32.
@@ -32,12 +32,12 @@ pub enum EvalPrecision {
 }
 
 impl EvalPrecision {
-    /// All of them, the most exact first.
+    /// All precisions, the most accurate first.
     pub fn all() -> Vec<Self> {
         [Self::F32, Self::Bf16].into_iter().chain(Recipe::ALL.map(Self::Fp8)).collect()
     }
 
-    /// `config` in this precision. The configuration's own recipe keeps all that it says of it.
+    /// `config` in this precision. The configured recipe keeps its other settings.
     fn apply<S: Clone>(self, config: &RunConfig<S>) -> RunConfig<S> {
         let mut config = config.clone();
         if !matches!(self, Self::Fp8(_)) {
@@ -59,7 +59,7 @@ impl EvalPrecision {
     }
 }
 
-/// What is said of a model whose recipe is `delayed` and that has no amax histories.
+/// Note for the recipe `delayed` without amax histories.
 const NO_HISTORIES: &str = "no histories: scaled as tensorwise";
 
 /// Whether the recipe is `delayed` and no linear has an amax history of its inputs.
@@ -158,7 +158,7 @@ impl<A: TrainableModel> Job<A> {
     }
 }
 
-/// Refuses losses that are no numbers, which have been printed.
+/// Returns an error if a loss, already printed, is not finite.
 fn finite(losses: &[f64]) -> Result<(), JobError> {
     match losses.iter().find(|loss| !loss.is_finite()) {
         Some(&loss) => Err(JobError::LossNotFinite { loss }),

@@ -1,4 +1,4 @@
-//! Export: what a run has trained, or a Hugging Face checkpoint, in a folder that others load.
+//! Exports a trained run or a Hugging Face checkpoint to a folder that other programs load.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::model::{CausalLmExt, ModelSection, TrainableModel};
 use crate::{JobError, ProgressLine};
 
 impl<A: TrainableModel> Job<A> {
-    /// Writes the model; of a run with adapters these alone, unless they are to be merged.
+    /// Writes the model. A run with adapters writes only these, unless they are merged.
     pub(super) fn export<B: AutodiffBackend + Float8Stack>(
         &self,
         to: &Path,
@@ -35,7 +35,7 @@ impl<A: TrainableModel> Job<A> {
         check_parameters(&dims, DType::F32, false, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
-        // Weights that are not trained since keep their codes, and merged ones are others.
+        // Untrained weights keep their FP8 codes; merged weights are requantized.
         let checkpoint = match (is_float8 && !merge, saved, hf_path) {
             (true, None, Some(path)) => Some(Checkpoint::open(path, &dims, config.repeated_head())?),
             _ => None,
@@ -43,14 +43,14 @@ impl<A: TrainableModel> Job<A> {
         let float8 = Float8Export::new(&float8);
         let mut state = saved.map(|saved| saved.float8_of_model(has_adapters));
         if merge {
-            // Histories of weights are of the base alone: merged weights are larger, and would saturate.
+            // Weight histories belong to the base: merged weights can be larger and would saturate.
             let layers = state.iter_mut().flat_map(|state| state.layers.values_mut());
             layers.for_each(|layer| layer.weight = None);
         }
         let float8 = state.as_ref().map_or(float8, |state| float8.with_state(state));
         let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
         if is_float8 {
-            // What stands against it is said before the weights are read.
+            // Reports problems before the weights are read.
             writeln!(out, "{}", float8.summary(&dims, to)?)?;
         }
         let progress = ProgressLine::new();
@@ -79,7 +79,8 @@ impl<A: TrainableModel> Job<A> {
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
-    /// The tokens at which a chat template ends what the assistant says, if they are not the tokenizer's.
+    /// Tokens at which a chat template ends an assistant's turn, if they differ from the
+    /// tokenizer's.
     fn stop_tokens(&self) -> Result<Vec<u32>, JobError> {
         if self.config.chat_template()?.is_none() {
             return Ok(vec![]);

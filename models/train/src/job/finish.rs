@@ -1,4 +1,4 @@
-//! The end of a run: its steps, then a held-out loss, a sample and what the linears did.
+//! The steps of a run, then the held-out loss, a sample and the report.
 
 use std::io::Write;
 
@@ -17,25 +17,27 @@ use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
 use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
 
-/// What a run came to.
+/// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// The step lines.
     pub steps: Vec<StepLine>,
-    /// Mean cross entropy over the held-out batches, in nats per token; none if nothing is held out.
+    /// Mean cross entropy over the held-out batches, in nats per token; `None` if nothing is held
+    /// out.
     pub held_out_loss: Option<f64>,
-    /// The smallest that it was, and after which step.
+    /// Smallest held-out loss and its step.
     pub best_held_out_loss: Option<(usize, f64)>,
     /// Generated text, without the prompt.
     pub sample: String,
     /// GEMMs of linears by precision, as in `report`.
     pub gemms: GemmTotals,
-    /// What each linear did in training, or in evaluation if there was no step to make; empty unless FP8 was applied.
+    /// Report of the linears in training, or in evaluation if no step was left; empty unless FP8
+    /// was applied.
     pub report: Report,
 }
 
-/// Makes the steps of `config` that are left, then evaluates, samples and reports as [`train`](super::train) does.
-/// With `is_chat`, the sample is the answer to a user.
+/// Runs the remaining steps of `config`, then evaluates, samples and reports as
+/// [`train`](super::train) does. With `is_chat`, the prompt of the sample is a user's message.
 ///
 /// # Errors
 /// As [`train`](super::train).
@@ -49,7 +51,7 @@ pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     finish_with::<A, B, _>(config, text, is_chat, run, steps, |model| model)
 }
 
-/// As [`finish`], with steps on a model that a [`TrainableModel`]'s is made of.
+/// Like [`finish`], with steps on a wrapper from which `made` returns the model.
 pub(super) fn finish_with<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
     config: &RunConfig<A::Section>,
     text: &Text,
@@ -78,7 +80,7 @@ where
         writeln!(out, "report: {}", path.display())?;
     }
     let gemms = report.totals();
-    // The report's last line is the totals, unless there is nothing to report.
+    // The report already ends with the totals, unless it is empty.
     let is_fp8 = config.training.precision == Precision::Fp8;
     if config.training.print_report || is_fp8 && report.layers.is_empty() {
         writeln!(out, "{report}")?;

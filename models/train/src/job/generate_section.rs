@@ -1,4 +1,5 @@
-//! [`GenerateSection`]: how text is sampled, from a configuration or a checkpoint's `generation_config.json`.
+//! [`GenerateSection`]: sampling settings, from a configuration or a checkpoint's
+//! `generation_config.json`.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -12,37 +13,42 @@ use crate::config::{ConfigError, require};
 use crate::hf::{HfReader, object};
 use crate::model::{CacheDtype, Filters, Sampling};
 
-/// How Hugging Face generates with a model.
+/// Hugging Face's generation settings of a model.
 const FILE: &str = "generation_config.json";
 
-/// Text that is sampled: at the end of a run, and by `generate`.
+/// Sampling of text at the end of a run and by `generate`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateSection {
-    /// Text that the sample continues.
+    /// Prompt.
     pub prompt: String,
-    /// Tokens to add; 0 leaves the sample out.
+    /// Number of new tokens; 0 disables the sample.
     pub max_new_tokens: usize,
-    /// How freely tokens are drawn: logits are divided by it; 0 always takes the likeliest token.
+    /// Sampling temperature: logits are divided by it. 0 always takes the most likely token.
     pub temperature: f64,
-    /// Draw out of so many of the likeliest tokens; 0 is all.
+    /// Samples from the k most likely tokens; 0 means all.
     pub top_k: usize,
-    /// Draw out of the likeliest tokens whose probabilities together reach it; 1 is all.
+    /// Samples from the smallest set of most likely tokens whose probabilities sum to this; 1 means
+    /// all.
     pub top_p: f64,
-    /// Draw out of tokens at least this likely, relative to the likeliest; 0 is all.
+    /// Samples from tokens whose probability relative to the most likely one is at least this; 0
+    /// means all.
     pub min_p: f64,
-    /// What counts against tokens that the text has, the prompt included: positive logits are divided by it, others multiplied; 1 is nothing.
+    /// Penalty for tokens already in the text, including the prompt: positive logits are divided by
+    /// it, negative ones multiplied. 1 disables it.
     pub repetition_penalty: f64,
-    /// Variables of the chat template for prompts, a table that overrides `data.chat_template_kwargs`.
+    /// Variables of the chat template for prompts, as a table. They override
+    /// `data.chat_template_kwargs`.
     #[serde(skip_serializing_if = "Map::is_empty", deserialize_with = "crate::config::variables")]
     pub chat_template_kwargs: Map<String, Value>,
-    /// Texts that end the sample, of which they are no part.
+    /// Texts that end the sample. They are not part of it.
     pub stop: Vec<String>,
-    /// Dtype in which keys and values of attention are kept; e4m3 has a scale for each head of each position. If absent, that of hidden
-    /// states.
+    /// Dtype of the cache of attention keys and values. e4m3 has one scale per head and position.
+    /// If absent, the dtype of hidden states.
     pub kv_cache: Option<CacheDtype>,
-    /// Whether several prompts go through the model as one batch; if not, one after another, with the bits of each alone. If absent, they
-    /// do so on GPUs, and on CPUs by four where linears in FP8 give the same bits then.
+    /// Whether several prompts are generated as one batch; otherwise one by one, with the same bits
+    /// as alone. If absent, they are batched on GPUs. On CPUs they are batched by four if FP8
+    /// linears give the same bits.
     pub together: Option<bool>,
 }
 
@@ -64,22 +70,23 @@ impl Default for GenerateSection {
     }
 }
 
-/// The keys of the file that are read.
+/// Keys of the file that are used.
 const READ: [&str; 7] = ["do_sample", "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"];
 
-/// Beginnings of keys of the tokenizer.
+/// Prefixes of tokenizer keys.
 const TOKENS: [&str; 3] = ["bos_", "eos_", "pad_"];
-/// Parts of keys of speed, and of the form of results. Like the tokenizer's, they choose no token.
+/// Parts of keys about speed or output format. Like the tokenizer's keys, they do not affect the
+/// choice of tokens.
 const OTHERS: [&str; 7] = ["cache", "assistant", "lookbehind", "return_", "output_", "_version", "_from_model"];
 
 impl GenerateSection {
-    /// Takes the settings of `generation_config.json` in a checkpoint's folder, if it has one.
-    /// Missing keys have Hugging Face's defaults: tokens are drawn only with `do_sample`.
+    /// Applies the settings of `generation_config.json` in a checkpoint's folder, if it exists.
+    /// Missing keys have Hugging Face's defaults: without `do_sample`, decoding is greedy.
     ///
-    /// The note names keys that would change the text and are not implemented.
+    /// The note lists keys that would change the text and are not implemented.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for a value that cannot be.
+    /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for an invalid value.
     pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>), JobError> {
         let path = folder.join(FILE);
         if !path.exists() {
@@ -102,7 +109,7 @@ impl GenerateSection {
             ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
             error => error.into(),
         })?;
-        // Factors and exponents of 1.0 change nothing, nor does one beam.
+        // Factors and exponents of 1.0 have no effect, nor does a single beam.
         let is_one = |key: &str| map[key] == json!(1.0) || key.starts_with("num_") && map[key] == json!(1);
         let is_none = |key: &str| map[key].as_f64() == Some(0.0) || is_one(key);
         let is_done = |key: &str| {
@@ -116,10 +123,10 @@ impl GenerateSection {
         Ok((section, Some(note).filter(|_| !ignored.is_empty())))
     }
 
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first key that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { prompt, temperature, stop, .. } = self;
         let fits = *temperature >= 0.0 && temperature.is_finite();
@@ -130,13 +137,13 @@ impl GenerateSection {
         require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
     }
 
-    /// Which tokens may be chosen.
+    /// Filters of candidate tokens.
     pub fn filters(&self) -> Filters {
         let Self { top_k, top_p, min_p, repetition_penalty, .. } = *self;
         Filters { repetition_penalty, top_k: NonZero::new(top_k), top_p, min_p }
     }
 
-    /// How they are chosen.
+    /// Greedy or random choice of tokens.
     pub fn sampling(&self, seed: u64) -> Sampling {
         match self.temperature {
             0.0 => Sampling::Greedy,

@@ -1,4 +1,4 @@
-//! The memory that a model and its training take, told and compared with what there is before any of it is allocated.
+//! Estimates peak memory and checks that it fits before allocating.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
@@ -21,10 +21,10 @@ use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, r
 use crate::freeze;
 use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
 
-/// What each of so many ranks would hold of the run of `config`; nothing of it is allocated.
+/// Sharding plan of `config` for each of `ranks` ranks. Allocates nothing.
 ///
 /// # Errors
-/// The errors of the configuration, also of FP8 filters that no linear has.
+/// The errors of the configuration, including FP8 filters that match no linear.
 fn plan<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: M::Config,
@@ -38,7 +38,7 @@ fn plan<B: Backend, M: CausalLm<B>>(
         moments: config.optimizer.state_dtype.dtype(),
         masters: config.optimizer.master_weights,
     };
-    // A tied output gathers the table once more, in its own dtype, and keeps it until backward.
+    // A tied output layer gathers the table again in its own dtype and keeps it until backward.
     let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == dtypes.matrices;
     let size = dims.size();
     let tied = match size.tie_word_embeddings && ranks > 1 && !is_kept {
@@ -47,10 +47,10 @@ fn plan<B: Backend, M: CausalLm<B>>(
     };
     let mut float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
     if let Some(float8) = float8.as_mut().filter(|_| config.holds_codes()) {
-        // This drops copies of weights. Codes that are the weights themselves are kept.
+        // Drops the FP8 copies of values. FP8-only weights keep their codes.
         float8.linear = float8.linear.clone().with_force_recompute_fp8_weight_in_bwd(false);
     }
-    // Tables of positions are no parameters.
+    // Position tables are not parameters, so their length does not matter.
     let model = M::new(dims.with_max_seq_len(1), device)?;
     let (trained, frozen) = trained::<B, _>(&model, config)?;
     let is_trained = |path: &str| !frozen.contains(path);
@@ -59,7 +59,7 @@ fn plan<B: Backend, M: CausalLm<B>>(
     let gradients = match config.optimizer.in_backward {
         true => {
             let [at_once, all] = gradients_at_once::<B, _>(&model, group, dtypes.matrices, &frozen);
-            // A rank has its rows of them.
+            // A rank has only its rows.
             (u128::from(plan.gradients) * u128::from(at_once)).div_ceil(u128::from(all.max(1))) as u64
         }
         false => plan.gradients,
@@ -76,13 +76,14 @@ fn plan<B: Backend, M: CausalLm<B>>(
     Ok((plan, trained))
 }
 
-/// What of a model is trained, and the names of parameters that are not; adapters are in every layer, and no part of these.
+/// Trained parts of a model and the names of frozen parameters. Adapters are in every layer and not
+/// part of these.
 fn trained<B: Backend, M: Module<B>>(
     model: &M,
     config: &RunConfig<impl Sized>,
 ) -> Result<(Trained, HashSet<String>), JobError> {
     let (mut trained, mut frozen) = (freeze::Trained::new(&config.training)?, HashSet::new());
-    // Layers in which something is trained.
+    // Layers with trained parameters.
     let mut layers = BTreeSet::new();
     let [mut embedding, mut output] = [false; 2];
     visit_params::<B, _>(model, |param| {
@@ -101,12 +102,12 @@ fn trained<B: Backend, M: Module<B>>(
     if config.lora.is_some() {
         return Ok((Trained { first: 0, layers: layers.len(), embedding: false, output: false }, frozen));
     }
-    // The embedding is read by the first layer.
+    // The embedding feeds the first layer.
     let first = if embedding { 0 } else { layers.first().copied().unwrap_or(usize::MAX) };
     Ok((Trained { first, layers: layers.len(), embedding, output }, frozen))
 }
 
-/// Elements of the weights of linears that FP8 has codes of.
+/// Elements of linear weights that are cast to FP8.
 fn elements_in_float8<B: Backend, M: Module<B>>(model: &M, float8: &Float8Config) -> Result<u64, JobError> {
     let linears = linear_infos::<B, M>(model, float8);
     let policies = float8.resolve(&linears)?;
@@ -114,7 +115,7 @@ fn elements_in_float8<B: Backend, M: Module<B>>(model: &M, float8: &Float8Config
     Ok(of_codes.map(|(linear, _)| (linear.k * linear.n) as u64).sum())
 }
 
-/// What is held where adapters are trained beside a frozen model, so many elements of which are codes alone.
+/// Plan for adapters on a frozen model. `codes` elements of the model are FP8 only.
 fn with_adapters<B: Backend, M: Module<B>>(
     plan: ShardPlan,
     model: &M,
@@ -122,7 +123,8 @@ fn with_adapters<B: Backend, M: Module<B>>(
     (dtypes, codes): (PlanDtypes, u64),
 ) -> Result<ShardPlan, JobError> {
     let config = section.to_config();
-    // Elements of all adapters, and of the largest matrix of one; a rank whose matrix would have too many.
+    // Elements of all adapters and of the largest adapter matrix, and the rank of a matrix that is
+    // too large.
     let (mut adapters, mut largest, mut too_large) = (0, 0, None);
     visit_params::<B, _>(model, |param| {
         let ("Linear", [k, n]) = (param.module_type(), &param.shape[..]) else { return };
@@ -141,7 +143,7 @@ fn with_adapters<B: Backend, M: Module<B>>(
         require(key, said, too_large != Some(rank), reason)?;
     }
     let values = dtypes.matrices.size() as u64;
-    // The copy of one orientation in the place of the values; the other is made for a GEMM, of one weight at a time.
+    // One orientation replaces the values. The other is made for a GEMM, one weight at a time.
     let (frozen, copies) = match section.base {
         LoraBase::Fp8 => {
             let one = plan.copies.div_ceil(2);
@@ -159,22 +161,23 @@ fn with_adapters<B: Backend, M: Module<B>>(
         joined_gradients: 4 * adapters.min(JOINED_ELEMENTS as u64).max(largest),
         copies,
         shared_copies: plan.shared_copies.min(copies),
-        // An adapter keeps x itself, for the gradient of A.
+        // An adapter keeps the input in the compute dtype for the gradient of A.
         input_bytes: dtypes.compute.size() as f64,
         largest: [largest, plan.largest[1]],
         ..plan
     })
 }
 
-/// Bytes of gradients that are in memory at once where they are applied in backward: those of a group of layers, and of what is in no
-/// layer, as the output and the embedding. And bytes of all gradients.
+/// Bytes of gradients in memory at once when applied in backward, and bytes of all gradients. The
+/// first counts a group of layers and the parameters outside of layers, such as the output layer
+/// and the embedding.
 fn gradients_at_once<B: Backend, M: Module<B>>(
     model: &M,
     group: ActivationCheckpointing,
     matrices: DType,
     frozen: &HashSet<String>,
 ) -> [u64; 2] {
-    // By the path to the first number in it, if there is one.
+    // Keyed by the path up to its first number, if any.
     let mut bytes = BTreeMap::<Option<String>, u64>::new();
     visit_params::<B, _>(model, |param| {
         let path = param.name();
@@ -197,7 +200,7 @@ fn gradients_at_once<B: Backend, M: Module<B>>(
     [others + sizes.iter().take(at_once).sum::<u64>(), others + sizes.iter().sum::<u64>()]
 }
 
-/// What a step of the run takes, if the model says what its layers keep.
+/// Memory of a step, if the model reports the bytes of its layers.
 pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,
@@ -210,7 +213,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     Ok(of_plan(config, dims, &plan, dtype, selected))
 }
 
-/// Refuses settings that a run over so many ranks refuses on this device.
+/// Checks settings that a run over `ranks` ranks on this device would refuse.
 ///
 /// # Errors
 /// The errors of the configuration.
@@ -225,7 +228,7 @@ pub(super) fn check_settings<B: Backend>(
     Ok(check_storage::<B, _>(config, selected, device)?)
 }
 
-/// What a step of the run takes whose parameters and their like take what `plan` says.
+/// Memory of a step, given the sharding plan.
 fn of_plan<S: ModelSection>(
     config: &RunConfig<S>,
     dims: &S::Config,
@@ -238,10 +241,11 @@ fn of_plan<S: ModelSection>(
     Estimated { training, optimizer, checkpoint, dims, plan, dtype, trained, is_host }.estimate()
 }
 
-/// Prints what a step takes, and whether that fits.
+/// Prints the memory of a step and whether it fits.
 ///
 /// # Errors
-/// [`JobError::StepMemory`] if it does not, [`JobError::NoEstimate`], those of the configuration.
+/// [`JobError::StepMemory`] if it does not fit, [`JobError::NoEstimate`], the errors of the
+/// configuration.
 pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: M::Config,
@@ -263,12 +267,13 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     Err(JobError::StepMemory { needed: size(peak), there: size(there) })
 }
 
-/// Prints the memory of a step, and refuses a run that needs more than there is.
+/// Prints the memory of a step and refuses a run that does not fit.
 ///
-/// The estimate may be off by a tenth: a run that exceeds the memory by less than that is only warned of.
+/// The estimate may be off by 10 %: if it exceeds the memory by less, it only prints a warning.
 ///
 /// # Errors
-/// [`JobError::StepMemory`]; of a model that does not say what its layers keep [`JobError::Memory`], if not even what is known fits.
+/// [`JobError::StepMemory`]. For a model without an estimate, [`JobError::Memory`] if the known
+/// part does not fit.
 pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,

@@ -1,4 +1,4 @@
-//! [`Job`]: what the program does with a model, on whatever backend.
+//! [`Job`]: a task on a model, independent of the backend.
 
 mod announce;
 mod config;
@@ -45,76 +45,78 @@ use generation::{Generation, Printer};
 use prepare::{check_cache, compute_dtype, dimensions, notes_on_files};
 use room::check_parameters;
 
-/// The output layer, which takes rows one by one where each is to be as if it were alone.
+/// Name of the output layer, which processes rows one by one if each must be independent of the
+/// batch.
 const OUTPUT: &str = "lm_head";
 
-/// What is to be done with a model.
+/// Task on a model.
 #[derive(Debug)]
 pub struct Job<A: TrainableModel> {
-    /// The configuration of the run.
+    /// Configuration of the run.
     pub config: RunConfig<A::Section>,
-    /// Its parameters; without a checkpoint, those that the run begins with.
+    /// Starting parameters: a checkpoint's or initial ones.
     pub start: Start,
-    /// What is to be done.
+    /// Task.
     pub task: Task,
 }
 
-/// What a [`Job`] does.
+/// Task of a [`Job`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Makes the steps that are left.
+    /// Runs the remaining steps.
     Train,
     /// Prints the held-out loss.
     Evaluate {
-        /// Files and folders, of all of which the loss is; if there are none, it is that of the run.
+        /// Files and folders to evaluate; if empty, the run's held-out data.
         data: Vec<PathBuf>,
-        /// Precisions to compare; the configuration's alone if there are none.
+        /// Precisions to compare; if empty, only the configured one.
         precisions: Vec<EvalPrecision>,
     },
-    /// Continues prompts and prints them as they come.
+    /// Continues prompts and streams the text.
     Generate {
-        /// The prompts; `generate.prompt` if there are none.
+        /// Prompts; if empty, `generate.prompt`.
         prompts: Vec<String>,
-        /// The prompt is what a user says, and only the answer is printed.
+        /// Whether the prompt is a user's message; then only the answer is printed.
         is_chat: bool,
     },
-    /// Prints the memory that a training step takes.
+    /// Prints the memory of a training step.
     Memory {
-        /// Processes that share the model.
+        /// Number of processes that share the model.
         ranks: usize,
-        /// Bytes that the device has, if that is said.
+        /// Bytes of the device, if given.
         available: Option<u64>,
     },
-    /// Writes the parameters in Hugging Face's format; of a run with adapters, these in PEFT's.
+    /// Writes the parameters in Hugging Face's format. A run with adapters writes these in PEFT's
+    /// format.
     Export {
         /// A folder that does not exist.
         to: PathBuf,
-        /// Whether a run's adapters are added to the parameters, which are written then.
+        /// Whether to merge the adapters into the parameters and write the result.
         merge: bool,
-        /// In which form.
+        /// Options of the files.
         options: ExportOptions,
-        /// Whether linears are in FP8, those and as the configuration says.
+        /// Whether to write linears in FP8 as the configuration says.
         float8: bool,
     },
 }
 
 impl<A: TrainableModel> Job<A> {
-    /// The device that it needs.
+    /// Device to run on.
     pub fn device(&self) -> DeviceChoice {
         match self.task {
-            // Nothing is computed: the device that it is about need not be there.
+            // The estimate computes nothing, so its device need not exist.
             Task::Memory { .. } if self.is_absent() => DeviceChoice::Cpu,
             _ => self.config.training.device,
         }
     }
 
-    /// Whether the device that the configuration names cannot be used here.
+    /// Whether the configured device is unavailable here.
     fn is_absent(&self) -> bool {
         let choice = self.config.training.device;
         choice != DeviceChoice::Auto && select(choice).is_err()
     }
 
-    /// Does it on `device`, which is `selected`, and writes the log to `out`.
+    /// Runs the task on `device`, which is `selected`, and writes the log to `out`.
     ///
     /// # Errors
     /// Any [`JobError`].
@@ -135,8 +137,9 @@ impl<A: TrainableModel> Job<A> {
         }
     }
 
-    /// What a training step on `selected` takes of each of so many ranks' memory, which need not be there; none if the model does not say
-    /// what its layers keep. Nothing is allocated on `device`.
+    /// Memory of a training step on `selected` for each of `ranks` ranks, which need not exist.
+    /// `None` if the model does not report the bytes of its layers. Nothing is allocated on
+    /// `device`.
     ///
     /// # Errors
     /// The errors of the configuration.
@@ -150,7 +153,7 @@ impl<A: TrainableModel> Job<A> {
         memory::estimate::<B, A::Trained<B>>(&self.config, &dims, ranks, selected, device)
     }
 
-    /// The dimensions of a model that could be trained as the configuration says: what is wrong with that, [`train()`] refuses likewise.
+    /// Validates the configuration as [`train()`] does and returns the dimensions.
     fn dimensions<B: Backend>(
         &self,
         ranks: usize,
@@ -163,7 +166,8 @@ impl<A: TrainableModel> Job<A> {
         let prompt = |is_chat| text.prompt(&config.generate.prompt, is_chat).map(|prompt| prompt.len());
         let longest = match config.generate.max_new_tokens {
             0 => None,
-            // Only the data says whether it is a chat's, and whether an error is one.
+            // Whether the prompt is a chat's depends on the data, so an error of its template may
+            // not matter.
             _ => Some(prompt(false)?).max(prompt(true).ok()),
         };
         dimensions(config, Some(config.training.seq_len), longest.as_slice())
@@ -177,7 +181,7 @@ impl<A: TrainableModel> Job<A> {
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<(), JobError> {
-        // In the place of a device that is absent there is the CPU.
+        // Missing devices are estimated on the CPU.
         let absent = AdapterInfo { name: "absent".into(), hardware: true };
         let target = match (self.config.training.device, selected) {
             (DeviceChoice::Cuda, SelectedDevice::Cpu) => SelectedDevice::Cuda,
@@ -188,7 +192,8 @@ impl<A: TrainableModel> Job<A> {
         memory::tell::<B, A::Trained<B>>(&self.config, dims, ranks, available, &target, device, out)
     }
 
-    /// The model as `config` says, which is the job's but for precision; with its recipe, FP8 is as it was when the checkpoint was made.
+    /// Model for `config`, which may differ from the job's in precision. With the job's recipe, the
+    /// FP8 state is the checkpoint's.
     fn model<B: AutodiffBackend + Float8Stack>(
         &self,
         config: &RunConfig<A::Section>,
@@ -219,7 +224,7 @@ impl<A: TrainableModel> Job<A> {
         Ok(model)
     }
 
-    /// In which dtype the model computes.
+    /// Compute dtype of the model.
     fn dtype<B: Backend>(
         &self,
         config: &RunConfig<A::Section>,
@@ -252,13 +257,13 @@ impl<A: TrainableModel> Job<A> {
         let prompts = texts.iter().map(|prompt| text.prompt(prompt, is_chat)).collect::<Result<Vec<_>, _>>()?;
         let dims = dimensions(config, None, &prompts.iter().map(Vec::len).collect::<Vec<_>>())?;
         let weights = Weights::open(config, self.saved(), dims)?;
-        // Where texts are printed, nothing else is.
+        // Notes go to stderr, so that stdout has only the texts.
         notes_on_files(config, &weights)?.iter().try_for_each(|note| writeln!(io::stderr(), "{note}"))?;
         let model = self.model::<B>(config, weights, selected, device, &mut io::sink())?;
         let generation = Generation::new(config, &text, selected, independent_rows(&model, &[OUTPUT]));
         let (mut printer, batch) = (Printer::new(texts, is_chat, out)?, generation.batch_size(prompts.len()));
         let result = generation.run(&model.valid(), &prompts, |number, piece| printer.print(number, piece, batch));
-        // What an error says begins a line.
+        // Ends the line before an error is printed.
         printer.finish().and(result)
     }
 }

@@ -1,4 +1,4 @@
-//! A run's model: its dimensions, the dtype in which it computes, its weights with FP8 applied, sharded over the ranks.
+//! Builds a run's model: dimensions, compute dtype, weights, FP8 and sharding.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -24,8 +24,8 @@ use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSi
 use crate::storage::store_matrices;
 use crate::{Adapted, JobError, ProgressLine, Ranks};
 
-/// The model's dimensions, with rotary tables no longer than what is to be done needs: sequences of `seq_len`, and text after prompts of
-/// so many tokens.
+/// Dimensions of the model. Rotary tables are only as long as the task needs: sequences of
+/// `seq_len`, and new tokens after prompts of these lengths.
 pub(super) fn dimensions<S: ModelSection>(
     config: &RunConfig<S>,
     seq_len: Option<usize>,
@@ -82,7 +82,7 @@ pub(super) fn compute_dtype<B: Backend, S>(
     Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
 }
 
-/// Refuses to keep parameters or moments in a dtype that the device lacks.
+/// Checks that the device supports the dtypes of parameters and moments.
 pub(super) fn check_storage<B: Backend, S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
@@ -98,7 +98,7 @@ pub(super) fn check_storage<B: Backend, S>(
     })
 }
 
-/// Refuses a cache of keys and values in a dtype that the device lacks.
+/// Checks that the device supports the dtype of the cache of keys and values.
 pub(super) fn check_cache<B: Backend, S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
@@ -108,12 +108,13 @@ pub(super) fn check_cache<B: Backend, S>(
     require("generate.kv_cache", "bf16", holds, &format!("{selected} does not have it: choose f32 or e4m3"))
 }
 
-/// A model with these weights, with FP8 applied if `config` asks for it.
+/// Model with these weights, with FP8 applied if `config` enables it.
 ///
 /// The backend's default FP8 config is switched off for `device`.
 ///
 /// # Errors
-/// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be written.
+/// Weights that do not load, an FP8 config that does not fit the model, a log that cannot be
+/// written.
 pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     config: &RunConfig<A::Section>,
     weights: Weights<'_, A::Config>,
@@ -121,7 +122,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     progress: &ProgressLine,
     out: &mut dyn Write,
 ) -> Result<A::Trained<B>, JobError> {
-    // What only evaluates may be on a device without bf16: f32 has the same values.
+    // Evaluation may run on a device without bf16: f32 has the same values.
     let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
     let dtype = dtype.unwrap_or(DType::F32);
     let float8 = config.float8(weights.dims());
@@ -162,7 +163,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     Ok(model)
 }
 
-/// Notes on how a run differs from the FP8 folder of its parameters.
+/// Notes on differences between a run and the FP8 folder of its parameters.
 ///
 /// They name unused scales. In FP8 they also name requantized weights, with settings that would
 /// keep their codes, and inputs.
@@ -179,7 +180,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
         return Ok(notes);
     };
     let [found, others] = checkpoint.cast_anew(weights.dims(), folder, &config.float8(weights.dims()))?;
-    // Weights that are trained have values, and are cast in each step.
+    // Trained weights have values and are cast in each step.
     let (linear, anew) = (&config.float8.config.linear, if config.holds_codes() { &others } else { &found });
     let (recipe, folder) = (linear.recipe(), folder.display());
     if let Some(first) = anew.first() {
@@ -197,7 +198,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
             (!config.holds_codes()).then(|| "lora.base = \"fp8\"".into()),
         ];
         let keeps: Vec<_> = keeps.into_iter().flatten().collect();
-        // What trains weights, or is told to decode them, has no codes to keep.
+        // Only frozen FP8 weights can keep their codes.
         if (config.holds_codes() || config.lora.is_some()) && !keeps.is_empty() {
             note = format!("{note}; to keep them: {}", keeps.join(", "));
         }
@@ -212,7 +213,8 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     Ok(notes)
 }
 
-/// Begins the amax histories of linears' inputs with the scales of a checkpoint, where delayed scaling has some.
+/// Initializes the amax histories of linear inputs from the scales of a checkpoint, for delayed
+/// scaling.
 ///
 /// ```text
 /// amax = FMAX · input_scale, so that scale = FMAX / amax
@@ -234,7 +236,7 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
 }
 
-/// How the linears run whose inputs are scaled by a history.
+/// Configurations of linears with delayed scaling of their inputs.
 fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     model: &M,
 ) -> HashMap<String, Float8LinearConfig> {
@@ -250,10 +252,10 @@ fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     layers
 }
 
-/// A model beside its adapters: those of a checkpoint, else of PEFT's folder that the section names, else new ones by the seed.
+/// Model with adapters: the checkpoint's, the ones in `section.adapter`, or new ones from the seed.
 ///
 /// # Errors
-/// [`Float8Error::Config`] of `target_modules`; what is wrong with the folder or the checkpoint.
+/// [`Float8Error::Config`] for `target_modules`; errors of the folder or the checkpoint.
 pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
     section: &LoraSection,
     model: M,
@@ -284,7 +286,7 @@ where
     }
 }
 
-/// A model of which each rank keeps its rows, where there are several.
+/// Shards the model if there are several ranks.
 pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: AutodiffModule<B>, S>(
     config: &RunConfig<S>,
     model: M,

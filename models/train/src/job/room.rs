@@ -1,4 +1,4 @@
-//! What memory a device has, and the refusal of what exceeds it.
+//! Memory of a device, and the check against it.
 
 use burn::tensor::DType;
 use device_select::{AdapterInfo, SelectedDevice};
@@ -7,7 +7,7 @@ use crate::JobError;
 use crate::metrics::Memory;
 use crate::model::{ModelConfig, ModelSize};
 
-/// Refuses a model whose parameters, in this dtype or as codes, the device has no room for.
+/// Checks that the parameters, in this dtype or as FP8 codes, fit in the device's memory.
 ///
 /// # Errors
 /// [`JobError::Memory`].
@@ -23,7 +23,7 @@ pub(super) fn check_parameters<C: ModelConfig>(
     check(bytes, "the model", selected)
 }
 
-/// Refuses what takes more bytes than the device has.
+/// Checks a number of bytes against the device's memory.
 ///
 /// # Errors
 /// [`JobError::Memory`].
@@ -34,7 +34,8 @@ pub(super) fn check(needed: u64, what: &'static str, selected: &SelectedDevice) 
     }
 }
 
-/// Bytes that the device has, if that is known. CUDA's driver tells; CPUs, and software adapters, have the machine's memory.
+/// Bytes of the device, if known. CUDA's driver reports them; CPUs and software adapters have the
+/// machine's memory.
 pub(super) fn there(selected: &SelectedDevice) -> Option<u64> {
     match selected {
         SelectedDevice::Cpu | SelectedDevice::Wgpu(AdapterInfo { hardware: false, .. }) => Memory::of_machine(),
@@ -42,7 +43,7 @@ pub(super) fn there(selected: &SelectedDevice) -> Option<u64> {
     }
 }
 
-/// Bytes in GiB, or in MiB where they are less than one.
+/// Size in GiB, or in MiB if it is less than one GiB.
 pub(super) fn size(bytes: u64) -> String {
     if bytes == u64::MAX {
         return "more than 2^64 bytes".into();
@@ -51,7 +52,7 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{:.2} {name}", bytes as f64 / unit)
 }
 
-/// In what so many bytes are told: bytes of the unit, and its name.
+/// Unit for printing a size: its bytes and its name.
 pub(super) fn unit(bytes: u64) -> (f64, &'static str) {
     if bytes < 1 << 30 { (f64::from(1 << 20), "MiB") } else { (f64::from(1 << 30), "GiB") }
 }

@@ -1,4 +1,4 @@
-//! A run from its configuration to its first step, in stages: text, place, sources, data, steps.
+//! Stages from the configuration to the first step: text, place, sources, data, steps.
 
 use std::io::Write;
 
@@ -26,27 +26,27 @@ use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::profile::Profiler;
 use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, TrainError, check_report_path, digest_of_file};
 
-/// Where a run begins.
+/// Starting point of a run.
 #[derive(Debug, Default)]
 pub struct Start {
-    /// The checkpoint to go on from; none at the beginning.
+    /// Checkpoint to resume from; `None` for a new run.
     pub saved: Option<SavedRun>,
-    /// Whether the folder of checkpoints may hold some: those of this run.
+    /// Whether the checkpoint folder may already contain checkpoints of this run.
     pub is_resumed: bool,
-    /// The ranks that the launcher has started; this process alone if there is none.
+    /// Ranks started by the launcher; `None` for a single process.
     pub comm: Option<Communicator>,
-    /// Whether SIGINT, SIGTERM and SIGHUP end a run after a step, which is saved if it has checkpoints. They are the process's from the
-    /// first step on.
+    /// Whether SIGINT, SIGTERM and SIGHUP end the run after a step, with a checkpoint if they are
+    /// configured. The handlers belong to the process from the first step on.
     pub listens: bool,
-    /// Whether what only evaluates may compute in f32 where the device lacks the precision that it was given.
+    /// Whether evaluation may fall back to f32 on a device without the chosen precision.
     pub may_widen: bool,
 }
 
-/// Trains as `config` says on `device`, which is `selected`, and writes the log to `out`.
+/// Trains on `device`, which is `selected`, and writes the log to `out`.
 ///
-/// The backend's default FP8 config is switched off for `device`: only linears that `config` names run in FP8. With
-/// `float8.strict`, a GEMM in high precision that `config` does not ask for is [`TrainError::Strict`], after the first step in
-/// FP8 or at the end.
+/// The backend's default FP8 config is switched off for `device`: only linears selected by `config`
+/// run in FP8. With `float8.strict`, a GEMM that unexpectedly runs in high precision is
+/// [`TrainError::Strict`], after the first step in FP8 or at the end.
 ///
 /// # Errors
 /// Any [`JobError`].
@@ -65,8 +65,8 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let setup = Setup::<A, B> { config, start, selected, device, comm, progress };
     setup.agree()?;
     config.check_ranks(setup.comm.world_size())?;
-    // In this order: what is wrong with files and settings is said before the device is touched, what it has no memory for before
-    // anything is allocated, and nothing is written before all of that.
+    // The order matters. Errors of files and settings come before the device is used, errors of
+    // memory before anything is allocated. Nothing is written before these checks.
     let text = setup.text()?;
     let place = setup.place(&text)?;
     let computed = (place.dtype, B::Inner::ATTENTION);
@@ -87,7 +87,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let last = Last { setup, config, data, checkpoints, metrics, profiler: place.profiler };
     match &config.lora {
         None => {
-            // Codes alone are all frozen: there would be nothing to train.
+            // FP8-only weights are frozen, so nothing could be trained.
             let codes = read_codes::<B, _>(&model).next().map(|(layer, _)| Float8Error::Fp8OnlyTrained { layer });
             codes.map_or(Ok(()), |error| Err(TrainError::from(error)))?;
             last.run(model, |model| model, out)
@@ -100,10 +100,10 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     }
 }
 
-/// The last stages: what is there before the first step but for the model.
+/// Last stages: everything before the first step except the model.
 struct Last<'a, A: TrainableModel, B: Backend> {
     setup: Setup<'a, A, B>,
-    /// With a length that is known.
+    /// With a known number of steps.
     config: &'a RunConfig<A::Section>,
     data: Opened,
     checkpoints: Option<Checkpoints>,
@@ -112,7 +112,7 @@ struct Last<'a, A: TrainableModel, B: Backend> {
 }
 
 impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Last<'_, A, B> {
-    /// Makes the steps on a model of which a [`TrainableModel`]'s is made in the end.
+    /// Runs the steps on a model; `made` converts it at the end.
     fn run<M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>, out: &mut dyn Write) -> Result<Outcome, JobError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
@@ -137,7 +137,7 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> L
     }
 }
 
-/// The stages of [`train()`].
+/// Stages of [`train()`].
 struct Setup<'a, A: TrainableModel, B: Backend> {
     config: &'a RunConfig<A::Section>,
     start: &'a Start,
@@ -147,28 +147,29 @@ struct Setup<'a, A: TrainableModel, B: Backend> {
     progress: ProgressLine,
 }
 
-/// How text becomes tokens, and the length of the longest form of the prompt; none if nothing is sampled.
+/// Tokenizer and templates, and the length of the longest form of the prompt; `None` if nothing is
+/// sampled.
 struct Prompted {
     text: Text,
     prompt: Option<usize>,
 }
 
-/// What is computed, in which dtype.
+/// Dimensions, dtype and profiler.
 struct Place<C> {
     dims: C,
     dtype: DType,
     profiler: Option<Profiler>,
 }
 
-/// What the run begins with and what it writes to, all open.
+/// Inputs and outputs of the run, all open.
 struct Sources<'a, C> {
     weights: Weights<'a, C>,
     checkpoints: Option<Checkpoints>,
-    /// The file that `training.metrics` asks for.
+    /// File of `training.metrics`.
     metrics: Option<Metrics>,
 }
 
-/// What is trained on and judged by.
+/// Training and held-out data.
 struct Opened {
     text: Text,
     is_chat: bool,
@@ -181,12 +182,12 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         self.comm.rank() == 0
     }
 
-    /// Steps made before.
+    /// Completed steps.
     fn done(&self) -> usize {
         self.start.saved.as_ref().map_or(0, |saved| saved.step())
     }
 
-    /// Compares what all ranks are to do.
+    /// Checks that all ranks have the same program and configuration.
     fn agree(&self) -> Result<(), JobError> {
         self.comm.agree("the program", &program(&self.comm))?;
         Ok(self.comm.agree("configuration", &self.config.to_toml()?)?)
@@ -201,7 +202,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
             return Ok(Prompted { text, prompt: None });
         }
         let [plain, chat] = [false, true].map(|is_chat| text.prompt(&self.config.generate.prompt, is_chat));
-        // A template that refuses the prompt only costs the sample.
+        // If the template refuses the prompt, only the sample fails.
         let longest = plain?.len().max(chat.map_or(0, |prompt| prompt.len()));
         Ok(Prompted { text, prompt: Some(longest) })
     }
@@ -236,7 +237,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         };
         let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints)?;
         let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
-        // A file that is asked for may be one of several runs, so that nothing of it is replaced.
+        // Appends, because an explicitly named file may be shared by several runs.
         let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();
         let metrics = all_or_none(comm, "the file of metrics", metrics.map_err(JobError::from))?;
         Ok(Sources { weights, checkpoints, metrics })
@@ -253,7 +254,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         Ok(Opened { text, is_chat, held_out, batches })
     }
 
-    /// The steps that are left of the run of `config`, whose length is known, on a model with its weights.
+    /// Remaining steps of the run of `config`, whose length is known.
     fn steps<'c, M: LanguageModel<B> + AutodiffModule<B>>(
         &self,
         config: &'c RunConfig<A::Section>,
@@ -278,9 +279,9 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         }
     }
 
-    /// The file of metrics that is asked for, or the run's own.
+    /// Metrics file: `asked`, or the run's own.
     fn metrics(&self, asked: Option<Metrics>) -> Result<Option<Metrics>, JobError> {
-        // A new run replaces what is in its folder.
+        // A new run replaces the file in its folder.
         let open = if self.start.is_resumed { Metrics::append } else { Metrics::create };
         let own = self.config.metrics_file().filter(|_| self.is_first() && asked.is_none());
         let own = own.map(|path| open(&path)).transpose().map_err(JobError::from);
@@ -288,14 +289,14 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
     }
 }
 
-/// The digest of this program's file, which every rank has to run. Alone it need not be read.
+/// Digest of this executable, which every rank must run. A single process does not read it.
 fn program(comm: &Communicator) -> String {
     let version = || format!("version {}", env!("CARGO_PKG_VERSION"));
     let file = || digest_of_file(&std::env::current_exe()?);
     if comm.world_size() == 1 { version() } else { file().unwrap_or_else(|_| version()) }
 }
 
-/// `result`; where it is another rank's that failed, an error that tells its error.
+/// Returns `result`. If another rank failed, returns an error with its message.
 fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) -> Result<T, JobError> {
     let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| chain(error)));
     let value = result?;
@@ -303,7 +304,7 @@ fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) 
     Ok(value)
 }
 
-/// An error and what caused it, in a line.
+/// Error and its causes on one line.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))

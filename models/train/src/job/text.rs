@@ -1,20 +1,20 @@
-//! [`Text`]: how text becomes a model's tokens.
+//! [`Text`]: tokenizer and chat templates of a model.
 
 use crate::{ChatTemplate, JobError, Message, Tokenizer};
 
-/// A tokenizer, and the template of conversations where there is one.
+/// Tokenizer, and chat template if there is one.
 #[derive(Debug)]
 pub struct Text {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// The template.
+    /// Chat template.
     pub template: Option<ChatTemplate>,
-    /// The template with the variables of prompts.
+    /// Chat template with the variables of prompts.
     pub prompts: Option<ChatTemplate>,
 }
 
 impl Text {
-    /// What a model is to continue: `text`, or what the template makes of it if a user says it.
+    /// Prompt tokens of `text`, or of a chat in which a user writes `text`.
     ///
     /// # Errors
     /// [`JobError::NoTemplate`], [`JobError::Chat`], [`JobError::Tokenizer`].
@@ -26,7 +26,8 @@ impl Text {
         Ok(template.prompt(&self.tokenizer, &[Message::new("user", text)])?)
     }
 
-    /// The tokens at which generation ends: the tokenizer's, and that with which the template ends the assistant's turns.
+    /// Tokens that end generation: the tokenizer's, and the one with which the template ends
+    /// assistant turns.
     pub fn stop(&self) -> Vec<u32> {
         let mut stop = self.tokenizer.stop().to_vec();
         let end = self.template.as_ref().and_then(|template| template.turn_end(&self.tokenizer));

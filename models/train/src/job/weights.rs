@@ -1,4 +1,5 @@
-//! [`Weights`]: where a model's parameters come from, compared with its dimensions before anything is allocated.
+//! [`Weights`]: source of a model's parameters, checked against its dimensions before anything is
+//! allocated.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,25 +18,25 @@ use crate::hf::{Checkpoint, base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
 use crate::{JobError, ProgressLine};
 
-/// What a model's parameters are read from, or drawn with.
+/// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
     dims: C,
     source: Source<'a>,
     training: &'a TrainingSection,
-    /// The checkpoint of a run that trains some parameters, which has those alone.
+    /// Checkpoint of a run with frozen parameters; it contains only the trained ones.
     trained: Option<&'a SavedRun>,
-    /// How linears are cast whose weights are to be codes alone; none if all weights have values.
+    /// Casts of FP8-only linears; `None` if all weights have values.
     codes: Option<Codes>,
-    /// The amax histories of a checkpoint.
+    /// Amax histories of a checkpoint.
     histories: Option<&'a Float8State>,
-    /// Whether a checkpoint does not say what the frozen weights were.
+    /// Whether the run has no record of its frozen weights.
     is_unknown: bool,
 }
 
-/// How the weights of linears become codes alone.
+/// Casts of FP8-only weights.
 struct Codes {
     float8: Float8Config,
-    /// The dtype of what is decoded.
+    /// Dtype of dequantized values.
     values: DType,
 }
 
@@ -46,12 +47,14 @@ enum Source<'a> {
 }
 
 impl<'a, C: ModelConfig> Weights<'a, C> {
-    /// The parameters of a checkpoint, or those that a run of `config` begins with, which one that trains some alone needs also where it is
-    /// resumed. Of a Hugging Face folder, the files are opened, and stay open: what they hold is compared with `dims`.
+    /// Opens the parameters of a checkpoint, or the initial ones of `config`. A resumed run with
+    /// frozen parameters needs both. Files of a Hugging Face folder are opened, stay open, and are
+    /// checked against `dims`.
     ///
     /// # Errors
-    /// The errors of [`CausalLmExt::load_hf_weights`], but for tensors that cannot be read; [`JobError::Base`] where frozen weights are others
-    /// than those that the run of the checkpoint began with, [`JobError::NoBase`] where their folder is gone.
+    /// The errors of [`CausalLmExt::load_hf_weights`], except for tensors that cannot be read;
+    /// [`JobError::Base`] if the frozen weights differ from the ones the run started with,
+    /// [`JobError::NoBase`] if their folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
@@ -63,7 +66,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
             _ => true,
         };
-        // A checkpoint has what is trained: of adapters nothing of the model.
+        // A checkpoint contains only trained parameters; with adapters, none of the model.
         let [trained, saved] = match (&config.lora, training.freezes()) {
             (Some(_), _) => [None, None],
             (None, true) => [saved, None],
@@ -77,30 +80,31 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         Ok(Self { dims, source, training, trained, codes: None, histories: None, is_unknown: !is_known })
     }
 
-    /// With the weights of linears that `float8` has in FP8 as codes alone, where they come from a Hugging Face folder; what is decoded later
-    /// has the dtype `values`.
+    /// Makes linears that `float8` casts FP8 only, if they come from a Hugging Face folder. Values
+    /// dequantized later have the dtype `values`.
     #[must_use]
     pub(super) fn with_codes(self, float8: &Float8Config, values: DType) -> Self {
         let codes = Codes { float8: float8.clone(), values };
-        // Weights that a history scales are loaded as values, and cast when the histories are restored.
+        // Weights scaled by a history are loaded as values, and cast when the histories are
+        // restored.
         let has_history =
             |layer: &LayerState| layer.weight.as_ref().is_some_and(|weight| weight.scaling_amax.is_some());
         let are_scaled = self.histories.is_some_and(|histories| histories.layers.values().any(has_history));
         Self { codes: Some(codes).filter(|_| self.trained.is_none() && !are_scaled), ..self }
     }
 
-    /// With the amax histories of a checkpoint, by which `delayed` casts weights that are to be codes alone.
+    /// Sets the amax histories of a checkpoint, used by `delayed` to cast FP8-only weights.
     #[must_use]
     pub(super) fn with_histories(self, histories: &'a Float8State) -> Self {
         Self { histories: Some(histories), ..self }
     }
 
-    /// The amax histories of a checkpoint, if they were given.
+    /// Amax histories of a checkpoint, if set.
     pub(super) fn histories(&self) -> Option<&'a Float8State> {
         self.histories
     }
 
-    /// The Hugging Face folder that the parameters come from, if they come from one.
+    /// Hugging Face folder of the parameters, if any.
     pub(super) fn checkpoint(&self) -> Option<&Checkpoint> {
         match &self.source {
             Source::HuggingFace(checkpoint) => Some(checkpoint),
@@ -108,7 +112,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         }
     }
 
-    /// The scales of linears' inputs that a Hugging Face folder has, by the linears' paths.
+    /// Input scales in a Hugging Face folder, by path of the linear.
     pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
         match self.checkpoint() {
             Some(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
@@ -121,10 +125,11 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         &self.dims
     }
 
-    /// A model with these parameters.
+    /// Loads the model with these parameters.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::TensorFiles`], [`JobError::Output`].
+    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::TensorFiles`],
+    /// [`JobError::Output`].
     pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,

@@ -1,4 +1,4 @@
-//! [`Metrics`]: what a run writes to its `metrics.jsonl`.
+//! [`Metrics`]: writes a run's `metrics.jsonl`.
 
 use std::io::Write;
 use std::path::Path;
@@ -16,12 +16,12 @@ use crate::{TrainError, atomic};
 #[derive(Debug)]
 pub struct Metrics {
     file: MetricsFile,
-    /// The last sampled step that was written.
+    /// Last sampled step that was written.
     sampled: u64,
 }
 
 impl Metrics {
-    /// Goes on with a file, or makes one.
+    /// Appends to a file, or creates it.
     ///
     /// # Errors
     /// [`TrainError::Write`].
@@ -29,7 +29,7 @@ impl Metrics {
         Ok(Self { file: MetricsFile::append(path)?, sampled: 0 })
     }
 
-    /// Makes a file, in place of one that is there.
+    /// Creates a file, replacing an existing one.
     ///
     /// # Errors
     /// [`TrainError::Write`].
@@ -38,8 +38,8 @@ impl Metrics {
         Self::append(path)
     }
 
-    /// Says what the run is, and returns the smallest held-out loss that it has had, with its step. A file that cannot be understood
-    /// keeps no run from going on: `out` is told.
+    /// Writes the run's record and returns its smallest held-out loss so far, with its step. A file
+    /// that cannot be parsed does not stop the run; it is reported on `out`.
     pub(crate) fn begin(
         &mut self,
         done: usize,
@@ -64,12 +64,12 @@ impl Metrics {
         }
     }
 
-    /// Writes a step that has no line in the log.
+    /// Writes a step without a line in the log.
     pub(crate) fn seen(&mut self, step: usize, loss: f64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
         self.file.write(&Record { step, train: Some(train(loss, grad_norm, lr)), ..Record::default() })
     }
 
-    /// Writes a step that has a line in the log, and FP8 statistics if any were taken since.
+    /// Writes a step with a line in the log, and new FP8 statistics.
     pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<(), TrainError> {
         let train = TrainRecord {
             loss: line.loss,
@@ -100,7 +100,8 @@ impl Metrics {
         self.file.write(&record)
     }
 
-    /// Writes that the run diverged at a step, with the step's loss and gradient norm if these are to blame.
+    /// Writes that the run diverged at a step, with its loss and gradient norm if they are the
+    /// cause.
     pub(crate) fn diverged(&mut self, step: usize, seen: Option<[f64; 2]>, why: String) -> Result<(), TrainError> {
         let train = seen.map(|[loss, grad_norm]| train(loss, grad_norm, f64::NAN));
         self.file.write(&Record { step, train, diverged: Some(why), ..Record::default() })
@@ -112,7 +113,7 @@ impl Metrics {
     }
 }
 
-/// Makes a record of what every step has.
+/// Record of the values that every step has.
 fn train(loss: f64, grad_norm: f64, lr: f64) -> TrainRecord {
     let unknown = f64::NAN;
     TrainRecord { loss, grad_norm, lr, tokens_per_second: unknown, tflops: unknown, ..TrainRecord::default() }

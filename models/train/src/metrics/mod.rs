@@ -1,4 +1,4 @@
-//! The step line, in torchtitan's format, with what a device cannot tell left out.
+//! The step line, in torchtitan's format, without values that the device does not report.
 
 mod log;
 mod peak;
@@ -11,10 +11,10 @@ pub use log::Metrics;
 pub use peak::Peak;
 pub use record::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
 
-/// What is said about one step.
+/// Values of a step line.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepLine {
-    /// From 1.
+    /// Step, counted from 1.
     pub step: usize,
     /// Mean next-token cross entropy of the step's batch, in nats.
     pub loss: f64,
@@ -22,29 +22,31 @@ pub struct StepLine {
     pub grad_norm: f64,
     /// Learning rate.
     pub lr: f64,
-    /// Peak memory, where it can be read: the process's on a CPU, else what CubeCL has taken of the device.
+    /// Peak memory, if known: of the process on a CPU, else memory reserved by CubeCL on the
+    /// device.
     pub memory: Option<Memory>,
     /// Tokens per second since the last line.
     pub tokens_per_second: f64,
-    /// Model FLOPs of one token: see [`LanguageModel::flops_per_token`](crate::LanguageModel::flops_per_token).
+    /// Model FLOPs of one token: see
+    /// [`LanguageModel::flops_per_token`](crate::LanguageModel::flops_per_token).
     pub flops_per_token: f64,
-    /// The peak of all devices together, where it is known.
+    /// Total peak of all devices, if known.
     pub peak: Option<Peak>,
 }
 
-/// Model FLOPs utilization: shares of the peaks that are known, which are at the rated clock.
+/// Model FLOPs utilization: fractions of the known peaks, which are at the rated clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mfu {
-    /// What share of the peak that was given.
+    /// Fraction of the given peak.
     pub given: Option<f64>,
-    /// What share of the device's FP8 peak.
+    /// Fraction of the device's FP8 peak.
     pub fp8: Option<f64>,
-    /// What share of the device's bf16 peak.
+    /// Fraction of the device's bf16 peak.
     pub bf16: Option<f64>,
 }
 
 impl StepLine {
-    /// How much of the devices' peaks is used.
+    /// Utilization of the devices' peaks.
     pub fn mfu(&self) -> Mfu {
         let flops = self.tokens_per_second * self.flops_per_token;
         match self.peak {
@@ -60,33 +62,33 @@ impl StepLine {
 /// Peak memory in use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Memory {
-    /// Bytes in use at most.
+    /// Peak bytes in use.
     pub bytes: u64,
-    /// Bytes there are, where that is known.
+    /// Total bytes, if known.
     pub total: Option<u64>,
 }
 
 impl Memory {
-    /// The process's peak resident memory and the machine's total, where the system has Linux's `/proc`.
+    /// Peak resident memory of the process and total memory of the machine, from Linux's `/proc`.
     pub fn of_process() -> Option<Self> {
         Some(Self { bytes: proc_bytes("/proc/self/status", "VmHWM:")?, total: proc_bytes(MACHINE, "MemTotal:") })
     }
 
-    /// Bytes that this process could have at most, swap included: the machine's, or its container's if that is limited to less. Known
-    /// where the system has Linux's `/proc`.
+    /// Memory limit of this process in bytes, including swap: the machine's, or a lower limit of
+    /// its container. Known only with Linux's `/proc`.
     pub fn of_machine() -> Option<u64> {
         let machine = proc_bytes(MACHINE, "MemTotal:")? + proc_bytes(MACHINE, "SwapTotal:").unwrap_or(0);
-        // Without a limit, the first is a word and the second a large number.
+        // Without a limit, the first file has a word and the second a large number.
         let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
         let limits = container.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
         Some(limits.fold(machine, u64::min))
     }
 }
 
-/// Where Linux tells the machine's memory.
+/// Linux's file with the machine's memory.
 const MACHINE: &str = "/proc/meminfo";
 
-/// The value of a key of a file in `/proc`, which is in kB.
+/// Value of a key in a `/proc` file, in kB there, as bytes.
 fn proc_bytes(path: &str, key: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
@@ -118,7 +120,8 @@ impl fmt::Display for StepLine {
     }
 }
 
-/// Commas between groups of three digits of the integer part: `1234567.89` → `1,234,567.89`.
+/// Inserts commas between groups of three digits of the integer part: `1234567.89` →
+/// `1,234,567.89`.
 pub fn thousands(number: &str) -> String {
     let integer = number.find('.').unwrap_or(number.len());
     let mut text = String::new();
@@ -131,12 +134,12 @@ pub fn thousands(number: &str) -> String {
     text
 }
 
-/// A count of something: `1 file`, `1,234 files`.
+/// Count with a noun: `1 file`, `1,234 files`.
 pub(crate) fn counted(count: u64, one: &str) -> String {
     format!("{} {one}{}", thousands(&count.to_string()), if count == 1 { "" } else { "s" })
 }
 
-/// The smaller of two held-out losses with their steps, of equal ones the first.
+/// Smaller of two held-out losses with their steps; the first if they are equal.
 pub(crate) fn better(a: (usize, f64), b: (usize, f64)) -> (usize, f64) {
     if b.1 < a.1 { b } else { a }
 }

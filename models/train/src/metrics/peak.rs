@@ -1,25 +1,27 @@
-//! [`Peak`]: how fast a device computes at most, of which MFU is the share that training uses.
+//! [`Peak`]: peak throughput of a device, the reference of MFU.
 
-/// What a device's model FLOP/s are compared with.
+/// Peak model FLOP/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Peak {
-    /// FLOP/s that the user has given.
+    /// FLOP/s given by the user.
     Given(f64),
     /// FLOP/s of a known device's matrix units.
     Known {
-        /// In FP8 with sums in f32, if it has that.
+        /// In FP8 with f32 accumulation, if supported.
         fp8: Option<f64>,
         /// In bf16.
         bf16: f64,
     },
 }
 
-/// A known device: the name that its driver has for it, dense TFLOP/s in FP8 and in bf16, both with sums in f32, and NVIDIA's document
-/// that says so. Documents that only have figures with sparsity have twice these. There is no figure for FP8 on the RTX 5090, whose
-/// document has that of the plain instruction: GEMMs here use the block-scaled one, which is faster.
+/// A known device: the driver's name for it, dense TFLOP/s in FP8 and in bf16, both with f32
+/// accumulation, and the NVIDIA document with the figures. Figures with sparsity are halved. The
+/// RTX 5090 has no FP8 figure: its document gives the plain instruction, and GEMMs here use the
+/// faster block-scaled one.
 type Device = (&'static str, Option<f64>, f64, &'static str);
 
-/// Names are compared as they are: a laptop's GPU, a MIG slice and other memory have names, and peaks, of their own.
+/// Names are compared exactly: laptop GPUs, MIG slices and other memory sizes have separate names
+/// and peaks.
 const DEVICES: [Device; 24] = [
     ("NVIDIA H100 80GB HBM3", Some(1979.0), 989.5, "H100 Tensor Core GPU datasheet, H100 SXM"),
     ("NVIDIA H100 PCIe", Some(1513.0), 756.0, "H100 Tensor Core GPU architecture whitepaper, H100 PCIe"),
@@ -58,14 +60,14 @@ const DEVICES: [Device; 24] = [
 ];
 
 impl Peak {
-    /// The peak of so many devices of this name, if that is known.
+    /// Total peak of `count` devices of this name, if known.
     pub fn of_devices(name: &str, count: usize) -> Option<Self> {
         let (_, fp8, bf16, _) = DEVICES.iter().find(|(known, ..)| *known == name)?;
         let all = |tflops: f64| tflops * 1e12 * count as f64;
         Some(Self::Known { fp8: fp8.map(all), bf16: all(*bf16) })
     }
 
-    /// The known devices as a table in Markdown.
+    /// The known devices as a Markdown table.
     pub fn table() -> String {
         let tflops = |tflops: f64| if tflops.fract() == 0.0 { format!("{tflops:.0}") } else { format!("{tflops}") };
         let rows = DEVICES.iter().map(|(name, fp8, bf16, source)| {

@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: what a run says about itself, a JSON object a line, for programs to read.
+//! `metrics.jsonl`: records of a run for programs, one JSON object per line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,106 +11,110 @@ use serde_json::{Map, Value};
 
 use crate::TrainError;
 
-/// The file's name in a run's folder.
+/// Name of the file in a run's folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
-/// Bytes of a line at most.
+/// Maximum bytes of a line.
 const MAX_LINE: u64 = 64 << 20;
 
-/// One line. Steps grow from line to line, except where a run was resumed from an earlier checkpoint: the last line of a step
-/// counts, and lines of later steps that come before it do not.
+/// One line. Steps increase, except where a run was resumed from an earlier checkpoint. Then the
+/// last line of a step counts, and earlier lines of later steps do not.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// Optimizer steps made, from 1; 0 for what is measured before the first.
+    /// Completed optimizer steps; 0 for values before the first.
     pub step: usize,
-    /// What the run is, in its first line and after each resume.
+    /// Description of the run, in its first line and after each resume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run: Option<RunRecord>,
-    /// A step.
+    /// Values of a step.
     #[serde(flatten, skip_serializing_if = "Option::is_none", deserialize_with = "step_line")]
     pub train: Option<TrainRecord>,
     /// Mean loss of the held-out batches after this step, in nats per token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
-    /// Why the run ended at this step: it diverged. A loss or gradient norm that was not finite, and the first operand of an FP8
-    /// linear that was not, if there is one.
+    /// Why the run ended at this step: it diverged. Names a non-finite loss or gradient norm, and
+    /// the first non-finite operand of an FP8 linear, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub diverged: Option<String>,
-    /// FP8 statistics of the last sampled step, by layer and by operand (`input`, `weight`, `grad_output`, each with `_t` where the
-    /// transpose is cast).
+    /// FP8 statistics of the last sampled step, by layer and by operand (`input`, `weight`,
+    /// `grad_output`, each with `_t` where the transpose is cast).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub health: BTreeMap<String, BTreeMap<String, HealthRecord>>,
 }
 
-/// What a run is.
+/// Description of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunRecord {
     /// f32, bf16 or fp8.
     pub precision: String,
-    /// The recipe, where the precision is fp8.
+    /// The recipe, if the precision is fp8.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recipe: Option<String>,
     /// The device.
     pub device: String,
-    /// Steps that it is to make.
+    /// Planned steps.
     pub steps: usize,
 }
 
-/// A step. Only a step with a line in the log has throughput, memory and GEMM calls.
+/// Values of a step. Only a step with a line in the log has throughput, memory and GEMM calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrainRecord {
-    /// Mean cross entropy of the step's batch, in nats per token; null in JSON, and NaN when read back, if it was not finite.
+    /// Mean cross entropy of the step's batch, in nats per token. A value that is not finite is
+    /// null in JSON and NaN when read back.
     #[serde(deserialize_with = "or_nan")]
     pub loss: f64,
-    /// Global gradient norm before clipping, likewise.
+    /// Global gradient norm before clipping, with the same rule.
     #[serde(deserialize_with = "or_nan")]
     pub grad_norm: f64,
     /// Learning rate.
     #[serde(deserialize_with = "or_nan")]
     pub lr: f64,
-    /// Tokens per second since the last line in the log. A step without a line has NaN, which is not written.
+    /// Tokens per second since the last line in the log. NaN for a step without a line, and then
+    /// not written.
     #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tokens_per_second: f64,
-    /// Model TFLOP/s since the last line in the log, likewise.
+    /// Model TFLOP/s since the last line in the log, with the same rule.
     #[serde(default = "nan", deserialize_with = "or_nan", skip_serializing_if = "is_nan")]
     pub tflops: f64,
-    /// Model FLOPs utilization: the share of `training.peak_tflops`.
+    /// Model FLOPs utilization: fraction of `training.peak_tflops`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The share of a known device's FP8 peak.
+    /// Fraction of a known device's FP8 peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu_fp8: Option<f64>,
-    /// The share of a known device's bf16 peak.
+    /// Fraction of a known device's bf16 peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu_bf16: Option<f64>,
-    /// Peak memory in bytes: the device's as CubeCL counts it, the process's on a CPU.
+    /// Peak memory in bytes: the device's as counted by CubeCL, or the process's on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Calls of linears' GEMMs since the run was started or resumed, by path (`wgmma`, `emulated`, ..; `high_precision`).
+    /// GEMM calls of linears since the run was started or resumed, by path (`wgmma`, `emulated`,
+    /// ..; `high_precision`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub gemms: BTreeMap<String, u64>,
 }
 
-/// How well one operand was represented in FP8.
+/// Quality of an operand's FP8 representation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HealthRecord {
     /// The sampled step.
     pub step: usize,
-    /// Signal to quantization noise; none if the operand is zero.
+    /// Signal-to-quantization-noise ratio in dB; `None` if the operand is zero.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sqnr_db: Option<f64>,
-    /// Share of elements beyond the format.
+    /// Fraction of elements beyond the format.
     pub saturated: f64,
-    /// Share of non-zero elements whose code is zero.
+    /// Fraction of non-zero elements whose code is zero.
     pub flushed: f64,
     /// Elements that are inf or NaN.
     pub non_finite: u64,
 }
 
-/// A line with a `loss` is a step's. Serde's own flattened `Option` would be `None` where a field cannot be read.
+/// Parses a step if the line has a `loss`. Serde's flattened `Option` would be `None` for a field
+/// that cannot be read.
 fn step_line<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TrainRecord>, D::Error> {
     let fields = Map::deserialize(deserializer)?;
     let step = fields.contains_key("loss").then(|| TrainRecord::deserialize(Value::Object(fields)));
@@ -129,10 +133,10 @@ fn or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// What keeps a file of metrics from being read.
+/// Error of reading a metrics file.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
@@ -140,19 +144,19 @@ pub enum MetricsError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A line that no run has written.
+    /// Invalid line.
     #[error("{}:{line}: not a line of {METRICS_FILE}: {source}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, counted from 1.
         line: usize,
         /// The parser's reason.
         source: serde_json::Error,
     },
 }
 
-/// Appends lines to a run's file.
+/// Appends lines to a metrics file.
 #[derive(Debug)]
 pub struct MetricsFile {
     path: PathBuf,
@@ -160,7 +164,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens a file to append to, or makes one. A link is an error. An unfinished last line is removed.
+    /// Opens a file for appending, or creates it. A link is an error. An unfinished last line is
+    /// removed.
     ///
     /// # Errors
     /// [`TrainError::Write`].
@@ -200,8 +205,8 @@ impl MetricsFile {
     }
 }
 
-/// The lines of a run's file that count: of a run that went back to an earlier checkpoint, those of the steps that it then made; of
-/// several runs, the last.
+/// Reads the records that count. After a return to an earlier checkpoint, later steps of the old
+/// run are dropped. Of several runs, only the last counts.
 ///
 /// # Errors
 /// Any [`MetricsError`].
@@ -211,7 +216,7 @@ pub fn read_metrics(path: &Path) -> Result<Vec<Record>, MetricsError> {
     let mut lines = BufReader::new(crate::files::open(path).map_err(io)?);
     for number in 1.. {
         let mut line = vec![];
-        // A last line without an end is being written, or was when the process was killed.
+        // A last line without an end is being written, or its process was killed.
         if lines.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).map_err(io)? == 0 || line.last() != Some(&b'\n') {
             break;
         }

@@ -1,29 +1,32 @@
-//! [`LayerBytes`]: what each layer of a model keeps of a batch from forward to backward, in bytes.
+//! [`LayerBytes`]: bytes that a layer keeps from forward to backward.
 
-/// What of a micro-batch and a configuration decides how much its layers keep.
+/// Properties of a micro-batch and configuration that determine the kept bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchShape {
-    /// Tokens, M.
+    /// Number of tokens, M.
     pub rows: u64,
-    /// Bytes of an element of hidden states.
+    /// Bytes per element of hidden states.
     pub element: u64,
-    /// Bytes that a linear keeps of each element of its input: about 1 in FP8, else those of the element.
+    /// Bytes that a linear keeps per element of its input: about 1 in FP8, else the bytes of the
+    /// element.
     pub linear_input: f64,
-    /// Bytes that attention keeps of each element of its output, where its backward reads that: 4 on the CPU, 0 elsewhere.
+    /// Bytes that attention keeps per element of its output, if its backward reads it: 4 on the
+    /// CPU, 0 elsewhere.
     pub attention_output: u64,
 }
 
-/// What one layer keeps.
+/// Bytes kept by one layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerBytes {
     /// The layer's input, which activation checkpointing keeps.
     pub input: u64,
-    /// The inputs of the norms of the residual stream, the layer's input among them.
+    /// Inputs of the norms on the residual stream, including the layer's input.
     pub residual: u64,
-    /// The inputs of attention's linears, and what turns into queries, keys and values and reads them.
+    /// Inputs of attention's linears, and intermediates for computing and reading queries, keys and
+    /// values.
     pub attention: u64,
-    /// The inputs of the linears of the SwiGLU, and its two factors; and what experts give.
+    /// Inputs of SwiGLU's linears, its two factors, and outputs of experts.
     pub mlp: u64,
-    /// `mlp` without what experts give: so large are the gradients that are on their way through a SwiGLU in backward.
+    /// `mlp` without the outputs of experts: bytes of the gradients inside a SwiGLU in backward.
     pub swiglu: u64,
 }

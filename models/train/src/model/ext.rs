@@ -1,4 +1,5 @@
-//! [`CausalLmExt`]: what every [`CausalLm`] can do: be initialized, generate, and be read from and written to Hugging Face folders.
+//! [`CausalLmExt`]: methods of every [`CausalLm`]: initialization, generation, and reading and
+//! writing Hugging Face folders.
 
 use std::path::Path;
 
@@ -10,21 +11,24 @@ use super::init::init_weights;
 use crate::hf::{self, Checkpoint, ExportOptions, Float8Export, RepeatedHead};
 use crate::{JobError, Progress};
 
-/// What every [`CausalLm`] can do.
+/// Methods of every [`CausalLm`].
 pub trait CausalLmExt<B: Backend>: CausalLm<B> {
-    /// Replaces every parameter by its initial value under `seed`: drawn on the host, one stream per parameter name, so that a seed
-    /// means the same model on every device. [`ModelConfig::initial_deviation`](super::ModelConfig::initial_deviation) says how wide.
+    /// Replaces every parameter by its initial value under `seed`. Values are drawn on the host
+    /// with one stream per parameter name, so a seed gives the same model on every device.
+    /// [`ModelConfig::initial_deviation`](super::ModelConfig::initial_deviation) sets the standard
+    /// deviation.
     fn init_weights(self, seed: u64) -> Self {
         self.init_weights_with(seed, &mut |_| ())
     }
 
-    /// [`init_weights`](Self::init_weights), which says how far it is.
+    /// [`init_weights`](Self::init_weights) with progress reports.
     fn init_weights_with(self, seed: u64, progress: &mut dyn FnMut(Progress)) -> Self {
         init_weights(self, seed, progress)
     }
 
-    /// Continues `prompt` by `max_new_tokens` tokens out of the first `num_choices` of the vocabulary (the rest may
-    /// be padding), or until one of `stop`, and returns the new ones without that.
+    /// Continues `prompt` by up to `max_new_tokens` tokens, or until a token in `stop`. Tokens are
+    /// chosen from the first `num_choices` of the vocabulary; the rest may be padding. Returns the
+    /// new tokens without the stop token.
     ///
     /// # Errors
     /// The errors of [`generate_batch`](Self::generate_batch).
@@ -41,12 +45,13 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         Ok(self.generate_batch(&[prompt.to_vec()], &options)?.remove(0))
     }
 
-    /// Continues each of `prompts`, and returns the new tokens of each, without those that end it.
+    /// Continues each of `prompts`. Returns the new tokens of each, without stop tokens.
     ///
     /// # Errors
-    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices and options that cannot be,
-    /// [`JobError::Vocabulary`] for a prompt token or a choice that the model does not have, [`JobError::Positions`] for a text longer
-    /// than the model is made for, [`JobError::Logits`] for logits that are NaN, [`TrainError::Execution`](crate::TrainError::Execution)
+    /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices or
+    /// invalid options, [`JobError::Vocabulary`] for a prompt token or choice outside of the
+    /// vocabulary, [`JobError::Positions`] for a text longer than the model supports,
+    /// [`JobError::Logits`] for NaN logits, [`TrainError::Execution`](crate::TrainError::Execution)
     /// if the device fails.
     fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, JobError> {
         let mut texts = vec![vec![]; prompts.len()];
@@ -57,11 +62,12 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         Ok(texts)
     }
 
-    /// As [`generate_batch`](Self::generate_batch), but gives each token to `take` when it is there, with the number of its prompt. A text
-    /// of which `take` says false ends with that token.
+    /// Like [`generate_batch`](Self::generate_batch), but passes each token to `take` when it is
+    /// generated, with the index of its prompt. If `take` returns false, the text ends with that
+    /// token.
     ///
     /// # Errors
-    /// The errors of [`generate_batch`](Self::generate_batch), and `take`'s.
+    /// The errors of [`generate_batch`](Self::generate_batch) and of `take`.
     fn generate_each(
         &self,
         prompts: &[Vec<u32>],
@@ -72,8 +78,9 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     }
 
     /// Loads the model in folder `dir`: `config.json` with `model.safetensors`, or with
-    /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32 parameters, and so do linears in FP8 as
-    /// compressed-tensors, vLLM, transformers and DeepSeek write them.
+    /// `model.safetensors.index.json` and its shards. F32, F16 and BF16 tensors become f32
+    /// parameters. So do FP8 linears in the formats of compressed-tensors, vLLM, transformers and
+    /// DeepSeek.
     ///
     /// # Errors
     /// The errors of [`hf::read_config`] and [`load_hf_weights`](Self::load_hf_weights).
@@ -83,37 +90,42 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         checkpoint.load(Self::new(config, device)?, &mut |_| ())
     }
 
-    /// Replaces every parameter by the checkpoint's in folder `dir`, of whose `config.json` only `quantization_config` is read, if there are
-    /// weights in FP8.
+    /// Replaces every parameter by the checkpoint's in folder `dir`. Of its `config.json` only
+    /// `quantization_config` is read, if there are FP8 weights.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`], [`JobError::Float8Files`],
-    /// [`TrainError::Execution`](crate::TrainError::Execution).
+    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`],
+    /// [`JobError::Float8Files`], [`TrainError::Execution`](crate::TrainError::Execution).
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
         Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
     }
 
-    /// Writes the model to `folder` in Hugging Face's format: `config.json`, `model.safetensors` or shards with an index, and
-    /// the files of [`ExportOptions::source`]. A tied output layer is left out. The same model gives the same bytes.
+    /// Writes the model to `folder` in Hugging Face's format: `config.json`, `model.safetensors` or
+    /// shards with an index, and the files of [`ExportOptions::source`]. A tied output layer is
+    /// omitted. The same model gives the same bytes.
     ///
-    /// `folder` must not exist, or be empty; it is there whole or, after an error, as before.
+    /// `folder` must not exist, or be empty. It is written completely or, after an error, left as
+    /// before.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be made; [`JobError::Io`],
-    /// [`JobError::Json`], [`JobError::HfUnsupported`] and [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and
-    /// [`JobError::Write`] for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if the device
-    /// fails.
+    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be
+    /// created; [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] and
+    /// [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and [`JobError::Write`]
+    /// for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if
+    /// the device fails.
     fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
         hf::save(self, self.config(), folder.as_ref(), options, None)
     }
 
-    /// As [`save_hf`](Self::save_hf), with the weights of linears in FP8, as compressed-tensors, vLLM and, in blocks, transformers read them.
-    /// Codes and scales are those of the weight's cast for fprop; linears that readers run as one
-    /// ([`ModelConfig::fused_linears`](super::ModelConfig::fused_linears)) share the scale that a tensor has.
+    /// Like [`save_hf`](Self::save_hf), with FP8 linears in the formats of compressed-tensors, vLLM
+    /// and, for blocks, transformers. Codes and scales are the weight's cast for fprop. Linears
+    /// that readers fuse ([`ModelConfig::fused_linears`](super::ModelConfig::fused_linears)) share
+    /// a per-tensor scale.
     ///
     /// # Errors
-    /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does not fit the model;
-    /// [`JobError::Float8Files`] for what a format does not have or its readers do not take, and for weights that are not finite.
+    /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does
+    /// not fit the model; [`JobError::Float8Files`] for features that a format or its readers lack,
+    /// and for weights that are not finite.
     fn save_hf_float8(
         &self,
         folder: impl AsRef<Path>,

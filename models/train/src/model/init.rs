@@ -1,14 +1,16 @@
-//! Seeded weights: drawn on the host, one stream per parameter name, so that a seed means the same model on every
-//! device.
+//! Seeded initial weights: drawn on the host, one stream per parameter name, so a seed gives the
+//! same model on every device.
 //!
 //! ```text
-//! linears     N(0, 1/d_in), cut at 3 standard deviations; o_proj, up_proj and down_proj N(0, 1/d_in · 1/(2 (layer + 1)))
+//! linears     N(0, 1/d_in), cut at 3 standard deviations
+//!             o_proj, up_proj and down_proj: N(0, 1/d_in · 1/(2 (layer + 1)))
 //! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
 //! experts     as linears, each of them
 //! norms       1
 //! ```
-//! The division by depth is torchtitan's: the residual stream then does not grow with it. torchtitan's constant
-//! standard deviation of 0.02 is about 1/√d_in for the 8B model and too small for narrow ones.
+//! The division by depth is torchtitan's and keeps the residual stream from growing with depth.
+//! torchtitan's constant standard deviation of 0.02 is about 1/√d_in for the 8B model and too small
+//! for narrow ones.
 
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::backend::Backend;
@@ -18,7 +20,7 @@ use super::{CausalLm, ModelConfig, ModelSize};
 use crate::rng::Rng;
 use crate::{ModulePath, Progress};
 
-/// Replaces every parameter by its initial value under `seed`, and says how far it is.
+/// Replaces every parameter by its initial value under `seed`, with progress reports.
 pub(super) fn init_weights<B: Backend, M: CausalLm<B>>(model: M, seed: u64, progress: &mut dyn FnMut(Progress)) -> M {
     let config = model.config().clone();
     let done = Progress { bytes: 0, total_bytes: 4 * config.size().num_params as u64 };
@@ -44,9 +46,9 @@ impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let path = self.path.dotted();
-        // The shape and device of a lazy parameter, without drawing it first.
+        // Shape and device of a lazy parameter, read without initializing it.
         let (shape, device) = (param.lazy_shape(), param.lazy_device());
-        // d_in is last but one, of experts too; a norm has one dimension.
+        // d_in is the second-last dimension, for experts too. A norm has one dimension.
         let d_input = if D >= 2 { shape[D - 2] } else { 1 };
         let values = match self.config.initial_deviation(&path, d_input) {
             None => vec![1.0; shape.num_elements()],
@@ -62,7 +64,7 @@ impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
     }
 }
 
-/// The standard deviation that the head of this module gives; none for norms, which start at 1.
+/// Standard deviation as in the module's table; `None` for norms, which start at 1.
 pub(super) fn deviation(size: &ModelSize, path: &str, d_input: usize) -> Option<f64> {
     if path.ends_with(".gamma") {
         return None;

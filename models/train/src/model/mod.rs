@@ -1,5 +1,6 @@
-//! What training asks of a model: [`LanguageModel`] for steps, [`CausalLm`] and [`ModelConfig`] for everything that [`Job`](crate::Job)
-//! does, and [`TrainableModel`], which ties a model's module and configuration together for every backend.
+//! Interface of a model: [`LanguageModel`] for training steps, [`CausalLm`] and [`ModelConfig`] for
+//! a [`Job`](crate::Job), and [`TrainableModel`], which combines a model's module and configuration
+//! for every backend.
 
 mod activations;
 mod ext;
@@ -27,210 +28,217 @@ use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;
 
-/// The logarithm of the elements that a tensor has at most: 4 TiB in f32.
+/// Logarithm (base 2) of the maximum number of elements of a tensor: 4 TiB in f32.
 pub const MAX_TENSOR_BITS: u32 = 40;
 
-/// The product of sizes that a user has given, each above 0; none if it is above 2^`bits`.
+/// Product of positive sizes given by a user; `None` if it exceeds 2^`bits`.
 pub fn elements(sizes: impl IntoIterator<Item = usize>, bits: u32) -> Option<u64> {
     let product = sizes.into_iter().try_fold(1_u64, |product, size| product.checked_mul(size as u64))?;
     Some(product).filter(|product| *product <= 1 << bits)
 }
 
-/// A forward pass from a batch to its loss as a chain of segments, each of which reads what the one before it has made.
+/// Forward pass from a batch to its loss as a chain of segments. Each segment reads the output of
+/// the previous one.
 ///
 /// ```text
 /// batch_loss = Σ loss(segment_n(.. segment_1(first)), rows)     over ranges of rows that make up all
 /// ```
 pub trait Segments<B: Backend> {
-    /// What the first segment reads: `[M, H]`, M the tokens of the batch.
+    /// Input of the first segment: `[M, H]`, M the tokens of the batch.
     fn first(&self) -> Tensor<B, 2>;
 
-    /// How many segments there are.
+    /// Number of segments.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether there are no segments.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What a segment, counted from 0, makes of the output of the one before: `[M, H]` → `[M, H]`.
+    /// Output of segment `index`, counted from 0: `[M, H]` → `[M, H]`.
     fn segment(&self, index: usize, hidden: Tensor<B, 2>) -> Tensor<B, 2>;
 
-    /// M.
+    /// Number of rows, M.
     fn rows(&self) -> usize;
 
-    /// What these rows, whose hidden states are `hidden`, add to the loss: `[1]`, f32.
+    /// Contribution of these rows, whose hidden states are `hidden`, to the loss: `[1]`, f32.
     fn loss(&self, hidden: Tensor<B, 2>, rows: Range<usize>) -> Tensor<B, 1>;
 }
 
 /// A model that predicts the next token.
 pub trait LanguageModel<B: Backend>: Module<B> + ModuleDisplay {
-    /// Mean cross entropy in nats of the targets that count, under the predictions of the inputs: `[1]`, f32; 0 if none counts.
+    /// Mean cross entropy in nats over the counted targets: `[1]`, f32; 0 if none counts.
     fn batch_loss(&self, batch: BatchTensors<B>) -> Tensor<B, 1>;
 
-    /// [`batch_loss`](Self::batch_loss) as a chain of segments, so that not all of its activations need be in memory at once; none if the model is not one.
+    /// [`batch_loss`](Self::batch_loss) as a chain of segments, so that not all activations are in
+    /// memory at once; `None` if the model does not support it.
     fn segments<'a>(&'a self, _batch: BatchTensors<B>) -> Option<Box<dyn Segments<B> + 'a>> {
         None
     }
 
-    /// Tokens in the vocabulary, of all of which it makes logits; none if it does not say.
+    /// Vocabulary size, which is also the number of logits; `None` if unknown.
     fn vocab_size(&self) -> Option<usize> {
         None
     }
 
-    /// Floating-point operations of one training token, forward and backward, in sequences of `seq_len`.
+    /// Floating-point operations per training token, forward and backward, in sequences of
+    /// `seq_len`.
     fn flops_per_token(&self, seq_len: usize) -> f64;
 
-    /// The model for forwards of training in which what is dropped out follows from a seed, or for those in which nothing is.
+    /// Sets the seed of dropout for training forwards; `None` disables dropout.
     #[must_use]
     fn with_dropout_seed(self, _seed: Option<u64>) -> Self {
         self
     }
 }
 
-/// A language model that is built from its configuration, and generates. [`CausalLmExt`] has what every one of them can do.
+/// Language model that is built from its configuration and generates text. [`CausalLmExt`] has the
+/// methods shared by all.
 pub trait CausalLm<B: Backend>: LanguageModel<B> {
-    /// Its configuration.
+    /// Configuration.
     type Config: ModelConfig;
     /// Keys and values of the positions seen so far.
     type Cache: KeyValueCache;
 
-    /// A model whose parameters are drawn when they are first used, from the backend's generator.
+    /// Creates a model whose parameters are initialized on first use by the backend's generator.
     ///
     /// # Errors
     /// [`JobError::ModelConfig`].
     fn new(config: Self::Config, device: &B::Device) -> Result<Self, JobError>;
 
-    /// Its configuration.
+    /// Configuration.
     fn config(&self) -> &Self::Config;
 
     /// Sets the dtype of hidden states and GEMM results; parameters stay in f32.
     fn with_compute_dtype(self, dtype: DType) -> Self;
 
-    /// A cache without positions.
+    /// Empty cache.
     fn new_cache(&self, options: &CacheOptions) -> Self::Cache;
 
-    /// Logits in f32 of the last position, `[B, V]`, for `tokens` `[B, T]` that follow the positions in `cache`, which then holds them
-    /// too. Where the cache has [joined](KeyValueCache::join) rows, those of each follow its own.
+    /// Logits in f32 of the last position, `[B, V]`, for `tokens` `[B, T]` after the positions in
+    /// `cache`, which are appended to it. In a [joined](KeyValueCache::join) cache, each row
+    /// continues its own positions.
     fn forward_cached(&self, tokens: Tensor<B, 2, Int>, cache: &mut Self::Cache) -> Tensor<B, 2>;
 }
 
-/// What is known of a model's size without building it.
+/// Size of a model, known without building it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelSize {
-    /// Tokens in the vocabulary.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Layers: of a model in [segments](Segments), these.
+    /// Number of layers; for a model in [segments](Segments), their number.
     pub num_layers: usize,
-    /// Positions for which it is made.
+    /// Maximum number of positions.
     pub max_seq_len: usize,
-    /// The output layer is the transposed embedding.
+    /// Whether the output layer is the transposed embedding.
     pub tie_word_embeddings: bool,
-    /// Parameters; a tied embedding counts once.
+    /// Number of parameters; a tied embedding counts once.
     pub num_params: usize,
-    /// Parameters that serve a token: fewer than all in a mixture of experts.
+    /// Number of parameters used per token: fewer than all in a mixture of experts.
     pub num_active_params: usize,
 }
 
-/// The dimensions of a model, and their form in Hugging Face's `config.json`.
+/// Dimensions of a model, and their form in Hugging Face's `config.json`.
 pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first field that cannot be.
+    /// [`JobError::ModelConfig`] naming the first invalid field.
     fn validate(&self) -> Result<(), JobError>;
 
-    /// How large the model is.
+    /// Size of the model.
     fn size(&self) -> ModelSize;
 
-    /// What each layer keeps of a micro-batch from forward to backward; none if the model does not say.
+    /// Bytes that each layer keeps of a micro-batch from forward to backward; `None` if unknown.
     fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
         let _ = shape;
         None
     }
 
-    /// The same configuration with this many positions, for which a model builds its tables ahead.
+    /// Sets the number of positions, for which a model precomputes tables.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
 
-    /// The same configuration with the output layer tied to the embedding, or not.
+    /// Ties the output layer to the embedding, or unties it.
     fn with_tie_word_embeddings(self, tie: bool) -> Self;
 
-    /// Names of the linears that stay in high precision unless the configuration says which do.
+    /// Names of linears that stay in high precision by default.
     fn high_precision_linears(&self) -> Vec<&'static str>;
 
-    /// Names of linears beside each other that read the same input and that programs which run the model join into one, as `q_proj`,
-    /// `k_proj` and `v_proj`: in FP8 files those with one scale per tensor share one. None unless the model says so.
+    /// Groups of linears that read the same input and that inference programs fuse, such as
+    /// `q_proj`, `k_proj` and `v_proj`. In FP8 files with per-tensor scales, a group shares one
+    /// scale. Empty by default.
     fn fused_linears(&self) -> Vec<&'static [&'static str]> {
         vec![]
     }
 
-    /// Standard deviation of a parameter's initial values, by its path in the module tree and the size of its input; none for norms,
-    /// which begin at 1.
+    /// Standard deviation of a parameter's initial values, by its path in the module tree and input
+    /// size; `None` for norms, which start at 1.
     fn initial_deviation(&self, path: &str, d_input: usize) -> Option<f64> {
         init::deviation(&self.size(), path, d_input)
     }
 
-    /// The configuration that a `config.json` says, not yet validated.
+    /// Parses a `config.json`, without validation.
     ///
     /// # Errors
-    /// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for a feature that the model does not have.
+    /// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for an unsupported feature.
     fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError>;
 
-    /// The keys of `config.json` that say what the model is.
+    /// Keys of `config.json` that describe the model.
     ///
     /// # Errors
     /// [`JobError::MoeExport`] for a model that Hugging Face has no name for.
     fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError>;
 
-    /// The parameters that a checkpoint in the folder `path` must have, by path in the module tree, in the shapes of Hugging Face's
-    /// files, where a linear is `[out, in]`.
+    /// Parameters that a checkpoint in the folder `path` must have, by path in the module tree,
+    /// with the shapes of Hugging Face's files: a linear is `[out, in]`.
     ///
     /// # Errors
     /// [`JobError::MoeCheckpoint`] for a model that Hugging Face has no names for.
     fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError>;
 }
 
-/// The section `[model]` of a configuration.
+/// Section `[model]` of a configuration.
 pub trait ModelSection:
     Clone + Debug + Default + JsonSchema + PartialEq + Serialize + DeserializeOwned + 'static
 {
     /// The configuration that the section describes.
     type Config: ModelConfig;
 
-    /// A section with only these two keys.
+    /// Section with only these two keys.
     fn of_folder(hf_path: Option<PathBuf>, tie_word_embeddings: Option<bool>) -> Self;
 
-    /// The name of a size; the default one where the section gives none.
+    /// Name of the preset, or of the default one.
     fn preset(&self) -> &str;
 
     /// Folder of a Hugging Face checkpoint to start from.
     fn hf_path(&self) -> Option<&Path>;
 
-    /// Whether the output is tied to the embedding, whatever a checkpoint's `config.json` says.
+    /// Overrides whether the output layer is tied to the embedding, as given in a checkpoint's
+    /// `config.json`.
     fn tie_word_embeddings(&self) -> Option<bool>;
 
-    /// The preset with the section's changes, not yet validated; `hf_path` is not looked at.
+    /// Preset with the section's changes, without validation. Ignores `hf_path`.
     ///
     /// # Errors
     /// [`JobError::UnknownPreset`].
     fn to_config(&self) -> Result<Self::Config, JobError>;
 }
 
-/// A kind of model that [`Job`](crate::Job) trains, resumes, evaluates, runs and exports, on any backend.
+/// Kind of model for a [`Job`](crate::Job), on any backend.
 pub trait TrainableModel: Sized + 'static {
-    /// Its name, and that of its program.
+    /// Name of the model and its program.
     const NAME: &'static str;
-    /// The first line of its program's help.
+    /// First line of the program's help.
     const TITLE: &'static str;
-    /// The section `[model]` of its configuration.
+    /// Section `[model]` of the configuration.
     type Section: ModelSection<Config = Self::Config>;
-    /// Its dimensions.
+    /// Dimensions.
     type Config: ModelConfig;
-    /// Its module.
+    /// Module.
     type Module<B: Backend>: CausalLm<B, Config = Self::Config>;
-    /// Its module on a backend that trains.
+    /// Module on an autodiff backend.
     type Trained<B: AutodiffBackend>: CausalLm<B, Config = Self::Config>
         + AutodiffModule<B, InnerModule = Self::Module<B::InnerBackend>>;
 }

@@ -1,4 +1,4 @@
-//! Curves over steps, with their axes.
+//! Line charts over steps, with axes.
 
 use std::ops::Range;
 
@@ -15,18 +15,18 @@ use super::error::PlotError;
 use super::look::{Area, GREY, INK, Look, MARGIN, NORMAL, PALE, RIGHT, letters};
 use super::series::{Point, smoothed, thinned};
 
-/// Units for what is written beside and below.
+/// Units for labels at the side and below.
 const BESIDE: i32 = 186;
 pub(super) const BELOW: i32 = 80;
-/// Markers of a run at most: they would hide each other.
+/// Maximum number of markers of a run; more would overlap.
 const MAX_MARKERS: usize = 60;
 
-/// What is shown of a run. A NaN parts two lines.
+/// Points of a run. A NaN splits a line.
 #[derive(Debug)]
 pub(super) struct Curve {
     look: Look,
     pub line: Vec<Point>,
-    /// A thin line with markers.
+    /// Thin line with markers.
     pub marked: Vec<Point>,
 }
 
@@ -40,19 +40,19 @@ impl Curve {
     }
 }
 
-/// Curves over steps.
+/// Line chart over steps.
 #[derive(Debug)]
 pub(super) struct Chart {
     pub unit: &'static str,
-    /// The height of the curves alone, in units.
+    /// Height of the plotting area, in units.
     pub height: i32,
-    /// The first and the last.
+    /// First and last step.
     pub steps: (usize, usize),
-    /// What the axis reaches from and to.
+    /// Range of the y axis.
     pub y: Range<f64>,
-    /// Its ticks, the first and the last at its ends, if it is logarithmic.
+    /// Ticks of a logarithmic axis, including both ends.
     pub ticks: Option<Vec<f64>>,
-    /// The weight by which lines are [`smoothed`]; 0 for not at all.
+    /// Weight of [`smoothed`]; 0 disables smoothing.
     pub smoothing: f64,
     pub curves: Vec<Curve>,
 }
@@ -62,12 +62,12 @@ impl Chart {
         self.height + BELOW + 30
     }
 
-    /// All numbers.
+    /// All values except NaN.
     pub(super) fn values(&self) -> impl Iterator<Item = f64> {
         self.curves.iter().flat_map(Curve::points).map(|point| point.1).filter(|value| !value.is_nan())
     }
 
-    /// What is said of values that the axis does not reach.
+    /// Note about values beyond the axis.
     pub(super) fn beyond(&self) -> String {
         match self.values().filter(|value| !(self.y.start..=self.y.end).contains(value)).count() {
             0 => String::new(),
@@ -147,12 +147,12 @@ impl Chart {
             let marked = thinned(&curve.marked);
             let numbers: Vec<_> = marked.iter().filter(|point| !point.1.is_nan()).collect();
             let every = numbers.len().div_ceil(MAX_MARKERS).max(1);
-            // From the end: the last one is what the run has come to.
+            // Counted from the end, so that the last one is always drawn.
             numbers.iter().rev().step_by(every).try_for_each(|point| plain.draw(&curve.look.marker(place(point))))?;
             let mut lost: Vec<_> = curve.points().filter(|point| point.1.is_nan()).map(|point| point.0).collect();
             lost.sort_unstable();
             let mut crosses: Vec<_> = lost.into_iter().map(|step| place(&(step, self.y.end)).0).collect();
-            // They would hide each other too.
+            // Too close crosses would overlap.
             crosses.dedup_by(|x, kept| *x - *kept < 16);
             let mut strokes = crosses.into_iter().flat_map(|x| curve.look.cross((x, 12)));
             strokes.try_for_each(|stroke| plain.draw(&stroke))?;
@@ -161,8 +161,9 @@ impl Chart {
     }
 }
 
-/// From a tick below `low` to one above `high`, both positive: powers of ten, and 2 and 5 times these if there is room. Plotters' own
-/// are powers of ten alone, of which there may be none.
+/// Ticks from one below `low` to one above `high`, both positive: powers of ten, and their
+/// multiples by 2 and 5 if there is room. Plotters' ticks are only powers of ten, and there may be
+/// none.
 pub(super) fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     let within = |mantissas: &[f64]| {
         let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
@@ -177,7 +178,7 @@ pub(super) fn log_ticks(low: f64, high: f64) -> Vec<f64> {
     if ticks.len() > 7 { within(&[1.0]) } else { ticks }
 }
 
-/// What is written at a tick of an axis that is so long: what rounding leaves of a zero is one.
+/// Label of a tick on an axis of this length. Rounding errors of zero are written as 0.
 pub(super) fn label(value: f64, length: f64) -> String {
     let size = value.abs();
     if size < 1e-9 * length {

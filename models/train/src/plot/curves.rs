@@ -1,4 +1,4 @@
-//! What the panels of curves show: losses, their differences, throughput, gradient norms, learning rates.
+//! Charts of the panels: losses, their differences, throughput, gradient norms, learning rates.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use super::kind::PlotPanel;
 use super::series::{MANY, Point, padded, quantile, usual_range};
 use super::source::{PlotRun, weight};
 
-/// The panel of this kind, if some run has data for it. Health is a heat map, not curves.
+/// Panel of this kind, if a run has data for it. Health is a heat map, not a chart.
 pub(super) fn panel(kind: PlotPanel, runs: &[PlotRun]) -> Option<Panel<'_>> {
     let steps = || runs.iter().flat_map(|run| run.loss.iter().chain(&run.held_out)).map(|point| point.0);
     let of = |unit, height, curves: Vec<Curve>| Chart {
         unit,
         height,
-        // One axis for all panels, so that what happened at a step is below each other.
+        // All panels share one axis of steps, so that they align.
         steps: (steps().min().unwrap_or_default(), steps().max().unwrap_or_default()),
         y: 0.0..1.0,
         ticks: None,
@@ -51,13 +51,13 @@ pub(super) fn panel(kind: PlotPanel, runs: &[PlotRun]) -> Option<Panel<'_>> {
     Some(Panel { title, notes, height: chart.all_height(), draw: Box::new(move |area| chart.draw(area)) })
 }
 
-/// A curve for each run, and what is marked besides.
+/// Line and marked points of each run.
 fn curves(runs: &[PlotRun], points: fn(&PlotRun) -> [&[Point]; 2]) -> Vec<Curve> {
     let curve = |(run, points): (usize, [&[Point]; 2])| Curve::new(run, points.map(<[Point]>::to_vec));
     runs.iter().map(points).enumerate().map(curve).collect()
 }
 
-/// Losses of all runs but the first, less its own at the same step.
+/// Losses of all runs except the first, minus the first run's at the same step.
 fn less_first(runs: &[PlotRun]) -> Vec<Curve> {
     let less = |run: &[Point], first: &[Point]| -> Vec<Point> {
         let first: BTreeMap<_, _> = first.iter().copied().collect();
@@ -75,7 +75,7 @@ fn losses(chart: Chart) -> Option<Chart> {
     let (low, high) = usual_range(chart.curves.iter().map(|curve| curve.line.as_slice()))
         .or_else(|| usual_range(chart.curves.iter().map(|curve| curve.marked.as_slice())))
         .unwrap_or((0.0, 1.0));
-    // Where the runs have come to by held-out loss is shown too, unless that is far away.
+    // The range includes the last and the best held-out loss of each run, unless they are far away.
     let far = high + (high - low).max(1.0 + low.abs());
     let come_to = |curve: &Curve| {
         let numbers = || curve.marked.iter().map(|point| point.1).filter(|loss| !loss.is_nan());
@@ -89,7 +89,7 @@ fn losses(chart: Chart) -> Option<Chart> {
 
 fn differences(chart: Chart) -> Option<Chart> {
     chart.values().next()?;
-    // The middle of the runs, so that one that has diverged does not squash the others.
+    // Median of the runs, so that a diverged run does not squash the others.
     let usual = |Curve { line, marked, .. }: &Curve| {
         let (share, times) = if line.len() < MANY { (1.0, 1.05) } else { (0.9, 2.0) };
         let [line, marked] = [line, marked].map(|points| points.iter().map(|point| point.1.abs()));
@@ -111,13 +111,13 @@ fn grad_norm(chart: Chart) -> Option<Chart> {
     let positive = || chart.values().filter(|value| *value > 0.0);
     let high = positive().max_by(f64::total_cmp).or_else(|| lost().then_some(1.0))?;
     let low = positive().min_by(f64::total_cmp).unwrap_or(high);
-    // Eight decades at most.
+    // At most eight decades.
     let ticks = log_ticks(low.max(high * 1e-8).max(1e-38), high.max(1e-38));
     Some(Chart { y: ticks[0]..ticks[ticks.len() - 1], ticks: Some(ticks), ..chart })
 }
 
 fn learning_rate(chart: Chart) -> Option<Chart> {
     let high = chart.values().filter(|value| *value > 0.0).max_by(f64::total_cmp)?;
-    // Rates change by a rule and have no noise.
+    // Learning rates have no noise.
     Some(Chart { y: 0.0..1.08 * high, smoothing: 0.0, ..chart })
 }

@@ -1,4 +1,4 @@
-//! What keeps runs from being drawn.
+//! Errors of plotting.
 
 use std::path::PathBuf;
 
@@ -8,44 +8,44 @@ use crate::metrics::{METRICS_FILE, MetricsError};
 
 use super::kind::PlotPanel;
 
-/// What keeps runs from being drawn.
+/// Error of plotting.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// A run that is not there.
+    /// The path does not exist.
     #[error("there is no {}: give the folder that holds a run's {METRICS_FILE}, or such a file", path.display())]
     NotFound {
-        /// What was given.
+        /// The given path.
         path: PathBuf,
     },
-    /// A folder that no run has written to.
+    /// The folder has no metrics file.
     #[error("{} holds no {METRICS_FILE}: give the folder of a run that has written one", folder.display())]
     NoMetrics {
-        /// What was given.
+        /// The given folder.
         folder: PathBuf,
     },
-    /// A file that cannot be read, or is not of a run.
+    /// A metrics file cannot be read or is invalid.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// Nothing has been measured yet.
+    /// No run has any steps.
     #[error("no steps in {}", paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", "))]
     NoSteps {
         /// The files.
         paths: Vec<PathBuf>,
     },
-    /// No run has data for the panels that were asked for.
+    /// No run has data for the requested panels.
     #[error("none of these runs has what {} would show", kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", "))]
     NoPanels {
-        /// What was asked for.
+        /// The requested panels.
         kinds: Vec<PlotPanel>,
     },
-    /// `=PATH`.
+    /// An argument `=PATH` with an empty name.
     #[error("`{argument}`: the name before `=` is empty")]
     EmptyName {
-        /// What was given.
+        /// The argument.
         argument: String,
     },
-    /// Curves that could not be told apart.
+    /// Two runs have the same name.
     #[error("two runs are called {name}: {} and {}; name one of them with NAME=PATH", paths[0].display(), paths[1].display())]
     EqualNames {
         /// The name.
@@ -53,10 +53,10 @@ pub enum PlotError {
         /// The files.
         paths: [PathBuf; 2],
     },
-    /// A format that is not written.
+    /// Unsupported file format.
     #[error("{}: pictures are written as .svg, not as {}", path.display(), path.extension().map_or("a file without an extension".into(), |extension| format!(".{}", extension.display())))]
     Extension {
-        /// The file asked for.
+        /// The given file.
         path: PathBuf,
     },
     /// The picture could not be written.
@@ -67,7 +67,7 @@ pub enum PlotError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// The library that draws has failed.
+    /// The plotting library failed.
     #[error("cannot draw: {reason}")]
     Draw {
         /// Its reason.

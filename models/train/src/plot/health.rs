@@ -1,4 +1,4 @@
-//! FP8 statistics of a run by layer and sampled step: what its heat map shows.
+//! FP8 statistics of a run by layer and sampled step, for its heat map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,28 +6,29 @@ use crate::metrics::Record;
 
 use super::series::quantile;
 
-/// Shares of an operand's elements, beyond which its layer is marked.
+/// Thresholds, as fractions of an operand's elements, beyond which its layer is marked.
 pub(super) const MAX_SATURATED: f64 = 0.001;
 pub(super) const MAX_FLUSHED: f64 = 0.01;
 
-/// Rows, columns and cells at most; more are merged.
+/// Maximum rows, columns and cells; more are merged.
 const MAX_ROWS: usize = 800;
 const MAX_COLUMNS: usize = 400;
 const MAX_CELLS: usize = 20_000;
 
-/// A run's samples, in rows of layers and columns of steps.
+/// Samples of a run, with layers as rows and steps as columns.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// The first layer of each row. Layers are sorted by name, numbers in names by their value.
+    /// First layer of each row. Layers are sorted by name, numbers in names by value.
     pub layers: Vec<String>,
-    /// The first sampled step of each column.
+    /// First sampled step of each column.
     pub steps: Vec<usize>,
-    /// How many layers are merged in a row, and samples in a column: the worst of them counts.
+    /// Number of layers merged in a row, and of samples in a column. The worst one counts.
     pub merged: (usize, usize),
-    /// By row and column, the smallest SQNR of an operand, in dB; none where all were zero. Not every layer has every sample.
+    /// Smallest SQNR of an operand in dB, by row and column; `None` if all operands were zero. Some
+    /// layers lack some samples.
     pub samples: BTreeMap<(usize, usize), Option<f64>>,
-    /// By row, whether an operand of some sample had too many elements saturated, too many flushed to zero, any that was inf or
-    /// NaN.
+    /// By row: whether an operand of any sample had too many saturated elements, too many flushed
+    /// to zero, or any inf or NaN.
     pub marks: Vec<[bool; 3]>,
 }
 
@@ -38,7 +39,7 @@ impl Health {
                 let layers = record.health.iter();
                 let operands =
                     layers.flat_map(|(name, operands)| operands.values().map(move |operand| (name, operand)));
-                // A sample without a step of its own is of the step of its line.
+                // A sample without a step has the step of its line.
                 operands
                     .map(|(name, operand)| (name, if operand.step > 0 { operand.step } else { record.step }, operand))
             })
@@ -71,7 +72,7 @@ impl Health {
     }
 }
 
-/// Whole dB that the colours reach from and to. Single values far from the others do not decide it.
+/// Range of the colours, in whole dB. Outliers are ignored.
 pub(super) fn db_range<'a>(runs: impl IntoIterator<Item = &'a Health>) -> (f64, f64) {
     let all = runs.into_iter().flat_map(|health| health.samples.values().flatten());
     let all: Vec<_> = all.copied().filter(|db| db.abs() < 1e4).collect();
@@ -81,7 +82,8 @@ pub(super) fn db_range<'a>(runs: impl IntoIterator<Item = &'a Health>) -> (f64, 
     if high - low < 2.0 { (low - 1.0, high + 1.0) } else { (low, high) }
 }
 
-/// Compares `layers.10` after `layers.2`: a number by how many digits it has, then by these.
+/// Sort key that orders `layers.10` after `layers.2`: a number is compared by its number of digits,
+/// then by its digits.
 fn natural(name: &str) -> Vec<(usize, String)> {
     let mut parts: Vec<(usize, String)> = vec![];
     for letter in name.chars() {

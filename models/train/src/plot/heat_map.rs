@@ -1,4 +1,4 @@
-//! A run's FP8 health: a row for each layer, a column for each sampled step, colours for dB.
+//! Heat map of a run's FP8 health: layers as rows, sampled steps as columns, colours for dB.
 
 use plotters::chart::ChartBuilder;
 use plotters::coord::combinators::BindKeyPoints;
@@ -15,9 +15,9 @@ use super::health::{Health, MAX_FLUSHED, MAX_SATURATED, db_range};
 use super::look::{Area, GREY, INK, LINE, MARGIN, NORMAL, PALE, RIGHT, SMALL, WIDTH, fitted, letters, width};
 use super::source::PlotRun;
 
-/// Columns that are labelled at most.
+/// Maximum number of labelled columns.
 const MAX_LABELS: usize = 8;
-/// Units of a layer's name for each of its letters, and beside the cells: of marks, of the bar of colours and its numbers, and between.
+/// Widths in units: a letter of a layer's name, a mark, the colour bar, its numbers, and gaps.
 const LETTER: i32 = 14;
 const MARKS: [&str; 3] = ["S", "F", "N"];
 const MARK: i32 = 34;
@@ -26,7 +26,7 @@ const NUMBERS: i32 = 110;
 const GAP: i32 = 48;
 const ZERO: RGBColor = RGBColor(0xAA, 0xAA, 0xAA);
 
-/// One for each run that has samples. Colours mean the same in all.
+/// One panel per run with samples. All use the same colours.
 pub(super) fn panels<'a>(runs: &'a [PlotRun]) -> Vec<Panel<'a>> {
     let range = db_range(runs.iter().map(|run| &run.health));
     let mut key = vec![
@@ -39,7 +39,7 @@ pub(super) fn panels<'a>(runs: &'a [PlotRun]) -> Vec<Panel<'a>> {
     ];
     let sampled = runs.iter().filter(|run| !run.health.layers.is_empty());
     let panel = |run: &'a PlotRun| {
-        // What the colours mean is said once.
+        // The key is only in the first panel.
         let mut notes = std::mem::take(&mut key);
         let (layers, samples) = run.health.merged;
         for (merged, one, many) in [(layers, "row", "layers"), (samples, "column", "samples")] {
@@ -54,12 +54,12 @@ pub(super) fn panels<'a>(runs: &'a [PlotRun]) -> Vec<Panel<'a>> {
 
 struct HeatMap<'a> {
     health: &'a Health,
-    /// The ends of the colours, in dB.
+    /// Range of the colours, in dB.
     range: (f64, f64),
-    /// The layers' names, and the units that they take.
+    /// Names of the layers, and their width in units.
     names: Vec<String>,
     names_width: i32,
-    /// The height of a row, and of all, in units.
+    /// Height of a row and of all rows, in units.
     row: i32,
     down: i32,
 }
@@ -69,9 +69,10 @@ impl<'a> HeatMap<'a> {
         let names: Vec<_> = health.layers.iter().map(|name| fitted(name, 34)).collect();
         let letters = names.iter().map(|name| width(name) as i32).max().unwrap_or(0);
         let rows = names.len() as i32;
-        // All names have room until they are too many, and the numbers of the colours have.
+        // Rows have room for all names unless there are too many, and the map for the numbers of
+        // the colour bar.
         let row = (760 / rows).clamp(if rows <= 40 { LINE } else { 2 }, 48).max(240 / rows);
-        // Whole pixels.
+        // Rounds up to whole pixels.
         let row = row + row % 2;
         Self { health, range, names, names_width: letters * LETTER + 30, row, down: row * rows }
     }
@@ -83,13 +84,13 @@ impl<'a> HeatMap<'a> {
         self.draw_bar(&bar.split_horizontally(GAP + BAR + NUMBERS).0)
     }
 
-    /// `None` for zero.
+    /// Colour of a value; `None` is zero.
     fn color(&self, db: Option<f64>) -> RGBColor {
         let (low, high) = self.range;
         db.map_or(ZERO, |db| ViridisRGB::get_color(((db - low) / (high - low)).clamp(0.0, 1.0)))
     }
 
-    /// Cells, and marks to their right. Coordinates are units.
+    /// Draws the cells, and marks to their right. Coordinates are units.
     fn draw_cells(&self, area: &Area<'_>) -> Result<(), PlotError> {
         let (Self { health, row, down, .. }, columns) = (self, self.health.steps.len());
         let all = area.dim_in_pixel().0 as i32 - MARGIN - self.names_width;
@@ -126,7 +127,8 @@ impl<'a> HeatMap<'a> {
             .x_desc("sampled step")
             .draw()?;
         let cell = |(&(i, column), db): (&(usize, usize), &Option<f64>)| {
-            // One unit more, which the next one covers: browsers leave seams between edges that meet.
+            // One unit larger, covered by the next cell: browsers leave gaps between adjacent
+            // edges.
             let end = ((x(column + 1) + 1).min(across), ((i as i32 + 1) * row + 1).min(*down));
             Rectangle::new([(x(column), i as i32 * row), end], self.color(*db).filled())
         };
@@ -143,7 +145,7 @@ impl<'a> HeatMap<'a> {
         Ok(())
     }
 
-    /// What the colours mean.
+    /// Draws the colour bar.
     fn draw_bar(&self, area: &Area<'_>) -> Result<(), PlotError> {
         let (low, high) = self.range;
         let mut chart = ChartBuilder::on(area)
@@ -162,7 +164,7 @@ impl<'a> HeatMap<'a> {
             .y_desc("SQNR (dB)")
             .draw()?;
         let levels = 64;
-        // Each down to the lower end, of which the next ones cover their part.
+        // Each level reaches to the lower end; lower levels are drawn over it.
         chart.draw_series((0..levels).rev().map(|level| {
             let [to, middle] =
                 [1.0, 0.5].map(|part| low + (high - low) * (f64::from(level) + part) / f64::from(levels));

@@ -1,13 +1,13 @@
-//! [`PlotPanel`]: the kinds of panels, from top to bottom.
+//! [`PlotPanel`]: kinds of panels, from top to bottom.
 
 use clap::ValueEnum;
 
-/// What a panel of the picture shows.
+/// Kind of a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PlotPanel {
     /// Training and held-out losses.
     Losses,
-    /// Losses of each run less those of the first run at the same step.
+    /// Losses of each run minus the first run's at the same step.
     Difference,
     /// Tokens per second.
     Throughput,
@@ -15,12 +15,12 @@ pub enum PlotPanel {
     GradNorm,
     /// Learning rates.
     Lr,
-    /// FP8 statistics by layer and sampled step, a heat map for each run.
+    /// FP8 statistics by layer and sampled step, one heat map per run.
     Health,
 }
 
 impl PlotPanel {
-    /// As the command line has it.
+    /// Name on the command line.
     pub fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().into())
     }

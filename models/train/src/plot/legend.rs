@@ -1,4 +1,4 @@
-//! Which colour is which run, and what its held-out loss came to.
+//! Legend: colours and names of the runs, and their held-out losses.
 
 use plotters::element::PathElement;
 use plotters::style::Color;
@@ -11,10 +11,10 @@ use super::series::{BINS, MAX_POINTS, Point};
 use super::source::{PlotRun, longest, weight};
 
 const ROW: i32 = 40;
-/// Where names, what the runs are, and their losses begin.
+/// Positions of names, descriptions and losses.
 const COLUMNS: [i32; 3] = [120, 640, 1080];
 
-/// A row for each run.
+/// Panel with a row per run.
 pub(super) fn panel(runs: &[PlotRun]) -> Panel<'_> {
     let (w, mut notes) = (weight(runs), vec![]);
     if w > 0.0 {
@@ -42,7 +42,7 @@ pub(super) fn panel(runs: &[PlotRun]) -> Panel<'_> {
     Panel { title: "Runs".into(), notes, height: runs.len() as i32 * ROW + 40, draw }
 }
 
-/// What became of a run.
+/// Result of a run.
 fn end(run: &PlotRun) -> String {
     match run.diverged {
         Some(step) => format!("diverged at step {}", thousands(&step.to_string())),

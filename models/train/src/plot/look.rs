@@ -1,4 +1,4 @@
-//! How things look: colours that the colour-blind can tell apart, markers, letters, and texts that are cut to a width.
+//! Colours for the colour-blind, markers, fonts, and texts cut to a width.
 
 use plotters::backend::{DrawingBackend, SVGBackend};
 use plotters::coord::Shift;
@@ -10,24 +10,25 @@ use unicode_width::UnicodeWidthChar;
 
 pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Units of length across the picture. A browser shows them as half as many pixels, so that lines fall between pixels.
+/// Width of the picture in units. A browser shows two units per pixel, so lines can lie between
+/// pixels.
 pub(super) const WIDTH: i32 = 1800;
-/// What is left free above, at the left and at the right.
+/// Margins above and at the left, and at the right.
 pub(super) const MARGIN: i32 = 24;
 pub(super) const RIGHT: i32 = 80;
-/// Sizes of fonts, of which plotters writes 1/1.24.
+/// Font sizes. Plotters writes them divided by 1.24.
 pub(super) const SMALL: i32 = 28;
 pub(super) const NORMAL: i32 = 32;
 /// Bold.
 pub(super) const LARGE: i32 = 40;
-/// Units from one line of small letters to the next.
+/// Line height of small text, in units.
 pub(super) const LINE: i32 = 31;
 
 pub(super) const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
 pub(super) const GREY: RGBColor = RGBColor(0x5F, 0x5F, 0x5F);
 pub(super) const PALE: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 
-/// Okabe and Ito's colours, without the yellow that white swallows.
+/// Colours of Okabe and Ito, without yellow, which is hard to see on white.
 const PALETTE: [RGBColor; 7] = [
     RGBColor(0x00, 0x72, 0xB2),
     RGBColor(0xD5, 0x5E, 0x00),
@@ -38,7 +39,8 @@ const PALETTE: [RGBColor; 7] = [
     RGBColor(0x00, 0x00, 0x00),
 ];
 
-/// What tells a run from others: after seven, the colours come again, darker (grey for black) and with another marker.
+/// Colour and marker of a run. After seven runs the colours repeat, darker (grey for black) and
+/// with another marker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Look {
     pub color: RGBColor,
@@ -53,7 +55,7 @@ impl Look {
         Self { color: if round % 2 == 0 { color } else { dark }, marker: round % 4 }
     }
 
-    /// The run's marker.
+    /// Marker of the run.
     pub(super) fn marker<DB: DrawingBackend>(self, (x, y): (i32, i32)) -> DynElement<'static, DB, (i32, i32)> {
         let corners = match self.marker {
             0 => return Circle::new((x, y), 8, self.color.filled()).into_dyn(),
@@ -64,28 +66,29 @@ impl Look {
         Polygon::new(corners, self.color.filled()).into_dyn()
     }
 
-    /// An x.
+    /// Marker in the shape of an x.
     pub(super) fn cross(self, (x, y): (i32, i32)) -> [PathElement<(i32, i32)>; 2] {
         let strokes = [[(x - 7, y - 7), (x + 7, y + 7)], [(x - 7, y + 7), (x + 7, y - 7)]];
         strokes.map(|stroke| PathElement::new(stroke.to_vec(), self.color.stroke_width(3)))
     }
 }
 
-/// Letters that begin at a place, half way between their top and their bottom.
+/// Text style: left-aligned, vertically centred.
 pub(super) fn letters(size: i32, color: RGBColor) -> TextStyle<'static> {
     let font = ("sans-serif", size).into_font();
     let font = if size == LARGE { font.style(FontStyle::Bold) } else { font };
     TextStyle { font, color: color.to_backend_color(), pos: Pos::new(HPos::Left, VPos::Center) }
 }
 
-/// How many usual letters are as wide as `text`.
+/// Width of `text` in usual letters.
 pub(super) fn width(text: &str) -> usize {
     text.chars().filter_map(|letter| letter.width()).sum()
 }
 
-/// `text` as wide as `room` usual letters: what does not fit is left out in the middle, since names differ at their ends.
+/// `text` cut to a width of `room` usual letters. The middle is cut, because names differ at their
+/// ends.
 pub(super) fn fitted(text: &str, room: usize) -> String {
-    // XML does not allow all.
+    // XML does not allow some characters.
     let allowed = |c: char| if c.is_control() || matches!(c, '\u{FFFE}' | '\u{FFFF}') { '\u{FFFD}' } else { c };
     let text: String = text.chars().map(allowed).collect();
     if width(&text) <= room {
@@ -96,7 +99,7 @@ pub(super) fn fitted(text: &str, room: usize) -> String {
     begin + "…" + &end.chars().rev().collect::<String>()
 }
 
-/// As many letters as have room.
+/// Letters that fit.
 fn taken(letters: impl Iterator<Item = char>, room: usize) -> String {
     let mut used = 0;
     let fits = |letter: &char| {

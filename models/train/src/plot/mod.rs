@@ -1,4 +1,4 @@
-//! A picture of runs: what their `metrics.jsonl` say, as an SVG.
+//! Plots the `metrics.jsonl` of runs as an SVG.
 
 mod chart;
 mod curves;
@@ -25,17 +25,17 @@ pub use source::PlotSource;
 use crate::atomic;
 use look::{Area, GREY, INK, LARGE, LINE, MARGIN, SMALL, WIDTH, fitted, letters};
 
-/// Units that a title takes.
+/// Height of a title in units.
 const TITLE: i32 = 64;
 
-/// Draws into an area of its own.
+/// Function that draws into an area.
 type Draw<'a> = Box<dyn Fn(&Area<'_>) -> Result<(), PlotError> + 'a>;
 
-/// A part of the picture, as wide as it is: a title, lines that say what is to be known to read it, and what is drawn below.
+/// Part of the picture, at full width: a title, notes for reading it, and a drawing.
 struct Panel<'a> {
     title: String,
     notes: Vec<String>,
-    /// The height of what is drawn, in units.
+    /// Height of the drawing, in units.
     height: i32,
     draw: Draw<'a>,
 }
@@ -46,11 +46,11 @@ impl Panel<'_> {
     }
 }
 
-/// Draws runs into one SVG, 900 pixels wide: the panels of these `kinds` (none for all) that some run has data for. Whoever reads
-/// `out` finds the whole picture or what was there before.
+/// Plots runs into one SVG, 900 pixels wide: the panels of these `kinds` (all if empty) for which a
+/// run has data. The file is replaced atomically.
 ///
 /// # Errors
-/// Any [`PlotError`] but [`PlotError::EmptyName`].
+/// Any [`PlotError`] except [`PlotError::EmptyName`].
 pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> Result<(), PlotError> {
     if out.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("svg")) {
         return Err(PlotError::Extension { path: out.into() });

@@ -1,25 +1,26 @@
-//! Numbers over steps: what is left of them when they are smoothed, thinned and bounded.
+//! Smoothing, thinning and ranges of values over steps.
 
-/// A step and what was measured then; NaN where that was not a number that can be drawn.
+/// A step and its value; NaN if the value cannot be drawn.
 pub(super) type Point = (usize, f64);
 
-/// Points of a curve that are drawn at most.
+/// Maximum number of points drawn per curve.
 pub(super) const MAX_POINTS: usize = 2000;
-/// The first, the last, and two for each bin between them.
+/// Two points per bin, in addition to the first and the last point.
 pub(super) const BINS: usize = (MAX_POINTS - 2) / 2;
-/// Weight of the mean so far in the next one, at most.
+/// Maximum weight of the previous mean.
 const MAX_SMOOTHING: f64 = 0.9;
 
-/// `value`, or NaN if it is not finite or so large that a range around it would not be.
+/// `value`, or NaN if it is not finite or so large that its axis would overflow.
 pub(super) fn drawable(value: f64) -> f64 {
     if value.abs() <= 1e30 { value } else { f64::NAN }
 }
 
-/// Runs of fewer points are drawn as they are.
+/// Runs with fewer points are not smoothed.
 const FEW: usize = 100;
 
-/// The weight `w` of the mean so far for runs of at most `n` points: `1 - 15 / n`, so that the mean lags `w / (1 - w)` points behind,
-/// a fifteenth of the run; 0 for short ones. In hundredths, since it is written into the picture.
+/// Smoothing weight `w` for runs of at most `n` points: `1 - 15 / n`. Thus the mean lags
+/// `w / (1 - w)` points behind, a fifteenth of the run; 0 for short runs. Rounded to hundredths,
+/// because the picture shows it.
 pub(super) fn smoothing(n: usize) -> f64 {
     if n < FEW {
         return 0.0;
@@ -28,8 +29,8 @@ pub(super) fn smoothing(n: usize) -> f64 {
     (weight.min(MAX_SMOOTHING) * 100.0).round() / 100.0
 }
 
-/// The exponential moving average `m = w m + (1 - w) value` from 0, over `1 - w^n`, so that the first values are not drawn to 0.
-/// NaN stays where it is and does not enter.
+/// Exponential moving average `m = w m + (1 - w) value` from 0, divided by `1 - w^n` to remove the
+/// initial bias. NaN values stay in place and do not enter the mean.
 pub(super) fn smoothed(points: &[Point], smoothing: f64) -> Vec<Point> {
     let (mut mean, mut weight) = (0.0, 0.0);
     let next = |&(step, value): &Point| {
@@ -43,7 +44,8 @@ pub(super) fn smoothed(points: &[Point], smoothing: f64) -> Vec<Point> {
     points.iter().map(next).collect()
 }
 
-/// At most [`MAX_POINTS`] points: of each bin the smallest and the largest, in the order of their steps. A NaN parts two lines.
+/// At most [`MAX_POINTS`] points: the smallest and the largest of each bin, in the order of their
+/// steps. A NaN splits a line.
 pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     let [first, inner @ .., last] = points else { return points.to_vec() };
     if points.len() <= MAX_POINTS {
@@ -65,7 +67,8 @@ pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     thinned
 }
 
-/// The smallest value that at least a share `q` of these does not exceed; none of none.
+/// Smallest value that at least a fraction `q` of the values does not exceed; `None` if there are
+/// none.
 pub(super) fn quantile(values: impl IntoIterator<Item = f64>, q: f64) -> Option<f64> {
     let mut values: Vec<_> = values.into_iter().filter(|value| !value.is_nan()).collect();
     values.sort_by(f64::total_cmp);
@@ -73,12 +76,13 @@ pub(super) fn quantile(values: impl IntoIterator<Item = f64>, q: f64) -> Option<
     values.get(index.saturating_sub(1)).copied()
 }
 
-/// A curve of at least so many points may have a few beyond the axis.
+/// A curve with at least this number of points may have a few beyond the axis.
 pub(super) const MANY: usize = 50;
 
-/// The part of the axis that shows most of every curve: all of a short one, else from the median as far beyond the 0.05 and 0.85 quantiles as these are
-/// from it, so that the first steps do not decide. A run that reaches far beyond the middle one of the runs, as one that has
-/// diverged, does not decide the upper end.
+/// Axis range that shows most of every curve. A short curve is shown completely. Otherwise the
+/// range extends from the median twice as far as the 0.05 and 0.85 quantiles, so that the first
+/// steps do not dominate. A run far above the median run, such as a diverged one, does not set the
+/// upper end.
 pub(super) fn usual_range<'a>(runs: impl IntoIterator<Item = &'a [Point]>) -> Option<(f64, f64)> {
     let of_run = |points: &'a [Point]| {
         let [least, low, middle, high, most] =
@@ -98,7 +102,7 @@ pub(super) fn usual_range<'a>(runs: impl IntoIterator<Item = &'a [Point]>) -> Op
     Some((low, high))
 }
 
-/// `low..high` and some space around, also if they are equal.
+/// Pads `low..high`, also if both are equal.
 pub(super) fn padded((low, high): (f64, f64), share: f64) -> (f64, f64) {
     let size = low.abs().max(high.abs());
     let space = match high - low > 1e-6 * size {

@@ -1,4 +1,4 @@
-//! What is drawn: files of metrics, and what their runs are called.
+//! Metrics files to plot, and names of their runs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -11,17 +11,17 @@ use super::error::PlotError;
 use super::health::Health;
 use super::series::{Point, drawable, smoothing};
 
-/// A run to draw.
+/// A run to plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotSource {
-    /// What it is called; none for the name of its folder, or of its file if that is not called `metrics.jsonl`.
+    /// Name; if `None`, the name of its folder, or of its file if it is not called `metrics.jsonl`.
     pub name: Option<String>,
-    /// A folder with a `metrics.jsonl`, or such a file.
+    /// Folder with a `metrics.jsonl`, or such a file.
     pub path: PathBuf,
 }
 
 impl PlotSource {
-    /// `PATH` or `NAME=PATH`. A path that exists is one, also if it has a `=`.
+    /// Parses `PATH` or `NAME=PATH`. An existing path is taken as such, even if it contains `=`.
     ///
     /// # Errors
     /// [`PlotError::EmptyName`].
@@ -35,7 +35,7 @@ impl PlotSource {
         }
     }
 
-    /// The file.
+    /// Path of the metrics file.
     fn file(&self) -> Result<PathBuf, PlotError> {
         let file = if self.path.is_dir() { self.path.join(METRICS_FILE) } else { self.path.clone() };
         match (file.exists(), self.path.exists()) {
@@ -46,13 +46,13 @@ impl PlotSource {
     }
 }
 
-/// What a run has measured, in the order of its steps.
+/// Measurements of a run, in the order of steps.
 #[derive(Debug, Default)]
 pub(super) struct PlotRun {
     pub name: String,
     /// Precision, recipe and device.
     pub what: String,
-    /// The step at which it diverged.
+    /// Step at which it diverged.
     pub diverged: Option<usize>,
     pub loss: Vec<Point>,
     pub held_out: Vec<Point>,
@@ -79,7 +79,7 @@ impl PlotRun {
             what: records.iter().rev().find_map(|record| record.run.as_ref()).map_or(String::new(), what),
             loss: losses.into_iter().collect(),
             held_out: held_out.into_iter().map(|(step, loss)| (step, drawable(loss))).collect(),
-            // Of steps with a line in the log.
+            // Only steps with a line in the log have it.
             tokens_per_second: of(|train| train.tokens_per_second)
                 .into_iter()
                 .filter(|point| !point.1.is_nan())
@@ -95,12 +95,12 @@ impl PlotRun {
     }
 }
 
-/// Points of the longest curve of losses.
+/// Number of points of the longest loss curve.
 pub(super) fn longest(runs: &[PlotRun]) -> usize {
     runs.iter().flat_map(|run| [run.loss.len(), run.held_out.len()]).max().unwrap_or(0)
 }
 
-/// The weight by which the curves of these runs are [smoothed](super::series::smoothed); 0 for not at all.
+/// Weight of [smoothing](super::series::smoothed) for these runs; 0 disables it.
 pub(super) fn weight(runs: &[PlotRun]) -> f64 {
     smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0))
 }
@@ -111,7 +111,7 @@ fn what(run: &RunRecord) -> String {
     words.join(" ").trim_end_matches("on").trim().into()
 }
 
-/// Reads the runs, of which at least one has something to draw.
+/// Reads the runs. At least one must have something to plot.
 pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<PlotRun>, PlotError> {
     let files: Vec<_> = sources.iter().map(PlotSource::file).collect::<Result<_, _>>()?;
     let mut runs = vec![];
@@ -124,7 +124,7 @@ pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<PlotRun>, PlotError> {
     }
 }
 
-/// What the runs are called: as was asked for, or by the last parts of their paths, as many as tell them apart.
+/// Names of the runs: the given ones, or the shortest path endings that distinguish them.
 fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>, PlotError> {
     let parts: Vec<_> = files.iter().map(|file| parts(file)).collect();
     let mut taken = vec![1; files.len()];
@@ -136,7 +136,7 @@ fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>, PlotE
         let names: Vec<_> = (0..files.len()).map(name).collect();
         let twin = |run: usize| (0..names.len()).find(|other| *other != run && names[*other] == names[run]);
         let Some((run, other)) = (0..names.len()).find_map(|run| Some((run, twin(run)?))) else { return Ok(names) };
-        // All runs of that name at once, so that none keeps the short form.
+        // Extends all runs of that name at once, so that none keeps the short form.
         let mut grew = false;
         for same in (0..names.len()).filter(|same| names[*same] == names[run] && sources[*same].name.is_none()) {
             grew |= taken[same] < parts[same].len();
@@ -151,10 +151,11 @@ fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>, PlotE
     }
 }
 
-/// A file's path as names are made of: folders, and the file's stem unless all are called alike. At least one.
+/// Parts of a file's path used for names: folders, and the file's stem unless it is
+/// `metrics.jsonl`. At least one.
 fn parts(file: &Path) -> Vec<String> {
     let path = fs::canonicalize(file).unwrap_or_else(|_| file.into());
-    // What a link is called, not what it leads to.
+    // Uses the name of a link, not of its target.
     let is_usual = file.file_name().is_some_and(|name| name == METRICS_FILE);
     let named = if is_usual { path.parent().unwrap_or(Path::new("")).into() } else { path.with_extension("") };
     let parts: Vec<_> =

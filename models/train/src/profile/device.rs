@@ -1,7 +1,8 @@
-//! [`KernelLog`]: how long kernels on a GPU take, from the log that CubeCL writes of them.
+//! [`KernelLog`]: times of GPU kernels, read from CubeCL's log.
 //!
-//! CubeCL's profile level holds for the process from the first client on, and its log is written by a thread that lags behind. So a
-//! window is what the log has between two launches of a kernel of this file, each of which is waited for.
+//! CubeCL's profile level is fixed for the process when the first client is created, and a thread
+//! writes the log with a delay. So a window is delimited by two
+//! synchronized launches of a marker kernel.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -23,9 +24,9 @@ use super::kernels::known;
 use super::log::{Launch, launch};
 use super::{ProfileError, Spent, Timing};
 
-/// How the log names [`profile_mark`].
+/// Name of [`profile_mark`] in the log.
 const MARK: &str = "ProfileMark";
-/// How long the log may lag behind a device that has finished.
+/// Maximum delay of the log after the device has finished.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[cube(launch)]
@@ -33,31 +34,32 @@ fn profile_mark(out: &mut Array<u32>) {
     out[ABSOLUTE_POS] = 0;
 }
 
-/// CubeCL's log of kernels. There is one in a process, which its profilers read one after another.
+/// CubeCL's kernel log. There is one per process, read by one profiler after another.
 #[derive(Debug)]
 pub(super) struct KernelLog {
     file: File,
-    /// What has been read of the file.
+    /// Bytes read from the file.
     read: Vec<u8>,
-    /// Where the window begins in it.
+    /// Begin of the window in them.
     begin: usize,
     timing: Timing,
 }
 
 impl KernelLog {
-    /// Has CubeCL write one, and sees that it does.
+    /// Starts CubeCL's log and checks that it works.
     pub(super) fn open(device: &(impl Any + Debug)) -> Result<Self, ProfileError> {
         let (path, file) = configure()?;
         let mut log = Self { file, read: vec![], begin: 0, timing: Timing::Synchronized };
         log.discard()?;
         log.timing = mark(device)?;
         log.wait(0)?;
-        // CubeCL has it open; nothing is left of it once the process ends. The process's second profiler finds it gone.
+        // CubeCL keeps the file open, so it disappears when the process ends. For the process's
+        // second profiler it is already removed.
         let _ = fs::remove_file(path);
         Ok(log)
     }
 
-    /// Begins the window on a device that has finished all that came before.
+    /// Begins the window. The device must have finished all earlier work.
     pub(super) fn begin(&mut self, device: &(impl Any + Debug)) -> Result<(), ProfileError> {
         self.discard()?;
         mark(device)?;
@@ -65,7 +67,7 @@ impl KernelLog {
         Ok(())
     }
 
-    /// What the device has done since [`begin`](Self::begin), once it has finished.
+    /// Kernels since [`begin`](Self::begin). The device must have finished.
     pub(super) fn end(&mut self, device: &(impl Any + Debug)) -> Result<(Timing, Vec<Spent>), ProfileError> {
         mark(device)?;
         let end = self.wait(self.begin)?.start;
@@ -82,14 +84,15 @@ impl KernelLog {
         Ok((self.timing, spent.into_values().collect()))
     }
 
-    /// Empties the log: its lines are those of all steps of a run. CubeCL appends to it, wherever its end is.
+    /// Empties the log, which has lines of all steps of a run. CubeCL appends at the current end of
+    /// the file.
     pub(super) fn discard(&mut self) -> Result<(), ProfileError> {
         (self.read, self.begin) = (vec![], 0);
         self.file.set_len(0)?;
         Ok(self.file.rewind()?)
     }
 
-    /// Reads on until there is a mark after the first `from` bytes, and gives the place of its line.
+    /// Reads until there is a mark after the first `from` bytes, and returns the range of its line.
     fn wait(&mut self, from: usize) -> Result<std::ops::Range<usize>, ProfileError> {
         let since = Instant::now();
         let mut start = from;
@@ -111,7 +114,7 @@ impl KernelLog {
     }
 }
 
-/// Where this process's CubeCL logs kernels, which is decided once.
+/// Configures the log of this process's CubeCL, once.
 fn configure() -> Result<(PathBuf, File), ProfileError> {
     static LOG: Mutex<Option<(PathBuf, File)>> = Mutex::new(None);
     let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +135,7 @@ fn configure() -> Result<(PathBuf, File), ProfileError> {
     Ok((path.clone(), file.try_clone()?))
 }
 
-/// Launches [`profile_mark`] and waits for it. How the device's kernels are timed.
+/// Launches [`profile_mark`] and waits for it. Returns how the device's kernels are timed.
 fn mark(device: &(impl Any + Debug)) -> Result<Timing, ProfileError> {
     let any: &dyn Any = device;
     #[cfg(feature = "wgpu")]

@@ -1,27 +1,27 @@
-//! What the kernels of float8-kernels are for, by their names.
+//! Kinds of float8-kernels' kernels, by name.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// What a row's time is of.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Finding the amax that a cast scales by, where that is a kernel of its own.
+    /// Separate amax kernels of casts.
     Amax,
-    /// Casting to FP8.
+    /// Casts to FP8.
     Cast,
-    /// Multiplying FP8 operands.
+    /// FP8 GEMMs.
     ScaledGemm,
-    /// Everything else that has a name.
+    /// Everything else with a name.
     Other,
-    /// What no kernel and no timed operation accounts for.
+    /// Time not covered by any kernel or timed operation.
     Host,
 }
 
 impl Kind {
-    /// All, in the order of tables.
+    /// All kinds, in the order of tables.
     pub const ALL: [Self; 5] = [Self::Amax, Self::Cast, Self::ScaledGemm, Self::Other, Self::Host];
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The kernels of float8-kernels by the names of their functions.
+/// Kernels of float8-kernels, by function name.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
 const KERNELS: [(&str, Kind); 27] = [
     ("partial_maxima", Kind::Amax),
@@ -71,7 +71,7 @@ const KERNELS: [(&str, Kind); 27] = [
     ("partial_health", Kind::Other),
 ];
 
-/// The function's name, where it is one of float8-kernels, and what a kernel is for that CubeCL names so.
+/// Function name and kind for CubeCL's name of a kernel. An unknown kernel keeps its name.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
 pub(super) fn known(kernel: &str) -> (&str, Kind) {
     // `cast_tiles` is launched as the type `CastTiles`.
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// The functions of a folder of sources that are kernels.
+    /// Names of kernel functions in a folder of sources.
     fn launched(folder: &Path, found: &mut BTreeSet<String>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -122,7 +122,7 @@ mod tests {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/src");
         let mut found = BTreeSet::new();
         launched(&sources, &mut found);
-        // Tests and benches read operands back by it; no step does.
+        // Used only in tests and benchmarks, not in steps.
         assert!(found.remove("dequantize"));
         let named: BTreeSet<_> = KERNELS.iter().map(|(function, _)| function.to_string()).collect();
         assert_eq!(found, named);

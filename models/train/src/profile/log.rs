@@ -1,24 +1,25 @@
-//! Lines that CubeCL logs of kernels: `| 12.5µs     | CastTiles | f32 | ..`, which begin with the kernel's time and its short name.
+//! Lines of CubeCL's kernel log: `| 12.5µs | CastTiles | f32 | ..`, with the kernel's time and
+//! short name first.
 
 use std::time::Duration;
 
-/// A kernel and how long it took.
+/// A kernel and its duration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Launch<'a> {
     pub(super) kernel: &'a str,
     pub(super) time: Duration,
 }
 
-/// The launch that a line tells of; none of a line of CubeCL's summaries, which begin with a name.
+/// Parses the launch in a line; `None` for CubeCL's summaries, whose lines begin with a name.
 pub(super) fn launch(line: &str) -> Option<Launch<'_>> {
     let (time, rest) = line.strip_prefix("| ")?.split_once(" | ")?;
     let kernel = rest.split(" | ").next()?.trim();
     Some(Launch { kernel, time: duration(time.trim())? })
 }
 
-/// A duration as `Debug` writes it.
+/// Parses the `Debug` form of a duration.
 fn duration(text: &str) -> Option<Duration> {
-    // A second's unit is the end of every other.
+    // Seconds come last, because every other unit ends with `s` too.
     let units = [("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let (number, unit) = units.into_iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))?;
     let number: f64 = number.parse().ok()?;

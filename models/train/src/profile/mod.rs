@@ -1,8 +1,8 @@
-//! [`Profiler`]: where the time of some of a run's steps goes, by kernel or operation.
+//! [`Profiler`]: breaks down the time of some steps by kernel or operation.
 //!
-//! On a GPU, CubeCL times each kernel that it launches. It does so for all steps of the run, as it decides that when a device is first
-//! used, and it waits for each kernel, so all steps are slower. On the CPU, [`burn_float8::profile`] times Burn's operations, in the
-//! window only.
+//! On a GPU, CubeCL times each kernel. This is decided when a device is first used, so it covers
+//! all steps of the run. It waits for each kernel, so all steps are slower. On the CPU,
+//! [`burn_float8::profile`] times Burn's operations, only within the window.
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod device;
@@ -24,7 +24,7 @@ pub use table::{ProfileRow, ProfileTable, Timing};
 use crate::config::ProfileSection;
 use crate::{TrainError, json_file};
 
-/// What a window's time is spent on, as far as it has a name.
+/// Time spent on a kernel or operation in a window.
 struct Spent {
     name: String,
     kind: Kind,
@@ -32,7 +32,7 @@ struct Spent {
     seconds: f64,
 }
 
-/// Where times come from.
+/// Source of the times.
 #[derive(Debug)]
 enum Source {
     Host,
@@ -46,13 +46,14 @@ pub struct Profiler {
     section: ProfileSection,
     device: String,
     source: Source,
-    /// The first step of the window and when it began, while it lasts.
+    /// First step and start time of an open window.
     window: Option<(usize, Instant)>,
 }
 
 impl Profiler {
-    /// A profiler of a run on `device`, which is `selected`. For a GPU this must come before anything else touches one: it sets the
-    /// CubeCL configuration of the process, on top of what files and the environment say.
+    /// Prepares profiling of a run on `device`, which is `selected`. For a GPU this must come
+    /// before its first use: it sets the CubeCL configuration of the process, based on files and
+    /// the environment.
     ///
     /// # Errors
     /// [`TrainError::Write`] for a `file` that cannot be written, [`TrainError::Profile`].
@@ -74,7 +75,7 @@ impl Profiler {
         Ok(Self { section: section.clone(), device: selected.to_string(), source, window: None })
     }
 
-    /// Before a step, numbered from 1. The first one that is in the window begins it.
+    /// Called before a step, numbered from 1. The first step in the window opens it.
     ///
     /// # Errors
     /// [`TrainError::Execution`] if the device fails, [`TrainError::Profile`].
@@ -93,10 +94,12 @@ impl Profiler {
         Ok(())
     }
 
-    /// After a step. The last one of the window ends it: its table is also in `file` then.
+    /// Called after a step. The last step of the window closes it; the table is then also written
+    /// to `file`.
     ///
     /// # Errors
-    /// [`TrainError::Execution`] if the device fails, [`TrainError::Write`], [`TrainError::Profile`].
+    /// [`TrainError::Execution`] if the device fails, [`TrainError::Write`],
+    /// [`TrainError::Profile`].
     pub fn after_step<B: Backend>(
         &mut self,
         step: usize,
@@ -128,7 +131,7 @@ impl Profiler {
     }
 }
 
-/// A run may end within the window: nothing is timed after it.
+/// Stops timing if a run ends within the window.
 impl Drop for Profiler {
     fn drop(&mut self) {
         if let (Source::Host, Some(_)) = (&self.source, &self.window) {

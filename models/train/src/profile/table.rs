@@ -1,4 +1,4 @@
-//! [`ProfileTable`]: the time of a window's steps by what it was spent on, as text and as JSON.
+//! [`ProfileTable`]: breakdown of a window's time, as text and as JSON.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -8,19 +8,19 @@ use serde::Serialize;
 use super::Spent;
 use super::kernels::Kind;
 
-/// Rows of [`Kind::Other`] with less than this share of the work are one row in text.
+/// Rows of [`Kind::Other`] below this fraction of the work are folded into one in text.
 const SMALL: f64 = 0.005;
 
-/// What a row's time is.
+/// Method of timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Timing {
     /// Between a kernel's timestamps on the device.
     Timestamps,
-    /// On the host, from before a kernel's launch until the device has finished it: launch and synchronization included, and its
-    /// compilation when a kernel is first launched.
+    /// On the host, from before a kernel's launch until the device has finished it. Includes launch
+    /// and synchronization, and compilation at the first launch.
     Synchronized,
-    /// The time of the call of an operation that computes on the host.
+    /// Duration of a call that computes on the host.
     Call,
 }
 
@@ -34,39 +34,40 @@ impl fmt::Display for Timing {
     }
 }
 
-/// The time that was spent on one thing.
+/// Time of a kernel or operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProfileRow {
-    /// The kernel or operation; of kernels, those with other types and settings are one.
+    /// Name of the kernel or operation. Variants of a kernel with other types and settings are
+    /// combined.
     pub name: String,
-    /// What it is for.
+    /// Kind.
     pub kind: Kind,
-    /// How often in the window; 0 for [`Kind::Host`].
+    /// Number of calls in the window; 0 for [`Kind::Host`].
     pub calls: u64,
-    /// Seconds in all.
+    /// Total seconds.
     pub seconds: f64,
-    /// The share of the window's wall time.
+    /// Fraction of the window's wall time.
     pub share: f64,
-    /// The share of the sum of all rows but [`Kind::Host`], whose own is 0. On a GPU this says more of a run that is not profiled:
-    /// waiting for each kernel makes the wall time longer.
+    /// Fraction of the sum of all rows except [`Kind::Host`], which has 0. On a GPU this is closer
+    /// to an unprofiled run, because waiting for each kernel increases the wall time.
     pub work_share: f64,
 }
 
-/// Where the time of a window's steps went.
+/// Breakdown of the time of a window's steps.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProfileTable {
     /// The device.
     pub device: String,
-    /// What a row's time is.
+    /// Method of timing.
     pub timing: Timing,
-    /// From 1.
+    /// First step, counted from 1.
     pub first_step: usize,
-    /// Steps in the window.
+    /// Number of steps in the window.
     pub steps: usize,
-    /// Wall time of the window, from a synchronization with the device to another.
+    /// Wall time of the window, between two synchronizations with the device.
     pub wall_seconds: f64,
-    /// The longest first, then [`Kind::Host`]: wall time less the sum of the others, and not less than 0, as what ran side by side
-    /// counts several times.
+    /// Rows by decreasing time, then [`Kind::Host`]: wall time minus the sum of the others. It is
+    /// at least 0, because concurrent work counts several times.
     pub rows: Vec<ProfileRow>,
 }
 
@@ -91,18 +92,19 @@ impl ProfileTable {
         Self { device, timing, first_step, steps, wall_seconds, rows }
     }
 
-    /// The sum of the shares of all rows of a kind.
+    /// Sum of `share` over the rows of a kind.
     pub fn share(&self, kind: Kind) -> f64 {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.share).sum()
     }
 
-    /// The sum of the shares of the work of all rows of a kind.
+    /// Sum of `work_share` over the rows of a kind.
     pub fn work_share(&self, kind: Kind) -> f64 {
         self.rows.iter().filter(|row| row.kind == kind).map(|row| row.work_share).sum()
     }
 }
 
-/// A header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % of the work each are one.
+/// Header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % of
+/// the work are folded into one.
 impl fmt::Display for ProfileTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, timing, first_step, steps, wall_seconds, rows } = self;

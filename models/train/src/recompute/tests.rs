@@ -1,4 +1,4 @@
-//! A model that is not of this project, as a chain of segments.
+//! A model from outside of this project, as a chain of segments.
 use std::ops::Range;
 
 use burn::backend::{Autodiff, Flex};
@@ -17,7 +17,7 @@ type B = Float8<Autodiff<Flex>>;
 const VOCABULARY: usize = 24;
 const WIDTH: usize = 32;
 
-/// Residual layers of a linear each, between a table and an output.
+/// Residual layers of one linear each, between an embedding and an output layer.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     table: Embedding<B>,
@@ -86,7 +86,7 @@ fn net(is_chain: bool, recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).with_filter_fqns(filters).apply(net).expect("five linears").0
 }
 
-/// Gives each parameter values that follow from its number alone.
+/// Sets each parameter to values that depend only on its index.
 struct Numbered(usize);
 
 impl<B: Backend> burn::module::ModuleMapper<B> for Numbered {
@@ -111,7 +111,7 @@ fn batch() -> Batch {
     Batch::new(vec![sequence(1), sequence(4)], AttnMaskType::Causal)
 }
 
-/// The loss and all gradients.
+/// Loss and all gradients.
 fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>), ConfigError> {
     struct Collect<'a>(&'a mut GradientsParams, Vec<Vec<f32>>);
     impl ModuleVisitor<B> for Collect<'_> {
@@ -157,12 +157,13 @@ fn a_model_that_is_no_chain_says_so() {
         let error = results(&net, Plan { group, chunk, needs_segments: true }).unwrap_err().to_string();
         assert!(error.contains(key) && error.contains("LanguageModel::segments"), "{error}");
     }
-    // Chunks that nobody has asked for are left out.
+    // Automatic chunks are skipped if the model has no segments.
     let [plain, automatic] = [None, Some(7)].map(|chunk| Plan { group: None, chunk, needs_segments: false });
     assert_eq!(results(&net, automatic).unwrap(), results(&net, plain).unwrap());
 }
 
-/// Of an output in bf16, a token at a time, the gradient is as exact as at once: a sum in bf16 is not.
+/// For a bf16 output layer with one token at a time, the gradient is as accurate as in one piece. A
+/// sum in bf16 would not be.
 #[test]
 fn chunks_of_an_output_in_bf16_are_added_up_in_f32() {
     let plain = Plan { group: None, chunk: None, needs_segments: false };

@@ -26,82 +26,83 @@ use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
 
-/// Where a run runs, and what it is in touch with.
+/// Environment of a run.
 pub struct Run<'a, B: AutodiffBackend> {
-    /// What it is to do.
+    /// Sections that determine a step.
     pub config: StepConfig<'a>,
-    /// The device, as it was asked for.
+    /// Device as selected by the user.
     pub selected: &'a SelectedDevice,
-    /// The backend's device.
+    /// Device of the backend.
     pub device: &'a B::Device,
-    /// What the held-out loss is of; without batches there is none.
+    /// Batches of the held-out loss; if empty, it is not computed.
     pub held_out: &'a [Batch],
-    /// Where it is saved, if it is.
+    /// Checkpoints, if saved.
     pub checkpoints: Option<Checkpoints>,
-    /// Where the time of some steps goes, if that is asked for.
+    /// Profiler of some steps, if configured.
     pub profiler: Option<Profiler>,
-    /// Where its metrics go, if they do.
+    /// Metrics file, if configured.
     pub metrics: Option<Metrics>,
-    /// Asked between steps.
+    /// Signals, polled between steps.
     pub signals: Signals,
-    /// How far it is.
+    /// Progress line.
     pub progress: ProgressLine,
-    /// The log.
+    /// Log.
     pub out: &'a mut dyn Write,
 }
 
-/// What a run has come to.
+/// Results of a run.
 #[derive(Debug)]
 pub struct Finished<M> {
-    /// The trained model.
+    /// Trained model.
     pub model: M,
-    /// Its step lines.
+    /// Step lines.
     pub lines: Vec<StepLine>,
     /// Losses of the held-out batches, if there are any.
     pub held_out: Option<HeldOut>,
-    /// What its linears did in the steps, evaluation left out; none if no step was made.
+    /// Report of the linears, without evaluation; `None` if no step was run.
     pub report: Option<Report>,
 }
 
 /// Mean losses of the held-out batches, in nats per token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeldOut {
-    /// The newest, and the steps that had been made.
+    /// Latest loss and its step.
     pub last: (usize, f64),
-    /// The smallest, and the steps that had been made.
+    /// Smallest loss and its step.
     pub best: (usize, f64),
 }
 
 impl HeldOut {
-    /// With one more loss.
+    /// Adds a loss.
     fn and(so_far: Option<Self>, last: (usize, f64)) -> Self {
         Self { last, best: so_far.map_or(last, |so_far| better(so_far.best, last)) }
     }
 }
 
-/// What a run carries from step to step.
+/// State of a run between steps.
 struct UnderWay<B: AutodiffBackend> {
     watch: Watch<B>,
     lines: Vec<StepLine>,
     held_out: Option<HeldOut>,
     /// GEMM calls of evaluations.
     evaluated: Calls,
-    /// What the linears did in all steps; known once the last one is made.
+    /// Report of the linears in all steps, set after the last one.
     report: Option<Report>,
-    /// When the last line was written, and tokens since.
+    /// Time of the last line, and tokens since.
     since: Instant,
     tokens: usize,
     flops_per_token: f64,
-    /// The peak of the devices of all ranks.
+    /// Total peak of the devices of all ranks.
     peak: Option<Peak>,
 }
 
 impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
-    /// Makes the steps that are left, and evaluates.
+    /// Runs the remaining steps and evaluates.
     ///
     /// # Errors
     /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`],
-    /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`], [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
+    /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`],
+    /// [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
     /// [`TrainError::Profile`].
     pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
     where
@@ -113,7 +114,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         if let (Err(error), Some(metrics)) = (&finished, &mut self.metrics)
             && let TrainError::Checkpoint(CheckpointError::NotFinite { step, .. }) = error
         {
-            // The first error is the one to tell.
+            // Keeps the first error if the metrics cannot be written either.
             let _ = metrics.diverged(*step, None, error.to_string());
         }
         finished
@@ -174,7 +175,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 verify::<B, M>(self.config.float8, &steps.model)?;
                 verified = true;
             }
-            // A closed terminal, a full disk: as if somebody had stopped it.
+            // An unwritable log stops the run like SIGINT.
             let lost = self.progress.has_failed().then_some("a log that cannot be written");
             let stop = match (self.signals.stop().or(lost), steps.ranks()) {
                 (stop, Some(ranks)) if self.checkpoints.is_some() => ranks.stop(stop)?,
@@ -185,7 +186,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             let log = number == 1 || number == training.steps.get() || number.is_multiple_of(training.log_every);
             let evaluate =
                 number == training.steps.get() || training.eval_every > 0 && number.is_multiple_of(training.eval_every);
-            // A CPU has computed the step by now; ranks have waited for it, and end together.
+            // A CPU has already computed the step. Ranks have waited for it, and must end together.
             let is_there = *self.selected == SelectedDevice::Cpu || steps.ranks().is_some();
             let seen = match log || save || evaluate || is_there || stop.is_some() {
                 true => Some(now.watch.wait(number)?),
@@ -225,17 +226,17 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
         self.announce(written)?;
-        // Metrics of before, which tell it, are the first rank's alone.
+        // Only the first rank has the metrics with earlier losses.
         let is_known = steps.ranks().is_none() || steps.done() > begun;
         let held_out = match now.held_out.filter(|held_out| is_known && held_out.last.0 == steps.done()) {
             Some(held_out) => Some(held_out),
-            // No step was left to make.
+            // No step was left.
             None => self.evaluate(&mut now, &steps)?,
         };
         Ok(Finished { model: steps.model, lines: now.lines, held_out, report: now.report })
     }
 
-    /// The peak of so many devices: what the configuration says, or what is known of such a device.
+    /// Peak of `devices` devices: configured, or known by the device's name.
     fn peak(&self, devices: usize) -> Option<Peak> {
         match self.config.training.peak_tflops {
             Some(tflops) => Some(Peak::Given(tflops * 1e12 * devices as f64)),
@@ -243,7 +244,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
     }
 
-    /// The line of a step, in the log and in the metrics.
+    /// Writes the step line to the log and the metrics.
     fn log<M>(
         &mut self,
         now: &mut UnderWay<B>,
@@ -277,7 +278,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         Ok(())
     }
 
-    /// The held-out loss after the steps so far, if anything is held out.
+    /// Computes the held-out loss after the current step, if anything is held out.
     fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
@@ -300,13 +301,13 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         if let Some(metrics) = &mut self.metrics {
             metrics.held_out(done, loss)?;
         }
-        // The last one is said when all is done.
+        // The last one is printed at the end of the run.
         if done < self.config.training.steps.get() {
             let (best_step, best) = held_out.best;
             writeln!(self.out, "step: {done:2}  held-out loss: {loss:8.5}  best: {best:8.5} (step {best_step})")?;
         }
         now.held_out = Some(held_out);
-        // Tokens per second are of training.
+        // Excludes evaluation from tokens per second.
         now.since += begun.elapsed();
         Ok(Some(held_out))
     }
@@ -334,7 +335,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         Ok(())
     }
 
-    /// The error of a run that has diverged. What it has come to is kept beside its checkpoints.
+    /// Error of a diverged run. The diverged state is saved next to its checkpoints.
     fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> TrainError
     where
         M: LanguageModel<B> + AutodiffModule<B>,
@@ -361,7 +362,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 }
 
-/// With `float8.strict`, whether all ran in FP8 that was to.
+/// With `float8.strict`, checks that every selected GEMM ran in FP8.
 ///
 /// # Errors
 /// [`TrainError::Strict`].
@@ -372,7 +373,8 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
     }
 }
 
-/// Mean loss in nats per target that counts, over `batches`, with logits of `training.loss_chunk` tokens at a time.
+/// Mean loss in nats per target over `batches`, with logits of `training.loss_chunk` tokens at a
+/// time.
 ///
 /// # Errors
 /// [`TrainError::Execution`].

@@ -1,7 +1,7 @@
-//! [`Watch`]: losses and gradient norms of the steps, read on a thread of its own, so that training does not wait for them.
+//! [`Watch`]: reads losses and gradient norms on a separate thread, so that training does not wait.
 //!
-//! A step's values are read in order: the thread waits for the device, while the run makes further steps. A value that is not finite
-//! is known at most [`AHEAD`] + 1 steps later, and named with its own step.
+//! Steps are read in order: the thread waits for the device while the run continues. A value that
+//! is not finite is noticed at most [`AHEAD`] + 1 steps later, with its own step number.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
@@ -14,13 +14,13 @@ use burn_float8::report::{Amaxes, NonFiniteOperand};
 use crate::TrainError;
 use crate::steps::Step;
 
-/// Steps that may wait behind the one that is being read.
+/// Steps that may be queued behind the one being read.
 pub(super) const AHEAD: usize = 4;
 
-/// What was read of a step.
+/// Values read from a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
-    /// From 1.
+    /// Counted from 1.
     pub(super) step: usize,
     pub(super) loss: f64,
     pub(super) grad_norm: f64,
@@ -33,18 +33,18 @@ impl Seen {
     }
 }
 
-/// A step, its learning rate, loss and gradient norm.
+/// Step, learning rate, and tensors of loss and gradient norm.
 type Unread<B> = (usize, f64, [Tensor<B, 1>; 2]);
 
-/// Steps that are being looked at.
+/// Steps being read.
 pub(super) struct Watch<B: AutodiffBackend> {
     unread: Option<SyncSender<Unread<B::InnerBackend>>>,
     read: Receiver<Result<Seen, TrainError>>,
     thread: Option<JoinHandle<()>>,
-    /// The amaxes of each step whose values have not been seen.
+    /// Amaxes of steps whose values have not been read.
     amaxes: VecDeque<(usize, Vec<Amaxes>)>,
     last: Option<Seen>,
-    /// Finite ones that have not been taken.
+    /// Finite values that were not taken yet.
     seen: Vec<Seen>,
 }
 
@@ -63,15 +63,15 @@ impl<B: AutodiffBackend> Watch<B> {
         Self { unread: Some(unread), read, thread: Some(thread), amaxes: VecDeque::new(), last: None, seen: vec![] }
     }
 
-    /// Has a step read. Waits if [`AHEAD`] steps are waiting already.
+    /// Queues a step. Waits if [`AHEAD`] steps are already queued.
     pub(super) fn push(&mut self, step: &Step<B>) {
         self.amaxes.push_back((step.number, step.amaxes.clone()));
         let unread = self.unread.as_ref().expect("closed when dropped");
-        // It fails if the thread has panicked, which `wait` says.
+        // Fails only if the thread panicked, which `wait` reports.
         let _ = unread.send((step.number, step.lr, [step.loss.clone(), step.grad_norm.clone()]));
     }
 
-    /// The newest step that was seen, or the first one that is not finite. Waits for nothing.
+    /// Latest step read, or the first one that is not finite. Does not wait.
     ///
     /// # Errors
     /// [`TrainError::Execution`].
@@ -89,7 +89,7 @@ impl<B: AutodiffBackend> Watch<B> {
         }
     }
 
-    /// The values of `step`, or of the first one before it that is not finite.
+    /// Values of `step`, or of an earlier one that is not finite. Waits.
     ///
     /// # Errors
     /// [`TrainError::Execution`].
@@ -113,12 +113,12 @@ impl<B: AutodiffBackend> Watch<B> {
         *self.last.insert(seen)
     }
 
-    /// The steps with finite values that were seen since the last call, in order.
+    /// Takes the steps with finite values read since the last call, in order.
     pub(super) fn take(&mut self) -> Vec<Seen> {
         std::mem::take(&mut self.seen)
     }
 
-    /// The first operand of a step's FP8 GEMMs that was not finite.
+    /// First non-finite operand of a step's FP8 GEMMs.
     pub(super) fn cause(&self, step: usize) -> Option<NonFiniteOperand> {
         let (_, amaxes) = self.amaxes.iter().find(|(number, _)| *number == step)?;
         amaxes.iter().find_map(Amaxes::first_non_finite)
@@ -129,7 +129,7 @@ impl<B: AutodiffBackend> Drop for Watch<B> {
     fn drop(&mut self) {
         self.unread = None;
         if let Some(thread) = self.thread.take() {
-            // What it panicked with was printed then.
+            // The panic message was already printed.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! A run of the tests: its text, settings and folder, how it is started, stopped and resumed, and what it has come to.
+//! A test run: its text, settings and folder; starting, stopping and resuming it; and its results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::support::{command, small, stdout, text, train};
 pub(super) const RECIPES: [&str; 7] =
     ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "blockwise", "mxfp8", "mxfp8_wgrad_with_hp"];
 
-/// Steps of a run, unless it says otherwise.
+/// Default number of steps.
 pub(super) const STEPS: usize = 12;
 
-/// Text, which runs that are compared have in common: a checkpoint names its files.
+/// Text, shared by runs that are compared, because a checkpoint names its files.
 pub(super) type Text = Arc<(TempDir, String)>;
 
 /// A run's text, arguments and folder.
@@ -29,7 +29,7 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Micro-batches are accumulated, and linears run in FP8 from the fifth step to the tenth.
+    /// Accumulates micro-batches. Linears run in FP8 from the fifth step to the tenth.
     pub(super) fn new(settings: &[&str]) -> Self {
         Self::on(&Arc::new(text()), settings)
     }
@@ -65,7 +65,7 @@ impl Case {
         command(&[&["resume", self.path()], arguments].concat())
     }
 
-    /// Whichever of the two there is to do.
+    /// Resumes the run if it exists, else starts it.
     pub(super) fn go_on(&self) -> Command {
         if self.folder().join("config.toml").exists() { self.resume(&[]) } else { self.train() }
     }
@@ -79,7 +79,7 @@ impl Case {
     }
 }
 
-/// For each step its loss and gradient norm as they are printed.
+/// Loss and gradient norm of each step, as printed.
 pub(super) fn losses(log: &str) -> BTreeMap<usize, String> {
     let lines = log.lines().filter(|line| line.contains("  loss: "));
     let step = |line: &str| {
@@ -89,7 +89,7 @@ pub(super) fn losses(log: &str) -> BTreeMap<usize, String> {
     lines.filter_map(step).collect()
 }
 
-/// What a run has come to, all its bits: parameters, moments and everything else of its last checkpoint.
+/// Complete state of a run: parameters, moments and `state.json` of its last checkpoint.
 pub(super) fn end_of(folder: &Path) -> Vec<Vec<u8>> {
     let last = folder.join(format!("step-{STEPS:09}"));
     ["model.safetensors", "optimizer.safetensors", "state.json"].map(|name| fs::read(last.join(name)).unwrap()).to_vec()
@@ -115,7 +115,7 @@ pub(super) fn wait_for_step(child: &mut Child, step: usize) -> String {
     String::from_utf8(log).unwrap()
 }
 
-/// A run that has ended, once for all tests that damage copies of it.
+/// A completed run, shared by tests that damage copies of it.
 pub(super) fn ended(settings: &[&str]) -> Case {
     let case = Case::new(settings);
     stdout(&case.train().output().unwrap());

@@ -1,4 +1,4 @@
-//! Commands, as a user gives them.
+//! Commands as given by a user.
 
 use train::metrics::read_metrics;
 
@@ -36,12 +36,12 @@ fn what_cannot_be_tokenized_is_named() {
     assert!(tokenize(&[&folder, &lines]).contains("has neither tokenizer.json nor tokenizer.model"));
     assert!(tokenize(&["bytes", &format!("{folder}/none")]).contains("cannot read"));
     assert!(tokenize(&["bytes", "--special", "--decode", &ids]).contains("cannot be used with"));
-    // Half of a surrogate pair is no text.
+    // Half of a surrogate pair is not text.
     let (_half, lines) = file("lines.jsonl", "\"\\ud83d\"");
     assert!(tokenize(&["bytes", &lines]).contains("lines.jsonl:1: expected a JSON string"));
 }
 
-/// Tokens that were made before are trained on as the text they are of.
+/// Training on a token file equals training on its text.
 #[test]
 fn a_token_file_is_trained_on_as_its_text_is() {
     let (folder, lines) = file("lines.jsonl", &"{\"body\": \"One line, and then one more.\"}\n".repeat(500));
@@ -64,14 +64,14 @@ fn a_token_file_is_trained_on_as_its_text_is() {
     assert_eq!(of_text.iter().filter(|(loss, _)| loss.is_some()).count(), 2);
     assert!(of_text.iter().any(|(_, held_out)| held_out.is_some()));
     assert_eq!(losses(&tokens), of_text);
-    // Nothing is replaced, and tokens are no text.
+    // Existing folders are not replaced, and token files are not text.
     assert!(stderr(&tokenize(&["--field", "body", &lines])).contains("exists and is not an empty folder"));
     let other = folder.path().join("other").display().to_string();
     let output = llama3(&["tokenize", "--tokenizer", "bytes", "--to", &other, &tokens]);
     assert!(stderr(&output).contains("tokens.bin holds tokens already"), "{}", stderr(&output));
 }
 
-/// Targets are between marks, or in colour; a text's own escapes are no colour.
+/// Targets are between marks or in colour. Escape codes in the text are not treated as colour.
 #[test]
 fn targets_are_shown() {
     let lines = "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": \"a\\u001b[1m\"}]}\n";
@@ -92,7 +92,7 @@ fn targets_are_shown() {
     assert_eq!(with, "--- 1: 25 tokens, 6 targets\nuser1:q;assistant1:\u{1b}[32ma\\u{1b}[1m;\u{1b}[0m\n");
 }
 
-/// What a library panics on is an error, and nothing but that is printed.
+/// A library's panic becomes an error, and nothing else is printed.
 #[test]
 fn a_panic_that_is_an_error_is_no_panic() {
     let text = std::fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
@@ -127,7 +127,8 @@ fn a_configuration_is_printed_and_nothing_trained() {
     assert!(text.contains("decay_ratio = 0.2"), "defaults too: {text}");
 }
 
-/// Names need not be UTF-8, but a configuration is: before anything is trained, the error says which path is to blame.
+/// Paths need not be UTF-8, but a configuration must be. The error names the path before training
+/// starts.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_path_that_is_not_utf_8_is_named() {
@@ -151,7 +152,7 @@ fn a_path_that_is_not_utf_8_is_named() {
     std::fs::write(hf.join("config.json"), "{\"dtype\": \"float32\"}").unwrap();
     let output = command(&["generate"]).arg(&hf).output().unwrap();
     assert!(stderr(&output).starts_with("error: model.hf_path = \""), "{}", stderr(&output));
-    // The folder's data is data.
+    // Files in a data folder need no UTF-8 names.
     stdout(&train(&settings).output().unwrap());
 }
 
@@ -171,11 +172,11 @@ fn conversations_without_a_target_are_passed_over() {
     let run = |more: &[&str]| train(&small(path.to_str().unwrap(), &[&settings[..], more].concat())).output().unwrap();
     let output = run(&["training.eval_batches=8"]);
     assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
-    // Few sequences have any: held out are some of those.
+    // Few sequences have targets; some of these are held out.
     std::fs::write(&path, format!("{}{}", long(4000), long(4000))).unwrap();
     let output = run(&["training.eval_batches=2"]);
     assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
-    // A conversation that can have none is named.
+    // A conversation that cannot have targets is named.
     let unanswered = folder.path().join("unanswered.jsonl");
     std::fs::write(&unanswered, r#"{"messages": [{"role": "user", "content": "what do you say to that?"}]}"#).unwrap();
     let output =
@@ -199,7 +200,7 @@ fn several_prompts_are_continued_one_after_another() {
     assert_eq!(generate(&of_all), wanted);
     let together = generate(&[&of_all[..], &["--set", "generate.together=true"]].concat());
     assert_eq!(together.lines().filter(|line| line.starts_with("--- ")).count(), 3, "{together}");
-    // A stop string is the end, and is not printed.
+    // A stop string ends the text and is not printed.
     let text = alone[1].strip_prefix("one").unwrap().trim_end_matches('\n');
     let stop: String = text.chars().skip(2).take(2).collect();
     let end = text.find(&stop).unwrap();
@@ -234,7 +235,7 @@ fn precisions_side_by_side() {
     assert!(own.contains(&format!("held-out loss: {}  ", row("delayed")[1])), "{own}{table}");
 }
 
-/// WGSL has no bf16: what such a cache held would be garbage.
+/// WGSL has no bf16, so such a cache would hold garbage.
 #[test]
 fn a_cache_that_a_gpu_cannot_read_is_refused() {
     if !has_wgpu("a_cache_that_a_gpu_cannot_read_is_refused") {
@@ -246,7 +247,7 @@ fn a_cache_that_a_gpu_cannot_read_is_refused() {
     assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
 }
 
-/// The machine's memory is a software adapter's.
+/// A software adapter has the machine's memory.
 #[test]
 fn memory_is_told_of_the_adapter_that_is_here() {
     if !has_wgpu("memory_is_told_of_the_adapter_that_is_here") {

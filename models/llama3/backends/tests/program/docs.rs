@@ -1,4 +1,4 @@
-//! What the documentation says: its commands run, its configurations are read, its links lead somewhere.
+//! Tests of the documentation: commands run, configurations parse, links work.
 
 mod commands;
 mod markdown;
@@ -14,37 +14,38 @@ use train::checkpoint::MAY_CHANGE;
 use commands::commands;
 use markdown::{Chapter, chapters, root};
 
-/// Files and folders whose commands and configurations are a user's.
+/// Files and folders with commands and configurations for users.
 const FOR_USERS: [&str; 2] = ["README.md", "docs"];
 
 /// Files and folders whose links are checked.
 const LINKED: [&str; 7] =
     ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs", "kernels", "crates/burn-float8"];
 
-/// Files and folders whose tables are to be read in a terminal, and how many lines a file may have.
+/// Files and folders whose tables must be readable in a terminal, and their maximum number of
+/// lines.
 const READABLE: [(&str, usize); 2] = [("README.md", 130), ("docs", 200)];
 
-/// Made by a program, as long as it is.
+/// Generated file, without a limit on its length.
 const GENERATED: &str = "docs/config.md";
 
-/// Where each chapter of `docs` is to be found.
+/// Files that list each chapter of `docs`.
 const CONTENTS: [&str; 2] = ["README.md", "docs/README.md"];
 
-/// Most characters in a cell.
+/// Maximum number of characters in a cell.
 const LONGEST_CELL: usize = 120;
 
-/// Sections of a `Cargo.toml`, which are no configuration of a run.
+/// Sections of a `Cargo.toml`, which is not the configuration of a run.
 const CARGO_SECTIONS: [&str; 3] = ["[dependencies]", "[dev-dependencies]", "[features]"];
 
 #[cfg(unix)]
 const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}<|eot_id|>{% endfor %}\
                              {% if add_generation_prompt %}assistant: {% endif %}";
 
-/// The picture on the first page, which one of the commands draws.
+/// Picture on the first page, drawn by one of the commands.
 #[cfg(unix)]
 const PICTURE: &str = "docs/losses.svg";
 
-/// The files that the commands name: a small model in place of the large one.
+/// Creates the files named by the commands, with a small model instead of the large one.
 #[cfg(unix)]
 fn prepare(folder: &Path) {
     use crate::support::{command, small, stdout, train, vectors};
@@ -57,7 +58,7 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
     fs::create_dir_all(folder.join("docs/curves")).unwrap();
     copy(&root().join("docs/curves"), &folder.join("docs/curves"));
-    // What the commands do not name lies elsewhere.
+    // Folder for files that the commands do not name.
     let aside = tempfile::tempdir().unwrap();
     let tokenizer = aside.path().join("tokenizer");
     fs::create_dir(&tokenizer).unwrap();
@@ -86,7 +87,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A command as a shell takes it, `llama3` being the program.
+/// Runs a command in a shell, with `llama3` as the program.
 #[cfg(unix)]
 fn shell(line: &str, folder: &Path) -> std::process::Output {
     use std::process::Command;
@@ -95,12 +96,12 @@ fn shell(line: &str, folder: &Path) -> std::process::Output {
     let others = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths([program].into_iter().chain(std::env::split_paths(&others))).unwrap();
     let mut command = Command::new("sh");
-    // Where tokens are kept.
+    // Folder of the token cache.
     command.env("PATH", path).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command.args(["-c", line]).current_dir(folder).output().unwrap()
 }
 
-/// Each chapter in a folder of its own, so that what it needs it makes itself.
+/// Each chapter runs in a separate folder, so it must create its files.
 #[cfg(unix)]
 #[test]
 fn the_commands_of_the_documentation_run() {
@@ -162,7 +163,7 @@ fn keys_that_may_change_are_listed() {
     }
 }
 
-/// What a link of `chapter` points to: a file of the repository from its root, and a heading.
+/// Target of a link in `chapter`: a file, relative to the root of the repository, and a heading.
 fn target(chapter: &Chapter, link: &str) -> Option<(String, Option<String>)> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;

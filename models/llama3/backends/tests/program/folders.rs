@@ -1,4 +1,4 @@
-//! Folders of runs: what is damaged, changed, full or in use is named, and what is good in them is kept.
+//! Folders of runs: damaged, changed, full or locked ones give errors, and intact files are kept.
 
 use std::fs;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn nothing_of_somebody_else_is_removed() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, "precious").unwrap();
     }
-    // What interrupted runs leave.
+    // Leftovers of interrupted runs.
     fs::create_dir(case.folder().join(".step-000000002.partial")).unwrap();
     fs::write(case.folder().join(".LATEST.17.partial"), "").unwrap();
     stdout(&case.train().output().unwrap());
@@ -53,7 +53,7 @@ fn a_folder_with_files_of_no_run_is_refused() {
 
 #[test]
 fn a_folder_is_used_again_for_another_model() {
-    // Ended by its data, before the first step.
+    // This run fails because of its data, before the first step.
     let case = Case::new(&["data.tokenizer=bytes"]);
     let tokenizer = format!("data.tokenizer={}", crate::support::vectors().display());
     let mut first = train(&small("nowhere", &[&tokenizer]));
@@ -75,7 +75,7 @@ fn one_folder_has_one_run() {
         let error = stderr(&output);
         assert!(error.contains("another run is writing to ") && error.contains(case.path()), "{error}");
     }
-    // To look is allowed.
+    // Reading is allowed during a run.
     while case.saved().is_empty() {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -102,14 +102,14 @@ fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
             fs::write(&path, bytes).unwrap();
             let output = case.resume(&[]).output().unwrap();
             let error = stderr(&output);
-            // Of a checksum that is not right, the file is to blame.
+            // A wrong checksum is reported for the file it belongs to.
             assert!(error.contains(name.to_str().unwrap()) || name == "checksums.json", "{damage}: {error}");
             assert!(error.contains("is damaged") && error.contains("step 10: `--step N`"), "{damage}: {error}");
         }
         fs::write(&path, whole).unwrap();
     }
     let (whole, model) = (end_of(case.folder()), last.join("model.safetensors"));
-    // Nothing of so long a file is read.
+    // The length is checked before reading.
     fs::File::options().write(true).open(&model).unwrap().set_len(1 << 40).unwrap();
     assert!(stderr(&case.resume(&[]).output().unwrap()).contains("it has 1099511627776 bytes, "));
     fs::remove_file(model).unwrap();
@@ -118,7 +118,7 @@ fn damaged_files_are_named_and_an_older_checkpoint_is_taken() {
     assert!(end_of(case.folder()) == whole, "made again from step 10");
 }
 
-/// Files of a checkpoint and of a run's assets; a file without a checksum is not read.
+/// Covers files of a checkpoint and of a run's assets. A file without a checksum is refused.
 #[test]
 fn checksums_cover_every_file_that_is_read() {
     let case = ended(&[&format!("data.tokenizer={}", crate::support::vectors().display())]);
@@ -137,7 +137,7 @@ fn checksums_cover_every_file_that_is_read() {
         let error = edited(name, &|_| r#"{"held_out_loss": null, "files": {}}"#.into());
         assert!(error.contains("is damaged: checksums.json does not list it"), "{error}");
     }
-    // A state that has a checksum and lacks what the moments are of.
+    // A state with a valid checksum that lacks the steps of the moments' parameters.
     let (state, sums) = (last.join("state.json"), last.join("checksums.json"));
     let text = fs::read_to_string(&state).unwrap();
     let begin = text.find("\"parameter_steps\":{").unwrap();
@@ -151,7 +151,7 @@ fn checksums_cover_every_file_that_is_read() {
     assert!(stderr(&output).contains("optimizer.safetensors holds tensors"), "{}", stderr(&output));
 }
 
-/// Links are not followed, and no pipe is waited for.
+/// Links are not followed, and pipes do not block.
 #[cfg(unix)]
 #[test]
 fn a_run_writes_nothing_outside_its_folder() {
@@ -177,7 +177,7 @@ fn a_run_writes_nothing_outside_its_folder() {
     assert_eq!(case.saved(), [10, 12]);
 }
 
-/// Folders of other content that have names like checkpoints stay.
+/// Foreign folders named like checkpoints are kept.
 #[test]
 fn a_resumed_run_does_what_a_kill_left_undone() {
     let case = ended(&[]);
@@ -199,7 +199,7 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     assert_eq!(names.filter(|name| aside(name)).count(), 1, "a folder in the way of a checkpoint is kept");
 }
 
-/// Nothing is held out that would show it, and the loss of a step is from before its update.
+/// Without held-out data nothing else shows it, and a step's loss is computed before its update.
 #[test]
 fn parameters_that_are_not_finite_replace_no_checkpoint() {
     for dtype in ["f32", "bf16"] {
@@ -222,11 +222,11 @@ fn parameters_that_are_not_finite_replace_no_checkpoint() {
 fn a_full_disk_costs_no_checkpoint() {
     let case = ended(&["checkpoint.background=false"]);
     let before = end_of(case.folder());
-    // Blocks of 512 or 1024 bytes; parameters and moments take more.
+    // Blocks of 512 or 1024 bytes; parameters and moments need more.
     let script = format!("ulimit -f 40; exec \"$0\" resume {} --steps 16", case.path());
     for _ in 0..2 {
         let mut shell = Command::new("sh");
-        // Its tokens are where they were.
+        // Keeps the token cache of the first run.
         shell
             .args(["-c", &script, env!("CARGO_BIN_EXE_llama3")])
             .envs(case.train().get_envs().flat_map(|(k, v)| Some((k, v?))));
@@ -263,14 +263,14 @@ fn a_changed_key_is_named_with_both_values() {
         assert!(log.contains(&format!("changed: {line}\n")), "{log}");
     }
     assert!(log.contains("step: 14  loss"), "{log}");
-    // A file in place of the saved configuration.
+    // A file instead of the saved configuration.
     let file = case.text.0.path().join("edited.toml");
     let config = fs::read_to_string(case.folder().join("step-000000014/config.toml")).unwrap();
     fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
     let output = case.resume(&["--config", file.to_str().unwrap()]).output().unwrap();
     assert!(stderr(&output).contains("training.seq_len was 16"), "{}", stderr(&output));
     assert!(stdout(&resume(&[])).contains("finished: all 14 steps are made"));
-    // A checkpoint of another format, with checksums that fit.
+    // A checkpoint with another format version and valid checksums.
     let [state, sums] = ["state.json", "checksums.json"].map(|file| case.folder().join("step-000000014").join(file));
     let [text, digests] = [&state, &sums].map(|file| fs::read_to_string(file).unwrap());
     let was = train::digest_of_file(&state).unwrap();
@@ -304,7 +304,7 @@ fn data_that_changed_is_named_and_may_lie_elsewhere() {
     }
     assert_eq!(case.saved().last(), Some(&14));
 
-    // A bad line is named.
+    // An invalid line is named.
     let lines = case.text.0.path().join("lines.jsonl");
     fs::write(&lines, "{\"text\": \"fine\"}\n{\"text\": 1}\n").unwrap();
     let output = train(&small(lines.to_str().unwrap(), &[])).output().unwrap();
@@ -327,7 +327,7 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     }
     let metrics = fs::read_to_string(case.folder().join("metrics.jsonl")).unwrap();
     assert!(metrics.lines().last().unwrap().contains("\"diverged\":\"training diverged"), "{metrics}");
-    // What the error says can be done.
+    // Follows the advice of the error.
     let good = good.to_string();
     let resume = ["--step", &good, "--steps", "16", "--set", "optimizer.lr=1e-4", "--set", "float8.schedule.warmup=4"];
     let again = case.resume(&resume).output().unwrap();
@@ -336,7 +336,7 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
 
 #[test]
 fn the_newest_and_the_best_stay() {
-    // The second half makes everything worse.
+    // The second half increases the loss.
     let case = ended(&["checkpoint.keep=1", "optimizer.lr=1e-2"]);
     let (best, loss) = train::checkpoint::best(case.folder()).unwrap().unwrap();
     let worse = ["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"];
@@ -348,7 +348,8 @@ fn the_newest_and_the_best_stay() {
     let (newest, best) = (eval(&[]), eval(&["--best"]));
     assert!(stdout(&best).contains(&format!("held-out loss: {loss:.5}")), "{}", stdout(&best));
     assert_ne!(stdout(&best), stdout(&newest));
-    // Back to the best: what came after it is another run's past. Metrics that cannot be read keep no run from going on.
+    // Resumes from the best checkpoint: later ones no longer count. Unreadable metrics do not stop
+    // a run.
     let metrics = case.folder().join("metrics.jsonl");
     fs::write(&metrics, "{\"step\": 1}\nnothing\n").unwrap();
     let step = case.saved()[0].to_string();

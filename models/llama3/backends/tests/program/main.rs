@@ -1,4 +1,4 @@
-//! The program `llama3`, as a user runs it.
+//! Tests of the program `llama3`.
 
 #[cfg(unix)]
 mod case;

@@ -1,10 +1,10 @@
-//! `[profile]` prints where the time went, on a CPU and on a GPU that may be a software one.
+//! `[profile]` prints a breakdown, on a CPU and on a GPU, which may be a software adapter.
 
 use crate::support::{has_wgpu, small_on, stdout, text, train};
 
 const WINDOW: [&str; 2] = ["profile.start=3", "profile.steps=2"];
 
-/// The log of a run of four steps on a device, and the lines of its table.
+/// Log of a four-step run on a device, and the rows of its table.
 fn run(device: &str, data: &str, settings: &[&str]) -> (String, Vec<String>) {
     let arguments = small_on(device, data, &[&["training.steps=4"], settings].concat());
     let output = train(&arguments).output().unwrap();
@@ -22,7 +22,7 @@ fn calls(table: &[String], kind: &str, name: &str) -> u64 {
     row.split_whitespace().last().unwrap().parse().unwrap()
 }
 
-/// Lines of steps up to what depends on time.
+/// Step lines up to the values that depend on time.
 fn losses(log: &str) -> Vec<&str> {
     let steps = log.lines().filter(|line| line.contains("  loss: "));
     steps.map(|line| &line[..line.find("grad_norm").unwrap() + 18]).collect()
@@ -39,7 +39,8 @@ fn a_cpu_names_casts_and_scaled_gemms() {
     }
     assert_eq!(calls(&table, "cast", "cast weight e4m3"), 14, "{log}");
     assert_eq!(calls(&table, "cast", "cast grad_output e5m2"), 14, "{log}");
-    // x of q, k and v is one, and so is that of gate and up; one pass makes what wgrad reads, too.
+    // q, k and v share the cast of their input, and so do gate and up. The same pass also casts the
+    // operand of wgrad.
     assert_eq!(calls(&table, "cast", "cast input e4m3"), 8, "{log}");
 }
 
@@ -55,7 +56,7 @@ fn a_gpu_names_the_kernels_of_casts_and_scaled_gemms() {
     let casts = table.iter().filter_map(|line| line.rsplit_once("  cast         cast_"));
     let casts: u64 = casts.map(|(row, _)| row.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum();
     assert_eq!(casts, 14 + 14 + 8, "{log}");
-    // As in the same run without the section.
+    // Same losses as without profiling.
     let plain = run("wgpu", &data.1, &[]);
     assert_eq!(losses(&plain.0), losses(&log));
 }

@@ -1,11 +1,11 @@
-//! Runs over several ranks, as `mpirun` starts them.
+//! Runs over several ranks, started by `mpirun`.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::{command, set, small, stderr, stdout, text};
 
-/// The program with these arguments on so many ranks.
+/// Runs the program with these arguments on `count` ranks.
 fn ranks(count: usize, program: &Command) -> Output {
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["--allow-run-as-root", "--oversubscribe", "-n", &count.to_string()]);
@@ -20,7 +20,7 @@ fn llama3(count: usize, subcommand: &str, arguments: &[String]) -> Output {
     ranks(count, &program)
 }
 
-/// Losses of the steps, the held-out loss last.
+/// Losses of the steps, then the held-out loss.
 fn losses(log: &str) -> Vec<f64> {
     let after = |line: &str, word: &str| line.split_once(word)?.1.split_whitespace().next()?.parse().ok();
     let steps = log.lines().filter(|line| line.starts_with("step:")).filter_map(|line| after(line, "  loss:"));
@@ -33,7 +33,8 @@ fn accumulation(count: usize) -> Vec<String> {
     set(&[&format!("training.grad_accumulation={count}")])
 }
 
-/// Two ranks print what one does with twice as many micro-batches; without clipping to the last digit.
+/// Two ranks print the same as one rank with twice the micro-batches; without clipping, every digit
+/// is equal.
 #[test]
 fn two_ranks_are_one() {
     let data = text();
@@ -47,14 +48,14 @@ fn two_ranks_are_one() {
         assert!(stdout(&two).contains("Sharded over 2 ranks: "), "{}", stdout(&two));
         assert_eq!(losses(stdout(&one)).len(), 5);
         assert_eq!(losses(stdout(&one)), losses(stdout(&two)));
-        // What is gathered is gathered again.
+        // Recomputation gathers weights again.
         let recomputed = set(&["training.activation_checkpointing=full"]);
         let recomputed = llama3(2, "train", &[&arguments[..], &recomputed].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&recomputed)), "{}", stderr(&recomputed));
         let in_backward = set(&["training.activation_checkpointing=full", "optimizer.in_backward=true"]);
         let in_backward = llama3(2, "train", &[&arguments[..], &in_backward].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&in_backward)), "{}", stderr(&in_backward));
-        // The output's gradients of chunks are added up on each rank, and then over ranks.
+        // The output layer's gradients of chunks are added on each rank, and then over ranks.
         let chunks = set(&["training.loss_chunk=40"]);
         let one = llama3(1, "train", &[&arguments[..], &accumulation(2), &chunks].concat());
         let two = llama3(2, "train", &[&arguments[..], &chunks].concat());
@@ -62,7 +63,8 @@ fn two_ranks_are_one() {
     }
 }
 
-/// Each rank rounds its rows as one rounds the whole, saves them in bf16, and goes on with them; without masters and with.
+/// Each rank rounds its rows like a single process rounds the whole, saves them in bf16, and
+/// resumes from them; with and without master weights.
 #[test]
 fn two_ranks_are_one_in_bf16() {
     for (masters, bytes) in [("optimizer.master_weights=false", 2), ("optimizer.master_weights=true", 4)] {
@@ -70,7 +72,7 @@ fn two_ranks_are_one_in_bf16() {
     }
 }
 
-/// `bytes`: of the optimizer's state, for each byte of a parameter.
+/// `bytes`: size of the optimizer's state per byte of parameters.
 fn two_ranks_are_one_with(masters: &str, bytes: u64) {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
@@ -95,7 +97,7 @@ fn two_ranks_are_one_with(masters: &str, bytes: u64) {
     assert_eq!(resumed, two[2..]);
 }
 
-/// What four ranks have saved, two and one go on with.
+/// A checkpoint of four ranks is resumed by two and by one.
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
     let data = text();
@@ -104,7 +106,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     let recipe = ["training.steps=4", "checkpoint.every=2", "float8.recipe=delayed"];
     let arguments = [small(&data.1, &recipe), vec!["--checkpoints".into(), saved.display().to_string()]].concat();
     let all = losses(stdout(&llama3(4, "train", &arguments)));
-    // Each rank has written its rows; what all have whole, such as norms, is in the first one's file.
+    // Each rank has written its rows. Replicated parameters, such as norms, are in the first rank's
+    // file.
     let checkpoint = saved.join("step-000000004");
     let bytes = |rank| {
         let file = |kind| checkpoint.join(format!("{kind}-rank-0000{rank}-of-00004.safetensors"));
@@ -126,7 +129,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     }
 }
 
-/// Every rank has all adapters: two ranks print what one does, and what they save two and one go on with.
+/// Adapters are replicated. Two ranks print the same as one, and both two and one can resume from
+/// their checkpoint.
 #[test]
 fn adapters_over_ranks_are_those_of_one() {
     let data = text();
@@ -150,7 +154,7 @@ fn adapters_over_ranks_are_those_of_one() {
     }
 }
 
-/// Any command reads what ranks have written, and notices what is damaged of it.
+/// Every command reads checkpoints of several ranks and detects damage.
 #[test]
 fn what_ranks_have_saved_is_read() {
     let data = text();
@@ -175,7 +179,7 @@ fn what_ranks_have_saved_is_read() {
     assert!(stderr(&damaged).contains("optimizer-rank-00001-of-00002.safetensors is damaged"), "{}", stderr(&damaged));
 }
 
-/// The program starts `mpirun` itself.
+/// The program itself starts `mpirun`.
 #[test]
 fn nproc_is_mpirun() {
     let data = text();
@@ -188,7 +192,8 @@ fn nproc_is_mpirun() {
     assert_eq!(losses(stdout(&output)), losses(stdout(&two)));
 }
 
-/// What each rank will hold is known before it is allocated, and for any number of ranks without starting them.
+/// The memory of each rank is estimated before allocation, for any number of ranks and without
+/// starting them.
 #[test]
 fn memory_of_ranks_is_told() {
     let data = text();
@@ -202,7 +207,8 @@ fn memory_of_ranks_is_told() {
     assert!(line.contains(peak) && line.contains("each of 2 ranks"), "{line}, not {peak}");
 }
 
-/// The output layer reads the embedding's table: gradients of both uses are added up in another order than on one rank.
+/// The output layer reads the embedding's table. Gradients of both uses are added in another order
+/// than on one rank.
 #[test]
 fn a_tied_output_is_sharded() {
     let data = text();
@@ -215,7 +221,7 @@ fn a_tied_output_is_sharded() {
     }
 }
 
-/// What one rank cannot do, the others say too, before the first step.
+/// An error of one rank is reported by the others too, before the first step.
 #[test]
 fn an_error_of_one_rank_is_one_of_each() {
     let data = text();
@@ -226,7 +232,7 @@ fn an_error_of_one_rank_is_one_of_each() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// Equal paths on two ranks are other files.
+/// The same path refers to different files on two ranks.
 #[test]
 fn other_data_on_a_rank_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -253,7 +259,7 @@ fn a_resume_of_nothing_is_an_error_of_each_rank() {
     assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
 }
 
-/// One process evaluates: two would do it twice, or write to the same folder.
+/// Only one process evaluates: two would repeat the work, or write to the same folder.
 #[test]
 fn only_training_takes_several_ranks() {
     for subcommand in ["eval", "generate"] {

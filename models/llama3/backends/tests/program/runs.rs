@@ -1,4 +1,4 @@
-//! Runs that are stopped or killed: they go on with the same bits, from the checkpoint that they are told.
+//! Runs that are stopped or killed resume with the same bits, from the requested checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,8 +11,8 @@ use train::rng::Rng;
 use crate::case::{Case, RECIPES, STEPS, end_of, ended, kill, losses, spawn, wait_for_step};
 use crate::support::{small, stderr, stdout, text, train};
 
-/// Signals the case's run once it has made `step` steps: the log until then, and how it ended. It succeeds if it ends before the signal
-/// comes, since a step takes milliseconds.
+/// Signals the case's run after step `step`. Returns the log until then, and the output. The run
+/// succeeds if it ends before the signal arrives, since a step takes milliseconds.
 fn stop_after(case: Case, step: usize, signal: &str) -> (Case, String, Output) {
     let mut child = spawn(with_hangups(HEARD, &case.train()));
     let log = wait_for_step(&mut child, step);
@@ -24,7 +24,7 @@ const HEARD: &str = "--default-signal=HUP";
 /// As under `nohup`.
 const IGNORED: &str = "--ignore-signal=HUP";
 
-/// The command with SIGHUP set like this. Without, it would inherit what the tests have.
+/// Command with this SIGHUP setting; otherwise it would inherit the tests' setting.
 fn with_hangups(setting: &str, command: &Command) -> Command {
     let mut env = Command::new("env");
     env.arg(setting).arg(command.get_program()).args(command.get_args());
@@ -40,7 +40,7 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         let expected = losses(stdout(&straight.train().output().unwrap()));
         assert_eq!(expected.len(), STEPS);
 
-        // Not at a multiple of checkpoint.every, before FP8, in it, and after it.
+        // Not at a multiple of checkpoint.every: before, during and after FP8.
         let step = [3, 7, 11][i % 3];
         let signals = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)];
         let (signal, name, code) = signals[i % 3];
@@ -76,7 +76,7 @@ fn a_run_under_nohup_goes_on_without_its_terminal() {
     assert!(stderr(&output).starts_with("stopped by SIGINT after step "), "{}", stderr(&output));
 }
 
-/// A pipe whose reader has ended, as a terminal that is closed, or a full disk.
+/// A pipe without a reader is like a closed terminal or a full disk.
 #[test]
 fn a_run_whose_log_cannot_be_written_is_saved() {
     let case = Case { steps: 100_000, ..Case::new(&["checkpoint.every=0"]) };
@@ -92,7 +92,7 @@ fn a_run_whose_log_cannot_be_written_is_saved() {
     assert_eq!(losses(stdout(&resumed)).len(), 2);
 }
 
-/// It has nowhere to go on from.
+/// Without checkpoints the run cannot be resumed.
 #[test]
 fn a_run_without_checkpoints_says_that_nothing_is_saved() {
     let text = text();
@@ -109,7 +109,8 @@ fn a_run_without_checkpoints_says_that_nothing_is_saved() {
     assert_eq!(output.status.code(), Some(130));
 }
 
-/// Killed before it has a checkpoint of its own, a run that went back goes on from where it went back to.
+/// A run resumed from an earlier checkpoint is killed before it has a new one. It then resumes from
+/// the same checkpoint.
 #[test]
 fn what_a_run_gave_up_by_going_back_is_not_resumed() {
     let case = ended(&["checkpoint.keep=6"]);
@@ -124,7 +125,8 @@ fn what_a_run_gave_up_by_going_back_is_not_resumed() {
     assert_eq!(case.saved(), [2, 4, 6, 8, 14]);
 }
 
-/// `FLOAT8_KILLS=200 cargo test --release --workspace --test program killed` for more than CI does.
+/// `FLOAT8_KILLS=200 cargo test --release --workspace --test program killed` runs more kills than
+/// CI.
 #[test]
 fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
     let kills: usize = std::env::var("FLOAT8_KILLS").map_or(20, |kills| kills.parse().unwrap());
@@ -142,7 +144,7 @@ fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
             let before = killed;
             let log = loop {
                 let mut child = spawn(case.go_on());
-                // In the first third of a run's time, so that one is killed several times.
+                // Early in a run, so that it is killed several times.
                 std::thread::sleep(whole.mul_f64(rng.uniform() / if killed < kills { 2.0 } else { 0.01 }));
                 let ended = child.try_wait().unwrap().is_some();
                 kill(&child, "-KILL");
@@ -201,7 +203,7 @@ fn resume_says_what_there_is_to_do() {
     let output = case.resume(&["--steps", "11"]).output().unwrap();
     assert!(stderr(&output).contains("training.steps = 11: the checkpoint is of step 12"), "{}", stderr(&output));
 
-    // What it was resumed with counts, also if it was killed before its next checkpoint.
+    // The settings of a resume count, even if it is killed before its next checkpoint.
     let longer = ["--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
     let mut child = spawn(case.resume(&longer));
     wait_for_step(&mut child, 14);

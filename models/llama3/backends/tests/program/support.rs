@@ -1,4 +1,4 @@
-//! The program, small models for it, and text for them.
+//! Starts the program; small models and texts for it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_llama3"));
-    // Where tokens are kept.
+    // Folder of the token cache.
     command.args(arguments).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
     command
 }
@@ -27,7 +27,7 @@ pub(crate) fn stderr(output: &Output) -> &str {
     str::from_utf8(&output.stderr).unwrap()
 }
 
-/// A tokenizer of Hugging Face's format with 1001 ids.
+/// Tokenizer in Hugging Face's format with 1001 ids.
 pub(crate) fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../train/tests/vectors")
 }
@@ -39,17 +39,17 @@ pub(crate) fn file(name: &str, text: &str) -> (TempDir, String) {
     (folder, path.display().to_string())
 }
 
-/// Text that a small model learns from.
+/// Text that a small model can learn.
 pub(crate) fn text() -> (TempDir, String) {
     file("text.rs", &"fn main() { println!(\"one, two, three\"); }\n".repeat(400))
 }
 
-/// `--set` for each.
+/// Adds `--set` before each setting.
 pub(crate) fn set(settings: &[&str]) -> Vec<String> {
     settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]).collect()
 }
 
-/// Arguments of a run of a small model on `data`: one layer, sequences of 16 tokens.
+/// Arguments for a run of a small model on `data`: one layer, sequences of 16 tokens.
 pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
     small_on("cpu", data, settings)
 }
@@ -81,12 +81,13 @@ pub(crate) fn train(arguments: &[String]) -> Command {
     command
 }
 
-/// Whether there is a GPU, which may be a software one; says that the test is skipped, and why, where there is none.
+/// Whether there is a wgpu adapter, possibly a software one. If not, prints that the test is
+/// skipped.
 pub(crate) fn has_wgpu(test: &str) -> bool {
     let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        // Not `println!`, which the harness holds back while a test passes.
+        // Not `println!`, which the test harness hides for passing tests.
         let out = &mut std::io::stdout();
         writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
     }

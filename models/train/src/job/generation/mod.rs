@@ -1,4 +1,4 @@
-//! Text after prompts, as a configuration has it sampled.
+//! Generation of text as configured.
 
 mod stop;
 
@@ -15,22 +15,23 @@ use super::text::Text;
 use crate::model::{Batching, CausalLm, GenerateOptions, generate};
 use crate::{JobError, TextStream};
 
-/// What is generated: by the configuration, on a device.
+/// Generator with the settings of a configuration and a device.
 pub(super) struct Generation<'a> {
     section: &'a GenerateSection,
     text: &'a Text,
     options: GenerateOptions,
 }
 
-/// What has become of a prompt.
+/// State of a prompt's continuation.
 struct Output<'a> {
-    /// None once the text has ended.
+    /// `None` once the text has ended.
     stream: Option<TextStream<'a>>,
     stop: StopStrings<'a>,
 }
 
 impl<'a> Generation<'a> {
-    /// `independent_rows`: how many rows the linears of the model, but for its output layer, compute as if each were alone.
+    /// `independent_rows`: number of rows for which the model's linears, except the output layer,
+    /// compute each row as if it were alone.
     pub(super) fn new<S>(
         config: &'a RunConfig<S>,
         text: &'a Text,
@@ -54,12 +55,13 @@ impl<'a> Generation<'a> {
         Self { section, text, options }
     }
 
-    /// How many prompts are generated together; a group of so many follows another.
+    /// Number of prompts generated together; groups of this size run one after another.
     pub(super) fn batch_size(&self, prompts: usize) -> usize {
         self.options.batching.size(prompts)
     }
 
-    /// Gives the text that follows each of `prompts` to `take`, piece by piece, with the number of its prompt.
+    /// Passes the text that follows each of `prompts` to `take`, piece by piece, with the index of
+    /// the prompt.
     pub(super) fn run<B: Backend, M: CausalLm<B>>(
         &self,
         model: &M,
@@ -88,19 +90,19 @@ impl<'a> Generation<'a> {
     }
 }
 
-/// Prints texts one after another.
+/// Prints the texts in order.
 pub(super) struct Printer<'a> {
     prompts: &'a [String],
     is_chat: bool,
     out: &'a mut dyn Write,
-    /// Texts that are begun.
+    /// Number of texts begun.
     begun: usize,
-    /// What waits for its turn.
+    /// Text of prompts whose turn has not come.
     waiting: Vec<String>,
 }
 
 impl<'a> Printer<'a> {
-    /// Nothing is printed yet. In a conversation answers are printed without what they answer.
+    /// Begins with the first text. In a chat, answers are printed without their prompts.
     pub(super) fn new(prompts: &'a [String], is_chat: bool, out: &'a mut dyn Write) -> Result<Self, JobError> {
         let mut printer = Self { prompts, is_chat, out, begun: 0, waiting: vec![String::new(); prompts.len()] };
         printer.begin()?;
@@ -123,9 +125,10 @@ impl<'a> Printer<'a> {
         Ok(self.out.flush()?)
     }
 
-    /// Prints a piece if it is its text's turn: of those that come by turns, in batches of so many, all but the first wait.
+    /// Prints a piece if it belongs to the current text. In a batch, texts after the first are
+    /// buffered.
     pub(super) fn print(&mut self, number: usize, piece: &str, batch: usize) -> Result<(), JobError> {
-        // The texts of earlier batches are whole.
+        // Texts of earlier batches are complete.
         self.print_waiting(number / batch * batch + 1)?;
         if number >= self.begun {
             self.waiting[number].push_str(piece);
@@ -135,13 +138,13 @@ impl<'a> Printer<'a> {
         Ok(self.out.flush()?)
     }
 
-    /// Prints what has waited.
+    /// Prints the buffered texts.
     pub(super) fn finish(mut self) -> Result<(), JobError> {
         self.print_waiting(self.prompts.len())?;
         Ok(writeln!(self.out)?)
     }
 
-    /// Begins the first `texts`, with what has waited of them.
+    /// Begins texts up to number `texts` and prints their buffers.
     fn print_waiting(&mut self, texts: usize) -> Result<(), JobError> {
         while self.begun < texts {
             self.begin()?;

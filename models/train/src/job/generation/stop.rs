@@ -1,6 +1,6 @@
-//! [`StopStrings`]: text up to the first of several strings, which may come in pieces.
+//! [`StopStrings`]: cuts streamed text at the first of several strings.
 
-/// Text of which nothing is given away that may be the beginning of a string that ends it.
+/// Streamed text. A suffix that may be the beginning of a stop string is held back.
 pub(super) struct StopStrings<'a> {
     stop: &'a [String],
     held: String,
@@ -11,7 +11,7 @@ impl<'a> StopStrings<'a> {
         Self { stop, held: String::new() }
     }
 
-    /// The text that is certain after another piece, and whether it has come to its end.
+    /// Text that is certain after another piece, and whether a stop string ended it.
     pub(super) fn push(&mut self, piece: &str) -> (String, bool) {
         self.held.push_str(piece);
         if let Some(end) = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
@@ -27,7 +27,7 @@ impl<'a> StopStrings<'a> {
         (core::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What is left where nothing follows.
+    /// The held text, if nothing follows.
     pub(super) fn finish(&mut self) -> String {
         core::mem::take(&mut self.held)
     }

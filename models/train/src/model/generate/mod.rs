@@ -1,5 +1,5 @@
-//! Text generation: prompts of any lengths, each through the model by itself, and then a token of each at a time, with a cache of keys and
-//! values.
+//! Text generation with a key-value cache. Each prompt is prefilled separately; then the batch is
+//! decoded token by token.
 
 mod options;
 mod sampling;
@@ -14,9 +14,9 @@ use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
 use crate::{JobError, TrainError};
 
-/// Continues each prompt, as [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch) says. `take` is called with the number of a
-/// prompt and a token that follows it, and returns whether the text goes on. When all texts of a batch have ended, it is called once more for
-/// each of them, without a token.
+/// Continues each prompt like [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch).
+/// `take` is called with the index of a prompt and its next token, and returns whether to continue.
+/// After all texts of a batch have ended, it is called once per text without a token.
 pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
@@ -36,7 +36,7 @@ pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     Ok(())
 }
 
-/// Refuses what the model cannot continue.
+/// Checks that the model can continue the prompt.
 fn check<B: Backend, M: CausalLm<B>>(
     model: &M,
     number: usize,
@@ -60,7 +60,7 @@ fn check<B: Backend, M: CausalLm<B>>(
     Ok(())
 }
 
-/// One prompt and what has become of it.
+/// State of a prompt.
 struct Row {
     number: usize,
     sampler: Sampler,
@@ -93,7 +93,8 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
         rows_alone: matches!(options.batching, Batching::Exact(_)),
     };
     let (mut rows, mut caches) = (vec![], vec![]);
-    // Each prompt by itself: a row's keys and values do not depend on the others.
+    // Each prompt is prefilled separately, so that a row's keys and values do not depend on the
+    // others.
     for (number, prompt) in prompts {
         let mut cache = model.new_cache(&cache_options);
         let logits = forward(prompt.clone(), 1, &mut cache)?;
@@ -129,7 +130,7 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
 }
 
 impl Row {
-    /// Chooses a token by these logits, and says whether another one is to follow it.
+    /// Chooses a token by these logits and returns whether to continue.
     fn next(
         &mut self,
         logits: &[f32],

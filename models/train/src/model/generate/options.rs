@@ -1,4 +1,5 @@
-//! [`GenerateOptions`]: how text is generated, and [`KeyValueCache`], what a model's cache has to be able to do.
+//! [`GenerateOptions`]: options of text generation, and [`KeyValueCache`], the interface of a
+//! model's cache.
 
 use std::num::NonZero;
 
@@ -8,32 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, require};
 
-/// How to choose the next token.
+/// Choice of the next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Sampling {
-    /// The likeliest token; the first of several.
+    /// The most likely token; the first if several are equal.
     Greedy,
     /// A token drawn from `softmax(logits / temperature)`.
     Temperature {
-        /// Above 0; 1 is the model's own distribution.
+        /// Above 0; 1 samples from the model's distribution.
         temperature: f64,
-        /// Decides what is drawn.
+        /// Seed of the samples.
         seed: u64,
     },
 }
 
-/// Which tokens may be chosen, and what counts against them. As in Hugging Face's `generate`, and in its order: the penalty, then the
-/// temperature, then each of the others out of what is left.
+/// Filters and penalties of candidate tokens, in the order of Hugging Face's `generate`: the
+/// penalty, the temperature, then each filter on the remaining tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Filters {
-    /// Logits of tokens that the text has, prompt included, are divided by it if they are positive, and multiplied if not; 1 is none
-    /// (arXiv 1909.05858).
+    /// Penalty for tokens in the text, including the prompt: positive logits are divided by it,
+    /// others multiplied. 1 disables it (arXiv 1909.05858).
     pub repetition_penalty: f64,
-    /// So many of the likeliest tokens, and what is as likely as the last of them.
+    /// The k most likely tokens, and tokens as likely as the k-th.
     pub top_k: Option<NonZero<usize>>,
-    /// The likeliest tokens whose probabilities together reach it; 1 is all (arXiv 1904.09751).
+    /// The most likely tokens whose probabilities sum to this; 1 means all (arXiv 1904.09751).
     pub top_p: f64,
-    /// Tokens at least this likely, relative to the likeliest; 0 is all (arXiv 2407.01082).
+    /// Tokens whose probability relative to the most likely one is at least this; 0 means all
+    /// (arXiv 2407.01082).
     pub min_p: f64,
 }
 
@@ -43,48 +45,50 @@ impl Default for Filters {
     }
 }
 
-/// In which dtype keys and values are kept.
+/// Dtype of cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheDtype {
-    /// Four bytes an element.
+    /// Four bytes per element.
     F32,
-    /// Two bytes.
+    /// Two bytes per element.
     Bf16,
-    /// One byte, and a scale in f32 for each head of each position.
+    /// One byte per element, and one f32 scale per head and position.
     E4m3,
 }
 
-/// How a cache keeps keys and values.
+/// Options of a key-value cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// In which dtype; that of hidden states if there is none.
+    /// Dtype; if `None`, the dtype of hidden states.
     pub dtype: Option<CacheDtype>,
-    /// Positions that there is room for from the beginning. A cache that has more of them doubles.
+    /// Initial capacity in positions. A full cache doubles.
     pub positions: usize,
-    /// Whether each row of a batch is to get the bits that it gets alone, as far as that is the model's: its output layer, which is mostly
-    /// in high precision, then takes the rows one by one.
+    /// Whether each row of a batch must have the bits that it has alone, as far as the model can
+    /// ensure it. The output layer, usually in high precision, then processes rows one by one.
     pub rows_alone: bool,
 }
 
-/// Which prompts go through the model as one batch, after each has been read by itself.
+/// Prompts that are decoded as one batch after separate prefills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Batching {
-    /// None: one text after another is made, each bit for bit what it is alone.
+    /// One text after another, bit for bit as alone.
     Alone,
-    /// So many at a time, with the bits of each alone where all linears but the output layer give so many rows these bits
-    /// ([`independent_rows`](burn_float8::report::independent_rows)): their weights are read once for all of them.
+    /// Up to this number of prompts at a time. Each text is bitwise the same as alone, if linears
+    /// compute this number of rows independently
+    /// ([`independent_rows`](burn_float8::report::independent_rows)); the output layer need not.
+    /// Weights are read once for the whole batch.
     Exact(NonZero<usize>),
-    /// 64 prompts at a time. Each text differs from the prompt's text alone by rounding, and with
+    /// 64 prompts at a time. A text differs from the one generated alone by rounding, and with
     /// per-tensor FP8 scales by the scales.
     All,
 }
 
-/// Prompts that have a key-value cache at once.
+/// Number of prompts with a key-value cache at once.
 const TOGETHER: usize = 64;
 
 impl Batching {
-    /// How many of so many prompts are a batch.
+    /// Batch size for this number of prompts.
     pub(crate) fn size(self, prompts: usize) -> usize {
         match self {
             Self::Alone => 1,
@@ -94,38 +98,40 @@ impl Batching {
     }
 }
 
-/// Keys and values of the positions that a model has seen.
+/// Keys and values of the positions seen by a model.
 pub trait KeyValueCache: Sized {
-    /// Caches of one row each as one cache of all of them, whose rows may differ in length.
+    /// Joins caches of one row each. Rows may differ in length.
     fn join(rows: Vec<Self>) -> Self;
 
-    /// Keeps these rows alone, in this order.
+    /// Keeps only these rows, in this order.
     fn keep(&mut self, rows: &[usize]);
 }
 
-/// How text is generated.
+/// Options of text generation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerateOptions {
-    /// Tokens to add to each prompt.
+    /// New tokens per prompt.
     pub max_new_tokens: usize,
-    /// Tokens from 0 on that may be chosen: the rest of the vocabulary may be padding.
+    /// Number of tokens, from 0 on, that may be chosen; the rest of the vocabulary may be padding.
     pub num_choices: usize,
-    /// Tokens that end a text, of which they are no part.
+    /// Tokens that end a text. They are not part of it.
     pub stop: Vec<u32>,
-    /// Greedy, or drawn. Each prompt has the seed for itself: it is continued as it would be alone.
+    /// Greedy or sampled. Each prompt uses the seed independently, so it continues as it would
+    /// alone.
     pub sampling: Sampling,
-    /// Which tokens may be chosen.
+    /// Filters of candidate tokens.
     pub filters: Filters,
-    /// The dtype of keys and values; that of hidden states if there is none.
+    /// Dtype of cached keys and values; if `None`, the dtype of hidden states.
     pub cache: Option<CacheDtype>,
-    /// Whether there is room for all tokens from the beginning; the cache doubles when it is full if not.
+    /// Whether the cache is allocated for all tokens at once; otherwise it doubles when full.
     pub preallocate: bool,
-    /// Which prompts go through the model together.
+    /// Prompts that are decoded together.
     pub batching: Batching,
 }
 
 impl GenerateOptions {
-    /// So many tokens out of the first `num_choices`, greedy, in a cache that there is room for, one prompt after another.
+    /// Greedy generation from the first `num_choices` tokens, with a preallocated cache, one prompt
+    /// after another.
     pub fn new(max_new_tokens: usize, num_choices: usize) -> Self {
         Self {
             max_new_tokens,
@@ -139,10 +145,10 @@ impl GenerateOptions {
         }
     }
 
-    /// Checks what the types do not.
+    /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid option.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Sampling::Temperature { temperature, .. } = self.sampling {
             let fits = temperature > 0.0 && temperature.is_finite();
@@ -156,7 +162,7 @@ impl Filters {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`ConfigError::Value`] naming the first that cannot be.
+    /// [`ConfigError::Value`] naming the first invalid field.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { repetition_penalty: penalty, top_p, min_p, .. } = *self;
         let fits = penalty > 0.0 && penalty.is_finite();

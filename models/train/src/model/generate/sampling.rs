@@ -1,4 +1,4 @@
-//! [`Sampler`]: the next token of one text.
+//! [`Sampler`]: next token of one text.
 //!
 //! ```text
 //! l[t] ← l[t] / penalty if positive, l[t] · penalty if not        tokens t of the text
@@ -16,12 +16,12 @@ pub(super) struct Sampler {
     sampling: Sampling,
     filters: Filters,
     rng: Rng,
-    /// The tokens of the text, if they count.
+    /// Tokens of the text, collected only for the repetition penalty.
     seen: BTreeSet<u32>,
 }
 
 impl Sampler {
-    /// A text that begins with `prompt`.
+    /// Sampler of a text that begins with `prompt`.
     pub(super) fn new(prompt: &[u32], options: &GenerateOptions) -> Self {
         let &GenerateOptions { sampling, filters, .. } = options;
         let rng = match sampling {
@@ -33,7 +33,7 @@ impl Sampler {
         sampler
     }
 
-    /// The token that follows; none if a logit is NaN, or there is no finite one.
+    /// Chooses the next token; `None` if a logit is NaN or the largest is not finite.
     pub(super) fn choose(&mut self, logits: &[f32]) -> Option<u32> {
         if logits.iter().any(|logit| logit.is_nan()) {
             return None;
@@ -41,7 +41,7 @@ impl Sampler {
         let mut logits: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
         let penalty = self.filters.repetition_penalty;
         for token in &self.seen {
-            // Tokens of a prompt need not be choices.
+            // Tokens of a prompt may be outside of the choices.
             if let Some(logit) = logits.get_mut(*token as usize) {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
@@ -71,7 +71,7 @@ impl Sampler {
 }
 
 impl Filters {
-    /// Weights, of which the largest is 1, without those of tokens that may not be chosen.
+    /// Sets the weights of excluded tokens to 0. The largest weight is 1.
     fn apply(&self, mut weights: Vec<f64>) -> Vec<f64> {
         let Self { top_k, top_p, min_p, .. } = *self;
         if top_k.is_none() && top_p == 1.0 {
@@ -99,7 +99,7 @@ impl Filters {
     }
 }
 
-/// The largest; the first of several.
+/// Index of the largest value; the first if several are equal.
 fn argmax(logits: &[f64]) -> usize {
     (1..logits.len()).fold(0, |best, i| if logits[i] > logits[best] { i } else { best })
 }
@@ -112,7 +112,7 @@ fn draw(weights: &[f64], best: usize, rng: &mut Rng) -> usize {
             return token;
         }
     }
-    // Rounding left a crumb.
+    // Only after rounding errors in the sum.
     best
 }
 
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(greedy(&[f32::NEG_INFINITY, -1e30]), Some(1));
     }
 
-    /// Which tokens are drawn in many trials of probabilities .4, .3, .2, .06, .04.
+    /// Tokens drawn in many trials with probabilities .4, .3, .2, .06, .04.
     fn drawn(filters: Filters) -> Vec<u32> {
         let logits = [0.06_f32, 0.4, 0.3, 0.04, 0.2].map(f32::ln);
         let mut sampler = sampler(&[], Sampling::Temperature { temperature: 1.0, seed: 1 }, filters);
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(drawn(Filters { top_p: 0.5, ..all }), [1, 2]);
         assert_eq!(drawn(Filters { top_p: 0.01, ..all }), [1]);
         assert_eq!(drawn(Filters { min_p: 0.4, ..all }), [1, 2, 4]);
-        // The nucleus is of what top-k has left: .4 of .7 is less than .6.
+        // The nucleus refers to the tokens left by top-k: .4 of .7 is less than .6.
         assert_eq!(drawn(Filters { top_k: NonZero::new(2), top_p: 0.6, ..all }), [1, 2]);
         assert_eq!(drawn(Filters { top_k: NonZero::new(2), top_p: 0.5, ..all }), [1]);
         assert_eq!(drawn(Filters { top_p: 0.85, min_p: 0.6, ..all }), [1, 2]);
@@ -171,7 +171,7 @@ mod tests {
     fn what_the_text_has_counts_against_a_token() {
         let filters = Filters { repetition_penalty: 2.0, ..Filters::default() };
         let mut sampler = sampler(&[2, 9], Sampling::Greedy, filters);
-        // Of the prompt is 2, whose 5 counts as 2.5; then 1 counts half as well, and then both less than 0.
+        // The prompt has token 2, so its 5 becomes 2.5. Then 1 is halved, and both are below it.
         let logits = [1.4, 3.0, 5.0, -1.0];
         assert_eq!([(); 3].map(|()| sampler.choose(&logits)), [Some(1), Some(2), Some(2)]);
         let negative = [-1.5, -1.0, -9.0, -3.0];

@@ -1,18 +1,18 @@
-//! The `sh` blocks of the documentation: what each line is.
+//! The `sh` blocks of the documentation: kinds of lines.
 
 use super::markdown::Chapter;
 
-/// Commands of cargo that need no mark: CI runs the first two, and the program of the third runs here.
+/// Cargo commands that need no mark. CI runs the first two, and the program of the third runs here.
 const CARGO: [&str; 3] = [
     "cargo test --release --workspace",
     "cargo run --release --example llama3_fp8",
     "cargo run --release --bin llama3 -- --help",
 ];
 
-/// Whether a line is to be run here.
+/// Whether a line is run here.
 ///
 /// # Errors
-/// It is of no kind that may stand in the documentation.
+/// A kind of line that the documentation must not contain.
 fn is_run(line: &str) -> Result<bool, String> {
     let (command, comment) = line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()));
     let is_marked = comment == "needs a GPU"
@@ -25,7 +25,7 @@ fn is_run(line: &str) -> Result<bool, String> {
     }
 }
 
-/// The commands of a chapter that are run, with the numbers of their lines, and what is wrong with others.
+/// Commands of a chapter to run, with their line numbers, and errors of other lines.
 pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>) {
     let (mut run, mut wrong) = (vec![], vec![]);
     for (first, block) in chapter.blocks("sh") {

@@ -1,4 +1,4 @@
-//! [`Chapter`]: a Markdown file of the repository: its code, its prose, its tables, links and headings.
+//! [`Chapter`]: a Markdown file of the repository with its code, prose, tables, links and headings.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 /// A Markdown file.
 pub(crate) struct Chapter {
-    /// Its path from the root of the repository, with `/`.
+    /// Path from the root of the repository, with `/`.
     pub(crate) name: String,
     pub(crate) text: String,
 }
 
-/// The root of the repository.
+/// Root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
 }
 
-/// These files, and the Markdown files of these folders, by name.
+/// These files, and the Markdown files of these folders, sorted by name.
 pub(crate) fn chapters(of: &[&str]) -> Vec<Chapter> {
     let mut names = vec![];
     for name in of {
@@ -35,7 +35,7 @@ pub(crate) fn chapters(of: &[&str]) -> Vec<Chapter> {
 }
 
 impl Chapter {
-    /// The text of each block of code in `language`, and the number of its first line.
+    /// Text of each code block in `language`, and the number of its first line.
     pub(crate) fn blocks(&self, language: &str) -> Vec<(usize, String)> {
         let mut found = vec![];
         let mut open: Option<(usize, &str, String)> = None;
@@ -51,7 +51,7 @@ impl Chapter {
         found.into_iter().filter(|(_, of, _)| *of == language).map(|(number, _, text)| (number, text)).collect()
     }
 
-    /// Lines outside of blocks of code, numbered.
+    /// Numbered lines outside of code blocks.
     pub(crate) fn prose(&self) -> Vec<(usize, &str)> {
         let mut in_code = false;
         let mut lines = vec![];
@@ -65,7 +65,7 @@ impl Chapter {
         lines
     }
 
-    /// The cells of tables, with the number of their line.
+    /// Table cells with their line numbers.
     pub(crate) fn cells(&self) -> Vec<(usize, String)> {
         let rows = self.prose().into_iter().filter(|(_, line)| line.starts_with('|'));
         let cells = |(number, line): (usize, &str)| {
@@ -75,7 +75,7 @@ impl Chapter {
         rows.flat_map(cells).collect()
     }
 
-    /// What `[text](target)` and `[text]: target` point to, with the number of their line.
+    /// Targets of `[text](target)` and `[text]: target`, with their line numbers.
     pub(crate) fn links(&self) -> Vec<(usize, String)> {
         let mut links = vec![];
         for (number, line) in self.prose() {
@@ -89,7 +89,7 @@ impl Chapter {
         links
     }
 
-    /// The names under which GitHub links to the headings.
+    /// Anchors of the headings on GitHub.
     pub(crate) fn anchors(&self) -> Vec<String> {
         let mut seen = BTreeMap::<String, usize>::new();
         let headings = self.prose().into_iter().filter_map(|(_, line)| {
@@ -106,15 +106,16 @@ impl Chapter {
     }
 }
 
-/// The line without what stands between backticks, where nothing is a link.
+/// Line without the text between backticks, which has no links.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// GitHub's name of a heading: its text in lower case, without punctuation, with hyphens for spaces.
+/// GitHub's anchor of a heading: its text in lower case, without punctuation, with hyphens for
+/// spaces.
 fn slug(heading: &str) -> String {
     let mut text = String::new();
-    // Of a link only its text counts.
+    // Only the text of a link counts.
     for (i, part) in heading.split("](").enumerate() {
         text.push_str(if i == 0 { part } else { part.split_once(')').map_or(part, |(_, rest)| rest) });
     }
