@@ -17,8 +17,9 @@ pub(super) fn check_parameters<C: ModelConfig>(
     holds_codes: bool,
     selected: &SelectedDevice,
 ) -> Result<(), JobError> {
-    let ModelSize { num_params, vocab_size, hidden_size, .. } = dims.size();
-    let (all, tables, each) = (num_params as u64, 2 * (vocab_size * hidden_size) as u64, dtype.size() as u64);
+    let ModelSize { num_params, vocab_size, hidden_size, tie_word_embeddings, .. } = dims.size();
+    let tables = if tie_word_embeddings { 1 } else { 2 } * (vocab_size * hidden_size) as u64;
+    let (all, each) = (num_params as u64, dtype.size() as u64);
     let bytes = if holds_codes { all + (each - 1) * tables.min(all) } else { each * all };
     check(bytes, "the model", selected)
 }

@@ -219,15 +219,15 @@ impl<'a> StoredTensor<'a> {
         self.decode(0..self.entry.bytes)
     }
 
-    /// Reads rows of the first axis, as [`to_f32`](Self::to_f32) reads all elements. The rows must
-    /// exist: this is not checked.
+    /// Reads rows of the first axis, as [`to_f32`](Self::to_f32) reads all elements.
     ///
     /// # Errors
     /// The errors of [`to_f32`](Self::to_f32).
     ///
     /// # Panics
-    /// If the tensor is a scalar.
+    /// If the tensor is a scalar or has fewer rows.
     pub fn rows_f32(&self, rows: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
+        assert!(rows.end <= self.entry.shape[0], "rows {rows:?} of {}: {:?}", self.name, self.entry.shape);
         let row = self.entry.bytes.checked_div(self.entry.shape[0]).unwrap_or(0);
         self.decode(rows.start * row..rows.end * row)
     }
