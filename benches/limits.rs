@@ -1,5 +1,5 @@
-//! Time of each operation of a training step on the CPU, against the machine's limits. The model is
-//! that of `torch_cpu.py`, measured by the trainer's `[profile]`.
+//! Time of each operation of a training step on the CPU, against the machine's limits. Uses the
+//! model of `torch_cpu.py` and the trainer's `[profile]`.
 //!
 //! ```text
 //! least = max(arithmetic / peak, bytes / stream)        peak: Burn's f32 matmul of 1,024³        stream: two buffers, read by all cores

@@ -1,4 +1,5 @@
-//! The assemblers of CUDA toolkits. A driver has the one of its version, which assembles NVRTC's PTX when a program loads it.
+//! The assemblers of CUDA toolkits. A driver has the one of its version, which assembles NVRTC's
+//! PTX when a program loads it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -54,8 +55,9 @@ impl Ptxas {
         }
     }
 
-    /// Machine code of `ptx` for `arch`, such as `sm_90a`. PTX that says it is newer than what this assembler reads is taken for as old
-    /// as that: it may hold nothing that is new. `folder` is written to.
+    /// Machine code of `ptx` for `arch`, such as `sm_90a`. PTX that says it is newer than what this
+    /// assembler reads is taken for as old as that: it may hold nothing that is new. `folder` is
+    /// written to.
     ///
     /// # Errors
     /// What the assembler says.
