@@ -6,7 +6,7 @@
 //! bytes of a launch = sizes of all its tensors, each read or written once
 //! layer             = RMSNorm, q, k and v, rotary positions of q and k; RMSNorm, gate and up, SwiGLU, down
 //! ```
-//! Attention, o and the residuals are excluded, as they are the same in both. Nothing is launched.
+//! Attention, o and the residuals are excluded: they do not differ. Nothing is launched.
 
 use burn::backend::Autodiff;
 use burn::module::Module;

@@ -29,7 +29,7 @@ pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
             })
         };
     }
-    // NaN is unordered: ordered comparisons are then false, and those with `u` true.
+    // NaN is unordered: ordered comparisons are then false, and the `u` variants true.
     macro_rules! floats {
         ($map:expr, $($name:literal => $order:pat),+) => {
             match name {

@@ -234,7 +234,7 @@ pub(crate) struct Issue<'a> {
     pub(crate) warp: &'a mut Warp,
     /// Lanes that execute the instruction.
     pub(crate) mask: u32,
-    /// Lanes that reach the instruction, including those that its predicate disables.
+    /// Lanes that reach the instruction, including lanes that its predicate disables.
     pub(crate) group: u32,
     pub(crate) pc: u32,
 }

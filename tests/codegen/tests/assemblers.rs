@@ -3,7 +3,7 @@
 //!
 //! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without
 //! `FLOAT8_CUDA_TOOLS`, the test is skipped with a message; in CI that is a failure. `FLOAT8_NVRTC`
-//! names toolkits whose NVRTC replaces that of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all` assembles
+//! names toolkits whose NVRTC is used instead of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all` assembles
 //! all kernels of Hopper and Blackwell. `.ci/compilers` sets both.
 
 use std::fmt;

@@ -45,7 +45,7 @@ pub struct Args {
     /// Several are faster, because compiling kernels takes longer than running them.
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Appends each result to this file as a line of JSON, as soon as it is known.
+    /// Appends each result to this file as a line of JSON, immediately.
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]

@@ -3,7 +3,7 @@
 //!
 //! Device work is timed in batches of many launches between two waits, after a warm-up; the median
 //! batch is reported. Inputs are normally distributed and rotate through more memory than an L2
-//! cache holds. Each row is a case of a worker process, and is written as soon as it is measured.
+//! cache holds. Each row is a case of a worker process, and is written immediately.
 
 mod beside;
 mod data;
