@@ -13,9 +13,12 @@ pub struct Count {
     /// Payload bytes that this rank gave: its shard, or the whole vector of a reduction. For a
     /// broadcast, only at the root.
     pub sent: u64,
-    /// Payload bytes from the R − 1 other ranks, as a ring moves them: R − 1 shards of a gather, R
-    /// − 1 chunks of a reduce-scatter, 2 (R − 1) / R of an all-reduced vector (rounded down), all
-    /// of a broadcast except at its root.
+    /// Payload bytes from the other ranks, as a ring of R ranks moves them:
+    ///
+    /// - a gather: R − 1 shards
+    /// - a reduce-scatter: R − 1 chunks
+    /// - an all-reduced vector: 2 (R − 1) / R of it, rounded down
+    /// - a broadcast: all of it, except at its root
     pub received: u64,
 }
 

@@ -41,7 +41,7 @@ use crate::world::World;
 /// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(64, 32).init::<B>(&Default::default());
 /// let model = Float8Config::tensorwise().apply(model).unwrap().0;
-/// A world of one; under a launcher use its communicator.
+/// // A world of one; under a launcher use its communicator.
 /// let (model, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
 /// sharded.precompute_scales(&model); // before each step
 /// assert_eq!(sharded.summary().sharded, 1);
@@ -62,10 +62,11 @@ impl Sharded {
     ///
     /// All ranks call it with the same model and equal parameter values. For FP8 call it after
     /// [`Float8Config::apply`](burn_float8::Float8Config::apply), because the shards depend on the
-    /// casts. The parameters of the model that is returned are the shards, `[chunk, N]`, so that
-    /// optimizers which look at one element at a The parameters of the returned model are the
-    /// shards, `[chunk, N]`. Element-wise optimizers (AdamW, SGD, Adam) keep moments of the shard
-    /// only. Optimizers with matrix products (Muon) panic; L-BFGS would compute a wrong result.
+    /// casts.
+    ///
+    /// The parameters of the returned model are the shards, `[chunk, N]`. Element-wise optimizers
+    /// (AdamW, SGD, Adam) keep moments of the shard only. Optimizers with matrix products (Muon)
+    /// panic; L-BFGS would compute a wrong result.
     ///
     /// Gradients of sharded parameters are summed over all ranks in backward;
     /// [`reduce_gradients`](Self::reduce_gradients) sums the others. Parameters loaded later may be
@@ -82,8 +83,8 @@ impl Sharded {
     /// # Errors
     ///
     /// [`ShardError`] with the model: it is quantized, already sharded, of an unsupported dtype, or
-    /// has nothing to shard; the ranks' models differ; NCCL is used without MPI or on another
-    /// device.
+    /// has nothing to shard. Also if the ranks' models differ, or NCCL is used without MPI or on
+    /// another device.
     pub fn apply<B: Float8Stack<Inner: ShardBackend>, M: Module<B>>(
         model: M,
         comm: &Communicator,

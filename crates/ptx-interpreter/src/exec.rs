@@ -156,7 +156,7 @@ fn block(warp: &mut Warp, mask: u32, wait: Wait) {
     lanes(mask).for_each(|lane| warp.wait[lane] = wait);
 }
 
-/// Makes lanes wait at an instruction for the lanes of `needed`, or releases those that already
+/// Makes lanes wait at an instruction for the lanes of `needed`, or releases the lanes that already
 /// wait there. The caller continues once all have arrived.
 pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32) -> Flow {
     let waiting = lanes(warp.blocked)

@@ -6,10 +6,12 @@
 //! addresses.
 //!
 //! With `.cta_group::2` an instruction covers a pair of blocks, and either may issue it.
-//! Descriptors and addresses refer to the same offsets in both. A product has 256 rows. Block 0 of
-//! the pair holds the first 128 rows of A and of the sums and the first half of the rows of B;
-//! block 1 holds the others. Each block has the scales of its rows of A and of all rows of B. A
-//! copy reads each block's shared memory and writes its own tensor memory.
+//! Descriptors and addresses refer to the same offsets in both.
+//!
+//! A product has 256 rows. Block 0 of the pair holds the first 128 rows of A and of the sums, and
+//! the first half of the rows of B. Block 1 holds the others. Each block has the scales of its rows
+//! of A and of all rows of B. A copy reads each block's shared memory and writes its own tensor
+//! memory.
 //!
 //! The PTX ISA orders a copy before later products, and products with the same sums. It does not
 //! promise that a product reads its scales before a later copy overwrites them, so such a copy is

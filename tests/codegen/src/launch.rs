@@ -1,5 +1,5 @@
-//! Arguments of a launch as CubeCL's CUDA runtime passes them: tensor maps by value, their buffers
-//! and the others, the dynamic metadata, the info by value.
+//! Arguments of a launch in the order of CubeCL's CUDA runtime: tensor maps by value, their buffers
+//! and the others, the dynamic metadata. The info is last, by value.
 
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};

@@ -24,8 +24,8 @@ const GRANULARITIES: [Granularity; 4] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
 const MX: Granularity = Granularity::Block1x32;
 
-/// Contraction lengths for every `RowSplit` of the rowwise cast: each number of units per row and
-/// of words per unit, and a row that is too long to keep.
+/// Contraction lengths for every `RowSplit` of the rowwise cast. They cover each number of units
+/// per row and of words per unit, and a row that is too long to keep.
 const ROW_LENGTHS: [usize; 14] = [16, 48, 128, 144, 256, 272, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768];
 
 fn dtypes() -> [StorageType; 3] {

@@ -3,8 +3,8 @@
 //!
 //! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without
 //! `FLOAT8_CUDA_TOOLS`, the test is skipped with a message; in CI that is a failure. `FLOAT8_NVRTC`
-//! names toolkits whose NVRTC is used instead of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all` assembles
-//! all kernels of Hopper and Blackwell. `.ci/compilers` sets both.
+//! names toolkits whose NVRTC is used instead of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all`
+//! assembles all kernels of Hopper and Blackwell. `.ci/compilers` sets both.
 
 use std::fmt;
 use std::io::Write;
@@ -18,7 +18,7 @@ use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
 use codegen::variants::{all_are_asked_for, generate};
 
-/// Tensor core kernel of each architecture, and a step: variants 0, `step`, 2 · `step` and so on
+/// Tensor core kernel of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
 /// are assembled, since all would take an hour.
 const KERNELS: [(u16, &str, &str, usize); 4] = [
     (90, "sm_90a", "gemm_hopper", 27),

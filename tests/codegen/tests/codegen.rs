@@ -26,11 +26,11 @@ const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
 /// Kernels that load scales of two and of four blocks at once, with their minimum numbers of
-/// variants: one per tile and each of two pairs of granularities.
+/// variants. There is one per tile and each of two pairs of granularities.
 const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 4)];
 
 /// Joint operations of two blocks in a cluster, by architecture, with their minimum numbers of
-/// variants: one per tile and output, more than exist without groups.
+/// variants. There is one per tile and output, more than exist without groups.
 const CLUSTERS: [(u16, &str, usize); 3] = [
     (90, "complete_tx::bytes.multicast::cluster", 120),
     (100, "tcgen05.mma.cta_group::2.kind::f8f6f4", 36),

@@ -65,8 +65,8 @@ fn check_operands(client: &Client, gemm: Gemm, operands: [&HostMatrix; 2]) {
     gemm.compare(client, operands, BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }
 
-/// Checks on a device of many SMs, where each makes a small tile, and on one of two SMs, which make
-/// large tiles in sequence or as a cluster.
+/// Checks on a device of many SMs, where each makes a small tile, and on a device of two. The
+/// latter makes large tiles, in sequence or as a cluster.
 fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute_shared() else { return };
     on_each([80, 89, 90, 100, 120], |sm| {

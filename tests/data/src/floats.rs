@@ -35,7 +35,7 @@ pub fn amaxes(random: usize, seed: u64) -> Vec<f32> {
 }
 
 /// Edge cases of amaxes for exponents: the ends of every binade, and in each the neighbours of 1,
-/// 448 and 57344, with mantissas of 0, 0.75 and 0.75. Then subnormals and `random` others.
+/// 448 and 57344. Their mantissas are 0, 0.75 and 0.75. Then subnormals and `random` others.
 pub fn binade_edges(random: usize, seed: u64) -> Vec<f32> {
     let mantissas = [0x0, 0x1, 0x3f_ffff, 0x40_0000, 0x5f_ffff, 0x60_0000, 0x60_0001, 0x60_0002, 0x6f_ffff, 0x70_0000];
     let edges = (0..255u32).flat_map(|e| mantissas.map(|m| f32::from_bits(e << 23 | m)));

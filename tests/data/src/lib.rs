@@ -1,6 +1,6 @@
 //! Shared test utilities: a random generator, floats at which casts and scales can be wrong, a
-//! reader of reference vectors, an error measure, transposes, comparisons of floats, and the text
-//! of a panic.
+//! reader of reference vectors and an error measure. Also transposes, comparisons of floats, and
+//! the text of a panic.
 //!
 //! It does not depend on the crates under test, so each of them can use it in its tests.
 

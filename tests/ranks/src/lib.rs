@@ -120,8 +120,8 @@ impl Training {
         Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0 }
     }
 
-    /// Trains one step on `micro_batches` micro-batches. A rank takes those whose number modulo the
-    /// ranks is its own. Returns the mean loss over all ranks.
+    /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
+    /// the ranks is its own. Returns the mean loss over all ranks.
     pub fn step(&mut self, micro_batches: usize) -> f32 {
         let device = Default::default();
         let (rank, ranks) = self.sharded.as_ref().map_or((0, 1), |sharded| {

@@ -6,8 +6,12 @@
 //! installed. `float8-gpu versions` prints the device and software versions.
 //!
 //! Cases run in worker processes with time limits, so that a GPU fault or a hang costs one case.
-//! Exit codes: 0 for success, 1 for a wrong result or error, 2 for an absent device, 3 if some
-//! cases did not run and all others passed.
+//!
+//! Exit codes:
+//! - 0: success
+//! - 1: a wrong result or an error
+//! - 2: the device is absent
+//! - 3: some cases did not run, and all others passed
 
 mod bench;
 mod check;

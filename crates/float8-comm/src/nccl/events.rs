@@ -14,9 +14,9 @@ type OfContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
 /// Stream of a device's primary context, and the functions that order it with all other streams
 /// there.
 ///
-/// Other users of the device do not expose their streams. Context events do not need them: one
+/// Other users of the device do not expose their streams, and context events do not need them. One
 /// event covers all work enqueued so far in the context, and all later work can wait for an event.
-/// They need CUDA 12.5.
+/// Context events need CUDA 12.5.
 pub(super) struct Lane {
     context: Arc<CudaContext>,
     stream: CUstream,

@@ -31,7 +31,7 @@ pub fn print_line(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("stderr is open");
 }
 
-/// Factor by which other programs on the cores slow down this one.
+/// Slowdown of this program by others on the same cores.
 pub fn crowding() -> f64 {
     let load = std::fs::read_to_string("/proc/loadavg").ok();
     let load = load.and_then(|text| text.split(' ').next()?.parse::<f64>().ok()).unwrap_or(1.0);

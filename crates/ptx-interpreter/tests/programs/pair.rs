@@ -61,8 +61,8 @@ fn exponent(row: usize, salt: usize) -> usize {
     (row * 5 + salt) % 7
 }
 
-/// Bytes of a block's operands and scales: 128 rows of A, half of B, the scales of its rows of A
-/// and of all of B.
+/// Bytes of a block's operands and scales: 128 rows of A, half of B, and the scales of its rows of
+/// A and of B.
 const IMAGE: usize = 5632;
 
 fn image(rank: usize) -> Vec<u8> {

@@ -56,9 +56,9 @@ fn plans() {
     }
 }
 
-/// Tiles that two blocks of a cluster make together, wide and narrow: several per cluster, on one
-/// and on two clusters, with rows for both blocks of the last and for one. Contractions longer than
-/// the stages, shorter than a step, and with split-K.
+/// Tiles that two blocks of a cluster make together, wide and narrow. There are several per
+/// cluster, on one and on two clusters, and the last has rows for both blocks or for one.
+/// Contractions longer than the stages, shorter than a step, and with split-K.
 #[test]
 fn pairs() {
     for seed in 0..if all_are_asked_for() { 3 } else { 1 } {
@@ -123,7 +123,7 @@ fn scales_that_are_powers_of_two() {
     assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len(), "scales that are no powers of two");
 }
 
-/// Groups whose scales are powers of two: squares of B that two groups share, matrices of B that
+/// Groups whose scales are powers of two. Squares of B that two groups share, matrices of B that
 /// start anywhere in a tile of scales, and empty groups.
 #[test]
 fn groups_whose_scales_are_powers_of_two() {

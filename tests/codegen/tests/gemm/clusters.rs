@@ -51,9 +51,12 @@ fn contractions(of: [u16; 2], text: &str, pairs: &[(Pair, StorageType)]) {
 const MULTICAST: &str = "complete_tx::bytes.multicast::cluster";
 const PAIR: &str = "tcgen05.mma.cta_group::2.kind";
 
-/// Empty groups, groups of one row and of less than a tile; ends inside tiles, with rows for one
-/// and for both blocks of a cluster; one group; rows outside of all groups; matrices of B that
-/// start inside and outside of squares of scales.
+/// Cases:
+///
+/// - empty groups, and groups of one row and of less than a tile
+/// - ends inside tiles, with rows for one and for both blocks of a cluster
+/// - one group, and rows outside of all groups
+/// - matrices of B that start inside and outside of squares of scales
 const HOPPER: [Case; 5] = [
     ((&[0, 100, 1, 799], 140), [66, 160], 2),
     ((&[300, 130], 90), [200, 300], 6),

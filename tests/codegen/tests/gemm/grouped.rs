@@ -72,7 +72,7 @@ fn rows_of_groups() {
     });
 }
 
-/// Rows of groups whose scales change along the contraction: squares of one group's matrix of B and
+/// Rows of groups whose scales change along the contraction. Squares of one group's matrix of B and
 /// squares shared by two groups; rows of two, four and five scales.
 #[test]
 fn rows_of_groups_in_blocks() {

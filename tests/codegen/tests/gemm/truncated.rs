@@ -9,8 +9,8 @@ use ptx_interpreter::Rounding::{Floor, ToZero};
 
 use super::{Client, F32, FAST, MX, PRECISE, client};
 
-/// A column of a long contraction, a ragged matrix with NaN and infinities, scales of rows; groups
-/// of rows and of the contraction, and groups that start inside a square of 128 by 128.
+/// A column of a long contraction, a ragged matrix with NaN and infinities, and scales of rows.
+/// Groups of rows and of the contraction, and groups that start inside a square of 128 by 128.
 const CHECKS: [&str; 6] = [
     "scaled_gemm 5x1x1000 e4m3,e4m3 tensorwise,tensorwise ",
     "scaled_gemm 70x133x200 e5m2,e4m3 tensorwise,tensorwise ",

@@ -23,7 +23,7 @@ fn bits<const D: usize>(t: Tensor<Inner, D>) -> Vec<u32> {
 }
 
 /// Outputs y of an identity x and dx of an identity dy, which show the weight's codes and scales in
-/// both orientations; and dw of this rank's rows.
+/// both orientations. Also dw of this rank's rows.
 fn read(linear: &Linear<B>, k: usize, n: usize) -> [Vec<u32>; 3] {
     let device = Default::default();
     let x = Tensor::<B, 2>::eye(k, &device).require_grad();
