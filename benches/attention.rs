@@ -17,7 +17,7 @@ const HEADS: [usize; 2] = [8, 4];
 const DIM: usize = 64;
 /// Tokens of a batch; shorter sequences come in larger batches.
 const TOKENS: usize = 2048;
-/// The scores of longer sequences exceed 16 GiB of memory.
+/// Several copies of longer sequences' scores exceed 16 GiB of memory.
 const LONGEST_MATERIALIZED: usize = 4096;
 
 /// One sequence length.

@@ -253,7 +253,8 @@ pub enum CommError {
         /// The last collective that it started.
         after: u64,
     },
-    /// Other ranks keep a dropped communicator. Logged; then the job ends.
+    /// This rank has dropped its communicator, but other ranks keep theirs. Logged; then the job
+    /// ends.
     #[error("rank {rank} of {world_size} dropped its communicator {:.1} s ago, and {}", waited.as_secs_f64(), failed.map_or_else(|| "another rank still has its own".into(), |rank| format!("rank {rank} needs more of it, so the job ends")))]
     Leave {
         /// The rank that dropped it.

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Reshard {
-    /// Keep it until the optimizer updates the weight. Two gathers per linear and step, for any
-    /// number of micro-batches.
+    /// Until the optimizer replaces the weight: two gathers for each linear and step, over all
+    /// micro-batches.
     #[default]
     AfterStep,
-    /// Free it after the launch of the GEMM that reads it. Two gathers per linear and micro-batch;
-    /// no memory in between.
+    /// Until the GEMM that reads it has been launched: two gathers for each linear and micro-batch,
+    /// and no memory in between.
     AfterForward,
 }
 
@@ -24,7 +24,7 @@ pub enum ReduceDtype {
     /// f32.
     #[default]
     F32,
-    /// Each rank's gradient is rounded to bf16, which halves the bytes.
+    /// Each rank's gradient rounded to bf16: half the bytes.
     Bf16,
 }
 

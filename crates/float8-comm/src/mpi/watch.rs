@@ -99,7 +99,6 @@ impl World {
     /// up as well.
     ///
     /// A rank that joins because another has given up may still see its own transfer end. It then
-    /// A rank that joins because another has given up may still see its own transfer end. It then
     /// stops at a later error. So the compare mode's difference is the error of every rank,
     /// regardless of the rank that finds it first.
     fn roll_call(
