@@ -1,4 +1,5 @@
-//! Causal attention on the CPU, forward and backward: the node against Burn's operations on autodiff, which keep their scores.
+//! Causal attention on the CPU, forward and backward: the node against Burn's operations on
+//! autodiff, which keep the scores.
 use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex};
@@ -11,25 +12,25 @@ use test_data::{Counting, normal};
 
 use crate::medians;
 
-/// Query heads, key heads, and their width.
+/// Query heads and key heads.
 const HEADS: [usize; 2] = [8, 4];
 const DIM: usize = 64;
-/// Tokens of a batch: more sequences where they are shorter.
+/// Tokens of a batch; shorter sequences come in larger batches.
 const TOKENS: usize = 2048;
-/// Longer sequences have more scores than a machine of 16 GiB holds several times.
+/// Several copies of longer sequences' scores exceed 16 GiB of memory.
 const LONGEST_MATERIALIZED: usize = 4096;
 
-/// One length of sequences.
+/// One sequence length.
 #[derive(Serialize)]
 pub struct Row {
     seq_len: usize,
     sequences: usize,
     /// Median milliseconds of forward and backward.
     ms: f64,
-    /// To the materialized one's; none where that is not run.
+    /// Ratio to the materialized scores' time; None if those did not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
-    /// Peak bytes over what was alive before.
+    /// Peak bytes above the bytes live before.
     peak_bytes: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
     materialized_peak_bytes: Option<usize>,
@@ -64,7 +65,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
     let row = |seq_len: usize| {
         let sequences = (TOKENS / seq_len).max(1);
         let node = step::<Float8<Autodiff<Flex>>>(sequences, seq_len);
-        // On a backend that is no `Float8` it is Burn's own.
+        // On a backend without `Float8` this is Burn's attention.
         let materialized = (seq_len <= LONGEST_MATERIALIZED).then(|| step::<Autodiff<Flex>>(sequences, seq_len));
         let peak_bytes = Counting::peak_of(&node);
         let materialized_peak_bytes = materialized.as_ref().map(Counting::peak_of);

@@ -1,5 +1,5 @@
-//! What the dtype of the cache does to the loss: of the debug preset after a run on the Rust sources of this repository, each token of a
-//! held-out text predicted from the cache.
+//! Effect of the cache's dtype on the loss. The debug preset is trained on the Rust sources of this
+//! repository and predicts each token of a held-out text from the cache.
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
@@ -16,7 +16,7 @@ type Train = Float8<burn::backend::Autodiff<Flex>>;
 type Eval = Float8<Flex>;
 
 const STEPS: usize = 300;
-/// Texts that are read at the same time, and bytes of each.
+/// Texts read at the same time, and bytes of each.
 const TEXTS: usize = 16;
 const LEN: usize = 128;
 
@@ -24,7 +24,7 @@ const LEN: usize = 128;
 #[derive(Serialize)]
 pub struct Row {
     cache: &'static str,
-    /// Bytes of an element, its scale included.
+    /// Bytes of an element, with its share of the scale.
     bytes: f64,
     /// Mean cross entropy in nats.
     loss: f64,
@@ -38,7 +38,7 @@ fn run(arguments: &[&str]) {
     job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::stdout()).expect("it runs");
 }
 
-/// The sources of this repository that are trained on, and one that is not.
+/// Sources of this repository for training, and one held-out file.
 fn sources() -> ([PathBuf; 3], PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     (

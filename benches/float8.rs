@@ -1,6 +1,7 @@
-//! FP8 against the same work in high precision, measured in one run: tables, and JSON with `--json FILE`.
+//! FP8 against the same work in high precision, measured in one run. Prints tables; writes JSON
+//! with `--json FILE`.
 //!
-//! `cargo bench --bench float8 -- --only step,memory` runs some of the parts only.
+//! `cargo bench --bench float8 -- --only step,memory` runs only these parts.
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
@@ -30,19 +31,19 @@ static ALLOCATOR: test_data::Counting = test_data::Counting;
 
 #[derive(Parser)]
 struct Args {
-    /// Parts to run, separated by commas; all if absent.
+    /// Parts to run, separated by commas. Default: all, except `cache` and `wide`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Timed repetitions of each case; the median counts.
+    /// Timed repetitions of each case; the median is reported.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// Writes the results as JSON.
+    /// Writes the results as JSON to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Measures one row of the memory part alone, and prints its bytes.
+    /// Measures only one row of the memory part and prints its bytes.
     #[arg(long, hide = true, value_name = "NAME")]
     memory_row: Option<String>,
-    /// What `cargo bench` passes.
+    /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -53,7 +54,7 @@ enum Part {
     Linear,
     /// Forward and backward of a grouped linear.
     Grouped,
-    /// Attention on the CPU, its time and memory by the length of sequences.
+    /// Time and memory of attention on the CPU, by sequence length.
     Attention,
     /// A train step of the debug Llama.
     Step,
@@ -63,23 +64,24 @@ enum Part {
     Gemm,
     /// Peak bytes of train steps on the CPU.
     Memory,
-    /// What a linear on CUDA costs the host.
+    /// Host time of a linear on CUDA.
     Host,
-    /// Bytes that a layer's linears and their neighbours move on CUDA.
+    /// Bytes that a layer's linears and fused operations move on CUDA.
     Neighbours,
-    /// A few rows through an FP8 weight on the CPU, against the bandwidth of memory.
+    /// A few rows through an FP8 weight on the CPU, against memory bandwidth.
     Gemv,
-    /// Generated tokens on the CPU, by their position.
+    /// Time of generated tokens on the CPU, by position.
     Generate,
-    /// What the dtype of the cache of keys and values does to a trained model's loss, which takes minutes: only if it is asked for.
+    /// Effect of the KV cache's dtype on a trained model's loss. Takes minutes; runs only if named.
     Cache,
-    /// A training step on the CPU, operation by operation, beside what the machine could do.
+    /// A training step on the CPU by operation, against the machine's limits.
     Limits,
-    /// A training step of a real width on the CPU, which takes minutes and 16 GiB: only if it is asked for.
+    /// A training step of a realistic width on the CPU. Takes minutes and 16 GiB; runs only if
+    /// named.
     Wide,
 }
 
-/// What was measured; parts that did not run are absent.
+/// Results; parts that did not run are absent.
 #[derive(Default, Serialize)]
 struct Results {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -200,7 +202,7 @@ fn main() -> std::io::Result<()> {
 /// Measures a device, given its name and the number of repetitions, and adds its rows.
 type Compare<Row> = fn(&str, u32, &mut Vec<Row>);
 
-/// Rows of the CPU and, if there is one, of the wgpu device of this name.
+/// Rows of the CPU and, if present, of the wgpu device with this name.
 fn on_devices<Row>(wgpu: Option<&str>, repeat: u32, on_cpu: Compare<Row>, on_wgpu: Compare<Row>) -> Vec<Row> {
     let mut rows = vec![];
     on_cpu("cpu", repeat, &mut rows);
@@ -210,14 +212,14 @@ fn on_devices<Row>(wgpu: Option<&str>, repeat: u32, on_cpu: Compare<Row>, on_wgp
     rows
 }
 
-/// Medians of the times of two things that take turns; the first two repetitions warm up.
+/// Median times of two alternating closures; the first two repetitions warm up.
 fn medians(repeat: u32, mut first: impl FnMut() -> f64, mut second: impl FnMut() -> f64) -> [f64; 2] {
     let times = (0..repeat + 2).map(|_| (first(), second())).skip(2);
     let (first, second): (Vec<_>, Vec<_>) = times.unzip();
     [median(first), median(second)]
 }
 
-/// The middle of some times.
+/// Median.
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]

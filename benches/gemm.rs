@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::medians;
 use crate::quantize::{CASTS, cast, matrix, time};
 
-/// Burn's, without fusion: it runs a matmul at once, even if nobody reads the result.
+/// Burn's backend without fusion, which runs a matmul immediately even if its result is unused.
 type Plain = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
 /// M, N and K.
@@ -30,7 +30,8 @@ pub struct Row {
     ratio: f64,
 }
 
-/// The default wgpu device, whose name this is; both operands with the scales of one entry of [`CASTS`].
+/// Rows of the default wgpu device, named `device`. Both operands have the scales of one entry of
+/// [`CASTS`].
 pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
     let client = WgpuRuntime::client(&WgpuDevice::default());
     let random = |shape: [usize; 2]| Tensor::<Plain, 2>::random(shape, Distribution::Default, &WgpuDevice::default());

@@ -1,4 +1,5 @@
-//! One row through an FP8 weight on the CPU: against the machine's memory, of which a stream is read beside it, and Burn's f32 linear.
+//! One row through an FP8 weight on the CPU, against a memory stream measured in the same rounds
+//! and Burn's f32 linear.
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use serde::Serialize;
 
 use crate::median;
 
-/// Bytes of the stream, and at least of the weights between two reads of one: more than caches hold.
+/// Bytes of the stream, and least bytes of weights between two reads of one: more than caches hold.
 pub const STREAM: usize = 256 << 20;
 
 /// One weight, `[size, size]`.
@@ -25,13 +26,13 @@ pub struct Row {
     microseconds: f64,
     /// GB/s of codes.
     bandwidth: f64,
-    /// GB/s of a stream that is read by all cores.
+    /// GB/s of a stream that all cores read.
     stream: f64,
-    /// Burn's f32 linear to a whole linear in FP8, its cast of x included: more is better.
+    /// Time of Burn's f32 linear / time of a linear in FP8, its cast of x included.
     speedup: f64,
 }
 
-/// GB/s at which all cores read memory: two equal buffers, which the C library compares.
+/// Memory bandwidth of all cores in GB/s: the C library compares two equal buffers.
 pub fn stream([left, right]: [&[u8]; 2]) -> f64 {
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let part = left.len().div_ceil(threads);
@@ -44,7 +45,7 @@ pub fn stream([left, right]: [&[u8]; 2]) -> f64 {
     (left.len() + right.len()) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// The casts of a recipe's x and w.
+/// Casts of x and w for a recipe.
 fn casts() -> [(&'static str, Recipe, Granularity, Granularity, ScaleMode); 4] {
     let e8m0 = ScaleMode::E8m0(ScaleCalculationMode::default());
     [
@@ -61,7 +62,8 @@ fn seconds(run: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Each granularity of a weight, by rows of x and sizes. All take turns, so that other work on the machine slows each of them.
+/// Rows for each granularity of a weight, number of rows of x, and size. Measurements alternate, so
+/// that other load on the machine slows them equally.
 pub fn rows(repeat: u32) -> Vec<Row> {
     let device = Default::default();
     let (left, right) = (vec![1_u8; STREAM / 2], vec![1_u8; STREAM / 2]);
@@ -70,7 +72,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
         set_default_config::<Float8<Flex>>(&device, Some(&Float8Config::new(recipe))).expect("needs no layer");
         for size in [2048, 4096, 8192] {
             for m in [1, 4] {
-                // As many weights as caches do not hold.
+                // More weights than caches hold.
                 let count = (STREAM / 4 / (size * size)).max(1);
                 let cast = |granularity| Cast { format: Format::E4m3, granularity, scale_mode };
                 let quantized = |rows: usize, cast, orientation| {
@@ -87,7 +89,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                     let config = GemmConfig::default();
                     black_box(Flex::fp8_matmul([&x, w], None, None, shape, burn::tensor::FloatDType::F32, config));
                 };
-                // One linear each: the FP8 copy of its weight stays with it.
+                // One linear each, which keeps the FP8 copy of its weight.
                 let linear = LinearConfig::new(size, size).with_bias(false);
                 let (plain, float8) = (linear.init::<Flex>(&device), linear.init::<Float8<Flex>>(&device));
                 let input = Tensor::<Flex, 2>::random([m, size], Distribution::Normal(0.0, 1.0), &device).into_data();

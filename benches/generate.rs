@@ -1,4 +1,4 @@
-//! Generated tokens on the CPU: the time of one by its position, for each dtype of the cache.
+//! Generated tokens on the CPU: time of a token by position, for each dtype of the cache.
 use std::time::Instant;
 
 use burn::backend::Flex;
@@ -13,7 +13,7 @@ use crate::median;
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 
-/// Positions whose tokens are compared, and how many tokens from each on.
+/// Positions to compare, and number of tokens at each.
 const POSITIONS: [usize; 2] = [50, 1000];
 const TOKENS: usize = 16;
 
@@ -24,7 +24,7 @@ pub struct Row {
     cache: &'static str,
     /// Median milliseconds of a token at each position.
     ms: [f64; 2],
-    /// The second to the first.
+    /// Second / first.
     ratio: f64,
 }
 
@@ -47,7 +47,7 @@ fn config() -> LlamaConfig {
     LlamaConfig { dims, rope_scaling: None }
 }
 
-/// Medians of the times of tokens that follow each of the positions.
+/// Median times of the tokens after each position.
 fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) -> [f64; 2] {
     let device = Default::default();
     let mut cache =
@@ -68,7 +68,7 @@ fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) 
     })
 }
 
-/// In f32 and in FP8.
+/// Rows in f32 and in FP8.
 pub fn rows(repeat: u32) -> Vec<Row> {
     let model = || Llama::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
     let float8 = Float8Config::new(Recipe::Rowwise).apply::<Train, _>(model()).expect("it has linears").0;

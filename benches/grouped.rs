@@ -19,19 +19,20 @@ pub struct Row {
     m: usize,
     k: usize,
     n: usize,
-    /// Sizes of the groups.
+    /// Distribution of the group sizes.
     spread: String,
-    /// Median milliseconds, a matmul for each group.
+    /// Median milliseconds of a matmul for each group.
     plain_ms: f64,
     float8_ms: f64,
     /// float8 / plain.
     ratio: f64,
 }
 
-/// y, by either of the two.
+/// Function that computes y.
 type Product<B> = fn(Tensor<B, 2>, Tensor<B, 3>, Tensor<B, 1, Int>) -> Tensor<B, 2>;
 
-/// A closure that gives the milliseconds of forward and backward, the casts of x and w included.
+/// Returns a closure that measures forward and backward in milliseconds, the casts of x and w
+/// included.
 fn timed<B: AutodiffBackend>(product: Product<B>, sizes: [usize; 8], [k, n]: [usize; 2]) -> impl FnMut() -> f64 {
     let device = B::Device::default();
     let ends: Vec<i32> = (1..=sizes.len()).map(|g| sizes[..g].iter().sum::<usize>() as i32).collect();
@@ -39,7 +40,7 @@ fn timed<B: AutodiffBackend>(product: Product<B>, sizes: [usize; 8], [k, n]: [us
     let x = Tensor::<B, 2>::random([sizes.iter().sum(), k], Distribution::Normal(0.0, 1.0), &device);
     let w = Tensor::<B, 3>::random([sizes.len(), k, n], Distribution::Normal(0.0, 0.02), &device);
     move || {
-        // New tensors of the same values: no cast is carried over from the last repetition.
+        // New tensors of the same values, so that no cast is reused from the last repetition.
         let x = (x.clone() * 1.0).detach().require_grad();
         let w = (w.clone() * 1.0).detach().require_grad();
         B::sync(&device).expect("the device runs");
@@ -69,7 +70,7 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(
     }
 }
 
-/// The CPU and, if there is one, the wgpu device of this name.
+/// Rows of the CPU and, if present, of the wgpu device with this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
     let cpu = |device: &str, repeat, rows: &mut _| {
         compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>(device, grouped_linear, repeat, rows);

@@ -1,7 +1,8 @@
-//! What a linear costs the host on CUDA, without a GPU: Burn's CUDA backend on a runtime that launches nothing.
+//! Host time of a linear on CUDA without a GPU: Burn's CUDA backend on a runtime that launches
+//! nothing.
 //!
-//! Fusion is left out: it adds a third thread to the caller's and the device's. All of them spin while they wait, so that on two cores
-//! the times would be those of the scheduler.
+//! Fusion is excluded: it adds a third thread to the caller's and the device's. All three spin
+//! while they wait, so on two cores the times would measure the scheduler.
 //!
 //! ```text
 //! host time = time until forward and backward return, and all launches are with the device's thread
@@ -27,19 +28,20 @@ use crate::{given, median};
 /// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
 type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
 
-/// M, K and N, so large that codes and scales come from different memory pools, as in a model.
+/// M, K and N, large enough that codes and scales come from different memory pools, as in a model.
 const SHAPE: [usize; 3] = [1024, 1024, 1024];
 
-/// Calls between two waits, which are a round.
+/// Calls between two waits, which form a round.
 const CALLS: usize = 50;
 
-/// Rounds for each repetition that is asked for, as one takes milliseconds.
+/// Rounds per requested repetition, as one takes milliseconds.
 const ROUNDS: u32 = 5;
 
-/// Rounds that do not count.
+/// Warm-up rounds.
 const WARM_UP: u32 = 2;
 
-/// Live tensors of one element. CubeCL's memory pool visits every live allocation for a new one.
+/// Numbers of live tensors of one element. CubeCL's memory pool visits every live allocation for a
+/// new one.
 const LIVE: [usize; 2] = [0, 2000];
 
 /// One precision.
@@ -50,11 +52,11 @@ pub struct Row {
     launches: f64,
     /// Median microseconds of forward and backward.
     microseconds: f64,
-    /// Quartiles of microseconds per launch, to plain Burn's of the same round.
+    /// Quartiles of microseconds per launch, relative to plain Burn in the same round.
     per_launch: [f64; 3],
 }
 
-/// Forward of x and w and backward from dy. `root` has one element.
+/// Forward of x and w, and backward from dy. `root` has one element.
 fn step<B: AutodiffBackend<Gradients = Gradients>>(
     inputs: [FloatTensor<B::InnerBackend>; 2],
     backward: impl FnOnce(FloatTensor<B>) -> Gradients,
@@ -65,7 +67,7 @@ fn step<B: AutodiffBackend<Gradients = Gradients>>(
     drop((x.grad(&grads).expect("x is tracked"), w.grad(&grads).expect("w is tracked")));
 }
 
-/// Microseconds and launches of a call, by a round of calls.
+/// Microseconds and launches per call, averaged over a round.
 fn measure(mut call: impl FnMut()) -> [f64; 2] {
     let sync = || Cuda::sync(&OfflineDevice::default()).expect("nothing runs");
     let idle = idle();
@@ -77,12 +79,12 @@ fn measure(mut call: impl FnMut()) -> [f64; 2] {
     [start.elapsed().as_secs_f64() * 1e6, idle.take_launches() as f64].map(|sum| sum / CALLS as f64)
 }
 
-/// bf16, and every recipe that needs no layer, alone and beside live tensors.
+/// Rows of bf16 and of every recipe that needs no layer, with and without live tensors.
 pub fn rows(repeat: u32) -> Vec<Row> {
     LIVE.into_iter().flat_map(|live| rows_beside(live, repeat)).collect()
 }
 
-/// All precisions take turns, so that other work on the machine slows each of them.
+/// Measures all precisions in turn, so that other load on the machine slows them equally.
 fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
     let [m, k, n] = SHAPE;
     let device = OfflineDevice::default();
@@ -104,7 +106,7 @@ fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
             );
             set.expect("a recipe without a history");
             measure(|| {
-                // New to the decorator: nothing is cast yet.
+                // New to the decorator, so nothing is cast yet.
                 let [x, w, dy, root] = inputs.clone();
                 let inputs = [x, w].map(Float8Tensor::new);
                 step::<Float8<Autodiff<Cuda>>>(inputs, |y| given::backward(y.into_full(), dy, root));
@@ -112,7 +114,7 @@ fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
         });
         [plain].into_iter().chain(quantized).collect::<Vec<_>>()
     };
-    // The first rounds make the kernels' keys and fill the memory pools.
+    // The first rounds create the kernels' keys and fill the memory pools.
     let rounds: Vec<_> = (0..WARM_UP + ROUNDS * repeat).map(|_| round()).skip(WARM_UP as usize).collect();
     let names = ["bf16".to_string()].into_iter().chain(recipes.iter().map(ToString::to_string));
     let row = |(i, precision): (usize, String)| {
@@ -124,7 +126,7 @@ fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
     names.enumerate().map(row).collect()
 }
 
-/// The values above a quarter, a half and three quarters of the others.
+/// Quartiles of the values.
 fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])

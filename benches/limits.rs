@@ -1,11 +1,11 @@
-//! Where the time of a training step on the CPU goes, and how far each operation is from the machine's limits: the model of
-//! `torch_cpu.py`, by the trainer's `[profile]`.
+//! Time of each operation of a training step on the CPU, against the machine's limits. Uses the
+//! model of `torch_cpu.py` and the trainer's `[profile]`.
 //!
 //! ```text
 //! least = max(arithmetic / peak, bytes / stream)        peak: Burn's f32 matmul of 1,024³        stream: two buffers, read by all cores
 //! ```
-//! Arithmetic is that of matrix products; what has none is bound by memory. Bytes are those of f32 tensors, or codes, that must be read and
-//! written once: caches make some operations faster than that.
+//! Arithmetic counts matrix products; operations without one are bound by memory. Bytes count f32
+//! tensors, or codes, each read and written once. Caches make some operations faster than that.
 use std::time::Instant;
 
 use burn::backend::Flex;
@@ -23,9 +23,9 @@ const FFN: usize = 704;
 /// Width of all keys, and of all values.
 const KEYS: usize = 128;
 const VOCABULARY: usize = 257;
-/// Of a batch.
+/// Tokens in a batch.
 const TOKENS: usize = 2048;
-/// Of a sequence.
+/// Tokens in a sequence.
 const LENGTH: usize = 256;
 /// K and N of a layer's linears.
 const LINEARS: [[usize; 2]; 7] =
@@ -50,7 +50,7 @@ const SETTINGS: [&str; 16] = [
     "profile.steps=4",
 ];
 
-/// Steps of the window.
+/// Steps in the window.
 const STEPS: f64 = 4.0;
 
 /// One operation of a step.
@@ -60,27 +60,27 @@ pub struct Row {
     name: String,
     calls: f64,
     milliseconds: f64,
-    /// Of the step.
+    /// Share of the step.
     share: f64,
-    /// Milliseconds that the limit of the machine would take, and whether that is arithmetic's.
+    /// Milliseconds at the machine's limit, and whether that is arithmetic.
     least: Option<(f64, bool)>,
 }
 
-/// Arithmetic and bytes of an operation in a step, where they are known.
+/// Arithmetic and bytes of an operation in a step, if known.
 fn cost(name: &str, fp8: bool) -> Option<[f64; 2]> {
     let all = |of: &dyn Fn([usize; 2]) -> usize| LAYERS * LINEARS.iter().map(|shape| of(*shape)).sum::<usize>();
     let [weights, inputs, outputs] = [all(&|[k, n]| k * n), all(&|[k, _]| k) * TOKENS, all(&|[_, n]| n) * TOKENS];
     let (head_weight, head_input, head_output) = (HIDDEN * VOCABULARY, HIDDEN * TOKENS, VOCABULARY * TOKENS);
     let heads = LAYERS * TOKENS * (2 * HIDDEN + 2 * KEYS);
     let (rows, norms) = (TOKENS * HIDDEN, 2 * LAYERS + 1);
-    // In high precision: the output layer's alone where the others run in FP8.
+    // High-precision linears: only the output layer if the others run in FP8.
     let high = |inner: usize, head: usize| if fp8 { head } else { inner + head };
     let product = |reads: usize, writes: usize| Some([2.0 * (weights * TOKENS) as f64, (reads + 4 * writes) as f64]);
     let linear = Some([
         2.0 * (high(weights, head_weight) * TOKENS) as f64,
         4.0 * (high(weights + inputs + outputs, head_weight + head_input + head_output)) as f64,
     ]);
-    // Of products [T, T] by d, or the like, half is hidden.
+    // Causal masking halves products of [T, T] by d and similar ones.
     let attention = |products: usize, tensors: usize| {
         Some([(products * LAYERS * TOKENS * LENGTH * HIDDEN) as f64, (4 * tensors * heads) as f64])
     };
@@ -91,7 +91,7 @@ fn cost(name: &str, fp8: bool) -> Option<[f64; 2]> {
         "scaled_gemm dgrad" => product(weights + outputs, inputs),
         "scaled_gemm wgrad" => product(inputs + outputs, weights),
         "linear" | "linear_x_backward" | "linear_weight_backward" => linear,
-        // q, k and v share one cast, and so do gate and up.
+        // q, k and v share one cast, as do gate and up.
         "cast input e4m3" => cast(LAYERS * TOKENS * (3 * HIDDEN + FFN)),
         "cast weight e4m3" => cast(weights),
         "cast grad_output e5m2" | "cast grad_output e4m3" => cast(outputs),
@@ -104,13 +104,13 @@ fn cost(name: &str, fp8: bool) -> Option<[f64; 2]> {
         "rotary" | "rotary_backward" => moved(2 * LAYERS * TOKENS * (HIDDEN + KEYS)),
         "log_likelihood" => moved(head_output),
         "log_likelihood_backward" => moved(2 * head_output),
-        // Parameter, gradient and moments are read; all but the gradient are written.
+        // Reads parameter, gradient and moments; writes all except the gradient.
         "adamw" => moved(7 * (weights + head_weight + VOCABULARY * HIDDEN)),
         _ => None,
     }
 }
 
-/// Floating-point operations in a second of Burn's f32 matmul.
+/// Floating-point operations per second of Burn's f32 matmul.
 fn peak() -> f64 {
     const SIDE: usize = 1024;
     let device = Default::default();
@@ -123,14 +123,14 @@ fn peak() -> f64 {
     2.0 * (SIDE * SIDE * SIDE) as f64 / median(times.collect())
 }
 
-/// Bytes in a second.
+/// Memory bandwidth in bytes per second.
 fn stream() -> f64 {
     let buffers = [(); 2].map(|()| vec![1_u8; gemv::STREAM / 2]);
     let rates = (0..9).map(|_| gemv::stream([&buffers[0], &buffers[1]]));
     1e9 * median(rates.collect())
 }
 
-/// The table of `[profile]` as JSON.
+/// Table of `[profile]` as JSON.
 fn profile(settings: &[&str]) -> Value {
     let file = std::env::temp_dir().join(format!("float8-profile-{}.json", std::process::id()));
     let to = format!("profile.file={}", file.display());
@@ -143,7 +143,7 @@ fn profile(settings: &[&str]) -> Value {
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// In f32 and in FP8.
+/// Rows in f32 and in FP8.
 pub fn rows() -> Vec<Row> {
     let (peak, stream) = (peak(), stream());
     println!("\npeak {:.0} GFLOP/s, stream {:.1} GB/s", peak / 1e9, stream / 1e9);

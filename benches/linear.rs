@@ -24,13 +24,14 @@ pub struct Row {
     ratio: f64,
 }
 
-/// A closure that gives the milliseconds of forward and backward, the casts of x and w included.
+/// Returns a closure that measures forward and backward in milliseconds, the casts of x and w
+/// included.
 fn timed<B: AutodiffBackend>([m, k, n]: [usize; 3]) -> impl FnMut() -> f64 {
     let device = B::Device::default();
     let linear: Linear<B> = LinearConfig::new(k, n).with_bias(false).init(&device);
     let x = Tensor::<B, 2>::random([m, k], Distribution::Normal(0.0, 1.0), &device);
     move || {
-        // New tensors of the same values: no cast is carried over from the last repetition.
+        // New tensors of the same values, so that no cast is reused from the last repetition.
         let mut linear = linear.clone();
         linear.weight = linear.weight.map(|w| (w * 1.0).detach().require_grad());
         let x = (x.clone() * 1.0).detach().require_grad();
@@ -52,7 +53,7 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u
     }
 }
 
-/// The CPU and, if there is one, the wgpu device of this name.
+/// Rows of the CPU and, if present, of the wgpu device with this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
     let cpu = compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>;
     on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>)

@@ -1,5 +1,6 @@
-//! Peak bytes of one train step on the CPU, over what was alive before it: of the debug Llama, and of an encoder of burn-nn's. Each row
-//! is measured in a process of its own, where nothing of another is alive.
+//! Peak bytes of one train step on the CPU above the bytes live before it, for the debug Llama and
+//! a burn-nn encoder. Each row is measured in a separate process, so that rows share no live
+//! memory.
 use std::env::current_exe;
 use std::process::{Command, Stdio};
 
@@ -44,20 +45,21 @@ pub struct Row {
     /// Dtype of hidden states.
     dtype: &'static str,
     peak_bytes: usize,
-    /// To f32 without FP8.
+    /// Ratio to f32 without FP8.
     ratio: f64,
-    /// To bf16 without FP8, of bf16 only.
+    /// Ratio to bf16 without FP8, for bf16 only.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio_to_bf16: Option<f64>,
 }
 
 fn peak<B: AutodiffBackend, M: AutodiffModule<B>>(mut training: Training<B, M>) -> usize {
-    // Makes the moments, which stay.
+    // Creates the moments, which persist.
     training.step();
     Counting::peak_of(|| training.step())
 }
 
-/// Parameters are f32 but for those of norms, which have the dtype of hidden states: Burn's multiply in one dtype.
+/// Encoder with f32 parameters, except norms, which have the dtype of hidden states: Burn's norms
+/// multiply in one dtype.
 fn encoder<B: AutodiffBackend>(dtype: DType) -> TransformerEncoder<B> {
     let config = TransformerEncoderConfig::new(D_MODEL, 4 * D_MODEL, 4, 4).with_dropout(0.0);
     let mut encoder = config.init::<B>(&B::Device::default());
@@ -69,7 +71,7 @@ fn encoder<B: AutodiffBackend>(dtype: DType) -> TransformerEncoder<B> {
     encoder
 }
 
-/// Its mean squared error on values that have nothing to do with each other.
+/// Training on the mean squared error of unrelated random values.
 fn encoding<B: AutodiffBackend>(encoder: TransformerEncoder<B>, dtype: DType) -> Training<B, TransformerEncoder<B>> {
     let shape = [BATCH[0], BATCH[1], D_MODEL];
     let [x, target] = [1, 2].map(|seed| {
@@ -100,7 +102,8 @@ pub fn measure(name: &str) -> usize {
             _ => peak(encoding(encoder::<Plain>(dtype), dtype)),
         };
     }
-    // bf16 hidden states beside f32 parameters take linears that mix dtypes: the decorator with FP8 off.
+    // bf16 hidden states with f32 parameters need linears that mix dtypes: the decorator with FP8
+    // off.
     set_default_config::<Fp8>(&Default::default(), None).expect("off is possible everywhere");
     match model {
         LLAMA => {

@@ -1,4 +1,4 @@
-//! The debug Llama, as the training example runs it by default, and a train step of any model.
+//! The debug Llama with the training example's defaults, and a train step of any model.
 use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
@@ -11,10 +11,10 @@ use train::Job;
 use train::cli::parse_from;
 use train::rng::Rng;
 
-/// A run of the trainer on the CPU.
+/// Backend of the trainer on the CPU.
 pub type Train = Float8<Autodiff<Flex>>;
 
-/// Gives `run` the job of a Llama with these settings, on text that is there meanwhile.
+/// Passes `run` the job of a Llama with these settings, on a temporary text.
 pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Llama3>) -> T) -> T {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let data = folder.path().join("data.txt");
@@ -29,23 +29,23 @@ pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Llama3>) -> T) -> T 
 /// Sequences of a batch, and tokens of each.
 pub const BATCH: [usize; 2] = [8, 128];
 
-/// The loss of a model on one batch.
+/// Loss of a model on one batch.
 type Loss<B, M> = dyn Fn(&M) -> Tensor<B, 1>;
 
-/// A model, its optimizer and its loss on one batch.
+/// Model with its optimizer and its loss on one batch.
 pub struct Training<B: AutodiffBackend, M: AutodiffModule<B>> {
     model: Option<M>,
     optimizer: OptimizerAdaptor<AdamW, M, B>,
     loss: Box<Loss<B, M>>,
 }
 
-/// The debug Llama, the same weights on every backend.
+/// The debug Llama, with equal weights on every backend.
 pub fn plain<B: AutodiffBackend>() -> Llama<B> {
     let config = LlamaConfig::preset("debug").expect("a preset");
     Llama::new(config, &B::Device::default()).expect("a valid preset").init_weights(0)
 }
 
-/// The debug Llama in FP8, but for its output layer.
+/// The debug Llama in FP8, except its output layer.
 pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B> {
     let model = plain::<B>();
     let mut run = RunConfig::default();

@@ -1,11 +1,12 @@
-//! Bytes that the kernels of a Llama layer's linears and their neighbours move on CUDA, forward and backward, without a GPU: by Burn's
-//! operations, which fuse, and by [`burn_float8::nn`].
+//! Bytes that the kernels of a Llama layer's linears and their surrounding operations move on CUDA,
+//! forward and backward, without a GPU. Compares Burn's operations, which fuse, with
+//! [`burn_float8::nn`].
 //!
 //! ```text
-//! bytes of a launch = the sizes of all tensors that it is given, each read or written once
+//! bytes of a launch = sizes of all its tensors, each read or written once
 //! layer             = RMSNorm, q, k and v, rotary positions of q and k; RMSNorm, gate and up, SwiGLU, down
 //! ```
-//! Without attention, o and the residuals, which are the same in both. Nothing is launched.
+//! Attention, o and the residuals are excluded: they do not differ. Nothing is launched.
 
 use burn::backend::Autodiff;
 use burn::module::Module;
@@ -20,10 +21,10 @@ use burn_fusion::Fusion;
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
 use serde::Serialize;
 
-/// What `burn::backend::Cuda` is, on a runtime that needs no GPU.
+/// `burn::backend::Cuda` on a runtime that needs no GPU.
 type B = Float8<Autodiff<Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>>>;
 
-/// Of Llama 3 8B.
+/// Sizes of Llama 3 8B.
 const HIDDEN: usize = 4096;
 const FFN: usize = 14_336;
 const HEADS: [usize; 2] = [32, 8];
@@ -37,7 +38,7 @@ const EPSILON: f64 = 1e-5;
 #[derive(Serialize)]
 pub struct Row {
     precision: String,
-    /// Bytes and launches by Burn's operations, and by nodes.
+    /// Bytes and launches of Burn's operations, and of nodes.
     bytes: [u64; 2],
     launches: [usize; 2],
 }
@@ -52,7 +53,7 @@ struct Layer<B: Backend> {
     down: Linear<B>,
 }
 
-/// How neighbours are computed.
+/// Implementations of the surrounding operations.
 struct Neighbours {
     rms_norm: fn(Tensor<B, 3>, Tensor<B, 1>) -> Tensor<B, 3>,
     rotary: fn(Tensor<B, 4>, Tensor<B, 2>, Tensor<B, 2>) -> Tensor<B, 4>,
@@ -132,11 +133,11 @@ fn layer() -> Layer<B> {
     }
 }
 
-/// bf16, and every recipe that needs no history.
+/// Rows of bf16 and of every recipe that needs no history.
 pub fn rows() -> Vec<Row> {
     let row = |precision: String, layer: &Layer<B>| {
         let [(before, launches_before), (after, launches_after)] = [BURN, NODES].map(|neighbours| {
-            // The first step casts the weights, and finds what fuses.
+            // The first step casts the weights and searches for fusions.
             measure(layer, &neighbours);
             measure(layer, &neighbours)
         });

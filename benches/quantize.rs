@@ -1,4 +1,4 @@
-//! Quantize kernels on wgpu against a copy on the device that moves as many bytes.
+//! Quantize kernels on wgpu against a device copy of the same number of bytes.
 //!
 //! ```text
 //! bytes = 4 · R · C  (x, read once)  +  codes and scales of each copy written
@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::medians;
 
-/// What shares a scale, and which scales.
+/// Granularities with their scale modes.
 pub(crate) const CASTS: [(Granularity, ScaleMode); 5] = [
     (Granularity::Tensor, ScaleMode::F32),
     (Granularity::Row, ScaleMode::F32),
@@ -29,7 +29,7 @@ const COLS: usize = 1024;
 /// Launches between two waits.
 const LAUNCHES: u32 = 4;
 const UNITS: u32 = 256;
-/// Words of a unit's load and store.
+/// Words that a unit loads and stores at once.
 const VECTOR: usize = 4;
 
 /// One cast.
@@ -37,9 +37,9 @@ const VECTOR: usize = 4;
 pub struct Row {
     device: String,
     granularity: String,
-    /// What is written: x by rows, or both orientations.
+    /// Outputs: x by rows, or both orientations.
     orientation: &'static str,
-    /// Read and written.
+    /// Bytes read and written.
     bytes: u64,
     /// Median milliseconds.
     quantize_ms: f64,
@@ -86,7 +86,7 @@ fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
     4 * (rows * row_words(k) + granularity.scale_words(rows, k))
 }
 
-/// The default wgpu device, whose name this is.
+/// Rows of the default wgpu device, named `device`.
 pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
     let client = WgpuRuntime::client(&WgpuDevice::default());
     let x = matrix(&client, [ROWS, COLS]);
@@ -100,7 +100,7 @@ pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
             let words = cubes * UNITS as usize * VECTOR;
             let (source, target) = (client.create_from_slice(&vec![1; 4 * words]), client.empty(4 * words));
             let mut copied = || {
-                // SAFETY: every unit copies one vector of the `words` that both hold.
+                // SAFETY: every unit copies one vector of the `words` that both buffers hold.
                 unsafe {
                     copy::launch_unchecked::<WgpuRuntime>(
                         &client,

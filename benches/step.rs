@@ -1,4 +1,5 @@
-//! One train step of the debug Llama, each recipe against the plain backend, repetitions in turn.
+//! One train step of the debug Llama, each recipe against the plain backend, in alternating
+//! repetitions.
 use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex, Wgpu};
@@ -17,7 +18,7 @@ pub struct Row {
     precision: String,
     /// Median milliseconds of a step.
     ms: f64,
-    /// To the plain backend's.
+    /// Ratio to the plain backend.
     ratio: f64,
 }
 
@@ -36,7 +37,7 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &
         for ((_, step), times) in cases.iter_mut().zip(&mut times) {
             let start = Instant::now();
             step();
-            // The first two compile kernels and make the moments.
+            // The first two repetitions compile kernels and create the moments.
             if repetition >= 2 {
                 times.push(start.elapsed().as_secs_f64() * 1e3);
             }
@@ -48,7 +49,7 @@ fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend + Float8Stack>(device: &
     }
 }
 
-/// The CPU and, if there is one, the wgpu device of this name.
+/// Rows of the CPU and, if present, of the wgpu device with this name.
 pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
     let cpu = compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>;
     on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>)

@@ -1,4 +1,5 @@
-//! A training step of a real width on the CPU: four layers 2,048 wide under Llama 3's vocabulary, one sequence of 2,048 tokens.
+//! A training step of a realistic width on the CPU: four layers 2,048 wide with Llama 3's
+//! vocabulary, one sequence of 2,048 tokens.
 use std::time::Instant;
 
 use device_select::SelectedDevice;
@@ -26,19 +27,19 @@ const SETTINGS: [&str; 16] = [
     "generate.max_new_tokens=0",
 ];
 
-/// The step, of a run whose model is made before.
+/// Measured step of a run.
 #[derive(Serialize)]
 pub struct Row {
     recipe: &'static str,
-    /// Seconds of the second step: the first makes the moments.
+    /// Seconds of the second step; the first creates the moments.
     seconds: f64,
     /// Peak bytes of the run.
     peak_bytes: usize,
-    /// What `llama3 memory` says of it.
+    /// Estimate of `llama3 memory`.
     estimated_bytes: u64,
 }
 
-/// When each step ended, by the lines of a run's log.
+/// End times of the steps, from the lines of a run's log.
 #[derive(Default)]
 struct Steps(Vec<Instant>);
 

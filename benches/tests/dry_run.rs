@@ -1,5 +1,5 @@
-//! The program `float8-gpu` as `run.sh` calls it, on wgpu and in small shapes: a slip of the pen in any of its rows would cost the first
-//! run on a GPU. What it finds and whether that is whole is looked at, not how long anything took.
+//! Smoke test of every row of `float8-gpu` on wgpu, in small shapes and with the options of
+//! `run.sh`. It checks that results are complete, not how long they took.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A stand-in for torch's module: every call gives something, and any two events are two milliseconds apart.
+/// Mock of the torch module: every call succeeds, and any two events are two milliseconds apart.
 const TORCH: &str = r#"
 import sys
 from unittest.mock import MagicMock
@@ -21,7 +21,7 @@ torch.cuda.Event.return_value.elapsed_time.return_value = 2.0
 sys.modules[__name__] = torch
 "#;
 
-/// A slow machine is none that hangs.
+/// Long limits, as slow machines are not hangs.
 const LIMITS: [&str; 4] = ["--limit-seconds", "3000", "--case-seconds", "1000"];
 
 /// One check of each kind.
@@ -50,23 +50,23 @@ const CHECKS: [&str; 19] = [
 /// A part of `bench`.
 struct Part {
     name: &'static str,
-    /// How its table begins.
+    /// Start of its table's title.
     title: &'static str,
-    /// The field of the results that tells kinds of rows apart.
+    /// Field of the results that distinguishes kinds of rows.
     of: &'static str,
-    /// What is in it.
+    /// Expected values of that field.
     kinds: &'static [&'static str],
 }
 
 const PRECISIONS: &[&str] = &["tensorwise", "rowwise", "delayed", "blockwise", "mxfp8"];
 
-/// All but `sweep`.
+/// All parts except `sweep`.
 const PARTS: [Part; 9] = [
     Part {
         name: "gemm",
         title: "GEMM in TFLOP/s",
         of: "scales",
-        // Of the part `scaled` too.
+        // Includes the part `scaled`.
         kinds: &["tensorwise", "rowwise", "1x128,128x128", "1x128,128x128, powers of two", "1x32"],
     },
     Part { name: "gemv", title: "GEMMs of a few rows", of: "scales", kinds: &["tensorwise"] },
@@ -111,25 +111,25 @@ fn program(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it prints, if it ends so.
+/// Standard output, after checking the exit code.
 fn printed(output: &Output, code: i32) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(code), "{text}{}", String::from_utf8_lossy(&output.stderr));
     text
 }
 
-/// Whether there is a device to run on. Without one the test says that it is skipped, and fails in CI.
+/// Whether a device is available. Without one the test prints that it is skipped, and fails in CI.
 fn has_wgpu(test: &str) -> bool {
     let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        // Not `println!`, which the harness holds back while a test passes.
+        // Not `println!`, which the harness captures while a test passes.
         writeln!(std::io::stdout(), "{test}: skipped, no wgpu adapter").expect("standard output is open");
     }
     !adapters.is_empty()
 }
 
-/// A field that is text.
+/// Text of a field.
 fn field<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_else(|| panic!("no {name} in {value}"))
 }
@@ -144,7 +144,7 @@ fn versions_names_the_device() {
 
 #[test]
 fn a_missing_device_ends_with_2() {
-    // A driver shows no device then.
+    // The driver then reports no device.
     let output = program(&["versions"]).env("CUDA_VISIBLE_DEVICES", "").output().expect("the program starts");
     assert_eq!(printed(&output, 2), "");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -198,16 +198,16 @@ fn every_part_is_measured() {
         for kind in kinds {
             assert!(rows.iter().any(|row| field(row, of) == *kind), "no {kind} among {name}\n{text}");
         }
-        // High precision, which speedups are of, whatever it is here.
+        // High precision, the reference of the speedups, in any dtype.
         assert!(of != "precision" || rows.iter().any(|row| row["speedup"] == 1.0), "{name}: {rows:#?}");
         for number in rows.iter().filter_map(Value::as_object).flat_map(|row| row.values()).filter_map(Value::as_f64) {
             assert!(number.is_finite() && number > 0.0, "{name}: {rows:#?}");
         }
-        // Title and header, then a line for each.
+        // Title and header, then one line per row.
         let table = text.lines().skip_while(|line| !line.starts_with(title)).take_while(|line| !line.is_empty());
         assert!(table.count() >= 2 + rows.len(), "{title}\n{text}");
     }
-    // Only GEMMs that TMA feeds have a plan to choose.
+    // Only GEMMs with TMA have plans to choose from.
     let absent = "sweep: the path ";
     assert!(results["absent"][0].as_str().is_some_and(|why| why.starts_with(absent)), "{text}");
     assert!(text.contains(&format!("\nnot on this device: {absent}")), "{text}");
@@ -216,7 +216,7 @@ fn every_part_is_measured() {
     }
     assert!(results["summary"]["linear_to_bf16"].is_number(), "{text}");
     assert!(results["step"].as_array().is_some_and(|rows| rows.iter().all(|row| row["attention_share"].is_number())));
-    // Tables with Burn's kernels say that these are as they come.
+    // Tables with Burn's kernels state that they are untuned.
     let untuned = text.lines().filter(|line| line.ends_with("; Burn's kernels are untuned"));
     assert_eq!(untuned.count(), 5, "{text}");
     assert!(text.contains("\ntorch 2.x on none\n"), "{text}");

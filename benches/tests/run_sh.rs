@@ -1,5 +1,5 @@
-//! `benches/run.sh` from end to end, with programs in the place of `float8-gpu` and NVIDIA's that note how they were called: a slip of the
-//! pen would cost the first run on a GPU.
+//! End-to-end test of `benches/run.sh`, with mocks of `float8-gpu` and of NVIDIA's programs that
+//! record their calls.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -16,9 +16,8 @@ use cubecl::prelude::Runtime;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A fake `float8-gpu`. It notes of each call where the headers are, CubeCL's cache, and the arguments.
-///
-/// It writes results and runs torch, as the real one does.
+/// Mock of `float8-gpu`. It records the location of the headers, CubeCL's cache, and the arguments
+/// of each call. Like the real program, it writes results and runs torch.
 const PROGRAM: &str = r#"#!/bin/bash
 cache=$(sed -n 's/^cache = { file = "\(.*\)" }$/\1/p' cubecl.toml 2>/dev/null)
 printf '%s\n' "$(readlink -f "${CUDA_PATH:-none}/include/mma.h")|$LD_LIBRARY_PATH|$cache|$*" >>"$CALLS"
@@ -33,7 +32,7 @@ sleep "${TAKES:-0}"
 case " $* " in *" $FAILS "*) exit "${CODE:-1}" ;; esac
 "#;
 
-/// A stand-in for torch's module.
+/// Mock of the torch module.
 const TORCH: &str = "__version__ = '2'\nclass cuda:\n    is_available = staticmethod(lambda: True)\n";
 
 struct Bundle {
@@ -41,10 +40,10 @@ struct Bundle {
 }
 
 impl Bundle {
-    /// A bundle, and a machine with a driver of CUDA 13.0.
+    /// A bundle on a machine with a driver of CUDA 13.0.
     ///
-    /// The machine has the toolkits 12.8 and 13.5, the wheels of 13.0, and headers of 13.0. Nothing without Python, which the
-    /// test says.
+    /// The machine has the toolkits 12.8 and 13.5, the wheels of 13.0, and headers of 13.0. Returns
+    /// None without Python, after printing that the test is skipped.
     fn new() -> Option<Self> {
         if Command::new("python3").args(["-c", "import lzma"]).status().is_ok_and(|status| status.success()) {
             let bundle = Self { folder: TempDir::new().expect("a folder for temporary files") };
@@ -97,7 +96,7 @@ impl Bundle {
         self.write("python/nvidia/__init__.py", "");
     }
 
-    /// The script, whose program fails where one of its calls has these words.
+    /// Command of the script. The mock program fails on calls that contain `fails`.
     fn script(&self, arguments: &[&str], fails: &str) -> Command {
         let calls = self.path("calls");
         fs::write(&calls, "").expect("writable");
@@ -135,7 +134,7 @@ impl Bundle {
             .filter(|tar| tar.exists())
     }
 
-    /// A file of the results.
+    /// File in the results.
     fn result(&self, name: &str) -> String {
         let output = Command::new("tar")
             .arg("-xOf")
@@ -147,11 +146,12 @@ impl Bundle {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// The arguments of each call of the program, from the log, which quotes them: they have blanks in them.
+    /// Arguments of each call of the program, from the log, which quotes them as they contain
+    /// spaces.
     fn arguments(&self) -> Vec<Vec<String>> {
         let log = self.result("log.txt");
         let steps = log.lines().filter(|line| line.starts_with("== "));
-        // Before the program's name stands what runs it: `env`, `ncu`.
+        // A wrapper may precede the program's name: `env`, `ncu`.
         let calls = steps.filter_map(|line| line.split_once("/float8-gpu' '")).map(|(_, arguments)| arguments);
         calls.map(|call| call.trim_end_matches('\'').split("' '").map(String::from).collect()).collect()
     }
@@ -161,12 +161,12 @@ impl Bundle {
     }
 }
 
-/// The first two words of each line.
+/// First two words of each line.
 fn first_words(text: &str) -> Vec<String> {
     text.lines().map(|line| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Steps of the first command with seconds of their own, and steps that share the rest.
+/// Steps of the first command with their own time limits, and steps that share the rest.
 const FIRST: [&str; 10] =
     ["versions", "smallest", "first", "pair", "casts", "cubes", "exact", "step", "host", "repeated"];
 const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];
@@ -181,7 +181,8 @@ fn all_steps_run_in_their_order() {
     let mut want: Vec<_> = FIRST.iter().chain(&LEFT).map(|step| format!("{step} passed")).collect();
     want.insert(3, "torch not".into());
     assert_eq!(bundle.summary(), want, "{log}");
-    // The newest that the driver reads: the wheels', not the toolkit of 13.5. A real toolkit of this machine may be as new.
+    // The newest version that the driver can read: the wheels', not the toolkit of 13.5. A real
+    // toolkit on this machine may be equally new.
     let of_wheels = |call: &&String| call.contains("/python/nvidia/cu13/") || call.contains("/usr/local/cuda");
     assert_eq!(calls.iter().filter(of_wheels).count(), calls.len(), "{calls:#?}");
     assert_eq!(bundle.result("check.jsonl").lines().count(), 9);
@@ -198,7 +199,7 @@ fn all_steps_run_in_their_order() {
     assert!(bundle.result("log.txt").contains("'ncu' '--clock-control' 'none'"));
 }
 
-/// The plan prints the sum of its steps. It fits in the command's time with all that steps may take beyond it.
+/// The plan prints the sum of its steps. With all overhead it fits in the command's time.
 #[test]
 fn the_plan_fits_its_command() {
     let Some(bundle) = Bundle::new() else { return };
@@ -213,7 +214,7 @@ fn the_plan_fits_its_command() {
             .collect();
         let at = lines.iter().position(|(name, _)| *name == "sum").expect("a sum");
         assert_eq!(lines[at].1, lines[..at].iter().map(|(_, seconds)| seconds).sum::<u32>(), "{text}");
-        // With what steps take beyond their seconds, and the end.
+        // Includes the steps' overhead and the final step.
         assert!(lines[at..].iter().map(|(_, seconds)| seconds).sum::<u32>() < all, "{text}");
         if part == "first" {
             assert_eq!(lines[..at].iter().map(|(name, _)| *name).collect::<Vec<_>>(), FIRST);
@@ -221,7 +222,7 @@ fn the_plan_fits_its_command() {
     }
 }
 
-/// Every name that is asked for is that of a check on a Hopper GPU.
+/// Every requested name matches a check on a Hopper GPU.
 #[test]
 fn names_are_those_of_checks() {
     let Some(bundle) = Bundle::new() else { return };
@@ -234,7 +235,7 @@ fn names_are_those_of_checks() {
         bundle.run(&[part], "nothing");
         for call in bundle.arguments().into_iter().filter(|call| call.iter().any(|word| word == "check")) {
             for name in call.windows(2).filter(|pair| pair[0] == "--only").map(|pair| &pair[1]) {
-                // Goldens and linears are no cases of a runtime alone.
+                // Goldens and linears are not cases of a runtime.
                 if name.starts_with("golden_") || name.contains("256x512x384") {
                     continue;
                 }
@@ -246,7 +247,8 @@ fn names_are_those_of_checks() {
     assert!(asked >= 12, "{asked} names");
 }
 
-/// The program itself takes every call: it ends for want of a device, not for an argument.
+/// The real program accepts every call: it fails because of the missing device, not because of an
+/// argument.
 #[test]
 fn the_program_takes_all_calls() {
     let Some(bundle) = Bundle::new() else { return };
@@ -255,7 +257,7 @@ fn the_program_takes_all_calls() {
         bundle.run(part, "nothing");
         for call in bundle.arguments() {
             let mut program = Command::new(env!("CARGO_BIN_EXE_float8-gpu"));
-            // A driver shows no device then.
+            // The driver then reports no device.
             let output = program.args(&call).env("CUDA_VISIBLE_DEVICES", "").output().expect("the program starts");
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(
@@ -268,7 +270,7 @@ fn the_program_takes_all_calls() {
     assert!(count >= 35, "{count} calls");
 }
 
-/// The script and the program together, in small shapes: what each number is read from is written.
+/// Script and program together, in small shapes: every file with results is written.
 #[test]
 fn it_runs_on_wgpu() {
     let Some(bundle) = Bundle::new() else { return };
@@ -280,7 +282,7 @@ fn it_runs_on_wgpu() {
     fs::remove_dir_all(bundle.path("bundle")).expect("made above");
     bundle.fill(&format!("#!/bin/bash\nexec '{}' \"$@\"\n", env!("CARGO_BIN_EXE_float8-gpu")));
     let run = |part| {
-        // A slow machine is none that hangs.
+        // Slow machines are not hangs.
         let (output, _) = bundle.run(&[part, "--device", "wgpu", "--tiny", "--seconds", "6000"], "nothing");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         bundle.summary()
@@ -322,7 +324,7 @@ fn a_failure_fails_the_run_and_the_next_step_runs() {
     assert_eq!(output.status.code(), Some(1));
     let summary = bundle.summary();
     assert!(summary.windows(2).any(|lines| lines == ["smallest FAILED", "first passed"]), "{summary:?}");
-    // Only the program's own word for a missing device ends the run.
+    // Only the program's exit code for a missing device ends the run.
     let (output, calls) = bundle.run(&[], "versions");
     assert!(output.status.code() == Some(1) && calls.len() > 2, "{calls:?}");
     let output = bundle.script(&[], "versions").env("CODE", "2").output().expect("bash runs");
@@ -338,7 +340,7 @@ fn the_toolkit_that_is_asked_for_is_taken() {
     assert!(calls.iter().all(|call| call.contains("/old/include/mma.h|") && call.contains("/old/lib|")), "{calls:#?}");
 }
 
-/// A toolkit without NVRTC, and wheels without all headers, are one.
+/// A toolkit without NVRTC and wheels with incomplete headers are merged.
 #[test]
 fn headers_of_one_version_are_put_together() {
     let Some(bundle) = Bundle::new() else { return };
@@ -348,7 +350,7 @@ fn headers_of_one_version_are_put_together() {
     let output = bundle.script(&["second"], "nothing").env("CUDA_PATH", bundle.path("headers")).output();
     assert!(output.expect("bash runs").status.success());
     let calls = bundle.calls();
-    // The toolkit's before the wheels'.
+    // The toolkit's headers take precedence over the wheels'.
     let merged = |call: &String| call.contains("/headers/include/mma.h|") && call.contains("/python/nvidia/cu13/lib|");
     assert!(calls.iter().all(merged), "{calls:#?}");
     for header in ["cuda_runtime_api.h", "cuda_fp16.h", "cccl/nv/target"] {
@@ -356,7 +358,8 @@ fn headers_of_one_version_are_put_together() {
     }
 }
 
-/// Measurements share the compiled kernels of one architecture. Checks run beside each other and share none.
+/// Measurements share the compiled kernels of one architecture. Checks run in parallel and share
+/// none.
 #[test]
 fn each_architecture_has_a_cache_of_its_own() {
     let Some(bundle) = Bundle::new() else { return };
@@ -408,7 +411,7 @@ fn the_program_is_unpacked_by_what_is_there() {
     assert!(bundle.result("log.txt").starts_with("nothing unpacks float8-gpu.xz: xz, busybox, 7z and /none"));
 }
 
-/// Killed at any time, it leaves the results of all steps that it has named but the last.
+/// A run killed at any time leaves the results of all reported steps except the last.
 #[test]
 fn a_killed_run_leaves_whole_results() {
     let Some(bundle) = Bundle::new() else { return };
@@ -443,7 +446,7 @@ fn a_killed_run_leaves_whole_results() {
     assert!(steps.len() > 2, "killed after {steps:?} steps");
 }
 
-/// The longest file keeps its beginning and its end, and the whole fits in 16 MiB.
+/// The longest file keeps its beginning and its end, and the archive is smaller than 16 MiB.
 #[test]
 fn results_are_cut_to_fit() {
     let Some(bundle) = Bundle::new() else { return };

@@ -1,16 +1,18 @@
-//! What CUDA programs need that compile their kernels where they run: driver, NVRTC and headers, and what to do where one is missing.
+//! Checks for CUDA programs that compile kernels at run time: driver, NVRTC and headers.
 //!
-//! CubeCL takes the headers from `CUDA_PATH`, else from `/usr/local/cuda`, `/opt/cuda` or the distribution's, and the libraries from
-//! where the loader finds them. Toolkits elsewhere, and the wheels of Python, are looked for only to say where they are.
+//! Errors say how to install or locate a missing part. CubeCL reads the headers from `CUDA_PATH`,
+//! else from `/usr/local/cuda`, `/opt/cuda` or the distribution's folder. It loads the libraries
+//! from the loader's path. Toolkits elsewhere and Python wheels are searched only for the error
+//! message.
 
 use std::path::PathBuf;
 
 /// A version of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CudaVersion {
-    /// 13 of 13.0.
+    /// Major version: 13 of 13.0.
     pub major: u32,
-    /// 0 of 13.0.
+    /// Minor version: 0 of 13.0.
     pub minor: u32,
 }
 
@@ -20,68 +22,68 @@ impl core::fmt::Display for CudaVersion {
     }
 }
 
-/// What CUDA programs run with here.
+/// Versions and devices of a usable CUDA installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaSetup {
-    /// How many devices there are.
+    /// Number of devices.
     pub devices: usize,
-    /// The newest CUDA version that the driver knows.
+    /// Newest CUDA version that the driver supports.
     pub driver: CudaVersion,
-    /// The version of the runtime compiler.
+    /// Version of the runtime compiler.
     pub nvrtc: CudaVersion,
 }
 
-/// Why CUDA programs cannot run.
+/// Reason why CUDA programs cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver.
+    /// The driver library is missing.
     #[error("the driver library (libcuda) was not found: install NVIDIA's driver")]
     NoDriver,
     /// The driver sees no device.
     #[error("the driver reports no device: is there one, and does CUDA_VISIBLE_DEVICES hide it?")]
     NoDevice,
-    /// The driver gave an error, or lacks something.
+    /// The driver returned an error or lacks a symbol.
     #[error("the driver failed: {reason}")]
     Driver {
-        /// What it says.
+        /// Message of the driver.
         reason: String,
     },
-    /// There is no runtime compiler.
+    /// The runtime compiler is missing.
     #[error("the runtime compiler (libnvrtc) was not found; {}", libraries(found))]
     NoNvrtc {
-        /// Folders that hold one, where the loader does not look.
+        /// Folders that hold one outside the loader's path.
         found: Vec<PathBuf>,
     },
-    /// The driver cannot read what the runtime compiler writes.
+    /// The driver is older than NVRTC and cannot read its PTX.
     #[error(
         "the NVIDIA driver is of CUDA {driver}, but NVRTC of {nvrtc}, and a driver reads the PTX of its own version and older ones \
          only: install a driver of CUDA {nvrtc} or newer, or NVRTC {driver} (pip install \"nvidia-cuda-nvrtc=={driver}.*\"; before \
          CUDA 13 the package is nvidia-cuda-nvrtc-cu12)"
     )]
     DriverTooOld {
-        /// The newest CUDA version that the driver knows.
+        /// Newest CUDA version that the driver supports.
         driver: CudaVersion,
-        /// NVRTC's.
+        /// Version of NVRTC.
         nvrtc: CudaVersion,
     },
-    /// There is no folder of headers where CubeCL looks.
+    /// CubeCL's search path has no folder of headers.
     #[error(
         "the CUDA headers were not found: CUDA_PATH is not set, and there is no /usr/local/cuda; {}",
         toolkits(found)
     )]
     NoHeaders {
-        /// Folders that have them.
+        /// Folders that hold the headers.
         found: Vec<PathBuf>,
     },
-    /// The folder that CubeCL takes lacks a header.
+    /// The folder that CubeCL uses lacks a header.
     #[error("the CUDA headers in {} lack {missing}; {}", toolkit.join("include").display(), toolkits(found))]
     HeaderMissing {
-        /// What `CUDA_PATH` says, or the default.
+        /// Value of `CUDA_PATH`, or the default.
         toolkit: PathBuf,
-        /// The first header that it lacks.
+        /// First header that is missing.
         missing: &'static str,
-        /// Folders that have all of them.
+        /// Folders that hold all headers.
         found: Vec<PathBuf>,
     },
 }
@@ -111,12 +113,12 @@ fn toolkits(found: &[PathBuf]) -> String {
     }
 }
 
-/// A header that CubeCL's kernels include, in `include` or, of libcu++ of CUDA 13, in `include/cccl`.
+/// Headers that CubeCL's kernels include, in `include`. libcu++ of CUDA 13 is in `include/cccl`.
 #[cfg(any(feature = "cuda", test))]
 const HEADERS: [&str; 7] =
     ["cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h", "mma.h", "cooperative_groups.h", "cuda/barrier"];
 
-/// The first of the headers that a toolkit lacks.
+/// First of the headers that a toolkit lacks.
 #[cfg(any(feature = "cuda", test))]
 fn missing_header(toolkit: &std::path::Path) -> Option<&'static str> {
     let include = toolkit.join("include");
@@ -130,39 +132,42 @@ mod found {
     use super::*;
     use crate::DeviceError;
 
-    /// The CUDA devices, with the driver, NVRTC and the headers that CubeCL compiles with in place.
+    /// Checks the driver, NVRTC and the headers that CubeCL compiles with, and counts the devices.
     ///
     /// # Errors
     ///
-    /// What is missing, and where it is if not where it is looked for; a driver older than NVRTC.
+    /// A missing part, with its location if it is outside the search path; a driver older than
+    /// NVRTC.
     pub fn cuda_setup() -> Result<CudaSetup, DeviceError> {
         Ok(setup()?)
     }
 
-    /// The driver's name for the first device. Only where [`cuda_setup`] has found one: without a driver it panics.
+    /// Name of the first device according to the driver. Panics without a driver: call
+    /// [`cuda_setup`] first.
     pub(crate) fn device_name() -> Option<String> {
         let device = cudarc::driver::result::device::get(0).ok()?;
         cudarc::driver::result::device::get_name(device).ok()
     }
 
-    /// Bytes of the first device's memory. Only where [`cuda_setup`] has found one: without a driver it panics.
+    /// Memory of the first device in bytes. Panics without a driver: call [`cuda_setup`] first.
     pub(crate) fn device_memory() -> Option<u64> {
         let device = cudarc::driver::result::device::get(0).ok()?;
-        // SAFETY: the driver has just given the device.
+        // SAFETY: the driver has just returned the device.
         let bytes = unsafe { cudarc::driver::result::device::total_mem(device) };
         Some(bytes.ok()? as u64)
     }
 
     fn setup() -> Result<CudaSetup, CudaError> {
-        // SAFETY: it only tries to load a shared library.
+        // SAFETY: only tries to load a shared library.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
-        // A library older than the bindings lacks symbols, and the loader panics on the first of them.
+        // A library older than the bindings lacks symbols, and the loader panics on the first
+        // missing one.
         let asked = std::panic::catch_unwind(|| {
             cudarc::driver::result::init()?;
             let mut version = 0;
-            // SAFETY: it writes an integer, and fails for a null pointer only.
+            // SAFETY: writes an integer; only a null pointer makes it fail.
             unsafe { cudarc::driver::sys::cuDriverGetVersion(&mut version) };
             Ok((cudarc::driver::result::device::get_count()?, version as u32))
         });
@@ -182,7 +187,7 @@ mod found {
         };
         // 1000 · major + 10 · minor.
         let driver = CudaVersion { major: driver / 1000, minor: driver % 1000 / 10 };
-        // SAFETY: it only tries to load a shared library.
+        // SAFETY: only tries to load a shared library.
         if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
             let has_nvrtc = |folder: &Path| {
                 let mut files = folder.read_dir().into_iter().flatten().flatten();
@@ -192,7 +197,7 @@ mod found {
             return Err(CudaError::NoNvrtc { found: folders.filter(|folder| has_nvrtc(folder)).collect() });
         }
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes an integer to each pointer, and fails for null pointers only.
+        // SAFETY: writes an integer to each pointer; only null pointers make it fail.
         unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
         let nvrtc = CudaVersion { major: major as u32, minor: minor as u32 };
         let whole = || roots().into_iter().filter(|root| missing_header(root).is_none()).collect();
@@ -206,7 +211,7 @@ mod found {
         CudaSetup { devices, driver, nvrtc }.checked()
     }
 
-    /// Toolkits in `/usr/local` and `/opt`, the newest first, and the folders of Python's wheels.
+    /// Toolkits in `/usr/local` and `/opt`, newest first, then the folders of Python wheels.
     fn roots() -> Vec<PathBuf> {
         let named = |folder: &Path, begins: &str| {
             let entries = folder.read_dir().into_iter().flatten().flatten();
@@ -222,7 +227,7 @@ mod found {
         let system = ["/usr/local", "/usr"].map(PathBuf::from);
         for python in prefixes.chain(home).chain(system).flat_map(|prefix| named(&prefix.join("lib"), "python3")) {
             for packages in ["site-packages", "dist-packages"] {
-                // nvidia/cu13, or of CUDA 12 nvidia/cuda_nvrtc, cuda_runtime, cuda_cccl.
+                // nvidia/cu13; for CUDA 12 nvidia/cuda_nvrtc, cuda_runtime, cuda_cccl.
                 roots.extend(named(&python.join(packages).join("nvidia"), "cu"));
             }
         }
@@ -237,7 +242,7 @@ pub(crate) use found::{device_memory, device_name};
 
 #[cfg(any(feature = "cuda", test))]
 impl CudaSetup {
-    /// Itself, if the driver can read what NVRTC writes.
+    /// Returns itself if the driver can read the PTX of this NVRTC.
     fn checked(self) -> Result<Self, CudaError> {
         let Self { driver, nvrtc, .. } = self;
         if nvrtc > driver { Err(CudaError::DriverTooOld { driver, nvrtc }) } else { Ok(self) }
@@ -267,8 +272,8 @@ mod tests {
         }
     }
 
-    /// libcu++ lies in `include` in CUDA 12, in `include/cccl` in 13; an empty folder, or the one of the runtime's wheel alone, will
-    /// not do.
+    /// libcu++ is in `include` in CUDA 12 and in `include/cccl` in 13. An empty folder is not
+    /// enough, nor is the folder of the runtime wheel without the others.
     #[test]
     fn headers_are_looked_for_one_by_one() {
         let root = std::env::temp_dir().join(format!("device-select-{}", std::process::id()));

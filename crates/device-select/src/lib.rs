@@ -1,4 +1,5 @@
-//! Which devices this machine has, found out without a panic: touching an absent one panics inside its driver's crate.
+//! Detection of this machine's devices without panics: touching an absent one panics inside its
+//! driver's crate.
 mod cuda;
 
 use std::str::FromStr;
@@ -8,20 +9,22 @@ pub use cuda::cuda_setup;
 pub use cuda::{CudaError, CudaSetup, CudaVersion};
 use serde::{Deserialize, Serialize};
 
-/// Keeps Mesa's Vulkan driver from printing `error: XDG_RUNTIME_DIR is invalid or not set` for each adapter where there is no desktop
-/// session: it looks for a Wayland display, and with any folder finds none.
+/// Silences `error: XDG_RUNTIME_DIR is invalid or not set`, which Mesa's Vulkan driver prints for
+/// each adapter without a desktop session.
+///
+/// The driver looks for a Wayland display there. With any folder it finds none and stays quiet.
 ///
 /// # Safety
-/// No other thread may run yet: the first thing that `main` does.
+/// No other thread may run yet: call this first in `main`.
 pub unsafe fn quiet_wayland() {
     const FOLDER: &str = "XDG_RUNTIME_DIR";
     if cfg!(target_os = "linux") && std::env::var_os(FOLDER).is_none() {
-        // SAFETY: nobody else reads or writes the environment, as the caller has promised.
+        // SAFETY: no other thread accesses the environment, as the caller guarantees.
         unsafe { std::env::set_var(FOLDER, std::env::temp_dir()) };
     }
 }
 
-/// What a user asks for.
+/// Device that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
@@ -51,7 +54,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// A device that is present and that this build can use.
+/// Device that is present and supported by this build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SelectedDevice {
     /// The first CUDA device.
@@ -63,7 +66,8 @@ pub enum SelectedDevice {
 }
 
 impl SelectedDevice {
-    /// The driver's name for a GPU, as `NVIDIA H100 80GB HBM3`: of several CUDA devices, the first one's.
+    /// Name of the GPU from its driver, such as `NVIDIA H100 80GB HBM3`; for CUDA, of the first
+    /// device.
     pub fn hardware_name(&self) -> Option<String> {
         match self {
             #[cfg(feature = "cuda")]
@@ -75,7 +79,7 @@ impl SelectedDevice {
         }
     }
 
-    /// Bytes of memory of its own that the device has, used or not, where its driver tells: CUDA's does, of the first device.
+    /// Total memory of the first CUDA device in bytes. None for other devices.
     pub fn memory(&self) -> Option<u64> {
         match self {
             #[cfg(feature = "cuda")]
@@ -99,27 +103,27 @@ impl core::fmt::Display for SelectedDevice {
 /// A wgpu adapter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AdapterInfo {
-    /// The driver's name for it.
+    /// Name from the driver.
     pub name: String,
-    /// Whether it is a GPU rather than a CPU pretending to be one.
+    /// Whether it is a GPU, not a software renderer.
     pub hardware: bool,
 }
 
-/// Why a device cannot be used.
+/// Reason why a device cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// No such choice.
+    /// No choice has this name.
     #[error("unknown device {name:?}: expected auto, cuda, wgpu or cpu")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// The backend was left out of this build.
+    /// The backend is not compiled into this build.
     #[error("device {device} is not in this build: enable the feature {feature:?}")]
     NotCompiled {
-        /// What was asked for.
+        /// The requested device.
         device: &'static str,
-        /// The cargo feature that brings it.
+        /// The cargo feature that enables it.
         feature: &'static str,
     },
     /// CUDA is not usable.
@@ -130,12 +134,12 @@ pub enum DeviceError {
     NoAdapter,
 }
 
-/// The device to use.
+/// Selects the device to use.
 ///
 /// # Errors
 ///
-/// A forced device that is absent or not compiled in; `Auto` where nothing at all is compiled in, and where there is a GPU with its
-/// driver, but CUDA is [not usable](DeviceError::Cuda) for another reason.
+/// A requested device that is absent or not compiled in. `Auto` fails if no backend is compiled in,
+/// or if a GPU and its driver are present but CUDA is [not usable](DeviceError::Cuda).
 pub fn select(choice: DeviceChoice) -> Result<SelectedDevice, DeviceError> {
     match choice {
         DeviceChoice::Cuda => cuda_setup().map(|_| SelectedDevice::Cuda),
@@ -160,7 +164,7 @@ pub fn select(choice: DeviceChoice) -> Result<SelectedDevice, DeviceError> {
     }
 }
 
-/// The CUDA devices.
+/// Checks for CUDA.
 ///
 /// # Errors
 ///
@@ -170,7 +174,7 @@ pub fn cuda_setup() -> Result<CudaSetup, DeviceError> {
     Err(DeviceError::NotCompiled { device: "cuda", feature: "cuda" })
 }
 
-/// The adapters of the graphics API that Burn's `Wgpu` uses on this platform.
+/// Adapters of the graphics API that Burn's `Wgpu` uses on this platform.
 ///
 /// # Errors
 ///
@@ -189,7 +193,7 @@ pub fn wgpu_adapters() -> Result<Vec<AdapterInfo>, DeviceError> {
     Ok(adapters.into_iter().map(info).collect())
 }
 
-/// The adapters of the graphics API that Burn's `Wgpu` uses on this platform.
+/// Adapters of the graphics API that Burn's `Wgpu` uses on this platform.
 ///
 /// # Errors
 ///

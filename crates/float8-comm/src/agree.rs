@@ -1,4 +1,4 @@
-//! What all ranks must agree on before they start: settings, code, and that none has failed.
+//! Agreement of all ranks before they start: equal settings, equal code, no failed rank.
 
 use std::fmt::Display;
 
@@ -6,10 +6,11 @@ use crate::communicator::Communicator;
 use crate::error::CommError;
 
 impl Communicator {
-    /// Compares `value` with the other ranks': the configuration, the code's version.
+    /// Compares `value`, such as the configuration or the code's version, across ranks.
     ///
     /// # Errors
-    /// [`CommError::Disagree`], the same on every rank, unless all values are equal; those of the engine.
+    /// [`CommError::Disagree`], the same on every rank, unless all values are equal; the engine's
+    /// errors.
     pub fn agree(&self, what: &str, value: &str) -> Result<(), CommError> {
         let all = self.all_gather_bytes(what, value.as_bytes())?;
         let Some((rank, other)) = all.iter().enumerate().find(|(_, other)| **other != all[0]) else { return Ok(()) };
@@ -18,12 +19,14 @@ impl Communicator {
         Err(CommError::Disagree { what: what.into(), rank, line, first, other })
     }
 
-    /// `result`, if no rank's is an error: what a rank does alone, such as reading a file, fails on all or on none.
+    /// Returns `result` if it is `Ok` on every rank. A local step, such as reading a file, then
+    /// fails on all ranks or on none.
     ///
     /// # Errors
-    /// [`CommError::RankFailed`], the same on every rank, if a rank's is an error; those of the engine.
+    /// [`CommError::RankFailed`], the same on every rank, if any rank has an error; the engine's
+    /// errors.
     pub fn all_ok<T, E: Display>(&self, what: &str, result: Result<T, E>) -> Result<T, CommError> {
-        // The first byte tells an error without a message from none.
+        // The leading byte distinguishes an error without a message from no error.
         let own = result.as_ref().err().map_or_else(Vec::new, |error| format!("!{error}").into_bytes());
         let all = self.all_gather_bytes(what, &own)?;
         let failed = all.iter().position(|message| !message.is_empty());
@@ -39,17 +42,18 @@ impl Communicator {
     }
 }
 
-/// The first line that differs, numbered from 1 if there are several. A line that one of them lacks is empty there.
+/// First line that differs, numbered from 1 if there are several. A missing line counts as empty.
 fn first_difference(first: &str, other: &str) -> (Option<usize>, String, String) {
     let (mut a, mut b) = (first.lines(), other.lines());
     for line in 1.. {
         match (a.next(), b.next()) {
-            // Line ends alone differ.
+            // Only the line endings differ.
             (None, None) => break,
             (x, y) if x == y => {}
             (x, y) => {
                 let several = first.lines().nth(1).is_some() || other.lines().nth(1).is_some();
-                // Lines of two keys are not two values of one: one side lacks a line that the other has before the common one.
+                // Lines with different keys are not two values of one key: one side lacks a line
+                // that the other has.
                 let is_another_key = x.map(key) != y.map(key);
                 let (x, y) = match (x, y) {
                     (Some(x), Some(y)) if is_another_key && a.any(|later| later == y) => (x, ""),
@@ -63,7 +67,7 @@ fn first_difference(first: &str, other: &str) -> (Option<usize>, String, String)
     (None, first.into(), other.into())
 }
 
-/// The key of a line of TOML.
+/// Key of a line of TOML.
 fn key(line: &str) -> &str {
     line.split_once('=').map_or(line, |(key, _)| key.trim_end())
 }
@@ -81,7 +85,7 @@ mod tests {
         let (more, less) = ("a = 1\nb = 2\nc = 3\n", "a = 1\nc = 3\n");
         assert_eq!(of(more, less), (Some(2), "b = 2".into(), String::new()));
         assert_eq!(of(less, more), (Some(2), String::new(), "b = 2".into()));
-        // The same line later, in another section, is another key's.
+        // An equal line in a later section belongs to another key.
         let (first, other) = ("steps = 4\n[lr]\nsteps = 8\n", "steps = 8\n[lr]\nsteps = 8\n");
         assert_eq!(of(first, other), (Some(1), "steps = 4".into(), "steps = 8".into()));
         assert_eq!(of("a\n", "a\r\n"), (None, "a\n".into(), "a\r\n".into()));

@@ -1,33 +1,33 @@
-//! What a collective is called, to ranks and in errors: its number, operation, label and bytes.
+//! Description of a collective for other ranks and for errors: number, operation, label and bytes.
 
 use std::fmt;
 
-/// What ranks do together.
+/// Kind of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Each rank gives words, and gets those of all ranks, in the order of the ranks.
+    /// Each rank gives words and receives the words of all ranks, in rank order.
     AllGather,
-    /// Each rank gives bytes, not all equally many, and gets those of all ranks, in the order of the ranks.
+    /// Each rank gives bytes, of any length, and receives the bytes of all ranks, in rank order.
     AllGatherBytes,
-    /// Each rank gives every rank a chunk of its own, and gets one from every rank.
+    /// Each rank sends one chunk to every rank and receives one from every rank.
     AllToAll,
-    /// Sums of f32 over all ranks, of which each rank gets its own chunk.
+    /// Sums f32 over all ranks; each rank receives its chunk.
     ReduceScatterSum,
-    /// Sums of f32 over all ranks, which every rank gets.
+    /// Sums f32 over all ranks; every rank receives all sums.
     AllReduceSum,
-    /// Sums of f64 over all ranks, which every rank gets.
+    /// Sums f64 over all ranks; every rank receives all sums.
     AllReduceSumF64,
-    /// The largest words over all ranks, compared as unsigned.
+    /// Maximum of the words over all ranks, compared as unsigned.
     AllReduceMaxBits,
-    /// One rank's words, which every rank gets.
+    /// Every rank receives one rank's words.
     Broadcast,
-    /// Waits until all ranks are there.
+    /// Waits until all ranks have arrived.
     Barrier,
 }
 
 impl Operation {
-    /// Each of them.
+    /// All operations.
     pub const ALL: [Self; 9] = [
         Self::AllGather,
         Self::AllGatherBytes,
@@ -40,7 +40,7 @@ impl Operation {
         Self::Barrier,
     ];
 
-    /// The method's name.
+    /// Name of the method.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",
@@ -62,16 +62,16 @@ impl fmt::Display for Operation {
     }
 }
 
-/// One collective of one rank.
+/// One collective as one rank calls it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collective {
-    /// From 1, in the order in which the rank started them.
+    /// Number from 1, in the order in which the rank started its collectives.
     pub number: u64,
-    /// What it does.
+    /// Operation.
     pub operation: Operation,
-    /// What it is for: the layer. Of a long label that came from another rank, the beginning.
+    /// Purpose, such as the layer. A long label from another rank is truncated.
     pub label: String,
-    /// Bytes that the rank gives to it; 0 where ranks may give different amounts.
+    /// Bytes that the rank gives; 0 where the ranks may give different amounts.
     pub bytes: u64,
 }
 
@@ -81,16 +81,16 @@ impl fmt::Display for Collective {
     }
 }
 
-/// A rank that is not in the collective that others wait for.
+/// Rank that is missing from a collective that others wait in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
     /// The rank.
     pub rank: usize,
-    /// Where it is instead.
+    /// Its location.
     pub at: Whereabouts,
 }
 
-/// Where a rank is.
+/// Location of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Whereabouts {
@@ -98,7 +98,7 @@ pub enum Whereabouts {
     Silent,
     /// It waits in another collective, or has given up there.
     In(Collective),
-    /// Its communicator is dropped, after this collective.
+    /// It dropped its communicator after this collective.
     Left(u64),
 }
 
@@ -113,14 +113,14 @@ impl fmt::Display for Absence {
     }
 }
 
-/// The first difference between the collectives of two ranks.
+/// First difference between the collectives of two ranks.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("ranks are in different collectives: rank 0 is in {first}, rank {rank} in {other}")]
 pub struct Difference {
-    /// The first rank that differs from rank 0.
+    /// First rank that differs from rank 0.
     pub rank: usize,
-    /// Rank 0's.
+    /// The collective of rank 0.
     pub first: Collective,
-    /// The other rank's collective.
+    /// The collective of the other rank.
     pub other: Collective,
 }

@@ -1,4 +1,4 @@
-//! The ranks of one job, as the launcher started them, and the engine that serves them.
+//! The ranks of one job, as started by the launcher, and their engine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::nccl::NcclComm;
 use crate::options::Options;
 use crate::traffic::Traffic;
 
-/// What moves the data.
+/// Transport of the collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Engine {
-    /// Nothing: a world of one.
+    /// None: a world of one rank.
     Solo,
     /// MPI, on host memory.
     Mpi,
@@ -44,13 +44,17 @@ impl fmt::Display for Engine {
     }
 }
 
-/// The ranks of one job, as one of them sees them. Cheap to clone.
+/// Handle to the ranks of one job. Cheap to clone.
 ///
-/// Every collective is called by all ranks in the same order, from whichever thread. `label` says what it is for, such as the layer:
-/// errors and [`Traffic`] name it. After an error of a collective each later one is [`CommError::Dead`]; once the last clone is
-/// dropped then, the job ends within a second if the process has not returned by then, so print the error at once.
+/// All ranks call every collective in the same order, from any thread. `label` names the purpose,
+/// such as the layer, in errors and in [`Traffic`].
 ///
-/// The last clone that is dropped without an error waits until every rank has dropped its own, at most [`Options::timeout`].
+/// After an error of a collective every later one returns [`CommError::Dead`]. When the last clone
+/// is then dropped, the job ends within a second unless the process has returned first, so print
+/// the error at once.
+///
+/// Without an error, dropping the last clone waits until every rank has dropped its own, at most
+/// [`Options::timeout`].
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
 
@@ -58,7 +62,7 @@ struct Inner {
     rank: usize,
     local_rank: usize,
     world_size: usize,
-    /// Ends before MPI does.
+    /// Dropped before MPI ends.
     #[cfg(feature = "nccl")]
     nccl: Option<NcclComm>,
     host: Host,
@@ -101,19 +105,21 @@ impl Inner {
 }
 
 impl Communicator {
-    /// A world of one, whose collectives give back what they get.
+    /// World of one rank, whose collectives return their input.
     pub fn solo() -> Self {
         Self(Arc::new(Inner::new(0, 0, 1, Host::Solo)))
     }
 
-    /// The world that the launcher started: mpirun's ranks over MPI, or a world of one if there is no launcher. torchrun's ranks
-    /// need `from_env_nccl`.
+    /// World that the launcher started: the ranks of mpirun over MPI, or one rank without a
+    /// launcher. The ranks of torchrun need `from_env_nccl`.
     ///
-    /// Worlds of several ranks also get a panic hook: a panic of any thread, caught or not, ends the job. Called once by each
-    /// process, and MPI wants the communicator dropped by the thread that made it.
+    /// Worlds of several ranks also install a panic hook: a panic of any thread, caught or not,
+    /// ends the job. Call this once in each process. MPI requires that the thread that created the
+    /// communicator also drops it.
     ///
     /// # Errors
-    /// Variables that are none or disagree; a build without what the launcher needs; an MPI that does not confirm the launcher.
+    /// Invalid or contradictory variables; a build without the feature that the launcher needs; an
+    /// MPI that does not confirm the launcher.
     pub fn from_env(options: Options) -> Result<Self, CommError> {
         Self::from_variables(options, &variable)
     }
@@ -144,14 +150,17 @@ impl Communicator {
         Err(CommError::FeatureMissing { launcher, world_size, feature: "mpi" })
     }
 
-    /// The world that the launcher started, with NCCL between the CUDA devices of its ranks. `device` is the ordinal of this rank's,
-    /// its local rank if none is given. A world of one is [`solo`](Self::solo), as it needs no NCCL.
+    /// World that the launcher started, with NCCL between the CUDA devices of its ranks. `device`
+    /// is the ordinal of this rank's device; the default is its local rank. A world of one is
+    /// [`solo`](Self::solo), which needs no NCCL.
     ///
-    /// mpirun's ranks find each other over MPI, and have the collectives on host memory. torchrun's, and those of a build without
-    /// the feature `mpi`, meet at the address in `NCCL_COMM_ID`, and have those on device memory alone.
+    /// The ranks of mpirun connect over MPI and also have the collectives on host memory. The ranks
+    /// of torchrun, and all ranks without the feature `mpi`, connect at the address in
+    /// `NCCL_COMM_ID` and have only the collectives on device memory.
     ///
     /// # Errors
-    /// As [`from_env`](Self::from_env); NCCL, CUDA or the device are missing, on each rank if MPI is there.
+    /// The errors of [`from_env`](Self::from_env); missing NCCL, CUDA or device, reported on every
+    /// rank if MPI is available.
     #[cfg(feature = "nccl")]
     pub fn from_env_nccl(options: Options, device: Option<usize>) -> Result<Self, CommError> {
         Self::from_variables_nccl(options, device, &variable)
@@ -166,7 +175,7 @@ impl Communicator {
         let host = if launch.launcher == Launcher::Mpi && cfg!(feature = "mpi") {
             Self::over_mpi(&launch, options)?
         } else {
-            // Ranks of which the launcher does not say where they are count as if on one machine.
+            // Ranks without a local rank count as ranks of one machine.
             let local_rank = launch.local_rank.unwrap_or(launch.rank);
             crate::panics::end_on_panic(launch.rank, launch.world_size, || std::process::abort());
             Self(Arc::new(Inner::new(launch.rank, local_rank, launch.world_size, Host::Absent)))
@@ -177,7 +186,7 @@ impl Communicator {
     #[cfg(feature = "nccl")]
     fn connected(&self, options: Options, device: Option<usize>, lookup: Lookup) -> Result<Self, CommError> {
         if self.has_host_collectives() {
-            // A rank that compares waits for messages that the others would never send.
+            // A rank in the compare mode would wait for messages that the others never send.
             self.agree("the communicator's options", &format!("{options:?}"))?;
         }
         let nccl = NcclComm::connect(self, device, options, lookup)?;
@@ -186,8 +195,9 @@ impl Communicator {
         Ok(Self(Arc::new(Inner { rank, local_rank, world_size, nccl: Some(nccl), host, traffic })))
     }
 
-    /// These ranks with NCCL between their CUDA devices, for a program that knows only after [`from_env`](Self::from_env) whether it
-    /// wants them. All ranks call it. A world of one, or one that has NCCL already, stays as it is.
+    /// Adds NCCL between the CUDA devices of these ranks, for programs that decide after
+    /// [`from_env`](Self::from_env). All ranks call it. A world of one, or one that already has
+    /// NCCL, is returned unchanged.
     ///
     /// # Errors
     /// The errors of [`from_env_nccl`](Self::from_env_nccl).
@@ -199,13 +209,13 @@ impl Communicator {
         self.connected(options.read(&variable)?, device, &variable)
     }
 
-    /// The collectives on device memory, if NCCL serves this world.
+    /// Collectives on device memory, if this world uses NCCL.
     #[cfg(feature = "nccl")]
     pub fn nccl(&self) -> Option<&NcclComm> {
         self.0.nccl.as_ref()
     }
 
-    /// Whether there are collectives on host memory: not between ranks that NCCL alone connects.
+    /// Whether collectives on host memory are available. Ranks that only NCCL connects have none.
     pub fn has_host_collectives(&self) -> bool {
         #[cfg(feature = "nccl")]
         if matches!(self.0.host, Host::Absent) {
@@ -230,34 +240,34 @@ impl Communicator {
         &self.0.traffic
     }
 
-    /// This rank, from 0.
+    /// Index of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// Its number among the ranks of its machine.
+    /// Index among the ranks of this machine.
     pub fn local_rank(&self) -> usize {
         self.0.local_rank
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.0.world_size
     }
 
-    /// What moves the data.
+    /// Transport of the collectives.
     pub fn engine(&self) -> Engine {
         self.0.engine()
     }
 
-    /// What this rank has moved since the start.
+    /// Traffic of this rank since the start.
     pub fn traffic(&self) -> Traffic {
         self.0.traffic.lock().clone()
     }
 }
 
 fn variable(name: &str) -> Option<String> {
-    // A value that is no UTF-8 is no number either, which the error says.
+    // A value that is not UTF-8 is not a number either, and the error for numbers reports it.
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 

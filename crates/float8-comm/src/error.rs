@@ -1,66 +1,66 @@
-//! What can go wrong between ranks, with the values that say which rank and which collective.
+//! Errors between ranks, with the rank and the collective.
 
 use std::time::Duration;
 
 use crate::collective::{Absence, Collective, Difference};
 
-/// What can go wrong between ranks.
+/// Error between ranks.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// A launcher's variable is not what it should be.
+    /// A launcher's variable has an invalid value.
     #[error("the environment variable {variable} is {value:?}: expected {expected}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it may hold.
+        /// Expected form of the value.
         expected: &'static str,
     },
-    /// A collective always takes some time.
+    /// The time limit is 0.
     #[error("Options::timeout is 0, in which no collective can end: give at least the time that the slowest takes")]
     NoTime,
-    /// A launcher sets both variables.
+    /// Only one of a launcher's two variables is set.
     #[error(
         "the environment variable {present} is set ({value:?}), but {missing} is not: launchers set both; set {missing} too, or \
          unset {present} for a world of one"
     )]
     MissingVariable {
-        /// The one that is set.
+        /// The variable that is set.
         present: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// The one that is not.
+        /// The variable that is not set.
         missing: &'static str,
     },
-    /// No such rank.
+    /// The rank is not less than the world size.
     #[error(
         "the environment variable {variable} says rank {rank}, but {size_variable} says {world_size} ranks, the first of which is 0"
     )]
     RankOutOfRange {
-        /// The rank's variable.
+        /// Variable of the rank.
         variable: &'static str,
         /// Its value.
         rank: usize,
-        /// The world size's variable.
+        /// Variable of the world size.
         size_variable: &'static str,
         /// Its value.
         world_size: usize,
     },
-    /// The variables of two launchers are set, and they disagree.
+    /// The variables of two launchers disagree.
     #[error(
         "two launchers disagree: {first} says {first_value}, {second} says {second_value}; unset the variables of the one that did \
          not start this program"
     )]
     TwoLaunchers {
-        /// A variable of the first launcher.
+        /// Variable of the first launcher.
         first: &'static str,
-        /// What it holds.
+        /// Its value.
         first_value: usize,
-        /// A variable of the second launcher.
+        /// Variable of the second launcher.
         second: &'static str,
-        /// What the second variable holds.
+        /// Its value.
         second_value: usize,
     },
     /// This build lacks the engine that the world needs.
@@ -68,51 +68,51 @@ pub enum CommError {
         "{launcher} started {world_size} ranks, but this program is built without the feature {feature:?}: build it with that feature"
     )]
     FeatureMissing {
-        /// Who started the ranks.
+        /// Launcher of the ranks.
         launcher: &'static str,
-        /// How many.
+        /// Number of ranks.
         world_size: usize,
-        /// The cargo feature that brings what is missing.
+        /// The cargo feature that adds the engine.
         feature: &'static str,
     },
-    /// MPI does not see the ranks that the launcher claims.
+    /// MPI reports another number of ranks than the launcher.
     #[error(
         "the environment variable {variable} says {claimed} ranks, but MPI says {confirmed}: start the program with the mpirun of the \
          MPI that it was built with ({library}), or unset {variable}"
     )]
     WorldNotConfirmed {
-        /// The launcher's variable.
+        /// Variable of the launcher.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         claimed: usize,
-        /// What MPI says.
+        /// Number of ranks according to MPI.
         confirmed: usize,
-        /// The MPI library's name and version.
+        /// Name and version of the MPI library.
         library: String,
     },
-    /// MPI starts once in a process.
+    /// MPI can start only once in a process.
     #[error("MPI was already started in this process, and starts only once: clone the first communicator")]
     AlreadyStarted,
-    /// Collectives are called from any thread, which this MPI does not allow.
+    /// This MPI does not allow calls from any thread.
     #[error(
         "this MPI provides thread support {provided}, and at least MPI_THREAD_SERIALIZED is needed: install one built with threads"
     )]
     Threads {
-        /// The level that it provides.
+        /// Thread support level of this MPI.
         provided: String,
     },
-    /// MPI has failed, or was given messages that do not fit.
+    /// MPI has failed, or received messages of the wrong size.
     #[error(
         "MPI failed in {during}: {reason}; if messages do not fit, ranks may be in different collectives: FLOAT8_COMM_COMPARE=1 finds \
          the first"
     )]
     Mpi {
-        /// The call, or the collective.
+        /// The call or the collective.
         during: String,
-        /// MPI's reason.
+        /// Reason from MPI.
         reason: String,
     },
-    /// Values on the host travel by MPI alone.
+    /// Collectives on host memory need MPI.
     #[error(
         "{operation} of {label:?} is on the host's memory, which needs MPI: start the ranks with mpirun, in a build with the feature \"mpi\""
     )]
@@ -127,15 +127,15 @@ pub enum CommError {
         "torchrun started {world_size} ranks, which can meet through NCCL alone: train on CUDA devices, or start the ranks with mpirun"
     )]
     NeedsNccl {
-        /// How many ranks.
+        /// Number of ranks.
         world_size: usize,
     },
-    /// Without MPI the ranks find each other at an address.
+    /// Without MPI the ranks need an address to connect.
     #[error(
         "without MPI the ranks meet at the address in the environment variable NCCL_COMM_ID, which is not set: set it on every rank, for instance NCCL_COMM_ID={example}"
     )]
     NeedsCommId {
-        /// An address that may do.
+        /// Example of an address.
         example: String,
     },
     /// NCCL cannot be loaded.
@@ -152,7 +152,7 @@ pub enum CommError {
         /// The driver's reason.
         reason: String,
     },
-    /// The driver cannot order NCCL's work with other work of a device.
+    /// The driver cannot order NCCL's streams with other work of a device.
     #[error(
         "the NVIDIA driver of rank {rank} has no cuCtxRecordEvent and cuCtxWaitEvent, which CUDA 12.5 brought: install one of CUDA 12.5 \
          or newer"
@@ -161,18 +161,18 @@ pub enum CommError {
         /// The rank.
         rank: usize,
     },
-    /// The rank has no device of its own.
+    /// No CUDA device exists for the rank.
     #[error(
         "rank {rank} (local rank {local_rank}) was given CUDA device {ordinal}, but there are {devices}: start at most as many ranks as there are devices"
     )]
     NoDevice {
         /// The rank.
         rank: usize,
-        /// Its number on this machine.
+        /// Its index on this machine.
         local_rank: usize,
-        /// The device that it was to use.
+        /// Ordinal of the requested device.
         ordinal: usize,
-        /// How many there are.
+        /// Number of devices.
         devices: usize,
     },
     /// NCCL has failed.
@@ -185,7 +185,7 @@ pub enum CommError {
         /// NCCL's reason.
         reason: String,
     },
-    /// Chunks must be equal.
+    /// The elements do not divide into equal chunks.
     #[error(
         "{operation} of {label:?}: {elements} elements cannot be split among {world_size} ranks; pad them to a multiple"
     )]
@@ -194,12 +194,12 @@ pub enum CommError {
         operation: &'static str,
         /// Its label.
         label: String,
-        /// How many elements there are.
+        /// Number of elements.
         elements: usize,
-        /// Among how many ranks.
+        /// Number of ranks.
         world_size: usize,
     },
-    /// MPI counts in 32 bits.
+    /// The elements exceed MPI's 32-bit counts.
     #[error(
         "{operation} of {label:?}: {elements} elements of all ranks are more than MPI's limit of {limit} a call; split the call"
     )]
@@ -208,19 +208,19 @@ pub enum CommError {
         operation: &'static str,
         /// Its label.
         label: String,
-        /// How many elements there are.
+        /// Number of elements.
         elements: usize,
-        /// How many there may be.
+        /// Largest number of elements.
         limit: usize,
     },
-    /// No such rank.
+    /// The root of a broadcast is not a rank.
     #[error("broadcast of {label:?}: there is no rank {root} among {world_size} to send it")]
     NoSuchRoot {
         /// The label.
         label: String,
         /// The rank.
         root: usize,
-        /// How many there are.
+        /// Number of ranks.
         world_size: usize,
     },
     /// A collective did not end within [`Options::timeout`](crate::Options::timeout).
@@ -228,74 +228,75 @@ pub enum CommError {
     Timeout {
         /// The rank that waited.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks.
         world_size: usize,
-        /// For what it waited.
+        /// The collective that it waited in.
         collective: Collective,
-        /// How long.
+        /// Time waited.
         waited: Duration,
-        /// The ranks that are not in this collective, in order. Empty if each of them is.
+        /// Ranks that are missing from the collective, in order. Empty if all are in it.
         missing: Vec<Absence>,
     },
-    /// Another rank's communicator is gone, so that a collective cannot end.
+    /// Another rank has dropped its communicator, so the collective cannot end.
     #[error(
         "rank {rank} of {world_size}: {collective} cannot end: rank {left} has dropped its communicator after collective {after}; its own error says why"
     )]
     Left {
         /// The rank that waited.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks.
         world_size: usize,
-        /// For what it waited.
+        /// The collective that it waited in.
         collective: Collective,
         /// The rank that left.
         left: usize,
         /// The last collective that it started.
         after: u64,
     },
-    /// The communicator was dropped, but not all ranks' were. Logged, and the job is ended.
+    /// This rank has dropped its communicator, but other ranks keep theirs. Logged; then the job
+    /// ends.
     #[error("rank {rank} of {world_size} dropped its communicator {:.1} s ago, and {}", waited.as_secs_f64(), failed.map_or_else(|| "another rank still has its own".into(), |rank| format!("rank {rank} needs more of it, so the job ends")))]
     Leave {
         /// The rank that dropped it.
         rank: usize,
-        /// How many ranks there are.
+        /// Number of ranks.
         world_size: usize,
-        /// How long it has waited for the others.
+        /// Time waited for the other ranks.
         waited: Duration,
-        /// The first rank that met an error; None if the time limit has come.
+        /// First rank with an error; None at the time limit.
         failed: Option<usize>,
     },
     /// The compare mode found ranks in different collectives.
     #[error(transparent)]
     Differs(Box<Difference>),
-    /// Ranks that must agree do not.
+    /// A value that must be equal differs between ranks.
     #[error("{what} is not the same on all ranks; the first difference{}: {first:?} on rank 0, {other:?} on rank {rank}", line.map_or_else(String::new, |line| format!(" is in line {line}")))]
     Disagree {
-        /// On what.
+        /// Name of the value.
         what: String,
-        /// The first rank that differs from rank 0.
+        /// First rank that differs from rank 0.
         rank: usize,
-        /// The first line that differs, from 1, if the text has several.
+        /// First line that differs, from 1, if the text has several.
         line: Option<usize>,
-        /// What rank 0 has there.
+        /// Text of rank 0 at the difference.
         first: String,
-        /// What that rank has there.
+        /// Text of the other rank at the difference.
         other: String,
     },
-    /// A rank has an error of its own.
+    /// A local step failed on a rank.
     #[error("{what} failed on rank {rank}: {message}")]
     RankFailed {
-        /// What it was doing.
+        /// Name of the step.
         what: String,
-        /// The first rank with an error.
+        /// First rank with an error.
         rank: usize,
         /// Its error.
         message: String,
     },
-    /// Nothing can be sent any more.
+    /// An earlier error has ended the communicator.
     #[error("the communicator ended with an earlier error: {cause}")]
     Dead {
-        /// The error.
+        /// The earlier error.
         cause: Box<CommError>,
     },
 }

@@ -1,4 +1,4 @@
-//! What serves collectives on host memory.
+//! Engine of the collectives on host memory.
 
 #[cfg(feature = "mpi")]
 use std::sync::Arc;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 #[cfg(feature = "mpi")]
 use crate::mpi::World;
 
-/// What serves collectives on host memory.
+/// Engine of the collectives on host memory.
 #[derive(Clone)]
 pub(crate) enum Host {
     /// A world of one.
     Solo,
     #[cfg(feature = "mpi")]
     Mpi(Arc<World>),
-    /// Nothing: ranks that NCCL alone connects.
+    /// None: only NCCL connects the ranks.
     #[cfg(feature = "nccl")]
     Absent,
 }
 
-/// `alone` in a world of one, `over_mpi` with MPI's world, else an error.
+/// Evaluates to `alone` in a world of one, to `over_mpi` with MPI's world, else to an error.
 macro_rules! serve {
     ($host:expr, $operation:expr, $label:expr, $alone:expr, |$world:ident| $over_mpi:expr) => {
         match $host {

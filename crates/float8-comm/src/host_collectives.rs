@@ -1,4 +1,4 @@
-//! The collectives on host memory, counted.
+//! Collectives on host memory, with counts of their traffic.
 
 use crate::collective::Operation;
 use crate::communicator::Communicator;
@@ -10,7 +10,7 @@ use crate::pending::Pending;
 use crate::traffic::received;
 
 impl Communicator {
-    /// The shards of all ranks, one after another. They have the same length on each.
+    /// Concatenates the shards of all ranks. All have the same length.
     ///
     /// # Errors
     /// The errors of the engine.
@@ -23,10 +23,11 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// Exchanges words, the first chunk for rank 0: gives those that every rank has for this one, rank 0's first.
+    /// Exchanges words: chunk `r` goes to rank `r`. Returns the chunks from all ranks for this one,
+    /// rank 0's first.
     ///
     /// # Errors
-    /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
+    /// [`CommError::Uneven`] if the chunks cannot be equal; the engine's errors.
     pub fn all_to_all(&self, label: &str, words: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
         let operation = Operation::AllToAll;
         self.check_chunks(operation, label, words.len())?;
@@ -37,11 +38,12 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// The sums of all ranks, of which each keeps its chunk: the first is rank 0's. The order of a sum depends on the number of ranks
-    /// and the length alone, and two ranks' is `a + b`.
+    /// Sums over all ranks and keeps this rank's chunk; rank 0 has the first. The order of
+    /// summation depends only on the number of ranks and the length. For two ranks the sum is `a +
+    /// b`.
     ///
     /// # Errors
-    /// [`CommError::Uneven`] if the chunks cannot be equal; those of the engine.
+    /// [`CommError::Uneven`] if the chunks cannot be equal; the engine's errors.
     pub fn reduce_scatter_sum(&self, label: &str, all: Vec<f32>) -> Result<Pending<Vec<f32>>, CommError> {
         let operation = Operation::ReduceScatterSum;
         self.check_chunks(operation, label, all.len())?;
@@ -52,7 +54,8 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// The sums of all ranks, the same on each; ordered as in [`reduce_scatter_sum`](Self::reduce_scatter_sum).
+    /// Sums over all ranks, the same on each, summed in the order of
+    /// [`reduce_scatter_sum`](Self::reduce_scatter_sum).
     ///
     /// # Errors
     /// The errors of the engine.
@@ -60,7 +63,7 @@ impl Communicator {
         self.all_reduce(Operation::AllReduceSum, label, values)
     }
 
-    /// The sums of all ranks in f64, the same on each.
+    /// Sums over all ranks in f64, the same on each.
     ///
     /// # Errors
     /// The errors of the engine.
@@ -68,7 +71,8 @@ impl Communicator {
         self.all_reduce(Operation::AllReduceSumF64, label, values)
     }
 
-    /// The largest words of all ranks. As the bits of floats whose sign is 0 it is the largest float, and NaN is larger than all.
+    /// Maximum of the words over all ranks. For the bits of floats with sign 0 this is the largest
+    /// float; NaN exceeds all others.
     ///
     /// # Errors
     /// The errors of the engine.
@@ -76,10 +80,10 @@ impl Communicator {
         self.all_reduce(Operation::AllReduceMaxBits, label, bits)
     }
 
-    /// The words of rank `root`. Other ranks give a vector of the same length, which is overwritten.
+    /// Words of rank `root`. Other ranks pass a vector of the same length, which is overwritten.
     ///
     /// # Errors
-    /// [`CommError::NoSuchRoot`]; those of the engine.
+    /// [`CommError::NoSuchRoot`]; the engine's errors.
     pub fn broadcast(&self, label: &str, root: usize, words: Vec<u32>) -> Result<Pending<Vec<u32>>, CommError> {
         let world_size = self.world_size();
         if root >= world_size {
@@ -94,7 +98,7 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// The bytes of each rank, of whatever length: for configurations and other metadata.
+    /// Bytes of each rank, of any length, such as configurations and other metadata.
     ///
     /// # Errors
     /// The errors of the engine.
@@ -131,7 +135,7 @@ impl Communicator {
         Ok(pending)
     }
 
-    /// Whether there are equal chunks for all ranks.
+    /// Checks that the elements divide into equal chunks for all ranks.
     fn check_chunks(&self, operation: Operation, label: &str, elements: usize) -> Result<(), CommError> {
         let world_size = self.world_size();
         if elements.is_multiple_of(world_size) {
@@ -146,7 +150,7 @@ impl Communicator {
     }
 }
 
-/// Anything: in a world of one nothing is reduced.
+/// Any type: a world of one reduces nothing.
 #[cfg(not(feature = "mpi"))]
 trait Element {}
 #[cfg(not(feature = "mpi"))]

@@ -1,28 +1,28 @@
-//! Which rank this process is, as its launcher says in environment variables.
+//! Rank of this process according to its launcher's environment variables.
 
 use crate::error::CommError;
 
-/// Reads a variable of the environment; tests give their own.
+/// Reads an environment variable. Tests replace it.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Who started the ranks.
+/// Program that started the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// mpirun, or another that starts MPI.
+    /// mpirun or another launcher of MPI.
     Mpi,
     /// torchrun, which starts no MPI.
     Torchrun,
 }
 
-/// What a launcher says.
+/// Variables of a launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub launcher: Launcher,
     pub rank: usize,
     pub world_size: usize,
-    /// None where the launcher does not say.
+    /// None if the launcher does not set it.
     pub local_rank: Option<usize>,
-    /// The name of the variable that gave the world size.
+    /// Name of the variable with the world size.
     pub size_variable: &'static str,
     rank_variable: &'static str,
 }
@@ -34,7 +34,7 @@ struct Variables {
     local_rank: &'static str,
 }
 
-/// Open MPI's mpirun; those of MPICH and Intel; srun with PMIx; torchrun.
+/// Open MPI's mpirun; mpirun of MPICH and Intel MPI; srun with PMIx; torchrun.
 const KNOWN: [Variables; 4] = [
     Variables {
         launcher: Launcher::Mpi,
@@ -63,11 +63,11 @@ impl Launcher {
 }
 
 impl Launch {
-    /// None if no launcher started this process, and the world is this process alone.
+    /// None if no launcher started this process, which is then a world of one.
     pub(crate) fn read(lookup: Lookup) -> Result<Option<Self>, CommError> {
         let mut found: Option<Self> = None;
         for variables in &KNOWN {
-            // Open MPI's mpirun sets PMIX_RANK as well, and step variables are any Slurm step's.
+            // Open MPI's mpirun also sets PMIX_RANK, and every Slurm step sets the step variables.
             if variables.rank == "PMIX_RANK" && (found.is_some() || lookup(variables.rank).is_none()) {
                 continue;
             }

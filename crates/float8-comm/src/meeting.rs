@@ -1,4 +1,4 @@
-//! A communicator on host memory as the ranks that NCCL connects.
+//! Ranks of a communicator on host memory, before NCCL connects them.
 
 use std::sync::Arc;
 

@@ -1,20 +1,25 @@
-//! How long ranks wait for each other, and whether they compare what they do.
+//! Time limit and compare mode of collectives.
 
 use std::time::Duration;
 
 use crate::error::CommError;
 use crate::launch::Lookup;
 
-/// How long ranks wait for each other, and whether they compare what they do. The same on every rank.
+/// Time limit and compare mode of collectives. The same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// A collective that takes longer is an error on every rank that waits in it. It also limits how long the first rank that drops
-    /// its communicator waits for the last, so it is longer than what a rank ever does alone, such as writing a checkpoint. The
-    /// environment variable `FLOAT8_COMM_TIMEOUT` sets it, too, in seconds.
+    /// Limit of a collective, after which every rank that waits in it returns an error. Default:
+    /// 300 s.
+    ///
+    /// It also limits how long the first rank that drops its communicator waits for the last. So it
+    /// must exceed the longest local step of a rank, such as writing a checkpoint. The environment
+    /// variable `FLOAT8_COMM_TIMEOUT`, in seconds, overrides it.
     pub timeout: Duration,
-    /// Before each collective of NCCL ranks tell each other which it is, and the first difference is an error on all, as it always is
-    /// of collectives on host memory. For finding the layer at which ranks part: the host then waits for each. The environment
-    /// variable `FLOAT8_COMM_COMPARE=1` sets it, too.
+    /// Compares each NCCL collective between ranks before it starts. The first difference is an
+    /// error on all ranks. Collectives on host memory are always compared.
+    ///
+    /// Use it to find the layer at which ranks diverge: the host then waits for each collective.
+    /// The environment variable `FLOAT8_COMM_COMPARE`, 0 or 1, overrides it.
     pub compare: bool,
 }
 
@@ -25,7 +30,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// With what the environment says.
+    /// Applies the environment variables.
     pub(crate) fn read(self, lookup: Lookup) -> Result<Self, CommError> {
         const COMPARE: &str = "FLOAT8_COMM_COMPARE";
         const TIMEOUT: &str = "FLOAT8_COMM_TIMEOUT";

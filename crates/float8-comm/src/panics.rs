@@ -1,9 +1,10 @@
-//! A panic on one rank ends all: no rank waits for one that has unwound.
+//! Ends all ranks after a panic on one, so that none waits for a rank that has unwound.
 
 use std::panic;
 use std::sync::Once;
 
-/// From now on a panic of any thread is printed with the rank, and then calls `end`, which ends the job.
+/// Installs a hook that prints a panic of any thread with the rank, then calls `end` to end the
+/// job.
 pub(crate) fn end_on_panic(rank: usize, world_size: usize, end: fn()) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,14 +1,14 @@
-//! A collective that was started: what it gives is there after `wait`.
+//! Started collective; `wait` returns its result.
 
 use std::fmt;
 
 use crate::error::CommError;
 
-/// A collective that was started. The program may do other work before it waits.
+/// Started collective. The program may do other work before it waits.
 ///
-/// Ranks wait for their pendings in the order in which they started them, or in any other: MPI and NCCL go on with all of them.
-/// Dropped without [`wait`](Self::wait), it completes in the background with the communicator's later collectives; other ranks see
-/// no difference.
+/// Ranks may wait for their pendings in any order: MPI makes progress on all of them. A pending
+/// dropped without [`wait`](Self::wait) completes in the background during later collectives; other
+/// ranks see no difference.
 #[must_use = "a collective's errors, and its result, come from `wait`"]
 pub struct Pending<T>(State<T>);
 
@@ -18,10 +18,10 @@ enum State<T> {
     Flight(Box<dyn Flight<T>>),
 }
 
-/// A transfer of an engine.
+/// Transfer of an engine.
 #[cfg(feature = "mpi")]
 pub(crate) trait Flight<T>: Send {
-    /// Waits for it.
+    /// Waits for the transfer.
     fn land(self: Box<Self>) -> Result<T, CommError>;
 }
 
@@ -35,10 +35,11 @@ impl<T> Pending<T> {
         Self(State::Flight(Box::new(flight)))
     }
 
-    /// Waits until the result is there.
+    /// Waits for the result.
     ///
     /// # Errors
-    /// [`CommError::Timeout`], [`CommError::Left`], [`CommError::Mpi`], and [`CommError::Dead`] after one of them.
+    /// [`CommError::Timeout`], [`CommError::Left`], [`CommError::Mpi`], and [`CommError::Dead`]
+    /// after one of them.
     pub fn wait(self) -> Result<T, CommError> {
         match self.0 {
             State::Ready(value) => Ok(value),

@@ -1,19 +1,24 @@
-//! How much this rank has moved, by operation and by label.
+//! Traffic of this rank, by operation and by label.
 
 use std::collections::BTreeMap;
 use std::ops::{AddAssign, Sub};
 
 use crate::collective::Operation;
 
-/// Calls and bytes.
+/// Number of calls and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Collectives that were started.
+    /// Number of started collectives.
     pub calls: u64,
-    /// Payload that this rank gave to them: its shard, or the whole vector of a reduction; of a broadcast, the root's alone.
+    /// Payload bytes that this rank gave: its shard, or the whole vector of a reduction. For a
+    /// broadcast, only at the root.
     pub sent: u64,
-    /// Payload that has to come in from the R − 1 other ranks, as a ring moves it: (R − 1) shards of a gather, (R − 1) chunks of a
-    /// reduce-scatter, 2 (R − 1) / R of an all-reduced vector (rounded down), all of a broadcast except at its root.
+    /// Payload bytes from the other ranks, as a ring of R ranks moves them:
+    ///
+    /// - a gather: R − 1 shards
+    /// - a reduce-scatter: R − 1 chunks
+    /// - an all-reduced vector: 2 (R − 1) / R of it, rounded down
+    /// - a broadcast: all of it, except at its root
     pub received: u64,
 }
 
@@ -37,36 +42,36 @@ impl Sub for Count {
     }
 }
 
-/// How much this rank has moved. The compare mode's own messages are not counted.
+/// Traffic of this rank. Messages of the compare mode are not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     counts: BTreeMap<Operation, BTreeMap<String, Count>>,
 }
 
 impl Traffic {
-    /// What was counted for `operation`.
+    /// Count of `operation`.
     pub fn operation(&self, operation: Operation) -> Count {
         sum(self.counts.get(&operation).into_iter().flat_map(BTreeMap::values))
     }
 
-    /// What was counted for `label`, whatever the operation.
+    /// Count of `label` over all operations.
     pub fn label(&self, label: &str) -> Count {
         sum(self.counts.values().filter_map(|labels| labels.get(label)))
     }
 
-    /// What was counted in all.
+    /// Count of all collectives.
     pub fn total(&self) -> Count {
         sum(self.counts.values().flat_map(BTreeMap::values))
     }
 
-    /// Each operation and label with its count, in order.
+    /// Operations and labels with their counts, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Operation, &str, Count)> {
         self.counts
             .iter()
             .flat_map(|(operation, labels)| labels.iter().map(|(label, count)| (*operation, label.as_str(), *count)))
     }
 
-    /// What was counted after `earlier` was taken.
+    /// Traffic since `earlier` was taken.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut counts: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
@@ -90,7 +95,8 @@ impl Traffic {
     }
 }
 
-/// Bytes that come in from others for `sent` bytes of this rank. Not for gathers of bytes of any length, nor for broadcasts.
+/// Bytes received from other ranks if this rank gives `sent` bytes. Not valid for gathers of
+/// variable length or broadcasts.
 pub(crate) fn received(operation: Operation, sent: u64, world_size: u64) -> u64 {
     let others = world_size - 1;
     match operation {

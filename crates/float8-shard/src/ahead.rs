@@ -1,26 +1,27 @@
-//! [`Ahead`]: the gather of the next layer's weight runs while this layer computes.
+//! [`Ahead`]: gathers the next layer's weight while this layer computes.
 //!
-//! Which is next is known from the step before: layers run in the same order in each. A step in which they do not, such as one with
-//! another number of micro-batches, gathers the rest when it is asked for, and is the example of the next. All ranks run the same
-//! layers in the same order, so all start the same gathers.
+//! The order of gathers is recorded in the previous step, as layers usually run in the same order
+//! in each. A step that differs, such as one with another number of micro-batches, gathers the rest
+//! on demand and becomes the new record. All ranks run the same layers in the same order, so all
+//! start the same gathers.
 use std::sync::Arc;
 
 use burn_float8::backend::Float8Backend;
 use burn_float8::source::{SourcedWeight, WeightCast, shared};
 use parking_lot::Mutex;
 
-/// A gather: the name of a layer, and whether of the transpose of its weight.
+/// A gather: layer name, and whether it is of the transposed weight.
 type Gather = (String, bool);
 
-/// The order in which the layers of one conversion gather on one device.
+/// Order of gathers of one conversion's layers on one device.
 pub(crate) struct Ahead<B: Float8Backend>(Mutex<Order<B>>);
 
 struct Order<B: Float8Backend> {
-    /// The weights of the step under way, as it reads them; outside of a step there are none.
+    /// Weights that the current step reads; empty outside of a step.
     weights: Vec<Arc<SourcedWeight<B>>>,
     last_step: Vec<Gather>,
     this_step: Vec<Gather>,
-    /// Whether this step has gathered as the last one did, so far.
+    /// Whether this step has so far gathered in the order of the last one.
     is_alike: bool,
 }
 
@@ -31,12 +32,13 @@ impl<B: Float8Backend> Default for Ahead<B> {
 }
 
 impl<B: Float8Backend> Ahead<B> {
-    /// What the weights of a conversion share on a device.
+    /// State that the weights of a conversion share on a device.
     pub(crate) fn of(cast: &WeightCast<'_, B>) -> Arc<Self> {
         shared(cast.layer(), &cast.device())
     }
 
-    /// A step begins, which reads these weights. Of those of the last one what is on its way must have been let go.
+    /// Begins a step that reads these weights. Gathers still in flight for the last step's weights
+    /// must have been dropped.
     pub(crate) fn begin(&self, weights: Vec<SourcedWeight<B>>) {
         let order = &mut *self.0.lock();
         order.last_step = core::mem::take(&mut order.this_step);
@@ -44,12 +46,13 @@ impl<B: Float8Backend> Ahead<B> {
         order.weights = weights.into_iter().map(Arc::new).collect();
     }
 
-    /// The step's gradients are there: its weights are let go.
+    /// Ends the step once its gradients are computed, and returns its weights.
     pub(crate) fn end(&self) -> Vec<Arc<SourcedWeight<B>>> {
         core::mem::take(&mut self.0.lock().weights)
     }
 
-    /// Notes a gather; the weight that the last step gathered after it, and whether its transpose.
+    /// Records a gather. Returns the weight that the last step gathered next, and whether
+    /// transposed.
     pub(crate) fn next(&self, name: &str, is_transposed: bool) -> Option<(Arc<SourcedWeight<B>>, bool)> {
         let order = &mut *self.0.lock();
         if order.weights.is_empty() {

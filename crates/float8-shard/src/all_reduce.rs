@@ -1,4 +1,5 @@
-//! Many small tensors reduced over all ranks by one all-reduce, on the memory of their device where it can, else over the host's.
+//! Joins many small tensors into one all-reduce, on device memory where supported, else over the
+//! host.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
@@ -8,17 +9,17 @@ use float8_comm::{CommError, Communicator};
 
 use crate::collectives::DeviceCollectives;
 
-/// What becomes of the values of all ranks.
+/// Reduction over the values of all ranks.
 #[derive(Clone, Copy)]
 pub(crate) enum Reduction {
-    /// In f32.
+    /// Sum in f32.
     Sum,
-    /// The largest of values that are not negative; NaN wins.
+    /// Maximum of non-negative values; NaN wins.
     Max,
 }
 
-/// The reductions of tensors `[n]` in f32, of which all ranks have as many of the same lengths. With `collectives` the host waits for
-/// nothing.
+/// Reduces f32 tensors `[n]`, whose number and lengths are equal on all ranks. With `collectives`
+/// the host does not wait.
 pub(crate) fn all_reduce<B: Float8Backend>(
     comm: &Communicator,
     collectives: Option<&dyn DeviceCollectives<B>>,
@@ -35,7 +36,7 @@ pub(crate) fn all_reduce<B: Float8Backend>(
         };
         return Ok(split::<B>(all, &lens));
     }
-    // A model may lie on several devices: each run of tensors on one of them is read at once.
+    // A model may be on several devices: each run of tensors on one device is read at once.
     let runs: Vec<_> = own.chunk_by(|a, b| B::float_device(a) == B::float_device(b)).collect();
     let mut values: Vec<Vec<f32>> = runs.iter().map(|run| read_f32::<B>(join::<B>(run.to_vec()))).collect();
     let lens_of_runs: Vec<_> = values.iter().map(Vec::len).collect();
@@ -57,12 +58,12 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     Ok(parts)
 }
 
-/// Tensors `[n]` one after another in one.
+/// Concatenates tensors `[n]`.
 fn join<B: Float8Backend>(mut tensors: Vec<FloatTensor<B>>) -> FloatTensor<B> {
     if tensors.len() == 1 { tensors.remove(0) } else { B::float_cat(tensors, 0) }
 }
 
-/// The inverse of [`join`], of tensors of these lengths.
+/// Splits the result of [`join`] into tensors of these lengths.
 fn split<B: Float8Backend>(all: FloatTensor<B>, lens: &[usize]) -> Vec<FloatTensor<B>> {
     if lens.len() == 1 {
         return vec![all];
@@ -74,7 +75,7 @@ fn split<B: Float8Backend>(all: FloatTensor<B>, lens: &[usize]) -> Vec<FloatTens
     begins.zip(lens).map(|(begin, len)| B::float_slice(all.clone(), &[Slice::from(begin..begin + len)])).collect()
 }
 
-/// A tensor of so many elements as `[n]`.
+/// Reshapes a tensor to `[n]`.
 pub(crate) fn flat<B: Float8Backend>(t: FloatTensor<B>) -> FloatTensor<B> {
     let elements = t.shape().num_elements();
     B::float_reshape(t, Shape::from(vec![elements]))

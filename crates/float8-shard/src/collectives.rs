@@ -1,17 +1,18 @@
-//! [`DeviceCollectives`]: what ranks exchange without the host, where a backend's device can.
+//! [`DeviceCollectives`]: collectives on device memory, without the host.
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use float8_comm::CommError;
 use float8_kernels::Granularity;
 
-/// A collective that was started. The device may do other work until this is called, and what is called is a wait of the device, not of
-/// the host. Dropped, the collective goes on to its end.
+/// Result of a started collective. Calling it makes the device wait, not the host; until then the
+/// device may do other work. If it is dropped, the collective still completes.
 pub type PendingOnDevice<T> = Box<dyn FnOnce() -> Result<T, CommError> + Send>;
 
-/// Collectives on the memory of this rank's device: all ranks call the same ones in the same order. The host waits for none of them.
+/// Collectives on the memory of this rank's device. All ranks call the same ones in the same order.
+/// The host does not wait for them.
 pub trait DeviceCollectives<B: Float8Backend> {
-    /// Gathers the operand of a whole matrix from each rank's `shard`, all cast with the scales that the whole has. What the device is
-    /// given before the result is asked for runs beside the transfer.
+    /// Gathers the operand of a whole matrix from each rank's `shard`, all cast with the scales of
+    /// the whole matrix. Work launched before the result is requested overlaps the transfer.
     ///
     /// # Errors
     /// [`CommError`].
@@ -22,58 +23,62 @@ pub trait DeviceCollectives<B: Float8Backend> {
         shards: Shards,
     ) -> Result<PendingOnDevice<B::Operand>, CommError>;
 
-    /// `[rows, N]` of each rank, one below the other: `[ranks · rows, N]`, in their dtype. The bytes of a shard are a multiple of four.
+    /// Concatenates `[rows, N]` of each rank to `[ranks · rows, N]`, in their dtype. The size of a
+    /// shard in bytes is a multiple of four.
     ///
     /// # Errors
     /// [`CommError`].
     fn gather(&self, label: &str, shard: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
 
-    /// The sums over all ranks of `[ranks · rows, N]`, of which each keeps its `[rows, N]`; in f32 or bf16, in which they are added.
+    /// Sums `[ranks · rows, N]` over all ranks in its dtype, f32 or bf16; each rank keeps its
+    /// `[rows, N]`.
     ///
     /// # Errors
     /// [`CommError`].
     fn reduce_scatter_sum(&self, label: &str, all: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
 
-    /// The sums over all ranks, in f32.
+    /// Sums over all ranks, in f32.
     ///
     /// # Errors
     /// [`CommError`].
     fn all_reduce_sum(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
 
-    /// The largest of every rank's f32, none of which is negative: NaN wins.
+    /// Maximum over all ranks of non-negative f32 values; NaN wins.
     ///
     /// # Errors
     /// [`CommError`].
     fn all_reduce_max(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
 }
 
-/// How the operand of a whole matrix is dealt to ranks.
+/// Partition of a whole matrix's operand over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shards {
-    /// Which of its axes is divided.
+    /// The sharded axis.
     pub axis: ShardedAxis,
-    /// Its length on each rank: a multiple of 16, for scales of blocks of 128. A shard that is longer has its end left out.
+    /// Length of the axis on each rank: a multiple of 16, or of 128 for scales of blocks. A longer
+    /// shard is cropped.
     pub chunk: usize,
-    /// Its length in the whole; what the last ranks have beyond it are zeros.
+    /// Length of the axis in the whole operand. Entries beyond it on the last ranks are zeros.
     pub len: usize,
 }
 
-/// An axis of an operand.
+/// Axis of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardedAxis {
-    /// Shards lie one below the other.
+    /// Shards are concatenated along the rows.
     Rows,
-    /// Shards lie side by side along the axis that a GEMM contracts.
+    /// Shards are concatenated along the axis that a GEMM contracts.
     Contraction,
 }
 
 impl ShardedAxis {
-    /// The axis of the operand `[N, K]` or `[K, N]` which ranks divide when they divide dim 0 of a weight `[K, N]`.
+    /// Axis of the operand `[N, K]` or `[K, N]` that corresponds to dim 0 of the weight `[K, N]`.
     pub(crate) fn of(is_transposed: bool) -> Self {
         if is_transposed { Self::Contraction } else { Self::Rows }
     }
 
-    /// Whether every rank has the same scales: the tensor's one, or those of rows of which each rank has a part.
+    /// Whether every rank has the same scales: the scale of the whole tensor, or the scales of rows
+    /// that are split between the ranks.
     pub fn shares_scales(self, granularity: Granularity) -> bool {
         match granularity {
             Granularity::Tensor => true,

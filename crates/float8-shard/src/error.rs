@@ -1,40 +1,40 @@
-//! [`ShardError`]: why a model cannot be sharded.
+//! [`ShardError`]: reasons why a model cannot be sharded.
 use burn::tensor::DType;
 
 use burn_float8::ApplyError;
 
-/// What [`Sharded::apply`](crate::Sharded::apply) can refuse.
+/// Error of [`Sharded::apply`](crate::Sharded::apply).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// It is sharded already.
+    /// The model is already sharded.
     #[error("{name} is sharded already")]
     Sharded {
         /// The parameter.
         name: String,
     },
-    /// Its `Tensor::matmul` runs in FP8, which reads no sharded weight.
+    /// The layer's `Tensor::matmul` runs in FP8, which does not support sharded weights.
     #[error("{name} is configured with `matmul`, and Tensor::matmul reads no sharded weight")]
     Matmul {
         /// The linear.
         name: String,
     },
-    /// There is no linear and no embedding.
+    /// The model has no linear and no embedding.
     #[error("the model has no linear and no embedding, so there is nothing to shard")]
     NothingToShard,
-    /// A quantized parameter.
+    /// The parameter is quantized.
     #[error("{name} is quantized: only float parameters are sharded")]
     Quantized {
         /// The parameter.
         name: String,
     },
-    /// A weight without high-precision values.
+    /// The weight has no high-precision values.
     #[error("{name} is FP8 codes alone, of which no rank has some rows: keep its values, or train on one rank")]
     Fp8Only {
         /// The linear.
         name: String,
     },
-    /// A dtype that is not exchanged.
+    /// Ranks do not exchange this dtype.
     #[error("{name} is of {dtype:?}: parameters of f32, f16 and bf16 are sharded")]
     Dtype {
         /// The parameter.
@@ -42,37 +42,37 @@ pub enum ShardError {
         /// Its dtype.
         dtype: DType,
     },
-    /// What is loaded into a sharded parameter is neither the whole nor this rank's rows.
+    /// The loaded value has neither the shape of the whole parameter nor of this rank's rows.
     #[error("{name}: {got:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}")]
     Shape {
         /// The parameter.
         name: String,
-        /// What was loaded.
+        /// Loaded shape.
         got: Vec<usize>,
-        /// The shape of the whole.
+        /// Shape of the whole parameter.
         whole: [usize; 2],
-        /// The shape of a shard.
+        /// Shape of a shard.
         rows: [usize; 2],
-        /// Ranks.
+        /// Number of ranks.
         ranks: usize,
     },
-    /// Ranks that NCCL alone connects.
+    /// Only NCCL connects the ranks.
     #[error(
         "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of \
          float8-comm with the feature \"mpi\""
     )]
     NeedsMpi,
-    /// NCCL does not connect the device that has the model.
+    /// NCCL does not connect the model's device.
     #[error(
         "the ranks' communicator is NCCL's, and the model on {devices} is not on the CUDA device that it connects: give \
          Communicator::from_env_nccl that device, in a build of float8-shard with the feature \"nccl\", or train over MPI with \
          Communicator::from_env"
     )]
     OtherDevice {
-        /// The model's devices.
+        /// Devices of the model.
         devices: String,
     },
-    /// The ranks do not agree, or cannot be reached.
+    /// The ranks differ or cannot communicate.
     #[error("{0}")]
     Collective(String),
 }

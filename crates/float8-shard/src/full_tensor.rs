@@ -1,13 +1,14 @@
-//! [`full_tensor`]: the whole of a shard by name, for any backend.
+//! [`full_tensor`]: gathers the whole of a sharded weight, for any backend.
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_float8::seam;
 
-/// The whole of a weight `[K, N]` that [`Sharded::apply`](crate::Sharded::apply) has divided between ranks (PyTorch's
-/// `DTensor.full_tensor`); any other tensor, and on any other backend, is returned as it is.
+/// Gathers the whole of a weight `[K, N]` that [`Sharded::apply`](crate::Sharded::apply) has
+/// sharded (PyTorch's `DTensor.full_tensor`). Returns any other tensor, and tensors of any other
+/// backend, unchanged.
 ///
-/// `nn::Linear` and `nn::Embedding` need none of it. It is for what else reads a weight, such as an output layer that shares the
-/// embedding's table:
+/// `nn::Linear` and `nn::Embedding` do not need it. Use it for other readers of a weight, such as
+/// an output layer that shares the embedding's table:
 ///
 /// ```
 /// use burn::nn::Embedding;
@@ -20,13 +21,14 @@ use burn_float8::seam;
 /// }
 /// ```
 ///
-/// Ranks exchange the weight, in the dtype of `weight`, and in backward its gradient, of which each gets the sum of its rows: all of
-/// them call it, in the same order. The whole lives as long as what reads it. `weight` is the parameter, or what an element-wise
-/// operation or a cast has made of it; a transpose is taken of the whole.
+/// Ranks exchange the weight in the dtype of `weight`, so all call it in the same order. In
+/// backward each rank gets the sum of its rows' gradient. The whole weight lives as long as its
+/// readers. `weight` is the parameter, or the result of element-wise operations or casts on it.
+/// Take a transpose of the whole, not of the shard.
 ///
 /// # Panics
 ///
-/// If `weight` has not the shape of the shard; if a rank is lost.
+/// Panics if the shape of `weight` is not the shard's, or if a rank is lost.
 pub fn full_tensor<B: Backend>(weight: Tensor<B, 2>) -> Tensor<B, 2> {
     match seam::full_tensor::<B>() {
         Some(full_tensor) => {

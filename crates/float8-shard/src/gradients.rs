@@ -1,4 +1,4 @@
-//! Gradients of parameters that every rank keeps whole, added up over all ranks.
+//! Gradients of replicated parameters, summed over all ranks.
 use std::marker::PhantomData;
 
 use burn::module::{Module, ModuleVisitor, Param};
@@ -17,10 +17,11 @@ use crate::all_reduce::{Reduction, all_reduce, flat};
 use crate::sharding::Sharding;
 use crate::world::World;
 
-/// How many elements of gradients one all-reduce has at most, unless a single gradient has more. It takes memory for copies of them.
+/// Maximum number of gradient elements in one all-reduce, unless a single gradient has more. The
+/// all-reduce copies them.
 pub const JOINED_ELEMENTS: usize = 1 << 24;
 
-/// [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
+/// Implements [`Sharded::reduce_gradients`](crate::Sharded::reduce_gradients).
 pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     world: &World<B::Inner>,
     model: &M,
@@ -32,7 +33,8 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     if gradients.is_empty() {
         return Ok(());
     }
-    // An expert that got no token on this rank has none here. The host asks by itself, and need not wait for the device.
+    // An expert without tokens on this rank has no gradient here. Exchanging these flags needs only
+    // the host, so it does not wait for the device.
     let bits = gradients.iter().map(|(gradient, ..)| u32::from(gradient.is_some())).collect();
     let bits = world.comm.all_reduce_max_bits("which replicated parameters have gradients", bits)?.wait()?;
     let has_gradient: Vec<_> = bits.into_iter().map(|bit| bit > 0).collect();
@@ -60,15 +62,15 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     Ok(())
 }
 
-/// Whether every rank keeps all of a parameter, which has something to keep.
+/// Whether every rank keeps the whole parameter, and it is not empty.
 fn is_replicated<B: Float8Stack, const D: usize>(value: &Tensor<B, D>) -> bool {
     Sharding::of_parameter(value).is_none() && value.shape().num_elements() > 0
 }
 
-/// The gradient of a replicated parameter, if it has one, its elements and its device.
+/// Gradient of a replicated parameter, if any, with its number of elements and its device.
 type Replicated<B> = (Option<FloatTensor<B>>, usize, Device<B>);
 
-/// Takes the gradients of replicated parameters out of all gradients, so that each is freed once it has been added up.
+/// Takes the gradients of replicated parameters, so that each is freed once it is summed.
 struct Read<'a, B: Float8Stack> {
     grads: &'a mut GradientsParams,
     gradients: Vec<Replicated<B::Inner>>,
@@ -87,7 +89,7 @@ impl<B: Float8Stack + AutodiffBackend> ModuleVisitor<B> for Read<'_, B> {
 
 struct Write<'a, B: Float8Stack, I> {
     grads: &'a mut GradientsParams,
-    /// The sum of each, if any rank has a gradient.
+    /// Sum of each parameter's gradients, if any rank has one.
     of_parameters: I,
     backend: PhantomData<B>,
 }

@@ -1,4 +1,5 @@
-//! [`Kept`]: what is kept with one value of a sharded weight: amaxes of all ranks, and operands that are on their way.
+//! [`Kept`]: cached state of one value of a sharded weight: amaxes of all ranks and operands in
+//! flight.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::{Float8Backend, in_dtype};
@@ -11,14 +12,14 @@ use crate::operand::Gathering;
 use crate::sharding::Sharding;
 use crate::values::{column_amaxes, tensor_amax};
 
-/// See the module.
+/// Cached state; see the module.
 pub(crate) struct Kept<B: Float8Backend> {
     /// Amaxes of the whole weight, f32.
     pub(crate) amaxes: Vec<(AmaxOf, FloatTensor<B>)>,
     started: Vec<Started<B>>,
 }
 
-/// What amaxes are of.
+/// Range of an amax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AmaxOf {
     /// All elements: `[1]`.
@@ -27,14 +28,14 @@ pub(crate) enum AmaxOf {
     Columns,
 }
 
-/// An operand that is on its way from all ranks.
+/// Operand whose gather is in flight.
 struct Started<B: Float8Backend> {
     key: Key,
     gathering: Gathering<B>,
     findings: Findings<B>,
 }
 
-/// What tells two operands of one weight apart.
+/// Distinguishes operands of one weight.
 #[derive(Clone, Copy, PartialEq)]
 struct Key {
     cast: Cast,
@@ -64,7 +65,8 @@ impl AmaxOf {
 }
 
 impl<B: Float8Backend> Kept<B> {
-    /// The operand of a cast from all ranks' casts of their rows, whose gather may have been started.
+    /// Operand of a cast, gathered from all ranks' casts of their rows. Uses a gather that was
+    /// started earlier.
     pub(crate) fn gather(&mut self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> (B::Operand, Findings<B>) {
         let key = Key::of(cast);
         let started = self.started.extract_if(.., |started| started.key == key).next();
@@ -72,7 +74,7 @@ impl<B: Float8Backend> Kept<B> {
         (sharding.finish_gather(gathering, &cast.device()), findings)
     }
 
-    /// Starts the gather of an operand that nobody has asked for yet, unless there is one; whether it did.
+    /// Starts the gather of an operand before it is needed. Returns false if it already exists.
     pub(crate) fn start(&mut self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> bool {
         let key = Key::of(cast);
         if cast.is_held() || self.started.iter().any(|started| started.key == key) {
@@ -83,17 +85,17 @@ impl<B: Float8Backend> Kept<B> {
         true
     }
 
-    /// Lets go of operands that are on their way.
+    /// Drops operands in flight.
     pub(crate) fn forget_started(&mut self) {
         self.started.clear();
     }
 
-    /// Lets go of those whose scale came from a history.
+    /// Drops operands in flight with delayed scaling.
     pub(crate) fn forget_delayed(&mut self) {
         self.started.retain(|started| !started.key.is_delayed);
     }
 
-    /// Casts this rank's rows and starts to gather the others'.
+    /// Casts this rank's rows and starts the gather.
     fn cast_and_start(&self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> Started<B> {
         let amax = |of: AmaxOf| {
             let known = self.amaxes.iter().find(|(known, _)| *known == of).map(|(_, amax)| amax.clone());
@@ -101,7 +103,8 @@ impl<B: Float8Backend> Kept<B> {
         };
         let own = || amax(AmaxOf::Tensor);
         let rows = match cast.scales_columns() {
-            // One row more with the amax of each column: its scale is then that of the whole column.
+            // One extra row with the amax of each column, so that its scale covers the whole
+            // column.
             true => {
                 let rows = cast.rows();
                 let columns = B::float_reshape(amax(AmaxOf::Columns), Shape::from(vec![1, rows.shape()[1]]));
@@ -117,7 +120,7 @@ impl<B: Float8Backend> Kept<B> {
     }
 }
 
-/// The amaxes of this rank's rows that the casts of a weight need from all ranks, and do not have yet.
+/// Amaxes of this rank's rows that a weight's casts need from all ranks and that are not yet known.
 pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> Vec<(AmaxOf, FloatTensor<B>)> {
     let mut slot = weight.slot();
     let kept: &mut Kept<B> = slot.get();

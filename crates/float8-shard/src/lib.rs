@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
-// Each module imports only from those above it.
+// Each module imports only from earlier ones.
 mod collectives;
 mod config;
 mod error;

@@ -1,5 +1,5 @@
-//! All-gather of FP8 operands: the codes and scales that each rank has cast of its rows, put together as one cast of all rows would
-//! have them.
+//! All-gather of FP8 operands: the codes and scales of each rank's rows are joined into the operand
+//! of the whole matrix.
 use burn_backend::tensor::Device;
 use burn_float8::backend::{Float8Backend, HostCodes};
 use float8_comm::Pending;
@@ -11,14 +11,14 @@ use crate::sharding::Sharding;
 use crate::words::{to_bytes, to_words};
 
 impl<B: Float8Backend> Sharding<B> {
-    /// Starts to gather the operand of the whole weight from that of this rank's rows, which must have been cast with the scales that
-    /// the whole has.
+    /// Starts to gather the operand of the whole weight from this rank's operand. Its rows must
+    /// have been cast with the scales of the whole weight.
     ///
     /// ```text
     /// rows          [chunk, N] of each rank, one below the other:    [K, N]
     /// contraction   [N, chunk] of each rank, side by side:           [N, K]
     /// ```
-    /// Columns of `shard` beyond the chunk are left out.
+    /// Columns of `shard` beyond the chunk are dropped.
     pub(crate) fn start_gather(&self, shard: &B::Operand, axis: ShardedAxis, device: &Device<B>) -> Gathering<B> {
         if let Some(collectives) = self.world.on_device(device) {
             let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
@@ -36,7 +36,7 @@ impl<B: Float8Backend> Sharding<B> {
         Gathering(Parts::Words { own, all })
     }
 
-    /// Waits for what [`start_gather`](Self::start_gather) has started, and puts the operand together.
+    /// Waits for the gather of [`start_gather`](Self::start_gather) and joins the operand.
     pub(crate) fn finish_gather(&self, gathering: Gathering<B>, device: &Device<B>) -> B::Operand {
         let (own, all) = match gathering.0 {
             Parts::Whole(operand) => return operand,
@@ -54,7 +54,7 @@ impl<B: Float8Backend> Sharding<B> {
         let inv_scales = match own.shares_scales() {
             true => own.inv_scales,
             false => {
-                // Scales of rows or blocks of rows, in the same order as the codes.
+                // Scales of rows or blocks of rows, in the order of the codes.
                 let (across, along) = if axis == ShardedAxis::Rows { (width, height) } else { (height, width) };
                 join(ranks.iter().map(|rank| &rank.1[..]), axis, across, along)
             }
@@ -62,7 +62,7 @@ impl<B: Float8Backend> Sharding<B> {
         B::fp8_write(HostCodes { codes, dims, format, granularity, inv_scales, transposed }, device)
     }
 
-    /// Rows and contraction of the operand of a matrix with `k` rows.
+    /// Rows and contraction length of the operand of a matrix with `k` rows.
     fn dims(&self, k: usize, axis: ShardedAxis) -> [usize; 2] {
         match axis {
             ShardedAxis::Rows => [k, self.logical[1]],
@@ -71,12 +71,12 @@ impl<B: Float8Backend> Sharding<B> {
     }
 }
 
-/// An operand that is on its way from all ranks.
+/// Operand whose gather is in flight.
 pub(crate) struct Gathering<B: Float8Backend>(Parts<B>);
 
 enum Parts<B: Float8Backend> {
     Whole(B::Operand),
-    /// On the device's memory.
+    /// In device memory.
     OnDevice(PendingOnDevice<B::Operand>),
     Words {
         own: Pieces,
@@ -84,7 +84,7 @@ enum Parts<B: Float8Backend> {
     },
 }
 
-/// What a rank has of an operand.
+/// This rank's part of an operand.
 struct Pieces {
     /// Row-major, cropped to the chunk.
     codes: Vec<u8>,
@@ -106,12 +106,12 @@ impl Pieces {
         Self { codes, inv_scales, axis, format, granularity, transposed }
     }
 
-    /// Whether only the codes are exchanged.
+    /// Whether ranks exchange only codes.
     fn shares_scales(&self) -> bool {
         self.axis.shares_scales(self.granularity)
     }
 
-    /// E8M0; else the bits of an f32.
+    /// Whether scales are E8M0 bytes instead of f32 bits.
     fn are_scales_bytes(&self) -> bool {
         self.granularity == Granularity::Block1x32
     }
@@ -128,7 +128,7 @@ impl Pieces {
         words
     }
 
-    /// The inverse of [`to_words`](Self::to_words) for another rank's words.
+    /// Inverse of [`to_words`](Self::to_words), for another rank's words.
     #[allow(clippy::wrong_self_convention)]
     fn from_words(&self, words: &[u32]) -> (Vec<u8>, Vec<InvScale>) {
         let (codes, scales) = words.split_at(self.codes.len().div_ceil(4));
@@ -141,7 +141,8 @@ impl Pieces {
     }
 }
 
-/// Parts of a matrix, `across` wide if they lie one below the other and else as high, cropped to `along` the other way.
+/// Joins parts of a matrix: stacked parts of width `across`, or side-by-side parts of height
+/// `across`. The joined axis is cropped to `along`.
 fn join<'a, T: Copy + 'a>(
     parts: impl Iterator<Item = &'a [T]> + Clone,
     axis: ShardedAxis,

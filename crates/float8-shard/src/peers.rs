@@ -1,4 +1,4 @@
-//! [`Peers`]: what the ranks of a sharded model decide together when a step ends.
+//! [`Peers`]: joint decisions of a sharded model's ranks at the end of a step.
 use std::sync::{Arc, Weak};
 
 use burn_backend::tensor::FloatTensor;
@@ -9,12 +9,12 @@ use burn_float8::source::StepPeers;
 
 use crate::world::World;
 
-/// The ranks of a sharded model.
+/// Ranks of a sharded model.
 pub(crate) struct Peers<B: Float8Backend> {
     pub(crate) world: Arc<World<B>>,
-    /// The layers of the model's linears.
+    /// Layers of the model's linears.
     pub(crate) layers: Vec<Weak<Layer>>,
-    /// Whether statistics may move a layer out of its recipe.
+    /// Whether statistics may trigger a fallback of a layer.
     pub(crate) may_fall_back: bool,
 }
 
@@ -28,7 +28,7 @@ impl<B: Float8Backend> StepPeers<B> for Peers<B> {
         all.unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// All decisions; where several are about one layer, the one of the lowest rank.
+    /// Decisions of all ranks. For several decisions about one layer the lowest rank's wins.
     fn union(&self, own: Vec<(Arc<Layer>, Fallback)>) -> Vec<(Arc<Layer>, Fallback)> {
         if !self.may_fall_back {
             return own;
@@ -48,7 +48,7 @@ impl<B: Float8Backend> StepPeers<B> for Peers<B> {
     }
 }
 
-/// A line without an end: step, place, layer, reason.
+/// Encodes a decision as a line without newline: step, target, layer, reason.
 fn encode(name: &str, Fallback { step, to, reason }: &Fallback) -> String {
     let to = match to {
         FallbackTo::HighPrecision => "high_precision",

@@ -1,4 +1,4 @@
-//! [`ShardPlan`]: the memory that a sharded model would take on each rank, before any of it is allocated.
+//! [`ShardPlan`]: memory of a sharded model on each rank, computed before allocation.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
@@ -11,66 +11,71 @@ use crate::config::{Reshard, ShardConfig};
 use crate::gradients::JOINED_ELEMENTS;
 use crate::sharding::{alignment, chunk};
 
-/// Bytes that each rank would hold of a model and its training with AdamW, activations aside; its `Display` is a line.
+/// Bytes per rank for a model and its AdamW training, without activations. `Display` prints one
+/// line.
 ///
 /// ```text
-/// parameters, gradients     for each element of this rank's rows, padding included, and of what every rank keeps whole
+/// parameters, gradients     elements of this rank's rows with padding, and of replicated ones
 /// moments                   twice as many elements
-/// masters                   as many elements of matrices, in f32
-/// gathered, after_step      the whole of every weight that GEMMs read: codes and scales of both orientations, or values
-/// gathered, after_forward   the two largest of them: one that is read and one that is on its way
-/// copies                    FP8 copies of weights that are whole on a rank: experts, and all weights where there is one rank; the largest
-///                           one of those that are let go behind each GEMM
+/// masters                   elements of matrices, in f32
+/// gathered, after_step      every weight that GEMMs read: codes and scales of both orientations, or values
+/// gathered, after_forward   the two largest of them: one in use and one in flight
+/// copies                    FP8 copies of weights that are whole on a rank: experts, and on one rank all;
+///                           of the copies that are freed after each GEMM, only the largest
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ShardPlan {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
     /// Bytes of this rank's parameters.
     pub parameters: u64,
-    /// Bytes of those of them that are trained.
+    /// Bytes of the trained parameters among them.
     pub trained: u64,
-    /// Bytes of their gradients.
+    /// Bytes of gradients.
     pub gradients: u64,
     /// Bytes of AdamW's two moments.
     pub moments: u64,
-    /// Bytes of masters of parameters.
+    /// Bytes of master parameters.
     pub masters: u64,
-    /// Bytes of copies of weights from all ranks, at most.
+    /// Largest number of bytes of weights gathered from all ranks.
     pub gathered: u64,
-    /// Bytes of the largest gradient before ranks have added it up.
+    /// Bytes of the largest gradient before it is reduced over ranks.
     pub largest_gradient: u64,
-    /// Bytes in f32 of the gradients that one all-reduce adds up, of parameters that every rank keeps whole, at most.
+    /// Largest number of bytes, in f32, of replicated parameters' gradients that one all-reduce
+    /// sums.
     pub joined_gradients: u64,
-    /// Bytes of the FP8 copies, in both orientations, of the weights that each rank has whole: experts, and in a single process all.
+    /// Bytes of FP8 copies, in both orientations, of weights that each rank keeps whole: experts,
+    /// and in a single process all.
     pub copies: u64,
-    /// Bytes of those copies whose codes a backend may have once for both: one scale serves a tensor or a square.
+    /// Bytes of the copies whose codes a backend can share between orientations: one scale serves a
+    /// tensor or a square.
     pub shared_copies: u64,
-    /// Bytes that linears keep of each element of their inputs for backward, on average, on a CPU.
+    /// Average bytes that linears keep for backward per element of their inputs, on a CPU.
     pub input_bytes: f64,
-    /// Elements of what a rank trains of the largest parameter, and of the largest weight of a linear that runs in FP8.
+    /// Elements that a rank trains of the largest parameter, and elements of the largest weight of
+    /// a linear in FP8.
     pub largest: [u64; 2],
-    /// Bytes of the whole model in f32, which each rank has until it is sharded.
+    /// Bytes of the whole model in f32, which each rank holds until it is sharded.
     pub whole: u64,
 }
 
-/// The dtypes of a planned training; of what is no matrix, parameters and gradients are f32.
+/// Dtypes of a planned training. Parameters and gradients that are not matrices are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanDtypes {
-    /// What linears in high precision compute in.
+    /// Dtype in which high-precision linears compute.
     pub compute: DType,
-    /// What matrices and their gradients are kept in.
+    /// Dtype of matrices and their gradients.
     pub matrices: DType,
-    /// What AdamW's moments are kept in.
+    /// Dtype of AdamW's moments.
     pub moments: DType,
-    /// Whether matrices have masters in f32 beside the moments.
+    /// Whether matrices also have f32 masters.
     pub masters: bool,
 }
 
-/// Rows of an input, for how many elements of its transpose share a scale.
+/// Assumed rows of an input, for the number of elements of its transpose that share a scale.
 const INPUT_ROWS: usize = 1024;
 
-/// A parameter of a model, by its path.
+/// Parameter of a model.
 struct Planned {
     dims: Vec<usize>,
     kind: Kind,
@@ -84,8 +89,8 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// The plan of `model` on so many ranks. Parameters that are not initialised stay so; those whose names `is_trained` denies have
-    /// neither gradients nor moments.
+    /// Plans `model` on `ranks` ranks. Does not initialize lazy parameters. Parameters for whose
+    /// names `is_trained` returns false have neither gradients nor moments.
     ///
     /// # Errors
     ///
@@ -107,7 +112,7 @@ impl ShardPlan {
         .into_iter();
         let mut new = Self { ranks, ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
-        // Of linears' inputs: elements, and bytes.
+        // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
         for parameter in &parameters {
             let elements = parameter.dims.iter().product::<usize>() as u64;
@@ -130,7 +135,7 @@ impl ShardPlan {
                 new.moments += 2 * dtypes.moments.size() as u64 * own;
                 new.masters += 4 * own * u64::from(dtypes.masters && parameter.dims.len() > 1);
             };
-            // Experts side by side, by n for one orientation and by k for the other.
+            // Experts are concatenated, along n for one orientation and along k for the other.
             let (groups, [k, n]) = match parameter.dims[..] {
                 [k, n] if is_sharded => (1, [k, n]),
                 [groups, k, n] if policy.is_some() => (groups, [k, n]),
@@ -197,7 +202,7 @@ impl ShardPlan {
         Ok(new)
     }
 
-    /// All of it at once: what is allocated while a step runs, activations aside.
+    /// Peak bytes during a step, without activations.
     pub fn total(&self) -> u64 {
         let Self { parameters, gradients, moments, masters, gathered, largest_gradient, .. } = self;
         parameters + gradients + moments + masters + gathered + largest_gradient
@@ -230,7 +235,7 @@ impl Planned {
         Some(LinearInfo { name: name.clone(), k: *k, n: *n })
     }
 
-    /// Experts stay whole.
+    /// Experts are not sharded.
     fn is_sharded(&self) -> bool {
         self.dims.len() == 2 && !matches!(self.kind, Kind::Replicated)
     }
@@ -297,7 +302,7 @@ mod tests {
     const F32: PlanDtypes =
         PlanDtypes { compute: DType::BF16, matrices: DType::F32, moments: DType::F32, masters: false };
 
-    /// All but the two vectors, of 40 elements, takes half.
+    /// Halves everything but the two vectors of 40 elements.
     #[test]
     fn bf16_takes_half() {
         let plan = |dtypes| {
@@ -320,7 +325,7 @@ mod tests {
             ShardPlan::new::<Float8<Flex>, _>(&model, 1, ShardConfig::default(), config, F32, &|_| true).unwrap()
         };
         let (kept, passing) = (copies(false), copies(true));
-        // Two weights of one size, with a copy each for fprop and dgrad, of which one scale serves both.
+        // Two weights of one size, each with copies for fprop and dgrad that share one scale.
         assert_eq!((kept.copies, kept.shared_copies), (4 * passing.copies, 2 * passing.copies));
         assert_eq!(passing.shared_copies, 0);
     }
@@ -333,7 +338,7 @@ mod tests {
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));
-        // Rows of shards are multiples of 16: of 50, 40 and 144 on 4 ranks 16, 16 and 48.
+        // Rows of shards are multiples of 16: 50, 40 and 144 rows on 4 ranks become 16, 16 and 48.
         let own = 16 * 40 + 2 * 40 + 16 * 144 + 48 * 40;
         assert_eq!((four.parameters, four.gradients, four.moments), (4 * own, 4 * own, 8 * own));
         let copies = 4 * 50 * 40 + 4 * (40 * 144 + 4);
@@ -346,7 +351,7 @@ mod tests {
         assert_eq!(blocks.parameters, 4 * (16 * 40 + 2 * 40 + 128 * 144 + 128 * 40));
         let one = plan(1, Reshard::AfterStep, Some(&tensorwise));
         assert_eq!((one.parameters, one.gathered), (one.whole, 0));
-        // What `apply` does of it.
+        // `apply` agrees with the plan.
         let model = tensorwise.apply(net()).unwrap().0;
         let (_, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
         assert_eq!(4 * sharded.summary().elements_per_rank, one.parameters);

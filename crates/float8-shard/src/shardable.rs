@@ -1,4 +1,4 @@
-//! What of a model can be sharded, and what cannot, the same on all ranks.
+//! Checks that a model can be sharded and is the same on all ranks.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
@@ -16,18 +16,18 @@ use crate::error::ShardError;
 use crate::sharding::Sharding;
 use crate::world::World;
 
-/// A parameter of a model that may be sharded.
+/// Parameter of a sharded model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShardedParameter {
-    /// Its path in the module tree.
+    /// Path in the module tree.
     pub name: String,
-    /// The shape of the whole parameter.
+    /// Shape of the whole parameter.
     pub shape: Vec<usize>,
-    /// The first row that this rank keeps, and the first that it does not; none if it keeps all.
+    /// Begin and end of this rank's rows; None if the parameter is replicated.
     pub rows: Option<[usize; 2]>,
 }
 
-/// [`Sharded::parameters`](crate::Sharded::parameters).
+/// Implements [`Sharded::parameters`](crate::Sharded::parameters).
 pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
     struct Walk(Path, Vec<ShardedParameter>);
     impl<B: Float8Stack> ModuleVisitor<B> for Walk {
@@ -52,7 +52,7 @@ pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<Sharded
     walk.1
 }
 
-/// The linears of a model that can be sharded, the same on all ranks.
+/// Linears of a model, after checks that it can be sharded and agrees between ranks.
 pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     model: &M,
     world: &World<B::Inner>,
@@ -68,7 +68,7 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     comm.all_ok("the model to shard", own).map_err(failed)?;
     let linears = found.iter().filter_map(|linear| {
         let layer = linear.layer()?;
-        // All of it, such as statistics and fallbacks, whose decisions ranks make together.
+        // All of it, including statistics and fallbacks, which ranks decide together.
         Some(format!("{}: {:?} {:?}", linear.info.name, seam::configured(layer), seam::config(layer)))
     });
     let mut described = Describe::default();
@@ -81,11 +81,12 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     Ok(found)
 }
 
-/// What decides how each parameter takes part, and how it begins: parameters that every rank has drawn for itself differ.
+/// Collects each parameter's properties and first values. Parameters that each rank initializes
+/// differently differ in these.
 #[derive(Default)]
 struct Describe {
     path: Path,
-    /// Each parameter's name, dtype, shape, and whether it has a gradient.
+    /// Name, dtype, shape and gradient flag of each parameter.
     kinds: Vec<String>,
     first_values: Vec<String>,
 }
@@ -110,7 +111,7 @@ impl<B: Float8Stack> ModuleVisitor<B> for Describe {
     }
 }
 
-/// NCCL's ranks are those of the model's device.
+/// Checks that NCCL connects the model's device.
 fn check_device<B: Float8Stack, M: Module<B>>(model: &M, world: &World<B::Inner>) -> Result<(), ShardError> {
     if world.comm.engine() != Engine::Nccl || world.of_model(&Module::<B>::devices(model)).is_some() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! [`Sharded`]: a model of which each rank keeps a part: linears and embeddings sharded, everything else replicated.
+//! [`Sharded`]: a model with sharded linears and embeddings; other parameters are replicated.
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::sharder::{ShardSummary, Sharder};
 use crate::sharding::Sharding;
 use crate::world::World;
 
-/// The ranks of a sharded model, and what each of them keeps.
+/// Handle to the ranks of a sharded model.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -41,7 +41,7 @@ use crate::world::World;
 /// type B = Float8<Autodiff<Flex>>;
 /// let model = LinearConfig::new(64, 32).init::<B>(&Default::default());
 /// let model = Float8Config::tensorwise().apply(model).unwrap().0;
-/// // A world of one; with a launcher, the communicator of a program that it started.
+/// // A world of one; under a launcher use its communicator.
 /// let (model, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
 /// sharded.precompute_scales(&model); // before each step
 /// assert_eq!(sharded.summary().sharded, 1);
@@ -50,32 +50,41 @@ use crate::world::World;
 #[derive(Clone, Debug)]
 pub struct Sharded {
     comm: Communicator,
-    /// The `World` of the backend that computes.
+    /// `World` of the inner backend.
     world: Arc<dyn Any + Send + Sync>,
     requires_gradient_sync: Arc<AtomicBool>,
     summary: ShardSummary,
 }
 
 impl Sharded {
-    /// Keeps of each linear's weight and each embedding of `model` the rows of this rank; every other parameter stays whole. All
-    /// ranks call it with the same model, whose parameters have the same values, after
-    /// [`Float8Config::apply`](burn_float8::Float8Config::apply), if it is to run in FP8 at all: the shards follow from how weights are cast.
+    /// Keeps this rank's rows of each linear's weight and of each embedding; other parameters stay
+    /// whole.
     ///
-    /// The parameters of the model that is returned are the shards, `[chunk, N]`, so that optimizers which look at one element at a
-    /// time (AdamW, SGD, Adam) keep only the moments of the shard. Ones that multiply matrices (Muon) end with
-    /// a panic; L-BFGS would compute something else. Gradients of sharded
-    /// parameters are sums over all ranks when backward ends; [`reduce_gradients`](Self::reduce_gradients) adds up the others. What
-    /// is loaded later may be whole or a shard. Clones made before stay whole; with delayed scaling they share the amax histories, which
-    /// ranks reduce from then on, so that only one of the two is to be trained.
+    /// All ranks call it with the same model and equal parameter values. For FP8 call it after
+    /// [`Float8Config::apply`](burn_float8::Float8Config::apply), because the shards depend on the
+    /// casts.
     ///
-    /// A loss is to be divided by what counts on all ranks, not by what counts on one: gradients are added, not averaged.
-    /// `nn::Linear` and `nn::Embedding` read the whole weight; everything else, such as `Tensor::matmul`, a transpose of the weight or a
-    /// gradient norm, sees this rank's rows. A configuration cannot be changed afterwards.
+    /// The parameters of the returned model are the shards, `[chunk, N]`. Element-wise optimizers
+    /// (AdamW, SGD, Adam) keep moments of the shard only. Optimizers with matrix products (Muon)
+    /// panic; L-BFGS would compute a wrong result.
+    ///
+    /// Gradients of sharded parameters are summed over all ranks in backward;
+    /// [`reduce_gradients`](Self::reduce_gradients) sums the others. Parameters loaded later may be
+    /// whole or shards.
+    ///
+    /// Earlier clones of the model stay whole. With delayed scaling they share the amax histories,
+    /// which ranks reduce from now on, so train only one of the two.
+    ///
+    /// Divide a loss by the count over all ranks, not by one rank's: gradients are summed, not
+    /// averaged. `nn::Linear` and `nn::Embedding` read the whole weight. Other operations, such as
+    /// `Tensor::matmul`, a transpose of the weight or a gradient norm, see only this rank's rows.
+    /// The configuration cannot be changed later.
     ///
     /// # Errors
     ///
-    /// [`ShardError`] with the model: quantized, sharded already, of a dtype that is not exchanged, nothing to
-    /// shard; ranks whose models differ; NCCL without MPI, or between other devices than the model's.
+    /// [`ShardError`] with the model: it is quantized, already sharded, of an unsupported dtype, or
+    /// has nothing to shard. Also if the ranks' models differ, or NCCL is used without MPI or on
+    /// another device.
     pub fn apply<B: Float8Stack<Inner: ShardBackend>, M: Module<B>>(
         model: M,
         comm: &Communicator,
@@ -92,7 +101,7 @@ impl Sharded {
         let (summary, layers) = sharder.finish();
         let before = || found.iter().filter_map(|linear| Some((linear.layer()?, &linear.device)));
         for (layer, device) in before() {
-            // Sharded ones in their new form; experts stay as they were.
+            // New layers of sharded linears; experts keep theirs.
             let now = |layer: &Arc<Layer>| {
                 let is_new = |new: &&Arc<Layer>| new.name() == layer.name() && seam::is_one_conversion(new, layer);
                 layers.iter().find(is_new).unwrap_or(layer).clone()
@@ -118,20 +127,22 @@ impl Sharded {
         self.world.downcast_ref().expect("the model is on the backend on which it was sharded")
     }
 
-    /// The ranks.
+    /// Communicator of the ranks.
     pub fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// What each rank keeps.
+    /// Numbers of parameters and elements.
     pub fn summary(&self) -> ShardSummary {
         self.summary
     }
 
-    /// Finds the amaxes that the next casts of all sharded weights need, by one all-reduce (torchao's
-    /// `precompute_float8_dynamic_scale_for_fsdp`), and begins a step: from the second on, weights are gathered while the layer before
-    /// computes. To be called on all ranks before each step. Without it each weight has an all-reduce of its own when it is first
-    /// read, and is gathered then. Waits for the device, unless NCCL connects it.
+    /// Computes the amaxes for the next casts of all sharded weights with one all-reduce, and
+    /// begins a step (torchao's `precompute_float8_dynamic_scale_for_fsdp`).
+    ///
+    /// Call it on all ranks before each step. From the second step on, each weight is gathered
+    /// while the previous layer computes. Without the call each weight has a separate all-reduce
+    /// and gather when it is first read. Waits for the device, unless NCCL connects it.
     pub fn precompute_scales<B: Float8Stack, M: Module<B>>(&self, model: &M) {
         let weights = sourced_weights::<B, M>(model);
         let mut wanted = vec![];
@@ -165,21 +176,26 @@ impl Sharded {
         }
     }
 
-    /// Whether backward exchanges the gradients of shards (FSDP2's `set_requires_gradient_sync`); true unless this was called.
+    /// Sets whether backward exchanges the gradients of shards (FSDP2's
+    /// `set_requires_gradient_sync`). The default is true. All ranks call it at the same point.
     ///
-    /// While it is false, each rank adds up its own gradients of the whole weight, in f32, and the gradient of the shard is zeros. The next
-    /// backward after it is true again exchanges the sum of all of them. So a weight that several backward passes read costs one exchange,
-    /// and meanwhile four bytes for each of its elements on every rank. All ranks call it at the same place.
+    /// While it is false, each rank accumulates its gradients of the whole weight in f32, and the
+    /// gradient of the shard is zeros. The first backward after it is true again exchanges their
+    /// sum. So several backward passes cost one exchange, and meanwhile four bytes per weight
+    /// element on every rank.
     ///
-    /// Parameters that every rank keeps whole, and all parameters in a world of one, have the gradient of each pass, as usual: accumulate
-    /// the gradients of all passes (`GradientsAccumulator`). The zeros of shards change nothing in the sum.
+    /// Replicated parameters, and all parameters in a world of one, have the gradient of each pass
+    /// as usual. Accumulate the gradients of all passes (`GradientsAccumulator`); the zeros of
+    /// shards do not change the sum.
     pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
-    /// Adds up the gradients of the parameters that every rank keeps whole, in f32, by one all-reduce; those of sharded ones are
-    /// added up already. A parameter without a gradient on any rank has none afterwards. It ends the step: gathers that were started
-    /// and that nobody has read are let go. Waits for the device, unless NCCL connects it.
+    /// Sums the gradients of replicated parameters over all ranks, in f32. Gradients of shards are
+    /// already summed. A parameter without a gradient on any rank still has none.
+    ///
+    /// Call it at the end of a step: it drops gathers that were started and not read. Waits for the
+    /// device, unless NCCL connects it.
     ///
     /// # Errors
     ///
@@ -193,7 +209,7 @@ impl Sharded {
         gradients::reduce::<B, M>(self.world(), model, grads)
     }
 
-    /// Whether each parameter of the model is sharded, by its path in the module tree, and the shape of the whole.
+    /// Parameters of the model by path, with the whole shapes and this rank's rows.
     pub fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
         parameters::<B, M>(model)
     }
@@ -203,19 +219,20 @@ impl Sharded {
         Sharding::of_parameter(parameter).is_some()
     }
 
-    /// The rows of the whole parameter that this rank has: all, if it is not sharded. Below them a shard has zeros, up to the rows that
-    /// each rank has.
+    /// Rows of the whole parameter on this rank; all rows if it is not sharded. A shard is padded
+    /// with zeros below them to the same number of rows on each rank.
     pub fn rows<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Range<usize> {
         Sharding::of_parameter(parameter).map_or_else(|| 0..parameter.dims()[0], |sharding| sharding.rows())
     }
 
-    /// The shape of the whole parameter.
+    /// Shape of the whole parameter.
     pub fn whole_shape<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> Vec<usize> {
         Sharding::of_parameter(parameter)
             .map_or_else(|| parameter.dims().to_vec(), |sharding| sharding.logical.to_vec())
     }
 
-    /// The model with whole parameters, from the shards of all ranks, which all call it; no FP8 configuration is applied to it.
+    /// Gathers whole parameters from the shards of all ranks. All ranks call it. The result has no
+    /// FP8 configuration.
     pub fn gather<B: Float8Stack, M: Module<B>>(model: M) -> M {
         struct Gather;
         impl<B: Float8Stack> ModuleMapper<B> for Gather {
@@ -237,10 +254,10 @@ impl Sharded {
     }
 }
 
-/// An amax of this rank's rows that the casts of a weight need from all ranks.
+/// Amax of this rank's rows that the casts of a weight need from all ranks.
 type Wanted<'a, B> = ((&'a SourcedWeight<B>, AmaxOf), FloatTensor<B>);
 
-/// Ends the step under way: what is on its way and was not read is let go.
+/// Ends the current step and drops its unread gathers.
 fn forget_started<B: Float8Backend>(ahead: &Ahead<B>) {
     ahead.end().iter().for_each(|weight| weight.slot().get::<Kept<B>>().forget_started());
 }

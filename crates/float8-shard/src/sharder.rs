@@ -1,4 +1,4 @@
-//! [`Sharder`]: of each parameter the rows that a rank keeps, or all of it.
+//! [`Sharder`]: replaces parameters by this rank's rows.
 use std::sync::Arc;
 
 use burn::module::{ModuleMapper, Param};
@@ -16,20 +16,20 @@ use crate::error::ShardError;
 use crate::sharding::{Sharding, alignment};
 use crate::world::World;
 
-/// What [`Sharded::apply`](crate::Sharded::apply) did; its `Display` is a line.
+/// Result of [`Sharded::apply`](crate::Sharded::apply). `Display` prints one line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ShardSummary {
-    /// Ranks.
+    /// Number of ranks.
     pub ranks: usize,
-    /// Parameters of which each rank keeps its rows.
+    /// Number of sharded parameters.
     pub sharded: usize,
-    /// Parameters that each rank keeps whole.
+    /// Number of replicated parameters.
     pub replicated: usize,
     /// Elements of the model.
     pub elements: u64,
-    /// Elements that each rank keeps, padding included.
+    /// Elements on each rank, padding included.
     pub elements_per_rank: u64,
-    /// Elements that are padding, on all ranks together.
+    /// Padding elements over all ranks.
     pub padding: u64,
 }
 
@@ -44,31 +44,31 @@ impl core::fmt::Display for ShardSummary {
     }
 }
 
-/// Replaces the parameters that are sharded by this rank's rows.
+/// Replaces sharded parameters by this rank's rows.
 pub(crate) struct Sharder<B: Float8Stack> {
     path: Path,
     world: Arc<World<B::Inner>>,
     config: ShardConfig,
-    /// A layer of the conversion that parameters without one get.
+    /// Layer whose conversion is used for parameters without a layer.
     like: Option<Arc<Layer>>,
     summary: ShardSummary,
-    /// The layers of the linears in FP8.
+    /// Layers of the linears in FP8.
     layers: Vec<Arc<Layer>>,
 }
 
 impl<B: Float8Stack> Sharder<B> {
-    /// For a model whose linears have the conversion of `like`, if any has one.
+    /// Creates a sharder; `like` is a layer of the model's conversion, if any.
     pub(crate) fn new(world: Arc<World<B::Inner>>, config: ShardConfig, like: Option<Arc<Layer>>) -> Self {
         let summary = ShardSummary { ranks: world.comm.world_size(), ..ShardSummary::default() };
         Self { path: Path::default(), world, config, like, summary, layers: vec![] }
     }
 
-    /// What was done, and the layers of the linears in FP8 that are sharded now.
+    /// Summary, and the layers of the sharded linears in FP8.
     pub(crate) fn finish(self) -> (ShardSummary, Vec<Arc<Layer>>) {
         (self.summary, self.layers)
     }
 
-    /// The layer of a parameter as it was, or a new one: none if every rank keeps the parameter.
+    /// Layer of a parameter, existing or new. None if the parameter is replicated.
     fn layer<const D: usize>(&mut self, tensor: Tensor<B, D>) -> Option<Arc<Layer>> {
         if D != 2 {
             return None;
@@ -123,8 +123,10 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder<B> {
     }
 }
 
-/// This rank's rows of a weight, which may be whole or those rows; anything else, as from a record of another model or of another
-/// number of ranks, is a panic, as it is in Burn.
+/// Takes this rank's rows of a weight, which may be whole or already those rows.
+///
+/// Panics, as Burn does, for any other shape, such as from a record of another model or number of
+/// ranks.
 fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &Sharding<B::Inner>) -> FloatTensor<B> {
     B::map_float8(weight, |weight| {
         let (shape, whole, rows) = (weight.shape().to_vec(), sharding.logical, sharding.own_shape());

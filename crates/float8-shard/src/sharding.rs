@@ -1,4 +1,4 @@
-//! Weights of which each rank keeps some rows (FSDP, ZeRO-3): what is gathered before a GEMM, and how gradients come back.
+//! Sharded weights (FSDP, ZeRO-3): gathers before GEMMs, and reduction of gradients.
 //!
 //! ```text
 //! rank r of R holds rows [r·chunk, (r + 1)·chunk) of w [K, N], zeros beyond K        chunk = ⌈⌈K / R⌉ / align⌉ · align
@@ -6,7 +6,7 @@
 //! wgrad          GEMM → reduce-scatter dw: each rank gets the sum of its rows over all ranks
 //! ```
 //!
-//! The parameter is the shard, so that optimizers which look at one element at a time work on it unchanged.
+//! The parameter is the shard, so element-wise optimizers work on it unchanged.
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -21,13 +21,14 @@ use burn_float8::{Float8Stack, seam};
 use crate::config::ShardConfig;
 use crate::world::World;
 
-/// Rows of a shard are a multiple of what one scale covers.
+/// Shards have a multiple of this number of rows if scales cover blocks.
 const BLOCK: usize = 128;
 
-/// Rows of a shard where no block of scales asks for more: codes then come in whole words, and rows of the transpose in 16 bytes.
+/// Shards have a multiple of this number of rows otherwise. Codes then fill whole words, and rows
+/// of the transpose are multiples of 16 bytes.
 const ALIGN: usize = 16;
 
-/// What the rows of a shard are a multiple of, as its linear is configured, if it is one.
+/// Alignment of a shard's rows under its linear's policy, if it is a linear.
 pub(crate) fn alignment(policy: Option<&Policy>) -> usize {
     use float8_kernels::Granularity::{Block1x32, Block1x128, Block128x128};
     let granularities = policy.map(seam::weight_granularities).into_iter().flatten().flatten();
@@ -35,12 +36,12 @@ pub(crate) fn alignment(policy: Option<&Policy>) -> usize {
     if granularities.into_iter().any(is_block) { BLOCK } else { ALIGN }
 }
 
-/// Rows of K that each rank holds, padding included: `align` or a multiple; all rows in a world of one.
+/// Rows of K on each rank, padding included: a multiple of `align`; in a world of one, all rows.
 pub(crate) fn chunk(k: usize, ranks: usize, align: usize) -> usize {
     if ranks == 1 { k } else { k.div_ceil(ranks).next_multiple_of(align) }
 }
 
-/// Which rows of one weight `[K, N]` this rank holds, and what it has moved.
+/// Partition of one weight `[K, N]`, with counts of its gathers.
 pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) world: Arc<World<B>>,
     pub(crate) name: String,
@@ -49,15 +50,15 @@ pub(crate) struct Sharding<B: Float8Backend> {
     pub(crate) chunk: usize,
     pub(crate) config: ShardConfig,
     pub(crate) float8_gathers: AtomicU64,
-    /// Gathers of FP8 codes that were started before a GEMM asked for them.
+    /// Gathers of FP8 codes that were started before a GEMM needed them.
     pub(crate) gathers_ahead: AtomicU64,
     pub(crate) full_gathers: AtomicU64,
-    /// The sum in f32 of this rank's gradients `[K, N]` that are kept back until gradients are exchanged again.
+    /// Accumulated f32 gradient `[K, N]` of this rank that has not been exchanged.
     pub(crate) unsynced: Mutex<Option<FloatTensor<B>>>,
 }
 
 impl<B: Float8Backend> Sharding<B> {
-    /// Shards of [`chunk`] rows.
+    /// Creates shards of [`chunk`] rows.
     pub(crate) fn new(
         world: Arc<World<B>>,
         name: &str,
@@ -72,12 +73,12 @@ impl<B: Float8Backend> Sharding<B> {
         Self { world, name, logical, chunk, config, float8_gathers, gathers_ahead, full_gathers, unsynced }
     }
 
-    /// How the weight of a layer is sharded, if it is.
+    /// Partition of a layer's weight, if it is sharded.
     pub(crate) fn of(layer: &Layer) -> Option<Arc<Self>> {
         seam::source::<B>(layer)?.as_any().downcast().ok()
     }
 
-    /// How a parameter is sharded, if it is.
+    /// Partition of a parameter, if it is sharded.
     pub(crate) fn of_parameter<S: Float8Stack<Inner = B>, const D: usize>(
         parameter: &Tensor<S, D>,
     ) -> Option<Arc<Self>> {
@@ -87,23 +88,23 @@ impl<B: Float8Backend> Sharding<B> {
         }
     }
 
-    /// Between how many ranks it is divided.
+    /// Number of ranks.
     pub(crate) fn ranks(&self) -> usize {
         self.world.comm.world_size()
     }
 
-    /// The shape of a shard, padding included.
+    /// Shape of a shard, padding included.
     pub(crate) fn own_shape(&self) -> [usize; 2] {
         [self.chunk, self.logical[1]]
     }
 
-    /// The rows of the whole weight that this rank holds: as many as the chunk, or fewer at the end.
+    /// Rows of the whole weight on this rank: a whole chunk, or fewer at the end.
     pub(crate) fn rows(&self) -> Range<usize> {
         let at = |rank: usize| (rank * self.chunk).min(self.logical[0]);
         at(self.world.comm.rank())..at(self.world.comm.rank() + 1)
     }
 
-    /// Ends this rank's part in the job: operations of a backend return no errors.
+    /// Panics with the weight's name: backend operations cannot return errors.
     pub(crate) fn fail(&self, error: impl core::fmt::Display) -> ! {
         panic!("{}: {error}", self.name)
     }

@@ -1,4 +1,4 @@
-//! A sharded weight as the source of its layer's operands.
+//! Sharded weight as the source of its layer's operands.
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

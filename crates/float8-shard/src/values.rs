@@ -1,4 +1,4 @@
-//! Collectives on tensors in high precision: whole weights, gradients and amaxes.
+//! Collectives on high-precision tensors: whole weights, gradients and amaxes.
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_float8::backend::{Float8Backend, in_dtype};
@@ -12,7 +12,7 @@ use crate::sharding::Sharding;
 use crate::words::{to_bytes, to_words};
 
 impl<B: Float8Backend> Sharding<B> {
-    /// The rows of the whole weight `[K, N]` that this rank holds, and zeros below them: `[chunk, N]`.
+    /// This rank's rows of the whole weight `[K, N]`, padded with zeros to `[chunk, N]`.
     pub(crate) fn shard_of(&self, whole: FloatTensor<B>) -> FloatTensor<B> {
         let (rows, [_, n]) = (self.rows(), self.logical);
         if rows.len() == whole.shape()[0] && self.chunk == rows.len() {
@@ -28,7 +28,8 @@ impl<B: Float8Backend> Sharding<B> {
         if padding == 0 { own } else { B::float_cat(vec![own, zeros(padding)], 0) }
     }
 
-    /// The whole weight `[K, N]` from every rank's shard, in the shard's dtype; over the host this waits for the device.
+    /// Gathers the whole weight `[K, N]` from every rank's shard, in its dtype. Over the host this
+    /// waits for the device.
     pub(crate) fn gather_values(&self, shard: FloatTensor<B>) -> FloatTensor<B> {
         let [k, n] = self.logical;
         if self.ranks() == 1 {
@@ -55,8 +56,9 @@ impl<B: Float8Backend> Sharding<B> {
         B::float_from_data(data, &device)
     }
 
-    /// While gradients are exchanged, [`reduce_scatter`](Self::reduce_scatter) of a gradient `[K, N]` plus those kept back before it. While
-    /// they are not, keeps the gradient back and gives zeros. In the gradient's dtype, `[chunk, N]`.
+    /// Reduces a gradient `[K, N]` plus the unsynced ones with
+    /// [`reduce_scatter`](Self::reduce_scatter), if gradients are exchanged. Otherwise accumulates
+    /// it and returns zeros. The result is `[chunk, N]` in the gradient's dtype.
     pub(crate) fn reduce_scatter_when_synced(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         if self.ranks() == 1 {
             return gradient;
@@ -76,8 +78,8 @@ impl<B: Float8Backend> Sharding<B> {
         B::float_zeros(Shape::from(self.own_shape().to_vec()), &device, FloatDType::from(dtype))
     }
 
-    /// The sum over all ranks of the rows `[chunk, N]` that this rank holds of a gradient `[K, N]`, exchanged as the configuration
-    /// says, in the gradient's dtype; over the host this waits for the device.
+    /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]`, exchanged in the
+    /// configured dtype and returned in the gradient's. Over the host this waits for the device.
     fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let ([k, n], ranks) = (self.logical, self.ranks());
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
@@ -110,7 +112,7 @@ impl<B: Float8Backend> Sharding<B> {
         in_dtype::<B>(own, dtype)
     }
 
-    /// The amaxes of the whole weight from those of this rank's rows; NaN wins.
+    /// Amaxes of the whole weight from the amaxes of each rank's rows; NaN wins.
     pub(crate) fn reduce_amax(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
         match self.ranks() {
             1 => amax,
@@ -119,7 +121,7 @@ impl<B: Float8Backend> Sharding<B> {
     }
 }
 
-/// The sums in f32 of so many ranks' equal parts, each two bf16 a word, in the order of the ranks.
+/// Sums equal parts of `ranks` ranks in f32, in rank order. Each word holds two bf16.
 fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
     let part = words.len() / ranks;
     // A bf16 is the upper half of an f32.
@@ -130,13 +132,13 @@ fn sum_bf16(words: &[u32], ranks: usize) -> Vec<f32> {
     (0..part).flat_map(sum).collect()
 }
 
-/// max |x| of all elements, `[1]` in f32, NaN if x holds one.
+/// max |x| over all elements, `[1]` in f32; NaN if x has one.
 pub(crate) fn tensor_amax<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let elements = x.shape().num_elements();
     column_amaxes::<B>(B::float_reshape(x, Shape::from(vec![elements, 1])))
 }
 
-/// max |x| of each column of `[rows, N]`: `[N]`, NaN where the column holds one.
+/// max |x| of each column of `[rows, N]`: `[N]`; NaN if the column has one.
 pub(crate) fn column_amaxes<B: Float8Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let n = x.shape()[1];
     let x = in_dtype::<B>(x, DType::F32);

@@ -1,12 +1,12 @@
-//! What ranks exchange is words: bytes in fours, the last of them padded with zeros, little-endian.
+//! Ranks exchange little-endian words of four bytes; the last word is padded with zeros.
 
-/// The words of some bytes.
+/// Packs bytes into words.
 pub(super) fn to_words(mut bytes: Vec<u8>) -> Vec<u32> {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// The first `len` bytes of some words.
+/// First `len` bytes of the words.
 pub(super) fn to_bytes(words: &[u32], len: usize) -> impl Iterator<Item = u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).take(len)
 }

@@ -1,4 +1,4 @@
-//! [`World`]: the ranks of a sharded model as one backend reaches them.
+//! [`World`]: the ranks of a sharded model for one backend.
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -12,11 +12,11 @@ use crate::collectives::DeviceCollectives;
 
 type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>;
 
-/// The ranks, and their collectives on a device's memory where it has some.
+/// Communicator, and the backend's collectives on device memory.
 pub(crate) struct World<B: Float8Backend> {
     pub(crate) comm: Communicator,
     collectives: CollectivesFn<B>,
-    /// [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
+    /// See [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
     pub(crate) requires_gradient_sync: Arc<AtomicBool>,
 }
 
@@ -27,12 +27,12 @@ impl<B: ShardBackend> World<B> {
 }
 
 impl<B: Float8Backend> World<B> {
-    /// The collectives on the memory of a device.
+    /// Collectives on the memory of a device.
     pub(crate) fn on_device(&self, device: &Device<B>) -> Option<Box<dyn DeviceCollectives<B>>> {
         (self.collectives)(device, &self.comm)
     }
 
-    /// The collectives of a model on these devices: of one that lies on one device.
+    /// Device collectives of a model on these devices; None unless it is on one device.
     pub(crate) fn of_model(&self, devices: &[Device<B>]) -> Option<Box<dyn DeviceCollectives<B>>> {
         match devices {
             [device] => self.on_device(device),
@@ -40,7 +40,7 @@ impl<B: Float8Backend> World<B> {
         }
     }
 
-    /// The largest of every rank's amaxes `[n]`, on the device's memory where it can; NaN wins.
+    /// Maximum over all ranks of amaxes `[n]`, on device memory where supported; NaN wins.
     pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, CommError> {
         let collectives = self.on_device(&B::float_device(&amaxes));
         Ok(all_reduce(&self.comm, collectives.as_deref(), label, Reduction::Max, vec![amaxes])?.remove(0))

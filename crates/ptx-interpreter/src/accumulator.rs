@@ -1,39 +1,42 @@
-//! How tensor cores add the products of FP8 codes to an accumulator: exactly, or with as few bits as real ones keep.
+//! Accumulation of FP8 products by tensor cores: exact, or with the limited bits of real hardware.
 
 use super::convert::exponent;
 use super::operand::ElementType;
 
-/// How one instruction adds its products of FP8 codes to the accumulator. Products of wider types are added in full always.
+/// Addition of one instruction's FP8 products to the accumulator. Products of wider types are
+/// always added in full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accumulator {
-    /// The sum is taken in f64 and rounded once to f32.
+    /// The sum is computed in f64 and rounded once to f32.
     #[default]
     Full,
-    /// A model of what tensor cores do instead, with all products of one instruction along the contraction at a time:
+    /// Model of real tensor cores, for all products of one instruction along the contraction:
     ///
     /// ```text
     /// e    = the largest exponent of the accumulator and of the products that are not zero
     /// sum  = Σ cut(addend, e)                   the accumulator and the products
-    /// cut(x, e)                                 x, less what lies below 2^(e - fraction_bits)
-    /// d    = cut(sum, exponent of sum)          with 23 bits at most, and no exponent below -126
+    /// cut(x, e)                                 x without the bits below 2^(e - fraction_bits)
+    /// d    = cut(sum, exponent of sum)          at most 23 bits, and no exponent below -126
     /// ```
     ///
-    /// The exponent of a product is the sum of those of its codes, subnormal ones having the format's least.
+    /// The exponent of a product is the sum of its codes' exponents. Subnormal codes have the
+    /// format's smallest exponent.
     ///
-    /// DeepSeek-V3 (arXiv:2412.19437, 3.3.2 and 3.5.2) finds on Hopper that products are aligned to the largest exponent and 14
-    /// bits of them used after a "sign-fill" shift, which rounds down. MMA-Sim (arXiv:2511.10909) agrees bit for bit with
-    /// Hopper's `wgmma` as 13 bits toward zero, with Blackwell as 25, and with Ada's `mma.sync` as 13 of 16 products at a
-    /// time, which is not modelled here.
+    /// DeepSeek-V3 (arXiv:2412.19437, 3.3.2 and 3.5.2) reports for Hopper that products are aligned
+    /// to the largest exponent. 14 bits are kept after a "sign-fill" shift, which rounds down.
+    /// MMA-Sim (arXiv:2511.10909) matches Hopper's `wgmma` bit for bit with 13 bits toward zero,
+    /// and Blackwell with 25. It matches Ada's `mma.sync` with 13 bits for 16 products at a time,
+    /// which is not modelled here.
     Truncated {
         /// Bits kept below the largest exponent.
         fraction_bits: u32,
-        /// Where the others go.
+        /// Rounding of the dropped bits.
         rounding: Rounding,
     },
 }
 
 impl Accumulator {
-    /// What is published of Hopper and Ada.
+    /// Published models of Hopper and Ada.
     pub const HOPPER: [Self; 4] = [
         Self::Truncated { fraction_bits: 13, rounding: Rounding::ToZero },
         Self::Truncated { fraction_bits: 13, rounding: Rounding::Floor },
@@ -41,21 +44,21 @@ impl Accumulator {
         Self::Truncated { fraction_bits: 14, rounding: Rounding::Floor },
     ];
 
-    /// What is published of Blackwell.
+    /// Published model of Blackwell.
     pub const BLACKWELL: Self = Self::Truncated { fraction_bits: 25, rounding: Rounding::ToZero };
 }
 
-/// How bits are dropped.
+/// Rounding when bits are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
-    /// The magnitude's last bits are dropped: toward zero.
+    /// Drops the magnitude's last bits: toward zero.
     ToZero,
-    /// The last bits of the two's complement are dropped, as by an arithmetic shift: down.
+    /// Drops the last bits of the two's complement, as an arithmetic shift does: down.
     Floor,
 }
 
 impl Rounding {
-    /// The whole number at or beside a value below 2^63.
+    /// Rounds a value below 2^63 to an integer.
     fn whole(self, value: f64) -> f64 {
         let toward_zero = value as i64 as f64;
         match self {
@@ -65,16 +68,16 @@ impl Rounding {
     }
 }
 
-/// `2^exponent`, a normal number.
+/// `2^exponent`; the result must be normal.
 fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// An element of A or B.
+/// Element of A or B.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factor {
     value: f64,
-    /// As the code has it, so not that of a subnormal value.
+    /// Exponent of the code. For a subnormal value this is not the value's exponent.
     exponent: i32,
 }
 
@@ -88,7 +91,7 @@ impl Factor {
         Self { value, exponent: exponent(value).max(least) }
     }
 
-    /// Times a power of two, or NaN.
+    /// Scales by a power of two or NaN.
     pub(crate) fn scaled(self, scale: f64) -> Self {
         Self { value: self.value * scale, exponent: self.exponent + exponent(scale) }
     }
@@ -103,7 +106,7 @@ pub(crate) struct Right {
 }
 
 impl Right {
-    /// The right operand with `[n][k]` elements.
+    /// Right operand from `[n][k]` elements.
     pub(crate) fn new(rows: Vec<Factor>, k: usize) -> Self {
         let n = rows.len() / k;
         let mut columns = vec![0.0; rows.len()];
@@ -117,20 +120,20 @@ impl Right {
 impl Accumulator {
     pub(crate) fn check(self) -> Result<(), String> {
         match self {
-            // Sums of more would not be exact in f64.
+            // With more bits sums would not be exact in f64.
             Self::Truncated { fraction_bits: bits @ (0 | 41..), .. } => Err(format!("accumulators of {bits} bits")),
             _ => Ok(()),
         }
     }
 
-    /// What it is for products of these types.
+    /// Accumulator for products of these types.
     pub(crate) fn of(self, types: [ElementType; 2]) -> Self {
         let fp8 = types.iter().all(|ty| matches!(ty, ElementType::E4m3 | ElementType::E5m2));
         if fp8 { self } else { Self::Full }
     }
 
-    /// An accumulator and the products of one instruction, to be rounded to the accumulator's type, which is exact for an f32
-    /// unless the sum was full.
+    /// Adds the products of one instruction to an accumulator. The caller rounds the result to the
+    /// accumulator's type, which is exact for f32 unless the sum was full.
     pub(crate) fn add(self, old: f64, products: impl Iterator<Item = [Factor; 2]> + Clone) -> f64 {
         let full = || old + products.clone().map(|[a, b]| a.value * b.value).sum::<f64>();
         let Self::Truncated { fraction_bits, rounding } = self else { return full() };
@@ -148,7 +151,7 @@ impl Accumulator {
         }
         let fraction_bits = fraction_bits as i32;
         let cut = |value: f64, least: i32| rounding.whole(value * power(-least));
-        // Each addend is less than 2^(fraction_bits + 2) units of 2^least, so that their sum is exact.
+        // Each addend is less than 2^(fraction_bits + 2) units of 2^least, so the sum is exact.
         let least = largest - fraction_bits;
         let units = products.fold(cut(old, least), |sum, [a, b]| sum + cut(a.value * b.value, least));
         let sum = units * power(least);
@@ -187,35 +190,35 @@ mod tests {
         [a, b].map(|value| Factor::new(value, ElementType::E4m3))
     }
 
-    /// `old` and these values times 1.
+    /// Adds `old` and these values times 1.
     fn add(accumulator: Accumulator, old: f64, values: &[f64]) -> f64 {
         accumulator.add(old, values.iter().map(|value| product(*value, 1.0)))
     }
 
-    /// Toward zero, down, and in full.
+    /// Results toward zero, down, and in full.
     fn three(fraction_bits: u32, old: f64, values: &[f64]) -> [f64; 3] {
         [bits(fraction_bits, ToZero), bits(fraction_bits, Floor), Accumulator::Full].map(|mode| add(mode, old, values))
     }
 
     #[test]
     fn addends_are_cut_below_the_largest() {
-        // 8 = 2^3 and four bits: multiples of 1/2.
+        // 8 = 2^3 with four bits: multiples of 1/2.
         assert_eq!(three(4, 0.0, &[8.0, 0.75]), [8.5, 8.5, 8.75]);
         assert_eq!(three(4, 0.0, &[8.0, -0.75]), [7.5, 7.0, 7.25]);
         assert_eq!(three(4, 0.0, &[-8.0, 0.75, 0.25, 0.25]), [-7.5, -7.5, -6.75]);
         assert_eq!(three(4, 0.0, &[0.25, -0.25, -0.25, 8.0]), [8.0, 7.0, 7.75]);
-        // As many bits as it takes.
+        // Enough bits for the exact result.
         assert_eq!(three(5, 0.0, &[8.0, -0.75]), [7.25; 3]);
         // The accumulator is an addend, and may be the largest.
         assert_eq!(three(4, 8.0, &[-0.75]), [7.5, 7.0, 7.25]);
         assert_eq!(three(4, -0.75, &[8.0]), [7.5, 7.0, 7.25]);
     }
 
-    /// 1.5 · 1.5 counts as 2^0, and subnormal codes of E4M3 as 2^-6.
+    /// 1.5 · 1.5 counts as 2^0, and subnormal E4M3 codes as 2^-6.
     #[test]
     fn exponents_are_those_of_codes() {
         let add = |products: &[[f64; 2]]| bits(4, ToZero).add(0.0, products.iter().map(|[a, b]| product(*a, *b)));
-        // Multiples of 2^-4; of 2^-3, if 2.25 counted as 2^1.
+        // Multiples of 2^-4; they would be of 2^-3 if 2.25 counted as 2^1.
         assert_eq!(add(&[[1.5, 1.5], [0.0625, 1.0], [-1.0, 1.0]]), 1.3125);
         let (small, lost) = (2f64.powi(-9), 1.5 * 2f64.powi(-11));
         assert_eq!(add(&[[0.015625, 0.125], [0.015625, lost * 64.0]]), small + lost);
@@ -224,12 +227,12 @@ mod tests {
 
     #[test]
     fn sums_are_cut_below_their_own_exponent() {
-        // 9 = 2^3 + 1 and two bits: multiples of 2.
+        // 9 = 2^3 + 1 with two bits: multiples of 2.
         assert_eq!(three(2, 0.0, &[4.0, 4.0, 1.0]), [8.0, 8.0, 9.0]);
         assert_eq!(three(2, 0.0, &[-4.0, -4.0, -1.0]), [-8.0, -10.0, -9.0]);
         // Rounding down may reach the next power of two.
         assert_eq!(three(2, 0.0, &[-4.0, -4.0, -4.0, -3.0]), [-14.0, -16.0, -15.0]);
-        // With more than 23 bits, as an f32 has.
+        // More than 23 bits, the precision of f32.
         let tiny = 2f64.powi(-24);
         assert_eq!(three(25, 1.0, &[tiny * 64.0, tiny]), [1.0 + 64.0 * tiny, 1.0 + 64.0 * tiny, 1.0 + 65.0 * tiny]);
     }
@@ -242,7 +245,7 @@ mod tests {
         assert_eq!(add(bits(4, ToZero), 0.0, &[8.0, -8.0]).to_bits(), 0);
     }
 
-    /// An accumulator of more bits loses them even if nothing is added to it.
+    /// An accumulator with more bits loses them even if nothing is added.
     #[test]
     fn accumulators_are_cut() {
         let old = 1.0 + 2f64.powi(-13) + 2f64.powi(-14);
@@ -258,7 +261,7 @@ mod tests {
         assert_eq!(three(13, least, &[0.0]), [0.0, 0.0, least]);
         assert_eq!(three(13, -least, &[0.0]), [0.0, -(2f64.powi(-139)), -least]);
         assert_eq!(three(25, least, &[0.0]), [least; 3]);
-        // Products far below it, as scales make them, and one that is larger.
+        // Products far below it, as scales produce, and one that is larger.
         let scaled = |value: f64, exponent: i32| product(value, 1.0).map(|x| x.scaled(2f64.powi(exponent)));
         let products = [scaled(1.0, -70), scaled(1.0, -75)].into_iter();
         assert_eq!(bits(13, ToZero).add(0.0, products.clone()), 0.0);
@@ -300,7 +303,7 @@ mod tests {
         assert!(bits(13, ToZero).add(0.0, [product(0.0, inf)].into_iter()).is_nan());
     }
 
-    /// Rows of a matrix take the same way, and wider types are added in full.
+    /// Rows of a matrix use the same addition; wider types are added in full.
     #[test]
     fn rows_are_sums_of_their_elements() {
         let values = [8.0, -0.75, 0.4375, 3.0, 0.1875, -7.0];

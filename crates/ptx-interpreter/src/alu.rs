@@ -1,18 +1,18 @@
-//! Arithmetic of one instruction on the lanes of a warp: `d = f(a, b, c)`, by opcode and type, as the PTX ISA defines
-//! it.
+//! Arithmetic instructions on the lanes of a warp: `d = f(a, b, c)` by opcode and type, as the PTX
+//! ISA defines.
 
 use half::{bf16, f16};
 
 use super::bits::{bfe, prmt, shift_left};
 use super::float::{bf16_bits, f16_bits, f32_bits, f32_of, f64_of, fma_down, larger, nan_or, smaller};
 
-/// A register's value in each lane, unused high bits zero.
+/// Value of a register in each lane; unused high bits are zero.
 pub(crate) type Lanes = [u64; 32];
 
-/// Applies an instruction to the lanes of a mask; the registers are d, a, b, c.
+/// Applies an instruction to the lanes of a mask. The registers are d, a, b, c.
 pub(crate) type Alu = fn(&mut [Lanes], u32, &[u32; 4]);
 
-/// Destination and sources; unused ones are register 0.
+/// Destination and sources; unused sources are register 0.
 fn apply(regs: &mut [Lanes], mask: u32, o: &[u32; 4], f: impl Fn(u64, u64, u64) -> u64) {
     let (a, b, c) = (regs[o[1] as usize], regs[o[2] as usize], regs[o[3] as usize]);
     let d = &mut regs[o[0] as usize];
@@ -63,7 +63,7 @@ macro_rules! three {
     };
 }
 
-/// An integer operation of two operands for the types named, each as `$name`.
+/// Integer operation on two operands, for each named type.
 macro_rules! ints {
     ($ty:expr, |$a:ident, $b:ident| $value:expr, $($name:literal => $int:ty, $bits:ty);+) => {
         match $ty {
@@ -89,7 +89,7 @@ fn joined([low, high]: [u16; 2]) -> u64 {
     u64::from(low) | u64::from(high) << 16
 }
 
-/// An operation on f16 or bf16, exact in f64 and rounded once.
+/// Operation on f16 or bf16: exact in f64, rounded once.
 macro_rules! small {
     ($ty:expr, |$a:ident, $b:ident, $c:ident| $value:expr, $arity:ident) => {
         match $ty {
@@ -140,7 +140,7 @@ macro_rules! three_as_two {
     };
 }
 
-/// The function of an opcode that computes one register from up to three, and how many sources it takes.
+/// Function of an opcode that computes one register from up to three, with its number of sources.
 pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
     let (name, ty) = (parts[0], *parts.last()?);
     let has = |modifier: &str| parts[1..].contains(&modifier);
@@ -194,7 +194,8 @@ pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
         "fma" | "mad" => match ty {
             "f32" => three!(|a, b, c| f32_bits(f32_of(a).mul_add(f32_of(b), f32_of(c)))),
             "f64" => three!(|a, b, c| f64_of(a).mul_add(f64_of(b), f64_of(c)).to_bits()),
-            // The product is exact in f64; the sum of f16 or bf16 operands loses only bits far below a half unit.
+            // The product is exact in f64. The sum of f16 or bf16 operands loses only bits far
+            // below half a unit.
             _ if !has("relu") => small!(ty, |a, b, c| a * b + c, three),
             _ => None,
         },
@@ -357,7 +358,7 @@ fn transcendental(name: &str, ty: &str) -> Option<(usize, Alu)> {
     }
     match name {
         "rcp" => f32_only!(|a| 1.0 / a),
-        // The square root of a double, rounded to f32, is the correctly rounded one.
+        // The square root in f64, rounded to f32, is correctly rounded.
         "sqrt" => f32_only!(|a| a.sqrt()),
         "rsqrt" => f32_only!(|a| 1.0 / a.sqrt()),
         "ex2" => f32_only!(|a| a.exp2()),

@@ -1,11 +1,12 @@
 //! `mbarrier` objects in shared memory, and the named barriers of a block.
 
-/// An mbarrier's state: the PTX ISA leaves its 64 bits open; the highest two say that it is one.
+/// State of an mbarrier. The PTX ISA does not define its 64 bits; here the highest two mark it as
+/// initialized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mbarrier {
     pub expected: u32,
     pub pending: u32,
-    /// Bytes announced and not yet arrived; negative if they came first.
+    /// Announced bytes that have not arrived; negative if they arrived first.
     pub tx: i32,
     pub phase: bool,
 }
@@ -79,7 +80,8 @@ impl Mbarrier {
         }
     }
 
-    /// Whether the phase of this parity, or the one in which a state was taken, is over.
+    /// Whether a phase is over: the phase of this parity, or the phase in which the state was
+    /// taken.
     pub(crate) fn is_over(self, value: u64, parity: bool) -> bool {
         let phase = if parity { value & 1 != 0 } else { value >> 61 & 1 != 0 };
         self.phase != phase
@@ -91,13 +93,14 @@ impl Mbarrier {
 pub(crate) struct Named {
     /// Threads that arrived in this phase.
     pub arrived: u32,
-    /// How many it takes; none for all of the block.
+    /// Required number of threads; None for all of the block.
     pub count: Option<u32>,
     pub generation: u64,
 }
 
 impl Named {
-    /// Arrival of so many threads; `live` is the number of threads in the block's warps that still run.
+    /// Records the arrival of `threads` threads. `live` is the number of threads in warps of the
+    /// block that still run.
     pub(crate) fn arrive(&mut self, threads: u32, count: Option<u32>, live: u32) -> Result<(), String> {
         if let Some(count) = count
             && (count == 0 || !count.is_multiple_of(32))
@@ -112,7 +115,7 @@ impl Named {
         self.turn(live)
     }
 
-    /// Opens if all have arrived.
+    /// Opens the barrier if all threads have arrived.
     pub(crate) fn turn(&mut self, live: u32) -> Result<(), String> {
         let expected = self.count.unwrap_or(live);
         if self.arrived > expected && self.arrived > 0 && self.count.is_some() {

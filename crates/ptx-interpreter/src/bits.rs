@@ -1,12 +1,12 @@
-//! Bit operations of the PTX ISA on one lane's values.
+//! Bit operations of the PTX ISA on the values of one lane.
 
-/// `shl` of `bits`: zero once everything is shifted out.
+/// `shl` of `bits`: zero once all bits are shifted out.
 pub(super) fn shift_left(value: u64, by: u64, bits: u64) -> u64 {
     let mask = u64::MAX >> (64 - bits);
     if by >= bits { 0 } else { (value << by) & mask }
 }
 
-/// Byte-wise selection; the sign bit of a selector replicates the byte's sign.
+/// Byte-wise selection. The sign bit of a selector replicates the byte's sign.
 pub(super) fn prmt(a: u64, b: u64, select: u64) -> u64 {
     let bytes = a & 0xffff_ffff | b << 32;
     (0..4).fold(0, |value, i| {
@@ -17,7 +17,7 @@ pub(super) fn prmt(a: u64, b: u64, select: u64) -> u64 {
     })
 }
 
-/// `bfe`: a bit field, zero- or sign-extended; beyond the value stand zeros or its sign.
+/// `bfe`: a bit field, zero- or sign-extended. Beyond the value, bits are zeros or its sign.
 pub(super) fn bfe(value: u64, position: u64, length: u64, bits: u64, signed: bool) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
     let end = (position + length).min(bits);
@@ -33,7 +33,7 @@ pub(super) fn bfe(value: u64, position: u64, length: u64, bits: u64, signed: boo
     field & all
 }
 
-/// `bfi`: the low bits of `field` in place of those of `base`.
+/// `bfi`: replaces bits of `base` by the low bits of `field`.
 pub(super) fn insert(field: u64, base: u64, position: u64, length: u64, bits: u64) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
     if position >= bits || length == 0 {
@@ -44,7 +44,7 @@ pub(super) fn insert(field: u64, base: u64, position: u64, length: u64, bits: u6
     base & !mask | field << position & mask
 }
 
-/// `lop3`: the truth table `table` of three bits.
+/// `lop3`: applies the truth table `table` to three bits.
 pub(super) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
     (0..8).filter(|i| table >> i & 1 != 0).fold(0, |value, i| {
         let pick = |v: u32, bit: u32| if i & bit == 0 { !v } else { v };

@@ -1,5 +1,5 @@
-//! Instructions of a whole warp: shuffles, votes, matrix loads and multiplications, by the fragment layouts of the PTX
-//! ISA.
+//! Warp-wide instructions: shuffles, votes, matrix loads and products, with the fragment layouts of
+//! the PTX ISA.
 
 use super::accumulator::{Accumulator, Factor};
 use super::convert::ue8m0;
@@ -14,7 +14,7 @@ use super::tma::element;
 impl Machine<'_> {
     pub(crate) fn warp_op(&mut self, issue: Issue, op: &Op) -> Result<Flow, String> {
         let Issue { cluster, rank, warp, mask, group, pc } = issue;
-        // Lanes that take part: of the member mask, or all for `.aligned`.
+        // Participating lanes: the member mask, or all lanes for `.aligned`.
         let members = match op {
             Op::SyncWarp { mask: members }
             | Op::Shuffle { mask: members, .. }
@@ -92,7 +92,7 @@ impl Machine<'_> {
                         let pair = [0, 1].map(|i| {
                             let (row, column) = (lane / 4, lane % 4 * 2 + i);
                             let (row, column) = if *transposed { (column, row) } else { (row, column) };
-                            // SAFETY: 16 bytes are located at each row.
+                            // SAFETY: `locate` checked 16 bytes at each row.
                             unsafe { read(rows[matrix * 8 + row].add(column * 2), 2) }
                         });
                         warp.registers[*d as usize][lane] = pair[0] | pair[1] << 16;
@@ -107,7 +107,7 @@ impl Machine<'_> {
                         for i in 0..2 {
                             let (row, column) = (lane / 4, lane % 4 * 2 + i);
                             let (row, column) = if *transposed { (column, row) } else { (row, column) };
-                            // SAFETY: 16 bytes are located at each row.
+                            // SAFETY: `locate` checked 16 bytes at each row.
                             unsafe { write(rows[matrix * 8 + row].add(column * 2), 2, value >> (16 * i)) };
                         }
                     }
@@ -121,8 +121,8 @@ impl Machine<'_> {
         Ok(Flow::Next)
     }
 
-    /// Where the rows of `count` matrices of 8 rows of 16 bytes lie: lane `8 i + r` has the address of row r of matrix
-    /// i.
+    /// Addresses of the rows of `count` matrices, each 8 rows of 16 bytes. Lane `8 i + r` provides
+    /// row r of matrix i.
     fn matrix_rows(
         &mut self,
         cluster: &mut Cluster,
@@ -143,8 +143,8 @@ impl Machine<'_> {
             .collect()
     }
 
-    /// The opaque fragments are one of the layouts that the ISA permits: elements in row-major order, the first ones in
-    /// lane 0, and again from the start where there are more registers than elements.
+    /// The fragments are opaque; this layout is one that the ISA permits. Elements are in row-major
+    /// order from lane 0 on, and repeat if there are more registers than elements.
     fn wmma(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, op: &Wmma) -> Result<(), String> {
         let per_lane = |registers: usize, ty: ElementType| registers * if ty == ElementType::F32 { 1 } else { 2 };
         match op {
@@ -160,7 +160,7 @@ impl Machine<'_> {
                         let offset = if *column { j * stride + i } else { i * stride + j } * ty.bytes();
                         let at = (address.space, base + offset as u64, lane);
                         let from = self.locate(cluster, rank, warp, at, ty.bytes(), false)?;
-                        // SAFETY: located.
+                        // SAFETY: `locate` checked the range.
                         let value = unsafe { read(from, ty.bytes()) };
                         let per = elements / d.len();
                         words[e / per] |= value << (16 * (e % per));
@@ -183,7 +183,7 @@ impl Machine<'_> {
                         let to = self.locate(cluster, rank, warp, at, ty.bytes(), true)?;
                         let per = elements / s.len();
                         let value = warp.registers[s[e / per] as usize][lane] >> (16 * (e % per));
-                        // SAFETY: located.
+                        // SAFETY: `locate` checked the range.
                         unsafe { write(to, ty.bytes(), value) };
                     }
                 }
@@ -251,9 +251,11 @@ fn shuffle(
     Ok(())
 }
 
-/// `d = a · b + c` for 16 × 8 sums. With E elements to a register, lane l = 4 g + t: register r of A has row `g + 8 (r
-/// % 2)` from column `t E + (r / 2) 4 E` on, register r of B has column g from row `t E + r 4 E` on, element `2 h + i`
-/// of C and D row `g + 8 h`, column `2 t + i`.
+/// `d = a · b + c` for 16 × 8 sums. E is the number of elements per register, and lane l = 4 g + t.
+///
+/// - Register r of A: row `g + 8 (r % 2)`, from column `t E + (r / 2) 4 E` on.
+/// - Register r of B: column g, from row `t E + r 4 E` on.
+/// - Element `2 h + i` of C and D: row `g + 8 h`, column `2 t + i`.
 fn multiply(warp: &mut Warp, mma: &Mma, accumulator: Accumulator) {
     let k = mma.k;
     let accumulator = accumulator.of(mma.types);
@@ -275,7 +277,7 @@ fn multiply(warp: &mut Warp, mma: &Mma, accumulator: Accumulator) {
             gather(*register, mma.types[1], &mut b, g * k + t * per + r * 4 * per);
         }
     }
-    // Scales: of row `g + 8 h` in lane `4 g + 2 thread + h`, of column g in lane `4 g + thread`.
+    // Scales: row `g + 8 h` is in lane `4 g + 2 thread + h`, column g in lane `4 g + thread`.
     let scale = |(register, byte, _): (u32, u32, u32), lane: usize| {
         ue8m0((warp.registers[register as usize][lane] >> (8 * byte)) as u8)
     };

@@ -7,14 +7,14 @@ use half::{bf16, f16};
 use super::alu::Lanes;
 use super::float::f32_of;
 
-/// The lanes in which a comparison holds.
+/// Mask of the lanes in which a comparison holds.
 pub(crate) type Compare = fn(&Lanes, &Lanes) -> u32;
 
 fn each(a: &Lanes, b: &Lanes, holds: impl Fn(u64, u64) -> bool) -> u32 {
     (0..32).fold(0, |mask, lane| mask | u32::from(holds(a[lane], b[lane])) << lane)
 }
 
-/// The comparison of an opcode's modifier and type.
+/// Comparison for an opcode's modifier and type.
 pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
     macro_rules! ordered {
         ($map:expr) => {
@@ -29,7 +29,7 @@ pub(crate) fn compare(name: &str, ty: &str) -> Option<Compare> {
             })
         };
     }
-    // NaN has no order: the plain comparisons are false then, those with `u` true.
+    // NaN is unordered: ordered comparisons are then false, and the `u` variants true.
     macro_rules! floats {
         ($map:expr, $($name:literal => $order:pat),+) => {
             match name {

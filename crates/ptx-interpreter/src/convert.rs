@@ -1,8 +1,8 @@
-//! `cvt`: integers, f32, f64, f16, bf16 and the 8-bit formats, with the roundings that the PTX ISA names.
+//! `cvt`: integers, f32, f64, f16, bf16 and the 8-bit formats, with the roundings of the PTX ISA.
 
 use half::{bf16, f16};
 
-/// A type that `cvt` knows.
+/// Type of a `cvt` operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ty {
     U(u32),
@@ -43,7 +43,7 @@ impl Ty {
     }
 }
 
-/// Where a result between two values goes.
+/// Rounding mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Round {
     Nearest,
@@ -52,13 +52,13 @@ pub(crate) enum Round {
     Up,
 }
 
-/// One `cvt` of one or two sources.
+/// A `cvt` of one or two sources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Convert {
     pub to: Ty,
     pub from: Ty,
     pub round: Round,
-    /// To an integral value in a floating-point format.
+    /// Rounds to an integral value in a floating-point format.
     pub integral: bool,
     pub saturate: bool,
     pub satfinite: bool,
@@ -101,7 +101,7 @@ impl Convert {
         Some(convert)
     }
 
-    /// The result for source `a`, and for packed results from two sources `b`, which goes to the low half.
+    /// Converts `a`. Packed results also take `b`, which is written to the low half.
     pub(crate) fn apply(&self, a: u64, b: u64) -> u64 {
         match (self.to, self.from) {
             (Ty::U(to), Ty::U(from)) => self.integer(i128::from(a & ones(from)), to, false),
@@ -148,7 +148,8 @@ impl Convert {
     }
 
     fn integer_to(&self, value: i128, to: Ty) -> u64 {
-        // Integers of 64 bits do not fit a double: round to it odd, so that the second rounding is the only one.
+        // 64-bit integers do not fit a double. Round to odd first, so that only the second rounding
+        // counts.
         let mut near = value as f64;
         if near as i128 != value && to != Ty::F64 {
             let down = if (near.abs() as i128) > value.abs() { near.to_bits() - 1 } else { near.to_bits() };
@@ -169,7 +170,7 @@ impl Convert {
             value = if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) };
         }
         match to {
-            // Out of range clamps, NaN is 0.
+            // Out-of-range values are clamped; NaN becomes 0.
             Ty::U(bits) => clamp(if value.is_nan() { 0 } else { value as i128 }, bits, false) as u64 & ones(bits),
             Ty::S(bits) => clamp(if value.is_nan() { 0 } else { value as i128 }, bits, true) as u64 & ones(bits),
             Ty::F64 => value.to_bits(),
@@ -186,7 +187,7 @@ impl Convert {
         u64::from(if self.to == Ty::E4m3x2 { to_e4m3(value) } else { to_e5m2(value) })
     }
 
-    /// The power of two at or beside |value|, as a biased exponent.
+    /// |value| rounded to a power of two, as a biased exponent.
     fn ue8m0(&self, value: f32) -> u64 {
         if value.is_nan() {
             return 0xff;
@@ -201,7 +202,7 @@ impl Convert {
         (exponent + i32::from(up) + 127).clamp(0, 254) as u64
     }
 
-    /// Whether decoding admits it.
+    /// Whether decoding accepts this conversion.
     pub(crate) fn known(&self) -> bool {
         use Ty::{Bf16, Bf16x2, E4m3x2, E5m2x2, F16, F16x2, F32, F64, S, U, Ue8m0x2};
         let scalar = |ty| matches!(ty, U(_) | S(_) | F16 | Bf16 | F32 | F64);
@@ -242,7 +243,7 @@ fn integral(value: f64, round: Round) -> f64 {
     }
 }
 
-/// A floating-point source, exact.
+/// Exact value of a floating-point source.
 fn value(bits: u64, ty: Ty) -> f64 {
     match ty {
         Ty::F16 => f16::from_bits(bits as u16).to_f64(),
@@ -256,7 +257,7 @@ pub(crate) fn exponent(value: f64) -> i32 {
     (value.to_bits() >> 52 & 0x7ff) as i32 - 1023
 }
 
-/// `value` as a multiple of the last place of a format with `mantissa` bits and least exponent `least`; no overflow.
+/// Rounds `value` to a format with `mantissa` bits and smallest exponent `least`, without overflow.
 fn quantum(value: f64, mantissa: i32, least: i32, round: Round) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -288,7 +289,7 @@ fn bf16_from(value: f64, round: Round) -> u64 {
     u64::from(bf16::from_f64(value).to_bits())
 }
 
-/// Overflow of a rounded value: to infinity, or to the largest number if the rounding is toward zero.
+/// Overflow of a rounded value: infinity, or the largest number if the rounding is toward zero.
 fn within(value: f64, max: f64, round: Round) -> f64 {
     let stays = match round {
         Round::Nearest => false,
@@ -331,7 +332,7 @@ fn to_e5m2(value: f64) -> u8 {
     }
 }
 
-/// The value of an E4M3 code (OFP8: no infinities, NaN is S.1111.111).
+/// Value of an E4M3 code (OFP8: no infinities, NaN is S.1111.111).
 pub(crate) fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
     let magnitude = match exponent {
@@ -342,12 +343,12 @@ pub(crate) fn e4m3(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The value of an E5M2 code: the high byte of an f16.
+/// Value of an E5M2 code, which is the high byte of an f16.
 pub(crate) fn e5m2(code: u8) -> f32 {
     f16::from_bits(u16::from(code) << 8).to_f32()
 }
 
-/// The value of a UE8M0 code.
+/// Value of a UE8M0 code.
 pub(crate) fn ue8m0(code: u8) -> f64 {
     if code == 0xff { f64::NAN } else { 2f64.powi(i32::from(code) - 127) }
 }

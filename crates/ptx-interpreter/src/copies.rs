@@ -1,5 +1,6 @@
-//! Asynchronous copies: `cp.async`, and bulk copies of bytes and tensor boxes. They happen as late as the program
-//! allows, or at a random moment before (see [`Launch::seed`](super::Launch::seed)).
+//! Asynchronous copies: `cp.async`, and bulk copies of bytes and tensor boxes. They complete as
+//! late as the program allows, or at a random earlier time (see
+//! [`Launch::seed`](super::Launch::seed)).
 
 use super::flow::lanes;
 use super::instr::{Bulk, Op};
@@ -8,7 +9,7 @@ use super::state::{BulkLoad, BulkStore, Cluster, Copy, Issue, Machine, Place, Wa
 use super::tma::{add, swizzled};
 
 impl Machine<'_> {
-    /// `cp.async` and what waits for it.
+    /// Executes `cp.async` and its commits and waits.
     pub(crate) fn copy(&mut self, issue: Issue, op: &Op) -> Result<(), String> {
         let Issue { cluster, rank, warp, mask, .. } = issue;
         match op {
@@ -62,7 +63,7 @@ impl Machine<'_> {
                     let (owner, offset) = shared_parts(at, rank);
                     let mut state = cluster.mbarrier(owner, offset)?;
                     if *increment {
-                        // The arrival is one that the program did not count.
+                        // The program's count does not include this arrival.
                         state.pending += 1;
                     }
                     state.arrive(1, false)?;
@@ -78,17 +79,17 @@ impl Machine<'_> {
         let mut bytes = vec![0; copy.size];
         if copy.source_size > 0 {
             let from = self.global.locate(copy.from_address, copy.source_size)?;
-            // SAFETY: located.
+            // SAFETY: `locate` checked the range.
             bytes[..copy.source_size].copy_from_slice(unsafe { std::slice::from_raw_parts(from, copy.source_size) });
         }
         let at = (copy.to.space, copy.to_address, copy.lane);
         let to = self.locate(cluster, rank, warp, at, copy.size, true)?;
-        // SAFETY: located.
+        // SAFETY: `locate` checked the range.
         unsafe { std::slice::from_raw_parts_mut(to, copy.size) }.copy_from_slice(&bytes);
         Ok(())
     }
 
-    /// Bulk copies and what waits for them.
+    /// Executes bulk copies and their commits and waits.
     pub(crate) fn bulk(&mut self, issue: Issue, op: &Op) -> Result<(), String> {
         let Issue { cluster, rank, warp, mask, .. } = issue;
         match op {
@@ -115,7 +116,7 @@ impl Machine<'_> {
                     };
                     self.check_aligned(&from, offset)?;
                     for rank in ranks {
-                        // Of a pair that block hears of it which has the parity of the mbarrier's.
+                        // In a pair the signalled block has the parity of the mbarrier's block.
                         let barrier_rank = if *pair { rank & !1 | barrier_rank & 1 } else { rank };
                         let load = BulkLoad { from: from.clone(), rank, offset, barrier: (barrier_rank, barrier) };
                         if self.random.now() {
@@ -174,7 +175,7 @@ impl Machine<'_> {
             Bulk::Tensor { map, coords } => {
                 let address = warp.registers[*map as usize][lane];
                 let at = self.global.locate(address, 128)?;
-                // SAFETY: located.
+                // SAFETY: `locate` checked the range.
                 let (tag, index) = unsafe { (read(at, 8), read(at.add(8), 8) as usize) };
                 let map = self.maps.get(index).filter(|_| tag == MAP_TAG).ok_or("no tensor map is at the address")?;
                 if coords.len() != map.dims.len() {
@@ -209,7 +210,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The bytes of a load arrive and are counted at its mbarrier.
+    /// Completes a load: writes its bytes and counts them at its mbarrier.
     pub(crate) fn deliver(&mut self, cluster: &mut Cluster, load: BulkLoad) -> Result<(), String> {
         let BulkLoad { from, rank, offset, barrier } = load;
         let len = self.bytes(&from);
@@ -224,7 +225,7 @@ impl Machine<'_> {
         match from {
             Place::Bytes { address, size } => {
                 let source = self.global.locate(address, size)?;
-                // SAFETY: located.
+                // SAFETY: `locate` checked the range.
                 shared.bytes[offset..offset + size]
                     .copy_from_slice(unsafe { std::slice::from_raw_parts(source, size) });
             }
@@ -238,7 +239,7 @@ impl Machine<'_> {
                     if let Some((start, range)) = part {
                         let address = base.wrapping_add((start + range.start as i64) as u64);
                         let source = self.global.locate(address, range.len())?;
-                        // SAFETY: located.
+                        // SAFETY: `locate` checked the range.
                         row[range.clone()].copy_from_slice(unsafe { std::slice::from_raw_parts(source, range.len()) });
                     }
                     for (chunk, bytes) in row.chunks(16).enumerate() {
@@ -260,7 +261,7 @@ impl Machine<'_> {
             Place::Bytes { address, size } => {
                 shared.locate(store.offset, *size)?;
                 let to = self.global.locate(*address, *size)?;
-                // SAFETY: located.
+                // SAFETY: `locate` checked the range.
                 unsafe { std::slice::from_raw_parts_mut(to, *size) }
                     .copy_from_slice(&shared.bytes[store.offset..store.offset + size]);
             }
@@ -278,7 +279,7 @@ impl Machine<'_> {
                     }
                     let address = base.wrapping_add((start + range.start as i64) as u64);
                     let to = self.global.locate(address, range.len())?;
-                    // SAFETY: located.
+                    // SAFETY: `locate` checked the range.
                     let to = unsafe { std::slice::from_raw_parts_mut(to, range.len()) };
                     if store.add {
                         add(to, &row[range], map.float, map.element);
@@ -292,5 +293,5 @@ impl Machine<'_> {
     }
 }
 
-/// What the 128 bytes of a tensor map start with; its index follows.
+/// First 8 bytes of the 128 bytes of a tensor map; its index follows.
 pub(crate) const MAP_TAG: u64 = 0x5445_4e53_4f52_4d41;

@@ -1,4 +1,5 @@
-//! Statements to instructions: names become indices, each constant a register, opcodes the operation that they name.
+//! Decoding of statements to instructions: names become indices, constants registers, and opcodes
+//! operations.
 
 use std::collections::HashMap;
 
@@ -8,33 +9,33 @@ use super::memory::{GLOBALS, LOCAL, PARAM};
 use super::operand::{Addr, Guard, Space, Special};
 use super::text::{Operand, Statement, Variable, parse};
 
-/// A kernel ready to run.
+/// Kernel that is ready to run.
 #[derive(Debug)]
 pub struct Kernel {
-    /// The entry point.
+    /// Name of the entry point.
     pub name: String,
     pub(crate) code: Vec<Instr>,
-    /// The source of each instruction.
+    /// Source text of each instruction.
     pub(crate) text: Vec<String>,
     pub(crate) registers: usize,
     pub(crate) predicates: usize,
-    /// What registers hold when a thread starts; others hold poison.
+    /// Initial values of registers; all others start as poison.
     pub(crate) initial: Vec<(u32, Special)>,
     /// Offset and size of each parameter.
     pub(crate) params: Vec<(usize, usize)>,
     pub(crate) param_bytes: usize,
-    /// Static shared memory of a block, and the alignment and offset of the dynamic one behind it.
+    /// Bytes of a block's static shared memory. The dynamic part starts behind it.
     pub(crate) static_shared: usize,
     pub(crate) local_bytes: usize,
     pub(crate) globals: Vec<u8>,
-    /// Blocks of a cluster.
+    /// Size of a cluster in blocks.
     pub(crate) cluster: [u32; 3],
-    /// Blocks that an instruction of `tcgen05` is for: `.cta_group`, which all of a kernel share.
+    /// Blocks per `tcgen05` instruction (`.cta_group`), the same for all instructions of a kernel.
     pub(crate) cta_group: Option<usize>,
     pub(crate) max_threads: Option<u32>,
 }
 
-/// Shared memory that the system keeps in front of a block's own on sm_90 and later.
+/// Shared memory that the system reserves before a block's own on sm_90 and later.
 const RESERVED_SHARED: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -49,7 +50,7 @@ pub(crate) struct Decoder {
     constants: HashMap<u64, u32>,
     specials: HashMap<String, u32>,
     pub(super) kernel: Kernel,
-    /// Branches to labels that stand further down: instruction, name, open scopes (by number) at the branch.
+    /// Forward branches: instruction, label, and open scopes (by number) at the branch.
     pub(super) branches: Vec<(usize, String, Vec<usize>)>,
     labels: HashMap<(usize, String), u32>,
     pub(super) open: Vec<usize>,
@@ -57,10 +58,11 @@ pub(crate) struct Decoder {
 }
 
 impl Kernel {
-    /// The first kernel of a module as NVRTC writes it.
+    /// Parses the first kernel of a module in NVRTC's format.
     ///
     /// # Errors
-    /// [`Error::Ptx`]: what of the text is not understood. An opcode that is not modelled is an error only where it is reached.
+    /// [`Error::Ptx`] for text that cannot be parsed. An opcode that is not modelled is an error
+    /// only when it is executed.
     pub fn parse(ptx: &str) -> Result<Self, Error> {
         Self::parse_text(ptx).map_err(Error::Ptx)
     }
@@ -99,7 +101,7 @@ impl Kernel {
             decoder.kernel.param_bytes = offset + param.size;
             decoder.name(&param.name, Name::Address(PARAM + offset as u64));
         }
-        // Static variables first: the dynamic array comes behind them.
+        // Static variables come before the dynamic array.
         for variable in variables.iter().filter(|variable| !variable.extern_) {
             decoder.variable(variable);
         }
@@ -120,7 +122,7 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// How many parameters it takes.
+    /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.params.len()
     }
@@ -141,7 +143,7 @@ impl Decoder {
                 kernel.static_shared += variable.size;
                 address
             }
-            // Parameters of a call: those of the kernel are no variables here.
+            // Parameters of a call. Kernel parameters are not variables here.
             "local" | "param" => {
                 kernel.local_bytes = kernel.local_bytes.next_multiple_of(align);
                 let address = LOCAL + kernel.local_bytes as u64;
@@ -199,7 +201,7 @@ impl Decoder {
                 let parts: Vec<&str> = opcode.iter().map(String::as_str).collect();
                 let guard = guard.map(|(name, negated)| Ok::<_, String>((self.predicate(&name)?, negated)));
                 let guard = guard.transpose().map_err(|error| format!("{text}: {error}"))?;
-                // What is not understood is an error where it is reached.
+                // An unknown operation is an error only when it is executed.
                 let (op, text) = match self.op(&parts, &operands) {
                     Ok(op) => (op.unwrap_or(Op::Unknown), text),
                     Err(error) => (Op::Unknown, format!("{text} ({error})")),
@@ -254,7 +256,7 @@ impl Decoder {
         register
     }
 
-    /// The register of a source of so many bits.
+    /// Register of a source with `bits` bits.
     pub(crate) fn source(&mut self, operand: &Operand, bits: u32) -> Result<u32, String> {
         match operand {
             Operand::Imm(value) => Ok(self.constant(value & (u64::MAX >> (64 - bits)))),
@@ -295,13 +297,13 @@ impl Decoder {
         match operand {
             Operand::Name(name) => Ok((self.predicate(name)?, false)),
             Operand::Not(name) => Ok((self.predicate(name)?, true)),
-            // Predicate 0 is never written: false.
+            // Predicate 0 is never written, so it is false.
             Operand::Imm(value) => Ok((0, *value != 0)),
             _ => Err(format!("{operand:?} is no predicate")),
         }
     }
 
-    /// Registers of `{a, b}`, or of one operand alone.
+    /// Registers of `{a, b}`, or of a single operand.
     pub(crate) fn sources(&mut self, operand: &Operand, bits: u32) -> Result<Vec<u32>, String> {
         match operand {
             Operand::Vector(parts) => parts.iter().map(|part| self.source(part, bits)).collect(),
@@ -323,7 +325,7 @@ impl Decoder {
         }
     }
 
-    /// `%p` or `%p|%q`.
+    /// Parses `%p` or `%p|%q`.
     pub(super) fn pair(&mut self, operand: &Operand) -> Result<(u32, Option<u32>), String> {
         match operand {
             Operand::Name(name) => Ok((self.predicate(name)?, None)),

@@ -7,7 +7,7 @@ use super::operand::{ElementType, Space};
 use super::text::Operand;
 
 impl Decoder {
-    /// The value of an operand that must be a literal.
+    /// Value of an operand that must be a literal.
     fn literal(operand: Option<&Operand>) -> Result<u32, String> {
         match operand {
             Some(Operand::Imm(value)) => Ok(*value as u32),
@@ -22,7 +22,8 @@ impl Decoder {
             ["cp", "async", "bulk", "prefetch", ..] => Op::Nop,
             ["cp", "async", "bulk", "commit_group"] => Op::BulkCommit,
             ["cp", "async", "bulk", "wait_group", ..] => {
-                // What has been read may as well be written: a wait for reads is one for both.
+                // A wait for reads also waits for the writes, which is allowed at any time after
+                // them.
                 Op::BulkWait { pending: Self::literal(operands.first())? }
             }
             ["cp", "reduce" | "async", ..] if has("bulk") => return self.bulk(parts, operands),
@@ -85,7 +86,8 @@ impl Decoder {
             let barrier = self.address(operand(next)?, Space::Shared)?;
             let multicast = if has("multicast::cluster") { Some(self.source(operand(next + 1)?, 16)?) } else { None };
             let pair = has("cta_group::2");
-            // Only boxes of tensors have the qualifier, and an mbarrier of another block takes a destination in the cluster.
+            // Only tensor boxes have the qualifier, and an mbarrier of another block needs a
+            // destination in the cluster.
             if (pair && !has("shared::cluster")) || (!is_tensor && (pair || has("cta_group::1"))) {
                 return Ok(None);
             }
@@ -211,7 +213,7 @@ impl Decoder {
                 Wmma::Store { s, address, stride: self.source(operand(2)?, 32)?, size, column, ty }
             }
             ["wmma", "mma", ..] => {
-                // f16 operands are not named: `.f32.f32` are D and C.
+                // f16 operands are implicit: `.f32.f32` are D and C.
                 let ty = match types[..] {
                     [ElementType::F32, ElementType::F32] => ElementType::F16,
                     [ElementType::F32, a, b, ElementType::F32] if a == b => a,

@@ -1,4 +1,4 @@
-//! Decoding of plain instructions: arithmetic, predicates, memory, control.
+//! Decoding of basic instructions: arithmetic, predicates, memory, control flow.
 
 use super::alu::alu;
 use super::compare::compare;
@@ -9,7 +9,7 @@ use super::operand::{ElementType, Space};
 use super::text::Operand;
 
 impl Decoder {
-    /// The operation, or nothing if it is not modelled.
+    /// Decodes an operation; None if it is not modelled.
     pub(super) fn op(&mut self, parts: &[&str], operands: &[Operand]) -> Result<Option<Op>, String> {
         let has = |modifier: &str| parts.contains(&modifier);
         let ty = parts.last().copied().unwrap_or("");
@@ -143,7 +143,7 @@ impl Decoder {
     }
 }
 
-/// The first bit of `%globaltimer` that a special register has.
+/// First bit of `%globaltimer` in a special register.
 fn timer(operand: &Operand) -> Option<u32> {
     match operand {
         Operand::Name(name) if name == "%globaltimer" || name == "%globaltimer_lo" => Some(0),
@@ -161,7 +161,7 @@ fn logic(name: &str) -> Option<Logic> {
     })
 }
 
-/// The state space that an opcode names.
+/// State space in an opcode.
 pub(crate) fn space(parts: &[&str]) -> Space {
     for part in parts {
         match *part {
@@ -175,7 +175,7 @@ pub(crate) fn space(parts: &[&str]) -> Space {
     Space::Generic
 }
 
-/// The bits of a type.
+/// Number of bits of a type.
 pub(crate) fn bits(ty: &str) -> u32 {
     if matches!(ty, "f16x2" | "bf16x2") {
         return 32;
@@ -189,7 +189,7 @@ pub(crate) fn bits(ty: &str) -> u32 {
     ty.get(1..).and_then(|digits| digits.parse().ok()).unwrap_or(32)
 }
 
-/// The element types of a matrix instruction, in the order of the opcode.
+/// Element types of a matrix instruction, in the order of the opcode.
 pub(crate) fn element_types(parts: &[&str]) -> Vec<ElementType> {
     parts.iter().filter_map(|part| ElementType::of(part)).collect()
 }

@@ -1,4 +1,4 @@
-//! Decoding of atomics and of what threads do together: warps' collectives, barriers.
+//! Decoding of atomics, warp collectives and barriers.
 
 use super::decode::Decoder;
 use super::decode_op::{bits, space};

@@ -1,5 +1,5 @@
-//! Decoding of `tcgen05`: tensor cores of a block or of a pair of blocks, dense FP8 products of operands in shared memory, copies of
-//! scales.
+//! Decoding of `tcgen05` for a block or a pair of blocks: dense FP8 products of operands in shared
+//! memory, and copies of scales.
 
 use super::decode::Decoder;
 use super::instr::{Op, TensorOp, TensorWarpOp};

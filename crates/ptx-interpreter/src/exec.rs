@@ -1,12 +1,13 @@
-//! A warp's execution: the runnable lanes with the least program counter go on together until they part, meet others,
-//! wait or have used up their turn, so lanes that parted meet again where the code does.
+//! Execution of a warp. The runnable lanes with the smallest program counter run until they
+//! diverge, reach others, wait, or use up their turn. So diverged lanes reconverge where the code
+//! does.
 
 use super::flow::{Flow, lanes};
 use super::instr::Op;
 use super::state::{Block, Cluster, Issue, Machine, Wait, Warp};
 
 impl Machine<'_> {
-    /// Runs a warp for at most `fuel` instructions; how many it was.
+    /// Runs a warp for at most `fuel` instructions; returns the number executed.
     pub(crate) fn run_warp(&mut self, cluster: &mut Cluster, rank: usize, id: usize, fuel: u64) -> Result<u64, String> {
         let mut warp = std::mem::take(&mut cluster.blocks[rank].warps[id]);
         let start = self.executed;
@@ -64,7 +65,7 @@ impl Machine<'_> {
             }
             let mut pc = lanes(runnable).map(|lane| warp.pc[lane]).min().expect("a lane is runnable");
             let group = lanes(runnable).filter(|lane| warp.pc[*lane] == pc).fold(0, |mask, lane| mask | 1 << lane);
-            // Patient lanes meet others again like any.
+            // Patient lanes reconverge like others.
             let others = warp.live & !warp.blocked & !group;
             let meet = lanes(others).map(|lane| warp.pc[lane]).filter(|other| *other > pc).min().unwrap_or(u32::MAX);
             loop {
@@ -131,7 +132,7 @@ impl Machine<'_> {
                         Flow::Then(waiting, wait) => {
                             lanes(group).for_each(|lane| warp.pc[lane] = pc + 1);
                             block(warp, waiting, wait);
-                            // It may be over already.
+                            // The wait may already be over.
                             self.wake(cluster, rank, warp)?;
                             continue 'pick;
                         }
@@ -155,8 +156,8 @@ fn block(warp: &mut Warp, mask: u32, wait: Wait) {
     lanes(mask).for_each(|lane| warp.wait[lane] = wait);
 }
 
-/// Lanes wait at an instruction for those of `needed`; or those that wait there come along. The caller goes on if all
-/// are there.
+/// Makes lanes wait at an instruction for the lanes of `needed`, or releases the lanes that already
+/// wait there. The caller continues once all have arrived.
 pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32) -> Flow {
     let waiting = lanes(warp.blocked)
         .filter(|lane| warp.wait[*lane] == Wait::Warp && warp.pc[*lane] == pc)
@@ -172,7 +173,7 @@ pub(crate) fn meet(warp: &mut Warp, group: u32, mask: u32, needed: u32, pc: u32)
     Flow::Stay(mask, Wait::Warp)
 }
 
-/// Accumulators of `wgmma` may be neither read nor written between its issue and the wait for it.
+/// Checks that no `wgmma` accumulator is read or written between its issue and its wait.
 pub(super) fn check_flight(warp: &Warp, registers: &[u32]) -> Result<(), String> {
     match registers.iter().find(|register| warp.in_flight.contains(register)) {
         Some(_) => Err("touches an accumulator that wgmma has in flight".into()),
@@ -185,7 +186,7 @@ fn exit(cluster: &mut Cluster, rank: usize, warp: &mut Warp, mask: u32) -> Resul
         return Err(format!("lane {} exits before its bulk store has read shared memory", store.lane));
     }
     warp.live &= !mask;
-    // Who waits for lanes of the warp need not wait for these.
+    // Lanes that wait for lanes of the warp no longer wait for these.
     for lane in lanes(warp.blocked & warp.live) {
         if warp.wait[lane] == Wait::Warp {
             warp.wait[lane] = Wait::None;

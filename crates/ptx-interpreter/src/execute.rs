@@ -1,4 +1,5 @@
-//! What each instruction does, one of a warp at a time; warps' collectives, copies and wgmma have modules of their own.
+//! Execution of each instruction for one warp. Warp collectives, copies and wgmma are in separate
+//! modules.
 
 use super::barrier::Mbarrier;
 use super::bits::{insert, lop3};
@@ -85,11 +86,11 @@ impl Machine<'_> {
                     let at = (address.space, warp.address(address, lane), lane);
                     let from = self.locate(cluster, rank, warp, at, bytes * d.len(), false)?;
                     for (i, d) in d.iter().enumerate() {
-                        // SAFETY: located.
+                        // SAFETY: `locate` checked the range.
                         let value = unsafe { read(from.add(i * bytes), bytes) };
                         let unused = 64 - 8 * bytes as u32;
-                        // Narrow signed values are sign-extended to the register, which may have 16, 32 or 64 bits; its
-                        // readers take as many as their type has.
+                        // Narrow signed values are sign-extended to the register of 16, 32 or 64
+                        // bits. Its readers use only the bits of their type.
                         let value = if *signed { ((value << unused) as i64 >> unused) as u64 } else { value };
                         let value = if *signed && bytes == 4 { value & 0xffff_ffff } else { value };
                         warp.registers[*d as usize][lane] = value;
@@ -103,7 +104,7 @@ impl Machine<'_> {
                     let at = (address.space, warp.address(address, lane), lane);
                     let to = self.locate(cluster, rank, warp, at, bytes * s.len(), true)?;
                     for (i, s) in s.iter().enumerate() {
-                        // SAFETY: located.
+                        // SAFETY: `locate` checked the range.
                         unsafe { write(to.add(i * bytes), bytes, warp.registers[*s as usize][lane]) };
                     }
                 }
@@ -113,11 +114,11 @@ impl Machine<'_> {
                     let bytes = bits(ty) as usize / 8;
                     let at = (address.space, warp.address(address, lane), lane);
                     let place = self.locate(cluster, rank, warp, at, bytes, true)?;
-                    // SAFETY: located.
+                    // SAFETY: `locate` checked the range.
                     let old = unsafe { read(place, bytes) };
                     let [a, b] = [a, b].map(|s| warp.registers[*s as usize][lane]);
                     let new = atomic(*op, ty, old, a, b)?;
-                    // SAFETY: located.
+                    // SAFETY: `locate` checked the range.
                     unsafe { write(place, bytes, new) };
                     warp.registers[*d as usize][lane] = old;
                 }
@@ -210,8 +211,8 @@ impl Machine<'_> {
                 set_predicate(warp, *p, mask, done);
                 warp.unordered |= done;
                 if done != mask {
-                    // A wait that may block does: it is tried again when the phase is over. Lanes that wait for
-                    // something else than the first of them look again then.
+                    // A blocking wait is retried when the phase is over. Lanes that wait for other
+                    // barriers than the first lane's are rechecked then.
                     return Ok(if *may_block {
                         Flow::Stay(mask & !done, wait)
                     } else {

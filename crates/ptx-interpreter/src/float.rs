@@ -1,4 +1,4 @@
-//! Floats as the bits of a register, rounded once, and what minimum and maximum are of NaN and of zeros.
+//! Floats as register bits, rounded once; minimum and maximum of NaN and zeros.
 
 use half::{bf16, f16};
 
@@ -6,7 +6,7 @@ pub(crate) fn f32_of(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
-/// Bits of an arithmetic result: every NaN is the canonical one.
+/// Bits of an arithmetic result, with the canonical NaN.
 pub(crate) fn f32_bits(value: f32) -> u64 {
     u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() })
 }
@@ -41,7 +41,7 @@ pub(crate) fn bf16_bits(value: f64) -> u16 {
     if value.is_nan() { 0x7fff } else { bf16_of_f64(value) }
 }
 
-/// Rounded once: through f32 with round-to-odd.
+/// Rounds once: through f32 with round-to-odd.
 fn bf16_of_f64(value: f64) -> u16 {
     let mut near = value as f32;
     if f64::from(near) != value && near.is_finite() {
@@ -51,7 +51,7 @@ fn bf16_of_f64(value: f64) -> u16 {
     bf16::from_f32(near).to_bits()
 }
 
-/// IEEE 754 minimumNumber and maximumNumber: a number wins over NaN, −0 is below +0.
+/// IEEE 754 minimumNumber and maximumNumber: a number wins over NaN, and −0 is below +0.
 pub(crate) fn smaller(a: f64, b: f64) -> f64 {
     if a.is_nan() || (!b.is_nan() && (b < a || (a == b && b.is_sign_negative()))) { b } else { a }
 }
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(fma_down(tiny, -tiny, 1.0), 1f32.next_down());
         assert_eq!(fma_down(tiny, -tiny, -1.0), (-1f32).next_down());
         assert_eq!(fma_down(1.5, 2.0, 0.25), 3.25);
-        // The f32 is above 1/3, and three of it above 1, by less than what f32 tells apart.
+        // The f32 is above 1/3, so three times it exceeds 1, but by less than an f32 can represent.
         assert_eq!(fma_down(1.0 / 3.0, 3.0, 0.0), 1.0);
         assert_eq!(fma_down(f32::MAX, 2.0, 0.0), f32::MAX);
         assert_eq!(fma_down(f32::INFINITY, 2.0, 0.0), f32::INFINITY);

@@ -1,14 +1,14 @@
-//! What an instruction does to the lanes that reached it, and the lanes of a mask.
+//! Effect of an instruction on its lanes, and iteration over a mask.
 
 use super::state::Wait;
 
-/// What an instruction does to the lanes that reached it.
+/// Effect of an instruction on the lanes that reached it.
 pub(crate) enum Flow {
-    /// All go on.
+    /// All lanes continue.
     Next,
-    /// Lanes of the mask stay at the instruction, to try again when what they wait for has happened.
+    /// Lanes of the mask stay at the instruction and retry it after the wait.
     Stay(u32, Wait),
-    /// All go on to the next instruction, but lanes of the mask wait before it.
+    /// All lanes advance, but lanes of the mask wait before the next instruction.
     Then(u32, Wait),
 }
 

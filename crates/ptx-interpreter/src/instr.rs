@@ -1,4 +1,5 @@
-//! Decoded instructions: operands are indices of registers and predicates, constants live in registers of their own.
+//! Decoded instructions. Operands are indices of registers and predicates; constants have their own
+//! registers.
 
 use std::sync::Arc;
 
@@ -53,7 +54,7 @@ pub(crate) enum Barrier {
     Arrive { expect: bool, drop: bool },
 }
 
-/// A matrix multiplication of a warp: `d = a · b + c`.
+/// Matrix product of a warp: `d = a · b + c`.
 #[derive(Debug)]
 pub(crate) struct Mma {
     pub k: usize,
@@ -62,13 +63,13 @@ pub(crate) struct Mma {
     pub a: Vec<u32>,
     pub b: Vec<u32>,
     pub c: Vec<u32>,
-    /// Where the scales of `a` and `b` are: the register, its byte, and the thread of a quad that has it.
+    /// Location of the scales of `a` and `b`: register, byte, and thread of a quad.
     pub scales: Option<[(u32, u32, u32); 2]>,
     /// Sums and results are f16.
     pub half: bool,
 }
 
-/// A matrix multiplication of a warpgroup.
+/// Matrix product of a warpgroup.
 #[derive(Debug)]
 pub(crate) struct Wgmma {
     pub n: usize,
@@ -79,14 +80,14 @@ pub(crate) struct Wgmma {
     pub b: u32,
     pub scale_d: Option<Guard>,
     pub negate: [bool; 2],
-    /// Operands that lie M- or N-major in shared memory.
+    /// Operands that are M- or N-major in shared memory.
     pub transposed: [bool; 2],
 }
 
-/// What a bulk copy moves between global and shared memory.
+/// Global operand of a bulk copy.
 #[derive(Debug)]
 pub(crate) enum Bulk {
-    /// Register with the generic address of the tensor map, and of the coordinates, the innermost first.
+    /// Registers of the tensor map's generic address and of the coordinates, innermost first.
     Tensor { map: u32, coords: Vec<u32> },
     /// Address and size of plain bytes.
     Bytes { address: Addr, size: u32 },
@@ -99,18 +100,19 @@ pub(crate) enum Wmma {
     Mma { d: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32>, ty: ElementType, shape: [usize; 3] },
 }
 
-/// What a thread gives to the tensor cores, and the fences around it.
+/// Tensor core operation of one thread, or a fence around it.
 #[derive(Debug)]
 pub(crate) enum TensorOp {
     /// `fence::before_thread_sync` and `fence::after_thread_sync`.
     Before,
     After,
-    /// Arrives at one mbarrier, or at those at its place in every block of the mask in this register.
+    /// Arrives at one mbarrier, or at the mbarriers with its offset in every block of the mask in
+    /// this register.
     Commit {
         barrier: Addr,
         multicast: Option<u32>,
     },
-    /// `cp.32x128b.warpx4`: the register of the descriptor.
+    /// `cp.32x128b.warpx4`, with the descriptor's register.
     Copy {
         to: Addr,
         from: u32,
@@ -126,7 +128,7 @@ pub(crate) enum TensorOp {
     },
 }
 
-/// What the lanes of a warp do together to tensor memory.
+/// Warp-wide operation on tensor memory.
 #[derive(Debug)]
 pub(crate) enum TensorWarpOp {
     Alloc {
@@ -224,7 +226,7 @@ pub(crate) enum Op {
     },
     Exit,
     Trap,
-    /// `%globaltimer`, or a part of it from this bit on.
+    /// `%globaltimer`, from bit `from` on.
     Timer {
         d: u32,
         from: u32,
@@ -241,7 +243,7 @@ pub(crate) enum Op {
         space: Space,
     },
 
-    // Of the warp.
+    // Warp.
     SyncWarp {
         mask: u32,
     },
@@ -295,7 +297,7 @@ pub(crate) enum Op {
     Mma(Box<Mma>),
     Wmma(Box<Wmma>),
 
-    // Of the block and the cluster.
+    // Block and cluster.
     Bar {
         id: u32,
         count: Option<u32>,
@@ -340,7 +342,7 @@ pub(crate) enum Op {
         address: Addr,
         increment: bool,
     },
-    /// `pair`: the mbarrier may be that of the other block of the pair (`.cta_group::2`).
+    /// With `pair` the mbarrier may be in the other block of the pair (`.cta_group::2`).
     BulkLoad {
         to: Addr,
         from: Bulk,
@@ -358,7 +360,7 @@ pub(crate) enum Op {
         pending: u32,
     },
 
-    // Of the warpgroup.
+    // Warpgroup.
     Wgmma(Box<Wgmma>),
     WgmmaFence,
     WgmmaCommit,
@@ -366,15 +368,15 @@ pub(crate) enum Op {
         pending: u32,
     },
 
-    // Of tensor memory.
+    // Tensor memory.
     Tensor(Box<TensorOp>),
     TensorWarp(TensorWarpOp),
 
-    /// Not modelled: an error if it is reached.
+    /// Not modelled: an error when it is executed.
     Unknown,
 }
 
-/// An operation under a predicate.
+/// Operation with an optional predicate.
 #[derive(Debug)]
 pub(crate) struct Instr {
     pub guard: Option<Guard>,

@@ -1,17 +1,19 @@
-//! An interpreter of PTX, so that CUDA kernels run without a GPU.
+//! Interpreter of PTX that runs CUDA kernels without a GPU.
 //!
-//! It is a model of the machine that the PTX ISA describes, warps, blocks, clusters, shared memory, barriers,
-//! asynchronous copies and matrix instructions, and an adversarial one: what may happen late happens late, memory
-//! starts as poison, and what is undefined is an error.
+//! It models the machine of the PTX ISA: warps, blocks, clusters, shared memory, barriers,
+//! asynchronous copies and matrix instructions. The model is adversarial: asynchronous operations
+//! complete as late as allowed, memory starts as poison, and undefined behaviour is an error.
 //!
 //! ```text
 //! CubeCL launch → CUDA C++ → NVRTC → PTX → Kernel::parse → Kernel::run
 //! ```
 //!
-//! Seed 0 lets everything asynchronous happen at the last moment; other seeds mix early and late and interleave warps
-//! at random. Tensor cores add FP8 products in full, or with as few bits as an [`Accumulator`] says. Time passes only while
-//! nothing else can go on. Not modelled: caches and the order of plain memory accesses (each is done at once),
-//! `wgmma.fence`, and whatever [`Kernel::run`] says it does not know.
+//! With seed 0 every asynchronous operation completes at the last moment. Other seeds mix early and
+//! late completion and interleave warps at random. Tensor cores add FP8 products in full, or with
+//! the bits of an [`Accumulator`]. Time passes only while nothing else can run.
+//!
+//! Not modelled: caches and the order of plain memory accesses (each completes immediately),
+//! `wgmma.fence`, and all instructions that [`Kernel::run`] reports as not modelled.
 
 mod accumulator;
 mod alu;

@@ -1,9 +1,9 @@
-//! Address spaces: each buffer of a launch, the module's variables, parameters, local memory and the shared memory of
-//! each block of a cluster have a window of their own, so that an access outside of what an address belongs to is an
-//! error.
+//! Address spaces. Each launch buffer, the module's variables, parameters, local memory and each
+//! block's shared memory have separate windows. So an access outside of the object that an address
+//! belongs to is an error.
 //!
-//! A shared address is an offset in the block's own memory, or with `(rank + 1) << 24` added one in that block of the
-//! cluster. The generic window of shared memory starts at a multiple of 2^32.
+//! A shared address is an offset in the block's own memory. With `(rank + 1) << 24` added it refers
+//! to that block of the cluster. The generic window of shared memory starts at a multiple of 2^32.
 
 use super::operand::Space;
 
@@ -16,7 +16,7 @@ const WINDOW: u64 = 0x0100_0000_0000;
 /// Bits of an offset in a buffer.
 const BUFFER_BITS: u32 = 36;
 
-/// Device memory that a kernel is given.
+/// Device memory passed to a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer {
     ptr: *mut u8,
@@ -25,18 +25,20 @@ pub struct Buffer {
 
 impl Buffer {
     /// # Safety
-    /// The bytes live, and nobody else reads or writes them, for as long as the kernel runs. Two buffers may overlap.
+    /// The bytes live, and nothing else reads or writes them, while the kernel runs. Two buffers
+    /// may overlap.
     pub unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len }
     }
 
-    /// The address of the buffer's start for a kernel: its own window, and the host address's alignment.
+    /// Address of the buffer's start in the kernel: its own window, with the host address's
+    /// alignment.
     pub(crate) fn address(&self, index: usize) -> u64 {
         ((index as u64 + 1) << BUFFER_BITS) + (self.ptr as u64 & 0xfff)
     }
 }
 
-/// Global memory, variables of the module and parameters.
+/// Global memory, module variables and parameters.
 #[derive(Debug)]
 pub(crate) struct Global {
     pub buffers: Vec<Buffer>,
@@ -45,7 +47,7 @@ pub(crate) struct Global {
 }
 
 impl Global {
-    /// Where `len` bytes at an address outside of shared and local memory lie.
+    /// Locates `len` bytes at an address outside of shared and local memory.
     pub(crate) fn locate(&mut self, address: u64, len: usize) -> Result<*mut u8, String> {
         let inside = |bytes: &mut Vec<u8>, base: u64, what: &str| {
             let offset = (address - base) as usize;
@@ -73,18 +75,20 @@ impl Global {
     }
 }
 
-/// The shared memory of a block.
+/// Shared memory of a block.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     pub bytes: Vec<u8>,
-    /// For each 16 bytes the warp, plus one, whose writes the asynchronous proxy does not see yet.
+    /// For each 16 bytes, one plus the warp whose writes are not yet visible to the asynchronous
+    /// proxy.
     unfenced: Vec<u16>,
-    /// For each warp the 16 bytes whose writes the asynchronous proxy does not see yet.
+    /// For each warp, the 16-byte granules whose writes are not yet visible to the asynchronous
+    /// proxy.
     written: Vec<Vec<u32>>,
 }
 
 impl Shared {
-    /// `len` bytes of poison. `tracked` if an asynchronous proxy will read them.
+    /// `len` bytes of poison. Set `tracked` if an asynchronous proxy reads them.
     pub(crate) fn new(len: usize, warps: usize, tracked: bool) -> Self {
         let granules = if tracked { len.div_ceil(16) } else { 0 };
         Self { bytes: vec![0xff; len], unfenced: vec![0; granules], written: vec![vec![]; warps] }
@@ -98,7 +102,7 @@ impl Shared {
         }
     }
 
-    /// A write of a warp through the generic proxy.
+    /// Records a write of a warp through the generic proxy.
     pub(crate) fn note_write(&mut self, offset: usize, len: usize, warp: usize) {
         if self.unfenced.is_empty() {
             return;
@@ -111,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// A `fence.proxy.async` of a warp.
+    /// Applies a `fence.proxy.async` of a warp.
     pub(crate) fn fence(&mut self, warp: usize) {
         for granule in self.written[warp].drain(..) {
             let unfenced = &mut self.unfenced[granule as usize];
@@ -121,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// A write through the asynchronous proxy, which needs no fence.
+    /// Records a write through the asynchronous proxy, which needs no fence.
     pub(crate) fn note_async_write(&mut self, offset: usize, len: usize) {
         if !self.unfenced.is_empty() {
             for granule in offset / 16..=(offset + len - 1) / 16 {
@@ -132,7 +136,7 @@ impl Shared {
         }
     }
 
-    /// Whether the asynchronous proxy may read.
+    /// Checks that the asynchronous proxy may read.
     pub(crate) fn check_async_read(&self, offset: usize, len: usize) -> Result<(), String> {
         if offset + len > self.bytes.len() {
             let available = self.bytes.len();
@@ -151,13 +155,13 @@ impl Shared {
     }
 }
 
-/// The block of the cluster and the offset that a shared address means for a block of rank `own`.
+/// Block of the cluster and offset of a shared address, for a block of rank `own`.
 pub(crate) fn shared_parts(address: u64, own: usize) -> (usize, usize) {
     let rank = (address >> 24 & 0xff) as usize;
     (rank.checked_sub(1).unwrap_or(own), (address & 0xff_ffff) as usize)
 }
 
-/// The space of a generic address.
+/// Space of a generic address.
 pub(crate) fn space_of(address: u64) -> Space {
     match address {
         SHARED.. if address < SHARED + WINDOW => Space::Shared,

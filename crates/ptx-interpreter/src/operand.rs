@@ -1,6 +1,6 @@
-//! Operands of instructions: addresses, predicates, types of elements, and the registers that a thread starts with.
+//! Operands of instructions: addresses, predicates, element types, and initial register values.
 
-/// Where an address points.
+/// State space of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Generic,
@@ -10,10 +10,10 @@ pub(crate) enum Space {
     Param,
 }
 
-/// A predicate as a source, and whether it is negated.
+/// Source predicate, and whether it is negated.
 pub(crate) type Guard = (u32, bool);
 
-/// A register with an offset in bytes.
+/// Register with an offset in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addr {
     pub space: Space,
@@ -51,7 +51,7 @@ impl ElementType {
     }
 }
 
-/// Where the value of a register comes from that a thread starts with.
+/// Initial value of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Special {
     Constant(u64),

@@ -1,8 +1,9 @@
-//! Pairs of blocks, of which `tcgen05` with `.cta_group::2` uses both: which blocks they are, and tensor memory that a warp of each
-//! takes and gives back together.
+//! Pairs of blocks for `tcgen05` with `.cta_group::2`: which blocks form a pair, and joint
+//! allocation of tensor memory by a warp of each.
 //!
-//! The PTX ISA lets the first warp wait for the other, or not. Here it waits, and once it gives back, neither block may use tensor
-//! memory. Before it takes, the program must have seen that the other block runs: a barrier of the cluster has been passed.
+//! The PTX ISA leaves open whether the first warp waits for the other. Here it waits, and once it
+//! deallocates, neither block may use tensor memory. Before the allocation the program must know
+//! that the other block runs: a cluster barrier has been passed.
 
 use core::ops::Range;
 
@@ -10,7 +11,7 @@ use super::state::{Cluster, Machine};
 use super::tensor_memory::Together;
 
 impl Machine<'_> {
-    /// The blocks that an instruction of `tcgen05` uses if block `rank` gives it.
+    /// Blocks that a `tcgen05` instruction of block `rank` uses.
     pub(crate) fn group(&self, cluster: &Cluster, rank: usize) -> Result<Range<usize>, String> {
         if self.kernel.cta_group != Some(2) {
             return Ok(rank..rank + 1);
@@ -24,7 +25,7 @@ impl Machine<'_> {
 }
 
 impl Cluster {
-    /// What is wrong if a block of a group has exited.
+    /// Checks that no block of a group has exited.
     pub(crate) fn check_runs(&self, group: Range<usize>) -> Result<(), String> {
         match group.clone().find(|rank| self.blocks[*rank].live_warps == 0) {
             Some(exited) => Err(format!("block {exited} of the pair has exited")),
@@ -32,7 +33,8 @@ impl Cluster {
         }
     }
 
-    /// Takes columns in all blocks of a group; the first, or none if a warp of the other block must ask too.
+    /// Allocates columns in all blocks of a group. Returns the first column, or None if a warp of
+    /// the other block must still ask.
     pub(crate) fn take_columns(
         &mut self,
         group: Range<usize>,
@@ -50,7 +52,8 @@ impl Cluster {
         self.together(group, rank, asked)
     }
 
-    /// Gives columns back in all blocks of a group, or waits until a warp of the other block does it too; whether it is done.
+    /// Deallocates columns in all blocks of a group. Returns false while a warp of the other block
+    /// must still ask.
     pub(crate) fn give_columns_back(
         &mut self,
         group: Range<usize>,
@@ -68,7 +71,8 @@ impl Cluster {
         self.together(group, rank, asked).map(|done| done.is_some())
     }
 
-    /// What a warp of both blocks asks for: the first column, once they have.
+    /// Handles a joint request of one warp of each block. Returns the first column once both have
+    /// asked.
     fn together(&mut self, group: Range<usize>, rank: usize, asked: Together) -> Result<Option<usize>, String> {
         if self.blocks[rank].tensor.together.is_none() {
             self.check_runs(group.clone())?;

@@ -1,5 +1,6 @@
-//! A grid's execution: a cluster at a time, its warps in turn, asynchronous bytes when nothing else can go on. A
-//! cluster that runs long may be waiting for another, so then the next is let in beside it.
+//! Execution of a grid: one cluster at a time, its warps in turn, asynchronous operations when
+//! nothing else can run. A cluster that runs long may be waiting for another one, so the next
+//! cluster then runs alongside it.
 
 use super::accumulator::Accumulator;
 use super::copies::MAP_TAG;
@@ -11,58 +12,60 @@ use super::operand::Special;
 use super::state::{Block, Cluster, Machine, Random, Warp};
 use super::tma::TensorMap;
 
-/// An argument of a kernel.
+/// Argument of a kernel.
 #[derive(Clone, Debug)]
 pub enum Arg {
-    /// A tensor map by its index, passed by value.
+    /// Tensor map by index, passed by value.
     Map(usize),
-    /// A buffer's address, by its index.
+    /// Address of a buffer, by index.
     Buffer(usize),
-    /// A value of these bytes, cut or filled with zeros to the parameter's size.
+    /// Value of these bytes, truncated or zero-extended to the parameter's size.
     Bytes(Vec<u8>),
 }
 
-/// What a kernel is launched with.
+/// Parameters of a launch.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
-    /// Blocks.
+    /// Number of blocks.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Number of threads in a block.
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
-    /// One for each parameter.
+    /// One argument for each parameter.
     pub args: Vec<Arg>,
-    /// What [`Arg::Buffer`] and tensor maps count.
+    /// Buffers that [`Arg::Buffer`] and tensor maps index.
     pub buffers: Vec<Buffer>,
-    /// What [`Arg::Map`] counts.
+    /// Tensor maps that [`Arg::Map`] indexes.
     pub maps: Vec<TensorMap>,
-    /// 0: asynchronous copies and reads of shared memory happen as late as the program allows. Others: each at once or
-    /// late, and warps take turns of random length, repeatable by the seed.
+    /// With seed 0 asynchronous copies and reads of shared memory complete as late as the program
+    /// allows. With other seeds each completes immediately or late, and warps take turns of random
+    /// length, reproducible by the seed.
     pub seed: u64,
-    /// How tensor cores add products of FP8 codes.
+    /// Accumulation of FP8 products.
     pub accumulator: Accumulator,
-    /// Instructions that a warp may execute on average before the launch is given up; 0 for the default.
+    /// Maximum average number of instructions per warp before the launch is aborted; 0 for the
+    /// default.
     pub limit: u64,
 }
 
-/// Instructions of a cluster's warps after which the next cluster is let in.
+/// Instructions of a cluster's warps before the next cluster starts.
 const PATIENCE: u64 = 4_000_000;
-/// Clusters that run beside each other at most.
+/// Maximum number of clusters that run concurrently.
 const RESIDENT: usize = 132;
 
 impl Kernel {
-    /// Runs a launch; how many instructions warps executed.
+    /// Runs a launch; returns the number of warp instructions executed.
     ///
     /// # Errors
-    /// [`Error::Launch`] before anything has run, then [`Error::Fault`].
+    /// [`Error::Launch`] before execution starts, [`Error::Fault`] afterwards.
     pub fn run(&self, launch: &Launch) -> Result<u64, Error> {
         Machine::new(self, launch).map_err(Error::Launch)?.run(launch).map_err(Error::Fault)
     }
 }
 
 impl<'a> Machine<'a> {
-    /// All clusters; how many instructions warps executed.
+    /// Runs all clusters; returns the number of warp instructions executed.
     fn run(mut self, launch: &Launch) -> Result<u64, String> {
         let size = self.kernel.cluster;
         let [x, y, z] = [0, 1, 2].map(|axis| launch.grid[axis] / size[axis]);
@@ -151,7 +154,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// The cluster with this index in the grid of clusters, ready to start.
+    /// Creates the cluster with this index in the grid of clusters.
     fn cluster(&self, index: [u32; 3]) -> Cluster {
         let size = self.kernel.cluster;
         let origin = [0, 1, 2].map(|axis| index[axis] * size[axis]);
@@ -228,7 +231,7 @@ impl<'a> Machine<'a> {
         })
     }
 
-    /// Runs a cluster until it is finished, which is returned, or has used up its patience.
+    /// Runs a cluster until it finishes, returning true, or until it exceeds its patience.
     fn run_cluster(&mut self, cluster: &mut Cluster, patience: u64) -> Result<bool, String> {
         let start = self.executed;
         let mut rounds = 0u64;
@@ -245,7 +248,8 @@ impl<'a> Machine<'a> {
                 }
             }
             rounds += 1;
-            // Warps that look again and again keep making progress, so bytes arrive now and then in any case.
+            // Polling warps keep making progress, so asynchronous operations also advance now and
+            // then.
             let late = !progress || rounds.is_multiple_of(64);
             let pending = cluster.blocks.iter().any(|block| block.tensor.is_pending());
             let others = !cluster.loads.is_empty() || pending;

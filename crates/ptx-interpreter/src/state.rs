@@ -1,4 +1,4 @@
-//! What a running kernel consists of: warps, blocks, clusters, and the copies that are under way.
+//! State of a running kernel: warps, blocks, clusters, and copies in flight.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,12 @@ use super::tensor_memory::Tensor;
 use super::tma::TensorMap;
 use super::warpgroup::Warpgroup;
 
-/// Why a lane does not run.
+/// Reason why a lane does not run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Wait {
     #[default]
     None,
-    /// For other lanes of its warp, at the same instruction.
+    /// Waits for other lanes of its warp at the same instruction.
     Warp,
     Bar {
         id: usize,
@@ -32,17 +32,18 @@ pub(crate) enum Wait {
         value: u64,
         parity: bool,
     },
-    /// For the other warps of its warpgroup, until they have issued so many operations.
+    /// Waits until the other warps of its warpgroup have issued this number of operations.
     Warpgroup {
         issued: u64,
     },
-    /// For a warp of the other block of its pair, which is to take tensor memory, or give it back, with this one.
+    /// Waits for a warp of the pair's other block that allocates or deallocates tensor memory with
+    /// this one.
     Peer,
-    /// For anything at all to change.
+    /// Waits for any change.
     Turn,
 }
 
-/// A non-bulk copy under way.
+/// Non-bulk copy in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub lane: usize,
@@ -51,18 +52,18 @@ pub(crate) struct Copy {
     pub from_address: u64,
     pub size: usize,
     pub source_size: usize,
-    /// The commit group, once committed.
+    /// Commit group, once committed.
     pub group: Option<u32>,
 }
 
-/// Where a bulk copy reads or writes global memory.
+/// Location of a bulk copy in global memory.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     Tensor { map: usize, coords: Vec<i32> },
     Bytes { address: u64, size: usize },
 }
 
-/// A bulk store that has not read shared memory yet.
+/// Bulk store that has not read shared memory yet.
 #[derive(Clone, Debug)]
 pub(crate) struct BulkStore {
     pub lane: usize,
@@ -72,13 +73,13 @@ pub(crate) struct BulkStore {
     pub group: Option<u32>,
 }
 
-/// A bulk load that has not arrived yet, for one block.
+/// Bulk load into one block that has not arrived yet.
 #[derive(Clone, Debug)]
 pub(crate) struct BulkLoad {
     pub from: Place,
     pub rank: usize,
     pub offset: usize,
-    /// The block of the mbarrier and its offset there.
+    /// Block of the mbarrier, and its offset there.
     pub barrier: (usize, usize),
 }
 
@@ -91,7 +92,7 @@ pub(crate) struct Warp {
     pub live: u32,
     pub blocked: u32,
     pub wait: [Wait; 32],
-    /// Lanes that let others of the warp run first.
+    /// Lanes that let other lanes of the warp run first.
     pub patient: u32,
     pub local: Vec<u8>,
     pub copies: Vec<Copy>,
@@ -99,16 +100,17 @@ pub(crate) struct Warp {
     pub stores: Vec<BulkStore>,
     pub store_groups: [u32; 32],
     pub cluster_generation: [u64; 32],
-    /// Operations of wgmma issued, and how many each open group ends with.
+    /// Number of wgmma operations issued; `groups` has the number at the end of each open group.
     pub issued: u64,
     pub groups: VecDeque<u64>,
-    /// Accumulators in flight, by register, and registers that are to become copies of them; empty if there are none.
+    /// Registers of accumulators in flight, and of pending copies of them.
     pub in_flight: Vec<u32>,
-    /// Such copies: the register and the accumulator.
+    /// Pending copies: register and accumulator.
     pub moved: Vec<(u32, u32)>,
-    /// Loads of tensor memory that have not been waited for: registers and the first column.
+    /// Loads of tensor memory without a wait yet: registers and first column.
     pub tensor_loads: Vec<(Vec<u32>, usize)>,
-    /// Lanes that have waited for tcgen05 and not fenced since, and that have read and not fenced since.
+    /// Lanes that waited for tcgen05 without a fence since, and lanes that read without a fence
+    /// since.
     pub unordered: u32,
     pub unsignalled: u32,
 }
@@ -118,7 +120,7 @@ pub(crate) struct Block {
     pub shared: Shared,
     pub barriers: [Named; 16],
     pub warps: Vec<Warp>,
-    /// Warps of which a lane still runs.
+    /// Warps with at least one running lane.
     pub live_warps: u32,
     pub warpgroups: Vec<Warpgroup>,
     pub tensor: Tensor,
@@ -126,23 +128,23 @@ pub(crate) struct Block {
 
 #[derive(Debug, Default)]
 pub(crate) struct Cluster {
-    /// Its number in the grid, and the first block's index.
+    /// Index of the first block in the grid.
     pub origin: [u32; 3],
     pub blocks: Vec<Block>,
     pub loads: Vec<BulkLoad>,
-    /// Arrivals of what has been committed, on their way to mbarriers: block and offset.
+    /// Arrivals of commits on their way to mbarriers: block and offset.
     pub signals: Vec<(usize, usize)>,
     pub arrived: u32,
     pub generation: u64,
     pub live_threads: u32,
-    /// Nanoseconds of `%globaltimer`.
+    /// `%globaltimer` in nanoseconds.
     pub clock: u64,
-    /// Who waited for what when the clock last moved.
+    /// Waiting lanes at the last advance of the clock.
     pub stuck: String,
 }
 
 impl Cluster {
-    /// Opens the cluster's barrier if all have arrived.
+    /// Opens the cluster's barrier if all threads have arrived.
     pub(crate) fn turn(&mut self) {
         if self.arrived > 0 && self.arrived >= self.live_threads {
             self.arrived = 0;
@@ -152,19 +154,19 @@ impl Cluster {
 
     pub(crate) fn mbarrier(&mut self, rank: usize, offset: usize) -> Result<Mbarrier, String> {
         let bits = self.shared(rank)?.locate(offset, 8)?;
-        // SAFETY: eight bytes of shared memory.
+        // SAFETY: `locate` returned eight bytes of shared memory.
         Mbarrier::from_bits(unsafe { bits.cast::<u64>().read_unaligned() })
             .map_err(|error| format!("{error}: offset {offset} of block {rank}"))
     }
 
     pub(crate) fn set_mbarrier(&mut self, rank: usize, offset: usize, bits: u64) -> Result<(), String> {
         let at = self.shared(rank)?.locate(offset, 8)?;
-        // SAFETY: eight bytes of shared memory.
+        // SAFETY: `locate` returned eight bytes of shared memory.
         unsafe { at.cast::<u64>().write_unaligned(bits) };
         Ok(())
     }
 
-    /// An arrival at an mbarrier that an asynchronous operation makes.
+    /// Arrival of an asynchronous operation at an mbarrier.
     pub(crate) fn signal(&mut self, (rank, offset): (usize, usize)) -> Result<(), String> {
         if self.blocks.get(rank).is_none_or(|block| block.live_warps == 0) {
             return Err(format!("a commit arrives in block {rank}, which has exited"));
@@ -181,7 +183,7 @@ impl Cluster {
     }
 }
 
-/// What all threads of a launch share.
+/// State shared by all threads of a launch.
 pub(crate) struct Machine<'a> {
     pub kernel: &'a Kernel,
     pub global: Global,
@@ -193,20 +195,20 @@ pub(crate) struct Machine<'a> {
     pub random: Random,
     /// Whether warps take turns of random length.
     pub random_turns: bool,
-    /// Instructions executed, one for a whole warp.
+    /// Number of warp instructions executed.
     pub executed: u64,
 }
 
-/// A small generator (xorshift64*), so that a seed repeats an order of events.
+/// Small generator (xorshift64*), so that a seed reproduces an order of events.
 #[derive(Clone, Debug)]
 pub(crate) struct Random {
     state: u64,
-    /// Whether asynchronous operations may also happen early.
+    /// Whether asynchronous operations may complete early.
     early: bool,
 }
 
 impl Random {
-    /// Seed 0: everything asynchronous as late as can be.
+    /// Seed 0 makes every asynchronous operation complete as late as possible.
     pub(crate) fn new(seed: u64) -> Self {
         Self { state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, early: seed != 0 }
     }
@@ -218,27 +220,27 @@ impl Random {
         ((self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound as u64) as usize
     }
 
-    /// Whether an asynchronous operation happens now rather than at the last moment.
+    /// Whether an asynchronous operation completes now instead of at the last moment.
     pub(crate) fn now(&mut self) -> bool {
         self.early && self.below(2) == 0
     }
 }
 
-/// Which lanes of which warp come to an instruction together, and where that is in the program.
+/// Lanes of a warp that reach an instruction together, and its position.
 pub(crate) struct Issue<'a> {
     pub(crate) cluster: &'a mut Cluster,
-    /// The warp's block in the cluster.
+    /// Rank of the warp's block in the cluster.
     pub(crate) rank: usize,
     pub(crate) warp: &'a mut Warp,
-    /// Lanes that execute it.
+    /// Lanes that execute the instruction.
     pub(crate) mask: u32,
-    /// Lanes that execute it, and those that its predicate turns off.
+    /// Lanes that reach the instruction, including lanes that its predicate disables.
     pub(crate) group: u32,
     pub(crate) pc: u32,
 }
 
 impl Warp {
-    /// The address of an operand in a lane.
+    /// Address of an operand in a lane.
     pub(crate) fn address(&self, address: &Addr, lane: usize) -> u64 {
         let value = self.registers[address.base as usize][lane].wrapping_add(address.offset as u64);
         if address.space == Space::Shared { value & 0xffff_ffff } else { value }
@@ -246,7 +248,7 @@ impl Warp {
 }
 
 impl Machine<'_> {
-    /// Where `len` bytes of a lane's address lie. Writes to shared memory are noted for the proxies.
+    /// Locates `len` bytes at a lane's address. Records writes to shared memory for the proxies.
     pub(crate) fn locate(
         &mut self,
         cluster: &mut Cluster,
@@ -259,7 +261,7 @@ impl Machine<'_> {
         if !address.is_multiple_of(len as u64) {
             return Err(format!("{len} bytes at {address:#x}, which is not aligned"));
         }
-        // Parameters of the kernel have a window of their own, those of its calls are local.
+        // Kernel parameters have a separate window; parameters of calls are local.
         let space = if matches!(space, Space::Generic | Space::Param) { space_of(address) } else { space };
         match space {
             Space::Shared => {
@@ -283,7 +285,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The shared address behind an operand, whose space may be generic.
+    /// Shared address of an operand, whose space may be generic.
     pub(crate) fn shared_address(address: &Addr, value: u64) -> Result<u64, String> {
         if address.space == Space::Shared {
             return Ok(value);
@@ -298,9 +300,9 @@ impl Machine<'_> {
 /// Reads a little-endian value of up to eight bytes.
 ///
 /// # Safety
-/// `bytes` bytes can be read there.
+/// `bytes` bytes at `at` are readable.
 pub(crate) unsafe fn read(at: *const u8, bytes: usize) -> u64 {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match bytes {
             1 => u64::from(at.read()),
@@ -314,9 +316,9 @@ pub(crate) unsafe fn read(at: *const u8, bytes: usize) -> u64 {
 /// Writes the low bytes of a value.
 ///
 /// # Safety
-/// `bytes` bytes can be written there.
+/// `bytes` bytes at `at` are writable.
 pub(crate) unsafe fn write(at: *mut u8, bytes: usize, value: u64) {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match bytes {
             1 => at.write(value as u8),

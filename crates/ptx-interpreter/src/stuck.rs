@@ -1,9 +1,11 @@
-//! What becomes of a cluster in which nothing can go on and nothing is under way: time passes, or it is a deadlock.
+//! Handling of a cluster in which nothing can run and nothing is in flight: time passes, or it is a
+//! deadlock.
 //!
-//! `%globaltimer` is a clock of each cluster that stands still otherwise. It moves by a second, and all that wait in an
-//! `mbarrier.try_wait` are told that the phase is not complete, as the PTX ISA lets them after a time that depends on the
-//! system. So a wait for what does come takes no time, however late that is, and a loop that gives up after some seconds comes
-//! round as often. A loop that only looks at the clock never ends.
+//! `%globaltimer` is a clock of each cluster that otherwise stands still. It advances by a second,
+//! and every waiting `mbarrier.try_wait` returns that the phase is not complete. The PTX ISA allows
+//! this after a system-dependent time. So a wait for a phase that completes takes no time, and a
+//! loop with a timeout of some seconds iterates once per second. A loop that only reads the clock
+//! never ends.
 
 use super::flow::lanes;
 use super::instr::Op;
@@ -11,11 +13,12 @@ use super::state::{Cluster, Machine, Wait};
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Time after which a cluster in which nothing can go on is a deadlock, whoever looks at the clock.
+/// Clock limit, after which a cluster in which nothing can run is a deadlock even if it reads the
+/// clock.
 const MOST: u64 = 100 * SECOND;
 
 impl Machine<'_> {
-    /// Lets a second pass, if the kernel looks at the clock; whether anything can go on.
+    /// Advances the clock by a second if the kernel reads it; returns whether any lane can run.
     pub(crate) fn pass_time(&self, cluster: &mut Cluster) -> bool {
         let looks = self.kernel.code.iter().any(|instr| matches!(instr.op, Op::Timer { .. }));
         if !looks || cluster.clock >= MOST {
@@ -27,7 +30,7 @@ impl Machine<'_> {
         for warp in cluster.blocks.iter_mut().flat_map(|block| &mut block.warps) {
             for lane in lanes(warp.blocked) {
                 if matches!(warp.wait[lane], Wait::Mbarrier { .. }) {
-                    // The predicate has been false since it began to wait.
+                    // The predicate has been false since the wait began.
                     warp.pc[lane] += 1;
                     warp.wait[lane] = Wait::None;
                     warp.blocked &= !(1 << lane);
@@ -43,7 +46,7 @@ impl Machine<'_> {
         format!("{}: deadlock in the cluster at {:?}:\n{waits}", self.kernel.name, cluster.origin)
     }
 
-    /// Who waits where for what.
+    /// Waiting lanes with their instructions and barriers.
     fn waits(&self, cluster: &mut Cluster) -> String {
         let mut lines = vec![];
         for rank in 0..cluster.blocks.len() {
@@ -70,7 +73,7 @@ impl Machine<'_> {
                         },
                         wait => format!("{wait:?}"),
                     };
-                    // A lane behind a barrier stands at the next instruction.
+                    // A lane that waits behind a barrier is at the next instruction.
                     let at = match wait {
                         Wait::Bar { .. } | Wait::Cluster { .. } | Wait::Warpgroup { .. } => pc - 1,
                         _ => pc,
@@ -85,7 +88,7 @@ impl Machine<'_> {
 }
 
 impl Cluster {
-    /// An error with what stood still before it, if time has passed.
+    /// Appends the stuck state to an error if time has passed.
     pub(crate) fn with_stuck(&self, error: String) -> String {
         match self.clock / SECOND {
             0 => error,

@@ -1,17 +1,22 @@
-//! `tcgen05`: tensor memory, and the products and copies that single threads give.
+//! `tcgen05`: tensor memory, and the products and copies that single threads issue.
 //!
-//! What a thread gives happens in the order in which it was given, but otherwise at any time until a commit says that it
-//! has: by seed 0 when nothing else can go on. Loads of tensor memory happen when they are waited for; their registers hold
-//! poison until then. Tensor memory starts as NaN, and its addresses as high as can be.
+//! Operations of a thread execute in issue order, but at any time until a commit reports them; with
+//! seed 0 when nothing else can run. Loads of tensor memory execute at their wait; until then their
+//! registers hold poison. Tensor memory starts as NaN, and is allocated at the highest free
+//! addresses.
 //!
-//! With `.cta_group::2` an instruction is for a pair of blocks, whichever of the two issues it. Descriptors and addresses then mean the
-//! same place in both. A product has 256 rows: block 0 of the pair has the first 128 of A and of the sums and the first half of the
-//! rows of B in its memory, block 1 the others; each has the scales of its own rows of A, and those of all rows of B. A copy is from
-//! each block's shared memory to its own tensor memory.
+//! With `.cta_group::2` an instruction covers a pair of blocks, and either may issue it.
+//! Descriptors and addresses refer to the same offsets in both.
 //!
-//! The PTX ISA orders a copy before the products after it, and products to the same sums; that a product has read its scales
-//! before a later copy overwrites them is not promised, so such a copy is an error. Products and their scales are exact; how those
-//! of one instruction are added to the f32 accumulator is in [`Accumulator`].
+//! A product has 256 rows. Block 0 of the pair holds the first 128 rows of A and of the sums, and
+//! the first half of the rows of B. Block 1 holds the others. Each block has the scales of its rows
+//! of A and of all rows of B. A copy reads each block's shared memory and writes its own tensor
+//! memory.
+//!
+//! The PTX ISA orders a copy before later products, and products with the same sums. It does not
+//! promise that a product reads its scales before a later copy overwrites them, so such a copy is
+//! an error. Products and their scales are exact; [`Accumulator`] describes their addition to the
+//! f32 accumulator.
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::{Flow, lanes};
@@ -22,7 +27,7 @@ use super::state::{Cluster, Machine, Wait, Warp};
 use super::tensor_memory::{LANES, Matrix, Pending, Product, Shape, Tensor};
 use super::tma::element;
 
-/// Poison of a register that a load will write.
+/// Poison of a register that a pending load writes.
 const IN_FLIGHT: u64 = 0x7fff_dead;
 
 /// Lane and column of an address.
@@ -31,7 +36,7 @@ fn parts(address: u64) -> (usize, usize) {
 }
 
 impl Machine<'_> {
-    /// What one thread gives.
+    /// Issues an operation of one thread.
     pub(crate) fn tensor_op(
         &mut self,
         cluster: &mut Cluster,
@@ -135,7 +140,7 @@ impl Machine<'_> {
         })
     }
 
-    /// Lets the first of what some thread has given happen; whether there was any.
+    /// Executes the first operation in some thread's queue; returns whether there was one.
     pub(crate) fn advance_tensor(&mut self, cluster: &mut Cluster, rank: usize) -> Result<bool, String> {
         let queues = &mut cluster.blocks[rank].tensor.queues;
         let mut queues: Vec<_> = queues.iter_mut().filter(|(_, queue)| !queue.is_empty()).collect();
@@ -148,7 +153,7 @@ impl Machine<'_> {
         match pending {
             Pending::Commit { barriers } => {
                 for barrier in barriers {
-                    // Of a pair each signal has a way of its own.
+                    // In a pair each signal travels separately.
                     if group.len() == 1 || self.random.now() {
                         cluster.signal(barrier)?;
                     } else {
@@ -195,7 +200,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// What all lanes of a warp do together.
+    /// Executes a warp-wide operation.
     pub(crate) fn tensor_warp_op(
         &mut self,
         cluster: &mut Cluster,
@@ -215,7 +220,7 @@ impl Machine<'_> {
                 };
                 let at = (slot.space, warp.address(slot, 0), 0);
                 let to = self.locate(cluster, rank, warp, at, 4, true)?;
-                // SAFETY: located.
+                // SAFETY: `locate` checked the range.
                 unsafe { super::state::write(to, 4, column as u64) };
             }
             TensorWarpOp::Dealloc { address, columns } => {
@@ -267,7 +272,7 @@ impl Machine<'_> {
     }
 }
 
-/// The values of 32 bytes of each of an operand's rows in a block.
+/// Values of 32 bytes of each row of an operand in a block.
 fn operand(shared: &mut Shared, matrix: Matrix, rows: usize, ty: ElementType) -> Result<Vec<Factor>, String> {
     let mut values = Vec::with_capacity(rows * 32);
     for at in matrix.chunks(rows, 32) {
@@ -278,7 +283,8 @@ fn operand(shared: &mut Shared, matrix: Matrix, rows: usize, ty: ElementType) ->
     Ok(values)
 }
 
-/// `d = a · bᵀ`, added to what `d` holds if that is kept: row i in lane i, column j in the j-th column.
+/// `d = a · bᵀ`, plus the previous `d` if `keep` is set: row i is in lane i, column j in the j-th
+/// column.
 fn multiply(tensor: &mut Tensor, product: &Product, a: &[Factor], b: Vec<Factor>, accumulator: Accumulator) {
     let accumulator = accumulator.of(product.shape.types);
     let b = Right::new(b, 32);

@@ -1,4 +1,4 @@
-//! A block's tensor memory, and what its threads have given to the tensor cores: products, copies of scales, commits.
+//! Tensor memory of a block, and the queued products, copies of scales and commits of its threads.
 
 use std::collections::VecDeque;
 
@@ -9,16 +9,16 @@ use super::tma::swizzled;
 pub(crate) const LANES: usize = 128;
 pub(crate) const COLUMNS: usize = 512;
 
-/// What a thread has given to the tensor cores.
+/// Queued operation of a thread.
 #[derive(Clone, Debug)]
 pub(crate) enum Pending {
-    /// Scales from shared memory to four columns.
+    /// Copy of scales from shared memory to four columns.
     Copy {
         column: usize,
         from: Matrix,
     },
     Product(Box<Product>),
-    /// Arrivals at mbarriers: their blocks and offsets.
+    /// Arrivals at mbarriers: blocks and offsets.
     Commit {
         barriers: Vec<(usize, usize)>,
     },
@@ -36,7 +36,7 @@ pub(crate) struct Product {
 }
 
 impl Pending {
-    /// Columns that it writes, and those that it reads beside them.
+    /// Columns that it writes, and other columns that it reads.
     pub(crate) fn columns(&self) -> (core::ops::Range<usize>, Vec<core::ops::Range<usize>>) {
         match self {
             Pending::Copy { column, .. } => (*column..column + 4, vec![]),
@@ -54,38 +54,38 @@ pub(crate) fn overlap(a: &core::ops::Range<usize>, b: &core::ops::Range<usize>) 
     a.start < b.end && b.start < a.end
 }
 
-/// A block's tensor memory.
+/// Tensor memory of a block.
 #[derive(Debug, Default)]
 pub(crate) struct Tensor {
-    /// `[lane][column]`; empty until some is taken.
+    /// `[lane][column]`; empty until the first allocation.
     pub words: Vec<u32>,
-    /// First column and number of columns of what is taken.
+    /// First column and number of columns of each allocation.
     pub taken: Vec<(usize, usize)>,
     pub relinquished: bool,
-    /// What a warp does, or has just done, with one of the other block of the pair.
+    /// Joint request of a warp with one of the pair's other block, pending or just done.
     pub together: Option<Together>,
-    /// By thread, in the order in which it was given.
+    /// Operations by thread, in issue order.
     pub queues: Vec<(usize, VecDeque<Pending>)>,
 }
 
-/// Tensor memory that both blocks of a pair take, or give back.
+/// Joint allocation or deallocation of a pair's tensor memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Together {
     pub warp: usize,
     pub gives_back: bool,
-    /// First column; 0 until it is taken.
+    /// First column; 0 until it is allocated.
     pub column: usize,
     pub columns: usize,
     pub done: bool,
 }
 
 impl Tensor {
-    /// Whether something has not happened yet.
+    /// Whether an operation is pending.
     pub(crate) fn is_pending(&self) -> bool {
         self.queues.iter().any(|(_, queue)| !queue.is_empty())
     }
 
-    /// What is wrong when the block exits.
+    /// Checks that nothing is pending or allocated when the block exits.
     pub(crate) fn check_exit(&self) -> Result<(), String> {
         if self.is_pending() {
             return Err("products are under way when the block exits".into());
@@ -111,7 +111,7 @@ impl Tensor {
         Ok(first)
     }
 
-    /// Gives back what [`take`](Self::take) took.
+    /// Deallocates columns that [`take`](Self::take) allocated.
     pub(crate) fn give_back(&mut self, column: usize, columns: usize) -> Result<(), String> {
         let at = self.taken.iter().position(|taken| *taken == (column, columns));
         let at = at.ok_or_else(|| format!("gives back {columns} columns at {column:#x}, not taken so"))?;
@@ -133,12 +133,13 @@ impl Tensor {
         }
     }
 
-    /// What is pending that writes some of the columns.
+    /// Whether a pending operation writes some of the columns.
     pub(crate) fn is_written(&self, columns: &core::ops::Range<usize>) -> bool {
         self.queues.iter().flat_map(|(_, queue)| queue).any(|pending| overlap(&pending.columns().0, columns))
     }
 
-    /// What is wrong if `thread`, of this block or else of none, gives something that uses this memory.
+    /// Checks whether `thread` may issue an operation that uses this memory. None is a thread of
+    /// another block.
     pub(crate) fn check_given(&self, thread: Option<usize>, pending: &Pending) -> Result<(), String> {
         let (written, read) = pending.columns();
         if !matches!(pending, Pending::Commit { .. }) {
@@ -172,8 +173,8 @@ impl Tensor {
         &mut self.words[lane * COLUMNS + column]
     }
 
-    /// The scale of row `row` of those that begin at `column`, byte `byte` of its word: in lane `row mod 32`, column
-    /// `row / 32`, the same in each 32 lanes.
+    /// Scale of row `row` of the scales at `column`, from byte `byte` of its word. The word is in
+    /// lane `row mod 32`, column `row / 32`, repeated in each 32 lanes.
     pub(crate) fn scale(&mut self, column: usize, row: usize, byte: u32) -> Result<f64, String> {
         let words = [0, 1, 2, 3].map(|part| *self.word(32 * part + row % 32, column + row / 32));
         if words.iter().any(|word| *word != words[0]) {
@@ -183,7 +184,8 @@ impl Tensor {
     }
 }
 
-/// A matrix in shared memory by its descriptor (PTX ISA, *shared memory descriptor*), contraction-major.
+/// Matrix in shared memory by its descriptor (PTX ISA, *shared memory descriptor*),
+/// contraction-major.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix {
     pub start: usize,
@@ -211,8 +213,9 @@ impl Matrix {
         Ok(Self { start: offset(0), leading: offset(16), stride: offset(32), swizzle })
     }
 
-    /// Where 16 bytes from byte `byte` of a row on lie: groups of eight rows are `stride` apart; swizzled rows have as many
-    /// bytes as the swizzle spans, others 16, with the next 16 `leading` further on.
+    /// Address of the 16 bytes at byte `byte` of a row. Groups of eight rows are `stride` apart. A
+    /// swizzled row spans the swizzle's bytes; otherwise a row has 16 bytes, and the next 16 are
+    /// `leading` further.
     pub(crate) fn chunk(&self, row: usize, byte: usize) -> usize {
         let group = self.start + row / 8 * self.stride;
         match self.swizzle {
@@ -226,20 +229,22 @@ impl Matrix {
     }
 }
 
-/// An instruction descriptor (PTX ISA, *instruction descriptor*).
+/// Instruction descriptor (PTX ISA, *instruction descriptor*).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub n: usize,
     pub types: [ElementType; 2],
-    /// Bytes of the words of scales that are A's and B's.
+    /// Bytes of the scale words that belong to A and B.
     pub scale_bytes: [u32; 2],
 }
 
 impl Shape {
-    /// The shape of a product of `blocks` blocks, each of which has [`LANES`] rows of the sums and of A, and its share of the rows of B.
+    /// Shape of a product over `blocks` blocks. Each has [`LANES`] rows of the sums and of A, and
+    /// its share of the rows of B.
     pub(crate) fn of(descriptor: u32, block_scale: bool, blocks: usize) -> Result<Self, String> {
         let bits = |from: u32, count: u32| descriptor >> from & ((1 << count) - 1);
-        // Sparsity, saturation, reserved, negation, transposition; what else the kind fixes.
+        // Sparsity, saturation, reserved, negation, transposition; then other bits that the kind
+        // fixes.
         let mut fixed = vec![(0, 4, 0), (6, 1, 0), (13, 2, 0), (15, 2, 0)];
         if block_scale {
             fixed.extend([(23, 1, 1), (24, 3, 0), (31, 1, 0)]);

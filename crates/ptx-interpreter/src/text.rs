@@ -1,25 +1,26 @@
-//! PTX text to statements: scopes, labels, variables and instructions with their operands, names not yet resolved.
+//! Parsing of PTX text to statements: scopes, labels, variables and instructions. Names are not yet
+//! resolved.
 
-/// An operand as written.
+/// Operand as written.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Operand {
-    /// A register, special register, variable or label.
+    /// Register, special register, variable or label.
     Name(String),
     /// `!%p`.
     Not(String),
     /// `%p|%q`.
     Pair(String, String),
-    /// A literal's bits: of an f32 for `0f`, of an f64 for `0d`, two's complement otherwise.
+    /// Bits of a literal: f32 for `0f`, f64 for `0d`, otherwise two's complement.
     Imm(u64),
-    /// `{a, b}`, or a call's `(a, b)`.
+    /// `{a, b}`, or `(a, b)` of a call.
     Vector(Vec<Operand>),
-    /// `[a, b]`, `[a+8]`: what stands in the brackets, and the offset that the first has.
+    /// `[a, b]`, `[a+8]`: the contents of the brackets, and the offset of the first.
     Address(Vec<Operand>, i64),
-    /// `_`, a result that nobody wants.
+    /// `_`, an unused result.
     Sink,
 }
 
-/// A variable's space, name, alignment, bytes and initial bytes.
+/// Variable with its space, alignment, size in bytes and initial bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Variable {
     pub space: String,
@@ -30,7 +31,7 @@ pub(crate) struct Variable {
     pub init: Vec<u8>,
 }
 
-/// A statement of a body.
+/// Statement of a body.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Statement {
     Open,
@@ -40,16 +41,16 @@ pub(crate) enum Statement {
     Registers(bool, Vec<(String, Option<usize>)>),
     Variable(Variable),
     Instruction {
-        /// The predicate, and whether it is negated.
+        /// Predicate, and whether it is negated.
         guard: Option<(String, bool)>,
-        /// The opcode's parts between dots.
+        /// Parts of the opcode between dots.
         opcode: Vec<String>,
         operands: Vec<Operand>,
         text: String,
     },
 }
 
-/// A kernel as written.
+/// Kernel as written.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Entry {
     pub name: String,
@@ -57,11 +58,11 @@ pub(crate) struct Entry {
     pub body: Vec<Statement>,
     /// `.reqnctapercluster`.
     pub cluster: Option<[u32; 3]>,
-    /// `.maxntid` or `.reqntid`: the product.
+    /// Product of `.maxntid` or `.reqntid`.
     pub max_threads: Option<u32>,
 }
 
-/// The variables of a module and its first kernel.
+/// Variables of a module and its first kernel.
 pub(crate) fn parse(ptx: &str) -> Result<(Vec<Variable>, Entry), String> {
     let text = strip(ptx);
     let mut variables = vec![];
@@ -90,7 +91,7 @@ pub(crate) fn parse(ptx: &str) -> Result<(Vec<Variable>, Entry), String> {
     }
 }
 
-/// Without comments, line numbers and debug sections.
+/// Removes comments, line numbers and debug sections.
 fn strip(ptx: &str) -> String {
     let mut text = String::with_capacity(ptx.len());
     for line in ptx.lines() {
@@ -181,7 +182,7 @@ fn body(text: &str) -> Result<Vec<Statement>, String> {
     }
 }
 
-/// Whether what stands before a colon is a label, and the colon no part of `mbarrier::complete_tx`.
+/// Whether the text before a colon is a label, and the colon not part of `mbarrier::complete_tx`.
 fn is_label(text: &str, colon: usize) -> bool {
     let name = text[..colon].trim();
     !text[colon + 1..].starts_with(':') && !name.is_empty() && name.chars().all(is_name_char)
@@ -227,7 +228,7 @@ fn statement(text: &str) -> Result<Option<Statement>, String> {
     Ok(Some(Statement::Instruction { guard, opcode, operands, text }))
 }
 
-/// The parts between commas that stand in no brackets.
+/// Splits at commas outside of brackets.
 fn split(text: &str) -> Vec<&str> {
     let (mut parts, mut depth, mut start) = (vec![], 0, 0);
     for (at, c) in text.char_indices() {
@@ -314,7 +315,7 @@ fn literal(text: &str) -> Option<u64> {
     Some(if negative { value.wrapping_neg() } else { value })
 }
 
-/// `.extern .shared .align 16 .b8 name[4] = {1, 2}`; nothing for other directives.
+/// `.extern .shared .align 16 .b8 name[4] = {1, 2}`; None for other directives.
 fn variable(text: &str) -> Result<Option<Variable>, String> {
     let (declaration, init) = text.split_once('=').map_or((text, ""), |(declaration, init)| (declaration, init));
     let mut variable =
@@ -326,7 +327,7 @@ fn variable(text: &str) -> Result<Option<Variable>, String> {
             ".extern" => variable.extern_ = true,
             ".visible" | ".weak" | ".common" | ".ptr" => {}
             ".global" | ".shared" | ".local" | ".const" | ".param" => {
-                // `.param .u64 .ptr .global .align 1 name` says what it points to.
+                // `.param .u64 .ptr .global .align 1 name` names the space it points to.
                 if variable.space.is_empty() {
                     variable.space = word[1..].into();
                 }

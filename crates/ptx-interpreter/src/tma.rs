@@ -1,34 +1,34 @@
-//! Tensor maps and what the copies that use them move, after the driver API's `cuTensorMapEncodeTiled` and the PTX ISA:
-//! boxes are clipped at the tensor's edges, and in shared memory a box is dense, with 16-byte chunks permuted by
-//! address.
+//! Tensor maps and the bytes that their copies move, as in the driver API's
+//! `cuTensorMapEncodeTiled` and the PTX ISA. Boxes are clipped at the tensor's edges. In shared
+//! memory a box is dense, with 16-byte chunks permuted by address.
 
 use half::{bf16, f16};
 
 use super::memory::Buffer;
 use super::operand::ElementType;
 
-/// A tiled tensor map; dimensions are the innermost first.
+/// Tiled tensor map; dimensions are innermost first.
 #[derive(Clone, Debug)]
 pub struct TensorMap {
     /// Index of the buffer.
     pub buffer: usize,
-    /// Elements.
+    /// Size of each dimension in elements.
     pub dims: Vec<u64>,
-    /// Bytes from one element to the next, of all dimensions but the innermost.
+    /// Bytes between elements of each dimension except the innermost.
     pub strides: Vec<u64>,
-    /// Elements of a box.
+    /// Size of a box in elements.
     pub tile: Vec<u32>,
     /// Bytes of an element.
     pub element: usize,
-    /// What a reduction takes the elements for, if they are of a floating-point type.
+    /// Floating-point type of the elements for reductions; None for integers.
     pub float: Option<TensorFloat>,
-    /// Bytes of the swizzle: 0, 32, 64 or 128.
+    /// Swizzle in bytes: 0, 32, 64 or 128.
     pub swizzle: usize,
-    /// Elements outside are NaN instead of 0.
+    /// Elements outside of the tensor are NaN instead of 0.
     pub nan_fill: bool,
 }
 
-/// A floating-point type of a tensor map.
+/// Floating-point type of a tensor map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorFloat {
     /// 16 bits.
@@ -41,7 +41,7 @@ pub enum TensorFloat {
 
 impl TensorMap {
     /// # Errors
-    /// What `cuTensorMapEncodeTiled` rejects, and what is not modelled.
+    /// For parameters that `cuTensorMapEncodeTiled` rejects or that are not modelled.
     pub(crate) fn check(&self, buffers: &[Buffer]) -> Result<(), String> {
         let rank = self.dims.len();
         let require = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("{what}: {self:?}")) };
@@ -64,13 +64,13 @@ impl TensorMap {
         self.tile[0] as usize * self.element
     }
 
-    /// Bytes of a box: what a load reports to its mbarrier, clipped or not.
+    /// Bytes of a box, which a load reports to its mbarrier whether clipped or not.
     pub(crate) fn box_bytes(&self) -> usize {
         self.tile.iter().product::<u32>() as usize * self.element
     }
 
-    /// For each row of the box at `coords`: its offset from the tensor's first element, and the range of bytes of the
-    /// row that lies inside the tensor; nothing for a row outside.
+    /// For each row of the box at `coords`: its offset from the tensor's first element, and the
+    /// byte range inside the tensor. None for a row outside.
     pub(crate) fn rows(&self, coords: &[i32]) -> Vec<Option<(i64, std::ops::Range<usize>)>> {
         let count: usize = self.tile[1..].iter().product::<u32>() as usize;
         let inner = i64::from(coords[0]);
@@ -96,14 +96,14 @@ impl TensorMap {
             .collect()
     }
 
-    /// The bytes of an element outside of the tensor.
+    /// Fill byte of elements outside of the tensor.
     pub(crate) fn fill(&self) -> u8 {
         if self.nan_fill { 0xff } else { 0 }
     }
 }
 
-/// The shared address that byte `address` of an unswizzled box has: chunks of 16 bytes are permuted within `swizzle`
-/// bytes by the bits above, those of the row of 128 bytes.
+/// Shared address of byte `address` of an unswizzled box. Chunks of 16 bytes are permuted within
+/// `swizzle` bytes by the higher address bits, which number the row of 128 bytes.
 pub(crate) fn swizzled(address: usize, swizzle: usize) -> usize {
     let chunks = match swizzle {
         128 => 7,
@@ -114,7 +114,7 @@ pub(crate) fn swizzled(address: usize, swizzle: usize) -> usize {
     address ^ (address >> 7 & chunks) << 4
 }
 
-/// Adds `source` to `target`, each a row of elements.
+/// Adds the elements of row `source` to row `target`.
 pub(crate) fn add(target: &mut [u8], source: &[u8], float: Option<TensorFloat>, element: usize) {
     for (target, source) in target.chunks_exact_mut(element).zip(source.chunks_exact(element)) {
         let word = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
@@ -144,7 +144,7 @@ pub(crate) fn add(target: &mut [u8], source: &[u8], float: Option<TensorFloat>, 
     }
 }
 
-/// The value of an element's bits.
+/// Value of an element's bits.
 pub(crate) fn element(bits: &[u8], ty: ElementType) -> f32 {
     match ty {
         ElementType::E4m3 => super::convert::e4m3(bits[0]),

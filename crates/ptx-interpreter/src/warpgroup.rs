@@ -1,11 +1,11 @@
-//! Four warps that issue `wgmma` together, and what they have issued.
+//! Warpgroups: four warps that issue `wgmma` together, and their operations.
 
 use std::sync::Arc;
 
 use super::alu::Lanes;
 use super::operand::ElementType;
 
-/// One operation on its way.
+/// Operation in flight.
 #[derive(Clone, Debug)]
 pub(crate) struct Issued {
     pub index: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Issued {
     pub keep: bool,
     /// A `[64][k]` and B `[n][k]`, once read.
     pub operands: Option<(Vec<f32>, Vec<f32>)>,
-    /// Elements of A, if they came in registers.
+    /// Elements of A, if they were in registers.
     pub a_registers: Option<Vec<f32>>,
     pub descriptors: [u64; 2],
 }
@@ -27,21 +27,21 @@ pub(crate) struct Issued {
 pub(crate) struct Accumulators {
     pub registers: Arc<[u32]>,
     pub values: [Vec<Lanes>; 4],
-    /// The last operation that adds to them, and the warps that have waited for it.
+    /// Last operation that adds to them, and the warps that have waited for it.
     pub last: u64,
     pub taken: [bool; 4],
 }
 
-/// Four warps, and what they have issued.
+/// State of a warpgroup.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warpgroup {
     pub issued: u64,
-    /// Warps that stand at the operation that is being issued.
+    /// Warps that have reached the operation being issued.
     pub arrived: [bool; 4],
     pub instruction: Option<u32>,
     pub queue: Vec<Issued>,
     pub flight: Vec<Accumulators>,
-    /// Per warp of the operation being issued: accumulators, elements of A, descriptors.
+    /// Accumulators, elements of A and descriptors of each warp for the operation being issued.
     pub gathered: [Option<Gathered>; 4],
 }
 
@@ -51,6 +51,6 @@ pub(crate) struct Gathered {
     pub a: Option<Vec<Lanes>>,
     pub descriptors: [u64; 2],
     pub keep: bool,
-    /// The first accumulator under the name that it had in flight, if it has been copied to another since.
+    /// Previous name of the first accumulator in flight, if it has been copied since.
     pub renamed: Option<u32>,
 }

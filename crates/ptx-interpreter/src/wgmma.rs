@@ -1,7 +1,8 @@
-//! `wgmma`: the warps of a warpgroup issue together; operands are read from shared memory, and accumulators written,
-//! when a wait asks for it, or the operands at a random moment before. Until then accumulators in flight hold NaN.
+//! `wgmma`: the warps of a warpgroup issue together. A wait reads the operands from shared memory
+//! and writes the accumulators; operands may also be read at a random earlier time. Until the wait,
+//! accumulators in flight hold NaN.
 //!
-//! Products are exact; how those of one instruction are added to the f32 accumulator is in [`Accumulator`].
+//! Products are exact; [`Accumulator`] describes their addition to the f32 accumulator.
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::Flow;
@@ -14,9 +15,9 @@ use super::warpgroup::{Accumulators, Gathered, Issued};
 /// Poison of a register in flight.
 const IN_FLIGHT: u64 = 0x7fff_dead;
 
-/// A copy of a register while accumulators are in flight: of one of them it is made when the value is there, which is
-/// returned. (The compiler copies accumulators from one variable to the next between operations; they are one register
-/// in the end.)
+/// Handles a register copy while accumulators are in flight. Returns true if `a` is one of them:
+/// the copy is then made once its value is known. The compiler copies accumulators from one
+/// variable to the next between operations; finally they share one register.
 pub(crate) fn follow(warp: &mut Warp, d: u32, a: u32) -> Result<bool, String> {
     let original = warp.moved.iter().find(|(copy, _)| *copy == a).map_or(a, |(_, original)| *original);
     if warp.in_flight.contains(&d) {
@@ -34,7 +35,8 @@ pub(crate) fn follow(warp: &mut Warp, d: u32, a: u32) -> Result<bool, String> {
     Ok(true)
 }
 
-/// If the accumulators of an operation are copies of others in flight, they take their place; the first one's old name.
+/// Replaces accumulators in flight by their copies, if an operation uses the copies. Returns the
+/// old name of the first.
 fn rename(warp: &mut Warp, registers: &[u32]) -> Result<Option<u32>, String> {
     let old = |warp: &Warp, d: u32| warp.moved.iter().find(|(copy, _)| *copy == d).map(|(_, original)| *original);
     let Some(first) = old(warp, registers[0]) else { return Ok(None) };
@@ -171,7 +173,7 @@ impl Machine<'_> {
         Ok(Flow::Next)
     }
 
-    /// All operations up to the one numbered `until` are over; the warp has its accumulators.
+    /// Completes all operations up to number `until` and gives the warp its accumulators.
     fn complete(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, until: u64) -> Result<(), String> {
         let index = warp.id / 4;
         let Some(group) = cluster.blocks[rank].warpgroups.get_mut(index) else { return Ok(()) };
@@ -205,8 +207,9 @@ impl Machine<'_> {
     }
 }
 
-/// Where an element of a K-major operand lies, by the PTX ISA's canonical layouts: rows of 8 repeat every `stride`
-/// bytes; with a swizzle of W bytes a row has W bytes, without one 16-byte columns repeat every `leading` bytes.
+/// Layout of a K-major operand, by the PTX ISA's canonical layouts. Rows of 8 repeat every `stride`
+/// bytes. With a swizzle of W bytes a row has W bytes; without one, 16-byte columns repeat every
+/// `leading` bytes.
 struct Layout {
     start: usize,
     leading: usize,
@@ -233,7 +236,7 @@ impl Layout {
     }
 }
 
-/// The 16-byte chunks of an operand `[rows][32 bytes]`.
+/// 16-byte chunks of an operand `[rows][32 bytes]`.
 fn chunks(descriptor: u64, rows: usize) -> Result<Vec<usize>, String> {
     let layout = Layout::of(descriptor)?;
     Ok((0..rows).flat_map(|row| [layout.chunk(row, 0), layout.chunk(row, 16)]).collect())
@@ -275,8 +278,8 @@ fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> 
     Ok(())
 }
 
-/// A `[64][k]` from the registers of four warps: register `r` of lane `l` has the elements of row `l / 4 + 8 (r % 2)`
-/// from `(l % 4) E + (r / 2) 4 E` on, with E elements to a register.
+/// A `[64][k]` from the registers of four warps, with E elements per register. Register `r` of lane
+/// `l` has the elements of row `l / 4 + 8 (r % 2)` from `(l % 4) E + (r / 2) 4 E` on.
 fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
     let per = 4 / ty.bytes();
     let k = 8 * per;
@@ -295,8 +298,8 @@ fn a_elements(gathered: &[Gathered; 4], ty: ElementType) -> Vec<f32> {
     a
 }
 
-/// `d = a · bᵀ + d`: the accumulator `4 j + 2 h + i` of lane l has row `l / 4 + 8 h`, column `8 j + 2 (l % 4) + i` of
-/// the warp's 16 rows.
+/// `d = a · bᵀ + d`. Accumulator `4 j + 2 h + i` of lane l is at row `l / 4 + 8 h`, column `8 j + 2
+/// (l % 4) + i` of the warp's 16 rows.
 fn multiply(operation: &Issued, flight: &mut Accumulators, accumulator: Accumulator) {
     let (a, b) = operation.operands.as_ref().expect("read before");
     let k = a.len() / 64;

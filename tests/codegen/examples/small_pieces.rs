@@ -1,5 +1,5 @@
-//! Prints how long CubeCL's memory pool takes for a small allocation, by the number of live ones.
-//! Its storage holds nothing.
+//! Prints the time of a small allocation in CubeCL's memory pool, by the number of live ones. The
+//! storage holds nothing.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,7 +32,7 @@ impl ComputeStorage for Nothing {
     fn flush(&mut self) {}
 }
 
-/// Memory of a small tensor, reserved and bound as by the CUDA server.
+/// Allocates a small tensor, reserved and bound as by the CUDA server.
 fn small(memory: &mut MemoryManagement<Nothing>) -> ManagedMemoryHandle {
     let (reserved, assigned) = (memory.reserve(4).expect("it is free"), ManagedMemoryHandle::new());
     memory.bind(reserved, assigned.clone(), 0).expect("just reserved");

@@ -1,4 +1,4 @@
-//! The runtime, and all that its users need of its devices and launches.
+//! The runtime, and reexports for its devices and launches.
 
 use cubecl_common::device::DeviceId;
 use cubecl_core::Runtime;
@@ -15,7 +15,7 @@ pub use crate::state::{
     idle, max_shared_memory, on_each, take, take_allocations, take_waits, unread,
 };
 
-/// CubeCL's CUDA runtime up to NVRTC, and beyond while launches are executed ([`execute`]).
+/// CubeCL's CUDA runtime up to NVRTC. Launches are executed only on request ([`execute`]).
 #[derive(Clone, Debug)]
 pub struct GenerateCuda;
 

@@ -1,4 +1,4 @@
-//! What the machine code of each kernel must hold, by architecture.
+//! Rules for the machine code of each kernel, by architecture.
 
 use std::collections::BTreeSet;
 
@@ -8,34 +8,36 @@ use crate::sass::Sass;
 /// Rules for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Blocks per SM that must fit.
+    /// Minimum number of blocks per SM.
     pub blocks: usize,
-    /// Registers per thread, where the source counts on a number: what is given away at the start must cover what is taken.
+    /// Exact registers per thread, if the source depends on it: the registers released at the start
+    /// must cover those requested.
     pub registers: Option<usize>,
-    /// Registers per thread that each `setmaxnreg` asks for.
+    /// Registers per thread that each `setmaxnreg` requests.
     pub set_registers: BTreeSet<u32>,
-    /// Bytes of local memory that a thread may have.
+    /// Maximum bytes of local memory per thread.
     pub local: usize,
-    /// Groups of opcodes, and how many instructions of each there must be at least.
+    /// Groups of opcodes, with the minimum number of instructions of each group.
     pub required: Vec<(&'static [&'static str], usize)>,
-    /// Opcodes that must not stand in the code.
+    /// Opcodes that must not occur.
     pub forbidden: Vec<&'static str>,
-    /// Whether fences of the whole GPU may stand elsewhere than at barriers of the cluster.
+    /// Whether GPU-wide fences may occur outside of cluster barriers.
     pub may_fence: bool,
 }
 
-/// The kernel's name without the types that it is generated for.
+/// Name of the kernel without the types it is generated for.
 pub fn family(name: &str) -> &str {
     let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
     &name[..end.unwrap_or(name.len())]
 }
 
-/// Whether all variants of a kernel are worth compiling for an architecture, because no other before it has the same code.
+/// Whether to compile all variants of a kernel for an architecture, because no earlier one has the
+/// same code.
 pub fn is_native(kernel: &Generated) -> bool {
     matches!((family(&kernel.name), kernel.sm), ("gemm_half", 80) | ("gemm_mma", 89 | 120) | ("gemm_blackwell", _))
 }
 
-/// Instructions of PTX that a source may hold, and what they must have become.
+/// PTX instructions in a source, with the opcodes they must become.
 const TRANSLATED: [(&str, &str); 21] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
@@ -66,10 +68,11 @@ const CASTS: [&str; 3] = ["cast_linear", "cast_tiles", "cast_rows"];
 /// Fused operations.
 const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forward", "rms_norm_gradients", "rotate"];
 
-/// The rules of the kernel called `name`, with its types, for compute capability `sm`.
+/// Rules for a kernel, by its name, types and compute capability.
 ///
-/// Blocks have 256 threads. The memory of an H200 stays busy with 29 KB in flight per SM (4.8 TB/s for 0.8 µs over
-/// 132 of them), and blocks that wait at a barrier or store have none, so twice that is asked for at least:
+/// Blocks have 256 threads. 29 KB in flight per SM keep the memory of an H200 busy (4.8 TB/s for
+/// 0.8 µs over 132 SMs). Blocks at a barrier or a store have none in flight, so the rules require
+/// at least twice that:
 ///
 /// | kernel | bytes per thread | blocks | KiB in flight |
 /// | --- | --- | --- | --- |
@@ -82,15 +85,16 @@ const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forwar
 /// | `transpose_codes` | 64 | 4 | 64 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
-/// Casts of ragged rows load element by element and hold as many bytes; two blocks of them fit. The integer encoder of Ampere
-/// needs more registers, and its memory half as many bytes in flight (2 TB/s over 108 SMs, 15 KB). GEMMs on tensor
-/// cores copy ahead of their products, and the warps of one block have products enough that wait for no other.
+/// Casts of ragged rows load element by element with the same bytes in flight; two blocks of them
+/// fit. The integer encoder of Ampere needs more registers, but its memory half the bytes in flight
+/// (2 TB/s over 108 SMs, 15 KB). GEMMs on tensor cores prefetch, and the warps of one block have
+/// enough independent products.
 pub fn expected(kernel: &Generated) -> Rules {
     let (name, sm) = (kernel.name.as_str(), kernel.sm);
     let family = family(name);
     let is_cast = CASTS.contains(&family);
     let vectors = name.contains("_n_4");
-    // Of blocks: a tile's scales pass through shared memory.
+    // With scales of blocks, a tile's scales pass through shared memory.
     let makes_scales = kernel.source.contains("float *shared_memory");
     let blocks = match family {
         "cast_tiles" if makes_scales && sm < 89 => 1,
@@ -106,7 +110,7 @@ pub fn expected(kernel: &Generated) -> Rules {
     };
     let (mut required, mut forbidden): (Vec<(&'static [&'static str], usize)>, _) = (vec![], vec![]);
     if is_cast && sm >= 89 {
-        // Two elements an instruction, and the least that a unit holds is eight.
+        // Each instruction converts two elements, and a unit holds at least eight.
         required.push((&["F2FP.SATFINITE"], 4));
     } else if is_cast {
         forbidden.push("F2FP.SATFINITE");
@@ -118,12 +122,13 @@ pub fn expected(kernel: &Generated) -> Rules {
         "cast_linear" | "cast_tiles" | "line_maxima" => required.push((&["LDG.E.128"], 8)),
         _ => {}
     }
-    // Vectors of 16 bytes, of two tensors or twice of one; beside f32, 16-bit floats have half of that.
+    // Vectors of 16 bytes, of two tensors or two of one. With f32 inputs, vectors of 16-bit floats
+    // have half of that.
     let is_wide = name.contains("_n_8") || vectors && name.contains("_o_f32");
     if FUSED.contains(&family) && is_wide {
         required.extend([(&["LDG.E.128"] as &[_], 2), (&["STG.E.128"], 1)]);
     }
-    // A sector of 32 bytes has 8 codes of f32 and 16 of 16-bit floats; by columns there are always 16.
+    // A sector of 32 bytes has 8 codes of f32 or 16 of 16-bit floats; by columns always 16.
     match family {
         "cast_tiles" if !makes_scales => required.push((&["STG.E.128"], 2)),
         "cast_linear" | "cast_rows" | "cast_tiles" if name.contains("_m_4") => required.push((&["STG.E.128"], 1)),
@@ -131,12 +136,13 @@ pub fn expected(kernel: &Generated) -> Rules {
         _ => {}
     }
     match (family, sm) {
-        // Rows of 16 bytes to and from a unit, and as many to and from shared memory; words in between are permuted, not shifted.
+        // Rows of 16 bytes to and from a unit, and the same through shared memory; words between
+        // them are permuted, not shifted.
         ("transpose_codes", _) => {
             required.extend([(&["LDG.E.128"] as &[_], 4), (&["STG.E.128"], 4), (&["LDS.128"], 4), (&["PRMT"], 24)]);
         }
         ("dequantize_f32", _) if vectors => required.push((&["STG.E.128"], 1)),
-        // A chunk of each of four columns and of a row; conversions in hardware where there are some.
+        // A chunk of each of four columns and of a row; hardware conversions where available.
         ("gemv", _) => {
             required.extend([(&["LDG.E.128"] as &[_], 5), (&["FFMA"], 64), (&["SHFL"], 20)]);
             if sm >= 89 {
@@ -144,21 +150,22 @@ pub fn expected(kernel: &Generated) -> Rules {
             }
         }
         ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
-        // What is held is loaded before it is converted, by instructions where there are some.
+        // All loads precede the conversions, which use hardware instructions where available.
         ("dequantize", _) => {
             required.extend([(&["LDG.E.64"] as &[_], 4), (&["STG.E.128"], 4)]);
             if sm >= 89 {
                 required.push((&["F2FP.BF16"], 16));
             }
         }
-        // Addresses in uniform registers without a loop over threads: the assembler knows that one thread issues the products.
+        // Addresses in uniform registers without a loop over threads: the assembler knows that one
+        // thread issues the products.
         ("gemm_blackwell", _) => forbidden.extend(["HMMA", "QMMA", "R2UR.BROADCAST"]),
         // FP8 products, fragments by `ldmatrix`, copies by `cp.async`.
         ("gemm_mma", 89) => {
             required.extend([(&["QMMA"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
             forbidden.extend(["QMMA.SF", "HMMA"]);
         }
-        // The plain form has half the rate of the block-scaled one.
+        // The unscaled form has half the rate of the block-scaled one.
         ("gemm_mma", _) => {
             required.extend([(&["QMMA.SF"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
             forbidden.extend(["QMMA.16832", "HMMA"]);
@@ -174,9 +181,11 @@ pub fn expected(kernel: &Generated) -> Rules {
     if kernel.source.contains(".kind::f8f6f4") {
         forbidden.extend(["UTCQMMA.SF", "UTCQMMA.2CTA.SF"]);
     }
-    // Of two blocks all is for both, and plain copies would report to the wrong one.
+    // With two blocks every instruction covers both, and plain copies would report to the wrong
+    // block.
     forbidden.push(if kernel.source.contains("cta_group::2") { "UBLKCP" } else { "UTCQMMA.2CTA" });
-    // An output whose rows are a multiple of 16 bytes apart is never stored by elements, wherever a group ends.
+    // An output whose rows are a multiple of 16 bytes apart is never stored by elements, even at
+    // the end of a group.
     if kernel.source.contains("cp.async.bulk.tensor.3d.global") {
         forbidden.extend(["STG.E.U16", "STG.E.U8"]);
     }
@@ -188,8 +197,8 @@ pub fn expected(kernel: &Generated) -> Rules {
     // 384 threads start with 168 each, and end with 40 and twice 232, or 56 and twice 224.
     let registers = kernel.source.contains("setmaxnreg").then_some(168);
     let set_registers = set_registers(&kernel.source);
-    // ptxas 13.0 fits one more block on sm_120 at the price of six words, 13.5 of two. On sm_100 some GEMMs to f32 spill up to
-    // four words of the epilogue, which reads them once a tile.
+    // On sm_120 ptxas 13.0 fits one more block by spilling six words, 13.5 two. On sm_100 some
+    // GEMMs to f32 spill up to four words of the epilogue, which are read once per tile.
     let to_f32 = name.contains("_o_f32");
     let local = match (family, sm) {
         ("gemm_mma", 120) if to_f32 => 24,
@@ -197,16 +206,16 @@ pub fn expected(kernel: &Generated) -> Rules {
         ("gemm_blackwell", _) if to_f32 => 16,
         // The f32 variant stores one register and loads it once.
         ("rms_norm_forward", 80) => 8,
-        // In f16's variant, with six accesses.
+        // The f16 variant has six accesses.
         ("rms_norm_gradients", 90) => 8,
         _ => 0,
     };
-    // What TMA brings is ordered by mbarriers: a fence in the main loop would cost as much as a step.
+    // Mbarriers order TMA copies: a fence in the main loop would cost as much as a step.
     let may_fence = !matches!(family, "gemm_hopper" | "gemm_blackwell");
     Rules { blocks, registers, set_registers, local, required, forbidden, may_fence }
 }
 
-/// The numbers of `setmaxnreg.dec.sync.aligned.u32 40;` and its like.
+/// Numbers of `setmaxnreg.dec.sync.aligned.u32 40;` and similar.
 fn set_registers(source: &str) -> BTreeSet<u32> {
     let number = |rest: &str| rest.split_once("u32 ")?.1.split_once(';')?.0.parse().ok();
     source.split("setmaxnreg.").skip(1).map(|rest| number(rest).expect("`setmaxnreg` has a number")).collect()
@@ -215,7 +224,7 @@ fn set_registers(source: &str) -> BTreeSet<u32> {
 /// Checks the machine code of a kernel.
 ///
 /// # Errors
-/// The rule that it breaks.
+/// The violated rule.
 pub fn check(kernel: &Generated, sass: &Sass) -> Result<(), String> {
     let rules = expected(kernel);
     if sass.local > rules.local {

@@ -1,30 +1,31 @@
-//! Faults of a device: what goes wrong with some of its kernels.
+//! Injected faults of a device's kernels.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::state::OfflineDevice;
 
-/// What goes wrong with a kernel.
+/// Fault of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// Its launches do nothing, and nobody is told.
+    /// Its launches do nothing, without an error.
     Drop,
     /// Its launches panic in the device's thread with this message.
     Panic(&'static str),
-    /// It does not compile: an error of the next read.
+    /// It does not compile; the next read returns an error.
     Refuse,
-    /// Its CUDA has another text in the place of one.
+    /// Replaces a text in its CUDA source.
     Edit(&'static str, &'static str),
 }
 
 static FAULTS: Mutex<Vec<(OfflineDevice, &'static str, Fault)>> = Mutex::new(vec![]);
 
-/// From here on this is wrong with kernels of the device whose names begin so; of several, the first counts.
+/// Injects a fault into later launches of the device's kernels with this name prefix. The first
+/// matching fault applies.
 pub fn inject(device: &OfflineDevice, kernel: &'static str, fault: Fault) {
     FAULTS.lock().unwrap_or_else(PoisonError::into_inner).push((device.clone(), kernel, fault));
 }
 
-/// What is wrong with a kernel of this device.
+/// Fault of a kernel on this device.
 pub(crate) fn of(device: &OfflineDevice, kernel: &str) -> Option<Fault> {
     let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
     faults.iter().find(|(at, name, _)| at == device && kernel.starts_with(name)).map(|(.., fault)| *fault)

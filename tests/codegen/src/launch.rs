@@ -1,5 +1,5 @@
-//! A launch's arguments as CubeCL's CUDA runtime passes them: tensor maps by value, their buffers and the others, the
-//! dynamic metadata, the info by value.
+//! Arguments of a launch in the order of CubeCL's CUDA runtime: tensor maps by value, their buffers
+//! and the others, the dynamic metadata. The info is last, by value.
 
 use cubecl_core::ir::{ElemType, FloatKind, StorageType};
 use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};
@@ -48,17 +48,17 @@ impl Request<'_> {
         }
         launch.args.extend((0..launch.buffers.len()).map(Arg::Buffer));
         launch.args.push(Arg::Bytes(info.data.iter().flat_map(|word| word.to_le_bytes()).collect()));
-        // A kernel that reads no info has no parameter for it.
+        // A kernel that does not read the info has no parameter for it.
         launch.args.truncate(self.kernel.parameters());
         self.kernel.run(&launch).map(drop).map_err(|error| error.to_string())
     }
 }
 
-/// The runtime rounds allocations up, so that a kernel may read the whole of the last word.
+/// The runtime rounds allocations up, so a kernel may read the whole last word.
 fn buffer(resource: OfflineResource) -> Buffer {
     let len = resource.len.next_multiple_of(4);
-    // SAFETY: the server's memory lives, and only this thread uses it, while a kernel runs. Allocations are rounded up
-    // to their alignment.
+    // SAFETY: the server's memory lives, and only this thread uses it, while a kernel runs.
+    // Allocations are rounded up to their alignment.
     unsafe { Buffer::new(resource.ptr, len) }
 }
 

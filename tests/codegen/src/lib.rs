@@ -1,6 +1,6 @@
-//! CUDA without a GPU: a CubeCL runtime that generates each kernel's C++ on the real launch path ([`device`]) and runs
-//! nothing, or interprets its PTX ([`device::execute`]); NVRTC from a folder of wheels or a toolkit ([`nvrtc`]), and what
-//! the machine code says ([`sass`]).
+//! CUDA without a GPU. A CubeCL runtime generates each kernel's C++ on the real launch path
+//! ([`device`]); it runs nothing, or interprets the PTX ([`device::execute`]). NVRTC comes from a
+//! folder of wheels or a toolkit ([`nvrtc`]), and the machine code is analyzed ([`sass`]).
 //!
 //! ```no_run
 //! use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};

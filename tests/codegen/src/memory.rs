@@ -1,4 +1,4 @@
-//! The memory of a device that does not exist, on the host.
+//! Host memory of an emulated device.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
@@ -6,10 +6,10 @@ use std::collections::HashMap;
 use cubecl_runtime::server::IoError;
 use cubecl_runtime::storage::{ComputeStorage, StorageHandle, StorageId, StorageUtilization};
 
-/// Bytes that allocations are multiples of.
+/// Alignment of allocations in bytes.
 pub(crate) const ALIGNMENT: usize = 512;
 
-/// Memory of any size; nothing of it is allocated before it is used.
+/// Memory of any size, allocated at first use.
 #[derive(Debug, Default)]
 pub struct OfflineStorage {
     sizes: HashMap<StorageId, u64>,
@@ -23,7 +23,7 @@ struct Memory {
     layout: Layout,
 }
 
-// SAFETY: the memory is owned, and used by the server's thread only.
+// SAFETY: the memory is owned and used only by the server's thread.
 unsafe impl Send for Memory {}
 
 impl Drop for Memory {
@@ -33,14 +33,14 @@ impl Drop for Memory {
     }
 }
 
-/// A range of device memory.
+/// Range of device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct OfflineResource {
     pub(crate) ptr: *mut u8,
     pub(crate) len: usize,
 }
 
-// SAFETY: dereferenced on the server's thread only.
+// SAFETY: dereferenced only on the server's thread.
 unsafe impl Send for OfflineResource {}
 
 impl OfflineResource {
@@ -49,7 +49,7 @@ impl OfflineResource {
     /// # Safety
     /// No other reference to them is alive.
     pub(crate) unsafe fn bytes<'a>(self) -> &'a mut [u8] {
-        // SAFETY: the range lies in one allocation; by the caller.
+        // SAFETY: the range is inside one allocation; the rest is guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.len) }
     }
 }

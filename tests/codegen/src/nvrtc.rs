@@ -1,4 +1,5 @@
-//! NVRTC, loaded from a folder with `lib`, `include` and `bin`: a CUDA toolkit, or the `nvidia/cu13` of the PyPI wheels.
+//! NVRTC, loaded from a folder with `lib`, `include` and `bin`: a CUDA toolkit, or the
+//! `nvidia/cu13` of the PyPI wheels.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
@@ -11,24 +12,24 @@ use tempfile::TempDir;
 
 use crate::ptxas::Version;
 
-/// The loaded compiler.
+/// Loaded compiler.
 pub struct Nvrtc {
-    /// The libraries that nobody uses. NVRTC compiles one program at a time, whatever thread asks; a copy of its file is a library of
-    /// its own.
+    /// Unused libraries. NVRTC compiles one program at a time for all threads, but a copy of its
+    /// file loads as a separate library.
     free: Mutex<Vec<Library>>,
     freed: Condvar,
-    /// What NVRTC would look for beside its own file, which a copy has not.
+    /// Builtins that NVRTC would search next to its file, which a copy lacks.
     _builtins: Vec<Library>,
     root: PathBuf,
 }
 
-/// There is one for each core, but not more.
+/// Maximum number of libraries; there is at most one per core.
 const MOST_LIBRARIES: usize = 4;
 
-/// Headers that CubeCL includes wherever TMA is used. Reading them takes NVRTC four seconds.
+/// Headers that CubeCL includes with TMA. NVRTC needs four seconds to read them.
 const SLOW_HEADERS: [&str; 3] = ["cooperative_groups.h", "cooperative_groups/memcpy_async.h", "cuda/barrier"];
 
-/// `source` without those headers if it uses nothing of theirs, which changes nothing but the line numbers.
+/// Removes those headers from `source` if it does not use them. Only the line numbers change.
 fn without_unused(source: &str) -> String {
     let is_slow = |line: &str| SLOW_HEADERS.iter().any(|header| line == format!("#include <{header}>"));
     let used = ["cooperative_groups::", "cuda::"].iter().any(|name| source.contains(name));
@@ -40,10 +41,11 @@ type SizeOf = unsafe extern "C" fn(Program, *mut usize) -> c_int;
 type Fetch = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
 
 impl Nvrtc {
-    /// The compiler of the toolkit that `FLOAT8_CUDA_TOOLS` names. Without it the test says that it is skipped, and gets nothing.
+    /// Compiler of the toolkit that `FLOAT8_CUDA_TOOLS` names. Without the variable, prints that
+    /// the test is skipped and returns None.
     ///
     /// # Panics
-    /// If it names none in CI, or a folder that is none.
+    /// If the variable is not set in CI, or its folder is not a toolkit.
     pub fn from_env() -> Option<Self> {
         let Some(root) = std::env::var_os("FLOAT8_CUDA_TOOLS") else {
             assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
@@ -56,8 +58,8 @@ impl Nvrtc {
     }
 
     /// # Errors
-    /// No library of NVRTC in the folder, with what was looked for; one that cannot be loaded, or be copied to the folder of
-    /// temporary files.
+    /// No NVRTC library in the folder, with the searched names; a library that cannot be loaded, or
+    /// copied to a temporary folder.
     pub fn load(root: &Path) -> Result<Self, String> {
         let folder = ["lib", "lib64"].map(|lib| root.join(lib));
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
@@ -73,17 +75,17 @@ impl Nvrtc {
         Ok(Self { free: Mutex::new(libraries), freed: Condvar::new(), _builtins: builtins, root: root.into() })
     }
 
-    /// The toolkit's folder.
+    /// Folder of the toolkit.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The version of CUDA that it belongs to.
+    /// Version of CUDA of the library.
     ///
     /// # Errors
-    /// The library does not say it.
+    /// The library does not report it.
     pub fn release(&self) -> Result<Version, String> {
-        // SAFETY: the signature is that of nvrtc.h.
+        // SAFETY: the signature is from nvrtc.h.
         self.with_library(|library| unsafe {
             let version: Symbol<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int> =
                 symbol(library, b"nvrtcVersion\0")?;
@@ -95,15 +97,15 @@ impl Nvrtc {
         })
     }
 
-    /// Machine code of `source` for `arch`, such as `sm_90a`, with the options that CubeCL passes.
+    /// Compiles `source` to machine code for `arch`, such as `sm_90a`, with CubeCL's options.
     ///
     /// # Errors
-    /// The compiler's log; what ptxas says of lost performance, such as `wgmma` that it serialized.
+    /// The compiler's log; ptxas warnings of lost performance, such as serialized `wgmma`.
     pub fn compile(&self, source: &str, arch: &str) -> Result<Vec<u8>, String> {
         self.product(source, arch, b"nvrtcGetCUBINSize\0", b"nvrtcGetCUBIN\0")
     }
 
-    /// PTX of `source` for compute capability `sm`, with the same options and no machine code.
+    /// Compiles `source` to PTX for compute capability `sm`, with the same options.
     ///
     /// # Errors
     /// The compiler's log.
@@ -119,7 +121,7 @@ impl Nvrtc {
         String::from_utf8(ptx).map_err(|error| error.to_string())
     }
 
-    /// What `compile` does with a library that nobody else uses meanwhile.
+    /// Runs `compile` with exclusive use of a library.
     fn with_library<T>(&self, compile: impl FnOnce(&Library) -> T) -> T {
         let free = self.free.lock().expect("nothing panics here");
         let library = self.freed.wait_while(free, |free| free.is_empty()).expect("nothing panics here").pop();
@@ -130,7 +132,7 @@ impl Nvrtc {
         result
     }
 
-    /// Compiles `source`, then fetches what the two functions give.
+    /// Compiles `source`, then fetches the result with the two functions.
     fn product(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
         let root = self.root.display();
         let options = [
@@ -138,13 +140,13 @@ impl Nvrtc {
             format!("--include-path={root}/include"),
             format!("--include-path={root}/include/cccl"),
             "-lineinfo".into(),
-            // Only for the log to hold what ptxas has to say.
+            // Makes the log include ptxas warnings.
             "--ptxas-options=-v".into(),
         ];
         let options = options.map(|option| CString::new(option).expect("no NUL in a path"));
         let source = CString::new(without_unused(source)).map_err(|error| error.to_string())?;
-        // SAFETY: the signatures are those of nvrtc.h; every pointer outlives the call that it is passed to, and buffers
-        // have the sizes that NVRTC names.
+        // SAFETY: the signatures are from nvrtc.h. Every pointer outlives its call, and buffers
+        // have the sizes that NVRTC reports.
         self.with_library(|library| unsafe {
             let create: Symbol<
                 unsafe extern "C" fn(
@@ -188,13 +190,13 @@ fn open(path: &Path) -> Result<Library, String> {
     unsafe { Library::new(path) }.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Files in the folder of `path` whose names begin so.
+/// Files in the folder of `path` with this name prefix.
 fn beside(path: &Path, name: &str) -> Vec<PathBuf> {
     let entries = path.parent().and_then(|folder| folder.read_dir().ok()).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(name)).map(|entry| entry.path()).collect()
 }
 
-/// Loads a copy of the library, whose file is needed no longer than that.
+/// Loads a copy of the library. The copied file is deleted afterwards.
 fn open_copy(path: &Path) -> Result<Library, String> {
     let fail = |error| format!("copying {}: {error}", path.display());
     let folder = TempDir::new().map_err(fail)?;
@@ -203,12 +205,12 @@ fn open_copy(path: &Path) -> Result<Library, String> {
     open(&copy)
 }
 
-/// A result of NVRTC's, by the pair of functions that give its size and its bytes.
+/// Fetches a result of NVRTC with its size and bytes functions.
 ///
 /// # Safety
-/// `program` is alive, and both names are those of such a pair.
+/// `program` is alive, and the names are of a matching pair.
 unsafe fn fetch(library: &Library, program: Program, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let (size, bytes) = (symbol::<SizeOf>(library, size)?, symbol::<Fetch>(library, bytes)?);
         let mut len = 0;
@@ -224,7 +226,7 @@ unsafe fn fetch(library: &Library, program: Program, size: &[u8], bytes: &[u8]) 
 /// # Safety
 /// `T` is the symbol's signature.
 unsafe fn symbol<'a, T>(library: &'a Library, name: &[u8]) -> Result<Symbol<'a, T>, String> {
-    // SAFETY: by the caller.
+    // SAFETY: guaranteed by the caller.
     unsafe { library.get(name) }.map_err(|error| error.to_string())
 }
 

@@ -1,8 +1,8 @@
-//! Work that is shared by all cores.
+//! Parallel work on all cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Calls `work` for each item, on as many threads as there are cores, each of which takes item after item.
+/// Calls `work` for each item, on one thread per core.
 pub fn on_all_cores<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let run = || {

@@ -1,18 +1,19 @@
-//! The assemblers of CUDA toolkits. A driver has the one of its version, which assembles NVRTC's PTX when a program loads it.
+//! Assemblers of CUDA toolkits. A driver contains the assembler of its version and assembles
+//! NVRTC's PTX when it loads a program.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A version of CUDA or of PTX.
+/// Version of CUDA or of PTX.
 pub type Version = (u32, u32);
 
-/// What an assembler makes.
+/// Output of an assembler.
 #[derive(Clone, Debug)]
 pub struct Assembled {
     /// A cubin.
     pub code: Vec<u8>,
-    /// Warnings of lost performance, such as `wgmma` that are serialized.
+    /// Warnings of lost performance, such as serialized `wgmma`.
     pub lost: Vec<String>,
 }
 
@@ -20,7 +21,7 @@ pub struct Assembled {
 #[derive(Clone, Debug)]
 pub struct Ptxas {
     path: PathBuf,
-    /// The version of the toolkit that it belongs to.
+    /// Version of its toolkit.
     pub release: Version,
 }
 
@@ -33,7 +34,7 @@ impl fmt::Display for Ptxas {
 
 impl Ptxas {
     /// # Errors
-    /// It does not run, or does not say its release.
+    /// It does not run, or does not report its release.
     pub fn new(path: &Path) -> Result<Self, String> {
         let output = Command::new(path).arg("--version").output();
         let output = output.map_err(|error| format!("{}: {error}", path.display()))?;
@@ -44,21 +45,21 @@ impl Ptxas {
         Ok(Self { path: path.into(), release })
     }
 
-    /// The newest PTX that it reads, by the table of release notes in the PTX ISA.
+    /// Newest supported PTX version, by the release notes of the PTX ISA.
     const fn isa(&self) -> Version {
         match self.release {
             (12, minor) if minor <= 5 => (8, minor),
-            // 12.6 read what 12.5 did; from then on PTX is one behind.
+            // 12.6 has the PTX version of 12.5; from then on PTX is one minor version behind.
             (12, minor) => (8, minor - 1),
             (major, minor) => (major - 4, minor),
         }
     }
 
-    /// Machine code of `ptx` for `arch`, such as `sm_90a`. PTX that says it is newer than what this assembler reads is taken for as old
-    /// as that: it may hold nothing that is new. `folder` is written to.
+    /// Assembles `ptx` to machine code for `arch`, such as `sm_90a`. A newer PTX version is lowered
+    /// to the newest supported one, so `ptx` must not use newer features. Writes files to `folder`.
     ///
     /// # Errors
-    /// What the assembler says.
+    /// The assembler's message.
     pub fn assemble(&self, ptx: &str, arch: &str, folder: &Path) -> Result<Assembled, String> {
         let [source, target] = ["kernel.ptx", "kernel.cubin"].map(|name| folder.join(name));
         let io = |error: std::io::Error| format!("{}: {error}", folder.display());
@@ -74,13 +75,13 @@ impl Ptxas {
     }
 }
 
-/// 13.0 of "13.0".
+/// Parses a version: 13.0 of "13.0".
 fn version(text: &str) -> Option<Version> {
     let (major, minor) = text.trim().split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// `ptx` with a `.version` of `most` at most.
+/// Lowers the `.version` of `ptx` to at most `most`.
 fn with_isa(ptx: &str, most: Version) -> Result<String, String> {
     let line = ptx.lines().find(|line| line.starts_with(".version ")).ok_or("PTX without a .version")?;
     let is = line.strip_prefix(".version ").and_then(version).ok_or_else(|| format!("no version in {line:?}"))?;

@@ -1,4 +1,5 @@
-//! What a cubin needs and does: registers and memory from its resource table, instructions from its disassembly.
+//! Analysis of cubins: registers and memory from the resource table, instructions from the
+//! disassembly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use object::{Object, ObjectSection};
 
-/// One kernel's machine code.
+/// Machine code of one kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sass {
     /// Registers per thread.
@@ -15,19 +16,20 @@ pub struct Sass {
     pub local: usize,
     /// Bytes of static shared memory per block.
     pub shared: usize,
-    /// How often each opcode stands in the code, by its name without operands and predicates, such as `LDG.E.128`. A product of
-    /// `tcgen05` that has scales, as a further operand, is called `UTCQMMA.SF`, or `UTCQMMA.2CTA.SF`.
+    /// Number of occurrences of each opcode, without operands and predicates, such as `LDG.E.128`.
+    /// A `tcgen05` product with scales, which has one more operand, is named `UTCQMMA.SF` or
+    /// `UTCQMMA.2CTA.SF`.
     pub opcodes: BTreeMap<String, usize>,
-    /// Fences of the whole GPU and invalidations of the L1 cache that do not belong to a barrier of the cluster.
+    /// GPU-wide fences and L1 invalidations that do not belong to a cluster barrier.
     pub stray_fences: usize,
-    /// Registers that threads have after each `setmaxnreg`.
+    /// Registers per thread after each `setmaxnreg`.
     pub set_registers: BTreeSet<u32>,
 }
 
-/// Instructions from a barrier of the cluster to the fences that make it one of memory too.
+/// Maximum distance in instructions between a cluster barrier and the fences that belong to it.
 const FENCE_DISTANCE: usize = 16;
 
-/// How many of these opcodes, in the order of the code, are [stray fences](Sass::stray_fences).
+/// Number of [stray fences](Sass::stray_fences) in a sequence of opcodes.
 fn stray_fences(code: &[&str]) -> usize {
     let is_fence = |opcode: &str| opcode == "CCTL.IVALL" || opcode.starts_with("MEMBAR") && opcode.ends_with(".GPU");
     let near = |at: usize| {
@@ -38,11 +40,12 @@ fn stray_fences(code: &[&str]) -> usize {
 }
 
 impl Sass {
-    /// Reads cubins of one architecture, such as `sm_90a`, with the `cuobjdump` and `nvdisasm` of the toolkit at `root`, of which
-    /// the second takes most of a second to begin, so that it gets the code of all in one piece. `file` is written to.
+    /// Reads cubins of one architecture, such as `sm_90a`, with `cuobjdump` and `nvdisasm` of the
+    /// toolkit at `root`. `nvdisasm` takes most of a second to start, so it gets the code of all
+    /// cubins at once. Writes to `file`.
     ///
     /// # Errors
-    /// A tool that is missing or fails; output that says nothing.
+    /// A missing or failing tool, or output that cannot be parsed.
     pub fn of(root: &Path, arch: &str, cubins: &[Vec<u8>], file: &Path) -> Result<Vec<Self>, String> {
         let write = |bytes: &[u8]| std::fs::write(file, bytes).map_err(|error| format!("{}: {error}", file.display()));
         let (mut all, mut code, mut ends) = (vec![], vec![], vec![]);
@@ -81,7 +84,7 @@ impl Sass {
         }
     }
 
-    /// What a cubin's resource table says.
+    /// Reads a cubin's resource table.
     fn usage(root: &Path, cubin: &Path) -> Result<Self, String> {
         let usage = run(root, "cuobjdump", &["-res-usage"], cubin)?;
         // " Function f: REG:32 STACK:0 SHARED:1024 LOCAL:0 CONSTANT[0]:400 ..."
@@ -94,15 +97,16 @@ impl Sass {
         Ok(Self { registers: field("REG")?, local, shared: field("SHARED")?, ..Self::default() })
     }
 
-    /// How often an instruction of this family stands in the code: `has("LDG")` counts `LDG` and `LDG.E.128`.
+    /// Number of instructions in a family: `count("LDG")` includes `LDG` and `LDG.E.128`.
     pub fn count(&self, family: &str) -> usize {
         let belongs =
             |opcode: &str| opcode == family || opcode.strip_prefix(family).is_some_and(|s| s.starts_with('.'));
         self.opcodes.iter().filter(|(opcode, _)| belongs(opcode)).map(|(_, count)| count).sum()
     }
 
-    /// Blocks of `threads` that fit on an SM of architecture `sm`, by registers, shared memory and threads, by the
-    /// CUDA programming guide's table of compute capabilities.
+    /// Number of blocks of `threads` that fit on an SM of architecture `sm`, by registers, shared
+    /// memory and threads. The limits are from the CUDA programming guide's table of compute
+    /// capabilities.
     pub fn occupancy(&self, sm: u32, threads: u32, dynamic_shared: usize) -> usize {
         let (max_threads, shared, blocks) = match sm {
             86 | 89 => (1536, 100 * 1024, 24),
@@ -111,7 +115,8 @@ impl Sass {
             _ => (2048, 228 * 1024, 32),
         };
         let threads = threads as usize;
-        // Registers are given to a warp in units of 256; a kilobyte of shared memory per block is the system's.
+        // Registers are allocated per warp in units of 256. The system reserves a kilobyte of
+        // shared memory per block.
         let warps = threads.div_ceil(32);
         let by_registers = 65536 / (warps * (self.registers.max(1) * 32).next_multiple_of(256));
         let by_shared = shared / (self.shared + dynamic_shared + 1024);
@@ -127,7 +132,7 @@ fn opcode(line: &str) -> Option<(usize, &str)> {
     let first = words.next()?;
     let opcode = if first.starts_with('@') { words.next()? } else { first };
     let opcode = opcode.starts_with(|c: char| c.is_ascii_uppercase()).then(|| opcode.trim_end_matches(';'))?;
-    // A product of `tcgen05` that has scales, as a further operand.
+    // A `tcgen05` product with scales has one more operand.
     let scaled = line.split("idesc").nth(1).is_some_and(|rest| rest.contains("tmem"));
     let opcode = match opcode {
         "UTCQMMA" if scaled => "UTCQMMA.SF",
@@ -137,7 +142,7 @@ fn opcode(line: &str) -> Option<(usize, &str)> {
     Some((address, opcode))
 }
 
-/// The last operand of a line such as `/*0050*/  USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;`.
+/// Last operand of a line such as `/*0050*/  USETMAXREG.TRY_ALLOC.CTAPOOL UP0, 0xe8 ;`.
 fn immediate(line: &str) -> Option<u32> {
     let (_, number) = line.trim_end().trim_end_matches(';').trim_end().rsplit_once(" 0x")?;
     u32::from_str_radix(number, 16).ok()

@@ -1,4 +1,5 @@
-//! The server behind the runtime: a launch generates the kernel, and runs it if executions are on ([`execute`]).
+//! Server of the runtime: a launch generates the kernel, and runs it if execution is on
+//! ([`execute`]).
 //!
 //! [`execute`]: crate::device::execute
 
@@ -40,16 +41,17 @@ use crate::state::{
     WAITS, options, properties,
 };
 
-/// CubeCL numbers temporaries by a counter of the process that each kernel starts anew, so that two at once have some twice.
+/// CubeCL numbers temporaries with a process-wide counter that each kernel resets, so parallel
+/// compilations would reuse names.
 static COMPILING: Mutex<()> = Mutex::new(());
 
-/// What the interpreter runs for a source, or NVRTC's error: made once for all devices of an architecture.
+/// Parsed kernel of a source, or NVRTC's error, shared by all devices of an architecture.
 type Assembled = Arc<OnceLock<Result<Arc<Kernel>, String>>>;
 
-/// By architecture and source ([`Generated::key`]).
+/// Kernels by architecture and source ([`Generated::key`]).
 static ASSEMBLED: Mutex<Option<HashMap<(u32, String), Assembled>>> = Mutex::new(None);
 
-/// See the module.
+/// Server; see the module.
 #[derive(Debug)]
 pub struct GenerateServer {
     device: OfflineDevice,
@@ -58,9 +60,9 @@ pub struct GenerateServer {
     utilities: Arc<ServerUtilities<Self>>,
     options: CompilationOptions,
     profiler: TimestampProfiler,
-    /// The CUDA of each kernel, generated when it was first launched.
+    /// CUDA source of each kernel, generated at its first launch.
     generated: HashMap<KernelId, Result<Generated, String>>,
-    /// Faults that nobody has been told of.
+    /// Faults that have not been reported.
     errors: Vec<String>,
 }
 
@@ -70,7 +72,7 @@ impl GenerateServer {
         resource.map_err(|error| error.to_string())
     }
 
-    /// What reads and syncs report: all faults so far.
+    /// Returns all unreported faults, for reads and syncs.
     fn take_errors(&mut self) -> Result<(), ServerError> {
         if self.errors.is_empty() {
             return Ok(());
@@ -93,7 +95,7 @@ impl GenerateServer {
         assembled.get_or_init(assemble).clone()
     }
 
-    /// The CUDA of a kernel, generated the first time. [`Generated::copies_shapes`] is left to the launch, which decides it.
+    /// Generates the CUDA source of a kernel once. The launch sets [`Generated::copies_shapes`].
     fn generate(&mut self, kernel: &dyn CubeTask<CudaCompiler>, mode: ExecutionMode) -> Result<Generated, String> {
         let mut id = kernel.id();
         id.mode(mode);
@@ -150,7 +152,7 @@ fn generic(reason: String) -> ServerError {
     ServerError::Generic { reason, backtrace: BackTrace::capture() }
 }
 
-/// The dense rows of a pitched tensor: bytes of a row, bytes from one to the next, and their number.
+/// Dense rows of a pitched tensor: bytes of a row, bytes between rows, and number of rows.
 fn rows(descriptor: &CopyDescriptor) -> [usize; 3] {
     let (shape, strides) = (&descriptor.shape, &descriptor.strides);
     let rank = shape.len();
@@ -303,7 +305,7 @@ impl ComputeServer for GenerateServer {
         }
         let generated = self.generate(&*kernel, mode);
         let fault = generated.as_ref().ok().and_then(|generated| fault::of(&self.device, &generated.name));
-        // With launches' arguments by value, as all of these architectures have them.
+        // All these architectures pass arguments by value.
         let copies_shapes = arguments.info.dynamic_metadata_offset < arguments.info.data.len();
         let generated = generated.map(|generated| Generated { copies_shapes, ..generated });
         let generated = generated.and_then(|generated| match fault {

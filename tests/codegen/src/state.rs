@@ -1,5 +1,5 @@
-//! Devices that do not exist and what each architecture's can do, as CubeCL's CUDA runtime describes them; what was launched on
-//! them, and how launches run.
+//! Emulated devices with each architecture's properties, as CubeCL's CUDA runtime reports them;
+//! recorded launches, and execution settings.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -30,17 +30,18 @@ use crate::nvrtc::Nvrtc;
 /// CubeCL's compiler for CUDA.
 pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
 
-/// A device that does not exist.
+/// Emulated device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OfflineDevice {
     /// Ten times the compute capability, such as 90.
     pub sm: u16,
-    /// Few of them have even small problems take large tiles, and several tiles to a block.
+    /// Number of SMs. With few of them even small problems use large tiles, and several tiles per
+    /// block.
     pub sms: u16,
 }
 
 impl OfflineDevice {
-    /// A device as large as an H200.
+    /// Device with the SMs of an H200.
     pub const fn new(sm: u16) -> Self {
         Self { sm, sms: 132 }
     }
@@ -64,33 +65,32 @@ impl Device for OfflineDevice {
 
 impl DeviceOps for OfflineDevice {}
 
-/// A kernel as it would have gone to NVRTC.
+/// Kernel as passed to NVRTC.
 #[derive(Clone, Debug)]
 pub struct Generated {
-    /// The architecture of the device.
+    /// Architecture of the device.
     pub sm: u32,
     /// Key of the kernel in CubeCL's cache of compiled kernels.
     pub cache_key: StableHash,
-    /// The entry point.
+    /// Entry point.
     pub name: String,
     /// CUDA C++.
     pub source: String,
-    /// Bytes that the launch would add to the kernel's static shared memory.
+    /// Dynamic shared memory in bytes.
     pub dynamic_shared: usize,
-    /// Threads in a block, by axis.
+    /// Threads of a block, by axis.
     pub block: [u32; 3],
     /// Whether the host copies shapes to the device before the launch.
     pub copies_shapes: bool,
 }
 
 impl Generated {
-    /// Threads in a block.
+    /// Threads of a block.
     pub fn threads(&self) -> u32 {
         self.block.iter().product()
     }
 
-    /// The source with its declarations sorted: CubeCL prints the types that a kernel uses in an order that changes from one
-    /// time to the next.
+    /// Source with sorted declarations: CubeCL prints the types of a kernel in varying order.
     pub fn key(&self) -> String {
         let body = self.source.find("extern \"C\"").unwrap_or(0);
         let mut declarations: Vec<&str> = self.source[..body].lines().collect();
@@ -99,10 +99,10 @@ impl Generated {
     }
 }
 
-/// What was launched since the last [`take`].
+/// Launches since the last [`take`].
 pub(crate) static GENERATED: Mutex<Vec<Result<Generated, String>>> = Mutex::new(Vec::new());
 
-/// All kernels launched so far.
+/// Kernels launched since the last call.
 ///
 /// # Panics
 /// If CubeCL could not generate one.
@@ -111,35 +111,36 @@ pub fn take() -> Vec<Generated> {
     generated.into_iter().map(|kernel| kernel.unwrap_or_else(|error| panic!("{error}"))).collect()
 }
 
-/// Reads and syncs: times that a host would have waited for its device.
+/// Reads and syncs, at which a host would wait for its device.
 pub(crate) static WAITS: AtomicUsize = AtomicUsize::new(0);
 
-/// Pieces of device memory that were asked for.
+/// Device memory allocations.
 pub(crate) static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many pieces of device memory were asked for since the last call.
+/// Device memory allocations since the last call.
 pub fn take_allocations() -> usize {
     ALLOCATIONS.swap(0, Relaxed)
 }
 
-/// How often the host would have waited since the last call.
+/// Reads and syncs since the last call, at which a host would wait.
 pub fn take_waits() -> usize {
     WAITS.swap(0, Relaxed)
 }
 
-/// Launches are only counted while this is true.
+/// Whether launches are only counted.
 pub(crate) static IDLE: AtomicBool = AtomicBool::new(false);
 
-/// The launches that were counted.
+/// Counted launches.
 pub(crate) static LAUNCHES: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes of the tensors that these were given.
+/// Bytes of the counted launches' tensors.
 pub(crate) static BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Pieces of host memory that were copied to the device.
+/// Copies from host to device.
 pub(crate) static UPLOADS: AtomicUsize = AtomicUsize::new(0);
 
-/// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are counted and nothing else: no kernel is generated.
+/// Guard during which launches on [`GenerateCuda`](crate::device::GenerateCuda) are only counted:
+/// no kernel is generated.
 pub struct Idle(());
 
 impl Idle {
@@ -153,7 +154,8 @@ impl Idle {
         UPLOADS.swap(0, Relaxed)
     }
 
-    /// Bytes of all tensors that launches since the last call were given: what they move, if each reads or writes all of it once.
+    /// Bytes of all tensors of launches since the last call: the traffic if each launch reads or
+    /// writes all of them once.
     pub fn take_bytes(&self) -> u64 {
         BYTES.swap(0, Relaxed)
     }
@@ -165,16 +167,17 @@ impl Drop for Idle {
     }
 }
 
-/// From here on launches are only counted, until the result is dropped: for measurements of what they cost the host.
+/// Counts launches without generating kernels until the guard is dropped, for measurements of host
+/// time.
 pub fn idle() -> Idle {
     IDLE.store(true, Relaxed);
     Idle(())
 }
 
-/// The kernels generated so far, by device, while results are not read.
+/// Kernels generated so far, by architecture, while results are not read.
 pub(crate) static UNREAD: Mutex<Option<HashSet<(u32, KernelId)>>> = Mutex::new(None);
 
-/// While it lives, reads of results are errors and each kernel is generated once.
+/// Guard during which reads of results are errors and each kernel is generated once.
 pub struct Unread(());
 
 impl Drop for Unread {
@@ -183,56 +186,56 @@ impl Drop for Unread {
     }
 }
 
-/// From here on reads are errors, until the result is dropped, so that a check ends where its kernels have been launched; and a
-/// launch of a kernel that was generated before does nothing.
+/// Makes reads errors until the guard is dropped, so that a check ends once its kernels are
+/// launched. Repeated launches of a kernel do nothing.
 pub fn unread() -> Unread {
     *UNREAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashSet::new());
     Unread(())
 }
 
-/// How launches run that are executed.
+/// Settings of executed launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Execution {
     /// See [`Launch::seed`](ptx_interpreter::Launch::seed).
     pub seed: u64,
 }
 
-/// The compiler, and how to run what it makes.
+/// Compiler and settings of executed launches.
 pub(crate) struct Executor {
     pub(crate) nvrtc: Arc<Nvrtc>,
     pub(crate) seed: u64,
     pub(crate) accumulator: Accumulator,
-    /// How often each kernel was launched, by its source.
+    /// Number of launches of each kernel, by its source.
     pub(crate) launches: HashMap<String, usize>,
 }
 
 /// Set while launches are executed.
 pub(crate) static EXECUTION: Mutex<Option<Executor>> = Mutex::new(None);
 
-/// One execution at a time, or several that are alike: seeds are the process's.
+/// Allows one exclusive execution, or several shared ones: the seed is process-wide.
 static TURN: RwLock<()> = RwLock::new(());
 
-/// How many share the execution at hand.
+/// Number of users of the shared execution.
 static SHARED: Mutex<usize> = Mutex::new(0);
 
-/// While it lives, launches on [`GenerateCuda`](crate::device::GenerateCuda) are executed.
+/// Guard during which launches on [`GenerateCuda`](crate::device::GenerateCuda) are executed.
 pub struct Running {
     _turn: RwLockWriteGuard<'static, ()>,
 }
 
-/// While it lives, launches are executed, also those of others that hold one.
+/// Guard during which launches are executed, shared with other holders.
 pub struct RunningShared {
     _turn: RwLockReadGuard<'static, ()>,
 }
 
 impl Running {
-    /// Has tensor cores of launches from here on add products of FP8 codes like this; in full at first.
+    /// Sets the accumulation of FP8 products for later launches; the default is in full.
     pub fn set_accumulator(&self, accumulator: Accumulator) {
         let mut execution = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
         execution.as_mut().expect("launches are executed").accumulator = accumulator;
     }
 
-    /// How many launches were of kernels whose CUDA has this text.
+    /// Number of launches of kernels whose CUDA source contains this text.
     pub fn launches_of(&self, text: &str) -> usize {
         let execution = EXECUTION.lock().unwrap_or_else(PoisonError::into_inner);
         let launches = &execution.as_ref().expect("launches are executed").launches;
@@ -256,21 +259,22 @@ impl Drop for RunningShared {
     }
 }
 
-/// From here on launches are compiled to PTX and interpreted ([`ptx_interpreter`]) until the result is dropped; memory
-/// allocated meanwhile starts as poison. Waits for other executions of the process. Faults of kernels are errors of the next
-/// read or sync.
+/// Compiles launches to PTX and interprets them ([`ptx_interpreter`]) until the guard is dropped.
 ///
-/// Nothing if `FLOAT8_CUDA_TOOLS` names no toolkit; the test says so then, and is skipped.
+/// Memory allocated meanwhile starts as poison. Waits for other executions of the process. The next
+/// read or sync returns faults of kernels as errors.
+///
+/// Returns None, after printing that the test is skipped, if `FLOAT8_CUDA_TOOLS` is not set.
 ///
 /// # Panics
-/// If it names one that is none, or names none in CI.
+/// If the variable's folder is not a toolkit, or it is not set in CI.
 pub fn execute(execution: Execution) -> Option<Running> {
     let turn = TURN.write().unwrap_or_else(PoisonError::into_inner);
     begin(execution)?;
     Some(Running { _turn: turn })
 }
 
-/// [`execute`] by default settings, which others may do at the same time.
+/// Like [`execute`] with default settings, shared with other callers.
 ///
 /// # Panics
 /// As [`execute`].
@@ -284,7 +288,7 @@ pub fn execute_shared() -> Option<RunningShared> {
     Some(RunningShared { _turn: turn })
 }
 
-/// Has launches executed; nothing without a toolkit.
+/// Turns execution on; None without a toolkit.
 fn begin(execution: Execution) -> Option<()> {
     static NVRTC: OnceLock<Arc<Nvrtc>> = OnceLock::new();
     let nvrtc = match NVRTC.get() {
@@ -299,12 +303,12 @@ fn begin(execution: Execution) -> Option<()> {
     Some(())
 }
 
-/// Has no more launches executed.
+/// Turns execution off.
 fn end() {
     *EXECUTION.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Runs `check` for all of these beside each other, since each device has a thread of its own.
+/// Runs `check` for all of these in parallel, as each device has a separate thread.
 pub fn on_each<T: Send, const N: usize>(devices: [T; N], check: impl Fn(T) + Sync) {
     let check = &check;
     std::thread::scope(|scope| devices.map(|device| drop(scope.spawn(move || check(device)))));
@@ -312,7 +316,7 @@ pub fn on_each<T: Send, const N: usize>(devices: [T; N], check: impl Fn(T) + Syn
 
 pub(crate) const MAX_GRID: (u32, u32, u32) = (i32::MAX as u32, 65535, 65535);
 
-/// How the compiler is told to print for this architecture.
+/// Compiler options for this architecture.
 pub(crate) fn options(sm: u32) -> CompilationOptions {
     CompilationOptions {
         warp_size: 32,
@@ -326,7 +330,8 @@ pub(crate) fn options(sm: u32) -> CompilationOptions {
     }
 }
 
-/// Bytes of shared memory that a block may have, by the CUDA programming guide's table of compute capabilities.
+/// Maximum bytes of shared memory per block, from the CUDA programming guide's table of compute
+/// capabilities.
 pub fn max_shared_memory(sm: u32) -> usize {
     match sm {
         80 | 87 => 163 * 1024,
@@ -335,7 +340,7 @@ pub fn max_shared_memory(sm: u32) -> usize {
     }
 }
 
-/// What CubeCL's CUDA runtime registers for such a device.
+/// Properties that CubeCL's CUDA runtime registers for a device.
 pub(crate) fn properties(device: &OfflineDevice) -> DeviceProperties {
     let sm = u32::from(device.sm);
     let hardware = HardwareProperties {

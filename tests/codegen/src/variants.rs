@@ -1,5 +1,5 @@
-//! Launches of every kernel variant that the library has, so that their CUDA is generated: each dtype, layout, format,
-//! scale, orientation and size class that selects other code.
+//! Launches of every kernel variant of the library, to generate their CUDA: each dtype, layout,
+//! format, scale, orientation and size class that selects different code.
 
 mod fused;
 
@@ -19,23 +19,23 @@ use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
 
 const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
-/// The granularities whose scales are f32; [`MX`] has modes of its own.
+/// Granularities with f32 scales; [`MX`] has different modes.
 const GRANULARITIES: [Granularity; 4] =
     [Granularity::Tensor, Granularity::Row, Granularity::Block1x128, Granularity::Block128x128];
 const MX: Granularity = Granularity::Block1x32;
 
-/// Contraction lengths that give every `RowSplit` of the rowwise cast: each number of units per row and of words that a unit
-/// keeps, and a row too long to keep.
+/// Contraction lengths for every `RowSplit` of the rowwise cast. They cover each number of units
+/// per row and of words per unit, and a row that is too long to keep.
 const ROW_LENGTHS: [usize; 14] = [16, 48, 128, 144, 256, 272, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768];
 
 fn dtypes() -> [StorageType; 3] {
     [FloatKind::F32, FloatKind::F16, FloatKind::BF16].map(|kind| StorageType::Scalar(ElemType::Float(kind)))
 }
 
-/// Whether `FLOAT8_VARIANTS=all` asks for all variants instead of a sample.
+/// Whether `FLOAT8_VARIANTS=all` requests all variants instead of a sample.
 ///
 /// # Panics
-/// If it says something else.
+/// If the variable has another value.
 pub fn all_are_asked_for() -> bool {
     match std::env::var("FLOAT8_VARIANTS").as_deref() {
         Ok("all") => true,
@@ -44,7 +44,7 @@ pub fn all_are_asked_for() -> bool {
     }
 }
 
-/// The CUDA of every variant for compute capability `sm`, one for each distinct source.
+/// CUDA of every variant for compute capability `sm`, without duplicate sources.
 ///
 /// # Panics
 /// If a kernel cannot be generated.
@@ -55,7 +55,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.fused();
     launcher.gemms();
     launcher.grouped();
-    // Launches are generated on the device's thread.
+    // Kernels are generated on the device's thread.
     cubecl_common::future::block_on(launcher.client.sync()).expect("a device that fails nothing");
     let distinct: BTreeMap<_, _> = take().into_iter().map(|kernel| (kernel.key(), kernel)).collect();
     distinct.into_values().collect()
@@ -76,7 +76,7 @@ impl Launcher {
         MatrixView { handle, shape: [rows, cols], strides: [pitch, 1], dtype }
     }
 
-    /// Casts and health of every dtype, by vector loads and, where rows are ragged, by scalar loads.
+    /// Casts and health of every dtype, with vector loads and, for ragged rows, scalar loads.
     fn quantize(&self) {
         for dtype in dtypes() {
             for cols in [256, 255] {
@@ -130,7 +130,8 @@ impl Launcher {
         Operand { codes, inv_scale, rows, k, format, granularity, power_of_two: granularity == MX }
     }
 
-    /// Every pair of formats and of granularities, with and without a bias, for every output; and the settings of the GEMM.
+    /// Every pair of formats and of granularities, with and without a bias, for every output; then
+    /// the GEMM's settings.
     fn gemms(&self) {
         let [f32, f16, bf16] = dtypes();
         let outputs = || [f32, f16, bf16].into_iter().filter(|dtype| supports(&self.client, *dtype));
@@ -202,7 +203,8 @@ impl Launcher {
         }
     }
 
-    /// The GEMV of each number of rows, by every pair of granularities and of formats, to every output, with and without what may be added.
+    /// The GEMV for each number of rows, every pair of granularities and of formats, and every
+    /// output, with and without bias and accumulation.
     fn few_rows(&self, base: Product) {
         for rows in 1..=GEMV_ROWS {
             let base = Product { shape: [rows, 4096, 4096], ..base };
@@ -220,7 +222,8 @@ impl Launcher {
         }
     }
 
-    /// Scales of blocks in every output and class of tile, with and without what a GEMM may add, where sums are in tensor memory.
+    /// Scales of blocks for every output and class of tile, with and without bias and accumulation,
+    /// if sums are in tensor memory.
     fn blocks(&self, base: Product) {
         if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
             return;
@@ -241,8 +244,8 @@ impl Launcher {
         }
     }
 
-    /// Groups of the rows and of the contraction: outputs of many tiles, of few, of narrow ones, of groups with no rows for a cluster's
-    /// second block, and of rows that do not start at an even element.
+    /// Groups of the rows and of the contraction. Outputs with many tiles, few, and narrow ones,
+    /// groups without rows for a cluster's second block, and rows that start at odd elements.
     fn grouped(&self) {
         let [f32, f16, bf16] = dtypes();
         let products = [
@@ -314,28 +317,29 @@ impl Launcher {
     }
 }
 
-/// M, N and K of each class of output: many tiles, too few large ones, few rows, and rows that do not start at an even
-/// element.
+/// M, N and K of each class of output: many tiles, too few large ones, few rows, and rows that
+/// start at odd elements.
 const LARGE: [usize; 3] = [2048, 2048, 512];
 const MEDIUM: [usize; 3] = [1024, 1024, 512];
 const FEW_ROWS: [usize; 3] = [16, 512, 512];
 const ODD: [usize; 3] = [2048, 2047, 512];
 
-/// Shapes that give Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without clusters; and
-/// split-K.
+/// Shapes for Hopper's other tiles: 128 by 64, 128 by 128, 64 by 256, and 128 by 256 without
+/// clusters; and split-K.
 const NARROW: [usize; 3] = [16384, 48, 512];
 const SQUARE: [usize; 3] = [2048, 1024, 512];
 const LOW: [usize; 3] = [64, 33024, 512];
 const WIDE: [usize; 3] = [384, 8192, 512];
 const DEEP: [usize; 3] = [256, 256, 65536];
 
-/// Contractions whose rows of scales of blocks are loaded one by one, and two at a time; those of the others four at a time.
+/// Contractions whose rows of block scales are loaded one by one and two at a time; the other
+/// shapes load four at a time.
 const BLOCK_LENGTHS: [usize; 2] = [640, 768];
 
-/// The shape that gives Blackwell's widest tiles with scales of blocks.
+/// Shape for Blackwell's widest tiles with scales of blocks.
 const BROAD: [usize; 3] = [2048, 1536, 512];
 
-/// A GEMM to launch.
+/// GEMM to launch.
 #[derive(Clone, Copy)]
 struct Product {
     shape: [usize; 3],

@@ -1,9 +1,10 @@
-//! The PTX that NVRTC makes of the GEMMs for tensor cores, assembled by several versions of `ptxas`: the machine code of each keeps the
-//! same rules.
+//! Checks the machine code of several `ptxas` versions for NVRTC's PTX of the tensor core GEMMs:
+//! the same rules apply to each.
 //!
-//! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without `FLOAT8_CUDA_TOOLS`, the test says that it was
-//! skipped; in CI that is a failure. `FLOAT8_NVRTC` names toolkits like that of `FLOAT8_CUDA_TOOLS`, whose NVRTC is used in place of
-//! its own, and `FLOAT8_VARIANTS=all` has all kernels of Hopper and Blackwell assembled: `.ci/compilers` sets both.
+//! `FLOAT8_PTXAS` names the assemblers, separated by colons. Without it, or without
+//! `FLOAT8_CUDA_TOOLS`, the test is skipped with a message; in CI that is a failure. `FLOAT8_NVRTC`
+//! names toolkits whose NVRTC is used instead of `FLOAT8_CUDA_TOOLS`. `FLOAT8_VARIANTS=all`
+//! assembles all kernels of Hopper and Blackwell. `.ci/compilers` sets both.
 
 use std::fmt;
 use std::io::Write;
@@ -17,8 +18,8 @@ use codegen::ptxas::{Ptxas, Version};
 use codegen::sass::Sass;
 use codegen::variants::{all_are_asked_for, generate};
 
-/// The kernel for tensor cores of each architecture, and a step: variant 0, `step`, 2 · `step` and so on are assembled, since all of
-/// them would take an hour.
+/// Tensor core kernel of each architecture, and a step. Variants 0, `step`, 2 · `step` and so on
+/// are assembled, since all would take an hour.
 const KERNELS: [(u16, &str, &str, usize); 4] = [
     (90, "sm_90a", "gemm_hopper", 27),
     (100, "sm_100a", "gemm_blackwell", 51),
@@ -26,15 +27,15 @@ const KERNELS: [(u16, &str, &str, usize); 4] = [
     (120, "sm_120a", "gemm_mma", 97),
 ];
 
-/// Products of two blocks: the first variant of each is assembled too.
+/// Two-block products, whose first variants are assembled too.
 const PAIRS: [&str; 2] = ["cta_group::2.kind::f8f6f4", "cta_group::2.kind::mxf8f6f4"];
 
-/// The first CUDA whose compilers know an architecture.
+/// First CUDA version that supports an architecture.
 const fn since(sm: u32) -> Version {
     if sm < 100 { (12, 0) } else { (12, 8) }
 }
 
-/// A compiler, and the version that it belongs to.
+/// Compiler with its CUDA version.
 struct Compiler {
     nvrtc: Nvrtc,
     release: Version,
@@ -56,7 +57,7 @@ impl fmt::Display for Compiler {
     }
 }
 
-/// The compilers to try: those of `FLOAT8_NVRTC`, or else that of the toolkit at `root`.
+/// Compilers to test: the ones in `FLOAT8_NVRTC`, else the one in the toolkit at `root`.
 fn compilers(root: &Path) -> Vec<Compiler> {
     match std::env::var_os("FLOAT8_NVRTC") {
         Some(roots) => std::env::split_paths(&roots).map(|root| Compiler::load(&root)).collect(),

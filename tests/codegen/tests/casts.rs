@@ -1,14 +1,14 @@
-//! Casts, and what stands beside linears, on the interpreted machines with and without `cvt.rn.satfinite`: some of what is checked on a
-//! GPU, casts bit for bit.
+//! Casts and fused operations on interpreted devices with and without `cvt.rn.satfinite`: a part of
+//! the checks for a GPU, with casts compared bit for bit.
 
 use checks::{Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use cubecl_core::Runtime;
 
-/// With the integer encoder and with `cvt`.
+/// Devices with the integer encoder and with `cvt`.
 const MACHINES: [u16; 2] = [80, 90];
 
-/// Runs the checks whose names begin so, at least `least` for each beginning, on both machines.
+/// Runs the checks with these name prefixes, at least `least` for each, on both devices.
 fn check(beginnings: &[&str], least: usize) {
     let Some(_running) = execute(Execution { seed: 3 }) else { return };
     on_each(MACHINES, |sm| {
@@ -34,20 +34,21 @@ fn every_scale() {
     check(&["scale e4m3 1x32", "scale e5m2 1x32"], 4);
 }
 
-/// Every format, granularity, scale mode and orientation, of rows that are no whole vectors and of many blocks.
+/// Every format, granularity, scale mode and orientation, for rows that are not whole vectors and
+/// for many blocks.
 #[test]
 fn every_kernel() {
     check(&["quantize 37x140 bf16", "quantize 70x300 f32 row-major"], 72);
 }
 
-/// Whole tiles, ragged ones and less than one, in several memory orders.
+/// Whole tiles, ragged tiles and less than one tile, in several memory orders.
 #[test]
 fn shapes() {
     let shapes = ["1x1 f32 row-major", "129x257 f16 pitched", "66x128 bf16 column-major", "128x132 f32 offset"];
     check(&shapes.map(|shape| format!("quantize {shape}")).each_ref().map(String::as_str), 15);
 }
 
-/// NaN, infinities, zeros and subnormals, and where the first two reach.
+/// NaN, infinities, zeros and subnormals, and the extent of the first two.
 #[test]
 fn special_values() {
     check(&["quantize 139x261"], 20);
@@ -55,19 +56,19 @@ fn special_values() {
     check(&inputs.map(|input| format!("quantize 35x150 {input}")).each_ref().map(String::as_str), 10);
 }
 
-/// Tiles that are whole, ragged and single lines, transposed; values of every code.
+/// Whole, ragged and single-line tiles, transposed; values of every code.
 #[test]
 fn codes_that_serve_both_ways() {
     check(&["transpose", "dequantize_to_f32"], 38);
 }
 
-/// Scales from an amax that is given, and the amax that is observed beside.
+/// Scales from a given amax, and the amax that is observed in the same cast.
 #[test]
 fn given_amaxes() {
     check(&["quantize_with_amax 70x128", "quantize_with_amax 300x500"], 3);
 }
 
-/// SwiGLU, RMSNorm and rotary positions in bf16, and where rows are no whole vectors.
+/// SwiGLU, RMSNorm and rotary positions in bf16, and with rows that are not whole vectors.
 #[test]
 fn fused_operations() {
     check(&["swiglu 3x17 bf16", "swiglu 70x96 f32 row-major"], 1);

@@ -1,10 +1,13 @@
-//! Every kernel variant, generated for every architecture, and its machine code checked, without a GPU. Compiled are one variant
-//! of each entry point, and of those that an architecture has for itself (all on sm_90a, a GEMM on each of sm_80, 89, 100 and 120)
-//! every seventh, or with `FLOAT8_VARIANTS=all` every one.
+//! Generates every kernel variant for every architecture and checks the machine code, without a
+//! GPU.
 //!
-//! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels nvidia-cuda-nvrtc,
-//! -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is generated and not compiled; in CI that is a
-//! failure.
+//! Compiles one variant of each entry point. Of an architecture's specific kernels it compiles
+//! every seventh variant, or with `FLOAT8_VARIANTS=all` every one. The specific kernels are all
+//! kernels on sm_90a, and a GEMM on each of sm_80, 89, 100 and 120.
+//!
+//! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels
+//! nvidia-cuda-nvrtc, -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is
+//! generated but not compiled; in CI that is a failure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -18,24 +21,24 @@ use codegen::parallel::on_all_cores;
 use codegen::sass::Sass;
 use codegen::variants::{all_are_asked_for, generate};
 
-/// Compute capabilities, and what NVRTC calls them with the features of that one architecture.
+/// Compute capabilities, with NVRTC's names that include architecture-specific features.
 const ARCHITECTURES: [(u16, &str); 5] =
     [(80, "sm_80"), (89, "sm_89"), (90, "sm_90a"), (100, "sm_100a"), (120, "sm_120a")];
 
-/// Kernels that load scales of two and of four blocks at once, and how many variants of each there are at least: those of each tile, by
-/// two pairs of granularities.
+/// Kernels that load scales of two and of four blocks at once, with their minimum numbers of
+/// variants. There is one per tile and each of two pairs of granularities.
 const WIDE_SCALES: [(u16, &str, usize); 2] = [(90, "gemm_hopper", 6), (100, "gemm_blackwell", 4)];
 
-/// What two blocks of a cluster do together, by architecture, and in how many variants at least: those of each tile and output, more
-/// than there are without groups.
+/// Joint operations of two blocks in a cluster, by architecture, with their minimum numbers of
+/// variants. There is one per tile and output, more than exist without groups.
 const CLUSTERS: [(u16, &str, usize); 3] = [
     (90, "complete_tx::bytes.multicast::cluster", 120),
     (100, "tcgen05.mma.cta_group::2.kind::f8f6f4", 36),
     (100, "tcgen05.mma.cta_group::2.kind::mxf8f6f4", 30),
 ];
 
-/// The first kernel of each entry point, of which there is one for each width of loads and each output type; and of those that
-/// only this architecture has, every `step`-th.
+/// Selects the first kernel of each entry point, one for each width of loads and output type. Of
+/// kernels that only this architecture has, also selects every `step`-th.
 fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
     let (mut names, mut count) = (BTreeSet::new(), 0_usize);
     let keep = |kernel: &Generated| {
@@ -48,7 +51,7 @@ fn selected(kernels: Vec<Generated>, step: usize) -> Vec<Generated> {
     kernels.into_iter().filter(keep).collect()
 }
 
-/// What the variants of one kernel come to on one architecture.
+/// Summary of one kernel's variants on one architecture.
 #[derive(Default)]
 struct Summary {
     variants: usize,
@@ -58,7 +61,7 @@ struct Summary {
     occupancy: Option<usize>,
 }
 
-/// A line that is shown although the test passes: the harness holds back only what goes through `println!`.
+/// Prints a line even if the test passes: the harness captures only `println!`.
 macro_rules! row {
     ($($field:tt)*) => { writeln!(std::io::stdout(), $($field)*).expect("standard output is open") };
 }
@@ -72,10 +75,11 @@ fn tools() -> Option<PathBuf> {
     tools
 }
 
-/// Kernels that are disassembled together.
+/// Number of kernels that are disassembled together.
 const BATCH: usize = 16;
 
-/// Checks all variants for one architecture on all cores; the errors, and a summary by kernel.
+/// Checks all variants for one architecture on all cores. Returns the errors, and a summary by
+/// kernel.
 fn check_all(nvrtc: &Nvrtc, kernels: &[Generated], arch: &str) -> (Vec<String>, BTreeMap<String, Summary>) {
     let (errors, summaries) = (Mutex::new(vec![]), Mutex::new(BTreeMap::new()));
     let fail = |kernel: &Generated, error| errors.lock().unwrap().push(format!("{} for {arch}: {error}", kernel.name));
@@ -138,7 +142,7 @@ fn every_kernel_compiles_and_fits() {
             WIDE_SCALES.iter().find_map(|(of, name, least)| (*of == sm).then_some((name, least)))
         {
             for load in ["ld.global.v2.b32", "ld.global.v4.b32"] {
-                // Into floats: words are what the output holds.
+                // Loads into floats: loads of words read the output.
                 let is_wide = |line: &str| line.contains(load) && line.contains("=f");
                 let wide =
                     kernels.iter().filter(|kernel| family(&kernel.name) == *name && kernel.source.lines().any(is_wide));
@@ -152,7 +156,7 @@ fn every_kernel_compiles_and_fits() {
         // A copy of metadata to the device stalls the stream before the launch.
         let copying = kernels.iter().find(|kernel| kernel.copies_shapes);
         assert!(copying.is_none(), "shapes are copied to the device for {}", copying.map_or("", |kernel| &kernel.name));
-        // A home directory may have seen devices of several architectures.
+        // A home directory's cache may contain kernels of several architectures.
         for Generated { name, cache_key, .. } in &kernels {
             let other = keys.insert(*cache_key, sm).filter(|other| *other != sm);
             assert!(

@@ -1,4 +1,5 @@
-//! What a first run on a GPU has to compile fits its minutes: the distinct kernels with tensor maps of all checks.
+//! Bounds the compile time of the first run on a GPU by the number of distinct kernels with tensor
+//! maps in all checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -7,15 +8,17 @@ use checks::{Size, visit};
 use codegen::device::{GenerateCuda, Generated, OfflineDevice, on_each, take, unread};
 use cubecl_core::Runtime;
 
-/// Kernels of an architecture. NVRTC and the assembler take about a second for one, and up to eight workers of `float8-gpu check` share
-/// them: 75 seconds of the first run. If there are fewer than the least, checks were lost.
+/// Bounds on the number of kernels for an architecture. NVRTC and the assembler take about a second
+/// per kernel, shared by up to eight workers of `float8-gpu check`: 75 seconds of the first run.
+/// Fewer kernels than the minimum mean that checks were lost.
 const LEAST: usize = 100;
 const MOST: usize = 600;
 
-/// What operands hold, by which no kernel differs.
+/// Contents of operands, which do not affect the kernel.
 const CODES: [&str; 8] = ["random", "exact", "zeros", "nan-code", "inf-code", "nan-scale", "each-left", "each-right"];
 
-/// Matrices with more are left out: they take minutes to make, and most of their kernels are those of smaller ones.
+/// Larger matrices are skipped: they take minutes to create, and most of their kernels also occur
+/// with smaller ones.
 const MOST_ELEMENTS: usize = 1 << 23;
 
 /// Elements of the largest of three matrices, if `word` is `MxNxK`; else 0.
@@ -27,7 +30,7 @@ fn largest_matrix(word: &str) -> usize {
     }
 }
 
-/// Launches what the checks of `kernels` launch on this device. What is read is of no interest.
+/// Launches the kernels of these checks on a device. Their results are ignored.
 fn launch(sm: u16, kernels: &[&str]) {
     let client = GenerateCuda::client(&OfflineDevice::new(sm));
     let mut seen = BTreeSet::new();
@@ -42,13 +45,13 @@ fn launch(sm: u16, kernels: &[&str]) {
     });
 }
 
-/// Distinct kernels with tensor maps of all checks, by architecture.
+/// Distinct kernels with tensor maps in all checks, by architecture.
 fn kernels<const N: usize>(architectures: [u16; N]) -> BTreeMap<u32, Vec<Generated>> {
     {
         let _unread = unread();
         on_each(architectures, |sm| launch(sm, &["scaled_gemm", "grouped_gemm"]));
     }
-    // These read what they compare with before they launch the others.
+    // These read their reference before they launch the other kernels.
     on_each(architectures, |sm| launch(sm, &["repeated_gemm"]));
     let with_maps = take().into_iter().filter(|kernel| kernel.source.contains("CUtensorMap"));
     let distinct: BTreeMap<_, _> = with_maps.map(|kernel| ((kernel.sm, kernel.key()), kernel)).collect();

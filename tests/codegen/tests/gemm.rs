@@ -1,8 +1,9 @@
-//! The GEMMs of `tcgen05`, of `wgmma`, of `mma.sync`, of f16 matrix units and of no such unit, interpreted, against sums in f64: every
-//! pair of formats and of granularities, every class of tile, ragged edges, biases, outputs and what they are added to, NaN and
-//! infinities.
+//! Interpreted GEMMs with `tcgen05`, `wgmma`, `mma.sync`, f16 matrix units and without matrix
+//! units, against sums in f64. Covers every pair of formats and of granularities, every class of
+//! tile, ragged edges, biases, outputs, accumulation, NaN and infinities.
 //!
-//! The interpreter's accumulators are f32, so that errors are bounded as those of f32 sums are ([`BOUND`]), tighter than on a GPU.
+//! The interpreter's accumulators are f32, so errors are bounded like errors of f32 sums
+//! ([`BOUND`]), tighter than on a GPU.
 
 #[path = "gemm/blackwell.rs"]
 mod blackwell;
@@ -31,7 +32,8 @@ type Client = ComputeClient<GenerateCuda>;
 /// Roundings of f32 sums of blocks and of the whole, as a share of `Σ |terms|`.
 const BOUND: f64 = 1.0 / (1 << 20) as f64;
 
-/// Compute capabilities, and what their GEMM is: without E8M0 scales, with those alone, and with those and others.
+/// Compute capabilities with their GEMM paths: without E8M0 scales, with E8M0 scales only, and with
+/// mixed scales.
 const PATHS: [(u16, [GemmPath; 3]); 5] = [
     (80, [GemmPath::F16Mma; 3]),
     (89, [GemmPath::Mma; 3]),
@@ -63,8 +65,8 @@ fn check_operands(client: &Client, gemm: Gemm, operands: [&HostMatrix; 2]) {
     gemm.compare(client, operands, BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }
 
-/// Checks on a device of many SMs, which has each make a small tile, and on one of two, which make large ones, one
-/// after the other or as a cluster.
+/// Checks on a device of many SMs, where each makes a small tile, and on a device of two. The
+/// latter makes large tiles, in sequence or as a cluster.
 fn each(check: impl Fn([&Client; 2]) + Sync) {
     let Some(_running) = execute_shared() else { return };
     on_each([80, 89, 90, 100, 120], |sm| {
@@ -72,8 +74,9 @@ fn each(check: impl Fn([&Client; 2]) + Sync) {
     });
 }
 
-/// Whether case `i` runs: half of them do on architectures other than Hopper's and Blackwell's, unless `FLOAT8_VARIANTS` asks for all.
-/// Most of a case's time is NVRTC's, for kernels that no other case has.
+/// Whether case `i` runs: half of the cases run on architectures other than Hopper and Blackwell,
+/// unless `FLOAT8_VARIANTS` requests all. Most of a case's time is NVRTC's, for kernels that no
+/// other case uses.
 fn is_sampled(client: &Client, i: usize) -> bool {
     let is_main = matches!(cuda_arch(client), Some(CudaArch::Sm90 | CudaArch::Sm100));
     is_main || i.is_multiple_of(2) || all_are_asked_for()
@@ -95,13 +98,14 @@ fn paths() {
     }
 }
 
-/// Rows, columns and contraction on both sides of the edges of chunks, products, steps, tiles and blocks.
+/// Rows, columns and contraction on both sides of the edges of chunks, products, steps, tiles and
+/// blocks.
 #[test]
 fn formats_and_ragged_shapes() {
     const SIDES: [usize; 10] = [1, 7, 16, 31, 64, 65, 128, 129, 200, 300];
     each(|[_, client]| {
         for (i, m) in SIDES.into_iter().enumerate() {
-            // Each M with every other N, K going along.
+            // Each M with every other N; K varies along.
             for j in (i % 2..SIDES.len()).step_by(2).filter(|j| is_sampled(client, (i + j) / 2)) {
                 let (n, k) = (SIDES[(i + j) % SIDES.len()], SIDES[(3 * i + j) % SIDES.len()]);
                 check(client, Gemm { formats: [Format::ALL[j % 2], Format::ALL[j / 2 % 2]], ..Gemm::new([m, n, k]) });
@@ -132,7 +136,8 @@ fn granularities() {
     });
 }
 
-/// Outputs whose tiles are gone through in several groups, and of tiles of each class with rows at an even element.
+/// Outputs whose tiles are processed in several groups, and tiles of each class with rows at even
+/// elements.
 #[test]
 fn many_tiles() {
     const BLOCKS: [Granularity; 2] = [Granularity::Block1x128, Granularity::Block128x128];
@@ -154,7 +159,8 @@ fn many_tiles() {
     });
 }
 
-/// Hopper's tiles, low, narrow and large, with and without clusters, one after the other in a block; split-K.
+/// Hopper's tiles, low, narrow and large, with and without clusters, in sequence in a block;
+/// split-K.
 #[test]
 fn hopper_plans() {
     let Some(_running) = execute(Execution { seed: 5 }) else { return };
@@ -162,14 +168,15 @@ fn hopper_plans() {
     let shapes = [
         // 128 x 256, in clusters: four items of one cluster, the last row of tiles ragged.
         ([500, 504, 260], few),
-        // The same alone.
+        // 128 x 256 without clusters.
         ([260, 510, 260], few),
         // 64 x 256, and 64 x 128.
         ([60, 500, 260], few),
         ([40, 250, 900], few),
         // 128 x 64 in clusters, two bands of rows.
         ([2200, 8, 130], few),
-        // Split into ragged numbers of steps, alone and in clusters; rows that TMA can and cannot write.
+        // Split into ragged numbers of steps, without and with clusters; rows that TMA can and
+        // cannot write.
         ([60, 72, 2700], many),
         ([200, 67, 4100], many),
     ];
@@ -194,7 +201,8 @@ fn hopper_plans() {
     });
 }
 
-/// Contractions on both sides of the edges of blocks of 32, of words of four and of what a row is padded to.
+/// Contractions on both sides of the edges of blocks of 32, of words of four and of the padding of
+/// a row.
 #[test]
 fn e8m0_ragged_contractions() {
     each(|[_, client]| {
@@ -208,7 +216,7 @@ fn e8m0_ragged_contractions() {
     });
 }
 
-/// Scales far apart whose products are not, and the least and the largest, of zeros.
+/// Very different scales whose products are similar, and the smallest and largest scales, of zeros.
 #[test]
 fn e8m0_far_scales() {
     each(|[_, client]| {
@@ -231,7 +239,7 @@ fn e8m0_far_scales() {
     });
 }
 
-/// Every code decodes to its value, NaN and infinity too.
+/// Every code decodes to its value, including NaN and infinity.
 #[test]
 fn every_code() {
     each(|[client, _]| {
@@ -246,7 +254,8 @@ fn every_code() {
     });
 }
 
-/// NaN codes and NaN scales reach the outputs of their rows and columns and no others, infinities as in f64.
+/// NaN codes and NaN scales reach only the outputs of their rows and columns; infinities behave as
+/// in f64.
 #[test]
 fn not_finite() {
     each(|[_, client]| {
@@ -264,7 +273,8 @@ fn not_finite() {
     });
 }
 
-/// The kernel of a few rows, of every granularity with each, with everything that its variants differ in; and that rows are alone.
+/// The kernel for few rows: every pair of granularities and all differences of its variants; rows
+/// do not affect each other.
 #[test]
 fn gemv() {
     let Some(_running) = execute_shared() else { return };
@@ -284,7 +294,7 @@ fn gemv() {
     });
 }
 
-/// The kernel that needs no matrix units, of every granularity with each.
+/// The kernel without matrix units, for every pair of granularities.
 #[test]
 fn emulated() {
     let Some(_running) = execute_shared() else { return };

@@ -1,3 +1,3 @@
-//! What the programs of `tests/compile_fail.rs` are compiled with.
+//! Dependencies of the programs in `tests/compile_fail.rs`.
 
 pub use {burn, burn_float8};

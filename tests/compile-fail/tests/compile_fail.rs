@@ -1,5 +1,5 @@
-//! What the compiler says of programs that must not compile. They are compiled with what cargo has built for this test: to have each
-//! dependency checked anew, as trybuild would, takes minutes.
+//! Compiler errors of programs that must not compile. They use the dependencies that cargo has
+//! built for this test: checking them again, as trybuild does, takes minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ use std::{env, fs};
 
 use tempfile::TempDir;
 
-/// A program that applies a recipe to a model of this backend.
+/// Program that applies a recipe to a model of this backend.
 fn program(backend: &str) -> String {
     format!(
         "use compile_fail::burn::backend::{{Autodiff, Flex}};
@@ -21,7 +21,7 @@ fn program(backend: &str) -> String {
     )
 }
 
-/// This package's library, which names the dependencies that it was built with. They lie beside it.
+/// Library of this package, next to the dependencies that it was built with.
 fn library(folder: &Path) -> PathBuf {
     let built = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let libraries = built.filter(|path| {
@@ -55,7 +55,7 @@ fn float8_below_autodiff_is_explained() {
     let right = compile(&program("Float8<Autodiff<Flex>>"));
     assert!(right.status.success(), "{}", String::from_utf8_lossy(&right.stderr));
 
-    // Below autodiff, no backward would know which linear it is of.
+    // Below autodiff a backward pass would not know its linear.
     let wrong = compile(&program("Autodiff<Float8<Flex>>"));
     let said = String::from_utf8_lossy(&wrong.stderr);
     assert!(!wrong.status.success());

@@ -1,21 +1,21 @@
-//! [`Counting`]: how much memory a program has at most.
+//! [`Counting`]: allocator that measures peak memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// The system's allocator, counting. It is a program's `#[global_allocator]`.
+/// The system's allocator with counters, for use as `#[global_allocator]`.
 pub struct Counting;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 impl Counting {
-    /// Bytes that are alive.
+    /// Live bytes.
     pub fn alive() -> usize {
         ALIVE.load(Relaxed)
     }
 
-    /// Peak bytes of a call over what is alive before it, of all threads.
+    /// Peak bytes during a call above the bytes live before it, over all threads.
     pub fn peak_of(call: impl FnOnce()) -> usize {
         let before = ALIVE.load(Relaxed);
         PEAK.store(before, Relaxed);
@@ -29,7 +29,8 @@ fn grow(bytes: usize) {
     PEAK.fetch_max(alive, Relaxed);
 }
 
-// SAFETY: every call is the system allocator's; counting touches no memory of the caller.
+// SAFETY: every call is forwarded to the system allocator; counting does not access the caller's
+// memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         grow(layout.size());

@@ -1,13 +1,14 @@
-//! f32 values at which casts and scales can go wrong.
+//! f32 values at which casts and scales can be wrong.
 
 use crate::Random;
 
-/// Where an encoder can go wrong, of both signs: each of the `values` of a format (finite, not negative, ascending) and each midpoint
-/// of two, with their neighbours in f32; then zeros, subnormals, the ends of f32, infinities and NaNs.
+/// Edge cases of an encoder, of both signs. They include each of the `values` of a format (finite,
+/// not negative, ascending), each midpoint of two, and their f32 neighbours. Then zeros,
+/// subnormals, the ends of f32, infinities and NaNs.
 pub fn encoder_edges(values: &[f64]) -> Vec<f32> {
     let mut points = values.to_vec();
     points.extend(values.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0));
-    // Where the value after the largest would be, and the midpoint to it.
+    // The value after the largest, if it existed, and the midpoint to it.
     let step = values[values.len() - 1] - values[values.len() - 2];
     points.extend([step / 2.0, step].map(|step| step + values[values.len() - 1]));
     let around = |point: f64| [point as f32, (point as f32).next_up(), (point as f32).next_down()];
@@ -17,7 +18,7 @@ pub fn encoder_edges(values: &[f64]) -> Vec<f32> {
     edges.iter().flat_map(|&x| [x, -x]).collect()
 }
 
-/// amaxes at which a quotient by them, or its power of two, can go wrong, and `random` others from 1e-12 up.
+/// Edge cases of amaxes for quotients and their powers of two, and `random` others from 1e-12 up.
 pub fn amaxes(random: usize, seed: u64) -> Vec<f32> {
     let eps = 1e-12f32;
     let mut x = vec![0.0, 448.0, 57344.0, 1.0, 1.5, 1.75, 1.75f32.next_up(), 1.75f32.next_down(), 3.5, 7.0, 0.875];
@@ -33,8 +34,8 @@ pub fn amaxes(random: usize, seed: u64) -> Vec<f32> {
     x
 }
 
-/// amaxes at which an exponent of them can go wrong: the ends of every binade, and in it the neighbours of 1, 448 and 57344, which
-/// have mantissas of 0, 0.75 and 0.75; subnormals, and `random` others.
+/// Edge cases of amaxes for exponents: the ends of every binade, and in each the neighbours of 1,
+/// 448 and 57344. Their mantissas are 0, 0.75 and 0.75. Then subnormals and `random` others.
 pub fn binade_edges(random: usize, seed: u64) -> Vec<f32> {
     let mantissas = [0x0, 0x1, 0x3f_ffff, 0x40_0000, 0x5f_ffff, 0x60_0000, 0x60_0001, 0x60_0002, 0x6f_ffff, 0x70_0000];
     let edges = (0..255u32).flat_map(|e| mantissas.map(|m| f32::from_bits(e << 23 | m)));

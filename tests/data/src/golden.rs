@@ -1,5 +1,5 @@
-//! Reference vectors, read from `tests/goldens` or from the folder named by `FLOAT8_GOLDENS`, or part of a program; every
-//! size comes from the files. What a file lacks is a panic that names it.
+//! Reference vectors, from `tests/goldens`, from the folder in `FLOAT8_GOLDENS`, or embedded. Sizes
+//! come from the files. A missing entry is a panic that names it.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 
-/// One safetensors file.
+/// A safetensors file.
 pub struct Golden {
     bytes: Cow<'static, [u8]>,
 }
 
 impl Golden {
-    /// The folder of reference vectors. A relative `FLOAT8_GOLDENS` starts from the workspace's root, where users run cargo;
-    /// cargo runs tests in the package's folder.
+    /// Folder of reference vectors. A relative `FLOAT8_GOLDENS` starts from the workspace's root,
+    /// where users run cargo; cargo runs tests in the package's folder.
     pub fn folder() -> PathBuf {
         let tests = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         match std::env::var_os("FLOAT8_GOLDENS") {
@@ -30,7 +30,7 @@ impl Golden {
         Self { bytes: bytes.into() }
     }
 
-    /// A file that is part of the program.
+    /// Embedded file.
     pub const fn embedded(bytes: &'static [u8]) -> Self {
         Self { bytes: Cow::Borrowed(bytes) }
     }
@@ -57,17 +57,17 @@ impl Golden {
         names
     }
 
-    /// The shape of a tensor.
+    /// Shape of a tensor.
     pub fn shape(&self, name: &str) -> Vec<usize> {
         self.with(name, |tensor| tensor.shape().to_vec())
     }
 
-    /// The shape of a matrix.
+    /// Shape of a matrix.
     pub fn matrix(&self, name: &str) -> [usize; 2] {
         self.shape(name).try_into().unwrap_or_else(|shape| panic!("{name} is no matrix: {shape:?}"))
     }
 
-    /// A float tensor as f32; bf16 widens exactly.
+    /// Float tensor as f32; bf16 widens exactly.
     pub fn floats(&self, name: &str) -> Vec<f32> {
         self.with(name, |tensor| {
             let data = tensor.data();

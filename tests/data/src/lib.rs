@@ -1,7 +1,8 @@
-//! What tests of all crates share: one random generator, the floats at which casts and scales can go wrong, one reader of reference
-//! vectors, one measure of errors, transposes, comparisons of floats, and the text of a panic.
+//! Shared test utilities: a random generator, floats at which casts and scales can be wrong, a
+//! reader of reference vectors and an error measure. Also transposes, comparisons of floats, and
+//! the text of a panic.
 //!
-//! It knows nothing of the crates under test, so that each of them can have it for its own tests.
+//! It does not depend on the crates under test, so each of them can use it in its tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -25,22 +26,22 @@ pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     difference / norm(&mut b.iter().map(|b| f64::from(*b)))
 }
 
-/// Whether these are the same bits, or both NaN.
+/// Whether both have the same bits or are NaN.
 pub fn same(a: f32, b: f32) -> bool {
     a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
 }
 
-/// The message with which `run` panics.
+/// Message with which `run` panics.
 ///
 /// # Panics
-/// If it does not, or not with a message.
+/// If `run` does not panic, or panics without a message.
 pub fn panic_of(run: impl FnOnce()) -> String {
     let payload = catch_unwind(AssertUnwindSafe(run)).expect_err("it was to panic");
     let text = payload.downcast_ref::<String>().cloned();
     text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string())).expect("a message")
 }
 
-/// `[rows, cols]` row-major to `[cols, rows]` row-major.
+/// Transposes row-major `[rows, cols]` to row-major `[cols, rows]`.
 pub fn transpose<T: Copy>(x: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
     (0..cols).flat_map(|c| (0..rows).map(move |r| x[r * cols + c])).collect()
 }

@@ -1,17 +1,17 @@
-//! A reproducible stream of bits, and values made of it.
+//! Reproducible stream of random bits and values.
 
-/// Marsaglia's xorshift of 64 bits, of which the upper half is given out.
+/// Marsaglia's 64-bit xorshift, which returns the upper half.
 pub struct Random(u64);
 
 impl Random {
-    /// A stream that is the same for the same seed.
+    /// Stream that depends only on the seed.
     pub fn new(seed: u64) -> Self {
         // Seed 0 would leave a state of one bit, which takes dozens of steps to spread.
         let seed = if seed == 0 { u64::MAX } else { seed };
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// 32 bits.
+    /// Returns 32 bits.
     pub fn bits(&mut self) -> u32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -19,27 +19,29 @@ impl Random {
         (self.0 >> 32) as u32
     }
 
-    /// In 0..n.
+    /// Integer in 0..n.
     pub fn below(&mut self, n: usize) -> usize {
         ((u64::from(self.bits()) * n as u64) >> 32) as usize
     }
 
-    /// In [-1, 1).
+    /// Value in [-1, 1).
     pub fn unit(&mut self) -> f32 {
         (self.bits() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
-    /// A value of either sign whose magnitude spreads over a dozen binades, as those of activations and gradients do.
+    /// Value of either sign whose magnitude spreads over a dozen binades, like activations and
+    /// gradients.
     pub fn value(&mut self) -> f32 {
         self.unit() * (self.unit() * 6.0).exp2()
     }
 
-    /// `len` such values.
+    /// `len` values of [`value`](Self::value).
     pub fn values(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.value()).collect()
     }
 
-    /// Such values with zeros, subnormals, infinities and NaNs of both signs among them, `every` elements apart on average.
+    /// Values with zeros, subnormals, infinities and NaNs of both signs, on average `every`
+    /// elements apart.
     pub fn spiced(&mut self, len: usize, every: usize) -> Vec<f32> {
         const SPICE: [f32; 6] = [0.0, f32::MIN_POSITIVE / 3.0, 1e-30, 3e38, f32::INFINITY, f32::NAN];
         let spiced = |random: &mut Self| SPICE[random.below(SPICE.len())].copysign(random.unit());
@@ -47,7 +49,7 @@ impl Random {
     }
 }
 
-/// `n` values, roughly normal: sums of twelve uniform ones.
+/// `n` approximately normal values: sums of twelve uniform ones.
 pub fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let mut uniform = || (random.bits() >> 8) as f32 / (1u64 << 24) as f32;
@@ -58,7 +60,7 @@ pub fn normal(n: usize, seed: u64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    /// Seeds that follow each other give streams that have nothing in common; moments are those of the distributions.
+    /// Streams of consecutive seeds are uncorrelated; moments match the distributions.
     #[test]
     fn streams_are_spread() {
         for seed in 0..20 {

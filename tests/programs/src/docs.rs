@@ -1,4 +1,5 @@
-//! The model that the blocks of `docs/*.md` share, as the first program of `docs/wrap-your-model.md` defines it.
+//! Model shared by the code blocks of `docs/*.md`, as defined by the first program of
+//! `docs/wrap-your-model.md`.
 
 use burn::backend::{Autodiff, Flex};
 use burn::nn::loss::{MseLoss, Reduction};
@@ -7,7 +8,7 @@ pub use burn::prelude::*;
 use burn::tensor::Distribution;
 use burn_float8::Float8;
 
-/// A CPU in FP8, with gradients.
+/// CPU backend with FP8 and gradients.
 pub type B = Float8<Autodiff<Flex>>;
 
 /// Linears with residual connections, and one at the end.
@@ -20,13 +21,13 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// With random weights.
+    /// Creates a model with random weights.
     pub fn new(device: &B::Device) -> Self {
         let linear = |n| LinearConfig::new(32, n).init(device);
         Self { layers: (0..4).map(|_| linear(32)).collect(), head: linear(1) }
     }
 
-    /// The mean squared error on a new random batch `[64, 32]`, whose target is the mean of each row.
+    /// Mean squared error on a new random batch `[64, 32]`. The target is the mean of each row.
     pub fn loss(&self) -> Tensor<B, 1> {
         let x = Tensor::<B, 2>::random([64, 32], Distribution::Default, &self.head.weight.device());
         let h = self.layers.iter().fold(x.clone(), |x, layer| x.clone() + layer.forward(x).tanh());

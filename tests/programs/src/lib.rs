@@ -1,4 +1,5 @@
-//! The Rust blocks of `docs/*.md` and the READMEs as doctests, so that each of them compiles and the quick ones run.
+//! The Rust blocks of `docs/*.md` and the READMEs as doctests: each compiles, and the quick ones
+//! run.
 
 pub mod docs;
 

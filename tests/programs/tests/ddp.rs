@@ -1,5 +1,5 @@
-//! burn-train's data-parallel strategy on a Float8 backend. Of Burn's backends only CUDA reduces gradients between devices, so
-//! that this needs a GPU to run, and the feature `ddp` to compile.
+//! burn-train's data-parallel strategy on a Float8 backend. Of Burn's backends only CUDA reduces
+//! gradients between devices, so this needs a GPU to run, and the feature `ddp` to compile.
 use std::sync::Arc;
 
 use burn::backend::{Autodiff, Cuda};

@@ -1,4 +1,4 @@
-//! Nothing is printed: what burn-float8 has to say goes to `log`. A process of its own, for its logger and its output.
+//! burn-float8 prints nothing and only logs. A separate process, for its logger and its output.
 #[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
 #[path = "programs/support/mod.rs"]
 mod support;
@@ -29,12 +29,12 @@ impl Log for Collect {
     fn flush(&self) {}
 }
 
-/// Applies, trains, falls back, reports, and trains by burn-train.
+/// Applies, trains, falls back, reports, and trains with burn-train.
 #[test]
 fn a_program() {
     log::set_logger(&LOGGER).unwrap();
     log::set_max_level(LevelFilter::Info);
-    // Far more than FP8 can give: every layer falls back.
+    // A limit beyond FP8: every layer falls back.
     let fallback = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
     let config = Float8Config::new(Recipe::Delayed)
         .with_filter_fqns(["second"])
@@ -61,7 +61,7 @@ fn a_program() {
     assert!(logged.iter().all(|(level, _)| *level >= Level::Warn), "no errors: {logged:?}");
 }
 
-/// Runs the program above by itself and looks at all that the process prints.
+/// Runs the program above in a separate process and checks all its output.
 #[test]
 fn nothing_is_printed() {
     let this = std::env::current_exe().unwrap();
@@ -70,7 +70,7 @@ fn nothing_is_printed() {
     let (stdout, stderr) = (text(output.stdout), text(output.stderr));
     assert!(output.status.success(), "{stdout}\n{stderr}");
     assert_eq!(stderr, "");
-    // The harness's own lines.
+    // Lines of the test harness.
     let is_harness = |line: &str| {
         line.is_empty()
             || line == "running 1 test"

@@ -1,5 +1,5 @@
-//! What linears do whose weight carries no layer. It is settled once for a device and for the process, so each test runs in a process of
-//! its own.
+//! Behaviour of untagged linears. It is fixed once per device and process, so each test runs in a
+//! separate process.
 #[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
 #[path = "programs/support/mod.rs"]
 mod support;
@@ -22,7 +22,7 @@ const K: usize = 32;
 const N: usize = 16;
 const ALONE: &str = "FLOAT8_TEST_IN_ITS_OWN_PROCESS";
 
-/// Runs a test of this name in a process of its own.
+/// Runs a test in a separate process.
 fn alone(name: &str, test: impl FnOnce()) {
     if std::env::var_os(ALONE).is_some() {
         return test();
@@ -66,14 +66,14 @@ fn near(float8: &[u32], plain: &[u32]) -> bool {
     error > 0.0 && error < 0.2
 }
 
-/// Wrapping the backend is enough, and stays enough: whatever is applied to other models afterwards, on whichever thread, changes
-/// nothing.
+/// Wrapping the backend is enough: configurations applied later to other models, on any thread,
+/// change nothing.
 #[test]
 fn the_first_linear_settles_it() {
     alone("the_first_linear_settles_it", || {
         let plain = run::<Plain>(&linear());
         let untagged = linear::<F8>();
-        // A failed apply settles nothing.
+        // A failed apply does not fix the behaviour.
         Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(Mlp::<F8>::new()).unwrap_err();
         let float8 = run(&untagged);
         assert!(near(&float8, &plain));
@@ -92,7 +92,7 @@ fn the_first_linear_settles_it() {
     });
 }
 
-/// After an `apply` such linears run in high precision, also when that model is gone.
+/// After an `apply` untagged linears run in high precision, even after that model is dropped.
 #[test]
 fn the_first_apply_settles_it() {
     alone("the_first_apply_settles_it", || {
@@ -105,7 +105,7 @@ fn the_first_apply_settles_it() {
         drop((model, other));
         assert_eq!(run(&untagged), plain);
 
-        // A default that is set for the device counts, on and off.
+        // A default for the device applies, on and off.
         let set = |config: Option<&Float8Config>| set_default_config::<F8>(&Default::default(), config).unwrap();
         set(Some(&Float8Config::new(Recipe::Rowwise)));
         let rowwise = run(&untagged);
@@ -126,7 +126,7 @@ fn a_configuration_may_refuse_them() {
         let message = panic_of(|| drop(run(&linear::<F8>())));
         assert!(message.starts_with(&format!("a linear with weight [{K}, {N}] carries no layer")), "{message}");
         panic_of(|| drop(gradients(&linear())));
-        // Tagged linears are not concerned.
+        // Tagged linears are not affected.
         let y = strict.forward(tensor::<F8, 2>([3, D], 1));
         assert!(values(y).iter().all(|v| v.is_finite()));
         report(&strict).verify().unwrap();
@@ -144,7 +144,7 @@ fn a_configuration_may_leave_them_to_the_default() {
     });
 }
 
-/// A model whose linears lost their layers is named by its own report, and by no other's.
+/// A model's report names its linears that lost their layers; other reports do not.
 #[test]
 fn lost_layers_are_named() {
     alone("lost_layers_are_named", || {
@@ -154,7 +154,7 @@ fn lost_layers_are_named() {
         valid.forward(tensor::<F8, 2>([3, D], 1));
         report(&valid).verify().unwrap();
 
-        // A model that the configuration never saw, into which the record was loaded.
+        // A model without the configuration, with the record loaded into it.
         let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
         let bytes = recorder.record(valid.clone().into_record(), ()).unwrap();
         let loaded: Mlp<F8> = Mlp::new().load_record(recorder.load(bytes, &Default::default()).unwrap());
@@ -170,18 +170,18 @@ fn lost_layers_are_named() {
             report(&valid).verify().unwrap();
         }
 
-        // One linear of a model: whether such linears run by default or not.
+        // One untagged linear in a model is named, whether or not untagged linears run by default.
         let mut mixed = valid.clone();
         mixed.second = Mlp::<F8>::new().second;
         assert_eq!(report(&mixed).untagged, ["second"]);
-        // What somebody asked for is none.
+        // An intentional setting is not an error.
         set_default_config::<F8>(&Default::default(), None).unwrap();
         mixed.forward(tensor::<F8, 2>([3, D], 1));
         report(&mixed).verify().unwrap();
     });
 }
 
-/// Also where a linear without a layer has run before any configuration was applied.
+/// The same if an untagged linear ran before any configuration was applied.
 #[test]
 fn layers_lost_with_a_default_are_named() {
     alone("layers_lost_with_a_default_are_named", || {

@@ -1,4 +1,5 @@
-//! Bytes that a rank moves in a step, beside what FSDP2 in bf16 would: `cargo bench --bench traffic --features mpi`, 4 ranks over MPI.
+//! Bytes that a rank moves per step, compared with bf16 FSDP2; 4 ranks over MPI: `cargo bench
+//! --bench traffic --features mpi`.
 //!
 //! ```text
 //! FSDP2, param_dtype = bf16, reduce_dtype = f32, one micro-batch a step:
@@ -20,7 +21,7 @@ use ranks::B;
 const RANKS: usize = 4;
 const WIDTH: usize = 512;
 
-/// The linears of two SwiGLUs, one after the other.
+/// Linears of two SwiGLUs in sequence.
 #[derive(Module, Debug)]
 struct Net<B: Backend> {
     up: Vec<Linear<B>>,
@@ -76,7 +77,8 @@ fn weights() -> usize {
     4 * WIDTH * 3 * WIDTH
 }
 
-/// What a rank sends in the third step: the first two make histories, and know no order of gathers.
+/// Traffic of a rank in the third step. The first two fill the histories and record the order of
+/// gathers.
 fn step(comm: &Communicator, recipe: Recipe, config: ShardConfig) -> Traffic {
     let device = Default::default();
     let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init::<B>(&device);

@@ -1,4 +1,4 @@
-//! A small language model, and training it on one rank or as a shard.
+//! Small language model, and its training on one rank or sharded.
 use burn::backend::Autodiff;
 #[cfg(not(feature = "staged"))]
 use burn::backend::Flex as Device;
@@ -13,36 +13,36 @@ use burn::prelude::*;
 use burn_float8::{Float8, Float8Config, Recipe};
 use float8_shard::{Sharded, full_tensor};
 
-/// What everything runs on.
+/// Backend of the tests.
 pub type B = Float8<Autodiff<Device>>;
 
-/// Words of the vocabulary: no multiple of anything.
+/// Vocabulary size, chosen not to be aligned.
 pub const VOCABULARY: usize = 50;
 
-/// Sequences of this many tokens.
+/// Tokens per sequence.
 pub const LEN: usize = 12;
 
-/// Sequences of a micro-batch.
+/// Sequences per micro-batch.
 pub const BATCH: usize = 3;
 
-/// Embedding, norm, two linears with a bias, and an output without.
+/// Embedding, norm, two linears with bias, and an output layer without bias.
 #[derive(Module, Debug)]
 pub struct Net<B: Backend> {
     embedding: Embedding<B>,
     norm: LayerNorm<B>,
     up: Linear<B>,
     down: Linear<B>,
-    /// None if the output is tied to the embedding.
+    /// None if the output layer is tied to the embedding.
     head: Option<Linear<B>>,
 }
 
 impl<B: Backend> Net<B> {
-    /// A model that is the same on every rank.
+    /// Model with equal parameters on every rank.
     pub fn new(device: &B::Device) -> Self {
         Self::with_output(device, true)
     }
 
-    /// With an output layer of its own, or with the embedding's table as its weight.
+    /// Model with a separate output layer, or with one tied to the embedding.
     fn with_output(device: &B::Device, has_head: bool) -> Self {
         B::seed(device, 7);
         let new = Self {
@@ -52,7 +52,7 @@ impl<B: Backend> Net<B> {
             down: LinearConfig::new(144, 40).init(device),
             head: has_head.then(|| LinearConfig::new(40, VOCABULARY).with_bias(false).init(device)),
         };
-        // Parameters are drawn when they are first read, which is to be now.
+        // Parameters are initialized when first read; read them here.
         new.visit(&mut Draw);
         new
     }
@@ -87,41 +87,41 @@ impl<B: Backend> ModuleVisitor<B> for Draw {
     }
 }
 
-/// Micro-batch `number`, the same everywhere.
+/// Micro-batch `number`, equal on all ranks.
 pub fn batch<B: Backend>(number: usize, device: &B::Device) -> Tensor<B, 2, Int> {
     let token = |i: usize| ((i * i * 31 + 17 * i + number * 13 + i * number) % VOCABULARY) as i32;
     let tokens: Vec<i32> = (0..BATCH * (LEN + 1)).map(token).collect();
     Tensor::from_data(TensorData::new(tokens, [BATCH, LEN + 1]), device)
 }
 
-/// A model with a recipe.
+/// Model with a recipe.
 pub fn model(recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).apply(Net::new(&Default::default())).unwrap().0
 }
 
-/// A model with a tied output.
+/// Model with a recipe and a tied output layer.
 pub fn tied_model(recipe: Recipe) -> Net<B> {
     Float8Config::new(recipe).apply(Net::with_output(&Default::default(), false)).unwrap().0
 }
 
-/// A model in training.
+/// Training of a model.
 pub struct Training {
-    /// As the steps so far have left it.
+    /// Current model.
     pub model: Net<B>,
-    /// With whom, if it is sharded.
+    /// Handle to the ranks, if the model is sharded.
     pub sharded: Option<Sharded>,
     optimizer: OptimizerAdaptor<AdamW, Net<B>, B>,
     step: usize,
 }
 
 impl Training {
-    /// Before the first step.
+    /// Training before the first step.
     pub fn new(model: Net<B>, sharded: Option<Sharded>) -> Self {
         Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0 }
     }
 
-    /// A step on so many micro-batches, of which this rank takes each whose number is its own modulo the ranks; the mean loss of all
-    /// ranks.
+    /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
+    /// the ranks is its own. Returns the mean loss over all ranks.
     pub fn step(&mut self, micro_batches: usize) -> f32 {
         let device = Default::default();
         let (rank, ranks) = self.sharded.as_ref().map_or((0, 1), |sharded| {
@@ -150,7 +150,7 @@ impl Training {
         sum
     }
 
-    /// All parameters, whole, by their bits.
+    /// Bits of all whole parameters.
     pub fn parameters(&self) -> Vec<(String, Vec<u32>)> {
         struct Read(Vec<(String, Vec<u32>)>);
         impl<B: Backend> ModuleVisitor<B> for Read {

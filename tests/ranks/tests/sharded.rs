@@ -1,4 +1,4 @@
-//! Each case runs on the ranks of a job that this program starts: it calls itself by `mpirun`.
+//! Runs each case on the ranks of a job: this program starts itself under `mpirun`.
 mod cases;
 
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cases::{Case, Ends};
 
-/// No case takes so long.
+/// Time limit of a case.
 const LIMIT: Duration = Duration::from_secs(if cfg!(feature = "staged") { 1800 } else { 240 });
 
 fn main() -> ExitCode {
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What the ranks of a case have printed.
+/// Output of the ranks of a case.
 fn run(case: &Case, ranks: usize) -> Result<Output, String> {
     let mut child = Command::new("mpirun")
         .args(["--allow-run-as-root", "--oversubscribe", "-n", &ranks.to_string()])

@@ -1,4 +1,4 @@
-//! `check`: everything that can be wrong, each as one case in a worker; a table of the groups comes last.
+//! `check`: one case per check in worker processes; prints a table of the groups last.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,7 +16,7 @@ use test_data::Golden;
 use crate::target::Target;
 use crate::{Error, LimitArgs, Outcome, worker};
 
-/// torch's and torchao's results, which are part of the program.
+/// Embedded results of torch and torchao.
 static CASTS: Goldens = Goldens {
     cast: Golden::embedded(include_bytes!("../../../../tests/goldens/cast.safetensors")),
     quantize: Golden::embedded(include_bytes!("../../../../tests/goldens/quantize.safetensors")),
@@ -24,34 +24,38 @@ static CASTS: Goldens = Goldens {
 };
 static LINEARS: Golden = Golden::embedded(include_bytes!("../../../../tests/goldens/linear.safetensors"));
 
-/// What to check.
+/// Options of `check`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only cases whose name contains this, or one of several; names begin with golden_, quantize, scale, encode, dequantize_mx, amax,
-    /// health, scaled_gemm, grouped_gemm, repeated_gemm or linear. Names have commas in them: repeat the option for several.
+    /// Runs only cases whose name contains this text. Repeat the option for several texts.
+    ///
+    /// Names start with golden_, quantize, scale, encode, dequantize_mx, amax, health, scaled_gemm,
+    /// grouped_gemm, repeated_gemm or linear. Commas are part of names.
     #[arg(long)]
     only: Vec<String>,
-    /// Small matrices only.
+    /// Checks only small matrices.
     #[arg(long)]
     quick: bool,
     /// Prints every case.
     #[arg(long)]
     verbose: bool,
-    /// Workers at once, each with a CUDA context of its own: compiling kernels takes longer than running them. 0 for half of the
-    /// machine's cores, 8 at most.
+    /// Number of parallel workers, each with its own CUDA context. 0 means half of the machine's
+    /// cores, at most 8.
+    ///
+    /// Several are faster, because compiling kernels takes longer than running them.
     #[arg(long, default_value_t = 0)]
     jobs: usize,
-    /// Appends every result to this file, a line of JSON each, as it is known.
+    /// Appends each result to this file as a line of JSON, immediately.
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// Between two lines that say how far the run is, in a file; on a terminal it is one line that changes.
+/// Interval between progress lines in a file; a terminal has one line that updates.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// Outcomes of one kind.
+/// Outcomes of one group of cases.
 #[derive(Default)]
 struct Group {
     cases: usize,
@@ -61,7 +65,7 @@ struct Group {
     seconds: f64,
 }
 
-/// Prints outcomes as they come, and keeps count.
+/// Prints and counts outcomes.
 struct Tally {
     groups: BTreeMap<String, Group>,
     verbose: bool,
@@ -122,7 +126,7 @@ impl Tally {
         let line = format!("{done} of {of}, {} s: {name}", elapsed.as_secs());
         if terminal {
             print!("\r\x1b[2K{line}");
-            // It is only a line of progress.
+            // Progress output may fail.
             let _ = stdout().flush();
             if done == of {
                 println!();
@@ -132,7 +136,7 @@ impl Tally {
         }
     }
 
-    /// What came of the cases; wrong too if none has a name that was asked for.
+    /// Prints the table. The outcome is also wrong if no case has a requested name.
     fn print(&self) -> Outcome {
         println!(
             "\n{:<20}  {:>6}  {:>6}  {:>7}  {:>15}  {:>8}",
@@ -153,7 +157,7 @@ impl Tally {
     }
 }
 
-/// Compares all cases.
+/// Runs all checks.
 ///
 /// # Errors
 /// No device; a file that cannot be written.
@@ -175,7 +179,7 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
     }
 }
 
-/// Runs cases for [`run`], which is another process.
+/// Runs cases for [`run`] in a worker process.
 pub fn serve<T: Target>(args: &Args) {
     let client = T::client();
     let size = if args.quick { Size::Small } else { Size::Full };

@@ -1,9 +1,17 @@
-//! Checks and measurements on a GPU, in one program that needs nothing beside it but the driver and NVRTC with its headers.
+//! Checks and measurements on a GPU, in one program that needs only the driver and NVRTC with its
+//! headers.
 //!
-//! `float8-gpu check` compares every kernel and Float8 linears with the scalar reference; `float8-gpu bench` measures them
-//! against the same work in high precision, and against torch where it is installed; `float8-gpu versions` says what they run on.
-//! Cases run in worker processes, each with a limit, so that a fault of the GPU or a hang costs one case. Exit codes: 0, 1 if
-//! something is wrong, 2 if the device is absent, 3 if nothing is wrong, but something did not run.
+//! `float8-gpu check` compares every kernel and Float8 linears with the scalar reference.
+//! `float8-gpu bench` measures them against the same work in high precision, and against torch if
+//! installed. `float8-gpu versions` prints the device and software versions.
+//!
+//! Cases run in worker processes with time limits, so that a GPU fault or a hang costs one case.
+//!
+//! Exit codes:
+//! - 0: success
+//! - 1: a wrong result or an error
+//! - 2: the device is absent
+//! - 3: some cases did not run, and all others passed
 
 mod bench;
 mod check;
@@ -19,13 +27,14 @@ use device_select::{DeviceChoice, SelectedDevice, cuda_setup, quiet_wayland, sel
 
 use target::{OnCuda, OnWgpu};
 
-/// FP8 on this machine's GPU: is it right, and how fast is it?
+/// Checks FP8 on this machine's GPU and measures its speed.
 #[derive(Parser)]
 struct Args {
-    /// Where to run; wgpu is there to try the program without an NVIDIA GPU.
+    /// Device to run on. wgpu is for trying the program without an NVIDIA GPU.
     #[arg(long, value_enum, default_value_t = Device::Cuda, global = true)]
     device: Device,
-    /// Runs cases whose numbers come from standard input: what the program calls itself with.
+    /// Runs cases whose numbers are read from standard input. The program starts itself with this
+    /// option.
     #[arg(long, global = true, hide = true)]
     worker: bool,
     #[command(subcommand)]
@@ -40,24 +49,25 @@ enum Device {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Golden files, every kernel against the scalar reference, and Float8 linears against the CPU's.
+    /// Checks golden files, every kernel against the scalar reference, and Float8 linears against
+    /// the CPU.
     Check(check::Args),
-    /// TFLOP/s, bandwidths and train steps, as ratios to high precision in the same run.
+    /// Measures TFLOP/s, bandwidths and train steps, as ratios to high precision in the same run.
     Bench(bench::Args),
-    /// The device, its driver and NVRTC, and the registers of the GEMMs.
+    /// Prints the device, its driver and NVRTC, and the registers of the GEMMs.
     Versions,
 }
 
-/// What can stop the program.
+/// Error that stops the program.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] device_select::DeviceError),
-    /// A file could not be written or a program not be run.
+    /// A file cannot be written, or a program cannot be run.
     #[error("{what}: {source}")]
     Io { what: String, source: std::io::Error },
-    /// Results that are no JSON.
+    /// Results are not valid JSON.
     #[error("{what}: {source}")]
     Json { what: &'static str, source: serde_json::Error },
     /// No worker process starts.
@@ -71,10 +81,10 @@ enum Error {
     Registers(String),
 }
 
-/// What came of a command.
+/// Outcome of a command.
 enum Outcome {
     Right,
-    /// Nothing that ran is wrong, but the time did not suffice for all, or torch failed.
+    /// No result is wrong, but time ran out or torch failed.
     Incomplete,
     Wrong,
 }
@@ -89,10 +99,10 @@ impl Outcome {
     }
 }
 
-/// Bounds of a run.
+/// Time limits of a run.
 #[derive(Clone, Copy, clap::Args)]
 struct LimitArgs {
-    /// Seconds for all; cases that would begin later are not run.
+    /// Seconds for the whole run; later cases are skipped.
     #[arg(long, default_value_t = 540)]
     limit_seconds: u64,
     /// Seconds for one case, compiling its kernels included.
@@ -107,7 +117,7 @@ impl LimitArgs {
     }
 }
 
-/// This program as a worker, with the same arguments.
+/// Command that starts this program as a worker, with the same arguments.
 fn worker() -> std::process::Command {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap_or_else(|_| "float8-gpu".into()));
     command.args(std::env::args_os().skip(1)).arg("--worker");
@@ -115,10 +125,10 @@ fn worker() -> std::process::Command {
 }
 
 fn main() -> ExitCode {
-    // SAFETY: a program begins with one thread.
+    // SAFETY: a program starts with one thread.
     unsafe {
         quiet_wayland();
-        // It is to find what is wrong, not to go around it.
+        // Checks should find errors, not avoid them.
         if std::env::var_os("FLOAT8_SELF_CHECK").is_none() {
             std::env::set_var("FLOAT8_SELF_CHECK", "off");
         }

@@ -1,6 +1,6 @@
-//! Registers and local memory of the GEMMs for this device, as the driver assembles them.
+//! Registers and local memory of the GEMMs on this device, as assembled by the driver.
 //!
-//! The driver gets the PTX of NVRTC, as it does from CubeCL. `ptxas` may give other numbers.
+//! The driver assembles NVRTC's PTX, as with CubeCL. `ptxas` may give other numbers.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -25,13 +25,13 @@ const GEMMS: [([Granularity; 2], bool); 3] = [
 /// Prints a line for each GEMM of [`GEMMS`].
 ///
 /// # Errors
-/// A refusal of the driver, of NVRTC or of CubeCL.
+/// An error of the driver, of NVRTC or of CubeCL.
 pub fn print() -> Result<(), String> {
     let failed = |error: driver::DriverError| format!("the driver: {error}");
     driver::init().map_err(failed)?;
     let device = driver::device::get(0).map_err(failed)?;
     let attribute = |attribute| {
-        // SAFETY: the driver has just given the device.
+        // SAFETY: the driver has just returned the device.
         unsafe { driver::device::get_attribute(device, attribute) }.map_err(failed)
     };
     let major = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -39,7 +39,8 @@ pub fn print() -> Result<(), String> {
     let sms = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     println!("compute capability {major}.{minor}, {sms} SMs");
     let kernels = kernels(OfflineDevice { sm: (10 * major + minor) as u16, sms: sms as u16 })?;
-    // SAFETY: the context is made current in each thread that uses it, and lives as long as the process.
+    // SAFETY: each thread that uses the context makes it current, and it lives as long as the
+    // process.
     let context = unsafe { driver::primary_ctx::retain(device) }.map_err(failed)? as usize;
     // NVRTC takes seconds for each.
     std::thread::scope(|scope| {
@@ -58,7 +59,7 @@ pub fn print() -> Result<(), String> {
     })
 }
 
-/// The CUDA of each GEMM for such a device, and what it is.
+/// CUDA source of each GEMM for this device, with a description.
 fn kernels(device: OfflineDevice) -> Result<Vec<(String, Generated)>, String> {
     let [m, n, k] = SHAPE;
     let client = GenerateCuda::client(&device);
@@ -90,7 +91,8 @@ fn attributes(kernel: &Generated, context: sys::CUcontext) -> Result<[i32; 2], S
     let ptx = ptx(kernel)?;
     let name = CString::new(kernel.name.clone()).map_err(|error| error.to_string())?;
     let failed = |error: driver::DriverError| format!("{}: the driver: {error}", kernel.name);
-    // SAFETY: the context is retained. PTX ends with a zero. The function is used while its module is loaded.
+    // SAFETY: the context is retained. PTX ends with a zero. The function is used while its module
+    // is loaded.
     unsafe {
         driver::ctx::set_current(context).map_err(failed)?;
         let module = driver::module::load_data(ptx.as_ptr().cast()).map_err(failed)?;
@@ -103,14 +105,14 @@ fn attributes(kernel: &Generated, context: sys::CUcontext) -> Result<[i32; 2], S
     }
 }
 
-/// The PTX that CubeCL would have of NVRTC.
+/// PTX with the options that CubeCL passes to NVRTC.
 fn ptx(kernel: &Generated) -> Result<Vec<c_char>, String> {
     let source = CString::new(kernel.source.clone()).map_err(|error| error.to_string())?;
     let own = if kernel.sm >= 90 { "a" } else { "" };
     let mut options = vec![format!("--gpu-architecture=sm_{}{own}", kernel.sm), "-lineinfo".into()];
     options.extend([include_path(), cccl_include_path()].map(|path| format!("--include-path={}", path.display())));
     let program = nvrtc::create_program(&source, None).map_err(|error| format!("NVRTC: {error}"))?;
-    // SAFETY: the program is NVRTC's until it is destroyed, and its log ends with a zero.
+    // SAFETY: the program is valid until it is destroyed, and its log ends with a zero.
     unsafe {
         let compiled = nvrtc::compile_program(program, &options);
         let ptx = compiled.and_then(|()| nvrtc::get_ptx(program)).map_err(|error| {

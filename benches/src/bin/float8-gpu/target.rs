@@ -1,21 +1,21 @@
-//! A CubeCL runtime and the Burn backend on top of it.
+//! CubeCL runtimes with the Burn backends on top of them.
 
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn_float8::backend::Float8Backend;
 use cubecl::prelude::*;
 
-/// Where the program runs.
+/// Runtime and backend to measure.
 pub trait Target {
-    /// The runtime of the kernels.
+    /// Runtime of the kernels.
     type Runtime: Runtime;
-    /// The backend of the linears, as Burn's users have it: with fusion.
+    /// Backend of the linears, with fusion, as users have it.
     type Backend: Float8Backend;
 
-    /// The default device's client, the one that the backend uses too.
+    /// Client of the default device, which the backend uses too.
     fn client() -> ComputeClient<Self::Runtime>;
 
-    /// bf16, or f32 where the device has none.
+    /// bf16, or f32 if the device does not support it.
     fn compute_dtype() -> DType {
         let device = Default::default();
         if Self::Backend::fp8_supports(&device, DType::BF16) { DType::BF16 } else { DType::F32 }

@@ -1,4 +1,4 @@
-//! Each collective as MPI starts it, on buffers that live as long as MPI uses them.
+//! MPI calls of each collective, on buffers that stay alive while MPI uses them.
 
 use std::ffi::c_int;
 use std::mem;
@@ -13,11 +13,11 @@ use crate::collective::{Collective, Difference, Operation};
 use crate::error::CommError;
 use crate::pending::{Flight, Pending};
 
-/// A started collective and its buffers.
+/// Started collective with its buffers.
 struct InFlight<T: Element> {
     world: Arc<World>,
     collective: Collective,
-    /// Null when it is done.
+    /// Null when the transfer is done.
     request: MPI_Request,
     send: Vec<T>,
     receive: Vec<T>,
@@ -34,7 +34,8 @@ impl<T: Element> Flight<Vec<T>> for InFlight<T> {
         match waited {
             Ok(()) => Ok(receive),
             Err(error) => {
-                // Leaked: a request that has failed is none any more, and parts of it may still be on their way.
+                // Leaked: a failed request is no longer a request, and parts of it may still be in
+                // flight.
                 mem::forget((send, receive));
                 Err(error)
             }
@@ -54,8 +55,11 @@ impl<T: Element> Drop for InFlight<T> {
 }
 
 impl World {
-    /// Numbers the next collective and makes sure that all ranks are in the same: MPI matches collectives by their order alone, and
-    /// would write what one rank sends over the memory of another that has room for less. `order` is held.
+    /// Numbers the next collective and checks that all ranks are in the same one. The caller holds
+    /// `order`.
+    ///
+    /// MPI matches collectives only by their order. On a mismatch it would overwrite memory behind
+    /// a receive buffer that is too small.
     fn begin(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
         let collective = self.number(operation, label, bytes)?;
         self.compare(&collective)?;
@@ -69,7 +73,7 @@ impl World {
         Ok(Collective { number: state.started, operation, label: label.into(), bytes: bytes as u64 })
     }
 
-    /// Numbers a collective of another engine and, in the compare mode, compares it.
+    /// Numbers a collective of another engine. In the compare mode, also compares it.
     #[cfg(feature = "nccl")]
     pub(crate) fn announce(&self, operation: Operation, label: &str, bytes: usize) -> Result<Collective, CommError> {
         let _order = self.order.lock();
@@ -84,18 +88,19 @@ impl World {
         let all = self.gather_now(own, encode(own).to_vec())?;
         let (each, _) = all.as_chunks::<ENCODED>();
         let Some(rank) = each.iter().position(|other| *other != each[0]) else { return Ok(()) };
-        // What cannot be read is this program's own, of another version.
+        // A record that cannot be decoded comes from another version of this program.
         let [first, other] = [0, rank].map(|rank| decode(&each[rank]).unwrap_or_else(|| own.clone()));
         let error = CommError::Differs(Box::new(Difference { rank, first, other }));
         Err(self.die(&mut self.lock(), own, error))
     }
 
-    /// Gathers equal lengths at once, as a part of `collective`.
+    /// Gathers equal lengths and waits, as a part of `collective`.
     fn gather_now<T: Element>(&self, collective: &Collective, send: Vec<T>) -> Result<Vec<T>, CommError> {
         let mut receive = vec![T::default(); send.len() * self.size];
         let started = self.start(collective, |comm, request| {
             let count = send.len() as c_int;
-            // SAFETY: the receive buffer has room for each rank's elements; both live until the request is done, or are leaked.
+            // SAFETY: the receive buffer has room for each rank's elements; both live until the
+            // request is done, or are leaked.
             unsafe {
                 let (from, to) = (send.as_ptr().cast(), receive.as_mut_ptr().cast());
                 ffi::MPI_Iallgather(from, count, T::datatype(), to, count, T::datatype(), comm, request)
@@ -104,7 +109,7 @@ impl World {
         self.finish(started, collective, (send, receive)).map(|(_, receive)| receive)
     }
 
-    /// Waits for a started part, whose buffers are leaked if it does not end.
+    /// Waits for a started part. Leaks its buffers if it does not end.
     fn finish<B>(
         &self,
         started: Result<MPI_Request, CommError>,
@@ -140,7 +145,7 @@ impl World {
         call: impl FnOnce(*const T, *mut T, MPI_Comm, *mut MPI_Request) -> c_int,
     ) -> Result<Pending<Vec<T>>, CommError> {
         fits(operation, label, send.len().max(receive.len()))?;
-        // A broadcast has no other buffer than its result.
+        // A broadcast uses only its result buffer.
         let bytes = size_of::<T>() * if operation == Operation::Broadcast { receive.len() } else { send.len() };
         let _order = self.order.lock();
         let collective = self.begin(operation, label, bytes)?;
@@ -154,7 +159,8 @@ impl World {
         let all = vec![0; shard.len() * self.size];
         self.launch((Operation::AllGather, label), (shard, all), |from, to, comm, request| {
             let datatype = u32::datatype();
-            // SAFETY: `to` has room for `count` words of each rank; both buffers live until the request is done.
+            // SAFETY: `to` has room for `count` words of each rank; both buffers live until the
+            // request is done.
             unsafe { ffi::MPI_Iallgather(from.cast(), count, datatype, to.cast(), count, datatype, comm, request) }
         })
     }
@@ -163,7 +169,8 @@ impl World {
         let (count, all) = ((words.len() / self.size) as c_int, vec![0; words.len()]);
         self.launch((Operation::AllToAll, label), (words, all), |from, to, comm, request| {
             let datatype = u32::datatype();
-            // SAFETY: both buffers have `count` words for each rank, and live until the request is done.
+            // SAFETY: both buffers hold `count` words for each rank and live until the request is
+            // done.
             unsafe { ffi::MPI_Ialltoall(from.cast(), count, datatype, to.cast(), count, datatype, comm, request) }
         })
     }
@@ -176,7 +183,7 @@ impl World {
         let chunk = vec![0.0; all.len() / self.size];
         let count = chunk.len() as c_int;
         self.launch((Operation::ReduceScatterSum, label), (all, chunk), |from, to, comm, request| {
-            // SAFETY: `from` has `count` numbers for each rank, `to` has room for those of one.
+            // SAFETY: `from` holds `count` numbers for each rank; `to` has room for one rank's.
             unsafe {
                 let (datatype, sum) = (f32::datatype(), ffi::RSMPI_SUM);
                 ffi::MPI_Ireduce_scatter_block(from.cast(), to.cast(), count, datatype, sum, comm, request)
@@ -226,9 +233,10 @@ impl World {
         let collective = self.begin(Operation::AllGatherBytes, label, 0)?;
         let lengths = self.gather_now(&collective, vec![bytes.len() as u64])?;
         let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
-        // The same on every rank, so none waits for one that stopped here.
+        // The check gives the same result on every rank, so no rank waits for one that stopped
+        // here.
         fits(Operation::AllGatherBytes, label, lengths.iter().sum())?;
-        // Open MPI refuses a gather of nothing at all.
+        // Open MPI rejects a gather whose lengths are all zero.
         if lengths.iter().all(|length| *length == 0) {
             return Ok(vec![Vec::new(); self.size]);
         }
@@ -245,7 +253,8 @@ impl World {
         let started = self.start(&collective, |comm, request| {
             let (from, count, datatype) = (send.as_ptr().cast(), send.len() as c_int, u8::datatype());
             let (to, counts, starts) = (receive.as_mut_ptr().cast(), counts.as_ptr(), starts.as_ptr());
-            // SAFETY: rank r's bytes go to `receive[starts[r]..][..counts[r]]`; all buffers live until the request is done.
+            // SAFETY: rank r's bytes go to `receive[starts[r]..][..counts[r]]`; all buffers live
+            // until the request is done.
             unsafe { ffi::MPI_Iallgatherv(from, count, datatype, to, counts, starts, datatype, comm, request) }
         });
         let (_, all, _, starts) = self.finish(started, &collective, (send, receive, counts, starts))?;
@@ -253,7 +262,7 @@ impl World {
     }
 }
 
-/// MPI counts elements in a C int, and some of its algorithms count all ranks' in one.
+/// MPI counts elements in a C int, and some of its algorithms count all ranks' elements in one.
 fn fits(operation: Operation, label: &str, elements: usize) -> Result<(), CommError> {
     let limit = c_int::MAX as usize;
     if elements <= limit {

@@ -1,10 +1,10 @@
-//! Numbers that MPI sends and reduces.
+//! Number types that MPI sends and reduces.
 
 use ::mpi::ffi;
 
-/// A number of MPI.
+/// Number type of MPI.
 pub(crate) trait Element: Copy + Default + Send + 'static {
-    /// MPI's name for it.
+    /// MPI's datatype handle.
     fn datatype() -> ffi::MPI_Datatype;
 }
 

@@ -1,4 +1,4 @@
-//! The end of a world: in order when all ranks leave, else so that no rank is left waiting.
+//! End of a world: in order when all ranks leave, else so that no rank keeps waiting.
 
 use std::mem;
 use std::thread;
@@ -10,17 +10,18 @@ use super::watch::Backoff;
 use super::world::{State, World, check};
 use crate::error::CommError;
 
-/// The exit code of a job that a communicator has ended after an error.
+/// Exit code of a job that a communicator ended after an error.
 const FAILED: i32 = 70;
-/// Rust's exit code of a panic.
+/// Rust's exit code after a panic.
 const PANICKED: i32 = 101;
-/// How long the process goes on after a communicator that failed is dropped: to print its error, and return its exit code.
+/// Time for the process to print its error and to return its exit code after a failed communicator
+/// is dropped.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long a rank with an error of a collective waits when it drops the communicator. The first process that ends takes the others
-/// with it, and all are to print theirs first.
+/// Delay when a rank with a collective's error drops its communicator. The first process to exit
+/// ends the others, and all should print their errors first.
 const LAST_WORDS: Duration = Duration::from_millis(300);
-/// How long a rank waits that had no such error, but left early. It is shorter, as its reason is what users look for, and a program may
-/// print that only when the communicator is dropped.
+/// Delay of a rank that left early without such an error. It is shorter: users look for this rank's
+/// reason, and a program may print it only after dropping the communicator.
 const FIRST_WORDS: Duration = Duration::from_millis(100);
 
 impl Drop for World {
@@ -36,7 +37,7 @@ impl Drop for World {
                 if !failed {
                     log::error!("{error}");
                 }
-                // Finalizing would wait for ranks that do not come, and MPI may write to the buffers still.
+                // Finalizing would wait for absent ranks, and MPI may still write to the buffers.
                 mem::forget(universe);
                 mem::forget(mem::take(&mut state.orphans));
                 end_soon();
@@ -67,12 +68,12 @@ impl World {
             here = here || state.test(&mut barrier, &"leaving")?;
             state.test_orphans()?;
             self.read_messages(state)?;
-            // All messages are read: each rank sent its before the barrier.
+            // All messages have been read: each rank sent its own before the barrier.
             let told = (0..self.size).all(|rank| rank == self.rank || state.left[rank].is_some());
             if here && told && state.orphans.is_empty() {
                 return Ok(());
             }
-            // A rank that has given up does not come.
+            // A rank that has given up does not arrive.
             let given_up = state.calls.iter().position(Option::is_some);
             if given_up.is_some() || backoff.waited() >= self.timeout {
                 let (rank, world_size, waited) = (self.rank, self.size, backoff.waited());
@@ -83,7 +84,8 @@ impl World {
     }
 }
 
-/// Ends the job, unless this process does so itself before: mpirun ends the other ranks when one exits without finalizing MPI.
+/// Ends the job unless this process exits first: mpirun ends the other ranks when one exits without
+/// finalizing MPI.
 fn end_soon() {
     let spawned = thread::Builder::new().name("end of job".into()).spawn(|| {
         thread::sleep(GRACE);
@@ -95,12 +97,13 @@ fn end_soon() {
 }
 
 fn abort(code: i32) -> ! {
-    // SAFETY: MPI has started and is not finalized. Another thread may be in a call of MPI, but the job ends with this one.
+    // SAFETY: MPI has started and is not finalized. Another thread may be inside an MPI call, but
+    // the job ends here.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, code) };
     std::process::abort()
 }
 
-/// Ends the job after a panic, unless MPI has ended.
+/// Ends the job after a panic, unless MPI has been finalized.
 pub(crate) fn end_after_panic() {
     if !environment::is_finalized() {
         abort(PANICKED);

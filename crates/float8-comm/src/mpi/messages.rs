@@ -1,4 +1,4 @@
-//! What ranks tell each other besides their collectives: that they have given up, or that they leave.
+//! Messages of ranks outside their collectives: a rank has given up, or leaves.
 
 use std::ffi::c_int;
 
@@ -9,19 +9,19 @@ use super::world::{Orphan, State, World, check};
 use crate::collective::Collective;
 use crate::error::CommError;
 
-/// The tag of "I have given up waiting in this collective".
+/// Tag of "I have given up waiting in this collective".
 const GIVEN_UP: c_int = 1;
-/// The tag of "I leave after this collective".
+/// Tag of "I leave after this collective".
 const LEAVING: c_int = 2;
 
 impl World {
-    /// Tells the others that this rank has given up in `collective`.
+    /// Notifies the other ranks that this rank has given up in `collective`.
     pub(crate) fn tell_given_up(&self, state: &mut State, collective: &Collective) -> Result<(), CommError> {
         state.called = true;
         self.tell(state, GIVEN_UP, &encode(collective))
     }
 
-    /// Tells the others that this rank starts no more collectives.
+    /// Notifies the other ranks that this rank starts no more collectives.
     pub(crate) fn tell_leaving(&self, state: &mut State) -> Result<(), CommError> {
         let started = state.started.to_le_bytes();
         self.tell(state, LEAVING, &started)
@@ -30,7 +30,7 @@ impl World {
     fn tell(&self, state: &mut State, tag: c_int, message: &[u8]) -> Result<(), CommError> {
         for to in (0..self.size).filter(|rank| *rank != self.rank) {
             let buffer = message.to_vec();
-            // SAFETY: the buffer lives with the request, and is not touched.
+            // SAFETY: the buffer lives with the request and is not modified.
             let request = unsafe {
                 let mut request = ffi::RSMPI_REQUEST_NULL;
                 let (data, count, datatype) = (buffer.as_ptr().cast(), buffer.len() as c_int, ffi::RSMPI_UINT8_T);
@@ -45,7 +45,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads what others have told.
+    /// Reads the messages of other ranks.
     pub(crate) fn read_messages(&self, state: &mut State) -> Result<(), CommError> {
         for from in (0..self.size).filter(|rank| *rank != self.rank) {
             let mut word = [0; 8];
@@ -61,9 +61,10 @@ impl World {
     }
 }
 
-/// Whether there was a message.
+/// Receives a message if there is one; returns whether there was.
 fn read(state: &State, from: usize, tag: c_int, into: &mut [u8]) -> Result<bool, CommError> {
-    // SAFETY: a message that is there is received without waiting; those of a tag have the length of the buffer.
+    // SAFETY: a probed message is received without waiting; all messages of a tag have the buffer's
+    // length.
     unsafe {
         let (mut there, comm, status) = (0, state.control, ffi::RSMPI_STATUS_IGNORE);
         check("MPI_Iprobe", ffi::MPI_Iprobe(from as c_int, tag, comm, &mut there, status))?;

@@ -1,4 +1,4 @@
-//! Collectives over MPI: nonblocking calls on buffers of ours, each waited for with a time limit.
+//! Collectives over MPI: nonblocking calls on owned buffers, waited for with a time limit.
 
 mod collectives;
 mod element;

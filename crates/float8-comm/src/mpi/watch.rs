@@ -1,4 +1,4 @@
-//! The watchdog: waits for a collective, and if that does not end says which ranks are not in it.
+//! Watchdog: waits for a collective and, at the time limit, names the ranks that are not in it.
 
 use std::time::{Duration, Instant};
 
@@ -9,22 +9,22 @@ use super::world::{State, World};
 use crate::collective::{Absence, Collective, Whereabouts};
 use crate::error::CommError;
 
-/// How long a rank that has given up waits for the others to say where they are.
+/// Time that a rank that has given up waits for the other ranks to report.
 const ROLL_CALL: Duration = Duration::from_secs(1);
-/// Between looks at what other ranks tell.
+/// Interval between checks for messages of other ranks.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// Waits between tests: first it only yields, as most transfers end soon and MPI moves data while it tests; then it sleeps, so that a
-/// rank that waits long leaves its core to others.
+/// Pause between tests of a transfer. It first only yields, as most transfers end soon and MPI
+/// moves data during tests. Later it sleeps, which frees the core.
 pub(crate) struct Backoff {
     since: Instant,
     spin: Duration,
 }
 
 impl Backoff {
-    /// For a transfer of `bytes`.
+    /// Backoff for a transfer of `bytes`.
     pub(crate) fn new(bytes: u64) -> Self {
-        // Four nanoseconds a byte are 250 MB/s.
+        // Four nanoseconds per byte equal 250 MB/s.
         Self { since: Instant::now(), spin: Duration::from_micros(200) + Duration::from_nanos(bytes.saturating_mul(4)) }
     }
 
@@ -42,7 +42,8 @@ impl Backoff {
 }
 
 impl World {
-    /// Waits for the transfer of `collective`. After an error the world is dead, and MPI may still use the buffers.
+    /// Waits for the transfer of `collective`. After an error the world is dead, and MPI may still
+    /// use the buffers.
     pub(crate) fn wait(&self, request: &mut MPI_Request, collective: &Collective) -> Result<(), CommError> {
         let backoff = Backoff::new(collective.bytes.saturating_mul(self.size as u64));
         let mut looked: Option<Instant> = None;
@@ -68,7 +69,7 @@ impl World {
         }
     }
 
-    /// An error if a rank that this collective needs has left.
+    /// Returns an error if a rank that this collective needs has left.
     fn look(&self, state: &mut State, collective: &Collective) -> Result<(), CommError> {
         let told = self.read_messages(state).and_then(|()| state.test_orphans());
         if let Err(error) = told {
@@ -84,20 +85,22 @@ impl World {
         Err(self.die(state, &collective, error))
     }
 
-    /// Ends the world with `error`, and tells the others.
+    /// Ends the world with `error` and notifies the other ranks.
     pub(crate) fn die(&self, state: &mut State, collective: &Collective, error: CommError) -> CommError {
         if !state.called {
-            // The error that it gives is less than the one that is there.
+            // An error here is less important than the one being reported.
             _ = self.tell_given_up(state, collective);
         }
         log::error!("{error}");
         state.dead.get_or_insert(error).clone()
     }
 
-    /// Asks where the others are: each rank that waits tells them its collective, and gives up, too.
+    /// Collects the location of the other ranks: each waiting rank reports its collective and gives
+    /// up as well.
     ///
-    /// A rank that only joins, as another has given up, may still see its own transfer end; what stops it comes later then. So the
-    /// compare mode's difference is the error of every rank, whichever finds it first.
+    /// A rank that joins because another has given up may still see its own transfer end. It then
+    /// stops at a later error. So the compare mode's difference is the error of every rank,
+    /// regardless of the rank that finds it first.
     fn roll_call(
         &self,
         request: &mut MPI_Request,

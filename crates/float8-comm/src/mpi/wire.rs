@@ -1,14 +1,14 @@
-//! A collective as the bytes that ranks send each other: equal if and only if the collectives are parts of one.
+//! Byte encoding of a collective: equal if and only if two ranks are in the same one.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use crate::collective::{Collective, Operation};
 
-/// Bytes of a collective.
+/// Length of the encoding in bytes.
 pub(crate) const ENCODED: usize = 256;
 const HEAD: usize = 8 * 3 + 2;
 
-/// The bytes of a collective. A long label is cut, but differs in its hash.
+/// Encodes a collective. A long label is truncated, but its hash covers all of it.
 pub(crate) fn encode(collective: &Collective) -> [u8; ENCODED] {
     // Its keys are constants, so ranks that run the same program agree.
     let mut hasher = DefaultHasher::new();
@@ -24,7 +24,7 @@ pub(crate) fn encode(collective: &Collective) -> [u8; ENCODED] {
     out
 }
 
-/// The collective, with the beginning of its label if that is long. None if these are not the bytes of one.
+/// Decodes a collective, with the start of a long label. None for other bytes.
 pub(crate) fn decode(bytes: &[u8]) -> Option<Collective> {
     let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let operation = Operation::ALL.into_iter().find(|operation| Some(&(*operation as u8)) == bytes.get(24))?;

@@ -1,4 +1,5 @@
-//! MPI as this process has started it: its communicators, under one lock, and what this rank knows of the others.
+//! State of MPI in this process: its communicators, behind one lock, and the known state of other
+//! ranks.
 
 use std::any::Any;
 use std::ffi::{c_char, c_int};
@@ -15,7 +16,7 @@ use crate::error::CommError;
 use crate::launch::Launch;
 use crate::options::Options;
 
-/// The world of MPI. Dropped, it leaves the world in order, or ends the job if an error has made that impossible.
+/// MPI's world. Dropping it leaves in order, or ends the job if an error prevents that.
 pub(crate) struct World {
     pub rank: usize,
     pub size: usize,
@@ -24,46 +25,46 @@ pub(crate) struct World {
     /// Whether NCCL's collectives are compared too.
     #[cfg(feature = "nccl")]
     pub compare: bool,
-    /// Held while a collective gets its number and starts, so that threads cannot start theirs in another order than they number
-    /// them. Taken before `state`.
+    /// Held while a collective takes its number and starts, so that threads start collectives in
+    /// the order of their numbers. Locked before `state`.
     pub order: Mutex<()>,
     state: Mutex<State>,
 }
 
-/// All that MPI calls need, and what they told.
+/// State for MPI calls, and messages received from other ranks.
 pub(crate) struct State {
-    /// The communicator of collectives.
+    /// Communicator of the collectives.
     pub data: MPI_Comm,
-    /// The communicator of what ranks tell each other about their collectives, and of the barrier when they leave.
+    /// Communicator of the messages about collectives, and of the barrier at the end.
     pub control: MPI_Comm,
     /// None once the world has ended.
     pub universe: Option<Universe>,
-    /// Collectives that this rank has started.
+    /// Number of collectives that this rank has started.
     pub started: u64,
-    /// By rank: after which collective it left.
+    /// By rank: last collective before it left.
     pub left: Vec<Option<u64>>,
-    /// By rank: in which collective it was when it gave up.
+    /// By rank: encoded collective in which it gave up.
     pub calls: Vec<Option<[u8; ENCODED]>>,
-    /// Whether this rank has told the others that it gave up.
+    /// Whether this rank has notified the others that it gave up.
     pub called: bool,
-    /// The error after which nothing can be sent.
+    /// Error that ended the world.
     pub dead: Option<CommError>,
-    /// Transfers that nobody waits for.
+    /// Dropped transfers that are still in flight.
     pub orphans: Vec<Orphan>,
 }
 
-/// A transfer that nobody waits for, with the buffers that MPI still uses.
+/// Dropped transfer, with the buffers that MPI still uses.
 pub(crate) struct Orphan {
     pub request: MPI_Request,
     pub _buffers: Box<dyn Any + Send>,
 }
 
-// SAFETY: MPI's handles may be used from any thread where MPI provides MPI_THREAD_SERIALIZED, which `connect` makes sure of, as long
-// as calls do not overlap: they are made with `World::state` locked.
+// SAFETY: with MPI_THREAD_SERIALIZED, which `connect` checks, any thread may use MPI's handles as
+// long as calls do not overlap. All calls hold the lock of `World::state`.
 unsafe impl Send for State {}
 
 impl World {
-    /// Starts MPI and compares its world with what the launcher said.
+    /// Starts MPI and compares its world with the launcher's variables.
     pub(crate) fn connect(launch: &Launch, options: Options) -> Result<Self, CommError> {
         let (universe, threading) =
             environment::initialize_with_threading(Threading::Multiple).ok_or(CommError::AlreadyStarted)?;
@@ -73,7 +74,7 @@ impl World {
         // SAFETY: MPI has started, and its world is a communicator.
         let (rank, size, local_rank, data, control) = unsafe {
             let world = ffi::RSMPI_COMM_WORLD;
-            // Errors are returned, and not only printed; duplicates inherit that.
+            // Errors are returned instead of ending the job; duplicates inherit this handler.
             check("MPI_Comm_set_errhandler", ffi::MPI_Comm_set_errhandler(world, ffi::RSMPI_ERRORS_RETURN))?;
             let (rank, size) = (rank_of(world)?, size_of(world)?);
             let mut machine = ffi::RSMPI_COMM_NULL;
@@ -121,21 +122,21 @@ impl World {
 }
 
 impl State {
-    /// Refuses to go on after an error.
+    /// Returns an error if an earlier one ended the world.
     pub(crate) fn alive(&self) -> Result<(), CommError> {
         self.dead.as_ref().map_or(Ok(()), |cause| Err(CommError::Dead { cause: Box::new(cause.clone()) }))
     }
 
-    /// Whether the transfer is done, after which `request` is null.
+    /// Whether the transfer is done; `request` is null afterwards.
     pub(crate) fn test(&mut self, request: &mut MPI_Request, during: &dyn Display) -> Result<bool, CommError> {
         let mut done = 0;
-        // SAFETY: the request is of MPI, and its buffers live until it is done.
+        // SAFETY: the request comes from MPI, and its buffers live until it is done.
         let code = unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
         check(during, code)?;
         Ok(done != 0)
     }
 
-    /// Frees what transfers that nobody waits for have finished with.
+    /// Frees the buffers of dropped transfers that are done.
     pub(crate) fn test_orphans(&mut self) -> Result<(), CommError> {
         let mut orphans = std::mem::take(&mut self.orphans);
         let mut result = Ok(());
@@ -154,14 +155,14 @@ impl State {
     }
 }
 
-/// An error for what MPI returned, unless it was success.
+/// Converts a return code of MPI to a result.
 pub(crate) fn check(during: impl Display, code: c_int) -> Result<(), CommError> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
     let mut text = [0_u8; 4096];
     let mut length = 0;
-    // SAFETY: the buffer is longer than any MPI's MPI_MAX_ERROR_STRING.
+    // SAFETY: the buffer is longer than MPI_MAX_ERROR_STRING of any MPI.
     unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut length) };
     let length = usize::try_from(length).unwrap_or(0).min(text.len());
     let reason = format!("{} (code {code})", String::from_utf8_lossy(&text[..length]));
@@ -186,7 +187,7 @@ unsafe fn duplicate(comm: MPI_Comm) -> Result<MPI_Comm, CommError> {
     Ok(copy)
 }
 
-/// Its first line, of which some libraries give the terminating zero too.
+/// First line of the version. Some libraries include the terminating zero.
 fn library_version() -> String {
     let version = environment::library_version().unwrap_or_default();
     version.lines().next().unwrap_or_default().trim_end_matches('\0').into()

@@ -1,4 +1,4 @@
-//! The collectives of NCCL on addresses of device memory.
+//! Collectives of NCCL on device addresses.
 
 use std::ffi::c_void;
 
@@ -10,15 +10,16 @@ use crate::error::CommError;
 use crate::traffic::received;
 
 impl NcclComm {
-    /// Gathers `words` 4-byte words of each rank, one after another, at `receive`.
+    /// Gathers `words` 4-byte words of each rank at `receive`, in rank order.
     ///
     /// # Errors
-    /// NCCL's; the compare mode's.
+    /// NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
-    /// `send` is the address of `words` words, `receive` of room for those of all ranks, on this rank's device. Nothing else writes to
-    /// `send`, or uses `receive`, until `stream` has passed this call, and both stay allocated that long. They do not overlap, except
-    /// that `send` may be this rank's place in `receive`. `stream` is a stream of the device's primary context.
+    /// `send` is the address of `words` words, `receive` of room for the words of all ranks, on
+    /// this rank's device. Until `stream` has passed this call, both stay allocated, nothing else
+    /// writes to `send`, and nothing else uses `receive`. They do not overlap, except that `send`
+    /// may be this rank's part of `receive`. `stream` is a stream of the device's primary context.
     pub unsafe fn all_gather(
         &self,
         label: &str,
@@ -27,21 +28,21 @@ impl NcclComm {
         stream: *mut c_void,
     ) -> Result<(), CommError> {
         let call = self.call(Operation::AllGather, label, 4 * words);
-        // SAFETY: the caller's promise; NCCL counts the elements of one rank.
+        // SAFETY: guaranteed by the caller; NCCL counts the elements of one rank.
         self.start(&call, |comm| unsafe {
             let (from, to) = (send as *const c_void, receive as *mut c_void);
             sys::ncclAllGather(from, to, words, ncclDataType_t::ncclUint32, comm, stream.cast())
         })
     }
 
-    /// Sums `world_size * chunk` f32 of all ranks; this rank's chunk goes to `receive`.
+    /// Sums `world_size * chunk` f32 over all ranks; this rank's chunk is written to `receive`.
     ///
     /// # Errors
-    /// NCCL's; the compare mode's.
+    /// NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
-    /// As [`all_gather`](Self::all_gather), with `world_size * chunk` f32 at `send` and room for `chunk` at `receive`, which may be this
-    /// rank's place in `send`.
+    /// As [`all_gather`](Self::all_gather), with `world_size * chunk` f32 at `send` and room for
+    /// `chunk` at `receive`, which may be this rank's part of `send`.
     pub unsafe fn reduce_scatter_sum_f32(
         &self,
         label: &str,
@@ -49,14 +50,14 @@ impl NcclComm {
         chunk: usize,
         stream: *mut c_void,
     ) -> Result<(), CommError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.reduce_scatter((ncclDataType_t::ncclFloat32, 4), label, (send, receive), chunk, stream) }
     }
 
-    /// Sums `world_size * chunk` bf16 of all ranks in bf16: NCCL rounds each partial sum.
+    /// Sums `world_size * chunk` bf16 over all ranks in bf16: NCCL rounds each partial sum.
     ///
     /// # Errors
-    /// NCCL's; the compare mode's.
+    /// NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
     /// As [`reduce_scatter_sum_f32`](Self::reduce_scatter_sum_f32), with bf16.
@@ -67,7 +68,7 @@ impl NcclComm {
         chunk: usize,
         stream: *mut c_void,
     ) -> Result<(), CommError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.reduce_scatter((ncclDataType_t::ncclBfloat16, 2), label, addresses, chunk, stream) }
     }
 
@@ -80,20 +81,21 @@ impl NcclComm {
         stream: *mut c_void,
     ) -> Result<(), CommError> {
         let call = self.call(Operation::ReduceScatterSum, label, size * chunk * self.world_size);
-        // SAFETY: the caller's promise; NCCL counts the elements that a rank receives.
+        // SAFETY: guaranteed by the caller; NCCL counts the elements that a rank receives.
         self.start(&call, |comm| unsafe {
             let (from, to) = (send as *const c_void, receive as *mut c_void);
             sys::ncclReduceScatter(from, to, chunk, number, ncclRedOp_t::ncclSum, comm, stream.cast())
         })
     }
 
-    /// Sums `count` f32 of all ranks.
+    /// Sums `count` f32 over all ranks.
     ///
     /// # Errors
-    /// NCCL's; the compare mode's.
+    /// NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
-    /// As [`all_gather`](Self::all_gather), with `count` f32 at `send` and `receive`, which may be the same.
+    /// As [`all_gather`](Self::all_gather), with `count` f32 at `send` and `receive`, which may be
+    /// the same.
     pub unsafe fn all_reduce_sum_f32(
         &self,
         label: &str,
@@ -102,14 +104,15 @@ impl NcclComm {
         stream: *mut c_void,
     ) -> Result<(), CommError> {
         let kind = (Operation::AllReduceSum, ncclDataType_t::ncclFloat32, ncclRedOp_t::ncclSum);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.all_reduce(kind, label, addresses, count, stream) }
     }
 
-    /// The largest of `count` u32 of all ranks: as the bits of floats whose sign is 0, NaN is larger than all.
+    /// Maximum of `count` u32 over all ranks. For the bits of floats with sign 0, NaN exceeds all
+    /// others.
     ///
     /// # Errors
-    /// NCCL's; the compare mode's.
+    /// NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
     /// As [`all_reduce_sum_f32`](Self::all_reduce_sum_f32).
@@ -121,7 +124,7 @@ impl NcclComm {
         stream: *mut c_void,
     ) -> Result<(), CommError> {
         let kind = (Operation::AllReduceMaxBits, ncclDataType_t::ncclUint32, ncclRedOp_t::ncclMax);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.all_reduce(kind, label, addresses, count, stream) }
     }
 
@@ -134,21 +137,21 @@ impl NcclComm {
         stream: *mut c_void,
     ) -> Result<(), CommError> {
         let call = self.call(operation, label, 4 * count);
-        // SAFETY: the caller's promise; both types have 4 bytes.
+        // SAFETY: guaranteed by the caller; both types have 4 bytes.
         self.start(&call, |comm| unsafe {
             let (from, to) = (send as *const c_void, receive as *mut c_void);
             sys::ncclAllReduce(from, to, count, number, op, comm, stream.cast())
         })
     }
 
-    /// Copies `words` 4-byte words at `send` of rank `root` to `receive` of all.
+    /// Copies `words` 4-byte words from `send` of rank `root` to `receive` of all ranks.
     ///
     /// # Errors
-    /// [`CommError::NoSuchRoot`]; NCCL's; the compare mode's.
+    /// [`CommError::NoSuchRoot`]; NCCL's errors; a difference in the compare mode.
     ///
     /// # Safety
-    /// As [`all_gather`](Self::all_gather), with `words` words at `send`, which is read on rank `root` alone, and at `receive`, which may
-    /// be the same.
+    /// As [`all_gather`](Self::all_gather), with `words` words at `send`, which only rank `root`
+    /// reads, and at `receive`. Both may be the same address.
     pub unsafe fn broadcast(
         &self,
         label: &str,
@@ -164,7 +167,7 @@ impl NcclComm {
         let bytes = 4 * words;
         let (sent, received) = if self.rank() == root { (bytes, 0) } else { (0, bytes as u64) };
         let call = Call { operation: Operation::Broadcast, label, sent, received, bytes };
-        // SAFETY: the caller's promise, and the root is a rank.
+        // SAFETY: guaranteed by the caller, and the root is a rank.
         self.start(&call, |comm| unsafe {
             let (from, to) = (send as *const c_void, receive as *mut c_void);
             sys::ncclBroadcast(from, to, words, ncclDataType_t::ncclUint32, root as i32, comm, stream.cast())

@@ -1,4 +1,5 @@
-//! A communicator of NCCL: each call has a time limit, is counted, and is compared with other ranks' where MPI is there to do it.
+//! Communicator of NCCL: each call has a time limit, is counted and, with MPI, compared between
+//! ranks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +19,21 @@ use crate::mpi::World;
 use crate::options::Options;
 use crate::traffic::Traffic;
 
-/// Collectives on the memory of CUDA devices, one of each rank. They are put into a stream: what they give is there when the stream
-/// has come so far, and NCCL's later errors show in [`async_error`](Self::async_error) and [`watch`](Self::watch).
-/// [`after_context`](Self::after_context) has such a stream, and a watchdog.
+/// Collectives on the memory of CUDA devices, one device per rank.
 ///
-/// All ranks call them in the same order, from one thread at a time. Addresses are device memory of this rank's device, aligned to 4
-/// bytes; a stream is one of that device's primary context (a `CUstream`, or `cudaStream_t`).
+/// They are enqueued on a stream, and their results are valid once the stream has passed them.
+/// Later errors of NCCL are reported by [`async_error`](Self::async_error) and
+/// [`watch`](Self::watch). [`after_context`](Self::after_context) provides a stream and a watchdog.
+///
+/// All ranks call them in the same order, from one thread at a time. Addresses are memory of this
+/// rank's device, aligned to 4 bytes. A stream belongs to that device's primary context (a
+/// `CUstream` or `cudaStream_t`).
 pub struct NcclComm {
     pub(super) world_size: usize,
     pub(super) core: Arc<Core>,
     pub(super) lane: Arc<Lane>,
     pub(super) watchdog: Watchdog,
-    /// The order of what is started with `lane`.
+    /// Order of the work that is enqueued on `lane`.
     pub(super) order: Mutex<()>,
     started: AtomicU64,
     traffic: Arc<Mutex<Traffic>>,
@@ -37,28 +41,28 @@ pub struct NcclComm {
     world: Option<Arc<World>>,
 }
 
-/// One call, as it is numbered and counted.
+/// One call, for numbering and counting.
 pub(super) struct Call<'a> {
     pub operation: Operation,
     pub label: &'a str,
     /// Bytes that this rank gives.
     pub sent: usize,
-    /// Bytes that come from others.
+    /// Bytes that other ranks send.
     pub received: u64,
-    /// What ranks compare.
+    /// Bytes that the ranks compare.
     pub bytes: usize,
 }
 
 impl NcclComm {
     /// # Safety
-    /// `comm` is null or of NCCL, and nothing else uses it.
+    /// `comm` is null or a communicator of NCCL that nothing else uses.
     pub(super) unsafe fn new(
         host: &dyn Meeting,
         comm: ncclComm_t,
         (context, lane): (Arc<CudaContext>, Lane),
         options: Options,
     ) -> Result<Self, CommError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let core = Arc::new(unsafe { Core::new(host.rank(), options.timeout, context, comm) });
         let watchdog = Watchdog::start(Arc::clone(&core)).inspect_err(|_| core.abort())?;
         Ok(Self {
@@ -74,7 +78,7 @@ impl NcclComm {
         })
     }
 
-    /// The ordinal of this rank's device.
+    /// Ordinal of this rank's device.
     pub fn device(&self) -> usize {
         self.core.context.ordinal()
     }
@@ -83,7 +87,7 @@ impl NcclComm {
         self.core.rank
     }
 
-    /// Numbers, compares, makes and counts a call.
+    /// Numbers, compares, launches and counts a call.
     pub(super) fn start(&self, call: &Call, launch: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<(), CommError> {
         let collective = self.number(call)?;
         self.core.call(&collective.to_string(), launch)?;
@@ -100,12 +104,12 @@ impl NcclComm {
         Ok(Collective { number, operation: call.operation, label: call.label.into(), bytes: call.bytes as u64 })
     }
 
-    /// Waits until NCCL has taken a call.
+    /// Waits until NCCL has accepted a call.
     pub(super) fn settle(&self, during: &str, code: ncclResult_t) -> Result<(), CommError> {
         self.core.settle(during, code)
     }
 
-    /// The error that NCCL met after a call had returned: a rank that is gone, a failed connection.
+    /// Error that NCCL met after a call had returned, such as a lost rank or a failed connection.
     ///
     /// # Errors
     /// [`CommError::Nccl`].
@@ -113,24 +117,26 @@ impl NcclComm {
         self.core.async_error()
     }
 
-    /// A watchdog for collectives on another stream than [`after_context`](Self::after_context)'s: returns when `done` says so, such as
-    /// a query of an event that was recorded after the collective `label`.
+    /// Watchdog for collectives on a stream other than [`after_context`](Self::after_context)'s.
+    /// Returns once `done` is true, for instance a query of an event recorded after the collective
+    /// `label`.
     ///
     /// # Errors
-    /// The errors of `done` and of [`async_error`](Self::async_error); [`CommError::Nccl`] if neither comes within the time limit. All abort
-    /// the communicator, so that the stream does not wait for ever.
+    /// The errors of `done` and of [`async_error`](Self::async_error); [`CommError::Nccl`] at the
+    /// time limit. Each aborts the communicator, so that the stream does not wait forever.
     pub fn watch(&self, label: &str, done: impl FnMut() -> Result<bool, CommError>) -> Result<(), CommError> {
         self.core.watch(label, done)
     }
 
-    /// Ends all collectives that are in flight, whose memory is undefined then, and makes each later call an error.
+    /// Ends all collectives in flight, which leaves their memory undefined, and makes every later
+    /// call an error.
     pub fn abort(&self) {
         self.core.abort();
     }
 }
 
 impl Drop for NcclComm {
-    /// Waits for what is in flight, no longer than the time limit.
+    /// Waits for collectives in flight, at most for the time limit.
     fn drop(&mut self) {
         self.core.end();
     }

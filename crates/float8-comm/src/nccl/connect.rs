@@ -1,4 +1,4 @@
-//! How ranks meet: over MPI, or at the address in `NCCL_COMM_ID`.
+//! Connection of the ranks, over MPI or at the address in `NCCL_COMM_ID`.
 
 use std::ffi::c_int;
 use std::mem;
@@ -17,7 +17,8 @@ use crate::options::Options;
 const COMM_ID: &str = "NCCL_COMM_ID";
 
 impl NcclComm {
-    /// Connects the devices of all ranks. `device` is this rank's, its local rank if none is given.
+    /// Connects the devices of all ranks. `device` is the ordinal of this rank's device; the
+    /// default is its local rank.
     pub(crate) fn connect(
         host: &dyn Meeting,
         device: Option<usize>,
@@ -35,17 +36,17 @@ impl NcclComm {
         let mut config = config();
         let (world_size, rank) = (host.world_size() as c_int, place.rank as c_int);
         let mut comm: ncclComm_t = ptr::null_mut();
-        // SAFETY: NCCL is there, and `open_device` has made the device's context current; the pointers are of locals, which NCCL
-        // reads and writes before it returns, except `comm`, whose value it gives before it returns.
+        // SAFETY: NCCL is loaded, and `open_device` has made the device's context current. The
+        // pointers are to locals, which NCCL accesses only before it returns.
         let code = unsafe { sys::ncclCommInitRankConfig(&mut comm, world_size, library::id_of(id), rank, &mut config) };
-        // SAFETY: `comm` is null or a communicator that nothing else has.
+        // SAFETY: `comm` is null or a communicator that nothing else uses.
         let connected = unsafe { Self::new(host, comm, opened, options) }?;
         connected.settle("ncclCommInitRankConfig", code)?;
         Ok(connected)
     }
 }
 
-/// The id of the communicator, the same on all ranks.
+/// Id of the communicator, the same on all ranks.
 fn meet(host: &dyn Meeting, lookup: Lookup) -> Result<[u8; ID], CommError> {
     let rank = host.rank();
     if !host.has_host_collectives() {
@@ -62,25 +63,27 @@ fn meet(host: &dyn Meeting, lookup: Lookup) -> Result<[u8; ID], CommError> {
     id.try_into().map_err(malformed)
 }
 
-/// `result` if it is no error on any rank, as far as ranks can tell each other; else this rank's own error before another's.
+/// Returns `result` if it is `Ok` on every rank, as far as ranks can communicate. This rank's error
+/// precedes another's.
 fn on_all<T>(host: &dyn Meeting, what: &str, result: Result<T, CommError>) -> Result<T, CommError> {
     if !host.has_host_collectives() {
         return result;
     }
     let all = host.all_ok(what, result.as_ref().map(|_| ()));
-    // This rank's own error says more.
+    // This rank's error has more detail.
     let value = result?;
     all.map(|()| value)
 }
 
-/// NCCL's initializer, with calls that do not block, so that they have a time limit.
+/// NCCL's default configuration with nonblocking calls, so that they can have a time limit.
 fn config() -> ncclConfig_t {
     let unset = c_int::MIN;
     ncclConfig_t {
-        // A newer NCCL fills in what this structure does not have, an older one takes the beginning that it knows.
+        // A newer NCCL fills in fields that this structure lacks; an older one reads only the
+        // fields it knows.
         size: mem::size_of::<ncclConfig_t>(),
         magic: 0xcafe_beef,
-        // 2.28, whose structure this is.
+        // Version 2.28, which defines this structure.
         version: 22800,
         blocking: 0,
         cgaClusterSize: unset,
@@ -113,7 +116,8 @@ mod tests {
     use crate::mpi::World;
     use crate::traffic::Traffic;
 
-    /// Rank 1 of 2. Rank 0 has an error, or tells its bytes; without either ranks cannot tell each other anything.
+    /// Rank 1 of 2. Rank 0 has an error or sends its bytes; with neither, the ranks cannot
+    /// communicate.
     struct Second {
         failed: Option<&'static str>,
         tells: Option<Vec<u8>>,

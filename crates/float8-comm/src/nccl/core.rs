@@ -1,4 +1,4 @@
-//! The part of a communicator that its watchdog shares: NCCL's handle, and the error that ended it.
+//! Part of a communicator that its watchdog shares: NCCL's handle and the error that ended it.
 
 use std::ptr;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ pub(super) struct Core {
     pub context: Arc<CudaContext>,
     /// Null after an abort.
     comm: Mutex<Handle>,
-    /// What the watchdog has met.
+    /// First error of the watchdog.
     failed: Mutex<Option<CommError>>,
 }
 
 struct Handle(ncclComm_t);
 
-// SAFETY: NCCL's communicators may be used from any thread, one at a time: they are behind a lock.
+// SAFETY: any thread may use NCCL's communicators, one at a time: a lock guards them.
 unsafe impl Send for Handle {}
 
 impl Core {
     /// # Safety
-    /// `comm` is null or of NCCL, and nothing else uses it.
+    /// `comm` is null or a communicator of NCCL that nothing else uses.
     pub unsafe fn new(rank: usize, timeout: Duration, context: Arc<CudaContext>, comm: ncclComm_t) -> Self {
         Self { rank, timeout, context, comm: Mutex::new(Handle(comm)), failed: Mutex::new(None) }
     }
 
-    /// Makes the device's context this thread's.
+    /// Makes the device's context current on this thread.
     pub fn bind(&self) -> Result<(), CommError> {
         self.context.bind_to_thread().map_err(|error| self.cuda(error))
     }
@@ -43,18 +43,18 @@ impl Core {
         CommError::Cuda { rank: self.rank, reason: error.to_string() }
     }
 
-    /// Refuses to go on after what the watchdog has met.
+    /// Returns an error if the watchdog has recorded one.
     pub fn alive(&self) -> Result<(), CommError> {
         self.failed.lock().as_ref().map_or(Ok(()), |cause| Err(CommError::Dead { cause: Box::new(cause.clone()) }))
     }
 
-    /// Keeps the first error that no caller was there to get.
+    /// Records the first error that no caller could receive.
     pub fn fail(&self, error: CommError) {
         log::error!("{error}");
         self.failed.lock().get_or_insert(error);
     }
 
-    /// Makes a call, and waits until NCCL has taken it.
+    /// Makes a call and waits until NCCL has accepted it.
     pub fn call(&self, during: &str, launch: impl FnOnce(ncclComm_t) -> ncclResult_t) -> Result<(), CommError> {
         self.alive()?;
         self.bind()?;
@@ -70,8 +70,8 @@ impl Core {
         Ok(comm.0)
     }
 
-    /// Waits until NCCL has taken a call. It does not block in one, so it may still be busy with it; a call that fails or is not taken
-    /// in time aborts the communicator.
+    /// Waits until NCCL has accepted a call. Calls do not block, so NCCL may still be working on
+    /// one. A call that fails or exceeds the time limit aborts the communicator.
     pub fn settle(&self, during: &str, mut code: ncclResult_t) -> Result<(), CommError> {
         let since = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl Core {
         Ok(if code == ncclResult_t::ncclSuccess { state } else { code })
     }
 
-    /// The error that NCCL met after a call had returned.
+    /// Error that NCCL met after a call had returned.
     pub fn async_error(&self) -> Result<(), CommError> {
         match self.state()? {
             ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
@@ -111,10 +111,10 @@ impl Core {
         }
     }
 
-    /// Returns when `done` says so; aborts at an error of `done` or of NCCL, and at the time limit.
+    /// Returns once `done` is true. Aborts at an error of `done` or of NCCL, and at the time limit.
     pub fn watch(&self, label: &str, mut done: impl FnMut() -> Result<bool, CommError>) -> Result<(), CommError> {
         let since = Instant::now();
-        // Most collectives end soon, and a driver that is asked often is slower to launch.
+        // Most collectives end soon, and frequent queries slow down the driver's launches.
         let mut pause = Duration::from_micros(100);
         let ended = loop {
             match done() {
@@ -140,20 +140,21 @@ impl Core {
     pub fn abort(&self) {
         let comm = std::mem::replace(&mut self.comm.lock().0, ptr::null_mut());
         if !comm.is_null() {
-            // SAFETY: the handle is of NCCL, and nothing has it any more.
+            // SAFETY: the handle comes from NCCL and is no longer shared.
             unsafe { sys::ncclCommAbort(comm) };
         }
     }
 
-    /// Waits for what is in flight, no longer than the time limit, and ends the communicator.
+    /// Waits for collectives in flight, at most for the time limit, and ends the communicator.
     pub fn end(&self) {
         let code = {
-            // Held during the call: another thread may abort, after which the handle is nothing.
+            // Held during the call: an abort on another thread invalidates the handle.
             let comm = self.comm.lock();
             if comm.0.is_null() {
                 return;
             }
-            // SAFETY: the handle is of NCCL and not aborted; `settle` aborts it if it does not end in time.
+            // SAFETY: the handle comes from NCCL and is not aborted; `settle` aborts it at the time
+            // limit.
             unsafe { sys::ncclCommFinalize(comm.0) }
         };
         if let Err(error) = self.settle("ncclCommFinalize", code) {
@@ -162,7 +163,7 @@ impl Core {
         }
         let comm = std::mem::replace(&mut self.comm.lock().0, ptr::null_mut());
         if !comm.is_null() {
-            // SAFETY: finalized, and nothing else has it.
+            // SAFETY: finalized and no longer shared.
             unsafe { sys::ncclCommDestroy(comm) };
         }
     }

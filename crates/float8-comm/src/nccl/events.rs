@@ -1,4 +1,5 @@
-//! Events that order a device's streams without the host: those of CUDA, and those of a whole context.
+//! Events that order a device's streams without the host: events of CUDA streams and of a whole
+//! context.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -10,10 +11,12 @@ use crate::error::CommError;
 
 type OfContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
 
-/// A stream of a device's primary context, and the functions that order it with all others there.
+/// Stream of a device's primary context, and the functions that order it with all other streams
+/// there.
 ///
-/// Whoever uses the device keeps their streams to themselves. A context's events need none of them: one covers all work that the
-/// context has been given, and all work that it will be given can wait for one. CUDA 12.5 brought them.
+/// Other users of the device do not expose their streams, and context events do not need them. One
+/// event covers all work enqueued so far in the context, and all later work can wait for an event.
+/// Context events need CUDA 12.5.
 pub(super) struct Lane {
     context: Arc<CudaContext>,
     stream: CUstream,
@@ -21,16 +24,17 @@ pub(super) struct Lane {
     wait: OfContext,
 }
 
-// SAFETY: CUDA's streams and contexts may be used from any thread.
+// SAFETY: any thread may use CUDA's streams and contexts.
 unsafe impl Send for Lane {}
 // SAFETY: as above.
 unsafe impl Sync for Lane {}
 
 impl Lane {
-    /// `context` is of the driver that is loaded, and current.
+    /// `context` belongs to the loaded driver and is current.
     pub fn new(rank: usize, context: &Arc<CudaContext>) -> Result<Self, CommError> {
         let [record, wait] = [c"cuCtxRecordEvent", c"cuCtxWaitEvent"].map(|name| {
-            // SAFETY: both have this signature since they exist. The library is never unloaded, so the function outlives its symbol.
+            // SAFETY: both have had this signature since they were added. The library is never
+            // unloaded, so the function outlives its symbol.
             let found = unsafe { sys::culib().get::<OfContext>(name.to_bytes_with_nul()) };
             found.map(|symbol| *symbol).map_err(|_| CommError::DriverTooOld { rank })
         });
@@ -39,39 +43,40 @@ impl Lane {
         Ok(Self { context: Arc::clone(context), stream, record: record?, wait: wait? })
     }
 
-    /// For NCCL.
+    /// Stream for NCCL.
     pub fn stream(&self) -> *mut c_void {
         self.stream.cast()
     }
 
-    /// Lets the stream wait for all work that the context has been given. The context is current.
+    /// Makes the stream wait for all work enqueued so far in the context. The context is current.
     pub fn wait_for_context(&self) -> Result<(), DriverError> {
         let event = Event::new()?;
-        // SAFETY: the event is of this context. CUDA frees a destroyed event when nothing waits for it any more.
+        // SAFETY: the event belongs to this context. CUDA frees a destroyed event when nothing
+        // waits for it.
         unsafe {
             (self.record)(self.context.cu_ctx(), event.0).result()?;
             result::stream::wait_event(self.stream, event.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
         }
     }
 
-    /// What the stream has been given so far. The context is current.
+    /// Records the work enqueued so far on the stream. The context is current.
     pub fn record(&self) -> Result<Event, DriverError> {
         let event = Event::new()?;
-        // SAFETY: event and stream are of this context.
+        // SAFETY: event and stream belong to this context.
         unsafe { result::event::record(event.0, self.stream) }?;
         Ok(event)
     }
 
-    /// Lets all work that the context will be given wait for `event`. The context is current.
+    /// Makes all later work of the context wait for `event`. The context is current.
     pub fn context_waits(&self, event: &Event) -> Result<(), DriverError> {
-        // SAFETY: the event is of this context.
+        // SAFETY: the event belongs to this context.
         unsafe { (self.wait)(self.context.cu_ctx(), event.0) }.result()
     }
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // SAFETY: nothing else has the stream; CUDA destroys it when its work is done.
+        // SAFETY: the stream is not shared; CUDA destroys it when its work is done.
         let destroyed = self.context.bind_to_thread().and_then(|()| unsafe { result::stream::destroy(self.stream) });
         if let Err(error) = destroyed {
             log::debug!("NCCL's stream: {error}");
@@ -79,10 +84,10 @@ impl Drop for Lane {
     }
 }
 
-/// A point in a stream.
+/// Point in a stream.
 pub(super) struct Event(CUevent);
 
-// SAFETY: CUDA's events may be used from any thread.
+// SAFETY: any thread may use CUDA's events.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
@@ -92,9 +97,9 @@ impl Event {
         result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Self)
     }
 
-    /// Whether the device has come so far.
+    /// Whether the device has passed it.
     pub fn is_done(&self) -> Result<bool, DriverError> {
-        // SAFETY: the event lives.
+        // SAFETY: the event is alive.
         match unsafe { result::event::query(self.0) } {
             Ok(()) => Ok(true),
             Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
@@ -105,7 +110,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: nothing else has the event; CUDA frees it when nothing waits for it any more.
+        // SAFETY: the event is not shared; CUDA frees it when nothing waits for it.
         if let Err(error) = unsafe { result::event::destroy(self.0) } {
             log::debug!("an event: {error}");
         }

@@ -1,4 +1,4 @@
-//! Collectives in order with all other work of the device.
+//! Collectives ordered with all other work of the device.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -8,33 +8,36 @@ use super::core::Core;
 use super::events::{Event, Lane};
 use crate::error::CommError;
 
-/// Collectives that were started by [`NcclComm::after_context`].
+/// Collectives started by [`NcclComm::after_context`].
 ///
-/// Until [`land`](Self::land), or until it is dropped, the memory that they read and write stays allocated, and nothing else uses it.
+/// Until [`land`](Self::land) or drop, the memory that they read and write stays allocated, and
+/// nothing else uses it.
 #[must_use = "work that is given to the device before `land` runs beside the collectives"]
 pub struct InFlight {
     core: Arc<Core>,
     lane: Arc<Lane>,
-    /// None once the context waits for it.
+    /// None once the context waits for the event.
     event: Option<Arc<Event>>,
 }
 
 impl NcclComm {
-    /// Starts what `launch` calls with a stream of the communicator's own: it begins when the device has done what its context was
-    /// given before, and what the context is given afterwards runs beside it. The host waits for neither. `label` is what the error of
-    /// a collective that does not end in time names.
+    /// Enqueues the calls of `launch` on the communicator's own stream, after all earlier work of
+    /// the device's context. Later work of the context runs concurrently. The host does not wait.
+    /// `label` names a collective in its timeout error.
     ///
     /// # Errors
-    /// The errors of `launch`; [`CommError::Dead`] after the error of an earlier collective; CUDA's.
+    /// The errors of `launch`; [`CommError::Dead`] after the error of an earlier collective; CUDA's
+    /// errors.
     ///
     /// # Safety
-    /// As for the collectives that `launch` calls, with [`InFlight`]'s words for when the stream has passed them.
+    /// As for the collectives that `launch` calls, where [`InFlight`] defines when the stream has
+    /// passed them.
     pub unsafe fn after_context(
         &self,
         label: &str,
         launch: impl FnOnce(*mut c_void) -> Result<(), CommError>,
     ) -> Result<InFlight, CommError> {
-        // Between two threads' collectives there is no other's event.
+        // Keeps another thread's event out from between the collectives of this one.
         let _order = self.order.lock();
         let (core, lane) = (&self.core, &self.lane);
         core.alive()?;
@@ -43,7 +46,7 @@ impl NcclComm {
         lane.wait_for_context().map_err(cuda)?;
         let launched = launch(lane.stream());
         if launched.is_err() {
-            // Of several calls the first may be under way, with memory that the caller is about to free.
+            // The first of several calls may be running on memory that the caller is about to free.
             core.abort();
         }
         let event = Arc::new(lane.record().map_err(cuda).inspect_err(|_| core.abort())?);
@@ -55,10 +58,11 @@ impl NcclComm {
 }
 
 impl InFlight {
-    /// Lets all work that the device's context is given from now on wait for the collectives; the host does not.
+    /// Makes all later work of the device's context wait for the collectives. The host does not
+    /// wait.
     ///
     /// # Errors
-    /// [`CommError::Dead`] after the error of an earlier collective, or of this one; CUDA's.
+    /// [`CommError::Dead`] after the error of this or an earlier collective; CUDA's errors.
     pub fn land(mut self) -> Result<(), CommError> {
         self.context_waits()?;
         self.core.alive()
@@ -70,7 +74,7 @@ impl InFlight {
             let waits = self.lane.context_waits(&event);
             waits.map_err(|error| self.core.cuda(error))
         });
-        // What nothing waits for must not go on.
+        // Collectives that nothing waits for must not continue.
         waits.inspect_err(|_| self.core.abort())
     }
 }

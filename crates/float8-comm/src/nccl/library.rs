@@ -1,4 +1,4 @@
-//! NCCL and CUDA as this machine has them, asked without a panic: cudarc panics where a library is missing.
+//! Detection of NCCL and CUDA without panics: cudarc panics if a library is missing.
 
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
@@ -9,23 +9,23 @@ use cudarc::nccl::sys::{self, ncclResult_t, ncclUniqueId};
 
 use crate::error::CommError;
 
-/// Bytes of an id.
+/// Length of an id in bytes.
 pub(super) const ID: usize = 128;
 
-/// A rank and its number on its machine.
+/// Rank and its index on its machine.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub rank: usize,
     pub local_rank: usize,
 }
 
-/// NCCL is there.
+/// Checks that NCCL can be loaded.
 pub(super) fn find() -> Result<(), CommError> {
-    // SAFETY: loads a library, whose initializers are NVIDIA's.
+    // SAFETY: loads a library; its initializers are NVIDIA's.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(CommError::NcclMissing) }
 }
 
-/// The context of a device that is there.
+/// Opens the context of a device and makes it current.
 pub(super) fn open_device(place: Place, ordinal: usize) -> Result<Arc<CudaContext>, CommError> {
     let Place { rank, local_rank } = place;
     // SAFETY: as above.
@@ -45,8 +45,8 @@ pub(super) fn open_device(place: Place, ordinal: usize) -> Result<Arc<CudaContex
     Ok(context)
 }
 
-/// An id for a new communicator. Where the environment has `NCCL_COMM_ID` each rank makes the same, else rank 0's is for all. NCCL is
-/// there.
+/// Id for a new communicator. With `NCCL_COMM_ID` set each rank derives the same id; else all ranks
+/// use rank 0's. Requires that NCCL is loaded.
 pub(super) fn new_id(rank: usize) -> Result<[u8; ID], CommError> {
     let id = get_uniqueid().map_err(|error| failure(rank, "ncclGetUniqueId", error.0))?;
     Ok(id.internal.map(|byte| byte as u8))
@@ -56,12 +56,13 @@ pub(super) fn id_of(bytes: [u8; ID]) -> ncclUniqueId {
     ncclUniqueId { internal: bytes.map(|byte| byte as c_char) }
 }
 
-/// What NCCL says of an error. NCCL is there.
+/// NCCL's message for an error. Requires that NCCL is loaded.
 pub(super) fn failure(rank: usize, during: &str, code: ncclResult_t) -> CommError {
-    // SAFETY: NCCL gives texts that live as long as it does; the last error is the process's, so no communicator is needed.
+    // SAFETY: NCCL's texts live as long as the library. The last error belongs to the process, so
+    // no communicator is needed.
     let [what, detail] =
         unsafe { [sys::ncclGetErrorString(code), sys::ncclGetLastError(std::ptr::null_mut())] }.map(|text| {
-            // SAFETY: as above, ended by a zero, if it is not null.
+            // SAFETY: as above; terminated by a zero unless null.
             if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
         });
     let detail = detail.trim();
@@ -83,7 +84,7 @@ mod tests {
 
     fn ids_are_made() {
         let [one, other] = [0, 1].map(|rank| new_id(rank).unwrap());
-        // NCCL_COMM_ID makes all ranks' ids one.
+        // With NCCL_COMM_ID all ranks have the same id.
         assert_eq!(one == other, std::env::var_os("NCCL_COMM_ID").is_some());
         assert_eq!(id_of(one).internal.map(|byte| byte as u8), one);
         let text = failure(3, "ncclCommInitRankConfig", ncclResult_t::ncclInvalidArgument).to_string();

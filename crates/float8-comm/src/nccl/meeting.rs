@@ -1,4 +1,4 @@
-//! What NCCL's ranks need of those who start them.
+//! Interface of the ranks before NCCL connects them.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ pub(crate) trait Meeting {
     fn rank(&self) -> usize;
     fn local_rank(&self) -> usize;
     fn world_size(&self) -> usize;
-    /// Whether they can tell each other anything.
+    /// Whether the ranks can communicate.
     fn has_host_collectives(&self) -> bool;
-    /// An error if any rank's is one. They can tell each other.
+    /// Returns an error if any rank has one. Requires host collectives.
     fn all_ok(&self, what: &str, result: Result<(), &CommError>) -> Result<(), CommError>;
-    /// The bytes of rank 0. They can tell each other.
+    /// Bytes of rank 0. Requires host collectives.
     fn bytes_of_rank_0(&self, what: &str, own: &[u8]) -> Result<Vec<u8>, CommError>;
-    /// Where to count.
+    /// Counter of the traffic.
     fn counter(&self) -> Arc<Mutex<Traffic>>;
-    /// Who compares.
+    /// MPI's world, which compares collectives.
     #[cfg(feature = "mpi")]
     fn mpi_world(&self) -> Option<Arc<World>>;
 }

@@ -1,4 +1,5 @@
-//! Collectives over NCCL, on device memory: on a stream that the caller owns, or in order with all other work of the device.
+//! Collectives over NCCL on device memory: on the caller's stream, or ordered with all other work
+//! of the device.
 
 mod collectives;
 mod comm;

@@ -1,4 +1,4 @@
-//! The watchdog: a thread that waits for each collective in turn, so that none hangs longer than the time limit.
+//! Watchdog: a thread that waits for each collective in turn, so that none exceeds the time limit.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,14 +8,15 @@ use super::core::Core;
 use super::events::Event;
 use crate::error::CommError;
 
-/// A collective's label, and the event behind it.
+/// Label of a collective and the event behind it.
 type Watched = (String, Arc<Event>);
 
-/// Its error, at the time limit or of NCCL, aborts the communicator, whose next call returns it.
+/// Sender to the watchdog's thread. An error of NCCL or the time limit aborts the communicator,
+/// whose next call returns the error.
 pub(super) struct Watchdog(Sender<Watched>);
 
 impl Watchdog {
-    /// Ends when it is dropped and the last collective has ended.
+    /// Starts the thread. It ends once the sender is dropped and the last collective has ended.
     pub fn start(core: Arc<Core>) -> Result<Self, CommError> {
         let (sender, receiver) = channel();
         let rank = core.rank;
@@ -30,7 +31,7 @@ impl Watchdog {
     }
 
     pub fn add(&self, label: &str, event: Arc<Event>) {
-        // A thread that is gone has met an error, which the next call returns.
+        // The thread ends only after an error, which the next call returns.
         let _ = self.0.send((label.into(), event));
     }
 }

@@ -1,4 +1,4 @@
-//! What happens to the others when a rank fails.
+//! Effects of a failed rank on the others.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::values::{done, started};
 /// Longer than any test waits.
 const LONG: Duration = Duration::from_secs(50);
 const TIMEOUT: f64 = 1.5;
-/// The most that a job takes to end after a rank is gone.
+/// Limit in seconds for a job to end after a rank fails.
 const END: f64 = 5.0;
 
 fn limited() -> Communicator {
@@ -26,7 +26,7 @@ fn gather(comm: &Communicator, label: &str) -> Result<(), CommError> {
     comm.all_gather(label, vec![comm.rank() as u32; 100])?.wait().map(|_| ())
 }
 
-/// Ends this process as a program that returns an error from `main` does.
+/// Ends this process like a program that returns an error from `main`.
 fn fail(comm: Communicator, since: Instant, error: &CommError) {
     print_error(&comm, since, error);
     drop(comm);
@@ -97,7 +97,7 @@ pub fn stall_without_exit() {
     goes_wrong();
     let error = gather(&comm, "layers.0").unwrap_err();
     print_error(&comm, since, &error);
-    // The process goes on, without its communicator.
+    // The process continues without its communicator.
     drop(comm);
     std::thread::sleep(LONG);
 }
@@ -109,7 +109,7 @@ pub fn job_is_ended(ran: &Ran) {
     }
 }
 
-/// One rank in another collective, without the compare mode, which is for NCCL.
+/// One rank is in another collective. The compare mode is off: it applies only to NCCL.
 pub fn astray() {
     let comm = limited();
     let since = Instant::now();
@@ -131,12 +131,12 @@ pub fn astray_is_named(ran: &Ran) {
     }
 }
 
-/// The others wait for rank 1, which goes.
+/// The other ranks wait for rank 1, which runs `goes`.
 fn waits_for_rank_1(goes: impl FnOnce()) {
     let comm = started();
     gather(&comm, "layers.0").unwrap();
     if comm.rank() == 1 {
-        // The others wait by then.
+        // The other ranks are waiting by then.
         std::thread::sleep(Duration::from_millis(500));
         goes_wrong();
         goes();
@@ -171,7 +171,7 @@ pub fn panic_ends_all(ran: &Ran) {
     assert!(first.is_some() && first < message, "{}", ran.output);
 }
 
-/// As a `main` that returns an error before it prints it.
+/// Like a `main` that drops its communicator before it prints its error.
 pub fn early_return() {
     let comm = started();
     gather(&comm, "layers.0").unwrap();
@@ -181,7 +181,7 @@ pub fn early_return() {
         goes_wrong();
         drop(comm);
         print_line(&format!("rank 1 failed after {:.2} s: the disk is full", since.elapsed().as_secs_f64()));
-        // mpirun then kills the others, which are to print their errors first.
+        // mpirun then kills the others, which should print their errors first.
         std::thread::sleep(Duration::from_secs(1));
         std::process::exit(7);
     }
@@ -191,7 +191,7 @@ pub fn early_return() {
 
 pub fn early_return_is_named(ran: &Ran) {
     println!("all ended after {:.2} s", ran.fails_within(END));
-    // Its own reason is not lost.
+    // The rank's own reason is not lost.
     assert_eq!(ran.error(1).1, "the disk is full", "{}", ran.output);
     for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
         let (seconds, error) = ran.error(rank);
@@ -214,7 +214,7 @@ pub fn exit_ends_all(ran: &Ran) {
     assert!(!ran.output.contains("rank is done"), "{}", ran.output);
 }
 
-/// A rank that keeps its communicator holds up the others no longer than the time limit.
+/// A rank that keeps its communicator delays the others by at most the time limit.
 pub fn never_leaves() {
     let comm = limited();
     gather(&comm, "layers.0").unwrap();
@@ -233,7 +233,7 @@ pub fn drop_has_a_limit(ran: &Ran) {
     assert!((TIMEOUT..TIMEOUT + crowding()).contains(&ran.error(0).0), "{}", ran.output);
 }
 
-/// A rank that works on alone before it leaves in order, within the time limit.
+/// A rank that works alone before it leaves in order, within the time limit.
 pub fn slow_end() {
     let comm = started();
     gather(&comm, "layers.0").unwrap();
@@ -251,7 +251,7 @@ pub fn one_rank() {
 
 /// Variables of a launcher that did not start this process.
 pub fn unconfirmed() {
-    // SAFETY: the thread that would end a test that hangs reads no environment.
+    // SAFETY: the thread that ends a hanging test does not read the environment.
     unsafe {
         std::env::set_var("PMI_RANK", "1");
         std::env::set_var("PMI_SIZE", "4");
@@ -269,7 +269,7 @@ pub fn unconfirmed_is_named(ran: &Ran) {
     assert!(error.starts_with("the environment variable PMI_SIZE says 4 ranks, but MPI says 1: "), "{}", ran.output);
 }
 
-/// One rank alone asks for the compare mode: without the others it would wait for them.
+/// Only one rank requests the compare mode. Without the check it would wait for the others.
 #[cfg(feature = "nccl")]
 pub fn other_options() {
     let compare = std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1";
@@ -278,7 +278,7 @@ pub fn other_options() {
     println!("rank is done");
 }
 
-/// The last rank's device does not exist; or there is no NCCL, no driver, no device at all.
+/// The last rank's device does not exist, or NCCL, the driver or all devices are missing.
 #[cfg(feature = "nccl")]
 pub fn no_nccl() {
     let device = (std::env::var("OMPI_COMM_WORLD_RANK").unwrap() == "1").then_some(4096);

@@ -1,37 +1,37 @@
-//! Starts the ranks of a case, and has what they printed and how they ended.
+//! Starts the ranks of a case; collects their output and exit status.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// The variable that tells a rank its case.
+/// Variable that selects the case of a rank.
 pub const CASE: &str = "FLOAT8_COMM_TEST_CASE";
-/// No case takes longer.
+/// Time limit of a case.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// How a case went.
+/// Result of a case.
 pub struct Ran {
     pub ranks: usize,
     pub code: Option<i32>,
     ended: f64,
-    /// All that was printed, on either stream.
+    /// Output on both streams.
     pub output: String,
 }
 
 const WRONG: &str = "it goes wrong at ";
 
-/// Tells the runner from when on it counts.
+/// Marks the start of the failure for the runner's timing.
 pub fn goes_wrong() {
     print_line(&format!("{WRONG}{}", now()));
 }
 
-/// In one write, so that other ranks' lines cannot come between.
+/// Prints in one write, so that lines of ranks do not interleave.
 pub fn print_line(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("stderr is open");
 }
 
-/// How much longer things take because other programs want the cores, too.
+/// Slowdown of this program by others on the same cores.
 pub fn crowding() -> f64 {
     let load = std::fs::read_to_string("/proc/loadavg").ok();
     let load = load.and_then(|text| text.split(' ').next()?.parse::<f64>().ok()).unwrap_or(1.0);
@@ -43,7 +43,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs_f64()
 }
 
-/// Runs a case under mpirun; with 0 ranks as a plain process.
+/// Runs a case under mpirun, or as a plain process with 0 ranks.
 pub fn run(name: &str, ranks: usize) -> Ran {
     let program = std::env::current_exe().expect("a test knows its program");
     let mut command = if ranks == 0 {
@@ -51,7 +51,7 @@ pub fn run(name: &str, ranks: usize) -> Ran {
     } else {
         let mut command = Command::new("mpirun");
         command.args(["--oversubscribe", "-n", &ranks.to_string()]).arg(&program);
-        // Containers build as root, which mpirun refuses without both.
+        // Containers build as root, which mpirun rejects without both.
         command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
         command
     };
@@ -84,14 +84,15 @@ pub fn run(name: &str, ranks: usize) -> Ran {
 }
 
 impl Ran {
-    /// Every rank ended well, and none was left out.
+    /// Asserts that every rank ended successfully.
     pub fn succeeds(&self) {
         assert_eq!(self.code, Some(0), "{}", self.output);
         let done = self.output.matches("rank is done").count();
         assert_eq!(done, self.ranks, "{}", self.output);
     }
 
-    /// The job failed as a whole, at most so long after a rank said that it now [`goes_wrong`].
+    /// Asserts that the job failed within `seconds` of the first [`goes_wrong`]. Returns the time
+    /// taken.
     pub fn fails_within(&self, seconds: f64) -> f64 {
         assert!(self.code.is_some_and(|code| code != 0), "code {:?}: {}", self.code, self.output);
         let times = self.output.lines().filter_map(|line| line.split_once(WRONG)?.1.trim().parse::<f64>().ok());
@@ -100,7 +101,7 @@ impl Ran {
         took
     }
 
-    /// After how many seconds, and with which error, rank `rank` ended.
+    /// Time in seconds and error with which rank `rank` ended.
     pub fn error(&self, rank: usize) -> (f64, &str) {
         let head = format!("rank {rank} failed after ");
         let line = self.output.lines().find_map(|line| line.split_once(&head));
@@ -109,7 +110,7 @@ impl Ran {
         (seconds.parse().expect("a number"), error)
     }
 
-    /// What ranks measured.
+    /// Measurements that ranks printed.
     pub fn notes(&self) -> String {
         self.output
             .lines()

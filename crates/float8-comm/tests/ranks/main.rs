@@ -1,4 +1,5 @@
-//! Ranks for real: each case runs under mpirun, with a limit so that nothing can hang. An argument selects the cases whose names have it.
+//! Tests on real ranks: each case runs under mpirun, with a time limit. An argument selects cases
+//! by a part of their names.
 
 mod cases;
 mod launch;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use launch::{CASE, Ran, run};
 
-/// The name, for how many ranks, what the ranks do, and what must come of it.
+/// Name, numbers of ranks, program of the ranks, and check of the result.
 type Case = (&'static str, &'static [usize], fn(), fn(&Ran));
 
 const CASES: &[Case] = &[
@@ -42,7 +43,7 @@ const CASES: &[Case] = &[
 fn main() {
     let named = |name: &str| CASES.iter().find(|case| case.0 == name);
     if let Some((_, _, rank, _)) = std::env::var(CASE).ok().as_deref().and_then(named) {
-        // Should mpirun be gone, nobody else ends this process.
+        // Without mpirun nothing else would end this process.
         std::thread::spawn(|| {
             std::thread::sleep(launch::LIMIT + Duration::from_secs(5));
             std::process::abort();

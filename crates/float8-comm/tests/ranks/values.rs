@@ -1,11 +1,11 @@
-//! What collectives give.
+//! Results of the collectives.
 
 use std::time::Instant;
 
 use float8_comm::{CommError, Communicator, Count, Engine, Operation, Options};
 use test_data::Random;
 
-/// The end of a rank that found all as it should be.
+/// End of a successful rank.
 pub fn done(comm: Communicator) {
     drop(comm);
     println!("rank is done");
@@ -42,7 +42,7 @@ pub fn each_collective() {
     let sum = comm.all_reduce_sum_f64("sum64", vec![1e-12 * rank as f64 + 1.0]).unwrap().wait().unwrap();
     assert!((sum[0] - size as f64 - 1e-12 * f64::from(ranks)).abs() < 1e-14 && sum[0] != size as f64, "{sum:?}");
 
-    // NaN of either rank wins; subnormals and infinities are in their order.
+    // NaN of either rank wins; subnormals and infinities are ordered.
     let amax = if rank == size - 1 { [f32::NAN, 3.0, 1e-40, 2.0] } else { [1.0, f32::INFINITY, 0.0, rank as f32] };
     let max = comm.all_reduce_max_bits("amax", amax.map(f32::to_bits).to_vec()).unwrap().wait().unwrap();
     let max: Vec<f32> = max.into_iter().map(f32::from_bits).collect();
@@ -57,7 +57,7 @@ pub fn each_collective() {
     assert_eq!(all, (0..size as u32).flat_map(|from| [100 * from + rank as u32, rank as u32]).collect::<Vec<_>>());
     comm.barrier("end").unwrap();
 
-    // Nothing of nothing.
+    // Empty collectives return empty results.
     assert_eq!(comm.all_gather("none", vec![]).unwrap().wait().unwrap(), [0; 0]);
     assert_eq!(comm.reduce_scatter_sum("none", vec![]).unwrap().wait().unwrap(), [0.0; 0]);
 
@@ -74,7 +74,7 @@ pub fn each_collective() {
     done(comm);
 }
 
-/// Numbers whose sums round.
+/// Numbers whose sums are rounded.
 fn rough(rank: usize, count: usize) -> Vec<f32> {
     Random::new(rank as u64).values(count)
 }
@@ -115,7 +115,7 @@ pub fn sums_are_exact_and_repeat() {
 pub fn a_large_gather() {
     let comm = started();
     let (rank, size) = (comm.rank(), comm.world_size());
-    // 64 MB of all ranks together.
+    // 64 MB over all ranks.
     let words = 16_000_000 / size;
     let shard: Vec<u32> = (0..words as u32).map(|i| i.wrapping_mul(2_654_435_761) ^ rank as u32).collect();
     let mut best = f64::INFINITY;
@@ -151,7 +151,7 @@ pub fn overlap() {
     let large = comm.all_gather("after", vec![rank + 100; 2_000_000]).unwrap();
     let sums = comm.reduce_scatter_sum("gradient", vec![1.0; 1000 * comm.world_size()]).unwrap();
     assert_eq!((0..100_000_u64).sum::<u64>(), 4_999_950_000);
-    // Not all ranks wait in the same order.
+    // Ranks wait in different orders.
     let (small, large, sums) = if rank == 0 {
         let sums = sums.wait().unwrap();
         let large = large.wait().unwrap();
@@ -172,7 +172,7 @@ pub fn dropped_pending() {
     let rank = comm.rank() as u32;
     for round in 0..20 {
         let pending = comm.all_gather("unused", vec![rank; 200_000]).unwrap();
-        // One rank drops what the others wait for.
+        // One rank drops a pending that the others wait for.
         if rank == round % comm.world_size() as u32 {
             drop(pending);
         } else {
@@ -180,7 +180,7 @@ pub fn dropped_pending() {
         }
         assert_eq!(comm.all_gather("used", vec![rank, round]).unwrap().wait().unwrap()[..2], [0, round]);
     }
-    // The communicator ends with transfers that nobody waits for.
+    // The communicator ends with dropped transfers in flight.
     drop(comm.all_gather("last", vec![rank; 1_000_000]).unwrap());
     drop(comm.all_reduce_sum("last", vec![1.0; 1_000_000]).unwrap());
     done(comm);
@@ -214,7 +214,7 @@ pub fn bad_input() {
     assert!(matches!(error, CommError::NoSuchRoot { root, .. } if root == world_size), "{error}");
     let error = Communicator::from_env(Options::default()).unwrap_err();
     assert!(matches!(error, CommError::AlreadyStarted), "{error}");
-    // None of it has taken a number.
+    // Failed calls took no number.
     comm.barrier("end").unwrap();
     done(comm);
 }
@@ -234,7 +234,7 @@ pub fn agreement() {
     let read = if rank == last { Err("no such file: data.bin") } else { Ok(()) };
     let error = comm.all_ok("reading the data", read).unwrap_err().to_string();
     assert_eq!(error, format!("reading the data failed on rank {last}: no such file: data.bin"));
-    // The first rank's, if several fail.
+    // The first rank's error is returned if several fail.
     let error = comm.all_ok::<(), _>("reading", Err(format!("of rank {rank}"))).unwrap_err().to_string();
     assert_eq!(error, "reading failed on rank 0: of rank 0");
     done(comm);
@@ -250,7 +250,7 @@ pub fn compared() {
     comm.barrier("there").unwrap();
     assert_eq!(reduce.wait().unwrap(), [comm.world_size() as f32]);
     assert_eq!(gather.wait().unwrap().len(), 10 * comm.world_size());
-    // Its own messages do not count.
+    // Messages of the compare mode are not counted.
     assert_eq!(comm.traffic().total().calls, 5);
     done(comm);
 }

@@ -1,4 +1,4 @@
-//! CubeCL backends: NCCL between CUDA devices; anything else over the host.
+//! CubeCL backends: NCCL between CUDA devices; other devices exchange over the host.
 use burn_backend::tensor::Device;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use float8_comm::Communicator;

@@ -1,5 +1,7 @@
-//! `Fusion<B>`'s collectives: those of `B`, each launched at once. Fusion decides when what it was given runs, and ranks must
-//! launch the same collectives in the same order; so the stream is drained before each, without waiting for the device.
+//! Collectives of `Fusion<B>`: the collectives of `B`, launched immediately.
+//!
+//! Fusion defers its operations, but ranks must launch the same collectives in the same order. So
+//! the stream is drained before each collective, without waiting for the device.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::{DeviceOperand, Float8Backend};
@@ -75,7 +77,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
     }
 }
 
-/// A tensor that exists, above fusion.
+/// Wraps an existing tensor for fusion.
 fn wrapped<B: FusionBackend>(
     client: &Client<B::FusionRuntime>,
     shape: burn_std::Shape,

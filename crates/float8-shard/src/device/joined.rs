@@ -1,5 +1,6 @@
-//! Operands of shards put together on a device, bit for bit as [`Float8Backend::fp8_write`](burn_float8::backend::Float8Backend::fp8_write) has the
-//! whole: of each rank its words of codes and of scales, gathered one after another.
+//! Joins operands of shards on a device. The result equals the whole operand of
+//! [`Float8Backend::fp8_write`](burn_float8::backend::Float8Backend::fp8_write) bit for bit. Each
+//! rank's words of codes and of scales are gathered one after another.
 //!
 //! ```text
 //! rows          [ranks · h, w]                                    cropped to the whole's rows
@@ -17,17 +18,17 @@ use float8_kernels::{Granularity, row_words};
 
 use crate::collectives::{ShardedAxis, Shards};
 
-/// What is gathered of an operand.
+/// Operand whose parts are gathered.
 pub(super) struct Joined<B: Backend> {
     shards: Shards,
-    /// An operand that has all but what is gathered.
+    /// This rank's operand, which provides everything that is not gathered.
     shard: DeviceOperand<B>,
     codes: Part,
-    /// None where every rank has the same scales.
+    /// None if every rank has the same scales.
     scales: Option<Part>,
 }
 
-/// Rows and words of a row: of each rank, and of the whole.
+/// Rows and words per row, of each rank and of the whole.
 #[derive(Clone, Copy)]
 struct Part {
     shard: [usize; 2],
@@ -44,7 +45,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
         });
         let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| Part { shard: words(own), whole: words(whole) };
         let of_scales = |[rows, k]: [usize; 2]| match granularity {
-            // Rows of tiles, of which chunks have whole ones.
+            // Scales in rows of tiles; a chunk holds whole tiles.
             Granularity::Block1x32 => {
                 let words = granularity.scale_words(1, k);
                 [granularity.scale_words(rows, k) / words, words]
@@ -56,7 +57,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
         Self { shards, shard: shard.clone(), codes, scales }
     }
 
-    /// This rank's parts, contiguous.
+    /// Parts of this rank, contiguous.
     pub(super) fn parts(&self) -> Vec<CubeTensor<R>> {
         let codes = cropped(self.shard.codes.clone(), self.codes.shard);
         let scales = self.scales.map(|part| {
@@ -69,7 +70,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
         [codes].into_iter().chain(scales).collect()
     }
 
-    /// The whole operand from the parts of all ranks, each `[ranks, rows, words]`.
+    /// Builds the whole operand from the parts of all ranks, each `[ranks, rows, words]`.
     pub(super) fn join(self, gathered: Vec<CubeTensor<R>>) -> DeviceOperand<B> {
         let axis = self.shards.axis;
         let mut gathered = gathered.into_iter();
@@ -92,7 +93,7 @@ fn joined<R: CubeRuntime>(all: CubeTensor<R>, axis: ShardedAxis, Part { shard, w
     let ([h, w], ranks) = (shard, all.shape()[0]);
     match axis {
         ShardedAxis::Rows => {
-            // The first rows of what is contiguous are where they are.
+            // The first rows of a contiguous tensor need no copy.
             let all = relabelled(all, &[ranks * h, w]);
             let beyond = (ranks * h - whole[0]) * w * all.dtype.size();
             let handle = if beyond == 0 { all.handle } else { all.handle.offset_end(beyond as u64) };
@@ -105,7 +106,7 @@ fn joined<R: CubeRuntime>(all: CubeTensor<R>, axis: ShardedAxis, Part { shard, w
     }
 }
 
-/// Codes beyond `k` are zeros, which a scale of NaN has not left so.
+/// Sets codes beyond `k` to zero, which a NaN scale has changed.
 fn without_padding<R: CubeRuntime>(codes: CubeTensor<R>, k: usize) -> CubeTensor<R> {
     if codes.shape()[1] * 4 == k {
         return codes;
@@ -117,13 +118,13 @@ fn without_padding<R: CubeRuntime>(codes: CubeTensor<R>, k: usize) -> CubeTensor
     into_contiguous(numeric::bitwise_and(codes, mask))
 }
 
-/// The first rows and words, contiguous.
+/// First rows and words, contiguous.
 fn cropped<R: CubeRuntime>(t: CubeTensor<R>, dims: [usize; 2]) -> CubeTensor<R> {
     let is_whole = t.shape().to_vec() == dims;
     into_contiguous(if is_whole { t } else { slice(t, &dims.map(|len| 0..len)) })
 }
 
-/// A tensor's words, contiguous, in another shape.
+/// Words of a tensor, contiguous, in another shape.
 fn relabelled<R: CubeRuntime>(t: CubeTensor<R>, dims: &[usize]) -> CubeTensor<R> {
     let t = into_contiguous(t);
     CubeTensor::new_contiguous(t.client, t.device, Shape::from(dims.to_vec()), t.handle, t.dtype)

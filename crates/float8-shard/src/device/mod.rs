@@ -1,4 +1,4 @@
-//! Collectives on the memory of CubeCL's devices.
+//! Collectives on the memory of CubeCL devices.
 mod cube;
 mod fusion;
 mod joined;

@@ -1,4 +1,5 @@
-//! CUDA's collectives: NCCL on the addresses of Burn's tensors, ordered with CubeCL's streams on the device.
+//! CUDA collectives: NCCL on the addresses of Burn's tensors, ordered with CubeCL's streams on the
+//! device.
 use std::any::{Any, TypeId};
 use std::ffi::c_void;
 
@@ -17,7 +18,7 @@ use float8_comm::{CommError, Communicator, InFlight, NcclComm};
 use super::joined::Joined;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
-/// A collective of NCCL on two addresses, a number of words or elements, and a stream.
+/// NCCL collective on two addresses, a number of words or elements, and a stream.
 type Call<'a> = &'a dyn Fn(&NcclComm, (u64, u64), usize, *mut c_void) -> Result<(), CommError>;
 
 struct Nccl {
@@ -25,7 +26,7 @@ struct Nccl {
     cuda: ComputeClient<CudaRuntime>,
 }
 
-/// The collectives of `comm` if NCCL connects this device.
+/// Collectives of `comm` if NCCL connects this device.
 pub(super) fn collectives<R, B>(device: &R::Device, comm: &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>
 where
     R: CubeRuntime,
@@ -40,9 +41,9 @@ where
     Some(Box::new(Nccl { comm: comm.clone(), cuda: CudaRuntime::client(device) }))
 }
 
-/// Collectives in flight, and the memory that they read and write.
+/// Collectives in flight, with the memory that they read and write.
 struct Launched<R: CubeRuntime> {
-    // Dropped before the tensors: the device then waits before their memory is used again.
+    // Dropped before the tensors: the device then waits before it reuses their memory.
     flight: InFlight,
     read: Vec<CubeTensor<R>>,
     written: Vec<CubeTensor<R>>,
@@ -57,7 +58,8 @@ impl<R: CubeRuntime> Launched<R> {
     }
 }
 
-/// So many that no call reads or writes more than a tensor has, whatever its dtype.
+/// Number of whole words in the tensor. Bounded by its bytes, so that no call accesses memory
+/// beyond them for any dtype.
 fn words<R: CubeRuntime>(t: &CubeTensor<R>) -> usize {
     t.shape().num_elements() * t.dtype.size() / 4
 }
@@ -67,7 +69,7 @@ impl Nccl {
         self.comm.nccl().expect("made with NCCL")
     }
 
-    /// Starts `call` from each tensor, with so many words or elements, into a new one.
+    /// Starts `call` from each tensor, with its count of words or elements, into a new tensor.
     fn start<R: CubeRuntime>(
         &self,
         label: &str,
@@ -83,9 +85,11 @@ impl Nccl {
             read.push(from);
             written.push(to);
         }
-        // SAFETY: addresses are those of tensors as long as the calls say, on the communicator's device. Their handles live until the
-        // context waits for the stream: `Launched` holds them. CubeCL has given the context all that writes them, as `address` waits
-        // for its thread; nothing reads the new ones before `land`, and a tensor whose handle is held is not written in place.
+        // SAFETY: each address is a tensor's on the communicator's device and covers all elements
+        // that the call accesses. `Launched` holds the handles until the context waits for the
+        // stream. `address` waits for CubeCL's thread, so the context has received all writes to
+        // the tensors. Nothing reads the new tensors before `land`, and a tensor whose handle is
+        // held is not written in place.
         let flight = unsafe {
             self.nccl().after_context(label, |stream| {
                 calls.iter().try_for_each(|(addresses, count)| call(self.nccl(), *addresses, *count, stream))
@@ -94,27 +98,27 @@ impl Nccl {
         Ok(Launched { flight, read, written })
     }
 
-    /// Where the memory of a handle is, once CubeCL has launched all that this thread has asked for.
+    /// Address of a handle's memory, after CubeCL has launched all work that this thread requested.
     fn address(&self, handle: &Handle) -> Result<u64, CommError> {
         let found = self.cuda.get_resource(handle.clone());
         let found = found.map_err(|error| CommError::Cuda { rank: self.comm.rank(), reason: error.to_string() })?;
         Ok(found.resource().ptr)
     }
 
-    /// The words of each rank's tensors, which have two dimensions.
+    /// Gathers the words of each rank's two-dimensional tensors.
     fn start_gather<R: CubeRuntime>(&self, label: &str, parts: Vec<CubeTensor<R>>) -> Result<Launched<R>, CommError> {
         let ranks = self.comm.world_size();
         let buffer = |part: CubeTensor<R>| {
             let (dims, words) = (part.shape(), words(&part));
             (part, Shape::from(vec![ranks, dims[0], dims[1]]), words)
         };
-        // SAFETY: `start` keeps the promise.
+        // SAFETY: `start` upholds the contract.
         self.start(label, parts.into_iter().map(buffer).collect(), &|nccl, addresses, words, stream| unsafe {
             nccl.all_gather(label, addresses, words, stream)
         })
     }
 
-    /// One tensor from one.
+    /// Runs `call` on one tensor and waits on the device for the result.
     fn now<R: CubeRuntime>(
         &self,
         label: &str,
@@ -155,7 +159,7 @@ where
         let is_bf16 = all.dtype == DType::BF16;
         let words = words(&all) / self.comm.world_size();
         let count = if is_bf16 { 2 * words } else { words };
-        // SAFETY: `start` keeps the promise.
+        // SAFETY: `start` upholds the contract.
         self.now(label, (all, shape, count), &|nccl, addresses, count, stream| unsafe {
             match is_bf16 {
                 true => nccl.reduce_scatter_sum_bf16(label, addresses, count, stream),
@@ -166,7 +170,7 @@ where
 
     fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
         let (shape, count) = (values.shape(), words(&values));
-        // SAFETY: `start` keeps the promise.
+        // SAFETY: `start` upholds the contract.
         self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
             nccl.all_reduce_sum_f32(label, addresses, count, stream)
         })
@@ -174,7 +178,8 @@ where
 
     fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
         let (shape, count) = (values.shape(), words(&values));
-        // SAFETY: `start` keeps the promise. The bits of floats that are not negative are ordered as the floats.
+        // SAFETY: `start` upholds the contract. Bits of non-negative floats have the order of the
+        // floats.
         self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
             nccl.all_reduce_max_u32(label, addresses, count, stream)
         })

@@ -1,4 +1,4 @@
-//! [`DeviceCollectives`] over the host's memory, for tests: what runs on the device is what runs there beside NCCL.
+//! [`DeviceCollectives`] over host memory, for tests: the device code is the same as with NCCL.
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use burn_backend::{Backend, DType, TensorMetadata};
@@ -14,8 +14,8 @@ use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
-/// From now on models on CubeCL's devices are sharded as beside NCCL, by collectives that go through the host and MPI: for tests, so
-/// that all but NCCL runs without a CUDA device.
+/// Makes later sharded models on CubeCL devices use device collectives that go through the host and
+/// MPI. For tests: everything except NCCL runs without a CUDA device.
 pub fn stage_collectives() {
     IS_ON.store(true, Relaxed);
 }
@@ -32,14 +32,14 @@ where
     is_on.then(|| Box::new(Staged(comm.clone())) as _)
 }
 
-/// A tensor's words.
+/// Words of a tensor.
 fn down<R: CubeRuntime>(t: &CubeTensor<R>) -> Vec<u32> {
     let len = t.shape().num_elements() * t.dtype.size() / 4;
     let bytes = t.client.read_one(into_contiguous(t.clone()).handle).expect("the device can be read");
     bytes.as_chunks().0.iter().take(len).map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// Words as a tensor like another.
+/// Tensor of these words, with the dtype and device of `like`.
 fn up<R: CubeRuntime>(like: &CubeTensor<R>, shape: Vec<usize>, words: &[u32]) -> CubeTensor<R> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let handle = like.client.create_from_slice(&bytes);

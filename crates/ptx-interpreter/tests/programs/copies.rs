@@ -1,4 +1,5 @@
-//! Asynchronous copies: late until they are waited for, clipped and swizzled as a tensor map says, to one block or to a cluster.
+//! Asynchronous copies: late until a wait, clipped and swizzled by a tensor map, to one block or to
+//! a cluster.
 
 use ptx_interpreter::{TensorFloat, TensorMap};
 
@@ -23,7 +24,8 @@ fn cp_async_is_late() {
     assert_eq!(go("cp.async.wait_group 1;"), [u32::MAX; 32], "not waited for: poison");
 }
 
-/// 16 rows of 32 f32, of which 13 rows of 24 are the tensor; boxes of 8 rows of 128 bytes, swizzled.
+/// 16 rows of 32 f32, whose first 13 rows of 24 form the tensor; boxes of 8 rows of 128 bytes,
+/// swizzled.
 pub(super) fn map(buffer: usize) -> TensorMap {
     TensorMap {
         buffer,
@@ -107,7 +109,7 @@ fn tensor_stores_need_fences_and_waits() {
 
 #[test]
 fn clusters_multicast_and_arrive_remotely() {
-    // Block 0 loads one box into both blocks; block 1 tells block 0 that it has read.
+    // Block 0 loads one box into both blocks; block 1 notifies block 0 after reading it.
     let code = |arrivals: u32| {
         format!(
             "{BARRIER} .shared .align 8 .b8 done[8]; mov.u32 %r1, %tid.x; mov.u32 %r20, %cluster_ctarank; ld.param.u64 %d1, [f_param_2];
@@ -132,7 +134,7 @@ fn clusters_multicast_and_arrive_remotely() {
     for seed in 0..4 {
         let got = go(32, seed).unwrap();
         for (i, got) in got.iter().enumerate() {
-            // Every second chunk of a row of 8 chunks; which one stands there depends on the row.
+            // Every second chunk of a row of 8 chunks; the swizzle of the row determines which one.
             let row = i % 32 / 4;
             let chunk = (i % 4 * 2) ^ row;
             assert_eq!(*got, if chunk < 6 { source[row * 32 + chunk * 4] } else { 0 }, "{i}");

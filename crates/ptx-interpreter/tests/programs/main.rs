@@ -1,5 +1,5 @@
-//! The interpreter on small programs whose results follow from the PTX ISA: conversions, bit operations, barriers,
-//! and, in modules of their own, copies, matrix instructions, pairs of blocks and time; and that faults are faults.
+//! Small programs whose results follow from the PTX ISA: conversions, bit operations, barriers and
+//! faults. Copies, matrix instructions, pairs of blocks and time have separate modules.
 
 mod copies;
 mod matrix;
@@ -9,7 +9,7 @@ mod time;
 
 use ptx_interpreter::{Arg, Buffer, Kernel, Launch, TensorMap};
 
-/// A module with one kernel `f` of so many pointers, and tensor maps in front of them.
+/// Module with one kernel `f`, whose parameters are tensor maps followed by pointers.
 fn module(maps: usize, pointers: usize, directives: &str, body: &str) -> Kernel {
     let names = |i: usize| format!("f_param_{i}");
     let maps = (0..maps).map(|i| format!(".param .align 64 .b8 {}[128]", names(i)));
@@ -23,7 +23,7 @@ fn module(maps: usize, pointers: usize, directives: &str, body: &str) -> Kernel 
     Kernel::parse(&text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs it on these buffers; the parameters are the maps and then the buffers.
+/// Runs a kernel on these buffers; the parameters are the maps and then the buffers.
 fn run(
     kernel: &Kernel,
     grid: u32,
@@ -37,7 +37,7 @@ fn run(
         grid: [grid, 1, 1],
         block: [threads, 1, 1],
         args: args.collect(),
-        // SAFETY: the vectors outlive the run and nobody else uses them.
+        // SAFETY: the vectors outlive the run and nothing else uses them.
         buffers: buffers.iter_mut().map(|buffer| unsafe { Buffer::new(buffer.as_mut_ptr(), buffer.len()) }).collect(),
         maps,
         seed,
@@ -47,7 +47,7 @@ fn run(
     kernel.run(&launch).map_err(|error| error.to_string())
 }
 
-/// A buffer whose address is a multiple of 16, of the allocator's own accord.
+/// Buffer that is large enough for the allocator to align it to 16 bytes.
 fn zeros(len: usize) -> Vec<u8> {
     vec![0; len.max(4096)]
 }
@@ -60,11 +60,12 @@ fn bytes_of<T: Copy, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N])
     values.iter().flat_map(|value| bytes(*value)).collect()
 }
 
-/// Loads the pointers to %d1, %d2 and the thread's index to %r1; %d3 and %d4 are the pointers advanced by words.
+/// Loads the pointers to %d1, %d2 and the thread's index to %r1; %d3 and %d4 are the pointers plus
+/// one word per thread.
 const THREAD: &str = "ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1]; mov.u32 %r1, %tid.x;
     mul.wide.u32 %d5, %r1, 4; add.s64 %d3, %d1, %d5; add.s64 %d4, %d2, %d5;";
 
-/// One word for each of these through `code`, which reads %r2 or %f2 and writes %r3.
+/// Maps each input word through `code`, which reads %r2 or %f2 and writes %r3.
 fn map_words(inputs: &[u32], code: &str) -> Vec<u32> {
     let body = format!("{THREAD} ld.global.u32 %r2, [%d3]; mov.b32 %f2, %r2; {code} st.global.u32 [%d4], %r3;");
     let mut buffers = [bytes_of(inputs, u32::to_le_bytes), zeros(inputs.len() * 4)];
@@ -83,12 +84,12 @@ fn fp8_conversions_round_to_even_and_saturate() {
         (f32::NEG_INFINITY, 0xfe, 0xfb),
         (463.0, 0x7e, 0x5f),
         (1e30, 0x7e, 0x7b),
-        // Ties: 17 between 16 and 18, 19 between 18 and 20; 1.125 and 1.375 between fours.
+        // Ties: 17 between 16 and 18, 19 between 18 and 20; 1.125 and 1.375 between quarters.
         (17.0, 0x58, 0x4c),
         (19.0, 0x5a, 0x4d),
         (1.125, 0x39, 0x3c),
         (1.375, 0x3b, 0x3e),
-        // Half of the least subnormal of E4M3, and a little more.
+        // Half of the smallest E4M3 subnormal, and slightly more.
         (0.0009765625, 0x00, 0x14),
         (0.0009765626, 0x01, 0x14),
     ];
@@ -135,7 +136,7 @@ fn float_corners() {
     assert_eq!(map_words(&x, "cvt.rni.s32.f32 %r3, %f2;"), [0, 0, 4, -2i32 as u32, 0]);
     assert_eq!(map_words(&x, "cvt.rzi.u32.f32 %r3, %f2;"), [0, 0, 3, 0, 0]);
     assert_eq!(map_words(&x, "setp.neu.f32 %p1, %f2, %f2; selp.u32 %r3, 1, 0, %p1;"), [1, 0, 0, 0, 0]);
-    // The second source, which is the low half, of bf16 pairs.
+    // The second source is the low half of bf16 pairs.
     assert_eq!(
         map_words(&[0x3f80_8000, 0x3f81_8000], "cvt.rn.bf16x2.f32 %r3, 0f3F800000, %f2;"),
         [0x3f80_3f80, 0x3f80_3f82]
@@ -182,7 +183,7 @@ fn faults_are_reported_where_they_are() {
 
 #[test]
 fn named_barriers_order_producer_and_consumer() {
-    // Warp 0 consumes what warps 1 and 2 write; barrier 2 says that it is there.
+    // Warp 0 consumes the words of warps 1 and 2; barrier 2 signals that they are written.
     let body = format!(
         "{THREAD} .shared .align 4 .b8 s[256]; sub.u32 %r4, %r1, 32; shl.b32 %r5, %r4, 2; mov.u32 %r6, s; add.u32 %r6, %r6, %r5;
         setp.ge.u32 %p1, %r1, 32; @%p1 bra PRODUCE; bar.sync 2, 96; shl.b32 %r5, %r1, 2; mov.u32 %r6, s; add.u32 %r6, %r6, %r5;
@@ -206,7 +207,7 @@ fn small(i: usize) -> (u8, f32) {
 
 #[test]
 fn blocks_that_wait_for_later_blocks_are_run_beside_them() {
-    // Each block but the last waits until the next one has raised its flag.
+    // Each block except the last waits until the next one has raised its flag.
     let body =
         "ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1]; mov.u32 %r1, %ctaid.x; mul.wide.u32 %d3, %r1, 4;
         add.s64 %d4, %d1, %d3; setp.eq.u32 %p1, %r1, 2; @%p1 bra RAISE;
@@ -215,7 +216,7 @@ fn blocks_that_wait_for_later_blocks_are_run_beside_them() {
     let mut buffers = [zeros(16), zeros(4)];
     let kernel = module(0, 2, "", body);
     let args = vec![Arg::Buffer(0), Arg::Buffer(1)];
-    // SAFETY: the vectors outlive the run and nobody else uses them.
+    // SAFETY: the vectors outlive the run and nothing else uses them.
     let memory = buffers.each_mut().map(|buffer| unsafe { Buffer::new(buffer.as_mut_ptr(), buffer.len()) });
     let launch = Launch { grid: [3, 1, 1], block: [1, 1, 1], args, buffers: memory.to_vec(), ..Launch::default() };
     kernel.run(&launch).unwrap();

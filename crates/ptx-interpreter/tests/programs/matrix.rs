@@ -1,13 +1,15 @@
-//! Matrix instructions of warps and warpgroups: what they load, how operands lie in shared memory, and when results are there.
+//! Matrix instructions of warps and warpgroups: loads, operand layouts in shared memory, and the
+//! time of results.
 
 use super::{module, run, small, words, zeros};
 
-/// `D [64][16] = A [64][32] · B [16][32]ᵀ + 1`, of operands laid out by `place`.
+/// `D [64][16] = A [64][32] · B [16][32]ᵀ + 1`, with operands laid out by `place`.
 fn wgmma(descriptor: u64, place: impl Fn(usize, usize) -> usize, wait: &str, seed: u64) -> Result<(), String> {
     let registers = (10..18).map(|i| format!("%f{i}")).collect::<Vec<_>>().join(", ");
     let ones = (10..18).map(|i| format!("mov.f32 %f{i}, 0f3F800000;")).collect::<String>();
     let stores = (10..18).map(|i| format!("st.global.f32 [%d6+{}], %f{i};", (i - 10) * 4)).collect::<String>();
-    // Each thread copies 32 bytes of the image of shared memory, 2048 of A and 2048 of B (of which 512 count).
+    // Each thread copies 32 bytes of the shared memory image: 2048 bytes of A and 2048 of B, of
+    // which 512 are used.
     let body = format!(
         ".shared .align 1024 .b8 s[4096]; mov.u32 %r1, %tid.x; ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1];
         shl.b32 %r2, %r1, 5; cvt.u64.u32 %d3, %r2; add.s64 %d4, %d1, %d3; mov.u32 %r3, s; add.u32 %r4, %r3, %r2;
@@ -43,10 +45,10 @@ fn wgmma(descriptor: u64, place: impl Fn(usize, usize) -> usize, wait: &str, see
 
 #[test]
 fn wgmma_reads_its_layouts_and_shows_results_when_waited_for() {
-    // Core matrices of 8 rows of 16 bytes: along K 128 bytes apart, along rows 256.
+    // Core matrices of 8 rows of 16 bytes: 128 bytes apart along K, 256 along rows.
     let plain = (128 >> 4) << 16 | (256 >> 4) << 32;
     let plain_place = |row: usize, k: usize| row / 8 * 256 + k / 16 * 128 + row % 8 * 16 + k % 16;
-    // Rows of 32 bytes, the two chunks of which are exchanged in rows 4 to 7 of 8.
+    // Rows of 32 bytes; rows 4 to 7 of each 8 have their two chunks exchanged.
     let swizzled = 3 << 62 | 1 << 16 | (256 >> 4) << 32;
     let swizzled_place = |row: usize, k: usize| row * 32 + (k ^ if row % 8 >= 4 { 16 } else { 0 });
     for seed in 0..3 {
@@ -59,7 +61,8 @@ fn wgmma_reads_its_layouts_and_shows_results_when_waited_for() {
 
 #[test]
 fn mma_takes_what_ldmatrix_loads() {
-    // A [16][32] and B [8][32] bytes, row-major; as 16-bit matrices of 8 by 8 they are four and two.
+    // A [16][32] and B [8][32] bytes, row-major; as 16-bit matrices of 8 by 8 they are four and
+    // two.
     let body = ".shared .align 16 .b8 s[1024]; mov.u32 %r1, %tid.x; ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1];
         mul.wide.u32 %d3, %r1, 32; add.s64 %d4, %d1, %d3; mov.u32 %r2, s; shl.b32 %r3, %r1, 5; add.u32 %r4, %r2, %r3;
         ld.global.v4.u32 {%r10, %r11, %r12, %r13}, [%d4]; st.shared.v4.u32 [%r4], {%r10, %r11, %r12, %r13};
@@ -87,7 +90,7 @@ fn accumulators_in_flight_are_not_to_be_read() {
     let plain = (128 >> 4) << 16 | (256 >> 4) << 32;
     let place = |row: usize, k: usize| row / 8 * 256 + k / 16 * 128 + row % 8 * 16 + k % 16;
     let add = "wgmma.wait_group.sync.aligned 1; add.f32 %f20, %f10, %f11;";
-    // A copy is one of the value that is coming.
+    // A copy receives the pending value.
     let copy = "mov.f32 %f30, %f10; mov.f32 %f31, %f30; wgmma.wait_group.sync.aligned 0; mov.f32 %f10, %f31;";
     wgmma(plain, place, copy, 0).unwrap();
     let error = wgmma(plain, place, add, 0).unwrap_err();

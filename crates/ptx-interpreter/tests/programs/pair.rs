@@ -1,4 +1,5 @@
-//! `tcgen05` of a pair of blocks: what each holds of a product, who hears of loads and of commits, and what must not be left out.
+//! `tcgen05` on a pair of blocks: distribution of a product, targets of loads and commits, and
+//! errors for omitted steps.
 
 use ptx_interpreter::TensorMap;
 
@@ -8,32 +9,33 @@ const CLUSTER: &str = ".explicitcluster\n.reqnctapercluster 2, 1, 1";
 
 const MEET: &str = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;";
 
-/// Statements that a test may leave out or replace.
+/// Statements that a test can omit or replace.
 #[derive(Clone, Copy)]
 struct Program {
     /// `.cta_group` of the product.
     group: u32,
     instruction: u32,
     commit: &'static str,
-    /// Before tensor memory is taken, and before it is given back.
+    /// Barriers before tensor memory is allocated and before it is deallocated.
     meet: &'static str,
     meet_again: &'static str,
-    /// After the commit, by the same thread.
+    /// Code of the same thread after the commit.
     then: &'static str,
-    /// Tensor memory that block 1 takes, of the 64 columns that block 0 does.
+    /// Columns that block 1 allocates; block 0 allocates 64.
     columns: u32,
 }
 
 const COLUMNS: usize = 32;
 
-/// Bytes of A's and of B's words of scales that the product takes.
+/// Bytes of the scale words of A and B that the product uses.
 const SCALE_IDS: [u32; 2] = [2, 1];
 
 /// E4M3 by E4M3, E8M0 scales, M = 256.
 const INSTRUCTION: u32 =
     SCALE_IDS[1] << 4 | (COLUMNS as u32 >> 3) << 17 | 1 << 23 | (256 >> 7) << 27 | SCALE_IDS[0] << 29;
 
-/// Core matrices of 8 rows of 16 bytes: along K 128 bytes apart, along rows 256; not swizzled, version 1.
+/// Core matrices of 8 rows of 16 bytes: 128 bytes apart along K, 256 along rows; not swizzled,
+/// version 1.
 const PLAIN: u64 = (128 >> 4) << 16 | (256 >> 4) << 32 | 1 << 46;
 
 /// 32 rows of 16 bytes.
@@ -54,12 +56,13 @@ fn place(row: usize, k: usize) -> usize {
     row / 8 * 256 + k / 16 * 128 + row % 8 * 16 + k % 16
 }
 
-/// The exponent of a row's scale.
+/// Exponent of a row's scale.
 fn exponent(row: usize, salt: usize) -> usize {
     (row * 5 + salt) % 7
 }
 
-/// Bytes of a block's operands and scales: 128 rows of A, its half of B's, its own rows' scales and all of B's.
+/// Bytes of a block's operands and scales: 128 rows of A, half of B, and the scales of its rows of
+/// A and of B.
 const IMAGE: usize = 5632;
 
 fn image(rank: usize) -> Vec<u8> {
@@ -80,7 +83,7 @@ fn image(rank: usize) -> Vec<u8> {
     image
 }
 
-/// `D [256][32] = (A · 2^e) [256][32] · (B · 2^f) [32][32]ᵀ` in a pair of blocks.
+/// `D [256][32] = (A · 2^e) [256][32] · (B · 2^f) [32][32]ᵀ` on a pair of blocks.
 fn product(program: Program, seed: u64) -> Result<(), String> {
     let Program { group, instruction, commit, meet, meet_again, then, columns } = program;
     let copies = (0..11).map(|i| i * 512);
@@ -88,7 +91,8 @@ fn product(program: Program, seed: u64) -> Result<(), String> {
         copies.map(|at| format!("ld.global.u32 %r10, [%d4+{at}]; st.shared.u32 [%r4+{at}], %r10;")).collect();
     let registers = (10..10 + COLUMNS).map(|i| format!("%f{i}")).collect::<Vec<_>>().join(", ");
     let stores: String = (0..COLUMNS).map(|i| format!("st.global.f32 [%d6+{}], %f{};", 4 * i, 10 + i)).collect();
-    // A, then B from byte 4096 on, the scales of A from 4608 and of B from 5120; two mbarriers, and the slot of the address.
+    // A, then B at byte 4096, the scales of A at 4608 and of B at 5120; two mbarriers, and the slot
+    // of the address.
     let body = format!(
         ".shared .align 1024 .b8 s[6168]; mov.u32 %r1, %tid.x; mov.u32 %r20, %cluster_ctarank;
         ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1]; mad.lo.s32 %r2, %r20, {IMAGE}, 0; shl.b32 %r3, %r1, 2;
@@ -146,7 +150,7 @@ fn both_blocks_take_and_give_back_together() {
     let fails = |program| product(program, 0).unwrap_err();
     assert!(fails(Program { meet: "", ..PROGRAM }).contains("nothing has said that the peer runs"));
     assert!(fails(Program { columns: 32, ..PROGRAM }).contains("its peer for"));
-    // One block gives back while the other still reads.
+    // One block deallocates while the other still reads.
     let alone = Program { meet_again: "", ..PROGRAM };
     let found =
         (0..8).filter_map(|seed| product(alone, seed).err()).any(|error| error.contains("of the pair gives back"));
@@ -163,7 +167,7 @@ fn commits_arrive_where_they_are_told() {
         ..PROGRAM
     };
     assert!(product(nobody, 0).unwrap_err().contains("multicast to 0b100"));
-    // A signal that nobody waits for may come when its block has gone.
+    // A signal without a waiter may arrive after its block has exited.
     let late = Program {
         then: "add.u32 %r8, %r3, 6152; tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%r8], %h1;",
         ..PROGRAM
@@ -172,7 +176,8 @@ fn commits_arrive_where_they_are_told() {
     assert!(found, "a signal that comes too late is not noticed");
 }
 
-/// Both blocks load a box of their own; the mbarrier that `report` leaves in `%r4` hears of it, and block 0 waits for `bytes`.
+/// Both blocks load a box. The mbarrier whose address `report` writes to `%r4` counts it, and block
+/// 0 waits for `bytes`.
 fn load(qualifier: &str, report: &str, bytes: u32, seed: u64) -> Result<Vec<u32>, String> {
     let body = format!(
         ".shared .align 128 .b8 s[1024]; .shared .align 8 .b8 bar[8]; mov.u32 %r1, %tid.x; mov.u32 %r20, %cluster_ctarank;
@@ -208,7 +213,7 @@ fn loads_report_to_the_mbarrier_of_the_pair() {
     assert_ne!(load(&pair, first, 1024, 0).map(|got| got[32]), Ok(257), "block 0 waits for too little");
     let alone = load(&box_of("", ""), first, 2048, 0).unwrap_err();
     assert!(alone.contains("reports to an mbarrier of another"), "{alone}");
-    // Both blocks' boxes go to both, and each copy counts at block 0.
+    // Each block's box is written to both blocks, and each copy counts at block 0.
     let both = box_of(".multicast::cluster.cta_group::2", ", %h1");
     load(&both, first, 4096, 0).unwrap();
 }

@@ -1,27 +1,29 @@
-//! Tensor memory: a block-scaled product by hand-written descriptors, and what must not be left out.
+//! Tensor memory: a block-scaled product with hand-written descriptors, and errors for omitted
+//! steps.
 
 use super::{module, run, small, words, zeros};
 
-/// Statements that a test may leave out or replace.
+/// Statements that a test can omit or replace.
 #[derive(Clone, Copy)]
 struct Program {
-    /// The descriptors of A and B, their address left out.
+    /// Descriptors of A and B without their address.
     operands: u64,
     instruction: u32,
-    /// After the product, by the same thread.
+    /// Code of the same thread after the product.
     then: &'static str,
     after_wait: &'static str,
     wait_load: &'static str,
     dealloc: &'static str,
 }
 
-/// Bytes of A's and of B's words of scales that the product takes.
+/// Bytes of the scale words of A and B that the product uses.
 const SCALE_IDS: [u32; 2] = [2, 1];
 
 /// E4M3 by E4M3, N = 16, E8M0 scales, M = 128.
 const INSTRUCTION: u32 = SCALE_IDS[1] << 4 | (16 >> 3) << 17 | 1 << 23 | (128 >> 7) << 27 | SCALE_IDS[0] << 29;
 
-/// Core matrices of 8 rows of 16 bytes: along K 128 bytes apart, along rows 256; not swizzled, version 1.
+/// Core matrices of 8 rows of 16 bytes: 128 bytes apart along K, 256 along rows; not swizzled,
+/// version 1.
 const PLAIN: u64 = (128 >> 4) << 16 | (256 >> 4) << 32 | 1 << 46;
 
 /// Rows of 32 bytes, swizzled by 32.
@@ -47,12 +49,12 @@ fn swizzled_place(row: usize, k: usize) -> usize {
     row * 32 + (k ^ if row % 8 >= 4 { 16 } else { 0 })
 }
 
-/// The exponent of a row's scale.
+/// Exponent of a row's scale.
 fn exponent(row: usize, salt: usize) -> usize {
     (row * 5 + salt) % 7
 }
 
-/// `D [128][16] = (A · 2^e) [128][32] · (B · 2^f) [16][32]ᵀ`, of operands laid out by `place`.
+/// `D [128][16] = (A · 2^e) [128][32] · (B · 2^f) [16][32]ᵀ`, with operands laid out by `place`.
 fn product(program: Program, place: impl Fn(usize, usize) -> usize, seed: u64) -> Result<(), String> {
     let Program { operands, instruction, then, after_wait, wait_load, dealloc } = program;
     let copies = (0..11).map(|i| i * 512);
@@ -60,7 +62,8 @@ fn product(program: Program, place: impl Fn(usize, usize) -> usize, seed: u64) -
         copies.map(|at| format!("ld.global.u32 %r10, [%d4+{at}]; st.shared.u32 [%r4+{at}], %r10;")).collect();
     let registers = (10..26).map(|i| format!("%f{i}")).collect::<Vec<_>>().join(", ");
     let stores: String = (0..16).map(|i| format!("st.global.f32 [%d6+{}], %f{};", 4 * i, 10 + i)).collect();
-    // A, then B from byte 4096 on, the scales of A from 4608 and of B from 5120; the mbarrier, and the slot of the address.
+    // A, then B at byte 4096, the scales of A at 4608 and of B at 5120; the mbarrier, and the slot
+    // of the address.
     let body = format!(
         ".shared .align 1024 .b8 s[6160]; mov.u32 %r1, %tid.x; ld.param.u64 %d1, [f_param_0]; ld.param.u64 %d2, [f_param_1];
         shl.b32 %r2, %r1, 2; cvt.u64.u32 %d3, %r2; add.s64 %d4, %d1, %d3; mov.u32 %r3, s; add.u32 %r4, %r3, %r2;

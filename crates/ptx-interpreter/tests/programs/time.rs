@@ -2,7 +2,7 @@
 
 use ptx_interpreter::{Arg, Buffer, Kernel, Launch};
 
-/// A kernel that traps if `body` leaves anything but 0 in %r1.
+/// Kernel that traps if `body` leaves a value other than 0 in %r1.
 ///
 /// Otherwise every thread writes 1 to its own word.
 fn kernel(body: &str) -> Kernel {
@@ -17,11 +17,13 @@ fn kernel(body: &str) -> Kernel {
     Kernel::parse(&text).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The mbarriers at `bar` and behind it wait for one arrival each, once all threads are past.
+/// Initializes two mbarriers, at `bar` and behind it, each for one arrival, and synchronizes all
+/// threads.
 const INIT: &str = "setp.ne.u32 %p2, %r9, 0; @%p2 bra READY; mbarrier.init.shared::cta.b64 [bar], 1;
     mbarrier.init.shared::cta.b64 [bar+8], 1; READY: bar.sync 0; mov.u32 %r2, bar;";
 
-/// Has %r1 be whether the first phase of the mbarrier at %r2 takes so many nanoseconds, as the kernels of the library wait.
+/// Sets %r1 to whether the first phase of the mbarrier at %r2 takes this many nanoseconds, like the
+/// library's kernels.
 fn wait(nanoseconds: u64) -> String {
     format!(
         "{{\n.reg .pred done;\n.reg .b64 begin, now;\nmov.u64 begin, %globaltimer;\nWAIT:\n\
@@ -32,10 +34,10 @@ fn wait(nanoseconds: u64) -> String {
 
 const TEN_SECONDS: u64 = 10_000_000_000;
 
-/// What two warps write.
+/// Words that two warps write.
 fn run(body: &str, seed: u64) -> Result<[u32; 64], String> {
     let mut out = [0u32; 64];
-    // SAFETY: the array outlives the run and nobody else uses it.
+    // SAFETY: the array outlives the run and nothing else uses it.
     let buffer = unsafe { Buffer::new(out.as_mut_ptr().cast(), 256) };
     let launch = Launch {
         grid: [1; 3],
@@ -58,7 +60,7 @@ fn a_wait_that_nothing_completes_traps() {
     }
 }
 
-/// However long the other thread takes: a loop of many turns, or a wait of its own.
+/// The other thread's delay does not matter: a loop of many turns, or a wait.
 #[test]
 fn a_barrier_that_another_thread_completes_takes_no_time() {
     let arrive = "mbarrier.arrive.shared::cta.b64 _, [bar];";
@@ -67,7 +69,7 @@ fn a_barrier_that_another_thread_completes_takes_no_time() {
         setp.lt.u32 %p4, %r3, 40000; @%p4 bra AGAIN; {arrive} OTHERS: {}",
         wait(1)
     );
-    // Thread 32 waits for thread 33, which arrives when it has looked in vain for many turns.
+    // Thread 32 waits for thread 33, which arrives after polling in vain for many turns.
     let in_turn = format!(
         "{INIT} setp.ne.u32 %p3, %r9, 33; @%p3 bra OTHERS; mov.u32 %r3, 0; AGAIN: add.u32 %r3, %r3, 1;
         mbarrier.test_wait.parity.shared::cta.b64 %p5, [bar], 0; setp.lt.u32 %p4, %r3, 5000; @%p4 bra AGAIN;
@@ -82,7 +84,7 @@ fn a_barrier_that_another_thread_completes_takes_no_time() {
     }
 }
 
-/// Time has passed for those that gave up, and what they do then completes the others' waits.
+/// Time passes for threads that gave up, and their later arrival completes the others' waits.
 #[test]
 fn waits_may_end_and_others_go_on() {
     let body = format!(
@@ -100,7 +102,7 @@ fn waits_may_end_and_others_go_on() {
     }
 }
 
-/// Loops that never give up do not run forever, nor do those that only look at the clock.
+/// Loops without a timeout do not run forever, nor do loops that only read the clock.
 #[test]
 fn whoever_looks_at_the_clock_may_still_deadlock() {
     let endless = run(&format!("{INIT} {}", wait(u64::MAX)), 0).unwrap_err();
@@ -112,7 +114,7 @@ fn whoever_looks_at_the_clock_may_still_deadlock() {
     assert!(run(looks, 0).unwrap_err().contains("still running"));
 }
 
-/// A trap of one thread needs no time, and its error names the warp. Functions are not modelled.
+/// A trap of one thread takes no time, and its error names the warp. Functions are not modelled.
 #[test]
 fn a_trap_and_a_call() {
     let error = run("setp.eq.u32 %p3, %r9, 37; selp.u32 %r1, 1, 0, %p3;", 0).unwrap_err();

@@ -5,8 +5,8 @@ use float8_kernels::fused;
 use super::{Launcher, dtypes};
 
 impl Launcher {
-    /// SwiGLU, RMSNorm and rotary positions in every dtype, with vector and scalar loads, with one
-    /// and with many units a row.
+    /// SwiGLU, RMSNorm and rotary positions in every dtype, with vector and scalar loads, and with
+    /// one and many units per row.
     pub(super) fn fused(&self) {
         let client = &self.client;
         let [f32, ..] = dtypes();

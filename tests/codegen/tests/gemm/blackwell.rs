@@ -1,4 +1,4 @@
-//! The tiles of `tcgen05`, of a block and of two, interpreted, against sums in f64.
+//! Interpreted `tcgen05` tiles of one and of two blocks, against sums in f64.
 
 use checks::{Codes, Gemm, GroupSizes, GroupedGemm};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
@@ -19,15 +19,16 @@ const GRANULARITIES: [[Granularity; 2]; 7] = [
     [Granularity::Block128x128, Granularity::Row],
 ];
 
-/// Blackwell's tiles with and without scales of blocks, one after the other in a block and with split-K, whose
-/// first scales of B lie at each place of a tile of scales; every output, with and without TMA.
+/// Blackwell's tiles with and without scales of blocks, in sequence in a block and with split-K.
+/// Their first scales of B are at each position of a tile of scales. Every output, with and without
+/// TMA.
 #[test]
 fn plans() {
     for seed in if all_are_asked_for() { vec![0, 6] } else { vec![6] } {
         let Some(_running) = execute(Execution { seed }) else { return };
         let [many, few] = [132, 2];
         let shapes = [
-            // 128, 192 or 256 columns, several tiles to a block, the last ragged in every direction.
+            // 128, 192 or 256 columns, several tiles per block, the last ragged in every direction.
             ([300, 520, 300], few),
             ([128, 1024, 130], few),
             // 64 columns, and rows that TMA cannot write.
@@ -55,8 +56,9 @@ fn plans() {
     }
 }
 
-/// Tiles that two blocks of a cluster make together, wide and narrow: several to a cluster, on one cluster and on two, with rows for
-/// both blocks of the last and for one; contractions longer than the stages, of less than a step, and with split-K.
+/// Tiles that two blocks of a cluster make together, wide and narrow. There are several per
+/// cluster, on one and on two clusters, and the last has rows for both blocks or for one.
+/// Contractions longer than the stages, shorter than a step, and with split-K.
 #[test]
 fn pairs() {
     for seed in 0..if all_are_asked_for() { 3 } else { 1 } {
@@ -66,7 +68,7 @@ fn pairs() {
             let product = format!("tcgen05.mma.cta_group::2.kind::{kind}");
             let shapes = [([260, 260, 1000], 2), ([390, 516, 140], 4), ([129, 201, 31], 4), ([130, 67, 4100], 8)];
             let before = running.launches_of(&product);
-            // Each on a device of its own.
+            // Each on a separate device.
             on_each([0, 1, 2, 3], |j| {
                 let (shape, sms) = shapes[j];
                 let gemm = Gemm {
@@ -84,8 +86,9 @@ fn pairs() {
     }
 }
 
-/// The tensor cores apply scales of blocks of 128, and those of the other operand whatever its granularity, if all are powers of two: every
-/// bit is right where sums are exact, and a NaN scale gives NaN. Other scales take the other kernel.
+/// If all scales are powers of two, the tensor cores apply scales of blocks of 128, and the other
+/// operand's scales of any granularity. Every bit is right if sums are exact, and a NaN scale gives
+/// NaN. Other scales use the other kernel.
 #[test]
 fn scales_that_are_powers_of_two() {
     const BLOCK_SCALED: &str = "kind::mxf8f6f4.block_scale";
@@ -120,8 +123,8 @@ fn scales_that_are_powers_of_two() {
     assert_eq!(running.launches_of(BLOCK_SCALED), pairs.len() * shapes.len(), "scales that are no powers of two");
 }
 
-/// Groups whose scales are powers of two: squares of B that two groups share, matrices of B that begin anywhere in a tile of scales, and
-/// empty groups.
+/// Groups whose scales are powers of two. Squares of B that two groups share, matrices of B that
+/// start anywhere in a tile of scales, and empty groups.
 #[test]
 fn groups_whose_scales_are_powers_of_two() {
     let Some(running) = execute(Execution { seed: 0 }) else { return };

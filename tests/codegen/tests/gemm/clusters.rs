@@ -1,7 +1,9 @@
-//! Grouped GEMMs whose tiles are made by clusters, interpreted, against sums in f64 of each group: on Hopper two blocks that share the
-//! tiles of B by multicast, on Blackwell pairs (`.cta_group::2`).
+//! Interpreted grouped GEMMs whose tiles are made by clusters, against sums in f64 of each group.
+//! On Hopper two blocks share the tiles of B by multicast; on Blackwell pairs multiply together
+//! (`.cta_group::2`).
 //!
-//! On so many SMs plans take clusters for these shapes, as `kernels/tests/plan.rs` says; here each launch is asked whether it did.
+//! On these numbers of SMs plans use clusters for these shapes, as `kernels/tests/plan.rs` checks.
+//! Each launch is checked here too.
 
 use checks::GroupSizes;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
@@ -12,14 +14,15 @@ use float8_kernels::Granularity;
 use super::grouped::{GROUPED, GROUPED_BLOCKS, Pair, check_contraction, check_rows};
 use super::{Client, F32};
 
-/// Sizes of groups, and the two dimensions that they do not divide; SMs.
+/// Sizes of groups, the two dimensions that the groups do not divide, and SMs.
 type Case = (GroupSizes, [usize; 2], u16);
 
 const CONTRACTIONS: [Case; 2] =
-    // Empty groups, and such of less than a step and of more; a second block with two rows.
+    // Empty groups, groups of less than a step and of more; a second block with two rows.
     [((&[0, 128, 1, 150, 0], 0), [130, 258], 4), ((&[33, 300, 64], 7), [200, 130], 2)];
 
-/// Runs `check` for all of these shapes and granularities; every launch must be of a kernel whose CUDA has `text`.
+/// Runs `check` for all shapes and granularities. Every launch must be of a kernel whose CUDA
+/// contains `text`.
 fn in_clusters<const N: usize>(
     [sm, seed]: [u16; 2],
     text: &str,
@@ -48,8 +51,12 @@ fn contractions(of: [u16; 2], text: &str, pairs: &[(Pair, StorageType)]) {
 const MULTICAST: &str = "complete_tx::bytes.multicast::cluster";
 const PAIR: &str = "tcgen05.mma.cta_group::2.kind";
 
-/// Empty groups, of one row, of less than a tile; ends inside tiles, with rows for one block of a cluster and for both; one group; rows
-/// that no group has; matrices of B that begin inside squares of scales, and such that do not.
+/// Cases:
+///
+/// - empty groups, and groups of one row and of less than a tile
+/// - ends inside tiles, with rows for one and for both blocks of a cluster
+/// - one group, and rows outside of all groups
+/// - matrices of B that start inside and outside of squares of scales
 const HOPPER: [Case; 5] = [
     ((&[0, 100, 1, 799], 140), [66, 160], 2),
     ((&[300, 130], 90), [200, 300], 6),
@@ -69,7 +76,8 @@ fn rows_on_hopper_in_blocks() {
     rows([90, 0], MULTICAST, HOPPER, &GROUPED_BLOCKS);
 }
 
-/// Clusters where a pair multiplies; with 1×32 the columns of a tile begin at each place of a tile of scales.
+/// Clusters where a pair multiplies. With 1×32 the columns of a tile start at each position of a
+/// tile of scales.
 const BLACKWELL: [Case; 4] = [
     ((&[0, 100, 1, 299], 120), [130, 300], 2),
     ((&[140, 115], 5), [66, 1000], 2),
@@ -90,7 +98,8 @@ fn contractions_of_both() {
     contractions([100, 0], PAIR, &GROUPED);
 }
 
-/// Groups of as many rows as one block makes leave the other of a cluster none: there are no clusters.
+/// If groups have at most the rows of one block, the second block of a cluster would have none, so
+/// clusters are not used.
 #[test]
 fn small_groups_take_none() {
     let Some(running) = execute(Execution::default()) else { return };

@@ -1,4 +1,5 @@
-//! GEMMs by the plans that the first run on a GPU sweeps over: each computes what the estimate's choice does.
+//! GEMMs with the plans that the first run on a GPU sweeps: each computes the same as the
+//! estimate's choice.
 
 use checks::Gemm;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute};
@@ -9,9 +10,9 @@ use super::{BF16, check, config};
 
 #[test]
 fn fixed_plans() {
-    // Alone: a plan is the process's.
+    // Exclusive: a plan is process-wide.
     let Some(running) = execute(Execution::default()) else { return };
-    // Where two blocks make tiles together.
+    // Instructions with which two blocks make tiles together.
     for (sm, together) in [(90, "bytes.multicast::cluster"), (100, "tcgen05.mma.cta_group::2")] {
         let client = &GenerateCuda::client(&OfflineDevice { sm, sms: 4 });
         for (cols, cluster, stages) in [(256, 1, 3), (256, 2, 4), (128, 1, 6), (128, 2, 3)] {
@@ -23,7 +24,7 @@ fn fixed_plans() {
             let clusters = running.launches_of(together) - before;
             assert_eq!(clusters, if cluster == 2 { 2 } else { 0 }, "{cols} columns, {cluster} blocks on sm_{sm}");
         }
-        // A tile that no kernel has is the estimate's to choose.
+        // For a tile without a kernel the estimate chooses.
         fix_gemm_plan(Some(FixedPlan { rows: 128, cols: 96, cluster: 1, stages: 4 }));
         check(client, Gemm::new([64, 60, 130]));
         fix_gemm_plan(None);

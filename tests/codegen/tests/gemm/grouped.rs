@@ -1,4 +1,4 @@
-//! Grouped GEMMs, interpreted, against sums in f64 of each group.
+//! Interpreted grouped GEMMs, against sums in f64 of each group.
 
 use checks::{Codes, GroupSizes, GroupedGemm};
 use codegen::device::{GenerateCuda, OfflineDevice, execute_shared, on_each};
@@ -8,14 +8,14 @@ use float8_kernels::{Format, Granularity, Grouping};
 
 use super::{BF16, BOUND, Client, F16, F32, MX, config};
 
-/// Groups of rows, for each N by K; NaN in one group is for its rows alone.
+/// Checks groups of rows, for N by K per group. NaN in one group affects only its rows.
 pub(super) fn check_rows(client: &Client, sizes: GroupSizes, rest: [usize; 2], granularities: Pair, out: StorageType) {
     let gemm =
         GroupedGemm { granularities, codes: Codes::NanCode, out, ..GroupedGemm::new(Grouping::Rows, sizes, rest) };
     check(client, GroupedGemm { formats: Format::ALL, ..gemm });
 }
 
-/// Groups of the contraction, for each M by N.
+/// Checks groups of the contraction, for M by N per group.
 pub(super) fn check_contraction(
     client: &Client,
     sizes: GroupSizes,
@@ -28,17 +28,17 @@ pub(super) fn check_contraction(
 }
 
 fn check(client: &Client, gemm: GroupedGemm) {
-    // Fast accumulation changes nothing but when sums are added, on Hopper and with `mma.sync`.
+    // On Hopper and with `mma.sync`, fast accumulation changes only when sums are added.
     let gemm = GroupedGemm { config: config(gemm.out == F16), ..gemm };
     gemm.compare(client, |_, _| BOUND).unwrap_or_else(|failure| panic!("{gemm:?}: {failure}"));
 }
 
 pub(super) type Pair = [Granularity; 2];
 
-/// Tiles of one group, of two and of many, empty groups, and rows that no group has.
+/// Tiles of one group, of two and of many, empty groups, and rows outside of all groups.
 const MIXED: GroupSizes = (&[0, 70, 1, 0, 69], 10);
 
-/// With what the larger of two outputs is made of.
+/// Granularities, with the output dtype of the larger of two shapes.
 pub(super) const GROUPED: [(Pair, StorageType); 4] = [
     ([Granularity::Tensor; 2], F32),
     ([Granularity::Row; 2], BF16),
@@ -46,7 +46,8 @@ pub(super) const GROUPED: [(Pair, StorageType); 4] = [
     ([MX; 2], F32),
 ];
 
-/// Grouped GEMMs with scales of blocks: those of the recipe `blockwise`, for the forward pass and for the weight gradient, and others.
+/// Grouped GEMMs with scales of blocks: the pairs of the recipe `blockwise` for the forward pass
+/// and the weight gradient, and others.
 pub(super) const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
     ([Granularity::Block1x128, Granularity::Block128x128], BF16),
     ([Granularity::Block1x128; 2], F32),
@@ -56,7 +57,7 @@ pub(super) const GROUPED_BLOCKS: [(Pair, StorageType); 4] = [
 
 fn each(check: impl Fn(&Client) + Sync) {
     let Some(_running) = execute_shared() else { return };
-    // A device of many SMs takes small tiles, one of two large ones, one after the other in a block.
+    // A device of many SMs uses small tiles, one of two SMs large ones in sequence.
     let devices = [(80, 132), (89, 132), (90, 132), (90, 2), (100, 132), (100, 2), (120, 2)];
     on_each(devices, |(sm, sms)| check(&GenerateCuda::client(&OfflineDevice { sm, sms })));
 }
@@ -71,8 +72,8 @@ fn rows_of_groups() {
     });
 }
 
-/// Rows of groups where scales change along the contraction: squares of one group's matrix of B, and such as two groups share; rows of
-/// two, of four and of five scales.
+/// Rows of groups whose scales change along the contraction. Squares of one group's matrix of B and
+/// squares shared by two groups; rows of two, four and five scales.
 #[test]
 fn rows_of_groups_in_blocks() {
     each(|client| {
@@ -95,14 +96,14 @@ const FEW: [usize; 64] = {
     sizes
 };
 
-/// 256 groups, of which few have any.
+/// 256 groups, most of them empty.
 const SPARSE: [usize; 256] = {
     let mut sizes = [0; 256];
     (sizes[3], sizes[4], sizes[90], sizes[200], sizes[254]) = (33, 1, 70, 5, 64);
     sizes
 };
 
-/// More groups than a block has tiles: each goes on from the group that it has come to, past empty ones.
+/// More groups than a block has tiles: each block continues from its last group, past empty ones.
 #[test]
 fn many_groups() {
     let Some(_running) = execute_shared() else { return };
@@ -115,7 +116,7 @@ fn many_groups() {
     });
 }
 
-/// Matrices of B that begin anywhere in a tile of scales, and columns that need one tile more for that.
+/// Matrices of B that start anywhere in a tile of scales, and columns that then need one more tile.
 #[test]
 fn columns_of_groups() {
     let Some(_running) = execute_shared() else { return };
@@ -127,7 +128,7 @@ fn columns_of_groups() {
     });
 }
 
-/// Contractions that begin and end anywhere in a step, and empty ones.
+/// Contractions that start and end anywhere in a step, and empty ones.
 #[test]
 fn contractions_of_groups() {
     each(|client| {
@@ -138,7 +139,7 @@ fn contractions_of_groups() {
     });
 }
 
-/// Contractions of groups where scales change along them: groups that begin at any block of those that one load brings.
+/// Contractions of groups whose scales change along them: groups start at any block of a load.
 #[test]
 fn contractions_of_groups_in_blocks() {
     each(|client| {

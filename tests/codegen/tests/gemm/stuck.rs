@@ -11,12 +11,12 @@ fn a_stuck_wait_is_an_error() {
     for seed in [0, 7] {
         let Some(_running) = execute(Execution { seed }) else { return };
         for (sm, kernel) in [(90, "gemm_hopper"), (100, "gemm_blackwell")] {
-            // Of no other test.
+            // A device that no other test uses.
             let device = OfflineDevice { sm, sms: 7 };
-            // A stage is full after one more arrival than there are.
+            // A stage needs one more arrival than it gets.
             let [from, to] = ["[%0], 1;", "[%0], 2;"];
             inject(&device, kernel, Fault::Edit(from, to));
-            // Fast accumulation waits beside products that are in flight.
+            // Fast accumulation waits while products are in flight.
             for config in [PRECISE, FAST] {
                 let gemm = Gemm { config, ..Gemm::new([64, 64, 128]) };
                 let [a, b] = gemm.matrices();

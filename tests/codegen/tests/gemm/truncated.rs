@@ -1,4 +1,4 @@
-//! GEMMs whose tensor cores keep no more bits than real ones do: what is checked on a GPU passes.
+//! GEMMs with the short accumulators of real tensor cores pass the checks for a GPU.
 
 use checks::{Gemm, HostMatrix, Size, run};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
@@ -9,8 +9,8 @@ use ptx_interpreter::Rounding::{Floor, ToZero};
 
 use super::{Client, F32, FAST, MX, PRECISE, client};
 
-/// A column of a long contraction, a ragged matrix that has NaN and infinities too, scales of rows; groups of rows and of the
-/// contraction, and groups that begin inside a square of 128 by 128.
+/// A column of a long contraction, a ragged matrix with NaN and infinities, and scales of rows.
+/// Groups of rows and of the contraction, and groups that start inside a square of 128 by 128.
 const CHECKS: [&str; 6] = [
     "scaled_gemm 5x1x1000 e4m3,e4m3 tensorwise,tensorwise ",
     "scaled_gemm 70x133x200 e5m2,e4m3 tensorwise,tensorwise ",
@@ -24,8 +24,9 @@ const CHECKS: [&str; 6] = [
 const BLOCKS: &str = "scaled_gemm 130x137x300 e4m3,e4m3 1x128,128x128 ";
 const MX_BLOCKS: &str = "scaled_gemm 130x137x300 e4m3,e4m3 1x32,1x32 ";
 
-/// Runs the checks whose names begin so, but not those of other kernels: random operands stay within [`error_bound`](float8_kernels::GemmPath::error_bound), and those whose
-/// sums are exact in few bits come out so.
+/// Runs the checks with these name prefixes, except for emulated kernels. Random operands stay
+/// within [`error_bound`](float8_kernels::GemmPath::error_bound), and sums that are exact in few
+/// bits are exact.
 fn run_checks(client: &Client, which: &[&str], what: &str) {
     for which in which {
         let count = run(client, Size::Small, |name| name.starts_with(which) && !name.contains("emulated"));
@@ -58,7 +59,7 @@ fn checks_pass_with_long_accumulators() {
     });
 }
 
-/// 8 - 0.75, with four bits below the 8: on FP8 tensor cores, and in full on others.
+/// 8 - 0.75, with four bits below the 8: truncated on FP8 tensor cores, and in full on others.
 #[test]
 fn all_fp8_products_are_cut() {
     let Some(running) = execute(Execution::default()) else { return };
@@ -69,12 +70,12 @@ fn all_fp8_products_are_cut() {
             let client = &client(sm);
             for granularity in [Granularity::Tensor, MX] {
                 let path = gemm_path(client, [granularity; 2], PRECISE);
-                // Under scales of 1.
+                // All scales are 1.
                 let rows_of = |rows: usize, row: [f32; 2]| {
                     let codes = row.map(|x| reference::encode(x, Format::E4m3)).repeat(rows);
                     HostMatrix { codes, ..HostMatrix::identity([rows, 2], Format::E4m3, granularity) }.upload(client)
                 };
-                // More rows than a GEMV takes, which has no tensor cores.
+                // More rows than a GEMV, which does not use tensor cores.
                 let m = GEMV_ROWS + 1;
                 let (a, b) = (rows_of(m, [8.0, -0.75]), rows_of(3, [1.0, 1.0]));
                 let out = scaled_gemm(client, &a, &b, None, F32, PRECISE).unwrap();
@@ -86,8 +87,9 @@ fn all_fp8_products_are_cut() {
     }
 }
 
-/// A sum that runs on: its error grows slowly as long as bits are dropped toward zero. [`error_bound`](float8_kernels::GemmPath::error_bound) does not allow for what comes of
-/// dropping them downward, which has one direction, and notices it; promotion bounds both.
+/// The error of a long sum grows slowly while bits are dropped toward zero. Dropping them downward
+/// adds a bias, which exceeds [`error_bound`](float8_kernels::GemmPath::error_bound); promotion
+/// bounds both.
 #[test]
 fn long_contractions() {
     let Some(running) = execute(Execution::default()) else { return };
@@ -96,7 +98,7 @@ fn long_contractions() {
         let gemm = Gemm { config, ..Gemm::new([64, 60, 4096]) };
         let ([a, b], granularities) = (gemm.matrices(), gemm.granularities);
         let bound = gemm_path(client, granularities, config).error_bound(config, granularities, gemm.shape[2]);
-        // Of a bound of 1, the error is the share of `Σ |a·b|`.
+        // With a bound of 1, the error is the share of `Σ |a·b|`.
         let [zero, floor] = [Accumulator::HOPPER[0], Accumulator::HOPPER[1]].map(|accumulator| {
             running.set_accumulator(accumulator);
             gemm.compare(client, [&a, &b], 1.0).unwrap()

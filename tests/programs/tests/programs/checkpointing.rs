@@ -1,4 +1,4 @@
-//! Gradient checkpointing: activations are computed again in backward, and every number stays what it was.
+//! Gradient checkpointing: activations are recomputed in backward, and no number changes.
 use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy, NoCheckpointing};
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::Tensor;
@@ -8,14 +8,14 @@ use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig};
 use crate::support::models::{Attention, D};
 use crate::support::{applied, counters, float8_calls, layer, own_report, tensor, train};
 
-/// The FP8 backend with this strategy.
+/// FP8 backend with a checkpointing strategy.
 type B<C> = Float8<Autodiff<Flex, C>>;
 
 const STEPS: u64 = 6;
 
 /// q, k and v share the output of an activation, which balanced checkpointing does not keep.
 fn loss<C: CheckpointStrategy>(model: &Attention<B<C>>, step: u64) -> Tensor<B<C>, 1> {
-    // Amaxes grow, so that a scale from another history would show.
+    // Growing amaxes reveal a scale from another history.
     let x = tensor::<B<C>, 3>([2, 4, D], step) * (1.0 + step as f32);
     let x = relu(model.embed.forward(x)) + 0.1;
     let (q, k, v) = (model.q.forward(x.clone()), model.k.forward(x.clone()), model.v.forward(x));
@@ -45,7 +45,7 @@ fn losses_and_histories_are_those_without_it() {
     }
 }
 
-/// burn-nn's own attention module, too.
+/// The same for burn-nn's attention module.
 #[test]
 fn attention() {
     let losses = |balanced: bool| {
@@ -65,7 +65,7 @@ fn attention() {
     assert_eq!(losses(true), losses(false));
 }
 
-/// Each layer's weight gradient is its own though nothing but fresh tensors come back in backward.
+/// Each weight gradient is attributed to its layer, although backward sees only recomputed tensors.
 #[test]
 fn every_wgrad_finds_its_layer() {
     let model: Attention<B<BalancedCheckpointing>> = applied(&Float8Config::tensorwise(), Attention::new());

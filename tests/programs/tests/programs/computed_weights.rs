@@ -1,4 +1,5 @@
-//! Weights that forward computes and penalties that read them, in strict mode: no panic, no step too many, exact gradients.
+//! Weights that forward computes and penalties that read them, in strict mode: no panic, no extra
+//! step, exact gradients.
 use burn::module::Module;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, module::linear};
@@ -51,7 +52,7 @@ fn orthogonality_penalty() {
     }
 }
 
-/// One power iteration, then `w / σ` is what the linear runs with.
+/// One power iteration; the linear then runs with `w / σ`.
 #[test]
 fn spectral_norm() {
     for config in configs() {
@@ -74,7 +75,7 @@ fn spectral_norm() {
     }
 }
 
-/// Weight norm: direction and length apart, joined in forward.
+/// Weight norm: separate direction and length, combined in forward.
 #[test]
 fn weights_computed_in_forward_begin_one_step_each() {
     for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
@@ -85,7 +86,7 @@ fn weights_computed_in_forward_begin_one_step_each() {
             w / norm
         };
         let (model, losses) = train(model, 0..STEPS, |m, _| {
-            // Three linears on one x, twice over as two micro-batches.
+            // Three linears on one x, for each of two micro-batches.
             let run = |seed| {
                 let x = tensor::<B, 2>([6, D], seed);
                 let y = [&m.q, &m.k, &m.v].map(|l| linear(x.clone(), normed(l), None));
@@ -101,13 +102,13 @@ fn weights_computed_in_forward_begin_one_step_each() {
             assert_eq!(float8_calls(layer(&report, name)), [2 * STEPS, 0, 2 * STEPS], "{recipe} {name}");
             assert_eq!(layer(&report, name).totals().high_precision, 0, "{recipe} {name}");
         }
-        // Once for all three, of either micro-batch's x.
+        // x is cast once for all three linears, in each micro-batch.
         let casts: u64 = ["q", "k", "v"].iter().map(|name| layer(&report, name).casts[0]).sum();
         assert_eq!(casts, 2 * STEPS, "{recipe}: shared x");
     }
 }
 
-/// A penalty's gradient adds to that of the linear, and makes no weight of what is a gradient.
+/// A penalty's gradient is added to the linear's, and gradients do not count as weights.
 #[test]
 fn l2_penalty() {
     const PENALTY: f32 = 0.5;
@@ -125,7 +126,7 @@ fn l2_penalty() {
         for (ours, expected) in values(with.clone()).into_iter().zip(expected) {
             assert!((ours - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{ours} {expected}");
         }
-        // A gradient is no weight of the layer: its products are not the layer's.
+        // A gradient is not a weight of the layer, so its products are not the layer's.
         let before = counters(&model);
         let gram: Tensor<F8, 2> = with.clone().transpose().matmul(with.clone());
         linear(gram, with.transpose(), None);
@@ -151,7 +152,7 @@ fn l2_penalty_in_training() {
     }
 }
 
-/// Adding what a frozen copy of the model computes, or a clone's weight, is no new step either.
+/// Adding a frozen copy's weight does not begin a new step.
 #[test]
 fn interpolated_weights() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());
@@ -165,7 +166,7 @@ fn interpolated_weights() {
     assert_eq!(float8_calls(layer(&own_report(&model), "first")), [STEPS, 0, STEPS]);
 }
 
-/// `xᵀ·y` in forward has the shapes of a weight gradient, and is none.
+/// `xᵀ·y` in forward has the shapes of a weight gradient but is not one.
 #[test]
 fn products_of_inputs_and_outputs() {
     for config in configs() {
@@ -174,7 +175,7 @@ fn products_of_inputs_and_outputs() {
             let y = m.first.forward(x());
             let before = float8_calls(layer(&own_report(m), "first"));
             let correlation = x().transpose().matmul(y.clone());
-            // By `matmul` with the weight too, as GRU reads it.
+            // Also by `matmul` with the weight, as GRU reads it.
             let shared = x();
             let z = shared.clone().matmul(m.first.weight.val());
             let gram = shared.transpose().matmul(z.clone());

@@ -1,4 +1,5 @@
-//! Configuring: filters as closures, layers of types of one's own, recipes by name, builders in any order, models given back.
+//! Configuration: filters as closures, custom layer types, recipes by name, builders in any order,
+//! models returned in errors.
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
@@ -40,20 +41,20 @@ fn a_closure_decides_which_linears_stay() {
     assert_eq!(float8_calls(layer(&report, "first"))[0], 1);
     assert_eq!(high_precision_calls(layer(&report, "second"))[0], 1);
     assert_eq!(layer(&report, "second").fprop.reason.as_deref(), Some("filter function"));
-    // Beside the configuration's own filters, which still count.
+    // The configuration's own filters still apply.
     let both = config.with_filter_fqns(["first"]).apply_with(Mlp::<B>::new(), |l| l.n > 4);
     let ApplyError { error, model } = both.unwrap_err();
     assert!(matches!(error, Float8Error::NothingConverted { linears: 2, .. }), "{error}");
     assert_eq!(model.first.weight.dims(), [D, 2 * D], "the model is given back");
 }
 
-/// A projection that keeps its matrix under a name of its own, as models ported from elsewhere do.
+/// Projection with a differently named matrix, as in models ported from other frameworks.
 #[derive(Module, Debug)]
 struct Proj<B: Backend> {
     kernel: Param<Tensor<B, 2>>,
 }
 
-/// A linear of another type, with a field `weight`, and one parameter that is no linear's.
+/// Custom linear with a field `weight`, and one parameter that belongs to no linear.
 #[derive(Module, Debug)]
 struct MyLinear<B: Backend> {
     weight: Param<Tensor<B, 2>>,
@@ -96,12 +97,12 @@ fn layers_of_types_of_ones_own() {
     });
     assert_falls(&losses);
     crate::support::assert_all_in_float8(&model, &["up", "down.kernel", "head"], STEPS);
-    // Not named: not found, in high precision.
+    // A type that is not named is not found and stays in high precision.
     let (other, summary) = Float8Config::tensorwise().apply(with_parameters(Custom::<B>::new(), 1)).unwrap();
     assert_eq!(summary.converted, ["head"]);
     other.forward(x());
     assert_eq!(own_report(&other).layers.len(), 1);
-    // Filters see them under the same names.
+    // Filters see the same names.
     let filtered = config.with_filter_fqns(["down"]).apply(Custom::<B>::new()).unwrap().1;
     assert_eq!(filtered.skipped[0].0, "down.kernel");
     let json = serde_json::to_string(&Float8Config::tensorwise().with_module_types(["Proj.kernel"])).unwrap();
@@ -129,7 +130,7 @@ fn builders_take_any_order() {
     let other = new().with_emulate(true).with_delayed_scaling(delayed).with_scale_calculation_mode(mode).with_casts(mx);
     assert_eq!(one, other);
     one.validate().unwrap();
-    // What makes no sense is found where it is used, whatever came first.
+    // Invalid combinations are found at use, in any builder order.
     let half = Casts { grad_output: CastConfig::disabled(), ..Recipe::Rowwise.casts() };
     let wrong = [
         new().with_casts(half),
@@ -161,12 +162,12 @@ fn errors_give_the_model_back() {
     let model = Float8Config::tensorwise().with_filter_fqns(["first"]).apply(*model).unwrap().0;
     model.forward(x());
     assert_eq!(float8_calls(&layer_of(&model, "second"))[0], 1);
-    // A model to which another configuration was applied keeps that one.
+    // A model with an applied configuration keeps it.
     let error = Float8Config::tensorwise().with_filter_fqns(["nothing"]).apply(model).unwrap_err();
     assert_eq!(layer_of(&*error.model, "first").policy, "high precision: filter \"first\"");
 }
 
-/// As a program's `main` passes errors on.
+/// Errors convert as in a program's `main`.
 #[test]
 fn errors_convert() {
     fn typed() -> Result<Mlp<B>, Float8Error> {
@@ -180,7 +181,7 @@ fn errors_convert() {
     assert!(boxed().unwrap_err().to_string().contains(&typed.to_string()));
 }
 
-/// Applying again to a running model with an equal configuration keeps its histories.
+/// Applying an equal configuration again to a running model keeps its histories.
 #[test]
 fn applying_again_keeps_histories() {
     let config = Float8Config::new(Recipe::Delayed);
@@ -191,7 +192,7 @@ fn applying_again_keeps_histories() {
     assert_eq!(Float8State::export(&again), state);
 }
 
-/// A filter or a program's own code may panic while a configuration is applied.
+/// A filter or other user code may panic while a configuration is applied.
 #[test]
 fn panics_while_applying() {
     let config = Float8Config::tensorwise();
@@ -205,7 +206,7 @@ fn panics_while_applying() {
     assert_eq!(layer_of(&model, "first").fprop.emulated, 2);
 }
 
-/// A baseline that began as a clone, by another configuration: the model that was applied to first stays as it was.
+/// A baseline cloned from the model with another configuration leaves the first model unchanged.
 #[test]
 fn a_clone_by_another_configuration() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
@@ -218,7 +219,8 @@ fn a_clone_by_another_configuration() {
     assert_eq!(policies(&other), ["rowwise", "high precision: filter \"second\""]);
     let calls = |model: &Mlp<B>| ["first", "second"].map(|name| float8_calls(&layer_of(model, name))[0]);
     assert_eq!((calls(&model), calls(&other)), ([2, 2], [1, 0]));
-    // Other layers of the same type and names, by the same configuration: parts of it apart.
+    // Other layers of the same type and names with the same configuration, applied to each part
+    // separately.
     let parts = applied(&Float8Config::new(Recipe::Delayed), vec![Mlp::<B>::new(), Mlp::new()]);
     let parts: Vec<_> =
         parts.into_iter().map(|part| Float8Config::new(Recipe::Delayed).apply(part).unwrap().0).collect();
@@ -234,7 +236,7 @@ fn a_clone_by_another_configuration() {
     assert_eq!(Float8State::export(&parts[0]), first);
 }
 
-/// What `without_float8` switched off is on again where a configuration is applied.
+/// Applying a configuration reverts `without_float8`.
 #[test]
 fn applying_switches_on() {
     let config = Float8Config::tensorwise();
@@ -247,7 +249,8 @@ fn applying_switches_on() {
     assert_eq!(float8_calls(&layer_of(&other, "first"))[0], 1);
 }
 
-/// A custom type that the model does not have is an error, as a name that no linear has; two weights in one type have two names.
+/// A custom type that the model lacks is an error, like an unknown linear name. Two weights in one
+/// type have two names.
 #[test]
 fn custom_types_are_checked() {
     #[derive(Module, Debug)]
@@ -325,7 +328,7 @@ fn reasons_are_gone_after_another_apply() {
     assert_eq!((float8_calls(&layer_of(&model, "first"))[0], again(&model).reason), (1, None));
 }
 
-/// `w · z` is no linear: it is counted, not cast.
+/// `w · z` is not a linear: it is counted but not cast.
 #[test]
 fn a_weight_on_the_left_is_counted() {
     let model: Mlp<F8> = applied(&Float8Config::tensorwise(), Mlp::new());

@@ -1,5 +1,5 @@
-//! Evaluations between forward and backward, of the model, an average of it or a target network, change nothing: losses,
-//! amax histories and samples are those of the run without them, bit for bit.
+//! Evaluations of the model, of an average or of a target network between forward and backward
+//! change nothing. Losses, amax histories and samples equal a run without them, bit for bit.
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::Tensor;
@@ -14,11 +14,12 @@ use crate::support::{B, F8, applied, bits, own_report, tensor};
 const STEPS: u64 = 5;
 
 fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
-    // Amaxes grow, so that a scale from another history would show.
+    // Growing amaxes reveal a scale from another history.
     tensor::<A, 3>([2, 4, D], seed) * (1.0 + seed as f32)
 }
 
-/// `average ← 0.9 · average + 0.1 · model`, as an exponential moving average does it: parameter by parameter.
+/// `average ← 0.9 · average + 0.1 · model`, parameter by parameter, like an exponential moving
+/// average.
 fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
     struct Collect(Vec<(ParamId, Tensor<B, 2>)>);
     impl ModuleVisitor<B> for Collect {
@@ -42,7 +43,7 @@ fn follow(average: Attention<B>, model: &Attention<B>) -> Attention<B> {
     average.map(&mut Mix(parameters.0.into_iter()))
 }
 
-/// What a run leaves behind.
+/// Results of a run.
 #[derive(Debug, PartialEq)]
 struct Run {
     losses: Vec<u32>,
@@ -59,7 +60,7 @@ fn samples(layers: &[LayerReport]) -> String {
     layers.iter().map(health).collect::<Vec<_>>().join("\n")
 }
 
-/// Two micro-batches a step; `evaluate` is called with the model and its average at these places.
+/// Two micro-batches per step. Calls `evaluate` with the model and its average at each place.
 fn run(recipe: Recipe, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Place)) -> Run {
     let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
     let mut model: Attention<B> = applied(&config, Attention::new());
@@ -93,7 +94,7 @@ enum Place {
     BeforeStep,
 }
 
-/// Larger than any input, so that a trace of it would show.
+/// Larger than any input, so that a trace of it is visible.
 fn other<A: Backend>(seed: u64) -> Tensor<A, 3> {
     tensor::<A, 3>([2, 4, D], 500 + seed) * 100.0
 }
@@ -119,7 +120,8 @@ fn evaluating_the_model_that_trains_leaves_no_trace() {
     });
 }
 
-/// Not by `valid`, but on the autodiff backend, where a forward looks like one of training until no backward comes.
+/// Evaluation on the autodiff backend instead of by `valid`. Its forward looks like a training
+/// forward until backward skips it.
 #[test]
 fn a_forward_without_a_backward_leaves_no_trace() {
     leaves_no_trace("autodiff", |model, _, seed, place| {
@@ -138,7 +140,7 @@ fn evaluating_an_average_leaves_no_trace() {
     });
 }
 
-/// A target network runs in the same forward pass, untracked.
+/// A target network runs untracked in the same forward pass.
 #[test]
 fn a_target_network_leaves_no_trace() {
     leaves_no_trace("target", |_, target, seed, place| {
@@ -148,7 +150,7 @@ fn a_target_network_leaves_no_trace() {
     });
 }
 
-/// The step is over for these tensors, not for the run: the optimizer has built nothing yet.
+/// Backward is over for these tensors, but the optimizer has not updated any weight yet.
 #[test]
 fn evaluating_before_the_optimizers_step_leaves_no_trace() {
     leaves_no_trace("model", |model, _, seed, place| {
@@ -158,7 +160,7 @@ fn evaluating_before_the_optimizers_step_leaves_no_trace() {
     });
 }
 
-/// Steps begun by hand; `evaluate` is called where programs evaluate: before backward, and after the optimizer's step.
+/// Steps begun manually. Calls `evaluate` before backward and after the optimizer's step.
 fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u32>, Float8State) {
     let mut model: Attention<B> = applied(&Float8Config::new(Recipe::Delayed), Attention::new());
     let mut optimizer = AdamWConfig::new().init::<B, Attention<B>>();
@@ -177,7 +179,7 @@ fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u
     (losses, Float8State::export(&model))
 }
 
-/// A model whose steps are begun by hand is left alone just so.
+/// The same for a model whose steps begin manually.
 #[test]
 fn evaluating_leaves_no_trace_where_steps_begin_by_hand() {
     let evaluated = by_hand(|model, average, step, after_step| {
@@ -200,7 +202,8 @@ fn new_weights_leave_no_trace_where_steps_begin_by_hand() {
     assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
 }
 
-/// A token after the other: each weight is cast once, in the orientation that fprop reads, also where training casts it anew each time.
+/// Generating token by token casts each weight once, in fprop's orientation. This holds also if
+/// training recasts it each time.
 #[test]
 fn a_model_that_was_trained_holds_one_copy_of_each_weight() {
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
@@ -215,7 +218,7 @@ fn a_model_that_was_trained_holds_one_copy_of_each_weight() {
             for token in 0..5 {
                 model.forward(x::<F8>(token));
             }
-            // The last inputs of this thread are held, too.
+            // The inputs of this thread's last linears stay alive, too.
             let other: Attention<F8> = applied(&Float8Config::new(Recipe::Rowwise), Attention::new());
             other.forward(x(9));
             for (layer, before) in own_report(&model).layers.iter().zip(before) {

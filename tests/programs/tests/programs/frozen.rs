@@ -1,4 +1,5 @@
-//! Frozen teachers, targets and layers: their own recipe and strictness, no weight gradient, and an amax history all the same.
+//! Frozen teachers, targets and layers: separate recipe and strictness, no weight gradient, but
+//! still an amax history.
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
@@ -41,7 +42,7 @@ fn a_teacher_keeps_its_own_configuration() {
     assert_eq!(Float8State::export(&student).step, STEPS);
 }
 
-/// The student learns as one that is only told the teacher's outputs: its gradients are its own recipe's.
+/// The student learns as if given only the teacher's outputs: its gradients follow its own recipe.
 #[test]
 fn a_student_learns_as_it_would_alone() {
     const STEPS: u64 = 6;
@@ -62,7 +63,8 @@ fn a_student_learns_as_it_would_alone() {
     assert_eq!(run(true), run(false));
 }
 
-/// A dtype without FP8 kernels is an error for the strict model alone, before and after the other is applied.
+/// A dtype without FP8 kernels is an error only for the strict model, before and after the other is
+/// applied.
 #[test]
 fn strictness_is_each_models_own() {
     let wide = |m: &Mlp<B>| drop(m.forward(x(1).cast(DType::F64)));
@@ -77,7 +79,7 @@ fn strictness_is_each_models_own() {
     assert_eq!(panic_of(|| wide(&also_strict)), message);
 }
 
-/// A frozen linear between two that learn: dgrad goes through it, wgrad does not, its histories follow.
+/// A frozen linear between two trained ones has a dgrad but no wgrad, and its histories advance.
 #[test]
 fn frozen_layers_learn_their_histories() {
     const STEPS: u64 = 6;
@@ -101,13 +103,13 @@ fn frozen_layers_learn_their_histories() {
     assert_eq!(["embed", "v", "o"].map(amaxes), [STEPS - 1; 3], "the last step is not over");
 }
 
-/// The largest x of the steps before this one, step `i` having `x(i) · (i + 1)`.
+/// Largest x of the steps before `step`, if step `i` has `x(i) · (i + 1)`.
 fn largest_before(step: u64) -> f32 {
     (0..step).map(|i| (x(i) * (i + 1) as f32).abs().max().into_scalar()).fold(0.0, f32::max)
 }
 
-/// A frozen linear at the bottom, to which no backward comes, has a history all the same. It reads x before the first new weight begins the
-/// step, so by the scale of the step before.
+/// A frozen first linear, which no backward reaches, still has a history. It reads x before the
+/// first new weight begins the step, so its scale is one step older.
 #[test]
 fn frozen_bottoms_have_histories() {
     const STEPS: u64 = 6;
@@ -126,7 +128,7 @@ fn frozen_bottoms_have_histories() {
     assert_eq!(input.scale, Some(448.0 / largest_before(STEPS - 2)));
 }
 
-/// One that has learnt first goes on with its history.
+/// A layer that is frozen later continues its history.
 #[test]
 fn bottoms_that_are_frozen_later_keep_their_histories() {
     let loss = |m: &Mlp<B>, step: u64| m.forward(x(step) * (1.0 + step as f32)).powf_scalar(2.0).mean();
@@ -139,7 +141,7 @@ fn bottoms_that_are_frozen_later_keep_their_histories() {
     assert_eq!(input.scale, Some(448.0 / largest_before(4)));
 }
 
-/// A teacher's statistics cost nothing: no backward comes to it.
+/// A teacher takes no statistics, as no backward reaches it.
 #[test]
 fn a_teacher_is_not_sampled() {
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
@@ -155,7 +157,8 @@ fn a_teacher_is_not_sampled() {
     assert!(sampled(&student) > 0, "the test can fail");
 }
 
-/// `apply` and `without_float8` on a model without autodiff change nothing about what trains afterwards.
+/// `apply` and `without_float8` on a model without autodiff do not change which parameters train
+/// later.
 #[test]
 fn below_autodiff_parameters_stay_trained_or_frozen() {
     let new = Float8Config::tensorwise().apply(Mlp::<F8>::new()).unwrap().0;

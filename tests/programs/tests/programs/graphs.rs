@@ -1,5 +1,5 @@
-//! Whole programs that exactness of each linear is for: gates on a batch, recurrences, penalties on weights, gradient checkpointing,
-//! frozen layers, evaluation on many threads.
+//! Whole programs that rely on exact linears: gates on a batch, recurrences, weight penalties,
+//! gradient checkpointing, frozen layers, evaluation on many threads.
 use std::cell::RefCell;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::support::{
     own_report, tensor, train, values, with_parameters,
 };
 
-/// The FP8 backend with a strategy of checkpointing.
+/// FP8 backend with a checkpointing strategy.
 type Stack<C> = Float8<Autodiff<Flex, C>>;
 
 fn x<A: Backend>() -> Tensor<A, 2> {
@@ -42,7 +42,8 @@ struct Gated<B: Backend> {
     gate: Linear<B>,
 }
 
-/// The gate is filtered: its weight gradient is xᵀ·dy in high precision, though FP8 has read its x.
+/// The gate is filtered: its weight gradient is xᵀ·dy in high precision, although FP8 has read its
+/// x.
 #[test]
 fn a_gated_unit_on_the_batch() {
     fn new<A: Backend>() -> Gated<A> {
@@ -59,7 +60,7 @@ fn a_gated_unit_on_the_batch() {
             let gate = gate.unwrap_or_else(|| model.gate.forward(x.clone()));
             let grads = (value.clone() * sigmoid(gate.clone())).sum().backward();
 
-            // Each alone, beside what the other has computed.
+            // Each linear alone, with the values of the other as constants.
             let plain: Gated<Plain> = with_parameters(new(), 1);
             let plain_x = self::x::<Plain>().require_grad();
             let plain_gate = plain.gate.forward(plain_x.clone());
@@ -88,13 +89,13 @@ fn a_gated_unit_on_the_batch() {
     }
 }
 
-/// burn-nn's own, whose four gates read one x.
+/// burn-nn's LSTM, whose four gates read one x.
 #[test]
 fn an_lstm_with_a_filtered_gate() {
     const H: usize = 8;
     const TOKENS: usize = 3;
     const STEPS: u64 = 3;
-    /// A cell's hidden state from what its gates multiply: input, forget, output, cell.
+    /// Hidden state of a cell from the products of its gates: input, forget, output, cell.
     fn hidden<A: Backend>([i, f, o, c]: [Tensor<A, 2>; 4]) -> Tensor<A, 2> {
         let [i, f, o] = [i, f, o].map(sigmoid);
         let cell = f * zeros::<A>() + i * c.tanh();
@@ -117,7 +118,7 @@ fn an_lstm_with_a_filtered_gate() {
     let model = new();
     let (_, state) = model.forward(tensor([6, 1, D], 1), None);
     let grads = backward(state.hidden);
-    // Every linear with an x of its own.
+    // Every linear with a separate x.
     let apart = new();
     let products = [&apart.input_gate, &apart.forget_gate, &apart.output_gate, &apart.cell_gate]
         .map(|gate| gate.gate_product(x(), zeros()));
@@ -126,7 +127,7 @@ fn an_lstm_with_a_filtered_gate() {
         let [ours, theirs] = [ours.grad(&grads), theirs.grad(&expected)].map(|dw| bits(dw.expect("tracked")));
         assert_eq!(ours, theirs);
     }
-    // The filtered gate without FP8, beside what the others have multiplied.
+    // The filtered gate without FP8, with the other gates' products as constants.
     let plain: Lstm<Plain> = with_parameters(LstmConfig::new(D, H, true).init(&Default::default()), 1);
     let [_, f, o, c]: [Tensor<Plain, 2>; 4] = products.map(constant);
     let expected = backward(hidden([plain.input_gate.gate_product(x(), zeros()), f, o, c]));
@@ -141,7 +142,7 @@ fn an_lstm_with_a_filtered_gate() {
     assert_eq!(report.layers.len(), 8);
     for l in &report.layers {
         let calls = STEPS * TOKENS as u64;
-        // Neither x wants a gradient nor the hidden state that a sequence starts from.
+        // x and the initial hidden state need no gradient.
         let dgrads = if l.name.ends_with("hidden_transform") { calls - STEPS } else { 0 };
         let [mut used, mut unused] = [float8_calls(l), high_precision_calls(l)];
         if l.name.starts_with("input_gate") {
@@ -152,8 +153,8 @@ fn an_lstm_with_a_filtered_gate() {
     report.verify().unwrap();
 }
 
-/// One linear, 50 times in one graph, in FP8 or not: the sum of what each use computes in a graph of its own, also where activations
-/// are computed again.
+/// One linear used 50 times in one graph, in FP8 or not. The gradient is the sum of the gradients
+/// of separate graphs, also if activations are recomputed.
 #[test]
 fn a_recurrence() {
     const USES: usize = 50;
@@ -212,11 +213,11 @@ fn a_recurrence() {
     }
 }
 
-/// What else reads a weight adds to its gradient, and leaves the linear's alone.
+/// Other readers of a weight add to its gradient and do not change the linear's.
 #[test]
 fn a_penalty_on_a_weight() {
     const STEPS: u64 = 3;
-    /// x is computed, so that backward comes to the linear before it comes to a penalty on the weight itself.
+    /// x is computed, so backward reaches the linear before a penalty on the weight.
     fn loss(l: &Linear<B>) -> Tensor<B, 1> {
         (l.forward(x::<B>().require_grad() * 1.0) * tensor::<B, 2>([6, D], 2)).sum()
     }
@@ -233,7 +234,7 @@ fn a_penalty_on_a_weight() {
         let gradient = |loss: Tensor<B, 1>| dw(&l, &loss.backward());
         let w: Tensor<F8, 2> = constant(l.weight.val());
         let alone = gradient(loss(&l));
-        // In the order in which gradients come to the weight.
+        // In the order in which gradients reach the weight.
         let expected = bits(w.clone() + (w.clone() + alone.clone()));
         assert_eq!(bits(gradient(loss(&l) + of_the_weight(&l))), expected, "{recipe}");
         assert_eq!(bits(gradient(of_the_weight(&l) + loss(&l))), expected, "{recipe}");
@@ -242,7 +243,7 @@ fn a_penalty_on_a_weight() {
         assert_eq!(bits(gradient(of_a_product(&l) + loss(&l))), expected, "{recipe}");
 
         let (l, _) = train(new(), 0..STEPS, |l, _| loss(l) + of_the_weight(l) + of_a_product(l));
-        // The optimizer's weight is the layer's still.
+        // The optimizer's weight still belongs to the layer.
         loss(&l);
         let (layer, wgrads) = (layer_of(&l, "linear"), if has_float8_wgrad(recipe) { STEPS } else { 0 });
         assert_eq!(float8_calls(&layer), [STEPS + 1, STEPS, wgrads], "{recipe}");
@@ -252,12 +253,12 @@ fn a_penalty_on_a_weight() {
     }
 }
 
-/// What gradient checkpointing must not change.
+/// Results that gradient checkpointing must not change.
 #[derive(Debug, PartialEq)]
 struct Run {
     losses: Vec<u32>,
     state: Float8State,
-    /// FP8 and high-precision calls, casts, matmuls: nothing is cast again.
+    /// FP8 and high-precision calls, casts, matmuls; recomputation adds no casts.
     counters: Vec<(String, [[u64; 3]; 3], u64)>,
     health: Vec<String>,
 }
@@ -267,9 +268,9 @@ impl Run {
         let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1)).with_strict(true);
         let model: Attention<Stack<C>> = applied(&config, Attention::new());
         let (model, losses) = train(model, 0..6, |m, step| {
-            // Amaxes grow, so that a scale from another step would show.
+            // Growing amaxes reveal a scale from another step.
             let x = tensor::<Stack<C>, 3>([2, 4, D], step) * (1.0 + step as f32);
-            // Of what q, k and v share, and of what o reads, checkpointing keeps nothing.
+            // Checkpointing keeps neither the shared input of q, k and v nor o's input.
             let x = relu(m.embed.forward(x)) + 0.1;
             let (q, k, v) = (m.q.forward(x.clone()), m.k.forward(x.clone()), m.v.forward(x));
             let h = silu(q.clone() * 0.5) * k.tanh() + relu(v);
@@ -293,7 +294,7 @@ fn checkpointing_in_every_recipe() {
     }
 }
 
-/// k is left out of two steps, as by stochastic depth, and comes back to larger activations.
+/// k is skipped in two steps, as with stochastic depth, and resumes with larger activations.
 #[test]
 fn checkpointing_with_a_layer_left_out() {
     type Gradients = Vec<[Option<Vec<u32>>; 2]>;
@@ -303,7 +304,7 @@ fn checkpointing_with_a_layer_left_out() {
         let mut gradients = vec![];
         for (uses_k, scale) in [(true, 1e-3), (false, 1.0), (false, 1.0), (true, 1.0), (true, 0.5)] {
             let y = model.q.forward(tensor::<Stack<C>, 2>([8, D], 1) * scale);
-            // Computed again in backward.
+            // Recomputed in backward.
             let h = y.clone() + y;
             let y = if uses_k { model.k.forward(h) } else { h };
             let grads = y.powf_scalar(2.0).sum().backward();
@@ -319,7 +320,8 @@ fn checkpointing_with_a_layer_left_out() {
     assert_eq!(run::<BalancedCheckpointing>(), expected);
 }
 
-/// Between two that learn, dgrad goes through it, and the histories of all that it casts move on.
+/// A frozen linear between two trained ones has a dgrad, and the histories of all its casts
+/// advance.
 #[test]
 fn a_frozen_weight_in_the_middle() {
     const STEPS: u64 = 6;
@@ -348,14 +350,14 @@ fn a_frozen_weight_in_the_middle() {
         [history.observed, ended].concat()
     });
     assert_eq!(input, of_x.into_inner().into_iter().rev().collect::<Vec<_>>());
-    // It is cast once, for all steps.
+    // The weight is cast once for all steps.
     assert_eq!(weight, [of_w]);
     grad_output.dedup();
     assert_eq!(grad_output.len() as u64, STEPS, "a new one in each step");
 }
 
-/// `batches.par_iter().map(|batch| model.forward(batch))`: a thread of the pool that waits for the parts of a cast takes up another
-/// forward, of the same weights.
+/// `batches.par_iter().map(|batch| model.forward(batch))`: a pool thread that waits for parts of a
+/// cast may steal another forward on the same weights.
 #[test]
 fn an_evaluation_on_rayons_pool_ends() {
     const N: usize = 512;
@@ -369,13 +371,13 @@ fn an_evaluation_on_rayons_pool_ends() {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(16).build().expect("threads");
         let linears = (0..DEPTH).map(|_| LinearConfig::new(N, N).init::<F8>(&Default::default()));
         let weights: Vec<Linear<F8>> = with_parameters(linears.collect(), 1);
-        // Weights that nothing has cast, as after each optimizer step.
+        // Weights without casts, as after each optimizer step.
         let new = || Float8Config::tensorwise().apply(weights.clone()).unwrap().0;
         let model = new();
         let expected: Vec<_> = pool.install(|| (0..=DEPTH).map(|depth| evaluate(&model, depth)).collect());
         for round in 0..6 {
             let model = new();
-            // Some leave early.
+            // Some evaluations stop early.
             let depths = (0..64usize).into_par_iter().with_max_len(1).map(|i| (i * 7919 + round * 31) % (DEPTH + 1));
             let all: Vec<_> = pool.install(|| depths.map(|depth| (depth, evaluate(&model, depth))).collect());
             for (depth, y) in all {

@@ -1,4 +1,5 @@
-//! `GroupedLinear` and `grouped_linear`: matmuls of groups on a backend without FP8, and on one with it near to these.
+//! `GroupedLinear` and `grouped_linear`: matmuls of groups on a backend without FP8, and close to
+//! these on one with FP8.
 use burn::module::Module;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
@@ -16,7 +17,7 @@ struct Experts<B: Backend> {
     experts: GroupedLinear<B>,
 }
 
-/// Rows of a group, one after the other; the second group is empty.
+/// Ends of the groups' rows; the second group is empty.
 const ENDS: [i32; 3] = [4, 4, 9];
 
 fn ends<A: Backend>() -> Tensor<A, 1, Int> {
@@ -49,7 +50,7 @@ fn grouped_linears_on_a_plain_backend_are_matmuls_of_their_groups() {
     close(values(w.grad(&grads).unwrap()), values(own_w.grad(&expected_grads).unwrap()));
 }
 
-/// One module for both backends: a model that uses it trains with and without FP8.
+/// One module for both backends: a model with it trains with and without FP8.
 #[test]
 fn grouped_linears_train_on_both_backends() {
     fn losses<A: burn_float8::Float8Stack + AutodiffBackend>() -> Vec<f32> {
@@ -72,7 +73,7 @@ fn grouped_linears_train_on_both_backends() {
     assert!(apart > 0.0 && apart < 0.1, "near, but not the same: {apart}");
 }
 
-/// Backward goes through a frozen one, and so its x and dy have a history.
+/// Backward passes through a frozen one, so its x and dy have a history.
 #[test]
 fn frozen_grouped_linears_learn_their_histories() {
     let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));
@@ -84,7 +85,7 @@ fn frozen_grouped_linears_learn_their_histories() {
     assert!(state.input.is_some() && state.grad_output.is_some(), "{state:?}");
 }
 
-/// Backward runs as its forward did.
+/// Backward has the precision of its forward.
 #[test]
 fn a_forward_in_high_precision_has_such_a_backward() {
     let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));

@@ -1,4 +1,5 @@
-//! GRU multiplies by `Tensor::matmul`: the report says so, and the option `matmul` runs it in FP8, as a linear would.
+//! GRU uses `Tensor::matmul`: the report counts it, and the option `matmul` runs it in FP8 like a
+//! linear.
 use burn::nn::{BiGruConfig, Gru, GruConfig, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{Float8Config, Float8Error, Float8LinearConfig, Recipe};
@@ -29,12 +30,12 @@ fn loss(y: Tensor<B, 3>) -> Tensor<B, 1> {
     (y - target).powf_scalar(2.0).mean()
 }
 
-/// Whether what the layer multiplies needs a gradient in the first time step too.
+/// Whether the layer's input needs a gradient in the first time step too.
 fn needs_every_dgrad(name: &str) -> bool {
     name.ends_with("input_transform") || name == "new_gate.hidden_transform"
 }
 
-/// Strict mode is about GEMMs of linears: a module that has none of them may be built of matmuls.
+/// Strict mode concerns GEMMs of linears, so a module without them may use matmuls.
 #[test]
 fn without_the_option_the_report_says_that_matmuls_read_the_weights() {
     let config = Float8Config::tensorwise().with_strict(true);
@@ -86,7 +87,8 @@ fn bi_gru() {
     assert_eq!(report.totals().high_precision, 0);
 }
 
-/// A matmul with a weight computes what the linear of the same weight computes, bit for bit, y and both gradients.
+/// A matmul with a weight equals the linear of the same weight bit for bit, in y and both
+/// gradients.
 #[test]
 fn a_matmul_is_the_linear_of_the_same_weight() {
     for recipe in Recipe::ALL {
@@ -103,7 +105,7 @@ fn a_matmul_is_the_linear_of_the_same_weight() {
     }
 }
 
-/// burn-nn's own gate of an LSTM is the gate of a GRU through `nn::Linear`.
+/// burn-nn's LSTM gate is a GRU gate through `nn::Linear`.
 #[test]
 fn a_gru_computes_what_its_linears_would() {
     let model = gru(&with_matmul(Recipe::Tensorwise), false);
@@ -141,7 +143,8 @@ fn a_gru_computes_what_its_linears_would() {
     }
 }
 
-/// What else reads a weight, as a penalty, saves it too: the backward of its matmul stays a dgrad, with the casts of one.
+/// A penalty also saves the weight, but the backward of its matmul is still a dgrad with one
+/// dgrad's casts.
 #[test]
 fn a_penalty_on_the_weight_changes_no_gradient_of_the_matmul() {
     for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
@@ -167,12 +170,12 @@ fn a_penalty_on_the_weight_changes_no_gradient_of_the_matmul() {
         assert_eq!(run(Some(true)), expected, "{recipe}");
         assert_eq!(run(Some(false)), expected, "{recipe}");
     }
-    // As often as a long sequence reads it.
+    // As many reads as in a long sequence.
     let l: Linear<B> = applied(&with_matmul(Recipe::Tensorwise), LinearConfig::new(D, D).init(&Default::default()));
     let y = (0..1100).fold(tensor::<B, 2>([6, D], 1).require_grad(), |x, _| x.matmul(l.weight.val()).tanh());
     y.sum().backward();
     assert_eq!(float8_calls(&layer_of(&l, "linear")), [1100; 3]);
-    // Forwards whose graphs are dropped before the one that counts.
+    // Other forwards whose graphs are dropped first.
     let l: Linear<B> = applied(&with_matmul(Recipe::Tensorwise), LinearConfig::new(D, D).init(&Default::default()));
     let forward = |seed| tensor::<B, 2>([6, D], seed).require_grad().matmul(l.weight.val()).sum();
     let y = forward(1);

@@ -1,5 +1,5 @@
-//! burn-train's learner: trains, checkpoints, resumes with the state of FP8 as part of the model's record, stops early, and
-//! runs on two devices.
+//! burn-train's learner: it trains, checkpoints, resumes with the FP8 state in the model's record,
+//! stops early, and runs on two devices.
 use burn::module::AutodiffModule;
 use burn_float8::{Float8Config, Float8State, Recipe};
 use burn_train::checkpoint::KeepLastNCheckpoints;
@@ -31,16 +31,17 @@ fn the_learner_trains() {
     assert!(mean(&train, 6) < 0.8 * mean(&train, 1), "{} {}", mean(&train, 1), mean(&train, 6));
     let report = own_report::<F8, _>(&trained);
     for l in &report.layers {
-        // Training batches, and those of validation forward.
+        // Training batches, plus the forwards of validation.
         assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [6 * 4 + 6 * 2, 6 * 4], "{}", l.name);
         assert_eq!(l.totals().high_precision, 0, "{}", l.name);
     }
     report.verify().unwrap();
-    // The last validation has begun the step that follows the last one.
+    // The last validation has begun the next step.
     assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 6 * STEPS + 1);
 }
 
-/// Four epochs at a stretch, or two and, in a new model that is restored from the checkpoint, two more.
+/// Four epochs without interruption, against two epochs and two more in a new model restored from
+/// the checkpoint.
 fn resumes<M>(new: impl Fn(u64) -> M) -> [History; 2]
 where
     M: TrainStep<Input = Batch<B>, Output = RegressionOutput<B>> + AutodiffModule<B> + core::fmt::Display + 'static,
@@ -67,12 +68,12 @@ fn a_resumed_run_goes_on_bit_for_bit() {
         StateLast { net, float8 }
     });
     assert_eq!(resumed, uninterrupted);
-    // Without the state the first losses already differ: the test can fail.
+    // Without the state the first losses differ already, so the test can fail.
     let [resumed, uninterrupted] = resumes(|seed| Stateless { net: net(&config, seed) });
     assert_ne!(resumed[0][0], uninterrupted[0][0]);
 }
 
-/// A recipe without histories resumes from the parameters alone.
+/// A recipe without histories resumes from the parameters only.
 #[test]
 fn a_dynamic_recipe_needs_no_state() {
     let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["second"]);
@@ -87,8 +88,8 @@ fn the_learner_stops_early() {
     let loss = LossMetric::<burn::backend::Flex>::new();
     let stopping = MetricEarlyStoppingStrategy::new(&loss, Aggregate::Mean, Direction::Lowest, Split::Valid, condition);
     let model = trainable(&Float8Config::tensorwise(), 1);
-    // Nothing is learned at this rate, so nothing improves. burn-train asks for the metric while its worker may still be busy
-    // with the epoch, so the exact epoch is not certain.
+    // A rate of 0 learns nothing, so no metric improves. burn-train may read the metric while its
+    // worker is still busy with the epoch, so the exact epoch varies.
     let epochs = 40;
     let ([train, _], trained) =
         fit(model, folder.path(), epochs, 0.0, |training| training.metric_valid_numeric(loss).early_stopping(stopping));
@@ -97,7 +98,7 @@ fn the_learner_stops_early() {
     own_report::<F8, _>(&trained).verify().unwrap();
 }
 
-/// The optimizer waits for two batches: one step, one cast of each weight.
+/// With an optimizer step every two batches: one FP8 step, one cast of each weight.
 #[test]
 fn the_learner_accumulates_gradients() {
     let folder = tempfile::tempdir().unwrap();
@@ -105,14 +106,14 @@ fn the_learner_accumulates_gradients() {
     let (_, trained) = fit(model, folder.path(), 3, RATE, |training| training.grads_accumulation(2));
     assert_eq!(Float8State::export::<F8, _>(&trained.net).step, 3 * STEPS / 2 + 1);
     for l in own_report::<F8, _>(&trained).layers {
-        // The last validation reads what the last step has built. Those before it cast for fprop alone what the next epoch's first step
-        // then casts for dgrad.
+        // The last validation reads the last step's weights. Earlier ones cast them only for fprop;
+        // the next epoch's first step then casts them for dgrad.
         let for_dgrad = if l.name == "second" { 2 } else { 0 };
         assert_eq!(l.casts[1], 3 * STEPS / 2 + 1 + for_dgrad, "{}", l.name);
     }
 }
 
-/// Two workers on one CPU, whose losses come in any order.
+/// Two workers on one CPU, whose losses arrive in any order.
 #[test]
 fn the_learner_runs_on_two_devices() {
     let run = |recipe| {

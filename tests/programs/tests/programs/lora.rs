@@ -1,4 +1,5 @@
-//! LoRA, with merged weights and with two small linears: one step for each of the optimizer's, one cast of x.
+//! LoRA, with merged weights and with two small linears: one FP8 step per optimizer step, one cast
+//! of x.
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
@@ -13,7 +14,7 @@ use crate::support::{B, F8, applied, assert_falls, float8_calls, layer, own_repo
 const RANK: usize = 2;
 const STEPS: u64 = 6;
 
-/// A frozen weight and its low-rank update, merged in every forward pass.
+/// Frozen weight and its low-rank update, merged in every forward pass.
 #[derive(Module, Debug)]
 struct Merged<B: Backend> {
     base: Linear<B>,
@@ -95,7 +96,7 @@ fn merged_weights_begin_one_step_for_each_of_the_optimizers() {
     }
 }
 
-/// The history of a merged weight holds one amax a step.
+/// The history of a merged weight has one amax per step.
 #[test]
 fn merged_weights_have_a_history() {
     let model: Projections<B> = applied(&Float8Config::new(Recipe::Delayed), Projections::new());
@@ -108,7 +109,8 @@ fn merged_weights_have_a_history() {
     }
 }
 
-/// Two linears whose product is the update: merging multiplies a weight by a weight, which is no linear.
+/// Two linears whose product is the update. Merging multiplies a weight by a weight, which is not a
+/// linear.
 #[derive(Module, Debug)]
 struct TwoLinears<B: Backend> {
     base: Linear<B>,
@@ -125,7 +127,7 @@ fn the_product_of_two_weights_is_no_error() {
         let model = TwoLinears { base: small(D, D).no_grad(), lora_a: small(D, RANK), lora_b: small(RANK, D) };
         let model: TwoLinears<B> = applied(&config, model);
         let (model, losses) = train(model, 0..STEPS, |m, _| {
-            // As a regularizer reads it, and as the adapter runs it.
+            // The update as a regularizer reads it; the adapter runs both linears.
             let update = m.lora_a.weight.val().matmul(m.lora_b.weight.val());
             let y = m.base.forward(x(1)) + m.lora_b.forward(m.lora_a.forward(x(1)));
             let target = tensor::<B, 3>([2, 4, D], 2).tanh();
@@ -141,7 +143,7 @@ fn the_product_of_two_weights_is_no_error() {
     }
 }
 
-/// Adapters that change something.
+/// Adapters with a nonzero update.
 fn adapters(model: &Mlp<B>) -> Lora<B> {
     let mut lora = LoraConfig::default().with_rank(RANK).init(model, 1).unwrap();
     for (seed, adapter) in lora.adapters.iter_mut().enumerate() {
@@ -150,7 +152,8 @@ fn adapters(model: &Mlp<B>) -> Lora<B> {
     lora
 }
 
-/// Merged weights are parameters of their own: what was trained learns, what was frozen does not, and no gradient reaches the adapters.
+/// Merged weights are separate parameters: trained ones learn, frozen ones do not, and no gradient
+/// reaches the adapters.
 #[test]
 fn a_merged_model_trains() {
     let mut base: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
@@ -166,7 +169,7 @@ fn a_merged_model_trains() {
     assert_ne!(crate::support::bits(merged.first.weight.val()), before);
 }
 
-/// Adapters that are made, attached and merged without autodiff train afterwards, and so does the model.
+/// Adapters created, attached and merged without autodiff can train later, and so can the model.
 #[test]
 fn adapters_made_below_autodiff_train() {
     let model = Mlp::<F8>::new();

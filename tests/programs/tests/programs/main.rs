@@ -1,4 +1,5 @@
-//! Ordinary Burn programs with FP8 linears: each test runs Burn's own modules, optimizers, learner or stores.
+//! Ordinary Burn programs with FP8 linears: each test uses Burn's modules, optimizers, learner or
+//! stores.
 mod support;
 
 mod checkpointing;

@@ -1,4 +1,5 @@
-//! burn-nn's modules: `apply` finds their linears, a training step runs all three GEMMs of each in FP8, losses fall.
+//! burn-nn's modules: `apply` finds their linears, a training step runs all three GEMMs of each in
+//! FP8, and losses fall.
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param, ParamId};
@@ -25,7 +26,7 @@ fn x() -> Tensor<B, 3> {
     tensor::<B, 3>([BATCH, TOKENS, D], 90).require_grad()
 }
 
-/// The mean square of what is left to a fixed target.
+/// Mean squared error to a fixed target.
 fn to_target<const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
     let target = tensor::<B, R>(y.dims(), 91).tanh();
     (y - target).powf_scalar(2.0).mean()
@@ -41,7 +42,7 @@ fn multi_head_attention() {
     assert_x_is_shared(&model, &["query", "key", "value"]);
 }
 
-/// x is cast once a step, for all that read it and both of their GEMMs.
+/// x is cast once per step for all its readers and both of their GEMMs.
 fn assert_x_is_shared<M: Module<B>>(model: &M, names: &[&str]) {
     let report = own_report(model);
     let casts: u64 = names.iter().map(|name| layer(&report, name).casts[0]).sum();
@@ -71,7 +72,7 @@ fn transformer_decoder() {
     let names: Vec<_> = attention("cross_attn").into_iter().chain(attention("self_attn")).chain(ffn).collect();
     assert_all_in_float8(&model, &names.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
     assert_falls(&losses);
-    // One token after the other, as a program generates.
+    // Token by token, as in generation.
     let inner = burn::module::AutodiffModule::valid(&model);
     let mut cache = inner.new_autoregressive_cache();
     let before = layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated;
@@ -82,7 +83,7 @@ fn transformer_decoder() {
     assert_eq!(layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated, before + TOKENS as u64);
 }
 
-/// Each linear is called once a time step; the hidden state that the first one starts from needs no gradient.
+/// Each linear is called once per time step. The initial hidden state needs no gradient.
 #[test]
 fn lstm() {
     let model = LstmConfig::new(D, D, true).init::<B>(&Default::default());
@@ -109,7 +110,8 @@ fn assert_recurrent<M: Module<B>>(model: &M, directions: &[&str]) {
         for gate in ["input_gate", "forget_gate", "output_gate", "cell_gate"] {
             let [input, hidden] =
                 ["input", "hidden"].map(|name| layer(&report, &format!("{direction}{gate}.{name}_transform")));
-            // The first hidden state wants no gradient, so that its linear casts the weight for fprop alone.
+            // The first hidden state needs no gradient, so its linear casts the weight only for
+            // fprop.
             for (l, dgrads, casts) in [(input, calls, STEPS), (hidden, calls - STEPS, 2 * STEPS)] {
                 assert_eq!(
                     [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated],
@@ -163,7 +165,8 @@ fn convolutions_with_a_linear_head() {
     assert!(moved > 1e-3, "the convolution learns too: {moved}");
 }
 
-/// Linears with norms and biases between: a configuration that is applied draws the parameters as a plain walk over the module does.
+/// Linears with weights and biases: `apply` initializes parameters in the order of a plain module
+/// visit.
 #[test]
 fn parameters_are_drawn_in_the_order_of_the_module() {
     fn drawn(apply: impl FnOnce(Vec<Linear<B>>)) -> Vec<usize> {

@@ -1,4 +1,4 @@
-//! What can be seen of linears while a model trains.
+//! Monitoring of linears while a model trains.
 use burn::tensor::Tensor;
 use burn_float8::{
     Float8Config, Monitor, Recipe, StatisticsConfig,
@@ -57,7 +57,7 @@ fn statistics_are_those_of_the_report() {
     assert!(Monitor::new(&unsampled).health().is_empty());
 }
 
-/// The first operand that is not finite after forward and backward of a loss.
+/// First non-finite operand after forward and backward of a loss.
 fn first(
     model: &Mlp<B>,
     monitor: &Monitor<B>,
@@ -65,7 +65,7 @@ fn first(
 ) -> Option<NonFiniteOperand> {
     loss(model.forward(tensor([6, D], 1))).backward();
     let amaxes: Amaxes = monitor.amaxes();
-    // Later steps change nothing of what was taken.
+    // Later steps do not change the taken amaxes.
     self::loss(model.forward(tensor([6, D], 2))).backward();
     amaxes.first_non_finite()
 }
@@ -83,7 +83,7 @@ fn the_first_operand_that_is_not_finite() {
         let gemm = Gemm::Dgrad;
         assert_eq!(operand(&infinite), ("second".into(), gemm, "grad_output"), "{recipe}");
         assert!(!infinite.amax.is_finite());
-        // Forward: a weight, and what comes of it.
+        // Forward: a weight, and its consequences.
         for (name, value) in [("first", f32::NAN), ("second", f32::INFINITY)] {
             let mut model: Mlp<B> = applied(&config, Mlp::new());
             let linear = if name == "first" { &mut model.first } else { &mut model.second };
@@ -109,7 +109,7 @@ fn without_a_configuration_there_is_nothing_to_see() {
     assert!(monitor.amaxes().first_non_finite().is_none());
 }
 
-/// Also with statistics, and with numbers that JSON has not.
+/// Includes statistics and numbers that JSON cannot represent.
 #[test]
 fn a_report_that_was_written_can_be_read() {
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));

@@ -1,5 +1,6 @@
-//! A linear is one node of autodiff, which keeps what its backward reads. Whatever else runs in its graph or beside it, its y, its
-//! gradients, its counts and its histories are those of the linear alone, bit for bit.
+//! A linear is one autodiff node, which keeps the inputs of its backward. Its y, gradients, counts
+//! and histories equal a separate linear's bit for bit, for any other operations in or next to its
+//! graph.
 use std::cell::RefCell;
 
 use burn::module::{AutodiffModule, Module};
@@ -33,12 +34,12 @@ fn linear(config: &Float8Config) -> Linear<B> {
     applied(config, LinearConfig::new(K, N).init(&Default::default()))
 }
 
-/// What [`Mlp`] reads: amaxes grow, so that a scale from another step would show.
+/// Input of [`Mlp`]. Growing amaxes reveal a scale from another step.
 fn input(step: u64) -> Tensor<B, 2> {
     tensor::<B, 2>([6, D], step) * (1.0 + step as f32)
 }
 
-/// Larger than any input, so that a trace of it would show.
+/// Larger than any input, so that a trace of it is visible.
 fn larger(step: u64) -> Tensor<B, 2> {
     tensor::<B, 2>([6, D], 500 + step) * 100.0
 }
@@ -59,7 +60,7 @@ fn calls(model: &Mlp<B>) -> [[[u64; 3]; 2]; 2] {
     })
 }
 
-/// The last statistics of every operand.
+/// Last statistics of every operand.
 fn health(model: &Mlp<B>) -> Vec<String> {
     let layers = own_report(model).layers;
     let gemms = layers.iter().flat_map(|l| l.gemms().map(|(gemm, calls)| (l, gemm, calls)));
@@ -68,7 +69,8 @@ fn health(model: &Mlp<B>) -> Vec<String> {
         .collect()
 }
 
-/// Two uses of one linear in one graph, each in FP8 or not: the gradients are the sum of what each computes alone.
+/// Two uses of one linear in one graph, each in FP8 or not: gradients are the sum of both separate
+/// ones.
 #[test]
 fn each_use_keeps_the_precision_of_its_forward() {
     /// y, dx and dw.
@@ -115,7 +117,7 @@ fn each_use_keeps_the_precision_of_its_forward() {
     }
 }
 
-/// x is in bf16, parameters are in f32, and only the bias is trained.
+/// x is bf16, parameters are f32, and only the bias is trained.
 #[test]
 fn a_frozen_weight_with_a_trained_bias() {
     const STEPS: u64 = 3;
@@ -159,7 +161,7 @@ struct Pair<B: Backend> {
     b: Linear<B>,
 }
 
-/// Two linears of one shape and one conversion read one x, each by its own recipe.
+/// Two linears of one shape and one conversion read one x, each with its own recipe.
 #[test]
 fn one_x_into_two_recipes() {
     let pairs = Recipe::ALL.into_iter().flat_map(|a| Recipe::ALL.map(|b| (a, b))).filter(|(a, b)| a != b);
@@ -192,7 +194,7 @@ fn one_x_into_two_recipes() {
     }
 }
 
-/// What becomes of a graph to which no backward comes.
+/// Fate of a graph without a backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Unread {
     DroppedBefore,
@@ -237,13 +239,13 @@ fn a_graph_without_a_backward_has_run_fprop_alone() {
     }
 }
 
-/// Where an evaluation runs, between a forward and its backward.
+/// Place of an evaluation between a forward and its backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Here,
     OnAnotherThread,
-    /// On another thread, while backward runs. Not by linears of a graph: two threads that use one graph may wait for each other in
-    /// Burn's autodiff.
+    /// On another thread during backward. Not with linears of a graph: two threads that use one
+    /// graph may deadlock in Burn's autodiff.
     DuringBackward,
 }
 
@@ -268,7 +270,7 @@ impl Place {
     }
 }
 
-/// An evaluation of other data, by the model, by its copy without gradients, or below autodiff.
+/// Evaluates other data with the model, with its copy without gradients, or below autodiff.
 #[test]
 fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
     const STEPS: u64 = 4;
@@ -312,7 +314,7 @@ fn an_evaluation_between_forward_and_backward_leaves_no_trace() {
     }
 }
 
-/// [`set_float8_enabled`] is read by forward alone.
+/// Only forward reads [`set_float8_enabled`].
 #[test]
 fn backward_follows_its_forward_through_a_switch() {
     for recipe in Recipe::ALL {
@@ -323,7 +325,7 @@ fn backward_follows_its_forward_through_a_switch() {
             set_float8_enabled(&model, backward);
             let grads = loss(y.clone()).backward();
             let so_far = calls(&model);
-            // The next forward is as it is switched now.
+            // The next forward follows the current setting.
             model.forward(input(1));
             let next = [0, 1].map(|i| calls(&model)[0][i][0] - so_far[0][i][0]);
             assert_eq!(next, [backward, !backward].map(u64::from), "{recipe}");
@@ -340,7 +342,8 @@ fn backward_follows_its_forward_through_a_switch() {
     }
 }
 
-/// With `matmul = true`, products of x and y have the shapes of a weight gradient, and are what they are without FP8.
+/// With `matmul = true`, products of x and y have the shapes of a weight gradient and still equal
+/// the products without FP8.
 #[test]
 fn a_product_of_inputs_is_no_weight_gradient() {
     type Forward = fn(&Linear<B>, Tensor<B, 2>) -> Tensor<B, 2>;
@@ -348,7 +351,7 @@ fn a_product_of_inputs_is_no_weight_gradient() {
     let by_matmul: Forward = |l, x| x.matmul(l.weight.val());
     for recipe in Recipe::ALL {
         let config = Float8Config::from(Float8LinearConfig::new(recipe).with_matmul(true)).with_strict(true);
-        // Without products, with some that the loss does not read, and with some that it does.
+        // Without products, with products outside of the loss, and with products in it.
         let run = |forward: Forward, in_loss: Option<bool>| {
             let l: Linear<B> = applied(&config, LinearConfig::new(K, N).with_bias(false).init(&Default::default()));
             let x = x(1).require_grad();

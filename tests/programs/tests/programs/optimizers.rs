@@ -1,4 +1,4 @@
-//! Optimizers beyond those that rebuild a parameter from itself element by element, clipping and accumulation.
+//! Optimizers that are not element-wise, gradient clipping and accumulation.
 use burn::grad_clipping::GradientClippingConfig;
 use burn::nn::Linear;
 use burn::optim::{
@@ -22,7 +22,8 @@ fn loss(model: &Attention<B>) -> Tensor<B, 1> {
     (model.forward(x(1)) - tensor::<B, 3>([2, 4, D], 2).tanh()).powf_scalar(2.0).mean()
 }
 
-/// A converted model with one filtered layer, trained; every linear must stay what it is.
+/// Trains a converted model with one filtered layer, and checks that every linear keeps its
+/// precision.
 fn keeps_every_layer(name: &str, mut step: impl FnMut(Attention<B>, GradientsParams) -> Attention<B>) {
     let config = Float8Config::tensorwise().with_filter_fqns(["k"]).with_strict(true);
     let mut model: Attention<B> = applied(&config, Attention::new());
@@ -62,7 +63,7 @@ fn gradient_clipping() {
     }
 }
 
-/// A clipped gradient is clipped: SGD moves no parameter by more than the rate times the limit.
+/// Clipping works: SGD moves no parameter by more than the rate times the limit.
 #[test]
 fn clipping_clips_the_gradients_of_float8_linears() {
     let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
@@ -77,7 +78,7 @@ fn clipping_clips_the_gradients_of_float8_linears() {
     assert!(moved <= 1.01e-4 && moved > 0.5e-4, "{moved:e}");
 }
 
-/// LBFGS joins all parameters into one vector and cuts the new ones out of it.
+/// L-BFGS flattens all parameters into one vector and slices the new ones from it.
 #[test]
 fn lbfgs() {
     for line_search in [LineSearchFn::None, LineSearchFn::StrongWolfe] {
@@ -110,7 +111,7 @@ fn lbfgs() {
     }
 }
 
-/// A model that Muon has updated: its weights, from these gradients.
+/// Weights after one Muon step with these gradients.
 fn muon_step<A: burn::tensor::backend::AutodiffBackend>(
     model: Attention<A>,
     grads: &[(&str, Vec<f32>)],
@@ -130,7 +131,8 @@ fn linears<A: burn::tensor::backend::Backend>(m: &Attention<A>) -> [(&Linear<A>,
     [(&m.embed, "embed"), (&m.q, "q"), (&m.k, "k"), (&m.v, "v"), (&m.o, "o")]
 }
 
-/// Muon multiplies gradients by each other: no weight, no linear, so never in FP8, whatever the gradients were made of.
+/// Muon multiplies gradients by each other. These are neither weights nor linears, so it never uses
+/// FP8, for any kind of gradient.
 #[test]
 fn muon() {
     let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
@@ -142,7 +144,7 @@ fn muon() {
         for _ in 0..8 {
             let loss = loss(&model);
             losses.push(values(loss.clone())[0]);
-            // The gradient of the penalty is made of the weight itself, element by element.
+            // The penalty's gradient is computed element-wise from the weight.
             let penalty = linears(&model).map(|(l, _)| l.weight.val().powf_scalar(2.0).sum());
             let penalty = penalty.into_iter().reduce(|a, b| a + b).expect("five");
             let total = if l2_penalty > 0.0 { loss + penalty * l2_penalty } else { loss };
@@ -171,7 +173,7 @@ fn muon_computes_what_it_does_without_float8() {
     assert_eq!(muon_step(model, &grads), muon_step(plain, &grads));
 }
 
-/// Micro-batches belong to one step: histories move on once, a weight is cast once.
+/// Micro-batches belong to one step: histories advance once, and a weight is cast once.
 #[test]
 fn gradient_accumulation() {
     let mut model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed), Mlp::new());

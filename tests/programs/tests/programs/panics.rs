@@ -1,4 +1,4 @@
-//! A panic inside a linear poisons nothing: the next call works, in the same thread and in others.
+//! A panic inside a linear poisons nothing: the next call works, on the same thread and on others.
 use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
@@ -15,7 +15,7 @@ fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
     (m.forward(x(step % 2)) - tensor::<B, 2>([6, 4], 2).tanh()).powf_scalar(2.0).mean()
 }
 
-/// Trains, and panics on the way by `interrupt`; what a run without it gives.
+/// Trains with panics from `interrupt`, and expects the results of a run without it.
 fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
     let config = Float8Config::new(recipe).with_strict(true).with_statistics(StatisticsConfig::every(1));
     let run = |interrupt: Option<fn(&Mlp<B>)>| {
@@ -26,7 +26,7 @@ fn survives(recipe: Recipe, interrupt: fn(&Mlp<B>)) {
             }
             let loss = loss(m, step);
             if let Some(interrupt) = interrupt {
-                // Between forward and backward too, and in another thread.
+                // Also between forward and backward, and on another thread.
                 panic_of(|| interrupt(m));
                 let copy = m.clone();
                 let thread = std::thread::spawn(move || interrupt(&copy));
@@ -65,7 +65,7 @@ fn untagged_linears() {
     let _ = report::<B, Linear<B>>(&linear);
 }
 
-/// The order that no backward can work in says so at its first one, where no `apply` has kept it from compiling.
+/// The wrong order of wrappers panics in the first backward, if no `apply` has failed to compile.
 #[test]
 fn the_other_order() {
     type Wrong = Autodiff<Float8<Flex>>;

@@ -1,4 +1,5 @@
-//! Switching precision: for a part of a model, for a copy of it, for a piece of code; and what evaluation alone costs.
+//! Switching precision: for a part of a model, for a copy, for a closure; and the cost of
+//! evaluation alone.
 use std::sync::Barrier;
 
 use burn::module::{AutodiffModule, Module};
@@ -20,7 +21,7 @@ fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
     tensor([6, D], seed)
 }
 
-/// What the backend without FP8 computes: y, and the gradient of `first`.
+/// y and the gradient of `first` without FP8.
 fn without() -> [Vec<u32>; 2] {
     let model: Mlp<Plain> = with_parameters(Mlp::new(), 1);
     forward_backward(&model)
@@ -45,7 +46,7 @@ fn a_submodule_is_switched_off() {
         assert_eq!(float8_calls(layer(&report, name)), [1; 3], "{name}");
         assert_eq!(high_precision_calls(layer(&report, name)), [0; 3], "{name}");
     }
-    // Clones and `valid` copies share the switch; the rest of the model still does not.
+    // Clones and `valid` copies share the switch; the rest of the model does not.
     run(&model.clone());
     model.valid().forward(tensor([2, 4, D], 1));
     assert_eq!(float8_calls(&layer_of(&model, "q")), [0; 3]);
@@ -58,7 +59,7 @@ fn a_submodule_is_switched_off() {
     assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
 }
 
-/// Off in one model is not off in another to which the same configuration was applied.
+/// Switching off one model does not affect another with the same configuration.
 #[test]
 fn one_model_of_two_is_switched_off() {
     let config = Float8Config::tensorwise();
@@ -70,7 +71,7 @@ fn one_model_of_two_is_switched_off() {
     assert_eq!(float8_calls(&layer_of(&b, "first"))[0], 1);
 }
 
-/// The usual evaluation in high precision, beside training in FP8.
+/// High-precision evaluation during FP8 training.
 #[test]
 fn a_copy_for_evaluation_is_switched_off() {
     let model: Mlp<B> = applied(&Float8Config::new(Recipe::Delayed).with_strict(true), Mlp::new());
@@ -82,7 +83,7 @@ fn a_copy_for_evaluation_is_switched_off() {
     let float8 = |counters: &[(String, [[u64; 3]; 3], u64)]| counters.iter().map(|c| c.1[0]).collect::<Vec<_>>();
     assert_eq!(float8(&counters(&model)), float8(&before));
     assert_eq!(Float8State::export(&model), state);
-    // The original goes on, and so does another copy.
+    // The original continues in FP8, and so does another copy.
     assert_eq!(forward_backward(&model), trained);
     let y = bits(model.valid().forward(x::<F8>(1)));
     assert_eq!(y, trained[0]);
@@ -109,29 +110,30 @@ fn autocast_switches_off_in_a_closure() {
     assert_ne!(float8, without());
     assert_eq!(float8_autocast(false, || forward_backward(&model)), without());
     assert_eq!(forward_backward(&model), float8, "on again");
-    // Nested, the innermost counts.
+    // The innermost closure applies.
     let nested = float8_autocast(false, || {
         let on = float8_autocast(true, || forward_backward(&model));
         (on, forward_backward(&model))
     });
     assert_eq!(nested, (float8.clone(), without()));
-    // Enabled is what it is anyway; it does not put a filtered or switched-off layer into FP8.
+    // `true` is the default. It does not put a filtered or switched-off layer into FP8.
     assert_eq!(float8_autocast(true, || forward_backward(&model)), float8);
     let filtered: Mlp<B> = applied(&Float8Config::tensorwise().with_filter_fqns(["first"]), Mlp::new());
     float8_autocast(true, || filtered.forward(x(1)));
     assert_eq!(float8_calls(&layer_of(&filtered, "first"))[0], 0);
-    // A panic leaves the closure as a return does.
+    // A panic leaves the closure like a return.
     panic_of(|| float8_autocast(false, || panic!("inside")));
     assert_eq!(forward_backward(&model), float8);
 }
 
-/// As in TransformerEngine, backward runs as its forward did, whatever is switched where it runs.
+/// As in TransformerEngine, backward has the precision of its forward, independent of later
+/// settings.
 #[test]
 fn the_precision_of_a_forward_is_that_of_its_backward() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
     let gradient = |forward: bool, backward: bool| {
         let y = float8_autocast(forward, || model.forward(x::<B>(1)));
-        // An evaluation between them decides nothing, wherever it is cleared away.
+        // An evaluation between them has no effect, wherever it is freed.
         for _ in 0..2 {
             float8_autocast(!forward, || model.forward(x::<B>(2)));
             unrelated_backward();
@@ -151,7 +153,8 @@ fn the_precision_of_a_forward_is_that_of_its_backward() {
     assert_eq!(second(), [10, 2, 2]);
 }
 
-/// Several uses of one weight in one graph, of which some run in high precision; and what else Autodiff saves of a weight.
+/// Several uses of one weight in one graph, some in high precision, and other weights saved by
+/// Autodiff.
 #[test]
 fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
     let new =
@@ -175,7 +178,7 @@ fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
         let y = float8_autocast(first, || l.forward(input(1))).tanh();
         float8_autocast(second, || l.forward(y)).sum().backward();
         assert_eq!(counts(&l), [[on; 3], [2 - on; 3]], "{first} then {second}");
-        // Two graphs, the first of which is walked first; and one that is dropped.
+        // Two graphs, with backward in order, and one that is dropped.
         let l = new();
         let y = float8_autocast(first, || l.forward(input(1)));
         drop(float8_autocast(!second, || l.forward(input(1))));
@@ -185,7 +188,7 @@ fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
         let dropped = u64::from(!second);
         assert_eq!(counts(&l), [[on + dropped, on, on], [3 - on - dropped, 2 - on, 2 - on]], "{first} {second}");
     }
-    // A penalty saves the weight too, before its linear or after it.
+    // A penalty saves the weight too, before or after its linear.
     for is_before in [true, false] {
         let l = new();
         let penalty = || l.weight.val().powf_scalar(2.0).sum();
@@ -194,7 +197,7 @@ fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
         (y + before.unwrap_or_else(penalty)).backward();
         assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
     }
-    // More uses than anything is remembered for matmuls.
+    // More uses than the record for matmuls holds.
     let l = new();
     let mut y = input(1);
     for _ in 0..1100 {
@@ -210,11 +213,11 @@ fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
     assert_eq!(counts(&l), [[0; 3], [2; 3]]);
 }
 
-/// What ran in high precision is in no statistics and no history, whatever an evaluation has cast.
+/// High-precision calls leave no statistics or history, even after an evaluation has cast.
 #[test]
 fn disabled_linears_leave_no_statistics() {
     let loss = |m: &Mlp<B>, seed: u64| m.forward(x(seed)).powf_scalar(2.0).mean();
-    // A limit that no tensor keeps.
+    // A limit that no tensor meets.
     let limit = FallbackConfig { min_sqnr_db: Some(150.0), ..Default::default() };
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1)).with_fallback(limit);
     let has_fallen_back = |model: &Mlp<B>| Float8State::export(model).layers.values().any(|l| l.fallback.is_some());
@@ -237,7 +240,7 @@ fn disabled_linears_leave_no_statistics() {
     }
 }
 
-/// Off in this thread, in FP8 in the other one, at the same time and on the same model.
+/// Off on this thread and FP8 on the other, at the same time on the same model.
 #[test]
 fn autocast_switches_off_in_one_thread_of_two() {
     let model: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
@@ -266,7 +269,8 @@ fn autocast_switches_off_in_one_thread_of_two() {
     assert_eq!(on, vec![float8; 5]);
 }
 
-/// A model that is only evaluated takes no statistics and holds one FP8 copy of each weight, cast once.
+/// A model that is only evaluated takes no statistics and keeps one FP8 copy of each weight, cast
+/// once.
 #[test]
 fn an_evaluation_only_model_costs_little() {
     let config = Float8Config::tensorwise().with_statistics(StatisticsConfig::every(1));
@@ -276,7 +280,7 @@ fn an_evaluation_only_model_costs_little() {
     for seed in 0..4 {
         model.forward(x(seed));
     }
-    // The last activations are kept until the thread's next linears.
+    // The last activations stay alive until the thread's next linears.
     let other: Attention<F8> = applied(&Float8Config::tensorwise(), Attention::new());
     other.forward(x(5));
     for l in own_report(&model).layers {
@@ -288,7 +292,7 @@ fn an_evaluation_only_model_costs_little() {
     }
 }
 
-/// The `valid` copy of a model that has never trained, and of one under autodiff that nothing asks gradients of.
+/// A `valid` copy of a model that never trained, and a model under autodiff without gradients.
 #[test]
 fn evaluation_holds_one_copy_of_each_weight() {
     let flush = || drop(applied(&Float8Config::tensorwise(), Attention::<F8>::new()).forward(tensor([2, 4, D], 9)));
@@ -305,7 +309,7 @@ fn evaluation_holds_one_copy_of_each_weight() {
     assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
 }
 
-/// Backward runs as its forward did.
+/// Backward has the precision of its forward.
 #[test]
 fn a_forward_in_high_precision_has_such_a_backward() {
     let linear = applied(&Float8Config::tensorwise(), LinearConfig::new(D, 12).init::<B>(&Default::default()));
@@ -315,7 +319,7 @@ fn a_forward_in_high_precision_has_such_a_backward() {
     let y = linear.forward(x().require_grad());
     float8_autocast(false, || y.sum().backward());
     assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
-    // An x that wants no gradient, evaluated in FP8 between.
+    // An x without gradient, evaluated in FP8 in between.
     let x = x();
     let y = float8_autocast(false, || linear.forward(x.clone()));
     linear.forward(x);

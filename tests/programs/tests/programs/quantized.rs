@@ -1,4 +1,5 @@
-//! Burn's own quantization of a model's weights: such parameters are no linears of FP8, and no reason to panic.
+//! Burn's quantization of a model's weights: such parameters are not FP8 linears and cause no
+//! panic.
 use burn::module::{AutodiffModule, Module, Quantizer};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -23,13 +24,13 @@ fn x<A: Backend>() -> Tensor<A, 2> {
     tensor([6, D], 1)
 }
 
-/// What the inner backend makes of the same quantized weights.
+/// Result of the inner backend on the same quantized weights.
 fn expected() -> Vec<u32> {
     let plain: Mlp<<Plain as burn::tensor::backend::AutodiffBackend>::InnerBackend> = with_parameters(Mlp::new(), 1);
     bits(plain.quantize_weights(&mut quantizer::<burn::backend::Flex>()).forward(x()))
 }
 
-/// The tags are gone with the tensors that had them, so nothing runs in FP8, least of all what was filtered.
+/// Quantization drops the tags, so nothing runs in FP8, including filtered layers.
 #[test]
 fn excluded_layers_stay_excluded() {
     let config = Float8Config::tensorwise().with_filter_fqns(["second"]);
@@ -42,7 +43,7 @@ fn excluded_layers_stay_excluded() {
     assert!(relative_error(&values(y), &values(float.forward(x()))) < 0.05);
 }
 
-/// Everything that walks a model walks past such parameters.
+/// Functions that visit a model skip such parameters.
 fn walks_past<A: burn_float8::Float8Stack>(quantized: Mlp<A>) {
     assert!(own_report(&quantized).layers.is_empty(), "no layer of FP8");
     let _ = report(&quantized).verify();
@@ -51,7 +52,7 @@ fn walks_past<A: burn_float8::Float8Stack>(quantized: Mlp<A>) {
     begin_float8_step(&quantized);
     assert!(Float8State::export(&quantized).layers.is_empty());
     Float8State::default().restore(&quantized).unwrap();
-    // Nothing is left to convert, and the model is given back.
+    // Nothing is left to convert, and the error returns the model.
     let error = Float8Config::tensorwise().apply(quantized).unwrap_err();
     let nothing = matches!(error.error, Float8Error::NothingConverted { .. });
     assert!(nothing, "{error}");
@@ -71,7 +72,7 @@ fn under_autodiff() {
     walks_past(Mlp::<B>::from_inner(inner));
 }
 
-/// A model with one quantized linear and one that is not.
+/// A model with one quantized and one float linear.
 #[test]
 fn the_summary_lists_them_as_skipped() {
     for recipe in [Recipe::Tensorwise, Recipe::Delayed] {

@@ -1,4 +1,5 @@
-//! Records: loaded into copies without autodiff, kept through every recorder, and gradients switched off.
+//! Records: loading into copies without autodiff, round trips through every recorder, and models
+//! without gradients.
 use burn::module::{AutodiffModule, Module};
 use burn::record::{
     BinBytesRecorder, BinFileRecorder, BinGzFileRecorder, DoublePrecisionSettings, FileRecorder, FullPrecisionSettings,
@@ -23,7 +24,7 @@ fn loss(m: &Mlp<B>, step: u64) -> Tensor<B, 1> {
     (m.forward(x(step)) * (1.0 + step as f32)).powf_scalar(2.0).mean()
 }
 
-/// A `valid` copy's parameters have no mappers that would tag what is loaded into them.
+/// Parameters of a `valid` copy have no mappers, so values loaded into them are untagged.
 #[test]
 fn loaded_into_a_copy_without_autodiff() {
     let config = Float8Config::tensorwise().with_filter_fqns(["first"]);
@@ -32,7 +33,7 @@ fn loaded_into_a_copy_without_autodiff() {
     let copy = model.valid().load_record(other.clone().into_record());
     copy.forward(x::<F8>(1));
     assert_eq!(float8_calls(&layer_of(&model, "first")), [0; 3], "filtered");
-    // Nor in FP8 by another name: its numbers are the inner backend's.
+    // Nor in FP8 as an untagged linear: the numbers are the inner backend's.
     let plain: Mlp<Plain> = with_parameters(Mlp::new(), 2);
     assert_eq!(bits(copy.first.forward(x::<F8>(1))), bits(plain.first.forward(x::<Plain>(1))));
     // Applied again, it runs as configured.
@@ -43,7 +44,7 @@ fn loaded_into_a_copy_without_autodiff() {
     assert_eq!(float8_calls(layer(&report, "second")), [1, 0, 0]);
 }
 
-/// The tag is loaded with the model where the model is the one that it was applied to.
+/// Values loaded into the model itself are tagged.
 #[test]
 fn loaded_into_the_model() {
     let config = Float8Config::tensorwise().with_filter_fqns(["first"]).with_strict(true);
@@ -95,7 +96,7 @@ fn trained() -> Trainable<B> {
     train(new(1), 0..4, |m, step| loss(&m.net, step)).0
 }
 
-/// A trained model goes out and into another one, by a file.
+/// Saves a trained model to a file and loads it into another.
 fn through_file<R: FileRecorder<B>>(recorder: R) {
     let folder = tempfile::tempdir().unwrap();
     let model = trained();
@@ -107,7 +108,7 @@ fn through_file<R: FileRecorder<B>>(recorder: R) {
     assert_eq!(Float8State::export(&loaded.net), state, "{}", R::file_extension());
 }
 
-/// The state is bits, not floats: no recorder's precision rounds it.
+/// The state is stored as bits, not floats, so no recorder's precision rounds it.
 #[test]
 fn the_state_goes_through_recorders_of_names() {
     through_file(NamedMpkFileRecorder::<FullPrecisionSettings>::new());
@@ -123,7 +124,7 @@ fn the_state_goes_through_recorders_of_names() {
     assert_eq!(Float8State::export(&loaded.net), state);
 }
 
-/// Formats without names, in which a field that is left out is a field too few.
+/// Formats without names, in which a missing field shifts all others.
 #[test]
 fn the_state_goes_through_binary_recorders() {
     through_file(BinFileRecorder::<FullPrecisionSettings>::new());
@@ -136,7 +137,7 @@ fn the_state_goes_through_binary_recorders() {
     assert_eq!(Float8State::export(&loaded.net), state);
 }
 
-/// Wherever the state stands in the struct, before or behind the parameters, and whether or not the model was evaluated.
+/// The state may come before or after the parameters, and the model may have been evaluated.
 #[test]
 fn a_record_resumes_identically() {
     use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
@@ -180,7 +181,7 @@ fn a_record_resumes_identically() {
     }
 }
 
-/// The state's module follows the model through what programs do with modules.
+/// The state's module supports the usual operations on modules.
 #[test]
 fn the_state_is_a_module_like_others() {
     let model = trained();

@@ -6,7 +6,8 @@ use burn_float8::{Float8Config, Recipe};
 use crate::support::models::{Attention, D};
 use crate::support::{B, F8, applied, float8_calls, layer, own_report, tensor, train};
 
-/// One dy reaches both, x needs no gradient: nothing but fprop's records tells the two weight gradients apart.
+/// Both linears get one dy, and x needs no gradient: only the nodes distinguish the two weight
+/// gradients.
 #[test]
 fn each_of_two_summed_linears_counts_its_own_wgrad() {
     for recipe in [Recipe::Tensorwise, Recipe::Delayed] {
@@ -22,7 +23,7 @@ fn each_of_two_summed_linears_counts_its_own_wgrad() {
     }
 }
 
-/// Residual sums with x itself in the sum, so that dy is the gradient of three summands.
+/// Residual sums that include x, so that dy is the gradient of three summands.
 #[test]
 fn residual_sums_with_x_itself() {
     let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
@@ -38,7 +39,7 @@ fn residual_sums_with_x_itself() {
     }
 }
 
-/// A linear that is called twice, on two inputs, has two weight gradients.
+/// A linear called on two inputs has two weight gradients.
 #[test]
 fn a_linear_may_be_called_twice() {
     let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
@@ -47,7 +48,7 @@ fn a_linear_may_be_called_twice() {
     assert_eq!(float8_calls(layer(&own_report(&model), "q")), [2, 0, 2]);
 }
 
-/// `LinearConfig` on the backend without autodiff: no backward, no gradients, FP8 all the same.
+/// `LinearConfig` on the backend without autodiff: no backward, no gradients, but still FP8.
 #[test]
 fn without_autodiff() {
     let linear = LinearConfig::new(D, D).init::<F8>(&Default::default());

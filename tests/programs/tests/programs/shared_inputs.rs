@@ -1,4 +1,5 @@
-//! Programs in which several linears, models or graphs read the same x: to each its own recipe, histories and gradients.
+//! Several linears, models or graphs read the same x: each keeps its recipe, histories and
+//! gradients.
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::Tensor;
 use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
@@ -18,12 +19,12 @@ fn dw(model: &Mlp<B>, grads: &<B as burn::tensor::backend::AutodiffBackend>::Gra
     bits(model.first.weight.grad(grads).expect("tracked"))
 }
 
-/// The gradient of a model that is alone with its batch.
+/// Gradient of a model without other readers of its batch.
 fn alone(model: &Mlp<B>) -> Vec<u32> {
     dw(model, &loss(model.forward(x(1))).backward())
 }
 
-/// A baseline beside the FP8 model, on one batch, each with a loss of its own: whichever backward comes first.
+/// A baseline and the FP8 model on one batch with separate losses; either backward may come first.
 #[test]
 fn two_models_on_one_batch() {
     let float8: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
@@ -53,7 +54,7 @@ fn two_models_on_one_batch() {
     }
 }
 
-/// The program keeps x for later, so that somebody clones it just before the teacher reads it.
+/// The program keeps a clone of x, made just before the teacher reads it.
 #[test]
 fn a_teacher_beside_a_residual() {
     let student: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
@@ -74,8 +75,9 @@ fn a_teacher_beside_a_residual() {
     }
 }
 
-/// An average of the model, or the model without backward, evaluated on the very batch between forward and backward; and another
-/// graph's backward, on this thread or another, which drops what the evaluation has saved.
+/// An average of the model, or the model without backward, evaluates the same batch between forward
+/// and backward. Another graph's backward, on this thread or another, drops the tensors that the
+/// evaluation saved.
 #[test]
 fn evaluations_on_the_batch_leave_no_trace() {
     const STEPS: u64 = 4;
@@ -111,7 +113,8 @@ fn evaluations_on_the_batch_leave_no_trace() {
     }
 }
 
-/// Both scale by histories, each by its own: also of an x that the other has cast before.
+/// Two models with delayed scaling use separate histories, also for an x that the other has already
+/// cast.
 #[test]
 fn models_applied_apart_have_histories_apart() {
     const STEPS: u64 = 4;
@@ -133,7 +136,7 @@ fn models_applied_apart_have_histories_apart() {
     assert_eq!((losses, state), run(false));
 }
 
-/// A layer that is frozen while training goes on is scaled by what it reads then, whether dgrad still comes to it or nothing does.
+/// A layer frozen during training adapts its scale to later inputs, with and without a dgrad.
 #[test]
 fn layers_that_are_frozen_later() {
     let delayed = Float8Config::new(Recipe::Delayed);

@@ -1,4 +1,5 @@
-//! burn-store: snapshots go out of a converted model and into one, through either format, and layers stay what they are.
+//! burn-store: a converted model saves and loads snapshots in either format, and its layers keep
+//! their precision.
 use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -57,7 +58,7 @@ where
         assert_eq!(ran, expected, "{name}: {}", l.name);
     }
     own_report(&model).verify().unwrap();
-    // It trains on, and so does its copy without autodiff.
+    // It continues to train, and its copy without autodiff works.
     let (model, losses) = train(model, 0..2, |m, step| m.forward(x(step)).powf_scalar(2.0).mean());
     assert!(losses.iter().all(|loss| loss.is_finite()));
     model.valid().forward(x::<F8>(1));
@@ -87,7 +88,7 @@ fn burnpack() {
     }
 }
 
-/// What is saved is the model, not its FP8 copies: a backend without FP8 reads it.
+/// A snapshot contains the model, not its FP8 copies: a backend without FP8 can read it.
 #[test]
 fn snapshots_know_nothing_of_float8() {
     let saved = trained(Recipe::Tensorwise);
@@ -97,14 +98,14 @@ fn snapshots_know_nothing_of_float8() {
     let mut plain: Attention<Plain> = Attention::new();
     plain.load_from(&mut SafetensorsStore::from_bytes(Some(bytes.clone()))).unwrap();
     assert_eq!(weights(&plain), weights(&saved));
-    // And the other way round, into a model that is converted afterwards.
+    // The reverse: load into a model that is converted afterwards.
     let mut new = Attention::<B>::new();
     new.load_from(&mut SafetensorsStore::from_bytes(Some(bytes))).unwrap();
     let model = config(Recipe::Tensorwise).apply(new).unwrap().0;
     assert_eq!(bits(model.forward(x(9))), bits(saved.forward(x(9))));
 }
 
-/// A part of the model, as adapters and backbones are loaded.
+/// Loads a part of the model, like adapters and backbones.
 #[test]
 fn a_part_of_the_model() {
     let saved = trained(Recipe::Tensorwise);
@@ -124,7 +125,7 @@ fn a_part_of_the_model() {
     report.verify().unwrap();
 }
 
-/// Weights that a file keeps in half precision, loaded as they are, run in FP8 from that dtype.
+/// Weights loaded in half precision from a file run in FP8 from that dtype.
 #[test]
 fn half_precision_files() {
     let saved = trained(Recipe::Tensorwise);
@@ -140,7 +141,8 @@ fn half_precision_files() {
     report.verify().unwrap();
 }
 
-/// Into a copy without autodiff, whose parameters have no mappers: what was filtered must not run in FP8.
+/// Into a copy without autodiff, whose parameters have no mappers: filtered layers must not run in
+/// FP8.
 #[test]
 fn into_a_copy_without_autodiff() {
     let saved = trained(Recipe::Tensorwise);
@@ -159,11 +161,11 @@ fn into_a_copy_without_autodiff() {
     assert_eq!(float8_calls(layer(&own_report(&model), "k")), [0; 3]);
 }
 
-/// Weights that are codes alone go into a store as their values, and come out of it as codes.
+/// FP8-only weights are stored as values and loaded as codes.
 #[test]
 fn weights_of_codes_alone() {
     let folder = tempfile::tempdir().unwrap();
-    // Scales that are powers of two, which the values give again.
+    // Recipes whose scales are powers of two, which the values reproduce.
     for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
         let model = |seed| {
             let model: Attention<F8> = applied(&config(recipe), with_parameters(Attention::new(), seed));

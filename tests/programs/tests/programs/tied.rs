@@ -1,4 +1,5 @@
-//! Tied embeddings: the output is a matmul with the embedding, which is no linear's weight and never FP8.
+//! Tied embeddings: the output is a matmul with the embedding, which is not a linear's weight and
+//! never FP8.
 use burn::module::Module;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -54,7 +55,7 @@ fn loss(model: &Tied<B>) -> Tensor<B, 1> {
 
 #[test]
 fn a_tied_output_is_never_float8_and_nothing_else_breaks() {
-    // Neither strictness nor the option for matmuls concerns it: the embedding belongs to no linear.
+    // Neither strictness nor the matmul option applies: the embedding belongs to no linear.
     for matmul in [false, true] {
         let linear = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(matmul);
         let config = Float8Config::from(linear).with_strict(true);
@@ -68,7 +69,8 @@ fn a_tied_output_is_never_float8_and_nothing_else_breaks() {
     }
 }
 
-/// An autoencoder whose decoder is the encoder's weight, transposed: a matmul in forward that looks like a gradient's.
+/// Autoencoder whose decoder is the encoder's transposed weight: a matmul in forward that looks
+/// like a gradient's.
 fn reconstruct<A: AutodiffBackend>(encoder: &Linear<A>, x: Tensor<A, 2>) -> Tensor<A, 1> {
     let h = encoder.forward(x.clone()).tanh();
     (h.matmul(encoder.weight.val().transpose()) - x).powf_scalar(2.0).mean()

@@ -1,4 +1,4 @@
-//! What GEMMs read of a sharded weight is what they read of the whole one.
+//! GEMMs read the same operands from a sharded weight as from the whole one.
 use burn::module::AutodiffModule;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
@@ -22,7 +22,8 @@ fn bits<const D: usize>(t: Tensor<Inner, D>) -> Vec<u32> {
     t.into_data().to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// y of x = 1 and dx of dy = 1, which are the weight in both orientations as its codes and scales say; and dw of this rank's rows.
+/// Outputs y of an identity x and dx of an identity dy, which show the weight's codes and scales in
+/// both orientations. Also dw of this rank's rows.
 fn read(linear: &Linear<B>, k: usize, n: usize) -> [Vec<u32>; 3] {
     let device = Default::default();
     let x = Tensor::<B, 2>::eye(k, &device).require_grad();
@@ -45,7 +46,7 @@ pub fn are_those_of_a_cast_of_the_whole() {
                         .unwrap();
                 let found = read(&shard, k, n);
                 assert_eq!(found[..2], expected[..2], "{recipe} {k}x{n}");
-                // Every rank has the same gradient, so that the sum over two is twice that, exactly.
+                // Every rank has the same gradient, so the sum over two ranks is exactly twice it.
                 let ranks = comm.world_size() as f32;
                 let rows = Sharded::parameters::<B, _>(&shard)[0].rows.unwrap();
                 let own = expected[2][rows[0] * n..rows[1] * n].iter().map(|bits| f32::from_bits(*bits) * ranks);
@@ -60,13 +61,13 @@ pub fn are_those_of_a_cast_of_the_whole() {
                 assert_eq!(sharded.summary().sharded, 1);
                 report.layers[0].live_copies
             });
-            // What else is alive are copies of x and dy.
+            // The other live copies are of x and dy.
             assert_eq!(kept - let_go, 2, "{recipe} {k}x{n}");
         }
     }
 }
 
-/// A scale that is made of all ranks' amaxes is NaN on each of them if a row of one is.
+/// A NaN on one rank makes a scale of all ranks' amaxes NaN on every rank.
 pub fn a_nan_in_the_rows_of_one_rank() {
     let comm = world();
     let (k, n) = (64, 32);
@@ -81,7 +82,7 @@ pub fn a_nan_in_the_rows_of_one_rank() {
             let weight = linear.weight.map(|weight| Tensor::from_inner((weight + spoil).inner()).require_grad());
             Float8Config::new(recipe).apply(Linear { weight, ..linear }).unwrap().0
         };
-        // Which NaN it is, nobody says.
+        // The payload of the NaN is not specified.
         let [y, dx, _] = read(&spoiled(), k, n).map(nans_alike);
         let (shard, _) = Sharded::apply(spoiled(), &comm, ShardConfig::default()).unwrap();
         let found = read(&shard, k, n).map(nans_alike);
@@ -94,7 +95,7 @@ fn nans_alike(bits: Vec<u32>) -> Vec<u32> {
     bits.into_iter().map(|bits| if f32::from_bits(bits).is_nan() { f32::NAN.to_bits() } else { bits }).collect()
 }
 
-/// Few rows are added up in the order in which they are on one rank.
+/// Sums over few rows have the same order as on one rank.
 pub fn any_number_of_rows() {
     let comm = world();
     let device = Default::default();
@@ -116,7 +117,8 @@ pub fn any_number_of_rows() {
     }
 }
 
-/// The amax of a weight's rows on a rank without rows of x is in the history, also where x wants no gradient.
+/// A rank without rows of x still adds its weight's amax to the history, also if x needs no
+/// gradient.
 pub fn an_empty_batch_counts_in_histories() {
     let comm = world();
     let device = Default::default();
@@ -140,7 +142,7 @@ pub fn an_empty_batch_counts_in_histories() {
     }
 }
 
-/// A rank without rows takes part in everything.
+/// A rank without rows takes part in all collectives.
 pub fn an_empty_batch_on_one_rank() {
     let comm = world();
     let device = Default::default();
@@ -160,7 +162,7 @@ pub fn an_empty_batch_on_one_rank() {
     }
 }
 
-/// Layers that a configuration keeps in high precision, and models without one.
+/// Layers kept in high precision by the configuration, and models without FP8.
 pub fn high_precision_is_gathered_too() {
     let comm = world();
     let device = Default::default();

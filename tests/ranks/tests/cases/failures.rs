@@ -1,4 +1,4 @@
-//! What ranks say when they cannot go on.
+//! Errors and panics of ranks.
 use std::time::Duration;
 
 use burn::module::{Module, Param};
@@ -22,11 +22,11 @@ pub fn models_that_differ_are_refused() {
     let refused = Sharded::apply(linear(64 + comm.rank()), &comm, ShardConfig::default()).unwrap_err();
     let error = refused.error.to_string();
     assert!(error.contains("[64, 32]") && error.contains("[65, 32]") && error.contains("rank 1"), "{error}");
-    // The ranks go on together.
+    // The ranks continue together.
     Sharded::apply(linear(64), &comm, ShardConfig::default()).unwrap();
 }
 
-/// Models of the same shapes that would exchange something else, or at other times.
+/// Models of equal shapes whose exchanges differ in content or order.
 pub fn ranks_that_would_part_are_refused() {
     let comm = world();
     let is_odd = comm.rank() % 2 == 1;
@@ -52,7 +52,7 @@ pub fn ranks_that_would_part_are_refused() {
     Sharded::apply(configured(tensorwise()), &comm, ShardConfig::default()).unwrap();
 }
 
-/// Another dtype of embeddings.
+/// Casts embeddings to another dtype.
 struct Bf16;
 
 impl burn::module::ModuleMapper<B> for Bf16 {
@@ -79,7 +79,7 @@ fn with_embedding(seed: usize) -> WithEmbedding<B> {
         embedding: EmbeddingConfig::new(48, 40).init(&device),
         linear: LinearConfig::new(40, 32).init(&device),
     };
-    // Parameters are drawn when they are first read.
+    // Parameters are initialized when first read.
     model.visit(&mut Draw);
     model
 }
@@ -89,7 +89,7 @@ pub fn record_of_another_shape() {
     model.load_record(linear(48).into_record()).forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
 }
 
-/// What rank 0 does alone, another one's part is missing of.
+/// Rank 0 runs an extra forward without the other ranks.
 pub fn a_step_of_one_rank_alone() {
     let comm = world();
     let (model, sharded) = Sharded::apply(two(), &comm, ShardConfig::default()).unwrap();
@@ -114,7 +114,7 @@ pub fn what_cannot_be_sharded_is_refused() {
     assert!(nothing.contains(&ShardError::NothingToShard.to_string()), "{nothing}");
 }
 
-/// An optimizer that multiplies gradients.
+/// Muon multiplies gradients, which is not element-wise.
 pub fn muon() {
     let (model, _) = Sharded::apply(two(), &world(), ShardConfig::default()).unwrap();
     let x = Tensor::<B, 2>::ones([4, 64], &Default::default());
@@ -123,7 +123,7 @@ pub fn muon() {
     MuonConfig::new().init().step(1e-2, model, grads);
 }
 
-/// The table of an embedding is an output layer's weight too.
+/// The embedding's table is also the weight of an output layer.
 pub fn matmul_with_a_shard() {
     let embedding = sharded_embedding();
     let x = embedding.forward(Tensor::from_ints([[1, 2, 3]], &Default::default()));
@@ -155,7 +155,7 @@ pub fn a_rank_that_sleeps() {
     changed.forward(Tensor::<B, 2>::ones([4, 64], &Default::default()));
 }
 
-/// Another value, as after a step of an optimizer.
+/// Changes values like an optimizer step.
 struct Changed;
 
 impl burn::module::ModuleMapper<B> for Changed {
@@ -175,7 +175,7 @@ struct Two<B: Backend> {
 
 fn two() -> Two<B> {
     B::seed(&Default::default(), 1);
-    // Of linears without a bias, which Muon does not take.
+    // Linears without bias, as Muon accepts only matrices.
     let new = || LinearConfig::new(64, 64).with_bias(false).init::<B>(&Default::default());
     Float8Config::tensorwise().apply(Two { up: new(), down: new() }).unwrap().0
 }

@@ -1,4 +1,4 @@
-//! The cases, by name, with the numbers of ranks that they run on.
+//! Cases by name, with their numbers of ranks.
 mod codes;
 mod failures;
 mod traffic;
@@ -6,7 +6,7 @@ mod training;
 
 use float8_shard::{CommOptions, Communicator};
 
-/// What some ranks do together.
+/// Program that several ranks run together.
 pub struct Case {
     pub name: &'static str,
     pub ranks: &'static [usize],
@@ -15,10 +15,10 @@ pub struct Case {
     pub ends: Ends,
 }
 
-/// How a job ends.
+/// Expected end of a job.
 pub enum Ends {
     Well,
-    /// With an error that has all of these words.
+    /// Fails with an error that contains all of these words.
     Saying(&'static [&'static str]),
 }
 
@@ -97,7 +97,7 @@ pub const ALL: &[Case] = &[
     },
 ];
 
-/// The communicator of this process: MPI starts once.
+/// Communicator of this process: MPI starts only once.
 fn world() -> Communicator {
     thread_local! {
         static WORLD: Communicator = {

@@ -1,4 +1,4 @@
-//! What ranks send, and what each of them keeps.
+//! Traffic and memory of ranks.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -20,13 +20,13 @@ pub fn bytes_on_the_wire() {
                 Sharded::apply(model(recipe), &comm, ShardConfig { reshard, ..ShardConfig::default() }).unwrap();
             let shapes = Sharded::parameters::<ranks::B, _>(&model);
             let mut training = Training::new(model, Some(sharded));
-            // The second step begins the histories, and casts the first weight that it reads by its own amax.
+            // The second step begins the histories; its first cast uses the weight's own amax.
             training.step(2 * comm.world_size());
             training.step(2 * comm.world_size());
             let before = comm.traffic();
             training.step(2 * comm.world_size());
             let traffic = comm.traffic().since(&before);
-            // Scales of blocks are of one rank's rows.
+            // Scales of blocks cover only one rank's rows, so they need no amax of other ranks.
             let amaxes = u64::from(!matches!(recipe, Recipe::Mxfp8 | Recipe::Blockwise));
             let has_gradient = 1;
             assert_eq!(traffic.operation(Operation::AllReduceMaxBits).calls, amaxes + has_gradient, "{recipe}");
@@ -50,7 +50,7 @@ pub fn bytes_on_the_wire() {
     }
 }
 
-/// A forward without a graph, and again with one, as activation checkpointing has them.
+/// A forward without a graph and a second one with it, as in activation checkpointing.
 pub fn gathers_of_recomputation() {
     let comm = world();
     for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 6)] {
@@ -74,7 +74,8 @@ pub fn gathers_of_recomputation() {
     }
 }
 
-/// From the second step on, each but a step's first gather is started while another layer computes, and none is made in vain.
+/// From the second step on, all but a step's first gather start while another layer computes, and
+/// none is wasted.
 pub fn gathers_run_ahead() {
     for (reshard, per_step) in [(Reshard::AfterStep, 2), (Reshard::AfterForward, 4)] {
         let config = ShardConfig { reshard, ..ShardConfig::default() };
@@ -90,7 +91,7 @@ pub fn gathers_run_ahead() {
         assert_eq!(step(2), [first, 0], "{reshard:?}: the first step is the example");
         assert_eq!(step(2), [2 * first, first - 1], "{reshard:?}");
         assert_eq!(step(2), [3 * first, 2 * (first - 1)], "{reshard:?}");
-        // A step that ends earlier than the last one lets go of the gather that is on its way.
+        // A step that ends earlier than the last one drops the gather in flight.
         let [all, ahead] = step(1);
         let (gathers, in_vain) = if reshard == Reshard::AfterStep { (6, 0) } else { (6, 1) };
         assert_eq!([all - 3 * first, ahead - 2 * (first - 1)], [gathers + in_vain, 5 + in_vain], "{reshard:?}");
@@ -98,7 +99,7 @@ pub fn gathers_run_ahead() {
     }
 }
 
-/// Rows and columns of the parameters, whose gradients have the same.
+/// Rows and columns of each parameter; its gradient has the same shape.
 struct Sizes {
     grads: GradientsParams,
     own: Vec<[usize; 2]>,
@@ -119,11 +120,11 @@ pub fn memory_of_a_rank() {
         let (shards, sharded) = Sharded::apply(model(recipe), &comm, ShardConfig::default()).unwrap();
         let summary = sharded.summary();
         let ranks = comm.world_size() as u64;
-        // Norm and biases stay whole.
+        // Norm and biases are replicated.
         let replicated = 2 * 40 + 144 + 40;
         assert_eq!(summary.replicated, 4);
         assert_eq!(summary.elements_per_rank * ranks, summary.elements + summary.padding + (ranks - 1) * replicated);
-        // What is there: of each parameter this rank's share, of each gradient no more.
+        // Each rank holds its share of each parameter and an equally large gradient.
         let loss = shards.loss(batch(0, &Default::default()));
         let grads = GradientsParams::from_grads(loss.backward(), &shards);
         let mut sizes = Sizes { grads, own: vec![] };

@@ -1,4 +1,4 @@
-//! Training on several ranks is training on one with as many micro-batches.
+//! Training on several ranks equals training on one with the same number of micro-batches.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -42,7 +42,8 @@ pub fn four_ranks_are_close() {
     }
 }
 
-/// The gradients of look-ups and of the output are added up over ranks before they are added to one another, so in another order.
+/// The embedding's and the output layer's gradients are each summed over ranks before they are
+/// added, so the order of summation differs.
 pub fn a_tied_output() {
     for reshard in [Reshard::AfterStep, Reshard::AfterForward] {
         let (tied, config) = (tied_model(Recipe::Tensorwise), ShardConfig { reshard, ..ShardConfig::default() });
@@ -56,7 +57,7 @@ pub fn a_tied_output() {
     }
 }
 
-/// Rounded once on each rank, they cost half the bytes and little of the loss.
+/// Gradients rounded once on each rank halve the bytes and hardly change the loss.
 pub fn gradients_in_bf16() {
     let comm = world();
     let ranks = comm.world_size();
@@ -80,7 +81,7 @@ pub fn gradients_in_bf16() {
     assert!(exchanged.sent > 0);
 }
 
-/// Gradients that were not exchanged are exchanged with the next, by one call a weight.
+/// Accumulated gradients are exchanged with the next ones, with one call per weight.
 pub fn gradients_that_wait() {
     struct Read(GradientsParams, Vec<Vec<f32>>);
     impl ModuleVisitor<B> for Read {
@@ -116,7 +117,7 @@ pub fn gradients_that_wait() {
     assert_eq!(gradients(0, true).0, first, "nothing waits any more");
 }
 
-/// What was saved whole is loaded as shards, and what is gathered is what was saved.
+/// Whole parameters load into shards, and gathering returns them.
 pub fn whole_parameters_load() {
     let mut trained = Training::new(model(Recipe::Tensorwise), None);
     trained.step(1);

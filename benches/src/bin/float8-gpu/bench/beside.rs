@@ -1,5 +1,5 @@
-//! What stands beside linears, forward and backward, by `burn_float8::nn` and by Burn's operations on autodiff, which fuse where the
-//! backend does.
+//! Operations around linears, forward and backward: `burn_float8::nn` against Burn's operations on
+//! autodiff, which fuse if the backend does.
 
 use burn::backend::Autodiff;
 use burn::tensor::activation::silu;
@@ -23,11 +23,11 @@ pub struct Row {
     shape: Vec<usize>,
     milliseconds: f64,
     burn_milliseconds: f64,
-    /// Burn's / this.
+    /// Time of Burn's operations / time of this.
     speedup: f64,
 }
 
-/// An operation: what it is made of, and by whom.
+/// Operation with the shape of its inputs.
 #[derive(Clone, Copy)]
 enum Work {
     /// gate and up `[M, F]`.
@@ -57,7 +57,7 @@ impl Work {
         }
     }
 
-    /// A closure that makes a step: forward, and the gradients of all inputs.
+    /// Returns a closure that runs a step: forward, and the gradients of all inputs.
     fn step<B: AutodiffBackend>(self, dtype: DType, by_nodes: bool) -> Box<dyn Fn()> {
         match self {
             Self::SwiGlu(shape) => {
@@ -147,7 +147,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-/// Median seconds of causal attention alone, forward and backward.
+/// Median seconds of causal attention, forward and backward.
 ///
 /// Queries are `[B, heads, T, d]`, keys and values `[B, kv_heads, T, d]`.
 pub fn attention_seconds<T: Target>(clock: Clock, [heads, kv_heads]: [usize; 2], [batch, len, dim]: [usize; 3]) -> f64 {

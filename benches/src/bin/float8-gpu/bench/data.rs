@@ -1,24 +1,24 @@
-//! Normal-distributed inputs, made from a table so that gigabytes take no time.
+//! Normally distributed inputs, filled from a table so that gigabytes take little time.
 
 use cubecl::prelude::*;
 use float8_kernels::{Format, Granularity, Operand, mx, reference, row_words};
 use test_data::normal;
 
-/// Values in the table: a prime, so that rows of usual lengths do not begin at the same places.
+/// Values in the table: a prime, so that rows of common lengths start at different positions.
 const TABLE: usize = 1_048_573;
 
-/// Bytes through which inputs rotate: twice the largest L2 cache there is.
+/// Bytes of rotating inputs: twice the largest L2 cache.
 const ROTATION: usize = 128 << 20;
 
-/// Sets of inputs at most.
+/// Maximum number of input sets.
 const MOST_SETS: usize = 16;
 
-/// How many sets of inputs of `bytes` rotate.
+/// Number of rotating input sets of `bytes` each.
 pub fn sets(bytes: usize) -> usize {
     ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS)
 }
 
-/// What shares one scale, and whether all scales are powers of two.
+/// Granularity of scales, and whether all scales are powers of two.
 #[derive(Clone, Copy)]
 pub struct Scales {
     pub granularity: Granularity,
@@ -26,13 +26,13 @@ pub struct Scales {
 }
 
 impl From<Granularity> for Scales {
-    /// Powers of two where they have to be.
+    /// Uses powers of two if the granularity requires them.
     fn from(granularity: Granularity) -> Self {
         Self { granularity, power_of_two: granularity == Granularity::Block1x32 }
     }
 }
 
-/// Roughly standard normal values, and the same as FP8 codes under one scale.
+/// Approximately standard normal values, and their FP8 codes under one scale.
 pub struct Table {
     pub values: Vec<f32>,
     codes: Vec<u8>,
@@ -48,7 +48,8 @@ impl Table {
         Self { values, codes, format }
     }
 
-    /// An operand of normal values; each of its scales lies near 0.01. `seed` decides where in the table rows begin.
+    /// Operand of normal values with scales near 0.01. `seed` selects the table position of each
+    /// row.
     pub fn operand<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
@@ -87,7 +88,7 @@ impl Table {
     }
 }
 
-/// Fills `out` with the table from `start` on, around its end.
+/// Fills `out` from the table, cyclically from `start`.
 pub fn fill<V: Copy>(table: &[V], out: &mut [V], start: usize) {
     let mut start = start % table.len();
     let mut rest = out;

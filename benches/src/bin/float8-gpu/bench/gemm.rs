@@ -1,4 +1,4 @@
-//! TFLOP/s of the scaled GEMM and of Burn's own matmul on the same shapes.
+//! TFLOP/s of the scaled GEMM and of Burn's matmul on the same shapes.
 //!
 //! ```text
 //! TFLOP/s = 2 · M · N · K / time
@@ -31,10 +31,10 @@ const LLAMA: [[usize; 2]; 8] = [
 /// Tokens.
 const TOKENS: [usize; 3] = [2048, 8192, 16_384];
 
-/// Shapes on which scales of rows, blocks and MX are measured too.
+/// Shapes that are also measured with scales of rows, blocks and MX.
 const SCALED: [[usize; 3]; 3] = [[4096, 4096, 4096], [8192, 4096, 4096], [8192, 14_336, 4096]];
 
-/// Cubes of 4096, 8192 and 2048, which targets name, first.
+/// Shapes, starting with the cubes of the performance targets: 4096, 8192 and 2048.
 pub fn shapes(size: Size) -> Vec<[usize; 3]> {
     let cubes = [4096, 8192, 2048, 1024, 16_384].map(|n| [n; 3]);
     let linears = TOKENS.into_iter().flat_map(|m| LLAMA.map(|[k, n]| [m, n, k]));
@@ -49,13 +49,13 @@ pub struct Row {
     pub n: usize,
     pub k: usize,
     pub scales: String,
-    /// The kernel that ran.
+    /// Kernel that ran.
     pub path: String,
-    /// TFLOP/s with f32 accumulation every 128 of the contraction.
+    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
     pub precise: f64,
     /// TFLOP/s with the tensor core's own accumulation.
     pub fast: f64,
-    /// TFLOP/s of Burn's matmul in high precision, where it was measured.
+    /// TFLOP/s of Burn's matmul in high precision, if measured.
     pub high: Option<f64>,
 }
 
@@ -81,7 +81,7 @@ pub fn scaled<T: Target>(bench: &mut Bench<'_>) {
     let scaled = [
         [Granularity::Row; 2].map(Scales::from),
         blocks.map(Scales::from),
-        // Those that Blackwell's tensor cores apply.
+        // Scales that Blackwell's tensor cores apply.
         blocks.map(|granularity| Scales { granularity, power_of_two: true }),
         [Granularity::Block1x32; 2].map(Scales::from),
     ];
@@ -103,7 +103,7 @@ fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize
             let client = T::client();
             let [precise, fast] = fp8::<T>(clock, &table, shape, of)?;
             let high = with_burn.then(|| high::<T>(clock, shape));
-            // Leaves the memory to the next shape.
+            // Frees the memory for the next shape.
             client.memory_cleanup();
             let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
             Ok(super::Row::Gemm(Row { m, n, k, scales, path, precise, fast, high }))

@@ -1,5 +1,6 @@
-//! GEMMs of one row and of four, as of generated tokens, which read every code of the weight once: as a share of a copy on the device that
-//! moves as many bytes, and beside the row more than that, which the tiles of the device's GEMM take.
+//! GEMMs of one and of four rows, as for generated tokens, which read every code of the weight
+//! once. Measured as a share of a device copy of the same number of bytes. One row more, which uses
+//! the tiles of the device's GEMM, is measured for comparison.
 //!
 //! ```text
 //! bytes = N · K codes of the weight, and their scales
@@ -18,10 +19,10 @@ use super::timing::Clock;
 use super::{Bench, Size};
 use crate::target::Target;
 
-/// N and K of the linears of Llama 3 8B that have the most and the fewest weights, and of its output.
+/// N and K of the largest and the smallest linears of Llama 3 8B, and of its output layer.
 const LINEARS: [[usize; 2]; 4] = [[14_336, 4096], [4096, 4096], [1024, 4096], [128_256, 4096]];
 
-/// Rows: the last is the first that takes tiles.
+/// Numbers of rows; the last is the first that uses tiles.
 const ROWS: [usize; 3] = [1, GEMV_ROWS, GEMV_ROWS + 1];
 
 /// One shape with scales of one granularity.
@@ -31,10 +32,10 @@ pub struct Row {
     n: usize,
     k: usize,
     scales: String,
-    /// The kernel that ran.
+    /// Kernel that ran.
     path: String,
     microseconds: f64,
-    /// Codes and scales of the weight.
+    /// Bytes of the weight's codes and scales.
     bytes: u64,
     gb_per_s: f64,
     copy_microseconds: f64,

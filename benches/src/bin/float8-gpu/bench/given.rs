@@ -1,6 +1,7 @@
-//! Backward from a given gradient, as `torch.autograd.grad(y, inputs, dy)` does.
+//! Backward from a given gradient, like `torch.autograd.grad(y, inputs, dy)`.
 //!
-//! Burn begins at ones. Here that is a tensor of one element, made by a node that passes dy on.
+//! Burn's backward starts from ones. Here that is a tensor of one element, made by a node that
+//! passes dy on.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -10,7 +11,7 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::FloatTensor;
 
-/// Passes its state on as the gradient of its input.
+/// Registers its state as the gradient of its input.
 #[derive(Debug)]
 struct Given;
 
@@ -25,7 +26,7 @@ impl<B: Backend> Backward<B, 1> for Given {
     }
 }
 
-/// The gradients of the inputs of `y`, whose own is `dy`. `root` has one element.
+/// Gradients of the inputs of `y`, given its gradient `dy`. `root` has one element.
 pub fn backward<B: Backend>(y: FloatTensor<Autodiff<B>>, dy: FloatTensor<B>, root: FloatTensor<B>) -> Gradients {
     let root: FloatTensor<Autodiff<B>> = match Given.prepare::<NoCheckpointing>([y.node]).compute_bound().stateful() {
         OpsKind::Tracked(prep) => prep.finish(dy, root),

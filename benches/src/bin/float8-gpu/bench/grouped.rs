@@ -22,7 +22,7 @@ use super::timing::{Clock, geometric_mean, or_dash};
 use super::{Bench, Size, torch};
 use crate::target::Target;
 
-/// Tokens of each of eight experts: 8192, each to two of them.
+/// Tokens of each of eight experts: 8192 tokens, each routed to two of them.
 const BALANCED: [usize; 8] = [2048; 8];
 const SKEWED: [usize; 8] = [6001, 4099, 2503, 1597, 1031, 677, 476, 0];
 
@@ -39,7 +39,7 @@ pub struct Shape {
     rest: [usize; 2],
 }
 
-/// Forward and weight gradient, the skewed ones too.
+/// Shapes of forward and weight gradient, balanced and skewed.
 pub fn shapes(size: Size) -> Vec<Shape> {
     let [rows, contraction] = [Grouping::Rows, Grouping::Contraction];
     let shape = |grouping, sizes, rest| Shape { grouping, sizes, rest };
@@ -68,7 +68,7 @@ impl Shape {
         if self.sizes.iter().all(|size| *size == self.sizes[0]) { "balanced" } else { "skewed" }
     }
 
-    /// M, N and K of a group, or of all.
+    /// M, N and K of a group, or of all groups.
     fn product(self, tokens: usize) -> [usize; 3] {
         let [x, y] = self.rest;
         match self.grouping {
@@ -77,12 +77,12 @@ impl Shape {
         }
     }
 
-    /// M, N and K, without what lies between groups.
+    /// M, N and K, without the padding between groups.
     fn all(self) -> [usize; 3] {
         self.product(self.sizes.iter().sum())
     }
 
-    /// Where groups end.
+    /// Ends of the groups.
     fn ends(self) -> Vec<u32> {
         let align = match self.grouping {
             Grouping::Rows => 1,
@@ -95,7 +95,7 @@ impl Shape {
         ends.collect()
     }
 
-    /// The shape as the torch script reads it.
+    /// The shape in the torch script's format.
     pub fn argument(self) -> String {
         let ([x, y], sizes) = (self.rest, self.sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("+"));
         format!("{}:{x}x{y}:{sizes}", self.grouping())
@@ -112,20 +112,20 @@ pub struct Row {
     pub k: usize,
     spread: String,
     pub scales: String,
-    /// The kernel that ran.
+    /// Kernel that ran.
     path: String,
-    /// TFLOP/s with f32 accumulation every 128 of the contraction.
+    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
     pub precise: f64,
     /// TFLOP/s with the tensor core's own accumulation.
     pub fast: f64,
     /// TFLOP/s of a dense FP8 GEMM for each group, precise.
     dense: f64,
-    /// TFLOP/s of Burn's matmul for each group in high precision, where it was measured.
+    /// TFLOP/s of Burn's matmul for each group in high precision, if measured.
     high: Option<f64>,
 }
 
 impl Row {
-    /// torch on the same groups.
+    /// Result of torch on the same groups.
     pub fn torch<'a>(&self, torch: &'a torch::Results) -> Option<&'a torch::Grouped> {
         torch.grouped(&self.grouping, &self.sizes, [self.m, self.n, self.k])
     }
@@ -166,7 +166,8 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-/// One GEMM for all groups. Along the contraction what lies between them is not zero here, which takes no more time.
+/// One GEMM for all groups. Along the contraction the padding between groups is not zero here,
+/// which does not change the time.
 fn grouped<T: Target>(
     clock: Clock,
     table: &Table,
@@ -192,7 +193,7 @@ fn grouped<T: Target>(
     }))
 }
 
-/// A dense GEMM for each group that has tokens, their operands and outputs apart.
+/// A dense GEMM for each group with tokens, with separate operands and outputs.
 fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Granularity) -> f64 {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let set = |i: usize| {
@@ -212,7 +213,7 @@ fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Gran
     rate(shape.all(), seconds)
 }
 
-/// A matmul for each group that has tokens.
+/// A matmul for each group with tokens.
 fn high<T: Target>(clock: Clock, shape: Shape) -> f64 {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let matrix =
@@ -230,7 +231,7 @@ fn high<T: Target>(clock: Clock, shape: Shape) -> f64 {
     rate(shape.all(), seconds)
 }
 
-/// Codes of all operands.
+/// Bytes of all operands' codes.
 fn bytes(shape: Shape) -> usize {
     let [m, n, k] = shape.all();
     match shape.grouping {

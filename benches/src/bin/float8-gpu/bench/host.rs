@@ -1,11 +1,11 @@
-//! What launches cost the host, beside what they cost the device: a step is no faster than the slower of the two.
+//! Host time of launches compared with device time: the slower of the two bounds a step.
 //!
 //! ```text
-//! issue    time until the calls return, none of them waited for / calls
+//! issue    time until the calls return, without waiting for their work / calls
 //! total    time until their work is done / calls
 //! ```
 //!
-//! Where both are equal the host is what is waited for. Tiny shapes have next to no work for the device.
+//! If both are equal, the host is the bottleneck. Tiny shapes have almost no work for the device.
 
 use std::time::Instant;
 
@@ -20,16 +20,16 @@ use super::timing::{Clock, median};
 use super::{Bench, headed};
 use crate::target::Target;
 
-/// Small tensors that live beside a linear, as the scales and maxima of a model do.
+/// Live small tensors during a linear, like the scales and amaxes of a model.
 const LIVE: usize = 2000;
 
-/// Calls between two waits: few enough for a stream to take them all without a wait.
+/// Calls between two waits: few enough that a stream accepts them all without blocking.
 const CALLS: usize = 50;
 
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     what: String,
-    /// M, N and K, or M, K and N of a linear.
+    /// M, N and K of a GEMM, or M, K and N of a linear.
     shape: [usize; 3],
     issue_microseconds: f64,
     total_microseconds: f64,
@@ -61,7 +61,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             bench.case(&format!("host linear {m}x{k}x{n} tensorwise, {live} alive"), |clock| {
                 with_default::<T>(&Float8LinearConfig::new(Recipe::Tensorwise).into());
                 let client = T::client();
-                // As large as one scale, as scales of 128 rows, and as scales of 1024.
+                // Sizes of one scale, of scales of 128 rows, and of scales of 1024.
                 let alive: Vec<_> =
                     (0..live).map(|i| client.create_from_slice(&vec![0; [4, 512, 4096][i % 3]])).collect();
                 let inputs = inputs::<T>([m, k, n]).swap_remove(0);
@@ -82,7 +82,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-/// Medians.
+/// Row with median times.
 fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl FnMut()) -> super::Row {
     let mut round = || {
         T::sync();
@@ -94,7 +94,7 @@ fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl Fn
         T::sync();
         [issue, start.elapsed()].map(|time| time.as_secs_f64() / CALLS as f64 * 1e6)
     };
-    // Compiles, and fills the memory pools.
+    // Compiles the kernels and fills the memory pools.
     round();
     let rounds: Vec<_> = (0..clock.rounds()).map(|_| round()).collect();
     let [issue_microseconds, total_microseconds] =

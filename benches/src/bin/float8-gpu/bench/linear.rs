@@ -1,6 +1,6 @@
 //! Forward and backward of one linear, the casts of x, w and dy included.
 //!
-//! Backward begins at a given dy, as torch's does.
+//! Backward starts from a given dy, like torch's.
 
 use burn::backend::Autodiff;
 use burn::backend::autodiff::grads::Gradients;
@@ -30,16 +30,16 @@ pub struct Row {
     pub m: usize,
     pub k: usize,
     pub n: usize,
-    /// A recipe, with what is changed of it; or the compute dtype.
+    /// Recipe with its changes, or the compute dtype.
     pub precision: String,
     pub milliseconds: f64,
-    /// Burn in high precision / this, if that was measured.
+    /// Time of Burn in high precision / time of this, if measured.
     pub speedup: Option<f64>,
-    /// How FP8 GEMMs are computed.
+    /// Path of the FP8 GEMMs.
     pub path: Option<String>,
 }
 
-/// Recipes without a history, which would need a layer to belong to.
+/// Recipes without a history, which would need a layer.
 fn configs(size: Size) -> Vec<(String, Float8LinearConfig)> {
     let tensorwise = Float8LinearConfig::new(Recipe::Tensorwise);
     let fast = Gemm::ALL.into_iter().fold(tensorwise, |config, gemm| config.with_use_fast_accum(gemm, true));
@@ -87,13 +87,13 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     }
 }
 
-/// Sets what linears of no model run.
+/// Sets the device's default configuration, for linears outside of a model.
 pub fn with_default<T: Target>(config: &Float8Config) {
     set_default_config::<Float8<Autodiff<T::Backend>>>(&Default::default(), Some(config))
         .expect("a recipe without a history");
 }
 
-/// Compares with high precision, where both are known.
+/// Computes speedups over high precision, if measured.
 pub fn compare(rows: &mut [Row]) {
     let key = |row: &Row| [row.m, row.k, row.n];
     let plain: Vec<_> = rows.iter().filter(|row| row.path.is_none()).map(|row| (key(row), row.milliseconds)).collect();
@@ -103,7 +103,7 @@ pub fn compare(rows: &mut [Row]) {
     }
 }
 
-/// Sets of x `[M, K]`, w `[K, N]`, dy `[M, N]` and the one element that backward begins at.
+/// Sets of x `[M, K]`, w `[K, N]`, dy `[M, N]` and the one-element root of backward.
 pub fn inputs<T: Target>([m, k, n]: [usize; 3]) -> Vec<[FloatTensor<T::Backend>; 4]> {
     let (device, dtype) = (Default::default(), T::compute_dtype());
     let tensor = |shape: [usize; 2], deviation| {
@@ -120,7 +120,8 @@ pub fn plain_step<T: Target>([x, w, dy, root]: [FloatTensor<T::Backend>; 4]) {
     step::<Autodiff<T::Backend>>([x, w].map(new), |y| given::backward(y, dy, root));
 }
 
-/// Forward and backward as the device's default says. The tensors are new to the decorator: nothing is cast yet.
+/// Forward and backward with the device's default configuration. The tensors are new to the
+/// decorator, so nothing is cast yet.
 pub fn float8_step<T: Target>([x, w, dy, root]: [FloatTensor<T::Backend>; 4]) {
     let new = |input| Tensor::from_primitive(TensorPrimitive::Float(Float8Tensor::new(input)));
     step::<Float8<Autodiff<T::Backend>>>([x, w].map(new), |y| given::backward(y.into_full(), dy, root));

@@ -1,6 +1,7 @@
-//! A Llama layer, and whole train steps, in high precision and in every recipe.
+//! A Llama layer and whole train steps, in high precision and in every recipe.
 //!
-//! High precision is the same model with FP8 off: hidden states in the compute dtype, parameters in f32.
+//! High precision is the same model with FP8 off: hidden states in the compute dtype, parameters in
+//! f32.
 
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
@@ -26,17 +27,17 @@ pub struct Row {
     precision: String,
     milliseconds: f64,
     tokens_per_second: f64,
-    /// High precision / this, if that was measured.
+    /// Time of high precision / time of this, if measured.
     speedup: Option<f64>,
     /// Whether linears run in FP8.
     is_fp8: bool,
-    /// GEMM calls of linears by path, since the model was made.
+    /// GEMM calls of linears by path, since the model was created.
     gemms: String,
-    /// Time of the layers' attention, measured apart, as a share of a step.
+    /// Time of the layers' attention, measured separately, as a share of a step.
     attention_share: Option<f64>,
 }
 
-/// What is run: a preset with so many layers, if they are cut, and so many tokens in its vocabulary; and the batch.
+/// Model and batch of a case: a preset, optionally with fewer layers or a smaller vocabulary.
 #[derive(Clone, Copy)]
 struct Case {
     preset: &'static str,
@@ -58,7 +59,7 @@ impl Case {
     }
 }
 
-/// None for high precision.
+/// Precisions; None is high precision.
 fn precisions(size: Size) -> Vec<Option<Recipe>> {
     if size == Size::First {
         return vec![Some(Recipe::Tensorwise), None];
@@ -70,7 +71,7 @@ fn precisions(size: Size) -> Vec<Option<Recipe>> {
 pub fn layers<T: Target>(bench: &mut Bench<'_>) {
     let case = |preset, layers, vocab, batch| Case { preset, layers, vocab, batch };
     let tiny = case("debug", Some(1), None, [2, 16]);
-    // Little vocabulary: the output layer is not what is measured.
+    // A small vocabulary keeps the output layer out of the measurement.
     let full = [case("8b", Some(1), Some(256), [4, 2048]), case("70b", Some(1), Some(256), [2, 2048])];
     cases::<T>(bench, "layer", &[tiny], &full, super::Row::Layer);
 }
@@ -113,7 +114,7 @@ fn cases<T: Target>(bench: &mut Bench<'_>, what: &str, tiny: &[Case], full: &[Ca
     }
 }
 
-/// Compares with high precision, where both are known.
+/// Computes speedups over high precision, if measured.
 pub fn compare(rows: &mut [Row]) {
     let plain = rows.iter().filter(|row| !row.is_fp8).map(|row| (row.model.clone(), row.milliseconds));
     let plain: Vec<_> = plain.collect();
@@ -123,7 +124,8 @@ pub fn compare(rows: &mut [Row]) {
     }
 }
 
-/// Median seconds of forward and backward, with the optimizer's update if asked for; and what its linears did.
+/// Median seconds of forward and backward, with the optimizer step if `update` is set; and the GEMM
+/// calls of its linears.
 fn measure<T: Target>(
     clock: Clock,
     case: &Case,

@@ -1,8 +1,9 @@
-//! `bench`: each part against the same work in high precision, and torch's numbers beside them; JSON, and tables last.
+//! `bench`: each part against the same work in high precision and against torch; writes JSON, and
+//! prints tables last.
 //!
-//! Device work is timed in batches of many launches between two waits, after a warm-up, and the median of the batches
-//! counts. Inputs are normal-distributed and rotate through more memory than an L2 cache holds. Each row is a case of a worker
-//! process, and is written as soon as it is known.
+//! Device work is timed in batches of many launches between two waits, after a warm-up; the median
+//! batch is reported. Inputs are normally distributed and rotate through more memory than an L2
+//! cache holds. Each row is a case of a worker process, and is written immediately.
 
 mod beside;
 mod data;
@@ -31,46 +32,46 @@ use crate::{Error, LimitArgs, Outcome, worker};
 use summary::Summary;
 use timing::Clock;
 
-/// What to measure.
+/// Options of `bench`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Parts to run, separated by commas; all if absent.
+    /// Parts to run, separated by commas. Default: all.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
     /// Shapes to run.
     #[arg(long, value_enum, default_value_t = Size::Full)]
     size: Size,
-    /// Timed batches of each case; the median counts.
+    /// Timed batches of each case; the median is reported.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
-    /// A Python with torch, such as python3: measures torch on the same shapes first.
+    /// Python with torch, such as python3: also measures torch on the same shapes, first.
     #[arg(long)]
     torch: Option<String>,
-    /// Leaves out Burn's matmul, which needs CUDA headers that our kernels do not.
+    /// Skips Burn's matmul, which needs CUDA headers that our kernels do not.
     #[arg(long)]
     without_burn: bool,
-    /// Writes the results as JSON, after each row.
+    /// Writes the results as JSON to this file, after each row.
     #[arg(long)]
     json: Option<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// How much to measure.
+/// Amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Size {
-    /// Small shapes and short batches: to try the program, not to measure.
+    /// Small shapes and short batches. Tests the program; do not use the numbers.
     Tiny,
-    /// The first of these alone, in the fewest recipes that say something: a number after seconds.
+    /// Only the first shape, in the fewest useful recipes: a number after seconds.
     First,
-    /// The shapes and recipes that targets name: some minutes.
+    /// The shapes and recipes of the performance targets: some minutes.
     Headline,
-    /// All.
+    /// All shapes and recipes.
     Full,
 }
 
 impl Size {
-    /// The list for this size; `full` begins with what targets name.
+    /// List for this size. `full` starts with the entries of the performance targets.
     fn of<T: Copy>(self, tiny: &[T], headline: usize, full: &[T]) -> Vec<T> {
         match self {
             Self::Tiny => tiny.to_vec(),
@@ -81,16 +82,16 @@ impl Size {
     }
 }
 
-// In the order in which they run: those that targets name come first, as time may not suffice for all.
+// In order of execution: parts of the performance targets run first, as time may run out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The scaled GEMM with one scale for each matrix, and Burn's matmul.
     Gemm,
     /// The scaled GEMM with scales of rows, of blocks, and of MX.
     Scaled,
-    /// GEMMs of a few rows, as of generated tokens.
+    /// GEMMs of a few rows, as for generated tokens.
     Gemv,
-    /// What a GEMM and a linear cost the host.
+    /// Host time of a GEMM and of a linear.
     Host,
     /// Forward and backward of one linear, casts included.
     Linear,
@@ -104,7 +105,7 @@ enum Part {
     Grouped,
     /// Forward and backward of one Llama layer.
     Layer,
-    /// The GEMM with other tiles, clusters and stages than those that it takes.
+    /// The GEMM with other tiles, clusters and stages than its default plan.
     Sweep,
 }
 
@@ -127,11 +128,11 @@ enum Row {
     Grouped(grouped::Row),
     Layer(llama::Row),
     Sweep(sweep::Row),
-    /// This device has nothing for a part, and why.
+    /// Reason why this device does not support a part.
     Absent(String),
 }
 
-/// What was measured; parts that did not run are absent.
+/// Results; parts that did not run are absent.
 #[derive(Default, Serialize)]
 struct Results {
     /// Whether Burn tuned its kernels for the shapes.
@@ -161,10 +162,10 @@ struct Results {
     /// Geometric means of ratios to torch's best mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     summary: Option<Summary>,
-    /// Parts that this device has nothing for, and why.
+    /// Reasons for parts that this device does not support.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     absent: Vec<String>,
-    /// Cases without a result, and why.
+    /// Cases without a result, and reasons.
     skipped: Vec<String>,
 }
 
@@ -189,12 +190,12 @@ impl Results {
     }
 }
 
-/// Hands cases to a worker.
+/// Passes cases to a worker.
 struct Bench<'a> {
     worker: &'a mut Worker,
     clock: Clock,
     size: Size,
-    /// Whether Burn's matmul is measured beside ours.
+    /// Whether Burn's matmul is measured too.
     with_burn: bool,
 }
 
@@ -205,7 +206,7 @@ impl Bench<'_> {
     }
 }
 
-/// Runs cases for [`run`], which is another process.
+/// Runs cases for [`run`] in a worker process.
 pub fn serve<T: Target>(args: &Args) {
     let clock = Clock::new(args.repeat, args.size == Size::Tiny);
     Worker::serve(&[], |worker| {
@@ -237,7 +238,7 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
     let mut results = Results { autotune: cfg!(feature = "autotune"), ..Results::default() };
     let mut failed = false;
     if let Some(python) = &args.torch {
-        // Torch may have half of the time.
+        // Torch may use half of the time.
         let limit = Duration::from_secs(args.limits.limit_seconds / 2);
         let parts = Part::value_variants().iter().filter(|part| args.runs(**part));
         let parts: Vec<_> = parts.map(|part| format!("{part:?}").to_lowercase()).collect();
@@ -288,14 +289,14 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
     Ok(Outcome::of(failed, results.skipped.is_empty()))
 }
 
-/// Writes what is known so far, if a file is asked for.
+/// Writes the results so far, if a file is given.
 fn save(results: &Results, path: Option<&Path>) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     let json = serde_json::to_string_pretty(results).map_err(|source| Error::Json { what: "results", source })?;
     std::fs::write(path, json).map_err(|source| Error::Io { what: path.display().to_string(), source })
 }
 
-/// Prints the head of a table in which Burn's kernels are measured too.
+/// Prints the title of a table that includes Burn's kernels.
 fn headed(title: &str) {
     println!("\n{title}; Burn's kernels are {}", if cfg!(feature = "autotune") { "tuned" } else { "untuned" });
 }

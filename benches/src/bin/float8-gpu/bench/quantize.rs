@@ -1,4 +1,4 @@
-//! Bandwidth of amax and of the casts, as a share of a copy on the device that moves as many bytes.
+//! Bandwidth of amax and of the casts, as a share of a device copy of the same number of bytes.
 //!
 //! ```text
 //! bytes = 2 · R · C  (x in bf16, read once)  +  codes and scales of each copy written
@@ -22,19 +22,19 @@ use crate::target::Target;
 
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 const UNITS: u32 = 256;
-/// Words of a unit's load and store.
+/// Words that a unit loads and stores at once.
 const VECTOR: usize = 4;
 
-/// One kernel, or several that make a cast.
+/// One kernel, or several that form a cast.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     rows: usize,
     cols: usize,
-    /// `amax`, or the granularity of a cast.
+    /// `amax`, `cast`, or the granularity of a cast.
     what: String,
-    /// What is written: x by rows, or both orientations.
+    /// Outputs: x by rows, or both orientations.
     orientation: String,
-    /// Read and written.
+    /// Bytes read and written.
     bytes: u64,
     microseconds: f64,
     copy_microseconds: f64,
@@ -57,7 +57,7 @@ pub(super) fn written(granularity: Granularity, rows: usize, k: usize) -> usize 
 /// Median seconds of a copy that moves `bytes`, half of them read.
 pub(super) fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
     let client = T::client();
-    // Folded, as no dimension of a grid is as large as a large copy asks for.
+    // Folded, as the cubes of a large copy exceed one dimension of a grid.
     let cubes = (bytes / 2).div_ceil(UNITS as usize * VECTOR * 4).max(1);
     let grid = [cubes.min(32_768), cubes.div_ceil(32_768)];
     let words = grid[0] * grid[1] * UNITS as usize * VECTOR;
@@ -66,7 +66,7 @@ pub(super) fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
         .collect();
     clock.seconds::<T>(|turn| {
         let (source, target) = &buffers[turn % buffers.len()];
-        // SAFETY: every unit copies one vector of the `words` that both hold.
+        // SAFETY: every unit copies one vector of the `words` that both buffers hold.
         unsafe {
             copy::launch_unchecked::<T::Runtime>(
                 &client,
@@ -80,13 +80,14 @@ pub(super) fn copy_seconds<T: Target>(clock: Clock, bytes: usize) -> f64 {
     })
 }
 
-/// What is timed.
+/// Measured operation.
 #[derive(Clone, Copy)]
 enum Work {
     Amax,
-    /// With one scale that is known before.
+    /// Cast with one scale that is known beforehand.
     Cast,
-    /// Maxima, scales and codes; `x` counts once, although one scale, and rowwise scales of the transpose, take two reads.
+    /// Amaxes, scales and codes. `x` counts once, although one scale, and rowwise scales of the
+    /// transpose, need two reads.
     Quantize(Granularity),
 }
 
@@ -99,7 +100,7 @@ impl Work {
         }
     }
 
-    /// The granularity of what is written.
+    /// Granularity of the output.
     fn granularity(self) -> Option<Granularity> {
         match self {
             Self::Amax => None,

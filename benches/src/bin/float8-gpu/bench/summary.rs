@@ -1,19 +1,20 @@
-//! Our rates against torch's, as means over the shapes that targets name.
+//! Our rates against torch's, as means over the shapes of the performance targets.
 
 use serde::Serialize;
 
 use super::timing::{geometric_mean, or_dash};
 use super::{gemm, grouped, linear, torch};
 
-/// Tokens, K and N from which on a shape counts for the mean.
+/// Smallest M, N and K of a shape in the mean.
 const LARGE: usize = 2048;
 
-/// Geometric means of our times against torch's.
+/// Geometric means of our rates relative to torch's.
 #[derive(Serialize)]
 pub struct Summary {
-    /// Our precise tensorwise GEMM / torch's best FP8 mode, shapes with all dimensions of at least 2048.
+    /// Our precise tensorwise GEMM / torch's best FP8 mode, for shapes with all dimensions of at
+    /// least 2048.
     gemm_to_best: Option<f64>,
-    /// Shapes in that mean.
+    /// Number of shapes in that mean.
     gemm_shapes: usize,
     /// Our tensorwise GEMM with fast accumulation / torch's best FP8 mode, for the same shapes.
     fast_to_best: Option<f64>,
@@ -23,7 +24,7 @@ pub struct Summary {
     grouped_to_best: Option<f64>,
     /// Our precise rowwise grouped GEMM / torch's bf16 grouped GEMM.
     grouped_to_bf16: Option<f64>,
-    /// torch's bf16 linear / our tensorwise one.
+    /// Time of torch's bf16 linear / time of our tensorwise one.
     linear_to_bf16: Option<f64>,
 }
 

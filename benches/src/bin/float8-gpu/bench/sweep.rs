@@ -1,4 +1,5 @@
-//! TFLOP/s of the tiles, clusters and stages that the estimate of `plan.rs` chooses among, beside its choice.
+//! TFLOP/s of the tiles, clusters and stages that `plan.rs` chooses among, compared with its
+//! choice.
 
 use std::cell::LazyCell;
 
@@ -19,9 +20,9 @@ const STAGES: [usize; 3] = [3, 4, 6];
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     pub shape: [usize; 3],
-    /// Tile, cluster and most stages; or the estimate's choice of them.
+    /// Tile, cluster and maximum stages, or the choice of `plan.rs`.
     pub plan: String,
-    /// TFLOP/s with f32 accumulation every 128 of the contraction.
+    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
     pub precise: f64,
     /// TFLOP/s with the tensor core's own accumulation.
     pub fast: f64,

@@ -1,5 +1,5 @@
-//! Batches of calls between two waits, behind work that keeps the device busy until the host has issued them: what is timed is then the
-//! device, not the host's launches.
+//! Timing of batches of calls between two waits. Blocking work keeps the device busy until the host
+//! has issued the calls, so that the time is the device's, not the host's.
 //!
 //! ```text
 //! seconds of a call = (time of blocker and calls - time of the blocker alone) / calls
@@ -13,10 +13,10 @@ use float8_kernels::{Format, GemmConfig, Granularity, Operand, scaled_gemm};
 
 use crate::target::Target;
 
-/// Seconds that a batch should take: long against the wait at its end.
+/// Target seconds of a batch: long compared with the wait at its end.
 const BATCH: f64 = 0.03;
 
-/// Calls in a batch at most.
+/// Maximum number of calls in a batch.
 const MOST: usize = 500;
 
 /// Times calls.
@@ -24,14 +24,15 @@ const MOST: usize = 500;
 pub struct Clock {
     repeat: u32,
     batch: f64,
-    /// Calls of the first batches: the first compiles, the next fill the memory pools, and the last tells how many calls a batch takes.
+    /// Calls of the warm-up batches: the first compiles, the second fills the memory pools, and the
+    /// last determines the number of calls per batch.
     warm_up: [usize; 3],
-    /// Rows, columns and contraction of the GEMMs that keep the device busy.
+    /// Rows, columns and contraction length of the GEMMs that keep the device busy.
     blocker: usize,
 }
 
 impl Clock {
-    /// Medians of `repeat` batches, short ones if nothing is to be measured.
+    /// Clock with medians of `repeat` batches; short ones if `quick`.
     pub fn new(repeat: u32, quick: bool) -> Self {
         if quick {
             // A software device takes a second for the large ones.
@@ -41,16 +42,16 @@ impl Clock {
         }
     }
 
-    /// How often what has medians of its own is timed: an odd number.
+    /// Number of repetitions for measurements that compute their own medians; odd.
     pub const fn rounds(&self) -> u32 {
         2 * self.repeat + 1
     }
 
-    /// Median seconds of a call. `call` gets the number of the call, to rotate inputs by.
+    /// Median seconds of a call. `call` receives its number, to rotate inputs.
     pub fn seconds<T: Target>(&self, mut call: impl FnMut(usize)) -> f64 {
         let blocker = Blocker::<T>::new(self.batch, self.blocker);
         let mut turn = 0;
-        // Of the host alone, and of all.
+        // Seconds per call of the host, and of host and device.
         let mut batch = |calls: usize| {
             T::sync();
             let start = Instant::now();
@@ -65,7 +66,7 @@ impl Clock {
             [issued, start.elapsed().as_secs_f64() - blocker.seconds].map(|seconds| (seconds / calls as f64).max(1e-9))
         };
         let [_, _, [issued, seconds]] = self.warm_up.map(&mut batch);
-        // As many as the host issues while the device is busy with the blocker.
+        // Number of calls that the host issues while the blocker keeps the device busy.
         let most = ((blocker.seconds / issued) as usize).clamp(1, MOST);
         let calls = ((self.batch / seconds) as usize).clamp(1, most);
         batch(calls);
@@ -73,7 +74,7 @@ impl Clock {
     }
 }
 
-/// Emulated GEMMs, as many as take the device as long as a batch.
+/// Emulated GEMMs that keep the device busy for about a batch.
 struct Blocker<T: Target> {
     client: ComputeClient<T::Runtime>,
     operand: Operand,
@@ -103,7 +104,7 @@ impl<T: Target> Blocker<T> {
         };
         time(&blocker);
         blocker.count = ((batch / time(&blocker).max(1e-6)) as usize).clamp(1, MOST);
-        // The time of many is not that of one, many times over.
+        // The time of many GEMMs is not a multiple of one GEMM's time.
         time(&blocker);
         blocker.seconds = median((0..5).map(|_| time(&blocker)).collect());
         blocker
@@ -118,19 +119,19 @@ impl<T: Target> Blocker<T> {
     }
 }
 
-/// The middle of some times.
+/// Median.
 pub fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
 }
 
-/// Geometric mean; none of nothing.
+/// Geometric mean; None if empty.
 pub fn geometric_mean(ratios: &[f64]) -> Option<f64> {
     let sum: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
     (!ratios.is_empty()).then(|| (sum / ratios.len() as f64).exp())
 }
 
-/// A number of a table, or a dash.
+/// Number for a table, or a dash.
 pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "-".into(), |value| format!("{value:.decimals$}"))
 }

@@ -1,4 +1,4 @@
-//! torch on the same shapes, by a Python script that is part of the program.
+//! torch on the same shapes, measured by an embedded Python script.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use crate::Error;
 
 const SCRIPT: &str = include_str!("../../../../torch_baseline.py");
 
-/// What the script has printed.
+/// Results of the script.
 #[derive(Default, Serialize)]
 pub struct Results {
     #[serde(flatten)]
@@ -23,14 +23,14 @@ pub struct Results {
     pub copy_gb_per_s: Option<f64>,
 }
 
-/// What ran.
+/// Version of torch, and device.
 #[derive(Serialize, Deserialize)]
 pub struct Versions {
     pub version: String,
     pub device: String,
 }
 
-/// A line of the script's output.
+/// Line of the script's output.
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Line {
@@ -41,7 +41,7 @@ enum Line {
     Linear(Linear),
 }
 
-/// TFLOP/s of one shape; none where torch refuses it.
+/// TFLOP/s of one shape; None for modes that torch rejects.
 #[derive(Serialize, Deserialize)]
 pub struct Gemm {
     m: usize,
@@ -54,7 +54,7 @@ pub struct Gemm {
     pub bf16: Option<f64>,
 }
 
-/// TFLOP/s of one grouped GEMM; none where torch refuses it.
+/// TFLOP/s of one grouped GEMM; None for modes that torch rejects.
 #[derive(Serialize, Deserialize)]
 pub struct Grouped {
     grouping: String,
@@ -82,10 +82,11 @@ impl Results {
         self.versions.is_none()
     }
 
-    /// Runs the script with `arguments`, which name parts and shapes, and takes what it measures within `limit`.
+    /// Runs the script with `arguments`, which select parts and shapes, for at most `limit`.
     ///
     /// # Errors
-    /// It does not start, fails, or prints what is no result; it is killed at its limit. What it has measured until then is kept.
+    /// The script does not start, fails, prints invalid results, or is killed at its limit. Earlier
+    /// results are kept.
     pub fn run(&mut self, python: &str, arguments: &[[String; 2]], limit: Duration) -> Result<(), Error> {
         println!("torch baseline ...");
         let io = |source| Error::Io { what: python.into(), source };
@@ -108,7 +109,7 @@ impl Results {
             }
         }
         if Instant::now() >= end {
-            // It may end just now.
+            // It may have just exited.
             let _ = child.kill();
             return Err(Error::Torch(format!("killed after {} s", limit.as_secs())));
         }
@@ -126,25 +127,25 @@ impl Results {
         }
     }
 
-    /// torch on M, N and K.
+    /// Result of torch for M, N and K.
     pub fn gemm(&self, shape: [usize; 3]) -> Option<&Gemm> {
         self.gemm.iter().find(|torch| [torch.m, torch.n, torch.k] == shape)
     }
 
-    /// TFLOP/s of torch's best FP8 mode on them.
+    /// TFLOP/s of torch's best FP8 mode for M, N and K.
     pub fn best(&self, shape: [usize; 3]) -> Option<f64> {
         let Gemm { precise, fast, rowwise, rowwise_fast, .. } = self.gemm(shape)?;
         [precise, fast, rowwise, rowwise_fast].into_iter().flatten().copied().reduce(f64::max)
     }
 
-    /// torch on groups of these sizes.
+    /// Result of torch for groups of these sizes.
     pub fn grouped(&self, grouping: &str, sizes: &[usize], shape: [usize; 3]) -> Option<&Grouped> {
         self.grouped
             .iter()
             .find(|torch| torch.grouping == grouping && torch.sizes == sizes && [torch.m, torch.n, torch.k] == shape)
     }
 
-    /// Milliseconds of torch's bf16 linear on M, K and N.
+    /// Milliseconds of torch's bf16 linear for M, K and N.
     pub fn linear_ms(&self, shape: [usize; 3]) -> Option<f64> {
         let found = self.linear.iter().find(|torch| [torch.m, torch.k, torch.n] == shape);
         found.map(|torch| torch.bf16_ms)

@@ -1,4 +1,4 @@
-//! Joined shards are the cast of the whole, to the last word of padding.
+//! Joined shards equal the cast of the whole matrix, padding words included.
 use std::io::Write;
 
 use burn_backend::TensorData;
@@ -13,19 +13,19 @@ use super::*;
 
 type B = burn_cubecl::CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-/// Whether wgpu can run here.
+/// Whether a wgpu adapter is available.
 fn has_adapter() -> bool {
-    // Type 4 is every adapter. Asking for a client without one panics.
+    // Type 4 means every adapter. Requesting a client without an adapter panics.
     let found = !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty();
     if !found {
         assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
-        // Not `println!`, which the harness holds back while a test passes.
+        // Not `println!`, which the harness captures while a test passes.
         writeln!(std::io::stdout(), "skipped: no wgpu adapter").expect("standard output is open");
     }
     found
 }
 
-/// `[K, N]`, of all magnitudes; with a NaN if asked for.
+/// `[K, N]` with a wide range of magnitudes, optionally with a NaN.
 fn values([k, n]: [usize; 2], nan: bool) -> Vec<f32> {
     let value = |i: usize| {
         let x = (i.wrapping_mul(2_654_435_761) >> 7 & 0xffff) as f32 / 32768.0 - 1.0;
@@ -57,12 +57,12 @@ fn quantize(x: FloatTensor<B>, cast: Cast, axis: ShardedAxis, amax: Option<f32>)
     rows.or(cols).unwrap()
 }
 
-/// The largest magnitude; NaN wins.
+/// Largest magnitude; NaN wins.
 fn amax<'a>(values: impl Iterator<Item = &'a f32>) -> f32 {
     f32::from_bits(values.map(|x| x.abs().to_bits()).max().unwrap())
 }
 
-/// The operand of each rank's rows.
+/// Operands of each rank's rows.
 fn shards(
     whole: &[f32],
     n: usize,
@@ -94,7 +94,7 @@ fn words(t: &CubeTensor<WgpuRuntime>) -> Vec<u32> {
     bytes.as_chunks().0.iter().take(t.shape().num_elements()).map(|word| u32::from_le_bytes(*word)).collect()
 }
 
-/// The words of each rank one after another, as a gather gives them.
+/// Concatenates the words of each rank, as a gather does.
 fn gather(ranks: &[Vec<CubeTensor<WgpuRuntime>>], part: usize) -> CubeTensor<WgpuRuntime> {
     let first = &ranks[0][part];
     let dims = first.shape();
@@ -140,7 +140,7 @@ fn joined_shards_are_the_cast_of_the_whole() {
     if !has_adapter() {
         return;
     }
-    // One rank with nothing but padding; whole chunks; odd lengths; a single row.
+    // One rank with only padding; whole chunks; odd lengths; a single row.
     let cases = [([40, 24], 2), ([130, 33], 3), ([256, 144], 2), ([385, 130], 3), ([300, 17], 5), ([1, 129], 2)];
     for (dims, ranks) in cases {
         for granularity in Granularity::ALL {

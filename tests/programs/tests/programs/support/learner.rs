@@ -1,4 +1,4 @@
-//! A regression for burn-train's learner, and a renderer that shows nothing.
+//! A regression for burn-train's learner, and a renderer without output.
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +31,7 @@ pub struct Batch<B: Backend> {
     target: Tensor<B, 2>,
 }
 
-/// Makes rows of their numbers; later rows are larger, so that amaxes differ from batch to batch.
+/// Generates rows from their numbers, with magnitudes that differ between batches.
 #[derive(Clone)]
 struct Rows;
 
@@ -49,12 +49,12 @@ impl<B: Backend> Batcher<B, u64, Batch<B>> for Rows {
     }
 }
 
-/// A dataset of this many rows, in batches, in their order.
+/// Loader of a range of rows, in batches and in order.
 pub fn loader<B: Backend>(rows: std::ops::Range<u64>, batch_size: usize) -> Arc<dyn DataLoader<B, Batch<B>>> {
     DataLoaderBuilder::new(Rows).batch_size(batch_size).build(InMemDataset::new(rows.collect()))
 }
 
-/// Makes a struct with a field `net: Mlp<B>` trainable.
+/// Implements training for a struct with a field `net: Mlp<B>`.
 macro_rules! learnable {
     ($model:ident) => {
         impl<A: AutodiffBackend> TrainStep for $model<A> {
@@ -84,21 +84,21 @@ fn regress<A: Backend>(net: &Mlp<A>, Batch { x, target }: Batch<A>) -> Regressio
     RegressionOutput::new(loss, y, target)
 }
 
-/// The model with its state in front of it.
+/// Model with its state before it.
 #[derive(Module, Debug)]
 pub struct Trainable<B: Backend> {
     pub float8: Float8StateModule<B>,
     pub net: Mlp<B>,
 }
 
-/// The model with its state behind it.
+/// Model with its state after it.
 #[derive(Module, Debug)]
 pub struct StateLast<B: Backend> {
     pub net: Mlp<B>,
     pub float8: Float8StateModule<B>,
 }
 
-/// The model without its state.
+/// Model without its state.
 #[derive(Module, Debug)]
 pub struct Stateless<B: Backend> {
     pub net: Mlp<B>,
@@ -108,22 +108,22 @@ learnable!(Trainable);
 learnable!(StateLast);
 learnable!(Stateless);
 
-/// A converted model.
+/// Converted model.
 pub fn net(config: &Float8Config, seed: u64) -> Mlp<B> {
     config.apply(with_parameters(Mlp::new(), seed)).unwrap().0
 }
 
-/// A converted model with its state.
+/// Converted model with its state.
 pub fn trainable(config: &Float8Config, seed: u64) -> Trainable<B> {
     let net = net(config, seed);
     Trainable { float8: Float8StateModule::new(&net).unwrap(), net }
 }
 
-/// Keeps each loss with its epoch.
+/// Records each loss with its epoch.
 #[derive(Clone, Default)]
 pub struct Losses(pub Arc<Mutex<Vec<(usize, u32)>>>);
 
-/// The bits of a loss.
+/// Bits of a loss.
 pub struct LossBits(u32);
 
 impl<A: Backend> Adaptor<LossBits> for RegressionOutput<A> {
@@ -148,7 +148,7 @@ impl Metric for Losses {
     fn clear(&mut self) {}
 }
 
-/// Shows nothing.
+/// Renderer without output.
 pub struct Silent;
 
 impl MetricsRendererTraining for Silent {
@@ -168,13 +168,13 @@ impl MetricsRenderer for Silent {
     fn register_metric(&mut self, _: MetricDefinition) {}
 }
 
-/// What burn-train calls the parts of a run.
+/// Components of a run in burn-train.
 pub type Components<M> = LearningComponentsMarker<B, f64, M, OptimizerAdaptor<AdamW, M, B>>;
 
 /// Losses of each training batch and of each validation batch, with their epochs.
 pub type History = [Vec<(usize, u32)>; 2];
 
-/// Trains on 12 rows and validates on 4, by burn-train; `setup` may change the run.
+/// Trains on 12 rows and validates on 4 with burn-train; `setup` may change the run.
 pub fn fit<M>(
     model: M,
     folder: &Path,
@@ -189,7 +189,7 @@ where
     let (train, valid) = (Losses::default(), Losses::default());
     let training = SupervisedTraining::<Components<M>>::new(folder, loader(0..12, 3), loader(12..16, 2))
         .renderer(Silent)
-        // It would install a logger for the whole process.
+        // The default would install a logger for the whole process.
         .with_application_logger(None)
         .with_file_checkpointer(NamedMpkFileRecorder::<FullPrecisionSettings>::new())
         .metric_train(train.clone())

@@ -1,4 +1,5 @@
-//! What all programs share: deterministic parameters and data, a training loop, and what to expect of a report.
+//! Shared parts of the programs: deterministic parameters and data, a training loop, and checks of
+//! reports.
 pub mod learner;
 pub mod models;
 
@@ -13,41 +14,41 @@ use burn_float8::{
 };
 pub use test_data::{panic_of, relative_error};
 
-/// The FP8 backend.
+/// FP8 backend.
 pub type B = Float8<Autodiff<Flex>>;
-/// The FP8 backend without autodiff.
+/// FP8 backend without autodiff.
 pub type F8 = Float8<Flex>;
 /// Autodiff without FP8.
 pub type Plain = Autodiff<Flex>;
 
-/// `n` values, roughly normal; seeds count from 0.
+/// `n` approximately normal values; seeds start at 0.
 pub fn normal(n: usize, seed: u64) -> Vec<f32> {
     test_data::normal(n, seed + 1)
 }
 
-/// A normal tensor on the default device, the same for every backend.
+/// Normal tensor on the default device, the same for every backend.
 pub fn tensor<B: Backend, const D: usize>(shape: [usize; D], seed: u64) -> Tensor<B, D> {
     let values = normal(shape.iter().product(), seed);
     Tensor::from_data(TensorData::new(values, shape), &Default::default())
 }
 
-/// The values of a tensor.
+/// Values of a tensor.
 pub fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("converted to f32")
 }
 
-/// The values of a tensor as data that nothing has computed, on any backend.
+/// Values of a tensor as a new constant, on any backend.
 pub fn constant<A: Backend, B: Backend, const D: usize>(tensor: Tensor<A, D>) -> Tensor<B, D> {
     Tensor::from_data(tensor.into_data(), &Default::default())
 }
 
-/// The bits of values, which `assert_eq` tells apart where `==` does not.
+/// Bits of a tensor's values, for exact comparisons.
 pub fn bits<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<u32> {
     values(tensor).into_iter().map(f32::to_bits).collect()
 }
 
-/// The model with parameters that depend on nothing but their place in it and the seed. Burn's `seed` is one for all tests
-/// of the process.
+/// Sets parameters that depend only on their position and the seed. Burn's `seed` is shared by all
+/// tests of the process.
 pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
     struct Set {
         path: Vec<String>,
@@ -78,12 +79,12 @@ pub fn with_parameters<B: Backend, M: Module<B>>(model: M, seed: u64) -> M {
     model.map(&mut Set { path: vec![], seed: 1000 * seed })
 }
 
-/// The model with fixed parameters and the configuration applied.
+/// Model with fixed parameters and the configuration applied.
 pub fn applied<B: Float8Stack, M: Module<B>>(config: &Float8Config, model: M) -> M {
     config.apply(with_parameters(model, 1)).unwrap_or_else(|error| panic!("{}", Float8Error::from(error))).0
 }
 
-/// Which parameters want a gradient, in the order of the model.
+/// Whether each parameter requires a gradient, in the order of the model.
 pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
     struct Trained(Vec<bool>);
     impl<B: Backend> ModuleVisitor<B> for Trained {
@@ -96,7 +97,7 @@ pub fn trained<B: Backend, M: Module<B>>(model: &M) -> Vec<bool> {
     found.0
 }
 
-/// Trains with AdamW: the model, the optimizer's steps and each step's loss.
+/// Trains with AdamW; returns the model and each step's loss.
 pub fn train<B: AutodiffBackend, M: AutodiffModule<B>>(
     mut model: M,
     steps: std::ops::Range<u64>,
@@ -119,19 +120,19 @@ pub fn assert_falls(losses: &[f32]) {
     assert!(last < 0.8 * first && last.is_finite(), "losses do not fall: {losses:?}");
 }
 
-/// The report without the row of linears that carry no layer, which other tests of the process also run.
+/// Report without the row of untagged linears, which other tests of the process also run.
 pub fn own_report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let mut report = report(model);
     report.layers.retain(|layer| layer.name != UNTAGGED_NAME);
     report
 }
 
-/// A layer of a report.
+/// Layer of a report.
 pub fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
     report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name} in\n{report}"))
 }
 
-/// A layer of a model's report.
+/// Layer of a model's report.
 pub fn layer_of<B: Float8Stack, M: Module<B>>(model: &M, name: &str) -> LayerReport {
     layer(&own_report(model), name).clone()
 }
@@ -146,19 +147,21 @@ pub fn high_precision_calls(layer: &LayerReport) -> [u64; 3] {
     [&layer.fprop, &layer.dgrad, &layer.wgrad].map(|gemm| gemm.high_precision)
 }
 
-/// Whether a recipe has the weight gradient in FP8.
+/// Whether a recipe computes the weight gradient in FP8.
 pub fn has_float8_wgrad(recipe: Recipe) -> bool {
     !matches!(recipe, Recipe::RowwiseWithGwHp | Recipe::Mxfp8WgradWithHp)
 }
 
-/// What a model's layers have counted: FP8 and high-precision calls, casts of x, w and dy, matmuls on the weight.
+/// Counters of a model's layers: FP8 and high-precision calls, casts of x, w and dy, matmuls on the
+/// weight.
 pub fn counters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<(String, [[u64; 3]; 3], u64)> {
     let counters =
         |l: &LayerReport| (l.name.clone(), [float8_calls(l), high_precision_calls(l), l.casts], l.weight_matmuls);
     own_report(model).layers.iter().map(counters).collect()
 }
 
-/// Panics unless every linear of the model ran all three GEMMs in FP8, so often each, and never in high precision.
+/// Panics unless every linear ran each of its three GEMMs `calls` times in FP8, and never in high
+/// precision.
 pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&str], calls: u64) {
     let report = own_report(model);
     let found: Vec<_> = report.layers.iter().map(|l| l.name.as_str()).collect();
@@ -172,12 +175,12 @@ pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&s
     report.verify().unwrap();
 }
 
-/// Backward of a graph of its own, after which Autodiff drops what graphs have saved that nothing refers to any more.
+/// Backward of a separate graph. Autodiff then drops saved tensors of unreferenced graphs.
 pub fn unrelated_backward() {
     tensor::<B, 2>([2, 2], 1).require_grad().sum().backward();
 }
 
-/// `[fprop, dgrad, wgrad]` of a linear on its own: y, dx and dw for this dy.
+/// y, dx and dw of a single linear for this dy.
 pub fn forward_backward<A: AutodiffBackend, const D: usize>(
     x: Tensor<A, D>,
     weight: Tensor<A, 2>,

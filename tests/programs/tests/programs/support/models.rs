@@ -1,4 +1,4 @@
-//! Models for programs that are about something else: two linears, three that share x, a residual stack.
+//! Small models: two linears, and three linears that share x.
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Tensor, activation, backend::Backend};
@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, activation, backend::Backend};
 /// Width of all models here.
 pub const D: usize = 16;
 
-/// Two linears with an activation between.
+/// Two linears with an activation between them.
 #[derive(Module, Debug)]
 pub struct Mlp<B: Backend> {
     pub first: Linear<B>,
@@ -14,7 +14,7 @@ pub struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    /// On the default device.
+    /// Creates the model on the default device.
     pub fn new() -> Self {
         let linear = |k, n| LinearConfig::new(k, n).init(&Default::default());
         Self { first: linear(D, 2 * D), second: linear(2 * D, 4) }
@@ -26,8 +26,8 @@ impl<B: Backend> Mlp<B> {
     }
 }
 
-/// Three linears that share x, behind one that makes it and before one that joins them; no biases, so every parameter is a
-/// matrix.
+/// Three linears that share x, between an input and an output linear. There are no biases, so every
+/// parameter is a matrix.
 #[derive(Module, Debug)]
 pub struct Attention<B: Backend> {
     pub embed: Linear<B>,
@@ -38,7 +38,7 @@ pub struct Attention<B: Backend> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// On the default device.
+    /// Creates the model on the default device.
     pub fn new() -> Self {
         let linear = || LinearConfig::new(D, D).with_bias(false).init(&Default::default());
         Self { embed: linear(), q: linear(), k: linear(), v: linear(), o: linear() }
