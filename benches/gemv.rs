@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::backend::Flex;
 use burn::nn::LinearConfig;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
-use burn_float8::backend::{Cast, Float8Backend, GemmConfig, Orientation, ScaleFrom};
+use burn_float8::backend::{Cast, Float8Backend, GemmConfig, GemmRequest, Orientation, ScaleFrom};
 use burn_float8::config::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 use burn_float8::{Float8, Float8Config, Recipe, set_default_config};
 use serde::Serialize;
@@ -87,7 +87,16 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                 let product = |w: &_| {
                     let shape = burn::tensor::Shape::from(vec![m, size]);
                     let config = GemmConfig::default();
-                    black_box(Flex::fp8_matmul([&x, w], None, None, shape, burn::tensor::FloatDType::F32, config));
+                    let dtype = burn::tensor::FloatDType::F32;
+                    black_box(Flex::fp8_matmul(GemmRequest {
+                        a: &x,
+                        b: w,
+                        bias: None,
+                        groups: None,
+                        shape,
+                        dtype,
+                        config,
+                    }));
                 };
                 // One linear each, which keeps the FP8 copy of its weight.
                 let linear = LinearConfig::new(size, size).with_bias(false);

@@ -1,40 +1,59 @@
 //! Per-device denylist of failed kernels: paths of GEMMs, instructions of casts, and fused operations.
 
 use std::any::TypeId;
+use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use cubecl::prelude::*;
 
-/// Devices, and hashes of what is disabled there.
-static DISABLED: RwLock<Vec<(usize, u64)>> = RwLock::new(vec![]);
+/// The disabled kernels of each device.
+static DISABLED: RwLock<BTreeMap<usize, Disabled>> = RwLock::new(BTreeMap::new());
 
-/// Their number, so that the lock is not taken while there are none.
-static COUNT: AtomicU64 = AtomicU64::new(0);
+/// Whether it has an entry. The lock is not taken while it has none.
+static IS_ANY: AtomicBool = AtomicBool::new(false);
 
 /// A number that all clients of one device have, and no others: the address of its server's properties.
 pub fn device_key<R: Runtime>(client: &ComputeClient<R>) -> usize {
     core::ptr::from_ref(client.properties()).addr()
 }
 
-/// Number of disabled kernels, on all devices. While it is constant, so is [`gemm_path`](crate::gemm_path).
-pub fn disabled_count() -> u64 {
-    COUNT.load(Ordering::Acquire)
+/// The kernels that are disabled on one device, as hashes.
+#[derive(Clone, Debug, Default)]
+pub struct Disabled(Vec<u64>);
+
+impl Disabled {
+    /// The kernels that are disabled now on the device with this [`device_key`].
+    pub fn on(device: usize) -> Self {
+        if !IS_ANY.load(Ordering::Acquire) {
+            return Self::default();
+        }
+        DISABLED.read().unwrap_or_else(PoisonError::into_inner).get(&device).cloned().unwrap_or_default()
+    }
+
+    /// Disables one more.
+    pub(crate) fn add(&mut self, what: impl Hash + 'static) {
+        self.0.push(hash(what));
+    }
+
+    /// Whether this is disabled.
+    pub(crate) fn contains(&self, what: impl Hash + 'static) -> bool {
+        !self.0.is_empty() && self.0.contains(&hash(what))
+    }
 }
 
-fn key<R: Runtime, T: Hash + 'static>(client: &ComputeClient<R>, what: T) -> (usize, u64) {
-    let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one((TypeId::of::<T>(), what));
-    (device_key(client), hash)
+fn hash<T: Hash + 'static>(what: T) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((TypeId::of::<T>(), what))
 }
 
 /// Disables this on the device.
 pub(crate) fn disable<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) {
-    DISABLED.write().unwrap_or_else(PoisonError::into_inner).push(key(client, what));
-    COUNT.fetch_add(1, Ordering::AcqRel);
+    DISABLED.write().unwrap_or_else(PoisonError::into_inner).entry(device_key(client)).or_default().add(what);
+    IS_ANY.store(true, Ordering::Release);
 }
 
 /// Whether this is disabled on the device.
 pub(crate) fn is_disabled<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) -> bool {
-    disabled_count() > 0 && DISABLED.read().unwrap_or_else(PoisonError::into_inner).contains(&key(client, what))
+    Disabled::on(device_key(client)).contains(what)
 }

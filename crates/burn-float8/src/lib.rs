@@ -112,7 +112,7 @@ pub mod lora {
 /// plugs in.
 pub mod source {
     pub use crate::step::StepPeers;
-    pub use crate::tensor::{Findings, ShardingReport, Slot, SourcedWeight, WeightCast, WeightSource, shared};
+    pub use crate::tensor::{CastAmax, ShardingReport, SourcedWeight, WeightCache, WeightCast, WeightSource, shared};
 }
 
 /// Names that [`host_backend!`] writes.

@@ -3,7 +3,7 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::{Float8Backend, in_dtype};
-use burn_float8::source::{Findings, SourcedWeight, WeightCast};
+use burn_float8::source::{CastAmax, SourcedWeight, WeightCast};
 use burn_std::Shape;
 use float8_kernels::{Cast, Granularity};
 
@@ -32,7 +32,7 @@ pub(crate) enum AmaxOf {
 struct Started<B: Float8Backend> {
     key: Key,
     gathering: Gathering<B>,
-    findings: Findings<B>,
+    amax: CastAmax<B>,
 }
 
 /// Distinguishes operands of one weight.
@@ -67,11 +67,11 @@ impl AmaxOf {
 impl<B: Float8Backend> Kept<B> {
     /// Operand of a cast, gathered from all ranks' casts of their rows. Uses a gather that was
     /// started earlier.
-    pub(crate) fn gather(&mut self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> (B::Operand, Findings<B>) {
+    pub(crate) fn gather(&mut self, sharding: &Sharding<B>, cast: &WeightCast<'_, B>) -> (B::Operand, CastAmax<B>) {
         let key = Key::of(cast);
         let started = self.started.extract_if(.., |started| started.key == key).next();
-        let Started { gathering, findings, .. } = started.unwrap_or_else(|| self.cast_and_start(sharding, cast));
-        (sharding.finish_gather(gathering, &cast.device()), findings)
+        let Started { gathering, amax, .. } = started.unwrap_or_else(|| self.cast_and_start(sharding, cast));
+        (sharding.finish_gather(gathering, &cast.device()), amax)
     }
 
     /// Starts the gather of an operand before it is needed. Returns false if it already exists.
@@ -114,16 +114,16 @@ impl<B: Float8Backend> Kept<B> {
             false => cast.rows(),
         };
         let has_one_scale = cast.cast().granularity == Granularity::Tensor;
-        let (shard, findings) = cast.quantize(rows, if has_one_scale { Some(&own) } else { None });
+        let (shard, amax) = cast.quantize(rows, if has_one_scale { Some(&own) } else { None });
         let axis = ShardedAxis::of(cast.is_transposed());
-        Started { key: Key::of(cast), gathering: sharding.start_gather(&shard, axis, &cast.device()), findings }
+        Started { key: Key::of(cast), gathering: sharding.start_gather(&shard, axis, &cast.device()), amax }
     }
 }
 
 /// Amaxes of this rank's rows that a weight's casts need from all ranks and that are not yet known.
 pub(crate) fn amaxes_to_reduce<B: Float8Backend>(weight: &SourcedWeight<B>) -> Vec<(AmaxOf, FloatTensor<B>)> {
-    let mut slot = weight.slot();
-    let kept: &mut Kept<B> = slot.get();
+    let mut cache = weight.cache();
+    let kept: &mut Kept<B> = cache.get();
     let mut wanted: Vec<(AmaxOf, FloatTensor<B>)> = vec![];
     for cast in weight.casts() {
         let of = match () {

@@ -172,7 +172,7 @@ impl Sharded {
         let all = all_reduce(&self.comm, collectives.as_deref(), "amaxes of all weights", Reduction::Max, own);
         let all = all.unwrap_or_else(|error| panic!("{error}"));
         for ((weight, of), amax) in places.into_iter().zip(all) {
-            weight.slot().get::<Kept<B>>().amaxes.push((of, amax));
+            weight.cache().get::<Kept<B>>().amaxes.push((of, amax));
         }
     }
 
@@ -259,5 +259,5 @@ type Wanted<'a, B> = ((&'a SourcedWeight<B>, AmaxOf), FloatTensor<B>);
 
 /// Ends the current step and drops its unread gathers.
 fn forget_started<B: Float8Backend>(ahead: &Ahead<B>) {
-    ahead.end().iter().for_each(|weight| weight.slot().get::<Kept<B>>().forget_started());
+    ahead.end().iter().for_each(|weight| weight.cache().get::<Kept<B>>().forget_started());
 }

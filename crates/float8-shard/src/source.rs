@@ -7,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::ShardingReport;
 use burn_float8::seam::operation;
-use burn_float8::source::{Findings, Slot, WeightCast, WeightSource};
+use burn_float8::source::{CastAmax, WeightCache, WeightCast, WeightSource};
 
 use crate::ahead::Ahead;
 use crate::config::Reshard;
@@ -31,8 +31,8 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
         self.config.reshard == Reshard::AfterStep
     }
 
-    fn operand(&self, cast: &WeightCast<'_, B>, slot: &mut Slot) -> (B::Operand, Findings<B>) {
-        slot.get::<Kept<B>>().gather(self, cast)
+    fn operand(&self, cast: &WeightCast<'_, B>, cache: &mut WeightCache) -> (B::Operand, CastAmax<B>) {
+        cache.get::<Kept<B>>().gather(self, cast)
     }
 
     fn after_operand(&self, cast: &WeightCast<'_, B>) {
@@ -40,13 +40,13 @@ impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
         let Some((weight, is_transposed)) = next else { return };
         let Some(sharding) = Self::of(weight.layer()) else { return };
         let next = weight.casts().find(|cast| cast.is_transposed() == is_transposed);
-        if next.is_some_and(|cast| weight.slot().get::<Kept<B>>().start(&sharding, &cast)) {
+        if next.is_some_and(|cast| weight.cache().get::<Kept<B>>().start(&sharding, &cast)) {
             sharding.gathers_ahead.fetch_add(1, Relaxed);
         }
     }
 
-    fn forget_delayed(&self, slot: &mut Slot) {
-        slot.get::<Kept<B>>().forget_delayed();
+    fn forget_delayed(&self, cache: &mut WeightCache) {
+        cache.get::<Kept<B>>().forget_delayed();
     }
 
     fn values(&self, rows: FloatTensor<B>) -> FloatTensor<B> {

@@ -10,16 +10,24 @@ use core::ops::Range;
 use cubecl::prelude::*;
 
 use super::{Flaw, floats, in_dtype, random, read};
-use crate::gemm::GemmVariant;
+use crate::gemm::{GemmProblem, GemmVariant};
 use crate::mx::to_blocked;
 use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm_f64};
 use crate::source::Source;
-use crate::{Format, Granularity, Grouping, Groups, InvScale, Operand, VectorView, row_words};
+use crate::{
+    Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, InvScale, Operand, Output, VectorView, row_words,
+};
 
 /// Ends of three groups: the first inside a block, the second empty, the third before the end of the axis.
 fn group_ends(len: usize) -> [i32; 3] {
     let first = len as i32 / 3 + 1;
     [first, first, len as i32 - 3]
+}
+
+/// Contraction, format and granularity of an operand.
+const fn operand(variant: &GemmVariant, side: usize) -> (usize, Format, Granularity) {
+    let GemmProblem { formats, shape, .. } = &variant.small;
+    (shape.product[2], formats[side], shape.granularities[side])
 }
 
 /// An operand on the host.
@@ -39,7 +47,7 @@ impl Matrix {
         (spans, special): (&[Range<usize>], usize),
         seed: u64,
     ) -> Self {
-        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        let (k, format, granularity) = operand(variant, side);
         let one = encode(1.0, format);
         let code = |i: usize| {
             let (row, col) = (i / k, i % k);
@@ -79,12 +87,12 @@ impl Matrix {
 
     /// The operand for the scalar reference.
     fn host(&self, variant: &GemmVariant, side: usize) -> HostOperand<'_> {
-        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        let (k, format, granularity) = operand(variant, side);
         HostOperand { codes: &self.codes, rows: self.rows, k, format, granularity, inv_scales: &self.inv_scales }
     }
 
     fn upload<R: Runtime>(&self, client: &ComputeClient<R>, variant: &GemmVariant, side: usize) -> Operand {
-        let ([.., k], format, granularity) = (variant.shape, variant.formats[side], variant.granularities[side]);
+        let (k, format, granularity) = operand(variant, side);
         let pitch = 4 * row_words(k);
         let mut padded = vec![0; self.rows * pitch];
         for (padded, row) in padded.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
@@ -97,7 +105,15 @@ impl Matrix {
             self.inv_scales.iter().flat_map(|scale| scale.get().to_le_bytes()).collect()
         };
         let [codes, inv_scale] = [&padded, &scales].map(|bytes| client.create_from_slice(bytes));
-        Operand { codes, inv_scale, rows: self.rows, k, format, granularity, power_of_two: variant.power_of_two }
+        Operand {
+            codes,
+            inv_scale,
+            rows: self.rows,
+            k,
+            format,
+            granularity,
+            power_of_two: variant.small.shape.power_of_two,
+        }
     }
 }
 
@@ -113,7 +129,8 @@ fn judge_changed<R: Runtime>(
     seed: u64,
     change: impl FnOnce((&mut Matrix, &mut Vec<f32>)),
 ) -> Result<(), Flaw> {
-    let ([m, n, k], grouping) = (variant.shape, variant.grouping);
+    let GemmProblem { shape, bias: bias_dtype, dtype, .. } = variant.small;
+    let ([m, n, k], grouping) = (shape.product, shape.groups.map(|(grouping, _)| grouping));
     let whole = core::iter::once(0..k).collect();
     let (ends, rows_b, spans, special) = match grouping {
         Some(Grouping::Rows) => (group_ends(m), 3 * n, whole, k - 1),
@@ -126,13 +143,13 @@ fn judge_changed<R: Runtime>(
     let mut bias: Vec<f32> = (0..n).map(|col| (col * 7 % 9) as f32 / 2.0 - 2.0).collect();
     let (left, right) = (a.host(variant, 0), b.host(variant, 1));
     let want = match grouping {
-        None => scaled_gemm_f64(&left, &right, variant.bias.map(|_| &bias[..])),
+        None => scaled_gemm_f64(&left, &right, bias_dtype.map(|_| &bias[..])),
         Some(grouping) => grouped_scaled_gemm_f64(&left, &right, &ends, grouping),
     };
     let want: Vec<f32> = want.into_iter().map(|sum| sum as f32).collect();
-    let (_, want) = in_dtype(&want, variant.dtype)?;
+    let (_, want) = in_dtype(&want, dtype)?;
     change((&mut a, &mut bias));
-    let bias_view = variant.bias.map(|dtype| {
+    let bias_view = bias_dtype.map(|dtype| {
         let (bytes, _) = in_dtype(&bias, dtype)?;
         Ok::<_, Flaw>(VectorView { handle: client.create_from_slice(&bytes), len: n, stride: 1, dtype })
     });
@@ -140,10 +157,13 @@ fn judge_changed<R: Runtime>(
     let ends = client.create_from_slice(&ends.map(i32::to_le_bytes).concat());
     let groups = grouping.map(|grouping| Groups { ends, count: 3, grouping });
     // NaN, where nothing is written.
-    let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(variant.dtype)?.size()]);
+    let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(dtype)?.size()]);
     let [left, right] = [(&a, 0), (&b, 1)].map(|(matrix, side)| matrix.upload(client, variant, side));
-    variant.run(client, [&left, &right], bias_view.transpose()?.as_ref(), groups.as_ref(), &out)?;
-    let got = floats(&read(client, &[&out])?[0], variant.dtype)?;
+    let (bias, config) = (bias_view.transpose()?, GemmConfig { use_fast_accum: shape.use_fast_accum, emulate: false });
+    let args = GemmArgs { a: &left, b: &right, bias: bias.as_ref(), groups: groups.as_ref(), dtype, config };
+    let output = Output { handle: out.clone(), dtype, accumulate: false };
+    args.launch(client, Some(variant), &output)?;
+    let got = floats(&read(client, &[&out])?[0], dtype)?;
     let differs = |(got, want): (&f32, &f32)| got != want && !(got.is_nan() && want.is_nan());
     let count = got.iter().zip(&want).filter(|pair| differs(*pair)).count();
     match got.iter().zip(&want).position(differs) {
@@ -160,7 +180,7 @@ mod tests {
     use cubecl::wgpu::WgpuRuntime;
 
     use super::*;
-    use crate::GemmShape;
+    use crate::{GemmDevice, GemmShape, select};
 
     /// Judges variants of this granularity of A on wgpu with a change.
     fn judged(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) -> Option<Result<(), Flaw>> {
@@ -169,7 +189,9 @@ mod tests {
         let product = [300, 300, 1000];
         let like = GemmShape { product, granularities, power_of_two: true, use_fast_accum: false, groups: None };
         let dtype = Source::F32.storage();
-        let variant = GemmVariant::of(&client, [Format::E4m3; 2], &like, (Some(dtype), dtype), false);
+        let problem = GemmProblem { formats: [Format::E4m3; 2], shape: like, bias: Some(dtype), dtype, emulate: false };
+        let device = GemmDevice::of(&client);
+        let variant = select(&device, &problem, &device.disabled()).expect("no kernel is disabled");
         Some(judge_changed(&variant, &client, 7, change))
     }
 

@@ -19,12 +19,10 @@ use core::ops::Range;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Gemm, GemmConfig, check_pair, gemm_path};
+use super::{GemmArgs, GemmConfig};
 use crate::granularity::BLOCK;
-use crate::operand::check_size;
-use crate::source::Source;
 use crate::view::{check_aligned, check_bytes};
-use crate::{KernelError, Operand, supports};
+use crate::{KernelError, Operand};
 
 /// What the first of a group's contraction is a multiple of.
 pub const GROUP_ALIGN: usize = BLOCK;
@@ -78,7 +76,7 @@ pub struct Groups {
 
 impl Groups {
     /// For operands whose second has `rows_b` rows.
-    fn check(&self, rows_b: usize) -> Result<(), KernelError> {
+    pub(super) fn check(&self, rows_b: usize) -> Result<(), KernelError> {
         if self.count == 0 {
             return Err(KernelError::UnevenGroups { rows: rows_b, groups: 0 });
         }
@@ -124,26 +122,5 @@ pub fn grouped_scaled_gemm<R: Runtime>(
     out: StorageType,
     config: GemmConfig,
 ) -> Result<Handle, KernelError> {
-    check_pair(a, b)?;
-    groups.check(b.rows)?;
-    let (m, n, count) = groups.matrices(a.rows, b.rows);
-    check_size(m.saturating_mul(count), n, n)?;
-    if !supports(client, out) {
-        return Err(KernelError::UnsupportedDtype { dtype: out });
-    }
-    let dtype = Source::of(out)?.storage();
-    let handle = client.empty(m * n * count * dtype.size());
-    let gemm = Gemm {
-        a,
-        b,
-        bias: None,
-        out: &handle,
-        dtype,
-        accumulate: false,
-        use_fast_accum: config.use_fast_accum,
-        groups: Some(groups),
-        tiling: None,
-    };
-    gemm.launch(client, gemm_path(client, [a.granularity, b.granularity], config))?;
-    Ok(handle)
+    GemmArgs { a, b, bias: None, groups: Some(groups), dtype: out, config }.run(client, None)
 }

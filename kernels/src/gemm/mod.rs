@@ -24,13 +24,13 @@ use cubecl::server::Handle;
 pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
-pub use variant::GemmVariant;
+pub use variant::{GemmDevice, GemmProblem, GemmVariant, select};
 
-use crate::denylist::{disable, is_disabled};
+use crate::denylist::disable;
 use crate::operand::check_size;
 use crate::source::Source;
 use crate::view::{Checked, check_aligned, check_bytes};
-use crate::{CudaArch, Format, Granularity, KernelError, Operand, VectorView, cuda_arch, supports};
+use crate::{Format, Granularity, KernelError, Operand, VectorView, supports};
 
 /// What computes a GEMM. The repository's `docs/verified.md` says what has run on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,52 +105,13 @@ pub struct GemmConfig {
     pub emulate: bool,
 }
 
-/// The tile of a GEMM, on paths that have several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Tiling {
-    /// On paths that TMA feeds.
-    Plan(tma::plan::Plan),
-    /// Rows and columns.
-    Tile([u32; 2]),
-}
-
-/// Path of a GEMM on this device. `rows` are the output's, or `None` with groups.
-/// [`GemmPath::Gemv`] for at most [`GEMV_ROWS`] rows, if the device has it and it is not disabled;
-/// else the path of [`gemm_path`].
-pub fn gemm_path_of_rows<R: Runtime>(
-    client: &ComputeClient<R>,
-    rows: Option<usize>,
-    granularities: [Granularity; 2],
-    config: GemmConfig,
-) -> GemmPath {
-    let are_few = rows.is_some_and(|rows| rows <= GEMV_ROWS);
-    let is_gemv = are_few && !config.emulate && cuda_arch(client).is_some();
-    if is_gemv && !is_disabled(client, (GemmPath::Gemv, granularities)) {
-        GemmPath::Gemv
-    } else {
-        gemm_path(client, granularities, config)
-    }
-}
-
-/// The kernel that [`scaled_gemm`] of many rows and [`grouped_scaled_gemm`] dispatch to on this device for operands of these granularities:
-/// the first of the device's own, [`GemmPath::F16Mma`] and [`GemmPath::Emulated`] that was not disabled.
+/// Path on this device now of [`scaled_gemm`] of many rows, and of [`grouped_scaled_gemm`].
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    let native = || match cuda_arch(client)? {
-        CudaArch::Sm100 if blackwell::takes(granularities) => Some(GemmPath::Tcgen05),
-        CudaArch::Sm90 if Granularity::any_mx(granularities) => Some(GemmPath::Bf16Wgmma),
-        CudaArch::Sm90 => Some(GemmPath::Wgmma),
-        CudaArch::Sm89 | CudaArch::Sm120 => Some(GemmPath::Mma),
-        CudaArch::Sm100 | CudaArch::Sm80 => None,
-    };
-    let half = || half::Unit::of(client, half::element(granularities)).map(|_| GemmPath::F16Mma);
-    let is_right = |path: &GemmPath| !is_disabled(client, (*path, granularities));
-    let by_matrix_units = || native().filter(is_right).or_else(|| half().filter(is_right));
-    let path = if config.emulate { None } else { by_matrix_units() };
-    path.or_else(|| Some(GemmPath::Emulated).filter(is_right)).unwrap_or(GemmPath::Host)
+    GemmDevice::of(client).path(None, granularities, config)
 }
 
 /// The plan that an estimate of cycles chooses for such a GEMM on a device of `sms` SMs, and that is taken unless [`fix_gemm_plan`] has
@@ -190,8 +151,7 @@ struct Gemm<'a> {
     accumulate: bool,
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
-    /// The tile, where it is not chosen by the shape.
-    tiling: Option<Tiling>,
+    plan: GemmPlan,
 }
 
 impl Gemm<'_> {
@@ -209,21 +169,6 @@ impl Gemm<'_> {
     /// Tiles of `height` by `width`, of all matrices of the output.
     fn tiles(&self, size: [u32; 2]) -> u32 {
         self.shape().tiles(size)
-    }
-
-    /// Runs the kernel of a path.
-    fn launch<R: Runtime>(&self, client: &ComputeClient<R>, path: GemmPath) -> Result<(), KernelError> {
-        match path {
-            GemmPath::Tcgen05 => blackwell::launch(client, self),
-            GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
-            GemmPath::Mma => mma::launch(client, self),
-            GemmPath::Gemv => gemv::launch(client, self),
-            GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, self) => few_rows::launch(client, self),
-            GemmPath::F16Mma => half::launch(client, self),
-            GemmPath::Emulated => emulated::launch(client, self),
-            GemmPath::Host => return Err(KernelError::Disabled),
-        }
-        Ok(())
     }
 
     /// What the groups divide.
@@ -281,11 +226,7 @@ pub fn scaled_gemm<R: Runtime>(
     out: StorageType,
     config: GemmConfig,
 ) -> Result<Handle, KernelError> {
-    check_operands(a, b)?;
-    let handle = client.empty(a.rows * b.rows * Source::of(out)?.size());
-    let output = Output { handle: handle.clone(), dtype: out, accumulate: false };
-    scaled_gemm_into(client, a, b, bias, &output, config)?;
-    Ok(handle)
+    GemmArgs { a, b, bias, groups: None, dtype: out, config }.run(client, None)
 }
 
 /// [`scaled_gemm`] into memory that exists already, in place of what it holds or added to it.
@@ -304,33 +245,100 @@ pub fn scaled_gemm_into<R: Runtime>(
     out: &Output,
     config: GemmConfig,
 ) -> Result<(), KernelError> {
-    check_operands(a, b)?;
-    if !supports(client, out.dtype) {
-        return Err(KernelError::UnsupportedDtype { dtype: out.dtype });
-    }
-    if let Some(bias) = bias.filter(|bias| bias.len != b.rows) {
-        return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
-    }
-    let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
-    let source = Source::of(out.dtype)?;
-    check_bytes(&out.handle, (a.rows * b.rows * source.size()) as u64)?;
-    check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
-    let dtype = source.storage();
-    let (out, accumulate) = (&out.handle, out.accumulate);
-    let gemm =
-        Gemm { a, b, bias, out, dtype, accumulate, use_fast_accum: config.use_fast_accum, groups: None, tiling: None };
-    gemm.launch(client, gemm_path_of_rows(client, Some(a.rows), [a.granularity, b.granularity], config))
+    GemmArgs { a, b, bias, groups: None, dtype: out.dtype, config }.launch(client, None, out)
 }
 
-/// Whether the operands fit each other, and their product an index.
-fn check_operands(a: &Operand, b: &Operand) -> Result<(), KernelError> {
-    check_pair(a, b)?;
-    check_size(a.rows, b.rows, b.rows)
+/// A GEMM: its operands, and how it is to be computed.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmArgs<'a> {
+    /// A.
+    pub a: &'a Operand,
+    /// B.
+    pub b: &'a Operand,
+    /// Added to each row of the output; none with groups.
+    pub bias: Option<&'a VectorView>,
+    /// The groups of a grouped GEMM.
+    pub groups: Option<&'a Groups>,
+    /// The output's dtype.
+    pub dtype: StorageType,
+    /// Accumulation and emulation.
+    pub config: GemmConfig,
 }
 
-/// Whether the operands can be read, and contract over the same length.
-fn check_pair(a: &Operand, b: &Operand) -> Result<(), KernelError> {
-    a.check()?;
-    b.check()?;
-    if a.k == b.k { Ok(()) } else { Err(KernelError::ContractionMismatch { a: a.k, b: b.k }) }
+impl GemmArgs<'_> {
+    /// The GEMM as [`select`] reads it.
+    pub fn problem(&self) -> GemmProblem {
+        let &Self { a, b, bias, groups, dtype, config: GemmConfig { use_fast_accum, emulate } } = self;
+        let shape = GemmShape::of([a, b], groups, use_fast_accum);
+        GemmProblem { formats: [a.format, b.format], shape, bias: bias.map(|bias| bias.dtype), dtype, emulate }
+    }
+
+    /// Computes it into new memory, by a variant that [`select`] gives for its
+    /// [`problem`](Self::problem). `None` selects one.
+    ///
+    /// # Errors
+    /// The errors of [`scaled_gemm`] and [`grouped_scaled_gemm`].
+    pub fn run<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        variant: Option<&GemmVariant>,
+    ) -> Result<Handle, KernelError> {
+        let elements = self.check()?;
+        let handle = client.empty(elements * Source::of(self.dtype)?.size());
+        self.launch(client, variant, &Output { handle: handle.clone(), dtype: self.dtype, accumulate: false })?;
+        Ok(handle)
+    }
+
+    /// Elements of the output, if the operands can be read and fit each other, and their product an index.
+    fn check(&self) -> Result<usize, KernelError> {
+        let &Self { a, b, groups, .. } = self;
+        a.check()?;
+        b.check()?;
+        if a.k != b.k {
+            return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
+        }
+        groups.map_or(Ok(()), |groups| groups.check(b.rows))?;
+        let (m, n, count) = groups.map_or((a.rows, b.rows, 1), |groups| groups.matrices(a.rows, b.rows));
+        check_size(m.saturating_mul(count), n, n)?;
+        Ok(m * n * count)
+    }
+
+    /// Runs the kernel of a variant, or of the selected one.
+    pub(crate) fn launch<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        variant: Option<&GemmVariant>,
+        out: &Output,
+    ) -> Result<(), KernelError> {
+        let &Self { a, b, bias, groups, dtype, config } = self;
+        let elements = self.check()?;
+        if !supports(client, dtype) {
+            return Err(KernelError::UnsupportedDtype { dtype });
+        }
+        if let Some(bias) = bias.filter(|bias| bias.len != b.rows) {
+            return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
+        }
+        let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
+        let source = Source::of(dtype)?;
+        check_bytes(&out.handle, (elements * source.size()) as u64)?;
+        check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
+        let selected = || {
+            let device = GemmDevice::of(client);
+            select(&device, &self.problem(), &device.disabled())
+        };
+        let GemmVariant { path, plan, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
+        let (out, accumulate, use_fast_accum) = (&out.handle, out.accumulate, config.use_fast_accum);
+        let gemm = Gemm { a, b, bias, out, dtype: source.storage(), accumulate, use_fast_accum, groups, plan };
+        match path {
+            GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
+            GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
+            GemmPath::Mma => mma::launch(client, &gemm),
+            GemmPath::Gemv => gemv::launch(client, &gemm),
+            GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, &gemm) => few_rows::launch(client, &gemm),
+            GemmPath::F16Mma => half::launch(client, &gemm),
+            GemmPath::Emulated => emulated::launch(client, &gemm),
+            GemmPath::Host => return Err(KernelError::Disabled),
+        }
+        Ok(())
+    }
 }

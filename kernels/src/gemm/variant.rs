@@ -1,117 +1,200 @@
-//! [`GemmVariant`]: compile-time parameters of a GEMM, and the shape of a small product that
-//! compiles to the same kernels.
+//! [`select`]: path and compile-time parameters of a GEMM, chosen before a launch.
 
 use core::fmt;
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
 use super::tma::plan::Plan;
-use super::{
-    GEMV_ROWS, Gemm, GemmConfig, GemmPath, GemmShape, Grouping, Groups, Tiling, emulated, gemm_path_of_rows, gemm_plan,
-};
-use super::{half, mma};
+use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, blackwell, emulated, gemm_plan, half, mma};
+use crate::arch::{CudaArch, cuda_arch};
+use crate::denylist::{Disabled, device_key};
 use crate::granularity::BLOCK;
-use crate::view::Checked;
-use crate::{Format, Granularity, KernelError, Operand, VectorView};
+use crate::source::Source;
+use crate::{Format, Granularity};
 
-/// Compile-time parameters of a GEMM.
+/// The facts about a device that [`select`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmDevice {
+    key: usize,
+    arch: Option<CudaArch>,
+    sms: Option<u32>,
+    /// Matrix units of f16, and of bf16.
+    units: [Option<half::Units>; 2],
+}
+
+impl GemmDevice {
+    /// The facts about a client's device.
+    pub fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
+        Self {
+            key: device_key(client),
+            arch: cuda_arch(client),
+            sms: client.properties().hardware.num_streaming_multiprocessors,
+            units: [Source::F16, Source::Bf16].map(|element| half::Units::of(client, element)),
+        }
+    }
+
+    /// The kernels that are disabled on the device now.
+    pub fn disabled(&self) -> Disabled {
+        Disabled::on(self.key)
+    }
+
+    /// The path of a GEMM now: [`GemmPath::Host`] if no kernel is left. `rows` are the output's,
+    /// or `None` with groups.
+    pub fn path(&self, rows: Option<usize>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        select_path(self, rows, granularities, config.emulate, &self.disabled()).unwrap_or(GemmPath::Host)
+    }
+
+    /// The units for operands of these granularities.
+    fn units(&self, granularities: [Granularity; 2]) -> Option<half::Units> {
+        self.units[usize::from(Granularity::any_mx(granularities))]
+    }
+}
+
+/// A GEMM as [`select`] reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct GemmVariant {
-    /// The path.
-    pub path: GemmPath,
+pub struct GemmProblem {
     /// Formats of the operands.
     pub formats: [Format; 2],
-    /// Granularities of the operands.
-    pub granularities: [Granularity; 2],
-    /// Whether all scales are powers of two.
-    pub power_of_two: bool,
+    /// Sizes, granularities, accumulation and groups.
+    pub shape: GemmShape,
     /// The bias's dtype.
     pub bias: Option<StorageType>,
     /// The output's dtype.
     pub dtype: StorageType,
-    /// Whether tensor cores sum all of the contraction.
-    pub use_fast_accum: bool,
-    /// The axis that groups divide.
-    pub grouping: Option<Grouping>,
-    /// M, N of one matrix and K of the small product: ragged, with several tiles and several rounds
-    /// of a ring.
-    pub shape: [usize; 3],
-    tiling: Option<Tiling>,
+    /// Whether [`GemmPath::Emulated`] is asked for.
+    pub emulate: bool,
+}
+
+/// Path and compile-time parameters of a GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct GemmVariant {
+    /// The path.
+    pub path: GemmPath,
+    /// A small product that compiles to the same kernels: ragged, with several tiles and several
+    /// rounds of a ring.
+    pub small: GemmProblem,
+    pub(super) plan: Plan,
+}
+
+/// The path of a GEMM: the first kernel of the device that is not disabled. `None` if none is left.
+///
+/// In this order: [`GemmPath::Gemv`] for at most [`GEMV_ROWS`] rows on CUDA, the architecture's own,
+/// [`GemmPath::F16Mma`], [`GemmPath::Emulated`].
+fn select_path(
+    device: &GemmDevice,
+    rows: Option<usize>,
+    granularities: [Granularity; 2],
+    emulate: bool,
+    disabled: &Disabled,
+) -> Option<GemmPath> {
+    let gemv = device.arch.filter(|_| rows.is_some_and(|rows| rows <= GEMV_ROWS)).map(|_| GemmPath::Gemv);
+    let native = match device.arch {
+        Some(CudaArch::Sm100) if blackwell::takes(granularities) => Some(GemmPath::Tcgen05),
+        Some(CudaArch::Sm90) if Granularity::any_mx(granularities) => Some(GemmPath::Bf16Wgmma),
+        Some(CudaArch::Sm90) => Some(GemmPath::Wgmma),
+        Some(CudaArch::Sm89 | CudaArch::Sm120) => Some(GemmPath::Mma),
+        Some(CudaArch::Sm100 | CudaArch::Sm80) | None => None,
+    };
+    let half = device.units(granularities).map(|_| GemmPath::F16Mma);
+    let paths = if emulate { [None; 3] } else { [gemv, native, half] };
+    let mut paths = paths.into_iter().flatten().chain([GemmPath::Emulated]);
+    paths.find(|path| !disabled.contains((*path, granularities)))
+}
+
+/// Path and compile-time parameters of a GEMM on this device. `None` if all of its kernels are
+/// disabled there.
+pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -> Option<GemmVariant> {
+    let GemmShape { product: [m, n, k], granularities, groups, .. } = problem.shape;
+    let path = select_path(device, groups.is_none().then_some(m), granularities, problem.emulate, disabled)?;
+    let sms = device.sms.unwrap_or(1);
+    let plan = match path {
+        GemmPath::Mma => Plan::of_tile(mma::tile(&problem.shape, sms)),
+        GemmPath::F16Mma => Plan::of_tile(device.units(granularities)?.tile(&problem.shape, sms)),
+        _ => gemm_plan(path, &problem.shape, sms as usize)
+            .unwrap_or(Plan::of_tile([if m <= emulated::FEW { emulated::FEW as u32 - 3 } else { 128 }, 128])),
+    };
+    let is_few = groups.is_none() && m <= GEMV_ROWS;
+    // Matrices of whole blocks of 128 columns share no square of scales.
+    let is_whole = matches!(groups, Some((Grouping::Rows, _))) && n.is_multiple_of(BLOCK);
+    let width = plan.tile.cols;
+    let cols = if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
+    // Blocks of the contraction: several rounds of every ring, and every width of loads of scales.
+    let rounds = match path {
+        GemmPath::Gemv => 32,
+        GemmPath::Emulated if !is_few => 4,
+        _ => 8,
+    };
+    let blocks = rounds + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
+    let rows = if is_few { m } else { plan.height() + 2 };
+    let product = [rows, cols, blocks * BLOCK - 37];
+    let shape = GemmShape { product, groups: groups.map(|(grouping, _)| (grouping, 3)), ..problem.shape };
+    Some(GemmVariant { path, small: GemmProblem { shape, ..*problem }, plan })
 }
 
 impl GemmVariant {
-    /// The variant that [`scaled_gemm`](crate::scaled_gemm) runs on this device, or with groups
-    /// [`grouped_scaled_gemm`](crate::grouped_scaled_gemm).
-    pub fn of<R: Runtime>(
-        client: &ComputeClient<R>,
-        formats: [Format; 2],
-        like: &GemmShape,
-        (bias, dtype): (Option<StorageType>, StorageType),
-        emulate: bool,
-    ) -> Self {
-        let &GemmShape { product: [m, n, k], granularities, power_of_two, use_fast_accum, groups } = like;
-        let is_few = groups.is_none() && m <= GEMV_ROWS;
-        let config = GemmConfig { use_fast_accum, emulate };
-        let path = gemm_path_of_rows(client, groups.is_none().then_some(m), granularities, config);
-        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-        let tiling = match path {
-            GemmPath::Mma => Some(Tiling::Tile(mma::tile(like, sms))),
-            GemmPath::F16Mma => Some(Tiling::Tile(half::tile(client, like))),
-            _ => gemm_plan(path, like, sms as usize)
-                .map(|plan| Tiling::Plan(Plan { splits: plan.splits.min(2), ..plan })),
-        };
-        let [height, width] = match tiling {
-            Some(Tiling::Plan(plan)) => [plan.height(), plan.tile.cols],
-            Some(Tiling::Tile(size)) => size.map(|side| side as usize),
-            None => [if m <= emulated::FEW { emulated::FEW - 3 } else { 128 }, 128],
-        };
-        // Matrices of whole blocks of 128 columns share no square of scales.
-        let is_whole = grouping(like) == Some(Grouping::Rows) && n.is_multiple_of(BLOCK);
-        let cols =
-            if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
-        // Blocks of the contraction: several rounds of every ring, and every width of loads of scales.
-        let rounds = match path {
-            GemmPath::Gemv => 32,
-            GemmPath::Emulated if !is_few => 4,
-            _ => 8,
-        };
-        let blocks = rounds + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
-        let rows = if is_few { m } else { height + 2 };
-        let shape = [rows, cols, blocks * BLOCK - 37];
-        let grouping = grouping(like);
-        Self { path, formats, granularities, power_of_two, bias, dtype, use_fast_accum, grouping, shape, tiling }
+    /// The variant that self-checks judge for this one: the same kernels, with at most two splits of
+    /// the contraction.
+    pub fn judged(self) -> Self {
+        Self { plan: Plan { splits: self.plan.splits.min(2), ..self.plan }, ..self }
     }
-
-    /// Computes a product of operands of this variant into `out`.
-    ///
-    /// # Errors
-    /// [`KernelError::Disabled`] if there is no kernel.
-    pub(crate) fn run<R: Runtime>(
-        &self,
-        client: &ComputeClient<R>,
-        [a, b]: [&Operand; 2],
-        bias: Option<&VectorView>,
-        groups: Option<&Groups>,
-        out: &Handle,
-    ) -> Result<(), KernelError> {
-        let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
-        let &Self { dtype, use_fast_accum, tiling, .. } = self;
-        let gemm = Gemm { a, b, bias, out, dtype, accumulate: false, use_fast_accum, groups, tiling };
-        gemm.launch(client, self.path)
-    }
-}
-
-fn grouping(shape: &GemmShape) -> Option<Grouping> {
-    shape.groups.map(|(grouping, _)| grouping)
 }
 
 impl fmt::Display for GemmVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { formats: [a, b], granularities: [left, right], bias, dtype, shape: [m, n, k], grouping, .. } = self;
+        let GemmProblem { formats: [a, b], shape, bias, dtype, .. } = self.small;
+        let ([m, n, k], [left, right]) = (shape.product, shape.granularities);
         write!(f, "[{m}, {k}] · [{n}, {k}]ᵀ, {a}, {b} {left}, {right} to {dtype}")?;
         bias.iter().try_for_each(|bias| write!(f, ", {bias} bias"))?;
-        grouping.iter().try_for_each(|grouping| write!(f, ", groups of {grouping:?}"))
+        shape.groups.iter().try_for_each(|(grouping, _)| write!(f, ", groups of {grouping:?}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use GemmPath::{Bf16Wgmma, Emulated, F16Mma, Gemv, Mma, Tcgen05, Wgmma};
+
+    const ROWWISE: [Granularity; 2] = [Granularity::Row; 2];
+    const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
+    const MIXED: [Granularity; 2] = [Granularity::Block1x32, Granularity::Row];
+
+    /// Paths of many rows in the order in which they are disabled, by device and operands.
+    #[rustfmt::skip]
+    const PATHS: &[(Option<CudaArch>, bool, [Granularity; 2], &[GemmPath])] = &[
+        (None, false, ROWWISE, &[Emulated]),
+        (None, true, MX, &[F16Mma, Emulated]),
+        (Some(CudaArch::Sm80), true, ROWWISE, &[F16Mma, Emulated]),
+        (Some(CudaArch::Sm89), true, MX, &[Mma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm90), true, ROWWISE, &[Wgmma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm90), true, MIXED, &[Bf16Wgmma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm100), true, MX, &[Tcgen05, F16Mma, Emulated]),
+        (Some(CudaArch::Sm100), true, MIXED, &[F16Mma, Emulated]),
+        (Some(CudaArch::Sm120), true, MIXED, &[Mma, F16Mma, Emulated]),
+    ];
+
+    #[test]
+    fn each_path_follows_the_disabled_one() {
+        let dtype = Source::F32.storage();
+        for &(arch, has_units, granularities, paths) in PATHS {
+            let units = [has_units.then(half::Units::all); 2];
+            let device = GemmDevice { key: 0, arch, sms: Some(132), units };
+            for (rows, groups) in [(300, None), (2, None), (2, Some((Grouping::Rows, 3)))] {
+                let product = [rows, 300, 500];
+                let shape = GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups };
+                let mut problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
+                let gemv = arch.filter(|_| rows == 2 && groups.is_none()).map(|_| Gemv);
+                let mut disabled = Disabled::default();
+                for path in gemv.iter().chain(paths) {
+                    let variant = select(&device, &problem, &disabled).expect("a path is left");
+                    assert_eq!(variant.path, *path, "{arch:?}, {granularities:?}, {rows} rows, {groups:?}");
+                    disabled.add((*path, granularities));
+                    disabled.add((*path, [Granularity::Tensor; 2]));
+                }
+                assert_eq!(select(&device, &problem, &disabled), None);
+                problem.emulate = true;
+                assert_eq!(select(&device, &problem, &Disabled::default()).map(|variant| variant.path), Some(Emulated));
+            }
+        }
     }
 }

@@ -9,8 +9,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Format, GemmConfig, GemmPath, Granularity, Output, gemm_path, gemm_path_of_rows, scaled_gemm, scaled_gemm_into,
-    supports,
+    Format, GemmConfig, GemmDevice, GemmPath, Granularity, Output, gemm_path, scaled_gemm, scaled_gemm_into, supports,
 };
 
 use crate::Failure;
@@ -123,7 +122,7 @@ impl Gemm {
     }
 
     fn path<R: Runtime>(&self, client: &ComputeClient<R>) -> GemmPath {
-        gemm_path_of_rows(client, Some(self.shape[0]), self.granularities, self.config)
+        GemmDevice::of(client).path(Some(self.shape[0]), self.granularities, self.config)
     }
 
     pub(crate) fn name<R: Runtime>(&self, client: &ComputeClient<R>) -> String {

@@ -24,7 +24,7 @@ use codegen::variants::all_are_asked_for;
 use cubecl_core::Runtime;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
-    CudaArch, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, InvScale, cuda_arch, gemm_path, gemm_path_of_rows,
+    CudaArch, Format, GEMV_ROWS, GemmConfig, GemmDevice, GemmPath, Granularity, InvScale, cuda_arch, gemm_path,
 };
 
 type Client = ComputeClient<GenerateCuda>;
@@ -286,7 +286,7 @@ fn gemv() {
             checks::run(client, checks::Size::Small, wanted).unwrap_or_else(|failure| panic!("sm_{sm}: {failure}"));
         assert!(count >= 200, "{count}");
         for granularity in Granularity::ALL {
-            let path = |rows, config| gemm_path_of_rows(client, Some(rows), [granularity, Granularity::Row], config);
+            let path = |rows, config| GemmDevice::of(client).path(Some(rows), [granularity, Granularity::Row], config);
             assert_eq!([1, GEMV_ROWS].map(|rows| path(rows, PRECISE)), [GemmPath::Gemv; 2]);
             assert_ne!(path(GEMV_ROWS + 1, PRECISE), GemmPath::Gemv);
             assert_eq!(path(1, EMULATE), GemmPath::Emulated);

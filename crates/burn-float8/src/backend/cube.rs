@@ -9,17 +9,16 @@ use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
 use cubecl::future::block_on;
-use float8_kernels::check::{CastVariant, GemmVariant};
+use float8_kernels::check::CastVariant;
 use float8_kernels::{
-    Cast, GemmConfig, GemmPath, GemmShape, Granularity, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand,
-    Orientation, VectorView, dequantize_to_f32, gemm_path_of_rows, grouped_scaled_gemm, health, health_len, mx,
-    quantize, quantize_with_amax, row_words, scaled_gemm, supports, transpose,
+    Cast, GemmArgs, GemmDevice, Groups, InvScale, KernelError, MAX_INDEX, MatrixView, Operand, Orientation, VectorView,
+    dequantize_to_f32, health, health_len, mx, quantize, quantize_with_amax, row_words, supports, transpose,
 };
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::{
-    DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
-    fused_kernels, host, lost, preflight, self_check,
+    DeviceMemory, Float8Backend, Fused, GemmRequest, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
+    SelfCheckReport, device_errors, fused_kernels, host, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -55,18 +54,13 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
         let client = R::client(device);
         if let Err(error) = block_on(client.sync()) {
-            lost::reported(device.to_id(), error);
+            device_errors::push_reported(device.to_id(), error);
         }
         self_check::of(&client).report(device.to_id())
     }
 
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        rows: Option<usize>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-    ) -> GemmPath {
-        gemm_path_of_rows(&R::client(device), rows, granularities, config)
+    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
+        Some(GemmDevice::of(&R::client(device)))
     }
 
     fn fp8_quantize(
@@ -97,14 +91,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         quantized_tensors(&client, &device, quantized, (cast, orientation), (scale, [rows, cols]))
     }
 
-    fn fp8_matmul(
-        [a, b]: [&Self::Operand; 2],
-        bias: Option<CubeTensor<R>>,
-        groups: Option<GroupEnds<CubeTensor<R>>>,
-        shape: Shape,
-        dtype: FloatDType,
-        config: GemmConfig,
-    ) -> CubeTensor<R> {
+    fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> CubeTensor<R> {
+        let GemmRequest { a, b, bias, groups, shape, dtype, config } = gemm;
         let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
         let [left, right] = [a, b].map(kernel_operand);
         let bias_view = bias.as_ref().map(|bias| VectorView {
@@ -117,18 +105,16 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             let ends = into_contiguous(ends);
             Groups { count: ends.shape()[0], ends: ends.handle, grouping }
         });
-        let out = DType::from(dtype).into();
-        let variant = || {
-            let like = GemmShape::of([&left, &right], device_groups.as_ref(), config.use_fast_accum);
-            let dtypes = (bias_view.as_ref().map(|bias| bias.dtype), out);
-            GemmVariant::of(&client, [left.format, right.format], &like, dtypes, config.emulate)
+        let args = GemmArgs {
+            a: &left,
+            b: &right,
+            bias: bias_view.as_ref(),
+            groups: device_groups.as_ref(),
+            dtype: DType::from(dtype).into(),
+            config,
         };
-        let judged = self_check::of(&client).gemm((&client, device.to_id()), variant);
-        let y = judged.and_then(|()| match &device_groups {
-            None => scaled_gemm(&client, &left, &right, bias_view.as_ref(), out, config),
-            Some(groups) => grouped_scaled_gemm(&client, &left, &right, groups, out, config),
-        });
-        match y {
+        let variant = self_check::of(&client).gemm((&client, device.to_id()), &args.problem(), None);
+        match variant.and_then(|variant| args.run(&client, Some(&variant))) {
             Err(KernelError::Disabled) => {
                 let [a, b] = [a, b].map(|operand| host::write_codes(Self::fp8_read(operand), &device));
                 host::matmul::<Self>([&a, &b], bias, groups, shape, dtype)

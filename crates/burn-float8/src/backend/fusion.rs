@@ -1,19 +1,19 @@
 //! `Fusion<B>`: quantization and the scaled GEMM as custom operations in the stream. Nothing is drained, and the
 //! element-wise neighbours still fuse.
-use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, DeviceOps, FloatDType};
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{Backend, DType, DeviceOps};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_ir::TensorIr;
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmConfig, GemmPath, Granularity, Orientation, health_len, row_words};
+use float8_kernels::{Cast, Format, GemmDevice, Granularity, Orientation, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::stream::{Handles, register};
 use super::{
-    DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
-    fused_stream, lost,
+    DeviceMemory, Float8Backend, Fused, GemmRequest, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
+    SelfCheckReport, device_errors, fused_stream,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -44,18 +44,13 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
         // What is still in the stream runs first.
         if let Err(error) = Self::sync(device) {
-            lost::reported(device.id(), error);
+            device_errors::push_reported(device.id(), error);
         }
         B::fp8_self_check(device)
     }
 
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        rows: Option<usize>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-    ) -> GemmPath {
-        B::fp8_gemm_path(device, rows, granularities, config)
+    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
+        B::fp8_gemm_device(device)
     }
 
     fn fp8_quantize(
@@ -108,21 +103,15 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         Quantized { rows: row_copy, cols: col_copy, amax }
     }
 
-    fn fp8_matmul(
-        [a, b]: [&Self::Operand; 2],
-        bias: Option<FloatTensor<Self>>,
-        groups: Option<GroupEnds<IntTensor<Self>>>,
-        shape: Shape,
-        dtype: FloatDType,
-        config: GemmConfig,
-    ) -> FloatTensor<Self> {
+    fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self> {
+        let GemmRequest { a, b, bias, groups, shape, dtype, config } = gemm;
         let mut inputs = vec![a.codes.clone(), a.inv_scale.clone(), b.codes.clone(), b.inv_scale.clone()];
         let (has_bias, grouping) = (bias.is_some(), groups.as_ref().map(|groups| groups.grouping));
         inputs.extend(bias);
         inputs.extend(groups.map(|groups| groups.ends));
         let (a, b) = (described(a), described(b));
         register("float8_matmul", inputs, vec![(shape, dtype.into())], move |ir, handles| {
-            let (a, b) = (resolve(&a, &ir.inputs[..2], handles), resolve(&b, &ir.inputs[2..4], handles));
+            let (a, b) = (&resolve(&a, &ir.inputs[..2], handles), &resolve(&b, &ir.inputs[2..4], handles));
             let mut rest = ir.inputs[4..].iter();
             let bias = has_bias.then(|| handles.get_float_tensor::<B>(rest.next().expect("registered with a bias")));
             let groups = grouping.map(|grouping| {
@@ -130,7 +119,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
                 GroupEnds { ends, grouping }
             });
             let y = &ir.outputs[0];
-            let product = B::fp8_matmul([&a, &b], bias, groups, y.shape.clone(), dtype, config);
+            let shape = y.shape.clone();
+            let product = B::fp8_matmul(GemmRequest { a, b, bias, groups, shape, dtype, config });
             handles.register_float_tensor::<B>(&y.id, product);
         })
         .remove(0)

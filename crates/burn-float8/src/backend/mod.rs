@@ -3,6 +3,8 @@ mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
 mod cube;
+#[cfg(feature = "cubecl")]
+mod device_errors;
 mod fused;
 #[cfg(feature = "cubecl")]
 mod fused_kernels;
@@ -12,9 +14,6 @@ mod fused_stream;
 pub(crate) mod fusion;
 mod grouped;
 pub mod host;
-#[cfg(feature = "cubecl")]
-mod lost;
-pub(crate) mod memo;
 #[cfg(feature = "cubecl")]
 pub(crate) mod operand;
 #[cfg(feature = "cubecl")]
@@ -31,7 +30,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, InvScale, Orientation};
-use float8_kernels::{Format, Granularity};
+use float8_kernels::{Format, GemmDevice, Granularity};
 pub use fused::Fused;
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
@@ -116,6 +115,36 @@ pub struct GroupEnds<T> {
     pub grouping: Grouping,
 }
 
+/// A GEMM in FP8.
+#[derive(Debug)]
+pub struct GemmRequest<'a, B: Float8Backend> {
+    /// `[M, K]`.
+    pub a: &'a B::Operand,
+    /// `[N, K]`.
+    pub b: &'a B::Operand,
+    /// `[N]`; none with groups.
+    pub bias: Option<FloatTensor<B>>,
+    /// The groups of a grouped GEMM.
+    pub groups: Option<GroupEnds<IntTensor<B>>>,
+    /// The shape of y, whose last axis is N.
+    pub shape: Shape,
+    /// The dtype of y.
+    pub dtype: FloatDType,
+    /// Accumulation and emulation.
+    pub config: GemmConfig,
+}
+
+/// The path of a GEMM now, of operands of these granularities. `rows` are the output's, or `None` with groups. The answer changes
+/// when a kernel is found to be wrong.
+pub fn gemm_path(
+    device: Option<GemmDevice>,
+    rows: Option<usize>,
+    granularities: [Granularity; 2],
+    config: GemmConfig,
+) -> GemmPath {
+    device.map_or(GemmPath::Host, |device| device.path(rows, granularities, config))
+}
+
 /// The size of an operand, and what padding adds to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperandSize {
@@ -191,14 +220,11 @@ pub trait Float8Backend: Backend {
         SelfCheckReport::default()
     }
 
-    /// How this device computes [`fp8_matmul`](Self::fp8_matmul) of operands of these granularities: of an output of so many rows, or, with
-    /// groups, of any number. The answer changes when a kernel is found to be wrong.
-    fn fp8_gemm_path(
-        device: &Device<Self>,
-        rows: Option<usize>,
-        granularities: [Granularity; 2],
-        config: GemmConfig,
-    ) -> GemmPath;
+    /// The device that computes [`fp8_matmul`](Self::fp8_matmul), for [`gemm_path`]; none for the host.
+    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
+        let _ = device;
+        None
+    }
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
     ///
@@ -211,19 +237,12 @@ pub trait Float8Backend: Backend {
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self>;
 
-    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`, given the shape of y, whose last axis is N. With groups, the products of
-    /// each as [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, without a bias.
+    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`. With groups, the products of each as
+    /// [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, without a bias.
     ///
     /// Products are exact, accumulation is in f32; scales and bias are applied to the accumulator before the one
-    /// rounding to `dtype`.
-    fn fp8_matmul(
-        operands: [&Self::Operand; 2],
-        bias: Option<FloatTensor<Self>>,
-        groups: Option<GroupEnds<IntTensor<Self>>>,
-        shape: Shape,
-        dtype: FloatDType,
-        config: GemmConfig,
-    ) -> FloatTensor<Self>;
+    /// rounding to the dtype.
+    fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self>;
 
     /// Up to how many rows of `a` [`fp8_matmul`](Self::fp8_matmul) without groups gives each the bits that it has alone, where the rows have
     /// scales of their own; 1 if it does not promise that.

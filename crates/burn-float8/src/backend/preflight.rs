@@ -1,10 +1,12 @@
-//! A device is tried out before it is relied on: what its kernels are compiled with, before anything touches it; then a cast and a
+//! Tries a device out before its first use: the tools that compile its kernels, then a cast and a
 //! product of one tile.
 use burn_backend::{DType, DeviceId};
 use burn_cubecl::CubeRuntime;
 use cubecl::client::ComputeClient;
-use float8_kernels::check::{CastVariant, GemmVariant};
-use float8_kernels::{Cast, Format, GemmShape, Granularity, KernelError, MatrixView, Orientation, ScaleMode};
+use float8_kernels::check::CastVariant;
+use float8_kernels::{
+    Cast, Format, GemmProblem, GemmShape, Granularity, KernelError, MatrixView, Orientation, ScaleMode,
+};
 
 use super::self_check::DeviceChecks;
 use crate::error::Float8Error;
@@ -50,17 +52,13 @@ pub(super) fn run<R: CubeRuntime>(
     let x = MatrixView { handle, shape: [SIDE; 2], strides: [SIDE, 1], dtype };
     let variant = || CastVariant::of(client, &x, (cast, Orientation::Rows), None);
     checks.cast((client, device), variant).map_err(failed("cast"))?;
-    let like = GemmShape {
+    let shape = GemmShape {
         product: [SIDE; 3],
         granularities: [Granularity::Tensor; 2],
         power_of_two: false,
         use_fast_accum: false,
         groups: None,
     };
-    let variant = || {
-        let mut variant = GemmVariant::of(client, [Format::E4m3; 2], &like, (None, dtype), false);
-        variant.shape = [SIDE; 3];
-        variant
-    };
-    checks.gemm((client, device), variant).map_err(failed("GEMM"))
+    let problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
+    checks.gemm((client, device), &problem, Some(shape.product)).map(drop).map_err(failed("GEMM"))
 }

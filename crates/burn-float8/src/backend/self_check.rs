@@ -20,12 +20,15 @@ use burn_backend::DeviceId;
 use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
-use float8_kernels::check::{CastVariant, Flaw, FusedVariant, GemmVariant, Variant};
+use float8_kernels::check::{CastVariant, Flaw, FusedVariant, Variant};
 use float8_kernels::fused::disable_fused;
-use float8_kernels::{GemmPath, KernelError, cast_instructions, device_key, disable_casts, disable_path};
+use float8_kernels::{
+    GemmDevice, GemmProblem, GemmVariant, KernelError, cast_instructions, device_key, disable_casts, disable_path,
+    select,
+};
 use parking_lot::{Mutex, RwLock};
 
-use super::{SelfCheckReport, lost};
+use super::{SelfCheckReport, device_errors};
 use crate::config::SelfCheck;
 use crate::error::{Float8Error, SelfCheckFailure};
 
@@ -33,6 +36,8 @@ use crate::error::{Float8Error, SelfCheckFailure};
 pub(super) struct DeviceChecks {
     /// Whether a configuration or the environment turns checks off.
     off: AtomicBool,
+    /// The device, for the choice of a GEMM's kernel.
+    gemm_device: GemmDevice,
     /// Whether the device is a CPU, on which nothing is checked.
     is_cpu: bool,
     /// Held while a variant is judged. A thread that reaches another new variant waits.
@@ -57,7 +62,7 @@ static SEED: AtomicU64 = AtomicU64::new(1);
 
 /// Whether no kernel was wrong and no launch lost, on any device. Cheap enough for every call.
 pub(super) fn is_faultless() -> bool {
-    FAILURES.load(Ordering::Acquire) == 0 && lost::is_nothing()
+    FAILURES.load(Ordering::Acquire) == 0 && device_errors::is_nothing()
 }
 
 /// The checks of a client's device: one value for all clients of the device.
@@ -68,9 +73,10 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
         return known.clone();
     }
     let new = || {
-        lost::watch();
+        device_errors::watch();
         Arc::new(DeviceChecks {
             off: AtomicBool::new(variable() == Ok(Some(SelfCheck::Off))),
+            gemm_device: GemmDevice::of(client),
             is_cpu: client.properties().hardware.num_cpu_cores.is_some(),
             turn: Mutex::default(),
             found: RwLock::default(),
@@ -117,12 +123,12 @@ impl DeviceChecks {
         let Found { judged, failures, seconds } = &*self.found.read();
         let (kernels, seconds, failures) =
             (judged.values().filter(|right| **right).count(), *seconds, failures.clone());
-        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: lost::first(device) }
+        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(device) }
     }
 
     /// The first variant that is not right, or the first task that the device has lost.
     pub(super) fn fault(&self, device: DeviceId) -> Option<Float8Error> {
-        if let Some(message) = lost::first(device) {
+        if let Some(message) = device_errors::first(device) {
             return Some(Float8Error::Lost { message });
         }
         self.found.read().failures.first().cloned().map(Float8Error::SelfCheck)
@@ -152,27 +158,26 @@ impl DeviceChecks {
         Ok(())
     }
 
-    /// Leaves the path of a GEMM that is right for what `variant` describes.
+    /// Selects the variant of a GEMM that is right. `shape` replaces the shape of the judged product.
     ///
     /// # Errors
     /// [`KernelError::Disabled`] if none is.
     pub(super) fn gemm<R: Runtime>(
         &self,
         (client, device): (&ComputeClient<R>, DeviceId),
-        variant: impl Fn() -> GemmVariant,
-    ) -> Result<(), KernelError> {
-        while !self.is_off() {
-            let variant = variant();
-            let (path, granularities) = (variant.path, variant.granularities);
-            if path == GemmPath::Host {
-                return Err(KernelError::Disabled);
-            }
-            let disable = || disable_path(client, path, granularities);
-            if self.is_right((client, device), Variant::Gemm(variant), disable) {
-                break;
+        problem: &GemmProblem,
+        shape: Option<[usize; 3]>,
+    ) -> Result<GemmVariant, KernelError> {
+        loop {
+            let on = &self.gemm_device;
+            let variant = select(on, problem, &on.disabled()).ok_or(KernelError::Disabled)?;
+            let mut judged = variant.judged();
+            judged.small.shape.product = shape.unwrap_or(judged.small.shape.product);
+            let disable = || disable_path(client, variant.path, problem.shape.granularities);
+            if self.is_right((client, device), Variant::Gemm(judged), disable) {
+                return Ok(variant);
             }
         }
-        Ok(())
     }
 
     /// Disables a fused operation that is not right.
@@ -197,16 +202,16 @@ impl DeviceChecks {
         }
         // An error that the device has not told yet belongs to an earlier launch.
         if let Err(error) = block_on(client.sync()) {
-            lost::reported(device, error);
+            device_errors::push_reported(device, error);
         }
         let start = Instant::now();
-        let lost_before = lost::count(device);
+        let lost_before = device_errors::count(device);
         let judge = || variant.judge(client, SEED.fetch_add(1, Ordering::Relaxed));
         let mut judged = judge();
-        let mut reasons = lost::take_after(device, lost_before);
+        let mut reasons = device_errors::take_after(device, lost_before);
         if judged.is_err() && !reasons.is_empty() {
             judged = judge();
-            reasons = lost::take_after(device, lost_before);
+            reasons = device_errors::take_after(device, lost_before);
         }
         let flaw = match judged {
             Err(Flaw::Unsupported(KernelError::Disabled)) => Some(KernelError::Disabled.to_string()),
@@ -222,7 +227,7 @@ impl DeviceChecks {
             let reason = [flaw].into_iter().chain(reasons).collect::<Vec<_>>().join("; ");
             let (path, granularities) = match variant {
                 Variant::Cast(cast) => (format!("casts by {}", cast.instructions.unwrap_or("none")), None),
-                Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.granularities)),
+                Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.small.shape.granularities)),
                 Variant::Fused(_) => ("fused operations".into(), None),
             };
             let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };

@@ -17,7 +17,7 @@ pub use filter::LinearInfo;
 pub(crate) use filter::{matches_none, shortened};
 pub use float8_kernels::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 pub use linear::Float8LinearConfig;
-pub(crate) use plan::{CastPlan, LinearPlan};
+pub(crate) use plan::{CastPlan, LinearDtypes, LinearPlan};
 pub use policy::Policy;
 pub use self_check::SelfCheck;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};

@@ -1,42 +1,58 @@
-//! [`LinearPlan`]: what the three GEMMs and six casts of a linear read of its configuration, resolved once.
-use float8_kernels::{Cast, GemmConfig, Granularity};
+//! [`LinearPlan`]: how the three GEMMs and six casts of a linear run, resolved once from its configuration.
+use burn_backend::DType;
+use float8_kernels::{Cast, GemmConfig, GemmDevice, Granularity};
 
 use super::cast::ScalingType;
 use super::delayed::DelayedScaling;
 use super::linear::Float8LinearConfig;
-use crate::terms::{Gemm, Operand};
+use crate::terms::{Gemm, Operand, Reason};
 
 /// One of the six casts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CastPlan {
-    /// What the kernels are asked for.
+    /// The cast of the kernels.
     pub(crate) cast: Cast,
-    /// Whether a history gives the scale, and how.
+    /// The settings of its history, with delayed scaling.
     pub(crate) delayed: Option<DelayedScaling>,
 }
 
 /// One of the three GEMMs in FP8.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmPlan {
-    /// What shares one scale in each of its operands.
+    /// Granularities of its operands.
     pub(crate) granularities: [Granularity; 2],
     /// Accumulation and emulation.
     pub(crate) config: GemmConfig,
 }
 
-/// A linear's configuration as its GEMMs read it.
+/// The dtypes of a linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LinearDtypes {
+    /// Of x, y and their gradients.
+    pub(crate) x: DType,
+    /// Of w and its gradient.
+    pub(crate) w: DType,
+    pub(crate) bias: Option<DType>,
+}
+
+/// How a linear runs, as far as its configuration, device and dtypes decide. Shapes and disabled
+/// kernels decide the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearPlan {
     /// None where the operand stays in high precision.
     casts: [Option<CastPlan>; 6],
-    gemms: [Option<GemmPlan>; 3],
+    /// The settings of each GEMM, or why it runs in high precision.
+    gemms: [Result<GemmPlan, Reason>; 3],
     /// Whether the weight's FP8 copies are made again in backward.
     pub(crate) recasts_weight: bool,
     /// Whether `Tensor::matmul` with the weight on the right is a linear in FP8.
     pub(crate) matmul: bool,
+    /// The device that GEMMs run on. None for the host.
+    pub(crate) device: Option<GemmDevice>,
 }
 
 impl LinearPlan {
+    /// The plan for any device and dtypes.
     pub(crate) fn new(config: &Float8LinearConfig) -> Self {
         let casts = config.casts();
         let cast = |operand: Operand| {
@@ -44,16 +60,36 @@ impl LinearPlan {
             let delayed = (own.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
             (!own.is_disabled()).then(|| CastPlan { cast: config.kernel_cast(operand), delayed })
         };
-        let gemm = |gemm: Gemm| {
-            let enabled = !casts.is_disabled(gemm);
-            enabled.then(|| GemmPlan { granularities: casts.granularities(gemm), config: config.gemm_config(gemm) })
+        let gemm = |gemm: Gemm| match casts.is_disabled(gemm) {
+            true => Err(Reason::Recipe),
+            false => Ok(GemmPlan { granularities: casts.granularities(gemm), config: config.gemm_config(gemm) }),
         };
         Self {
             casts: Operand::ALL.map(cast),
             gemms: Gemm::ALL.map(gemm),
             recasts_weight: config.force_recompute_fp8_weight_in_bwd(),
             matmul: config.matmul(),
+            device: None,
         }
+    }
+
+    /// The plan for these dtypes on a device that supports some dtypes.
+    pub(crate) fn on(
+        &self,
+        device: Option<GemmDevice>,
+        dtypes: LinearDtypes,
+        supports: impl Fn(DType) -> bool,
+    ) -> Self {
+        let LinearDtypes { x, w, bias } = dtypes;
+        let missing = |dtypes: &[DType]| dtypes.iter().copied().find(|dtype| !supports(*dtype));
+        let (both, all) = (missing(&[x, w]), missing(&[x, w, bias.unwrap_or(w)]));
+        let mut plan = Self { device, ..self.clone() };
+        for (gemm, missing) in plan.gemms.iter_mut().zip([all, both, both]) {
+            if let (Ok(_), Some(dtype)) = (&gemm, missing) {
+                *gemm = Err(Reason::Dtype(dtype));
+            }
+        }
+        plan
     }
 
     /// None if this operand stays in high precision.
@@ -61,9 +97,9 @@ impl LinearPlan {
         self.casts[operand.index()]
     }
 
-    /// None if this GEMM stays in high precision.
-    pub(crate) fn gemm(&self, gemm: Gemm) -> Option<GemmPlan> {
-        self.gemms[gemm as usize]
+    /// The settings of a GEMM, or why it runs in high precision.
+    pub(crate) fn gemm(&self, gemm: Gemm) -> Result<GemmPlan, &Reason> {
+        self.gemms[gemm as usize].as_ref().copied()
     }
 
     /// Whether one pass over a tensor makes both of its copies: both are read, by the same cast.

@@ -5,16 +5,18 @@ mod health;
 mod tag;
 mod untagged;
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
+use burn_backend::tensor::Device;
+use burn_backend::{DeviceId, DeviceOps};
 use float8_kernels::{Cast, GemmPath};
 use parking_lot::{Mutex, RwLock};
 
-use crate::backend::OperandSize;
-use crate::config::{FallbackTo, LinearPlan, Policy};
+use crate::backend::{Float8Backend, OperandSize};
+use crate::config::{FallbackTo, LinearDtypes, LinearPlan, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
@@ -59,19 +61,24 @@ struct GemmCalls {
     last: Mutex<LastCall>,
 }
 
+/// A backend, a device and dtypes.
+type PlanKey = (TypeId, DeviceId, LinearDtypes);
+
 /// What the configuration says, and what statistics have made of it.
 struct Settings {
     configured: Arc<Policy>,
     active: Arc<Policy>,
     /// The plan of `active`, where that is FP8.
     plan: Option<Arc<LinearPlan>>,
+    /// The same, resolved for each backend, device and dtypes.
+    resolved: Vec<(PlanKey, Arc<LinearPlan>)>,
     fallback: Option<Fallback>,
 }
 
 impl Settings {
     fn new(configured: Arc<Policy>) -> Self {
         let plan = plan(&configured);
-        Self { active: configured.clone(), configured, plan, fallback: None }
+        Self { active: configured.clone(), configured, plan, resolved: vec![], fallback: None }
     }
 }
 
@@ -173,6 +180,34 @@ impl Layer {
         }
     }
 
+    /// [`plan`](Self::plan) for these dtypes on a device, resolved by the first use.
+    ///
+    /// # Panics
+    ///
+    /// If the device cannot run FP8.
+    pub(crate) fn plan_on<B: Float8Backend>(
+        &self,
+        device: &Device<B>,
+        dtypes: LinearDtypes,
+        off: Option<Reason>,
+    ) -> Result<Arc<LinearPlan>, Reason> {
+        let plan = self.plan(off)?;
+        let key = (TypeId::of::<B>(), device.id(), dtypes);
+        if let Some((_, resolved)) = self.settings.read().resolved.iter().find(|(known, _)| *known == key) {
+            return Ok(resolved.clone());
+        }
+        // The first use on this device of a program that has applied no configuration.
+        B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
+        let resolved = plan.on(B::fp8_gemm_device(device), dtypes, |dtype| B::fp8_supports(device, dtype));
+        let resolved = Arc::new(resolved);
+        let mut settings = self.settings.write();
+        // Another policy may have been set meanwhile.
+        if settings.plan.as_ref().is_some_and(|current| Arc::ptr_eq(current, &plan)) {
+            settings.resolved.push((key, resolved.clone()));
+        }
+        Ok(resolved)
+    }
+
     /// Whether `Tensor::matmul` with its weight on the right runs in FP8.
     pub(crate) fn has_matmul(&self) -> bool {
         self.settings.read().plan.as_ref().is_some_and(|plan| plan.matmul)
@@ -198,6 +233,7 @@ impl Layer {
             _ => Policy::HighPrecision(Reason::Fallback(fallback.reason.clone())),
         });
         settings.plan = plan(&settings.active);
+        settings.resolved.clear();
         settings.fallback = Some(fallback);
     }
 

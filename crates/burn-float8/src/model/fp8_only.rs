@@ -12,7 +12,7 @@ use crate::backend::{Float8Backend, HostCodes};
 use crate::config::{Float8Config, LinearInfo};
 use crate::error::{ApplyError, Float8Error};
 use crate::stack::Float8Stack;
-use crate::tensor::{CastRequest, Codes, Float8Tensor, View, fp8_copy};
+use crate::tensor::{CastRequest, Codes, Float8Tensor, Layout, fp8_copy};
 use crate::terms::Operand;
 
 /// Which weights are FP8 codes alone; its `Display` is the one-line summary.
@@ -122,9 +122,16 @@ fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     let Some(tag) = weight.tag().cloned() else { return weight };
     let plan = tag.layer.plan(None).ok().filter(|plan| plan.cast(Operand::WEIGHT_T).is_some());
     let (Some(plan), false) = (plan, weight.is_fp8_only()) else { return weight };
-    let request =
-        CastRequest { operand: Operand::WEIGHT_T, layer: &tag.layer, plan: &plan, both: false, evaluates: true };
-    let codes = Codes::of(&fp8_copy(&weight, View::Own, request));
+    let request = CastRequest {
+        tensor: &weight,
+        layout: Layout::Matrix,
+        operand: Operand::WEIGHT_T,
+        layer: &tag.layer,
+        plan: &plan,
+        both: false,
+        evaluates: true,
+    };
+    let codes = Codes::of(&fp8_copy(request));
     let like = placeholder::<B>(weight.full());
     Float8Tensor::of_codes(like, codes).tagged(tag)
 }

@@ -9,7 +9,7 @@ use float8_kernels::{GEMV_ROWS, reference};
 use serde::{Deserialize, Serialize};
 
 use super::walk::{FoundLinear, linears};
-use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport};
+use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport, gemm_path};
 use crate::config::{Policy, Untagged, shortened};
 use crate::error::Float8Error;
 use crate::layer::{
@@ -225,7 +225,7 @@ impl LayerReport {
                 let config = GemmConfig { emulate: path == GemmPath::Emulated, ..Default::default() };
                 // Others have many rows, or groups.
                 let rows = (path == GemmPath::Gemv).then_some(rows);
-                let now = B::fp8_gemm_path(device, rows, granularities, config);
+                let now = gemm_path(B::fp8_gemm_device(device), rows, granularities, config);
                 if lost.is_empty() || now == GemmPath::Gemv {
                     return path.to_string();
                 }

@@ -46,7 +46,7 @@ pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]
 /// Whether fprop runs in FP8 and no row of x has a part in the scale of another.
 fn has_scales_of_rows<B: Float8Backend>(layer: &Layer, device: &B::Device) -> bool {
     let Ok(plan) = layer.plan(None) else { return false };
-    let cast = plan.gemm(Gemm::Fprop).and_then(|_| plan.cast(Operand::INPUT));
+    let cast = plan.gemm(Gemm::Fprop).ok().and_then(|_| plan.cast(Operand::INPUT));
     cast.is_some_and(|cast| match cast.delayed {
         Some(scaling) => DeviceState::<B>::of(layer, device).scaling_amax(layer, Role::Input, scaling).is_some(),
         None => cast.cast.granularity.group(2, 1)[0] == 1,

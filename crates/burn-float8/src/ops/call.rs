@@ -1,53 +1,74 @@
-//! [`GemmCall`]: one GEMM of a linear, with groups or without: whether it runs in FP8, and how.
+//! [`Use`]: one use of a layer by a linear; [`GemmCall`]: one of its GEMMs, in FP8 or in high precision.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{DType, FloatDType};
+use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
-use crate::backend::{Float8Backend, GroupEnds, OperandSize, memo};
-use crate::config::{LinearPlan, Untagged};
+use crate::backend::{Float8Backend, GemmRequest, GroupEnds, OperandSize, gemm_path};
+use crate::config::{LinearDtypes, LinearPlan, Untagged};
 use crate::error::Float8Error;
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
 use crate::profile::{Work, time};
 use crate::step::on_weight_read;
-use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, View, fp8_copy};
+use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, Layout, fp8_copy, sample};
 use crate::terms::{Gemm, Operand, Reason};
 
 /// One use of a layer: fixed in forward, for all three GEMMs.
 #[derive(Clone, Debug)]
-pub(super) struct Use {
+pub(super) struct Use<B: Float8Backend> {
     pub(super) layer: Arc<Layer>,
     /// How it runs in FP8, or why it does not.
     pub(super) plan: Result<Arc<LinearPlan>, Reason>,
+    pub(super) device: Device<B>,
+    pub(super) dtypes: LinearDtypes,
     /// Whether no backward can follow.
     pub(super) evaluates: bool,
 }
 
-impl Use {
-    /// The use of a weight that a forward reads on this thread now. It begins an optimizer step if it is the first weight that linears
-    /// read of those that the optimizer has built.
+impl<B: Float8Backend> Use<B> {
+    /// The use of a weight that a forward reads on this thread now. It begins an optimizer step if
+    /// the weight is the first that linears read after the optimizer.
     ///
     /// # Panics
     ///
     /// If the weight carries no layer and a configuration says that this is an error.
-    pub(super) fn of<B: Float8Backend>(w: &Float8Tensor<B>) -> Self {
-        let device = B::float_device(w.full());
+    pub(super) fn of(x: &Float8Tensor<B>, w: &Float8Tensor<B>, bias: Option<DType>, evaluates: bool) -> Self {
+        let (device, dtypes) = (w.device(), LinearDtypes { x: x.dtype(), w: w.dtype(), bias });
         w.cache().note_fprop();
         let off = (!is_autocast_enabled()).then_some(Reason::Autocast);
-        let Some(tag) = w.tag() else {
-            let layer = untagged::<B>(&device);
-            let plan = check_untagged::<B>(w, &device).and_then(|()| layer.plan(off));
-            return Self { plan, layer, evaluates: false };
+        let (layer, plan) = match w.tag() {
+            None => {
+                let layer = untagged::<B>(&device);
+                let plan = check_untagged::<B>(w, &device).and_then(|()| layer.plan_on::<B>(&device, dtypes, off));
+                (layer, plan)
+            }
+            Some(tag) => {
+                on_weight_read::<B>(tag, &device);
+                let off = if tag.enabled { off } else { Some(Reason::WithoutFloat8) };
+                (tag.layer.clone(), tag.layer.plan_on::<B>(&device, dtypes, off))
+            }
         };
-        on_weight_read::<B>(tag, &device);
-        let off = if tag.enabled { off } else { Some(Reason::WithoutFloat8) };
-        Self { plan: tag.layer.plan(off), layer: tag.layer.clone(), evaluates: false }
+        Self { layer, plan, device, dtypes, evaluates }
     }
 
-    /// What a cast of an operand is asked for.
-    pub(super) fn request<'a>(&'a self, operand: Operand, plan: &'a LinearPlan, both: bool) -> CastRequest<'a> {
-        CastRequest { operand, layer: &self.layer, plan, both, evaluates: self.evaluates }
+    /// The cast of an operand.
+    pub(super) fn request<'a>(
+        &'a self,
+        plan: &'a LinearPlan,
+        tensor: &'a Float8Tensor<B>,
+        operand: Operand,
+    ) -> CastRequest<'a, B> {
+        let Self { layer, evaluates, .. } = self;
+        let layout = Layout::Matrix;
+        CastRequest { tensor, layout, operand, layer, plan, both: false, evaluates: *evaluates }
+    }
+
+    /// Samples an operand that backward reads, if statistics are due.
+    pub(super) fn sample(&self, tensor: &Float8Tensor<B>, layout: Layout, operand: Operand) {
+        if let Ok(plan) = &self.plan {
+            sample(CastRequest { layout, ..self.request(plan, tensor, operand) });
+        }
     }
 }
 
@@ -67,119 +88,77 @@ fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> 
 }
 
 /// One GEMM of a linear with these M, K and N.
-pub(super) struct GemmCall<'a> {
-    pub(super) used: &'a Use,
+pub(super) struct GemmCall<'a, B: Float8Backend> {
+    pub(super) used: &'a Use<B>,
     pub(super) gemm: Gemm,
     pub(super) dims: [usize; 3],
     /// Weights of K by N; 1 without groups.
     pub(super) groups: usize,
-    /// How much of the contraction is no padding, where rows were put between groups.
+    /// Length of the contraction without padding, where there are rows of padding between groups.
     pub(super) unpadded: Option<usize>,
 }
 
-impl<'a> GemmCall<'a> {
+/// The inputs of a GEMM, and its output.
+pub(super) struct GemmData<'a, B: Float8Backend> {
+    pub(super) copies: [&'a Fp8Copy<B>; 2],
+    pub(super) bias: Option<FloatTensor<B>>,
+    pub(super) groups: Option<GroupEnds<IntTensor<B>>>,
+    pub(super) shape: Shape,
+    pub(super) dtype: DType,
+}
+
+impl<'a, B: Float8Backend> GemmCall<'a, B> {
     /// A GEMM without groups.
-    pub(super) fn new(used: &'a Use, gemm: Gemm, dims: [usize; 3]) -> Self {
+    pub(super) fn new(used: &'a Use<B>, gemm: Gemm, dims: [usize; 3]) -> Self {
         Self { used, gemm, dims, groups: 1, unpadded: None }
     }
 
-    /// How this GEMM, which reads and writes these dtypes, runs in FP8, if it can and may; if not, its reason is recorded.
+    /// The plan if this GEMM runs in FP8. Else the reason is recorded.
     ///
     /// # Panics
     ///
-    /// In strict mode, if nobody asked for high precision.
-    pub(super) fn plan<B: Float8Backend>(
-        &self,
-        device: &Device<B>,
-        dtypes: impl IntoIterator<Item = DType>,
-    ) -> Option<&'a LinearPlan> {
-        match self.decide::<B>(device, dtypes) {
-            Ok(plan) => Some(plan),
-            Err(reason) => {
-                self.record_high_precision(reason);
-                None
-            }
+    /// In strict mode, if the reason was not requested.
+    pub(super) fn plan(&self) -> Option<&'a LinearPlan> {
+        let reason = match self.decide() {
+            Ok(plan) => return Some(plan),
+            Err(reason) => reason,
+        };
+        let layer = &self.used.layer;
+        layer.count_high_precision(self.gemm, reason.clone());
+        if !reason.is_requested() && layer.conversion().config().strict {
+            let (layer, reason) = (layer.name().into(), reason.to_string());
+            panic!("{}", Float8Error::UnrequestedHighPrecision { layer, gemm: self.gemm, reason });
         }
+        None
     }
 
     /// The plan, or why this GEMM runs in high precision.
-    pub(super) fn decide<B: Float8Backend>(
-        &self,
-        device: &Device<B>,
-        dtypes: impl IntoIterator<Item = DType>,
-    ) -> Result<&'a LinearPlan, Reason> {
+    pub(super) fn decide(&self) -> Result<&'a LinearPlan, Reason> {
         let (plan, [m, k, n]) = (self.used.plan.as_ref().map_err(Clone::clone)?, self.dims);
-        if plan.gemm(self.gemm).is_none() {
-            return Err(Reason::Recipe);
-        }
-        if self.dims.contains(&0) {
-            return Err(Reason::Empty { m, k, n });
-        }
-        if largest(m, k, n, self.groups) > B::fp8_max_elements() {
-            return Err(Reason::TooLarge { m, k, n });
-        }
-        match dtypes.into_iter().find(|dtype| !memo::supports::<B>(device, *dtype)) {
-            Some(dtype) => Err(Reason::Dtype(dtype)),
-            None => Ok(plan),
+        match plan.gemm(self.gemm) {
+            Err(Reason::Recipe) => Err(Reason::Recipe),
+            _ if self.dims.contains(&0) => Err(Reason::Empty { m, k, n }),
+            _ if largest(m, k, n, self.groups) > B::fp8_max_elements() => Err(Reason::TooLarge { m, k, n }),
+            Err(reason) => Err(reason.clone()),
+            Ok(_) => Ok(plan),
         }
     }
 
     /// Gathers the weight of a GEMM without rows, which reads none, if it has a source: processes that have rows wait for this one.
     /// Gives the copy, if it was gathered in FP8: the amax of its rows counts.
-    pub(super) fn join<B: Float8Backend>(
-        &self,
-        w: &Float8Tensor<B>,
-        (dtype, dtypes): (DType, impl IntoIterator<Item = DType>),
-        device: &Device<B>,
-    ) -> Option<Arc<Fp8Copy<B>>> {
+    pub(super) fn join(&self, w: &Float8Tensor<B>) -> Option<Arc<Fp8Copy<B>>> {
         self.used.layer.source()?;
         let [_, k, n] = self.dims;
-        let call = Self { dims: [1, k, n], ..*self };
-        match call.decide::<B>(device, dtypes) {
+        match (Self { dims: [1, k, n], ..*self }).decide() {
             Ok(plan) => {
                 let [_, operand] = self.gemm.operands();
-                Some(fp8_copy(w, View::Own, self.used.request(operand, plan, false)))
+                Some(fp8_copy(self.used.request(plan, w, operand)))
             }
             Err(_) => {
-                w.clone().into_whole(dtype);
+                w.clone().into_whole(self.used.dtypes.x);
                 None
             }
         }
-    }
-
-    fn record_high_precision(&self, reason: Reason) {
-        let layer = &self.used.layer;
-        let is_requested = reason.is_requested();
-        layer.count_high_precision(self.gemm, reason.clone());
-        if !is_requested && layer.conversion().config().strict {
-            let (layer, reason) = (layer.name().into(), reason.to_string());
-            panic!("{}", Float8Error::UnrequestedHighPrecision { layer, gemm: self.gemm, reason });
-        }
-    }
-
-    /// The FP8 copies of its two operands, each of a tensor: `both` if another GEMM will read that tensor's other copy.
-    pub(super) fn copies<B: Float8Backend>(
-        &self,
-        [first, second]: [(&Float8Tensor<B>, View<'_, B>, bool); 2],
-        plan: &LinearPlan,
-    ) -> [Arc<Fp8Copy<B>>; 2] {
-        let [a, b] = self.gemm.operands();
-        [self.copy(first, a, plan), self.copy(second, b, plan)]
-    }
-
-    /// One of them.
-    pub(super) fn copy<B: Float8Backend>(
-        &self,
-        (tensor, view, both): (&Float8Tensor<B>, View<'_, B>, bool),
-        operand: Operand,
-        plan: &LinearPlan,
-    ) -> Arc<Fp8Copy<B>> {
-        let copy = fp8_copy(tensor, view, self.used.request(operand, plan, both));
-        // An amax that forward has seen counts later, once backward comes to the node.
-        if self.gemm != Gemm::Fprop {
-            copy.result.observation.iter().for_each(|observation| observation.confirm());
-        }
-        copy
     }
 
     /// Multiplies two operands, and counts.
@@ -187,33 +166,27 @@ impl<'a> GemmCall<'a> {
     /// # Panics
     ///
     /// If the device has lost results; in strict mode, if one of its kernels was found to be wrong.
-    pub(super) fn run<B: Float8Backend>(
-        &self,
-        copies: [&Fp8Copy<B>; 2],
-        bias: Option<FloatTensor<B>>,
-        groups: Option<GroupEnds<IntTensor<B>>>,
-        (shape, dtype): (Shape, DType),
-        (device, plan): (&Device<B>, &LinearPlan),
-    ) -> FloatTensor<B> {
+    pub(super) fn run(&self, plan: &LinearPlan, data: GemmData<'_, B>) -> FloatTensor<B> {
+        let GemmData { copies: [a, b], bias, groups, shape, dtype } = data;
         let gemm = plan.gemm(self.gemm).expect("decided");
-        let operands = copies.map(|copy| &copy.operand);
-        let rows = groups.is_none().then(|| B::fp8_size(operands[0]).rows);
-        let path = memo::gemm_path::<B>(device, rows, gemm.granularities, gemm.config);
+        let sizes = [a, b].map(|copy| B::fp8_size(&copy.operand));
+        let rows = groups.is_none().then_some(sizes[0].rows);
+        let path = gemm_path(plan.device, rows, gemm.granularities, gemm.config);
         let timer = time(Work::ScaledGemm(self.gemm));
-        let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), gemm.config);
+        let (dtype, config) = (FloatDType::from(dtype), gemm.config);
+        let y = B::fp8_matmul(GemmRequest { a: &a.operand, b: &b.operand, bias, groups, shape, dtype, config });
         drop(timer);
-        match B::fp8_fault(device) {
+        match B::fp8_fault(&self.used.device) {
             // The next path computed it.
             Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
             Some(error) => panic!("{error}"),
             None => {}
         }
-        let operand = |copy: &Fp8Copy<B>| {
-            let size = B::fp8_size(&copy.operand);
+        let operand = |copy: &Fp8Copy<B>, size: OperandSize| {
             let size = OperandSize { k: self.unpadded.unwrap_or(size.k), ..size };
             LastOperand { size, cast: copy.cast, amaxes: copy.result.clone() }
         };
-        self.used.layer.count_fp8(self.gemm, path, copies.map(operand));
+        self.used.layer.count_fp8(self.gemm, path, [operand(a, sizes[0]), operand(b, sizes[1])]);
         y
     }
 }

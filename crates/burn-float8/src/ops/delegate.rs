@@ -482,11 +482,18 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     }
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
-        if linear::fits(&x, &weight, bias.as_ref()) {
-            return Float8Tensor::new(linear::adapted(x, weight, bias));
-        }
-        // Let Burn's own say what is wrong with the shapes.
-        Float8Tensor::new(B::linear(x.into_full(), weight.into_values("linear"), bias))
+        Float8Tensor::new(match weight.adapters().cloned() {
+            // Let Burn's own say what is wrong with the shapes.
+            _ if !linear::fits(&x, &weight, bias.as_ref()) => {
+                B::linear(x.into_full(), weight.into_values("linear"), bias)
+            }
+            None => B::fp8_linear(x, weight, bias),
+            Some(adapters) => {
+                // Only this linear reads a weight with adapters without their sum.
+                let y = B::fp8_linear(x.clone(), weight.with_adapters(None), bias);
+                adapters.add_to(y, x.into_full())
+            }
+        })
     }
     // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
     fn linear_x_backward(_: F<Self>, _: F<Self>) -> F<Self> {

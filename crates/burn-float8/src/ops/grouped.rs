@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorPrimitive};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{Backend, TensorMetadata};
 use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
-use super::call::{GemmCall, Use};
-use super::linear::{SavedInput, Seen, Wanted, sample_operands};
+use super::call::{GemmCall, GemmData, Use};
+use super::linear::{SavedInput, Seen, Wanted};
 use crate::backend::host::ranges;
 use crate::backend::{Float8Backend, GroupEnds, grouped_matmul, in_dtype};
 use crate::profile::operation;
-use crate::tensor::{Float8Tensor, Fp8Copy, Layout, View, clear_recent, fp8_copy};
+use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, Layout, clear_shared_input_casts, fp8_copy};
 use crate::terms::{Gemm, Operand};
 
 /// M, G, K and N.
@@ -40,7 +40,7 @@ impl Dims {
         Self { m: x.shape()[0], groups: ws[0], k: ws[1], n: ws[2] }
     }
 
-    fn call<'a>(&self, used: &'a Use, gemm: Gemm) -> GemmCall<'a> {
+    fn call<'a, B: Float8Backend>(&self, used: &'a Use<B>, gemm: Gemm) -> GemmCall<'a, B> {
         // wgrad contracts the rows as they are padded.
         let rows = if gemm == Gemm::Wgrad && self.m > 0 { padded_rows(self.m, self.groups) } else { self.m };
         let unpadded = (gemm == Gemm::Wgrad).then_some(self.m);
@@ -62,33 +62,18 @@ fn groups<B: Float8Backend>(ends: IntTensor<B>, grouping: Grouping) -> Option<Gr
     Some(GroupEnds { ends: B::int_cast(ends, IntDType::I32), grouping })
 }
 
-/// The weight as a matrix whose transpose is fprop's operand, `[K, G·N]`.
-fn experts_along_n<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
-    let [groups, k, n] = w.shape().dims();
-    let transposed = B::float_reshape(B::float_swap_dims(w, 1, 2), Shape::from(vec![groups * n, k]));
-    B::float_transpose(transposed)
-}
-
-/// The weight as dgrad's operand, `[G·K, N]`.
-fn experts_along_k<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
-    let [groups, k, n] = w.shape().dims();
-    B::float_reshape(w, Shape::from(vec![groups * k, n]))
-}
-
 /// x padded and transposed, in FP8, and where its rows come from.
 pub(super) type PaddedCopy<B> = (Arc<Fp8Copy<B>>, Padding<B>);
 
 /// What the node of a grouped linear keeps from forward for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
-    used: Use,
+    used: Use<B>,
     pub(super) x: SavedInput<PaddedCopy<B>>,
     /// If x wants a gradient.
     w: Option<Float8Tensor<B>>,
-    weight_dtype: DType,
     ends: IntTensor<B>,
     dims: Dims,
-    x_dtype: DType,
     seen: Seen<B>,
 }
 
@@ -105,23 +90,23 @@ pub(super) fn forward<B: Float8Backend>(
     ends: IntTensor<B>,
     wanted: Wanted,
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
-    let (dims, dtype, device) = (Dims::of(x, w), x.dtype(), B::float_device(x.full()));
-    let (used, mut seen) = (Use::of(w), Seen::default());
+    let (dims, used) = (Dims::of(x, w), Use::of(x, w, None, false));
+    let (dtype, mut seen) = (used.dtypes.x, Seen::default());
     let call = dims.call(&used, Gemm::Fprop);
-    let along_n = || experts_along_n::<B>(w.full().clone());
-    let weight_view = View::Computed(Layout::ExpertsAlongN, &along_n);
-    let y = match call.plan::<B>(&device, [dtype, w.dtype()]) {
+    let layout = Layout::ExpertsAlongN;
+    let y = match call.plan() {
         None => {
             let _timer = operation("grouped_matmul");
             let (x, w) = (float(x.full().clone()), float(w.full().clone()));
             grouped_matmul::<B>(x, w, Tensor::from_primitive(ends.clone())).into_primitive().tensor()
         }
         Some(plan) => {
-            let [a, b] = call.copies([(x, View::Own, false), (w, weight_view, false)], plan);
+            let a = fp8_copy(used.request(plan, x, Operand::INPUT));
+            let b = fp8_copy(CastRequest { layout, ..used.request(plan, w, Operand::WEIGHT_T) });
             seen.add(&a);
             seen.add(&b);
-            let out = (Shape::from(vec![dims.m, dims.n]), dtype);
-            call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, plan))
+            let (groups, shape) = (groups::<B>(ends.clone(), Grouping::Rows), Shape::from(vec![dims.m, dims.n]));
+            call.run(plan, GemmData { copies: [&a, &b], bias: None, groups, shape, dtype })
         }
     };
     if !wanted.any() {
@@ -130,29 +115,27 @@ pub(super) fn forward<B: Float8Backend>(
     }
     if let Ok(plan) = &used.plan {
         if wanted.w {
-            seen.sample(x, View::Own, used.request(Operand::INPUT, plan, false));
+            seen.sample(used.request(plan, x, Operand::INPUT));
         }
         if !wanted.x {
-            seen.sample(w, weight_view, used.request(Operand::WEIGHT_T, plan, false));
+            seen.sample(CastRequest { layout, ..used.request(plan, w, Operand::WEIGHT_T) });
         }
     }
-    let call = dims.call(&used, Gemm::Wgrad);
-    let saved_input = match call.decide::<B>(&device, [dtype, w.dtype()]) {
+    let saved_input = match dims.call(&used, Gemm::Wgrad).decide() {
         _ if !wanted.w => SavedInput::None,
         Err(_) => SavedInput::Full,
         Ok(plan) => {
-            let padding = Padding::<B>::new(ends.clone(), dims, &device);
+            let padding = Padding::<B>::new(ends.clone(), dims, &used.device);
             let padded = padding.apply(x);
-            let request = used.request(Operand::INPUT_T, plan, false);
-            let copy = fp8_copy(&padded, View::Computed(Layout::Matrix, &|| padded.full().clone()), request);
+            let request = used.request(plan, &padded, Operand::INPUT_T);
+            let copy = fp8_copy(request);
             seen.add(&copy);
-            seen.sample(&padded, View::Own, request);
+            seen.sample(request);
             SavedInput::Float8((copy, padding))
         }
     };
-    let (weight_dtype, w) = (w.dtype(), wanted.x.then(|| w.clone()));
-    let saved = Saved { x: saved_input, w, weight_dtype, ends, dims, x_dtype: dtype, seen, used };
-    (y, Some(saved))
+    let w = wanted.x.then(|| w.clone());
+    (y, Some(Saved { x: saved_input, w, ends, dims, seen, used }))
 }
 
 /// The gradients of x and w that are wanted. `x` is the tensor itself if forward has asked to keep it.
@@ -162,37 +145,36 @@ pub(super) fn backward<B: Float8Backend>(
     x: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 2] {
-    clear_recent();
-    let device = B::float_device(&dy);
-    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
-    let Saved { used, x: saved_input, w, weight_dtype, ends, dims, seen, .. } = saved;
-    seen.count(&used.layer, &device);
+    clear_shared_input_casts();
+    let Saved { used, x: saved_input, w, ends, dims, seen } = saved;
+    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
+    seen.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, &w, &dy, ends.clone(), dims));
-    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, (dims, weight_dtype)));
+    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, dims));
     [dx, dw]
 }
 
 /// dx. `w: [G, K, N]`, `dy: [M, N]`, `ends: [G]`.
 fn dgrad<B: Float8Backend>(
-    used: &Use,
+    used: &Use<B>,
     w: &Float8Tensor<B>,
     dy: &Float8Tensor<B>,
     ends: IntTensor<B>,
     dims: Dims,
 ) -> FloatTensor<B> {
-    let (dtype, device) = (dy.dtype(), B::float_device(dy.full()));
     w.cache().note_dgrad();
     let call = dims.call(used, Gemm::Dgrad);
-    let (along_n, along_k) = (|| experts_along_n::<B>(w.full().clone()), || experts_along_k::<B>(w.full().clone()));
-    let weight_views = [View::Computed(Layout::ExpertsAlongN, &along_n), View::Computed(Layout::Matrix, &along_k)];
-    let dx = call.plan::<B>(&device, [dtype, w.dtype()]).map(|plan| {
+    let dx = call.plan().map(|plan| {
         // By rows alone: wgrad reads another transpose.
-        let [a, b] = call.copies([(dy, View::Own, false), (w, weight_views[1], false)], plan);
-        let out = (Shape::from(vec![dims.m, dims.k]), dtype);
-        call.run([&a, &b], None, groups::<B>(ends.clone(), Grouping::Rows), out, (&device, plan))
+        let a = fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT)).confirmed();
+        // As `[G·K, N]`.
+        let b = fp8_copy(used.request(plan, w, Operand::WEIGHT)).confirmed();
+        let (groups, shape) = (groups::<B>(ends.clone(), Grouping::Rows), Shape::from(vec![dims.m, dims.k]));
+        call.run(plan, GemmData { copies: [&a, &b], bias: None, groups, shape, dtype: dy.dtype() })
     });
-    sample_operands(used, [(w, weight_views[0], Operand::WEIGHT_T), (w, weight_views[1], Operand::WEIGHT)]);
-    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT)]);
+    used.sample(w, Layout::ExpertsAlongN, Operand::WEIGHT_T);
+    used.sample(w, Layout::Matrix, Operand::WEIGHT);
+    used.sample(dy, Layout::Matrix, Operand::GRAD_OUTPUT);
     dx.unwrap_or_else(|| {
         let _timer = operation("grouped_matmul");
         let transposed = float::<B, 3>(w.full().clone()).swap_dims(1, 2);
@@ -203,25 +185,22 @@ fn dgrad<B: Float8Backend>(
 
 /// dw `[G, K, N]`. `dy: [M, N]`, `ends: [G]`.
 fn wgrad<B: Float8Backend>(
-    used: &Use,
+    used: &Use<B>,
     saved_input: SavedInput<PaddedCopy<B>>,
     x: Option<FloatTensor<B>>,
     dy: &Float8Tensor<B>,
     ends: IntTensor<B>,
-    (dims, dtype): (Dims, DType),
+    dims: Dims,
 ) -> FloatTensor<B> {
-    let device = B::float_device(dy.full());
-    let call = dims.call(used, Gemm::Wgrad);
-    match (call.plan::<B>(&device, [dy.dtype(), dtype]), saved_input) {
+    let (call, dtype) = (dims.call(used, Gemm::Wgrad), used.dtypes.w);
+    match (call.plan(), saved_input) {
         (Some(plan), SavedInput::Float8((x, padding))) => {
             let padded = padding.apply(dy);
-            let matrix = || padded.full().clone();
-            let view = View::Computed(Layout::Matrix, &matrix);
-            let copy = call.copy((&padded, view, false), Operand::GRAD_OUTPUT_T, plan);
-            sample_operands(used, [(&padded, View::Own, Operand::GRAD_OUTPUT_T)]);
+            let copy = fp8_copy(used.request(plan, &padded, Operand::GRAD_OUTPUT_T)).confirmed();
+            used.sample(&padded, Layout::Matrix, Operand::GRAD_OUTPUT_T);
             let groups = groups::<B>(padding.ends.into_primitive(), Grouping::Contraction);
-            let out = (Shape::from(vec![dims.groups, dims.k, dims.n]), dtype);
-            call.run([&x, &copy], None, groups, out, (&device, plan))
+            let shape = Shape::from(vec![dims.groups, dims.k, dims.n]);
+            call.run(plan, GemmData { copies: [&x, &copy], bias: None, groups, shape, dtype })
         }
         _ => {
             let x = x.expect("kept where wgrad runs in high precision");
@@ -230,7 +209,7 @@ fn wgrad<B: Float8Backend>(
             let (x, dy) = (float::<B, 2>(in_dtype::<B>(x, dtype_of_dy)), float::<B, 2>(dy.full().clone()));
             let parts = ranges::<B>(&ends, dims.m).into_iter().map(|rows| {
                 if rows.is_empty() {
-                    return Tensor::zeros([dims.k, dims.n], (&device, dtype_of_dy));
+                    return Tensor::zeros([dims.k, dims.n], (&used.device, dtype_of_dy));
                 }
                 x.clone().slice(rows.clone()).transpose().matmul(dy.clone().slice(rows))
             });

@@ -1,4 +1,4 @@
-//! A linear on the backend that computes: its forward, and what its node keeps for the two GEMMs of its backward.
+//! A linear on the backend that computes: forward, the state of its node, and backward.
 //!
 //! ```text
 //! fprop   y  [M,N] = x  [M,K] · w [K,N] + b   reads x by rows,    w transposed
@@ -14,13 +14,13 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
 use burn_std::Shape;
 
-use super::call::{GemmCall, Use, zeros};
+use super::call::{GemmCall, GemmData, Use, zeros};
 use crate::backend::{Float8Backend, in_dtype};
 use crate::layer::Layer;
 use crate::profile::operation;
 use crate::step::{DeviceState, Observation, Sample, on_backward};
 use crate::tensor::{
-    CastRequest, Float8Tensor, Fp8Copy, View, Wrapped, clear_recent, fp8_copy, push_sample, sample, source_of,
+    CastRequest, Float8Tensor, Fp8Copy, Layout, Wrapped, clear_shared_input_casts, fp8_copy, push_sample, source_of,
     take_sample,
 };
 use crate::terms::{Gemm, Operand};
@@ -65,26 +65,23 @@ impl<T> SavedInput<T> {
 /// What a linear's node keeps from forward for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
-    used: Use,
+    used: Use<B>,
     pub(super) x: SavedInput<Arc<Fp8Copy<B>>>,
     /// If x wants a gradient.
     w: Option<Float8Tensor<B>>,
     x_shape: Shape,
-    /// K and N.
-    weight_shape: [usize; 2],
-    x_dtype: DType,
-    weight_dtype: DType,
-    bias_dtype: Option<DType>,
+    /// M, K and N.
+    dims: [usize; 3],
     seen: Seen<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{:?} of {:?} and {:?}", self.used, self.x_shape, self.weight_shape)
+        write!(f, "{:?} of {:?} and {:?}", self.used, self.x_shape, &self.dims[1..])
     }
 }
 
-/// What the casts of a forward found out, which counts once backward comes to its node.
+/// The amaxes and samples of a forward, which count once backward reaches its node.
 #[derive(Clone)]
 pub(super) struct Seen<B: Float8Backend> {
     observations: Vec<Arc<Observation<B>>>,
@@ -98,26 +95,24 @@ impl<B: Float8Backend> Default for Seen<B> {
 }
 
 impl<B: Float8Backend> Seen<B> {
-    /// A cast of forward.
+    /// Adds a cast of forward.
     pub(super) fn add(&mut self, copy: &Fp8Copy<B>) {
         self.observations.extend(copy.result.observation.clone());
     }
 
-    /// Samples a tensor that forward read, if statistics are taken in this step.
-    pub(super) fn sample(&mut self, t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) {
-        if is_sampled(request.layer, t) {
-            self.samples.extend(take_sample(t, view, request));
-        }
+    /// Samples a tensor that forward reads, if statistics are due.
+    pub(super) fn sample(&mut self, request: CastRequest<'_, B>) {
+        self.samples.extend(take_sample(request));
     }
 
-    /// No backward can come to the forward.
+    /// Counts a forward that no backward can reach.
     pub(super) fn count_without_backward(self, wanted: Wanted) {
         if !wanted.evaluates {
             self.observations.iter().for_each(|observation| observation.note_without_backward());
         }
     }
 
-    /// Backward has come to the node.
+    /// Counts a forward whose node backward has reached.
     pub(super) fn count(self, layer: &Layer, device: &Device<B>) {
         on_backward::<B>(layer, device);
         self.observations.iter().for_each(|observation| observation.confirm());
@@ -128,12 +123,6 @@ impl<B: Float8Backend> Seen<B> {
     }
 }
 
-/// Whether the layers of a conversion are sampled at all, and there is something to sample: of codes alone nobody knows what they were
-/// cast from.
-fn is_sampled<B: Float8Backend>(layer: &Layer, t: &Float8Tensor<B>) -> bool {
-    layer.conversion().config().statistics.is_some() && !t.is_fp8_only() && t.shape().iter().all(|dim| *dim > 0)
-}
-
 /// y = x · w + b, and what its node keeps if a gradient is wanted. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that
 /// [fit](fits).
 pub(super) fn forward<B: Float8Backend>(
@@ -142,29 +131,23 @@ pub(super) fn forward<B: Float8Backend>(
     bias: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
-    let (xs, [k, n], device) = (x.shape(), matrix(&w.whole_shape()), x.device());
-    let (m, dtype, out) = (rows(&xs), x.dtype(), with_last(&xs, n));
-    let bias_dtype = bias.as_ref().map(|bias| bias.dtype());
-    let used = Use { evaluates: wanted.evaluates, ..Use::of(w) };
-    let dtypes = [Some(dtype), Some(w.dtype()), bias_dtype];
-    let call = GemmCall::new(&used, Gemm::Fprop, [m, k, n]);
+    let used = Use::of(x, w, bias.as_ref().map(|bias| bias.dtype()), wanted.evaluates);
+    let (x_shape, [k, n], dtype) = (x.shape(), matrix(&w.whole_shape()), used.dtypes.x);
+    let (m, shape) = (rows(&x_shape), with_last(&x_shape, n));
+    let (call, wgrad) = (GemmCall::new(&used, Gemm::Fprop, [m, k, n]), GemmCall::new(&used, Gemm::Wgrad, [m, k, n]));
+    let wgrad = if wanted.w { wgrad.decide().ok() } else { None };
     let mut seen = Seen::default();
-    let wgrad_plan = wanted.w.then(|| {
-        let call = GemmCall::new(&used, Gemm::Wgrad, [m, k, n]);
-        call.decide::<B>(&device, [dtype, w.dtype()]).ok()
-    });
-    let y = match call.plan::<B>(&device, dtypes.into_iter().flatten()) {
+    let y = match call.plan() {
         Some(plan) => {
-            let reads_both = wgrad_plan.flatten().is_some();
-            let [a, b] = call.copies([(x, View::Own, reads_both), (w, View::Own, wanted.x)], plan);
+            let a = fp8_copy(CastRequest { both: wgrad.is_some(), ..used.request(plan, x, Operand::INPUT) });
+            let b = fp8_copy(CastRequest { both: wanted.x, ..used.request(plan, w, Operand::WEIGHT_T) });
             seen.add(&a);
             seen.add(&b);
-            call.run([&a, &b], bias, None, (out, dtype), (&device, plan))
+            call.run(plan, GemmData { copies: [&a, &b], bias, groups: None, shape, dtype })
         }
         None if m == 0 => {
-            let joined = call.join(w, (dtype, dtypes.into_iter().flatten()), &device);
-            joined.iter().for_each(|copy| seen.add(copy));
-            zeros::<B>(out, dtype, &device)
+            call.join(w).iter().for_each(|copy| seen.add(copy));
+            zeros::<B>(shape, dtype, &used.device)
         }
         None => {
             let (w, bias) = (w.clone().into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias, dtype)));
@@ -176,51 +159,26 @@ pub(super) fn forward<B: Float8Backend>(
         seen.count_without_backward(wanted);
         return (y, None);
     }
-    let saved_input = match wgrad_plan {
-        None => SavedInput::None,
-        _ if m == 0 => SavedInput::None,
-        Some(None) => SavedInput::Full,
-        Some(Some(plan)) => {
-            let copy = fp8_copy(x, View::Own, used.request(Operand::INPUT_T, plan, false));
-            seen.add(&copy);
-            SavedInput::Float8(copy)
-        }
+    let saved_input = match wgrad {
+        _ if !wanted.w || m == 0 => SavedInput::None,
+        None => SavedInput::Full,
+        Some(plan) => SavedInput::Float8(fp8_copy(used.request(plan, x, Operand::INPUT_T))),
     };
+    if let SavedInput::Float8(copy) = &saved_input {
+        seen.add(copy);
+    }
     if let Ok(plan) = &used.plan {
+        if wanted.w {
+            seen.sample(used.request(plan, x, Operand::INPUT));
+            seen.sample(used.request(plan, x, Operand::INPUT_T));
+        }
         // Where dgrad runs it samples the weight.
-        let of_x = [Operand::INPUT, Operand::INPUT_T].map(|operand| (x, operand)).into_iter().filter(|_| wanted.w);
-        for (t, operand) in of_x.chain((!wanted.x).then_some((w, Operand::WEIGHT_T))) {
-            seen.sample(t, View::Own, used.request(operand, plan, false));
+        if !wanted.x {
+            seen.sample(used.request(plan, w, Operand::WEIGHT_T));
         }
     }
-    let saved = Saved {
-        x: saved_input,
-        w: wanted.x.then(|| w.clone()),
-        x_shape: xs,
-        weight_shape: [k, n],
-        x_dtype: dtype,
-        weight_dtype: w.dtype(),
-        bias_dtype,
-        seen,
-        used,
-    };
-    (y, Some(saved))
-}
-
-/// [`Wrapped::fp8_linear`], and what the weight's adapters add to it.
-pub(super) fn adapted<W: Wrapped>(
-    x: Float8Tensor<W>,
-    w: Float8Tensor<W>,
-    bias: Option<FloatTensor<W>>,
-) -> FloatTensor<W> {
-    match w.adapters().cloned() {
-        None => W::fp8_linear(x, w, bias),
-        Some(adapters) => {
-            // Whatever reads the values of a weight with adapters gets all.
-            let y = W::fp8_linear(x.clone(), w.with_adapters(None), bias);
-            adapters.add_to(y, x.into_full())
-        }
-    }
+    let w = wanted.x.then(|| w.clone());
+    (y, Some(Saved { x: saved_input, w, x_shape, dims: [m, k, n], seen, used }))
 }
 
 /// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.
@@ -230,40 +188,39 @@ pub(super) fn backward<B: Float8Backend>(
     x: Option<FloatTensor<B>>,
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 3] {
-    clear_recent();
-    let device = B::float_device(&dy);
-    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, saved.x_dtype));
-    let Saved { used, x: saved_input, w, x_shape, weight_shape: [k, n], weight_dtype, bias_dtype, seen, .. } = saved;
-    seen.count(&used.layer, &device);
-    let dims = [rows(&x_shape), k, n];
-    let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, w, &dy, (dims, x_shape), wanted.w));
-    let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, dims, weight_dtype));
-    let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), bias_dtype, &device));
+    clear_shared_input_casts();
+    let Saved { used, x: saved_input, w, x_shape, dims, seen } = saved;
+    let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
+    seen.count(&used.layer, &used.device);
+    let dx = w.filter(|_| wanted.x).map(|w| dgrad(&GemmCall::new(&used, Gemm::Dgrad, dims), w, &dy, x_shape, wanted.w));
+    let dw = wanted.w.then(|| wgrad(&GemmCall::new(&used, Gemm::Wgrad, dims), saved_input, x, &dy));
+    let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), used.dtypes.bias, &used.device));
     [dx, dw, db]
 }
 
 /// dx = dy · wᵀ. `w: [K, N]`, `dy: [.., N]`, dx: `[.., K]`.
 fn dgrad<B: Float8Backend>(
-    used: &Use,
+    call: &GemmCall<'_, B>,
     w: Float8Tensor<B>,
     dy: &Float8Tensor<B>,
-    (dims, out): ([usize; 3], Shape),
+    shape: Shape,
     wants_wgrad: bool,
 ) -> FloatTensor<B> {
-    let (dtype, device) = (dy.dtype(), B::float_device(dy.full()));
+    let (used, dtype) = (call.used, dy.dtype());
     w.cache().note_dgrad();
-    let call = GemmCall::new(used, Gemm::Dgrad, dims);
-    let dx = call.plan::<B>(&device, [dtype, w.dtype()]).map(|plan| {
-        let reads_both = wants_wgrad && plan.gemm(Gemm::Wgrad).is_some();
-        let [a, b] = call.copies([(dy, View::Own, reads_both), (&w, View::Own, false)], plan);
-        call.run([&a, &b], None, None, (out.clone(), dtype), (&device, plan))
+    let dx = call.plan().map(|plan| {
+        let both = wants_wgrad && plan.gemm(Gemm::Wgrad).is_ok();
+        let a = fp8_copy(CastRequest { both, ..used.request(plan, dy, Operand::GRAD_OUTPUT) }).confirmed();
+        let b = fp8_copy(used.request(plan, &w, Operand::WEIGHT)).confirmed();
+        call.run(plan, GemmData { copies: [&a, &b], bias: None, groups: None, shape: shape.clone(), dtype })
     });
-    sample_operands(used, [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| (&w, View::Own, operand)));
-    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT)]);
+    used.sample(&w, Layout::Matrix, Operand::WEIGHT_T);
+    used.sample(&w, Layout::Matrix, Operand::WEIGHT);
+    used.sample(dy, Layout::Matrix, Operand::GRAD_OUTPUT);
     dx.unwrap_or_else(|| {
-        if dims[0] == 0 {
-            call.join(&w, (dtype, [dtype, w.dtype()]), &device);
-            return zeros::<B>(out, dtype, &device);
+        if call.dims[0] == 0 {
+            call.join(&w);
+            return zeros::<B>(shape, dtype, &used.device);
         }
         let w = w.into_whole(dtype);
         let _timer = operation("linear_x_backward");
@@ -271,24 +228,20 @@ fn dgrad<B: Float8Backend>(
     })
 }
 
-/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`; of the rows that this process has, where
-/// those are not all.
+/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`, or the rows of it that this process
+/// has.
 fn wgrad<B: Float8Backend>(
-    used: &Use,
+    call: &GemmCall<'_, B>,
     saved_input: SavedInput<Arc<Fp8Copy<B>>>,
     x: Option<FloatTensor<B>>,
     dy: &Float8Tensor<B>,
-    dims: [usize; 3],
-    dtype: DType,
 ) -> FloatTensor<B> {
-    let ([_, k, n], device) = (dims, B::float_device(dy.full()));
-    let out = Shape::from(vec![k, n]);
-    let call = GemmCall::new(used, Gemm::Wgrad, dims);
-    let plan = call.plan::<B>(&device, [dy.dtype(), dtype]);
-    let dw = match (plan, saved_input, x) {
+    let (used, [_, k, n], dtype) = (call.used, call.dims, call.used.dtypes.w);
+    let shape = Shape::from(vec![k, n]);
+    let dw = match (call.plan(), saved_input, x) {
         (Some(plan), SavedInput::Float8(x), _) => {
-            let dy = call.copy((dy, View::Own, false), Operand::GRAD_OUTPUT_T, plan);
-            call.run([&x, &dy], None, None, (out, dtype), (&device, plan))
+            let dy = fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT_T)).confirmed();
+            call.run(plan, GemmData { copies: [&x, &dy], bias: None, groups: None, shape, dtype })
         }
         (_, _, Some(x)) => {
             let timer = operation("linear_weight_backward");
@@ -296,9 +249,9 @@ fn wgrad<B: Float8Backend>(
             drop(timer);
             in_dtype::<B>(dw, dtype)
         }
-        _ => zeros::<B>(out, dtype, &device),
+        _ => zeros::<B>(shape, dtype, &used.device),
     };
-    sample_operands(used, [(dy, View::Own, Operand::GRAD_OUTPUT_T)]);
+    used.sample(dy, Layout::Matrix, Operand::GRAD_OUTPUT_T);
     reduced::<B>(&used.layer, dw)
 }
 
@@ -320,19 +273,6 @@ fn bias_grad<B: Float8Backend>(dy: FloatTensor<B>, dtype: Option<DType>, device:
     let dy = in_dtype::<B>(dy, dtype);
     let _timer = operation("linear_bias_backward");
     B::linear_bias_backward(dy)
-}
-
-/// Samples operands that backward is given, each as the matrix that its GEMM reads, if statistics are taken in this step.
-pub(super) fn sample_operands<B: Float8Backend, const N: usize>(
-    used: &Use,
-    operands: [(&Float8Tensor<B>, View<'_, B>, Operand); N],
-) {
-    let Ok(plan) = &used.plan else { return };
-    for (tensor, view, operand) in operands {
-        if is_sampled(&used.layer, tensor) {
-            sample(tensor, view, used.request(operand, plan, false));
-        }
-    }
 }
 
 /// Whether these are an x `[.., K]`, a w `[K, N]` and a bias `[N]`.

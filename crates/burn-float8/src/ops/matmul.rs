@@ -1,14 +1,15 @@
 //! `Tensor::matmul` where a linear's weight is involved: in FP8 if the layer's configuration says so, else noted.
 use burn_backend::TensorMetadata;
+use burn_backend::ops::ModuleOps;
 
-use super::linear;
+use super::Float8;
 use crate::profile::operation;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 pub(super) fn matmul<W: Wrapped>(lhs: Float8Tensor<W>, rhs: Float8Tensor<W>) -> Float8Tensor<W> {
     let has_matmul = rhs.layer().is_some_and(|layer| layer.has_matmul());
     if has_matmul && lhs.rank() == 2 && rhs.rank() == 2 && lhs.shape()[1] == rhs.shape()[0] {
-        return Float8Tensor::new(linear::adapted(lhs, rhs, None));
+        return <Float8<W> as ModuleOps<Float8<W>>>::linear(lhs, rhs, None);
     }
     for layer in [lhs.layer(), rhs.layer()].into_iter().flatten() {
         layer.count_weight_matmul();

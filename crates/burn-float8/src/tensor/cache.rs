@@ -1,16 +1,16 @@
-//! What all clones of a tensor share: its FP8 copies, and what their casts found out.
+//! [`Fp8Cache`]: the FP8 copies of a tensor and the results of their casts, shared by all of its clones.
 //!
 //! | operand | made | held |
 //! | --- | --- | --- |
-//! | x, by rows | fprop, with the transpose in one pass if the weight wants a gradient and both are cast alike | weakly, plus by the ring of recent casts |
+//! | x, by rows | fprop, with the transpose in one pass if the weight wants a gradient and both are cast alike | weakly, plus by `shared_input_cast` |
 //! | x, transposed | fprop, if the weight wants a gradient | weakly, plus by the linear's node until its backward |
 //! | w, transposed | fprop, with the other in one pass if x wants a gradient and both are cast alike | by the weight, so until the optimizer replaces it |
-//! | w, of which this process has some rows | when a GEMM first reads it, that orientation alone, by its source | by the weight, or by the GEMM, as the source says |
-//! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by nobody; without autodiff by the weight |
+//! | w, of which this process has some rows | when a GEMM first reads it, only that orientation, by its source | by the weight, or by the GEMM, as the source says |
+//! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by the GEMM; without autodiff by the weight |
 //! | dy, both orientations in one pass if they are cast alike | the node's backward | by that |
 //!
-//! All copies of one cast of a tensor have one scale: what the first of them finds out is kept, also for a tensor of the same
-//! elements with zeros between ([`Fp8Cache::inherit`]).
+//! All copies of one cast of a tensor have one scale. The first one's result is kept, also for a
+//! tensor of the same elements with zeros between ([`Fp8Cache::inherit`]).
 use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -28,7 +28,7 @@ use crate::terms::Operand;
 /// Drops a weight's copy for dgrad after this many forwards without a backward: evaluations read the other one.
 const MAX_UNREAD_FPROPS: u32 = 256;
 
-/// What tells two casts of one tensor apart.
+/// Distinguishes the casts of one tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CastKey {
     pub(super) cast: Cast,
@@ -50,13 +50,13 @@ pub(super) struct HistoryKey {
     pub(super) conversion: ConversionNumber,
 }
 
-/// What a cast found out.
+/// The amaxes of a cast.
 pub(crate) struct CastResult<B: Float8Backend> {
-    /// The amax that the scale is made of: `[1]`, or an array whose maximum that is.
+    /// The amax that the scale is made of: `[1]`, or an array with that maximum.
     pub(super) scaling: FloatTensor<B>,
-    /// The tensor's own, where it was looked at.
+    /// The tensor's own, if observed.
     pub(super) observed: Option<FloatTensor<B>>,
-    /// For the history of the layer that cast the tensor first: sharers have that one too.
+    /// For the history of the layer that cast the tensor first, shared by the other layers.
     pub(crate) observation: Option<Arc<Observation<B>>>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Fp8Copy<B: Float8Backend> {
     pub(crate) operand: B::Operand,
     pub(crate) cast: Cast,
     pub(crate) result: Arc<CastResult<B>>,
-    /// The layer on whose behalf it was made, which the ring of recent casts must not keep alive.
+    /// The layer that it was made for. `shared_input_cast` must not keep that alive.
     layer: Weak<Layer>,
     bytes: i64,
 }
@@ -82,6 +82,12 @@ impl<B: Float8Backend> Fp8Copy<B> {
         let bytes = B::fp8_size(&operand).bytes as i64;
         layer.count_copy(1, bytes);
         Arc::new(Self { operand, cast, result, layer: Arc::downgrade(layer), bytes })
+    }
+
+    /// This copy of a tensor that backward reads first: its amax counts in this step.
+    pub(crate) fn confirmed(self: Arc<Self>) -> Arc<Self> {
+        self.result.observation.iter().for_each(|observation| observation.confirm());
+        self
     }
 }
 
@@ -93,7 +99,7 @@ impl<B: Float8Backend> Drop for Fp8Copy<B> {
     }
 }
 
-/// As which matrix a tensor is cast.
+/// The matrix of a tensor that is cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// `[.., C]` as `[rows, C]`.
@@ -103,7 +109,7 @@ pub(crate) enum Layout {
     ExpertsAlongN,
 }
 
-/// Which copy of which cast.
+/// A copy, and its cast.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CopyKey {
     pub(super) cast: CastKey,
@@ -121,7 +127,7 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
     /// Locked before `entries`, where both are.
     sourced: Mutex<Sourced<B>>,
-    /// How many of its elements are those of another tensor, where others are zeros.
+    /// Elements that come from another tensor, if the rest are zeros.
     elements: OnceLock<u64>,
 }
 
@@ -131,19 +137,19 @@ pub(super) struct Entries<B: Float8Backend> {
     fprops_since_dgrad: u32,
 }
 
-/// What comes of a weight from its source.
+/// The data of a weight that its source made.
 pub(super) struct Sourced<B: Float8Backend> {
-    pub(super) slot: Slot,
+    pub(super) cache: WeightCache,
     /// The whole in high precision, by dtype.
     pub(super) values: Vec<FloatTensor<B>>,
 }
 
-/// What a source keeps with one value of a weight, whatever that is.
+/// A source's own data for one value of a weight.
 #[derive(Default)]
-pub struct Slot(Option<Box<dyn Any + Send>>);
+pub struct WeightCache(Option<Box<dyn Any + Send>>);
 
-impl Slot {
-    /// What is kept, of the source's own type, made when it is first asked for.
+impl WeightCache {
+    /// The data in the source's own type, created by the first call.
     pub fn get<T: Any + Default + Send>(&mut self) -> &mut T {
         let kept = self.0.get_or_insert_with(|| Box::new(T::default()));
         kept.downcast_mut().expect("a source keeps one type")
@@ -155,7 +161,7 @@ impl<B: Float8Backend> Default for Fp8Cache<B> {
         let (copies, results, fprops_since_dgrad) = Default::default();
         Self {
             entries: Mutex::new(Entries { copies, results, fprops_since_dgrad }),
-            sourced: Mutex::new(Sourced { slot: Slot::default(), values: vec![] }),
+            sourced: Mutex::new(Sourced { cache: WeightCache::default(), values: vec![] }),
             elements: OnceLock::new(),
         }
     }
@@ -170,15 +176,15 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.sourced.lock()
     }
 
-    /// Takes over what is known of casts of `other` with one scale, whose `elements` this tensor has, and zeros beside them, which
-    /// no share counts.
+    /// Takes the results of casts of `other` with one scale. This tensor has its `elements`, and zeros
+    /// that no share counts.
     pub(crate) fn inherit(&self, other: &Self, elements: u64) {
         self.elements.get_or_init(|| elements);
         let results = other.lock().results.iter().filter(|(key, _)| key.has_one_scale()).cloned().collect();
         self.lock().results = results;
     }
 
-    /// How many elements count in shares, of so many.
+    /// Elements of `all` that count in shares.
     pub(super) fn elements(&self, all: usize) -> u64 {
         self.elements.get().copied().unwrap_or(all as u64)
     }
@@ -200,7 +206,7 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.lock().fprops_since_dgrad = 0;
     }
 
-    /// Forgets what casts with delayed scaling have made: a step begins that has other scales.
+    /// Drops copies and results of delayed scaling: a step begins that has other scales.
     pub(super) fn forget_delayed(&self) {
         let mut entries = self.lock();
         let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();

@@ -1,72 +1,118 @@
-//! A cast of a tensor for a linear: what is asked for, what tells it from others, and where its scale comes from.
+//! [`CastRequest`]: a cast of a tensor for a linear, and the scale that it takes.
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::TensorMetadata;
+use burn_backend::tensor::FloatTensor;
+use burn_std::Shape;
 
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::wrapped::Float8Tensor;
-use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::backend::{Float8Backend, ScaleFrom};
 use crate::config::{CastPlan, LinearPlan};
 use crate::layer::Layer;
-use crate::profile::{Work, time};
 use crate::step::{DeviceState, Observation, Observed, TrackedCast};
 use crate::terms::{Operand, Role};
 
-/// Which cast of a tensor, and for whom.
-#[derive(Clone, Copy)]
-pub(crate) struct CastRequest<'a> {
+/// A cast of a tensor, and the layer that needs it.
+pub(crate) struct CastRequest<'a, B: Float8Backend> {
+    pub(crate) tensor: &'a Float8Tensor<B>,
+    /// The matrix that is cast.
+    pub(crate) layout: Layout,
     pub(crate) operand: Operand,
     pub(crate) layer: &'a Arc<Layer>,
     pub(crate) plan: &'a LinearPlan,
     /// Whether another GEMM will read the tensor's other copy.
     pub(crate) both: bool,
-    /// Whether no backward can follow: the next forward is to find the copy of a weight also where training casts it anew each time.
+    /// Whether no backward can follow. The next forward then finds a copy that training makes again.
     pub(crate) evaluates: bool,
 }
 
-/// As which matrix a tensor is cast: its own, or one that is computed from it when it is needed.
-pub(crate) enum View<'a, B: Float8Backend> {
-    /// The tensor, in both orientations where that saves a pass.
-    Own,
-    /// This matrix, in the orientation that is asked for.
-    Computed(Layout, &'a dyn Fn() -> FloatTensor<B>),
-}
-
-impl<B: Float8Backend> Clone for View<'_, B> {
+impl<B: Float8Backend> Clone for CastRequest<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Float8Backend> Copy for View<'_, B> {}
+impl<B: Float8Backend> Copy for CastRequest<'_, B> {}
 
-impl<B: Float8Backend> View<'_, B> {
-    pub(super) fn of(&self, t: &Float8Tensor<B>) -> FloatTensor<B> {
-        match self {
-            Self::Own => t.clone().into_values("cast"),
-            Self::Computed(_, compute) => compute(),
+impl<B: Float8Backend> CastRequest<'_, B> {
+    /// The matrix to cast.
+    pub(super) fn matrix(&self) -> FloatTensor<B> {
+        match self.layout {
+            Layout::Matrix => self.tensor.clone().into_values("cast"),
+            Layout::ExpertsAlongN => {
+                let [groups, k, n] = self.tensor.shape().dims();
+                let transposed = B::float_swap_dims(self.tensor.full().clone(), 1, 2);
+                B::float_transpose(B::float_reshape(transposed, Shape::from(vec![groups * n, k])))
+            }
         }
     }
 
-    pub(super) fn layout(&self) -> Layout {
-        match self {
-            Self::Own => Layout::Matrix,
-            Self::Computed(layout, _) => *layout,
-        }
-    }
-}
-
-impl CastRequest<'_> {
-    /// Whether nothing but the GEMM holds the copy, as of a weight that is cast again in backward.
+    /// Whether only the GEMM holds the copy, as of a weight that is cast again in backward.
     pub(super) fn is_transient(&self) -> bool {
         self.operand.role == Role::Weight && self.plan.recasts_weight && !self.evaluates
     }
 
-    pub(super) fn key(&self) -> CastKey {
+    pub(super) fn key(&self) -> CopyKey {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
         let conversion = self.layer.conversion().number();
-        CastKey { cast, delayed: delayed.map(|scaling| HistoryKey { scaling, conversion }) }
+        let delayed = delayed.map(|scaling| HistoryKey { scaling, conversion });
+        CopyKey { cast: CastKey { cast, delayed }, layout: self.layout, operand: self.operand }
+    }
+
+    /// The scale of the cast: `known` from the tensor's other copies, from the history, or from the
+    /// tensor's amax.
+    pub(super) fn scale(&self, known: Option<Arc<CastResult<B>>>) -> CastScale<B> {
+        let key = self.key().cast;
+        if let Some(known) = known {
+            let from = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
+            return CastScale { from, known: Some(known), history: None };
+        }
+        let history = key.delayed.map(|HistoryKey { scaling, .. }| {
+            let state = DeviceState::<B>::of(self.layer, &self.tensor.device());
+            let amax = state.scaling_amax(self.layer, self.operand.role, scaling);
+            let (layer, role) = (self.layer.name().to_string(), self.operand.role);
+            let cast = TrackedCast { layer, role, scaling, initial: key.cast.format.max() };
+            History { state, cast, amax }
+        });
+        let from = match history.as_ref().and_then(|history| history.amax.clone()) {
+            // Both orientations have the same amax: the first cast observes it.
+            Some(amax) => ScaleFrom::Amax { amax, observe: true },
+            None => ScaleFrom::Dynamic,
+        };
+        CastScale { from, known: None, history }
+    }
+}
+
+/// The scale of a cast.
+pub(super) struct CastScale<B: Float8Backend> {
+    pub(super) from: ScaleFrom<FloatTensor<B>>,
+    known: Option<Arc<CastResult<B>>>,
+    history: Option<History<B>>,
+}
+
+/// A cast with delayed scaling.
+struct History<B: Float8Backend> {
+    state: Arc<DeviceState<B>>,
+    cast: TrackedCast,
+    /// The amax that the history gives, if it gives one.
+    amax: Option<FloatTensor<B>>,
+}
+
+impl<B: Float8Backend> CastScale<B> {
+    /// The result of the cast, which gave this amax.
+    pub(super) fn result(self, amax: FloatTensor<B>) -> Arc<CastResult<B>> {
+        if let Some(known) = self.known {
+            return known;
+        }
+        let (mut scaling, mut observation) = (amax.clone(), None);
+        if let Some(History { state, cast, amax: given }) = self.history {
+            scaling = given.unwrap_or(scaling);
+            let observed = Observed { cast, amax: amax.clone() };
+            observation = Some(Arc::new(Observation { state, observed, is_confirmed: AtomicBool::new(false) }));
+        }
+        Arc::new(CastResult { scaling, observed: Some(amax), observation })
     }
 }
 
@@ -79,13 +125,13 @@ impl<B: Float8Backend> Entries<B> {
         }
     }
 
-    /// What is known of a cast whose copies all have one scale; other granularities have other scales along the other axis.
+    /// The result of a cast whose copies all have one scale.
     pub(super) fn known(&self, key: CastKey) -> Option<Arc<CastResult<B>>> {
         let result = self.results.iter().find(|(k, _)| *k == key).filter(|_| key.has_one_scale());
         result.map(|(_, result)| result.clone())
     }
 
-    /// Keeps what a cast found out; what another thread's cast of the same tensor has found out meanwhile, where copies share it.
+    /// Keeps the result of a cast. Copies that share one keep the first.
     pub(super) fn keep(&mut self, key: CastKey, result: Arc<CastResult<B>>) -> Arc<CastResult<B>> {
         match self.results.iter_mut().find(|(k, _)| *k == key) {
             Some((_, known)) if key.has_one_scale() => return known.clone(),
@@ -94,45 +140,4 @@ impl<B: Float8Backend> Entries<B> {
         }
         result
     }
-}
-
-/// Casts, by `run`, with the scale `known` that the tensor's copies have already, else that of its history, else that of its own amax: of `own`
-/// where that is known without reading the tensor.
-pub(super) fn quantize<B: Float8Backend>(
-    device: &Device<B>,
-    request: CastRequest<'_>,
-    known: Option<Arc<CastResult<B>>>,
-    own: Option<&dyn Fn() -> ScaleFrom<FloatTensor<B>>>,
-    run: impl FnOnce(ScaleFrom<FloatTensor<B>>) -> Quantized<B>,
-) -> (Quantized<B>, Arc<CastResult<B>>) {
-    let CastRequest { operand, layer, .. } = request;
-    let key = request.key();
-    let timed = |scale| {
-        let _timer = time(Work::Cast { role: operand.role, format: key.cast.format });
-        run(scale)
-    };
-    if let Some(known) = known {
-        let amax = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
-        return (timed(amax), known);
-    }
-    let history = key.delayed.map(|HistoryKey { scaling: delayed, .. }| {
-        let state = DeviceState::<B>::of(layer, device);
-        let scaling = state.scaling_amax(layer, operand.role, delayed);
-        (state, delayed, scaling)
-    });
-    let scaling = history.as_ref().and_then(|(.., scaling)| scaling.clone());
-    let from = match &scaling {
-        // With one scale the amax is the same whatever the orientation: the first cast observes it.
-        Some(amax) => ScaleFrom::Amax { amax: amax.clone(), observe: true },
-        None => own.map_or(ScaleFrom::Dynamic, |own| own()),
-    };
-    let quantized = timed(from);
-    let observed = quantized.amax.clone();
-    let observation = history.map(|(state, scaling, _)| {
-        let (layer, role, initial) = (layer.name().to_string(), operand.role, key.cast.format.max());
-        let observed = Observed { cast: TrackedCast { layer, role, scaling, initial }, amax: observed.clone() };
-        Arc::new(Observation { state, observed, is_confirmed: AtomicBool::new(false) })
-    });
-    let scaling = scaling.unwrap_or_else(|| observed.clone());
-    (quantized, Arc::new(CastResult { scaling, observed: Some(observed), observation }))
 }

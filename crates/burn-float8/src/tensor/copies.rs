@@ -1,59 +1,62 @@
-//! The copy of a tensor that a GEMM reads, made when no clone of the tensor has one.
+//! [`fp8_copy`]: the copy of a tensor that a GEMM reads.
 use std::sync::Arc;
 
 use float8_kernels::Orientation;
 
 use super::cache::{CastResult, CopyKey, Fp8Copy, Held};
-use super::cast::{CastRequest, View, quantize};
+use super::cast::CastRequest;
 use super::codes::Codes;
-use super::recent;
-use super::source::{needs_other_rows, sourced_copy};
-use super::wrapped::Float8Tensor;
+use super::shared_input_cast;
+use super::source::{WeightCast, sourced_copy};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// The copy of `t` that a GEMM reads, made now if no clone of `t` has one. Threads that race for one tensor may each cast it, to the
-/// same codes, and share the first one's.
-pub(crate) fn fp8_copy<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
-) -> Arc<Fp8Copy<B>> {
-    let key = CopyKey { cast: request.key(), layout: view.layout(), operand: request.operand };
-    let mut entries = t.cache().lock();
+/// The copy of a tensor that a GEMM reads: found in the tensor's cache, or made now.
+///
+/// Threads that race for one tensor may each cast it, to the same codes. They share the first one's.
+pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8Copy<B>> {
+    let (CastRequest { tensor, operand, layer, plan, both, .. }, key) = (request, request.key());
+    let mut entries = tensor.cache().lock();
     entries.copies.retain(|(_, held)| !matches!(held, Held::Weak(weak) if weak.strong_count() == 0));
     if let Some(copy) = entries.find(key) {
         return copy;
     }
-    if let Some(codes) = t.codes() {
-        drop(entries);
-        return copy_of_codes(t, codes, view, request, key);
-    }
     let known = entries.known(key.cast);
     // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
     drop(entries);
-    match request.source::<B>() {
-        Some(source) => sourced_copy(t, request, source),
-        None => make(t, view, request, known),
+    if let Some(codes) = tensor.codes() {
+        return copy_of_codes(codes, request, key);
     }
+    if let Some(source) = request.source() {
+        return sourced_copy(request, source);
+    }
+    let scale = request.scale(known);
+    let is_one_pass = both && !request.is_transient() && plan.is_one_cast(operand);
+    let orientation = if is_one_pass { Orientation::Both } else { operand.axis.orientation() };
+    let cast = key.cast.cast;
+    let timer = time(Work::Cast { role: operand.role, format: cast.format });
+    let quantized = B::fp8_quantize(request.matrix(), cast, orientation, scale.from.clone());
+    drop(timer);
+    layer.count_cast(operand.role);
+    let result = scale.result(quantized.amax.clone());
+    keep(request, quantized, result)
 }
 
-/// The copy of a weight of codes alone that a GEMM reads, which no clone of it has; casts are not made under the cache's lock, since they run
+/// The copy of an FP8-only weight that a GEMM reads, which no clone of it has. Casts are not made under the cache's lock: they run
 /// in a pool whose threads may take up other forwards.
 ///
-/// | a GEMM reads | what it gets | held |
+/// | a GEMM reads | copy | held |
 /// | --- | --- | --- |
 /// | wᵀ `[N, K]` in the cast of the codes | the codes | by the weight |
 /// | w `[K, N]`, where one scale serves both orientations | their transpose | by the GEMM |
 /// | anything else | a cast of the decoded values | by the GEMM |
 fn copy_of_codes<B: Float8Backend>(
-    t: &Float8Tensor<B>,
     codes: &Arc<Codes<B>>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
+    request: CastRequest<'_, B>,
     key: CopyKey,
 ) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, .. } = request;
+    let CastRequest { tensor, operand, layer, .. } = request;
     let cast = key.cast.cast;
     let is_cast = (cast.format, cast.granularity) == (codes.format, codes.granularity);
     let result = || Arc::new(CastResult { scaling: codes.amax.clone(), observed: None, observation: None });
@@ -61,52 +64,39 @@ fn copy_of_codes<B: Float8Backend>(
     let copy = match operand.axis {
         ContractionAxis::Leading if is_cast => {
             let copy = copy(codes.operand.clone(), result());
-            t.cache().lock().copies.push((key, Held::Strong(copy.clone())));
+            tensor.cache().lock().copies.push((key, Held::Strong(copy.clone())));
             return copy;
         }
         ContractionAxis::Last if is_cast && codes.serves_both(cast) => copy(B::fp8_transpose(&codes.operand), result()),
         axis => {
             layer.count_cast(operand.role);
             let Quantized { rows, cols, amax } =
-                B::fp8_quantize(view.of(t), cast, axis.orientation(), ScaleFrom::Dynamic);
+                B::fp8_quantize(request.matrix(), cast, axis.orientation(), ScaleFrom::Dynamic);
             let made = rows.or(cols).expect("the orientation that is asked for");
             copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
         }
     };
-    t.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
+    tensor.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
     copy
 }
 
-/// Casts `t`, keeps the copies as the cache's module says, and returns the one that is asked for.
-fn make<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
-    known: Option<Arc<CastResult<B>>>,
+/// Keeps the copies of a cast as the cache's module says, and returns the requested one.
+fn keep<B: Float8Backend>(
+    request: CastRequest<'_, B>,
+    Quantized { rows, cols, .. }: Quantized<B>,
+    result: Arc<CastResult<B>>,
 ) -> Arc<Fp8Copy<B>> {
-    let CastRequest { operand, layer, plan, both, .. } = request;
-    let is_recast = request.is_transient();
-    let orientation = match view {
-        View::Own if both && !is_recast && plan.is_one_cast(operand) => Orientation::Both,
-        _ => operand.axis.orientation(),
-    };
-    let cast = request.key();
-    let (Quantized { rows, cols, .. }, result) =
-        quantize(&t.device(), request, known, None, |scale| B::fp8_quantize(view.of(t), cast.cast, orientation, scale));
-    layer.count_cast(operand.role);
-    let mut entries = t.cache().lock();
-    let result = entries.keep(cast, result);
+    let (CastRequest { operand, layer, .. }, key) = (request, request.key());
+    let is_weak = operand.role == Role::Input || request.is_transient();
     let (mut wanted, mut copies) = (None, vec![]);
+    let mut entries = request.tensor.cache().lock();
+    let result = entries.keep(key.cast, result);
     for (axis, made) in [(ContractionAxis::Last, rows), (ContractionAxis::Leading, cols)] {
         let Some(made) = made else { continue };
-        let key = CopyKey { cast, layout: view.layout(), operand: Operand { axis, ..operand } };
+        let key = CopyKey { operand: Operand { axis, ..operand }, ..key };
         let copy = entries.find(key).unwrap_or_else(|| {
-            let copy = Fp8Copy::new(made, cast.cast, result.clone(), layer);
-            let held = if operand.role == Role::Input || is_recast {
-                Held::Weak(Arc::downgrade(&copy))
-            } else {
-                Held::Strong(copy.clone())
-            };
+            let copy = Fp8Copy::new(made, key.cast.cast, result.clone(), layer);
+            let held = if is_weak { Held::Weak(Arc::downgrade(&copy)) } else { Held::Strong(copy.clone()) };
             entries.copies.push((key, held));
             copy
         });
@@ -117,37 +107,33 @@ fn make<B: Float8Backend>(
     }
     drop(entries);
     if operand.role == Role::Input {
-        recent::push(Box::new(copies));
+        shared_input_cast::push(Box::new(copies));
     }
     wanted.expect("fp8_quantize returns every orientation that it is asked for")
 }
 
-/// `t` cast as the request says, with the scale that other copies of the cast have; nothing is kept or counted.
-pub(super) fn recast<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
-) -> Option<B::Operand> {
+/// A tensor cast as requested, with the scale of other copies of the cast; nothing is kept or counted.
+pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
-    let has_source = request.source::<B>().is_some();
-    if has_source && needs_other_rows(t, request) {
+    let has_source = request.source().is_some();
+    // The scales of the whole weight are not known from some of its rows.
+    if has_source && WeightCast::new(request).scales_columns() {
         return None;
     }
-    let entries = t.cache().lock();
+    let entries = request.tensor.cache().lock();
     // The copy that a source makes has more rows.
-    if !has_source
-        && let Some(copy) = entries.find(CopyKey { cast: key, layout: view.layout(), operand: request.operand })
-    {
+    if !has_source && let Some(copy) = entries.find(key) {
         return Some(copy.operand.clone());
     }
-    let scale = match (entries.known(key), key.delayed) {
+    let scale = match (entries.known(key.cast), key.cast.delayed) {
         (Some(known), _) => ScaleFrom::Amax { amax: known.scaling.clone(), observe: false },
         // Its history is not to be guessed.
         (None, Some(_)) => return None,
         (None, None) => ScaleFrom::Dynamic,
     };
     drop(entries);
-    let Quantized { rows, cols, .. } = B::fp8_quantize(view.of(t), key.cast, request.operand.axis.orientation(), scale);
+    let orientation = request.operand.axis.orientation();
+    let Quantized { rows, cols, .. } = B::fp8_quantize(request.matrix(), key.cast.cast, orientation, scale);
     rows.or(cols)
 }
 
@@ -157,11 +143,10 @@ mod tests {
 
     use burn::backend::Flex;
     use burn_backend::ops::FloatTensorOps;
-    use burn_backend::tensor::FloatTensor;
     use burn_backend::{FloatDType, TensorMetadata};
     use burn_std::Shape;
 
-    use super::super::cache::Layout;
+    use super::super::{Float8Tensor, Layout};
     use super::*;
     use crate::config::{Float8LinearConfig, LinearPlan, Policy};
     use crate::layer::Layer;
@@ -174,14 +159,21 @@ mod tests {
         let config = Float8LinearConfig::default();
         let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
         let plan = LinearPlan::new(&config);
-        let request =
-            CastRequest { operand: Operand::INPUT, layer: &layer, plan: &plan, both: false, evaluates: false };
-        let panics = || -> FloatTensor<Flex> { panic!("in a cast") };
-        let cast = || fp8_copy(&t, View::Computed(Layout::Matrix, &panics), request);
+        let request = CastRequest {
+            tensor: &t,
+            layout: Layout::Matrix,
+            operand: Operand::INPUT,
+            layer: &layer,
+            plan: &plan,
+            both: false,
+            evaluates: false,
+        };
+        // It has no third axis.
+        let cast = || fp8_copy(CastRequest { layout: Layout::ExpertsAlongN, ..request });
         for _ in 0..2 {
             assert!(catch_unwind(AssertUnwindSafe(cast)).is_err());
         }
-        let copy = fp8_copy(&t, View::Own, request);
+        let copy = fp8_copy(request);
         assert_eq!((Flex::fp8_size(&copy.operand).k, layer.live_copies()), (t.shape()[1], 1));
     }
 }

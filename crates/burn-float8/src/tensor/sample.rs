@@ -1,12 +1,11 @@
-//! Statistics of an operand, taken where its tensor is at hand, and counted once backward has come to its linear.
+//! Statistics of an operand, taken while its tensor exists, and counted once backward has reached its linear.
 use std::sync::Arc;
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::Device;
 
-use super::cast::{CastRequest, View};
+use super::cast::CastRequest;
 use super::copies::recast;
-use super::wrapped::Float8Tensor;
 use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::config::{CastPlan, Float8LinearConfig, LinearPlan};
 use crate::layer::Layer;
@@ -14,10 +13,10 @@ use crate::profile::operation;
 use crate::step::{DeviceState, Sample, Step};
 use crate::terms::ContractionAxis;
 
-/// Samples an operand if the layer's statistics ask for it now.
-pub(crate) fn sample<B: Float8Backend>(t: &Float8Tensor<B>, view: View<'_, B>, request: CastRequest<'_>) {
-    if let Some(sample) = take_sample(t, view, request) {
-        push_sample(&DeviceState::of(request.layer, &t.device()), sample);
+/// Samples an operand if the layer's statistics are due.
+pub(crate) fn sample<B: Float8Backend>(request: CastRequest<'_, B>) {
+    if let Some(sample) = take_sample(request) {
+        push_sample(&DeviceState::of(request.layer, &request.tensor.device()), sample);
     }
 }
 
@@ -29,24 +28,23 @@ pub(crate) fn push_sample<B: Float8Backend>(state: &Arc<DeviceState<B>>, sample:
     }
 }
 
-/// The statistics of an operand if it is a step for them, and neither this copy nor the other one of the same codes has been
-/// sampled in it.
-pub(crate) fn take_sample<B: Float8Backend>(
-    t: &Float8Tensor<B>,
-    view: View<'_, B>,
-    request: CastRequest<'_>,
-) -> Option<Sample<B>> {
-    let CastRequest { operand, layer, plan, .. } = request;
-    let conversion = layer.conversion();
-    let statistics = conversion.config().statistics.as_ref()?;
+/// The statistics of an operand, if they are due. None if this copy, or the other one of the same
+/// codes, has been sampled in the step. None for empty tensors and FP8-only weights, which have no
+/// original to compare with.
+pub(crate) fn take_sample<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<Sample<B>> {
+    let CastRequest { tensor, operand, layer, plan, .. } = request;
+    let statistics = layer.conversion().config().statistics.as_ref()?;
     plan.cast(operand)?;
-    let number = due_step::<B>(layer, &t.device(), statistics.every_n_steps, |step| {
+    if tensor.is_fp8_only() || tensor.shape().num_elements() == 0 {
+        return None;
+    }
+    let number = due_step::<B>(layer, &tensor.device(), statistics.every_n_steps, |step| {
         let has_seen = |operand| step.samples.has_seen(layer, operand);
         !(has_seen(operand) || plan.has_one_set_of_codes(operand) && has_seen(operand.other()))
     })?;
     let _timer = operation("statistics");
-    let cast = recast(t, view, request)?;
-    let full = view.of(t);
+    let cast = recast(request)?;
+    let full = request.matrix();
     let transposed = operand.axis == ContractionAxis::Leading;
     let health = |operand: &B::Operand| B::fp8_health(full.clone(), operand, transposed);
     let mut partials = vec![(None, health(&cast))];
@@ -58,7 +56,7 @@ pub(crate) fn take_sample<B: Float8Backend>(
         let Quantized { rows, cols, .. } = B::fp8_quantize(full.clone(), cast, orientation, ScaleFrom::Dynamic);
         partials.push((Some(*recipe), health(&rows.or(cols).expect("the orientation that was asked for"))));
     }
-    let elements = t.cache().elements(t.shape().num_elements());
+    let elements = tensor.cache().elements(tensor.shape().num_elements());
     Some(Sample { layer: Arc::downgrade(layer), operand, step: number, elements, partials })
 }
 

@@ -1,7 +1,7 @@
-//! [`WeightSource`]: where the whole of a weight comes from of which this process has some rows.
+//! [`WeightSource`]: gives a weight whole, if this process has some of its rows.
 //!
-//! A layer may have one. Its linears then take from it what they would have made of the weight itself: the operand of a GEMM, the
-//! values that high precision reads, and the gradient of the rows.
+//! A layer may have one. Its linears then take from it the operands of GEMMs, the values that high
+//! precision reads, and the gradient of the rows.
 use std::any::Any;
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -12,38 +12,38 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Granularity};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{CastResult, CopyKey, Fp8Copy, Held, Layout, Slot};
-use super::cast::{CastRequest, quantize};
+use super::cache::{CastResult, Fp8Copy, Held, Layout, WeightCache};
+use super::cast::CastRequest;
 use super::wrapped::{Float8Tensor, Wrapped};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom, in_dtype};
 use crate::config::LinearPlan;
 use crate::layer::{Layer, Mark, Tag};
-use crate::step::DeviceState;
+use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// Where the whole of a weight `[K, N]` comes from of which this process has some rows, zeros below them included.
+/// Gives a weight `[K, N]` whole. This process has some of its rows, zeros below them included.
 pub trait WeightSource<B: Float8Backend>: Send + Sync + 'static {
     /// K and N of the whole.
     fn shape(&self) -> [usize; 2];
 
-    /// The shape of what this process has.
+    /// The shape of the rows that this process has.
     fn own_shape(&self) -> [usize; 2];
 
     /// Whether this process lacks some rows.
     fn is_divided(&self) -> bool;
 
-    /// Whether what comes of a weight lives as long as that, for the next GEMM that reads it.
+    /// Whether operands and values of a weight live as long as it, for the next GEMM that reads it.
     fn keeps(&self) -> bool;
 
-    /// The operand of the whole in one orientation, and what the cast of the rows found out. One at a time is asked for with the same
-    /// slot.
-    fn operand(&self, cast: &WeightCast<'_, B>, slot: &mut Slot) -> (B::Operand, Findings<B>);
+    /// The operand of the whole in one orientation, and the amax of the cast of the rows. There is one
+    /// call at a time with the same cache.
+    fn operand(&self, cast: &WeightCast<'_, B>, cache: &mut WeightCache) -> (B::Operand, CastAmax<B>);
 
-    /// An operand that was asked for is there: what will be asked for next may be started.
+    /// Called after [`operand`](Self::operand): the next operand may be started.
     fn after_operand(&self, cast: &WeightCast<'_, B>);
 
-    /// The optimizer step changes: what was started with the scale of a history is not to be used.
-    fn forget_delayed(&self, slot: &mut Slot);
+    /// The optimizer step changes: operands that were started with the scale of a history are not used.
+    fn forget_delayed(&self, cache: &mut WeightCache);
 
     /// The whole in high precision, in the dtype of the rows.
     fn values(&self, rows: FloatTensor<B>) -> FloatTensor<B>;
@@ -87,8 +87,8 @@ impl core::fmt::Display for ShardingReport {
     }
 }
 
-/// What a cast of this process' rows found out, to be given back with the operand of the whole.
-pub struct Findings<B: Float8Backend>(Arc<CastResult<B>>);
+/// The amax of a cast of this process' rows, returned with the operand of the whole.
+pub struct CastAmax<B: Float8Backend>(Arc<CastResult<B>>);
 
 /// The source of a layer's weight, if it has one.
 pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn WeightSource<B>>> {
@@ -97,19 +97,22 @@ pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn Weig
 
 /// One cast of a weight that has a source.
 pub struct WeightCast<'a, B: Float8Backend> {
-    weight: &'a Float8Tensor<B>,
-    request: CastRequest<'a>,
+    request: CastRequest<'a, B>,
 }
 
-impl<B: Float8Backend> WeightCast<'_, B> {
+impl<'a, B: Float8Backend> WeightCast<'a, B> {
+    pub(super) const fn new(request: CastRequest<'a, B>) -> Self {
+        Self { request }
+    }
+
     /// The rows that this process has.
     pub fn rows(&self) -> FloatTensor<B> {
-        self.weight.full().clone()
+        self.request.tensor.full().clone()
     }
 
     /// Where they are.
     pub fn device(&self) -> Device<B> {
-        B::float_device(self.weight.full())
+        B::float_device(self.request.tensor.full())
     }
 
     /// Whose weight it is.
@@ -119,7 +122,7 @@ impl<B: Float8Backend> WeightCast<'_, B> {
 
     /// How it is cast.
     pub fn cast(&self) -> Cast {
-        self.request.key().cast
+        self.request.key().cast.cast
     }
 
     /// Whether the operand is `[N, K]`, which contracts K, and not `[K, N]`.
@@ -127,50 +130,48 @@ impl<B: Float8Backend> WeightCast<'_, B> {
         self.request.operand.axis == ContractionAxis::Leading
     }
 
-    /// Whether each scale is that of a column, of which every process has a part.
+    /// Whether each column has a scale. Every process has a part of each column.
     pub fn scales_columns(&self) -> bool {
         self.is_transposed() && self.cast().granularity == Granularity::Row
     }
 
     /// Whether a history gives the scale.
     pub fn is_delayed(&self) -> bool {
-        self.request.key().delayed.is_some()
+        self.request.key().cast.delayed.is_some()
     }
 
     /// Whether the one scale of the cast is known: another copy has it, or a history gives it.
     pub fn is_scale_known(&self) -> bool {
-        let CastRequest { layer, .. } = self.request;
-        let key = self.request.key();
-        let has_history = || {
-            let state = DeviceState::<B>::of(layer, &self.device());
-            key.delayed.is_some_and(|history| state.scaling_amax(layer, Role::Weight, history.scaling).is_some())
-        };
-        self.weight.cache().lock().known(key).is_some() || has_history()
+        let known = self.request.tensor.cache().lock().known(self.request.key().cast);
+        !matches!(self.request.scale(known).from, ScaleFrom::Dynamic)
     }
 
-    /// Whether the operand of the whole is there.
+    /// Whether the operand of the whole exists.
     pub fn is_held(&self) -> bool {
-        self.weight.cache().lock().find(self.request.copy_key()).is_some()
+        self.request.tensor.cache().lock().find(self.request.key()).is_some()
     }
 
-    /// Casts rows with the scale that other copies have, else that of the history, else that of `amax`, `[1]` in f32, else each part
-    /// with its own.
+    /// Casts rows. The scale comes from other copies, else from the history, else from `amax`, `[1]`
+    /// in f32. Else each part has its own.
     pub fn quantize(
         &self,
         rows: FloatTensor<B>,
         amax: Option<&dyn Fn() -> FloatTensor<B>>,
-    ) -> (B::Operand, Findings<B>) {
-        let CastRequest { operand, layer, .. } = self.request;
-        let (key, cache) = (self.request.key(), self.weight.cache());
+    ) -> (B::Operand, CastAmax<B>) {
+        let CastRequest { tensor, operand, layer, .. } = self.request;
+        let key = self.request.key().cast;
         layer.count_cast(operand.role);
-        let known = cache.lock().known(key);
-        let own = amax.map(|amax| || ScaleFrom::Amax { amax: amax(), observe: false });
-        let own = own.as_ref().map(|own| own as &dyn Fn() -> _);
-        let (Quantized { rows, cols, .. }, result) = quantize(&self.device(), self.request, known, own, |scale| {
-            B::fp8_quantize(rows, key.cast, operand.axis.orientation(), scale)
-        });
-        let result = cache.lock().keep(key, result);
-        (rows.or(cols).expect("the orientation that was asked for"), Findings(result))
+        let known = tensor.cache().lock().known(key);
+        let mut scale = self.request.scale(known);
+        let timer = time(Work::Cast { role: operand.role, format: key.cast.format });
+        if let (ScaleFrom::Dynamic, Some(amax)) = (&scale.from, amax) {
+            scale.from = ScaleFrom::Amax { amax: amax(), observe: false };
+        }
+        let orientation = operand.axis.orientation();
+        let Quantized { rows, cols, amax } = B::fp8_quantize(rows, key.cast, orientation, scale.from.clone());
+        drop(timer);
+        let result = tensor.cache().lock().keep(key, scale.result(amax));
+        (rows.or(cols).expect("the orientation that was asked for"), CastAmax(result))
     }
 }
 
@@ -198,24 +199,31 @@ impl<B: Float8Backend> SourcedWeight<B> {
     pub fn casts(&self) -> impl Iterator<Item = WeightCast<'_, B>> {
         let Self { weight, layer, plan } = self;
         let operands = [Operand::WEIGHT_T, Operand::WEIGHT].into_iter().filter(|operand| plan.cast(*operand).is_some());
-        operands.map(|operand| WeightCast {
-            weight,
-            request: CastRequest { operand, layer, plan, both: false, evaluates: false },
+        operands.map(|operand| {
+            WeightCast::new(CastRequest {
+                tensor: weight,
+                layout: Layout::Matrix,
+                operand,
+                layer,
+                plan,
+                both: false,
+                evaluates: false,
+            })
         })
     }
 
-    /// What its source keeps with it.
-    pub fn slot(&self) -> impl DerefMut<Target = Slot> {
-        parking_lot::MutexGuard::map(self.weight.cache().sourced(), |sourced| &mut sourced.slot)
+    /// Its source's data.
+    pub fn cache(&self) -> impl DerefMut<Target = WeightCache> {
+        parking_lot::MutexGuard::map(self.weight.cache().sourced(), |sourced| &mut sourced.cache)
     }
 
-    /// What the layers of its conversion share on its device, by its type.
+    /// Data of this type that the layers of its conversion share on its device.
     pub fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         shared(&self.layer, &B::float_device(self.weight.full()))
     }
 }
 
-/// What the layers of a conversion share on a device, by its type.
+/// Data of this type that the layers of a conversion share on a device.
 pub fn shared<T: Any + Default + Send + Sync>(layer: &Layer, device: &impl DeviceOps) -> Arc<T> {
     layer.conversion().state(device.id())
 }
@@ -256,52 +264,42 @@ impl<B: Float8Backend> Float8Tensor<B> {
         whole
     }
 
-    /// Forgets what casts with delayed scaling have made: a step begins that has other scales.
+    /// Drops copies and results of delayed scaling: a step begins that has other scales.
     pub(crate) fn forget_delayed(&self) {
         let Some(cache) = self.known_cache() else { return };
         if let Some(source) = self.layer().and_then(|layer| source_of::<B>(layer)) {
-            source.forget_delayed(&mut cache.sourced().slot);
+            source.forget_delayed(&mut cache.sourced().cache);
         }
         cache.forget_delayed();
     }
 }
 
-impl<'a> CastRequest<'a> {
+impl<'a, B: Float8Backend> CastRequest<'a, B> {
     /// The source of a weight, if it has one.
-    pub(super) fn source<B: Float8Backend>(&self) -> Option<&'a Arc<dyn WeightSource<B>>> {
+    pub(super) fn source(&self) -> Option<&'a Arc<dyn WeightSource<B>>> {
         if self.operand.role == Role::Weight { source_of(self.layer) } else { None }
-    }
-
-    fn copy_key(&self) -> CopyKey {
-        CopyKey { cast: self.key(), layout: Layout::Matrix, operand: self.operand }
     }
 }
 
 /// The copy of a weight that its source makes.
 pub(super) fn sourced_copy<B: Float8Backend>(
-    weight: &Float8Tensor<B>,
-    request: CastRequest<'_>,
+    request: CastRequest<'_, B>,
     source: &Arc<dyn WeightSource<B>>,
 ) -> Arc<Fp8Copy<B>> {
-    let (cast, key) = (WeightCast { weight, request }, request.copy_key());
+    let (cast, key, cache) = (WeightCast { request }, request.key(), request.tensor.cache());
     // Held until the copy is kept: each is made once.
-    let mut sourced = weight.cache().sourced();
-    if let Some(copy) = weight.cache().lock().find(key) {
+    let mut sourced = cache.sourced();
+    if let Some(copy) = cache.lock().find(key) {
         return copy;
     }
-    let (whole, Findings(result)) = source.operand(&cast, &mut sourced.slot);
+    let (whole, CastAmax(result)) = source.operand(&cast, &mut sourced.cache);
     let copy = Fp8Copy::new(whole, key.cast.cast, result, request.layer);
     let held = match source.keeps() && !request.is_transient() {
         true => Held::Strong(copy.clone()),
         false => Held::Weak(Arc::downgrade(&copy)),
     };
-    weight.cache().lock().copies.push((key, held));
+    cache.lock().copies.push((key, held));
     drop(sourced);
     source.after_operand(&cast);
     copy
-}
-
-/// Whether this process' rows alone say nothing of the scales of a cast of the whole.
-pub(super) fn needs_other_rows<B: Float8Backend>(weight: &Float8Tensor<B>, request: CastRequest<'_>) -> bool {
-    WeightCast { weight, request }.scales_columns()
 }

@@ -18,7 +18,7 @@ use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::prelude::*;
 
 use super::problem::ProblemLaunch;
-use super::{Gemm, GemmShape, Tiling};
+use super::{Gemm, GemmShape};
 use crate::grid::fold;
 use crate::source::Source;
 use crate::version::Version;
@@ -110,37 +110,42 @@ impl Unit {
             plane_sync: properties.features.plane.contains(Plane::Sync),
         };
         // A plane of unknown size cannot be given a part of the tile.
-        let fits = hardware.plane_size_min == plane && matches!(plane, 32 | 64) && !unit.tiles(client).is_empty();
+        let fits = hardware.plane_size_min == plane && matches!(plane, 32 | 64);
         fits.then_some(unit)
-    }
-
-    /// The tiles that this device can hold, largest first.
-    fn tiles<R: Runtime>(self, client: &ComputeClient<R>) -> Vec<Tile> {
-        let hardware = &client.properties().hardware;
-        let fits = |tile: &Tile| {
-            tile.plane_count() * self.plane <= hardware.max_units_per_cube
-                && tile.shared_bytes(self.shape[0]) <= hardware.max_shared_memory_size
-        };
-        TILES.into_iter().filter(fits).collect()
-    }
-
-    /// The largest tile that there are enough of to give each SM one; else the smallest.
-    fn tile<R: Runtime>(self, client: &ComputeClient<R>, shape: &GemmShape) -> Tile {
-        let [m, ..] = shape.product;
-        let tiles = self.tiles(client);
-        let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-        let smallest = tiles[tiles.len() - 1];
-        tiles
-            .into_iter()
-            .find(|tile| m > tile.size[0] as usize / 2 && shape.tiles(tile.size) >= sms)
-            .unwrap_or(smallest)
     }
 }
 
-/// Rows and columns of the tile for a GEMM of this shape, on a device with matrix units for it.
-pub(super) fn tile<R: Runtime>(client: &ComputeClient<R>, shape: &GemmShape) -> [u32; 2] {
-    let unit = Unit::of(client, element(shape.granularities)).expect("the path asks for them");
-    unit.tile(client, shape).size
+/// The matrix units of a device, and the tiles that it can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Units {
+    /// Largest first, at least one.
+    tiles: &'static [Tile],
+}
+
+impl Units {
+    /// `None` if the device has no units for this element, or no tile fits.
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Source) -> Option<Self> {
+        let (unit, hardware) = (Unit::of(client, element)?, &client.properties().hardware);
+        let fits = |tile: &Tile| {
+            tile.plane_count() * unit.plane <= hardware.max_units_per_cube
+                && tile.shared_bytes(unit.shape[0]) <= hardware.max_shared_memory_size
+        };
+        // Whatever holds a tile holds smaller ones.
+        let tiles: &[Tile] = &TILES;
+        Some(Self { tiles: &tiles[tiles.iter().position(fits)?..] })
+    }
+
+    #[cfg(test)]
+    pub(super) const fn all() -> Self {
+        Self { tiles: &TILES }
+    }
+
+    /// Rows and columns of the largest tile that gives each SM one; else of the smallest.
+    pub(super) fn tile(self, shape: &GemmShape, sms: u32) -> [u32; 2] {
+        let is_large = |size: &[u32; 2]| shape.product[0] > size[0] as usize / 2 && shape.tiles(*size) >= sms;
+        let sizes = || self.tiles.iter().map(|tile| tile.size);
+        sizes().find(is_large).or(sizes().next_back()).expect("a tile fits")
+    }
 }
 
 /// Compile-time parameters.
@@ -183,10 +188,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = element(gemm.granularities());
     let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
-    let tile = match gemm.tiling {
-        Some(Tiling::Tile(size)) => TILES.into_iter().find(|tile| tile.size == size).expect("a tile of this path"),
-        _ => unit.tile(client, &gemm.shape()),
-    };
+    let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
     let config =
         Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by

@@ -32,7 +32,7 @@ mod scales;
 use cubecl::prelude::*;
 
 use super::problem::ProblemLaunch;
-use super::{Gemm, GemmShape, Tiling};
+use super::{Gemm, GemmShape};
 use crate::ptx::mma::MmaKind;
 use crate::version::Version;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
@@ -121,11 +121,7 @@ impl Config {
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (a, b) = (gemm.a, gemm.b);
     let (m, n, matrices) = gemm.matrices();
-    let sms = client.properties().hardware.num_streaming_multiprocessors.unwrap_or(1);
-    let tile = match gemm.tiling {
-        Some(Tiling::Tile(size)) => TILES.into_iter().find(|tile| tile.size == size).expect("a tile of this path"),
-        _ => Tile::of(|size| gemm.tiles(size), sms),
-    };
+    let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
     let kind = if cuda_arch(client) == Some(CudaArch::Sm120) { MmaKind::BlockScaled } else { MmaKind::Plain };
     let config = Config {
         tile,

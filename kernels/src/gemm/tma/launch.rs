@@ -8,7 +8,6 @@ use super::plan::{Machine, Plan, fixed_plan};
 use super::split_k::combine;
 use super::store::Store;
 use crate::gemm::Gemm;
-use crate::gemm::Tiling;
 use crate::gemm::problem::ProblemLaunch;
 use crate::source::Source;
 
@@ -23,8 +22,8 @@ pub(in crate::gemm) struct Pass<'a> {
     sms: usize,
 }
 
-/// Plans a GEMM whose kernel sums `step` of the contraction a stage, has `launch` make its tiles, and adds up the splits if there are
-/// several.
+/// Has `launch` make the tiles of a GEMM, and adds up the splits of the contraction if there are
+/// several. The kernel sums `step` of the contraction a stage.
 pub(in crate::gemm) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
@@ -32,13 +31,10 @@ pub(in crate::gemm) fn launch<R: Runtime>(
     step: usize,
     launch: impl FnOnce(&Pass),
 ) {
-    let (shape, steps, sms) = (gemm.shape(), gemm.a.k.div_ceil(step), sms(client));
-    let fixed = match gemm.tiling {
-        Some(Tiling::Plan(plan)) => Some(plan),
-        _ => fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed)),
-    };
-    let plan = fixed.unwrap_or_else(|| Plan::of(machine, &shape, step, sms));
-    let rows = plan.padded_rows(shape.product[0]);
+    let (steps, sms) = (gemm.a.k.div_ceil(step), sms(client));
+    let fixed = fixed_plan().and_then(|fixed| Plan::fixed(machine, fixed));
+    let plan = fixed.unwrap_or(gemm.plan);
+    let rows = plan.padded_rows(gemm.matrices().0);
     let is_split = plan.splits > 1;
     let target = if is_split { Target::partials(client, gemm, plan.splits, rows) } else { Target::output(gemm) };
     launch(&Pass { gemm, plan, target: &target, steps, sms });

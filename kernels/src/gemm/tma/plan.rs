@@ -47,7 +47,7 @@ const MIN_STEPS: usize = 4;
 const SPLITS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// What of a GEMM its plan depends on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmShape {
     /// Rows and columns of one matrix of the output, and the length of the contraction, of all groups.
     pub product: [usize; 3],
@@ -172,6 +172,16 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Tiles of this size on paths that TMA does not feed.
+    pub(in crate::gemm) const fn of_tile([rows, cols]: [u32; 2]) -> Self {
+        Self { tile: Tile { rows: rows as usize, cols: cols as usize }, cluster: 1, splits: 1 }
+    }
+
+    /// Rows and columns of a tile.
+    pub(in crate::gemm) const fn size(&self) -> [u32; 2] {
+        [self.tile.rows as u32, self.tile.cols as u32]
+    }
+
     /// The fastest plan for a kernel that sums `step` of the contraction a stage.
     pub(in crate::gemm) fn of<M: Machine>(machine: &M, shape: &GemmShape, step: usize, sms: usize) -> Self {
         let [m, n, k] = shape.product;

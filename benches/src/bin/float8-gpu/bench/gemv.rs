@@ -10,7 +10,7 @@
 use std::cell::LazyCell;
 
 use checks::Failure;
-use float8_kernels::{Format, GEMV_ROWS, GemmConfig, Granularity, gemm_path_of_rows, scaled_gemm};
+use float8_kernels::{Format, GEMV_ROWS, GemmConfig, GemmDevice, Granularity, scaled_gemm};
 use serde::{Deserialize, Serialize};
 
 use super::data::{Scales, Table, sets};
@@ -85,7 +85,7 @@ fn measure<T: Target>(
         n,
         k,
         scales: granularity.to_string(),
-        path: gemm_path_of_rows(&client, Some(m), [granularity; 2], config).to_string(),
+        path: GemmDevice::of(&client).path(Some(m), [granularity; 2], config).to_string(),
         microseconds: seconds * 1e6,
         bytes: bytes as u64,
         gb_per_s: bytes as f64 / seconds * 1e-9,

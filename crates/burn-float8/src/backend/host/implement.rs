@@ -15,15 +15,6 @@ macro_rules! host_backend {
                 $crate::backend::host::supports::<Self>(device, dtype)
             }
 
-            fn fp8_gemm_path(
-                _: &$crate::__private::Device<Self>,
-                _: Option<usize>,
-                _: [$crate::config::Granularity; 2],
-                _: $crate::backend::GemmConfig,
-            ) -> $crate::backend::GemmPath {
-                $crate::backend::GemmPath::Host
-            }
-
             fn fp8_quantize(
                 x: $crate::__private::FloatTensor<Self>,
                 cast: $crate::backend::Cast,
@@ -33,15 +24,9 @@ macro_rules! host_backend {
                 $crate::backend::host::quantize::<Self>(x, cast, orientation, scale)
             }
 
-            fn fp8_matmul(
-                operands: [&Self::Operand; 2],
-                bias: Option<$crate::__private::FloatTensor<Self>>,
-                groups: Option<$crate::backend::GroupEnds<$crate::__private::IntTensor<Self>>>,
-                shape: $crate::__private::Shape,
-                dtype: $crate::__private::FloatDType,
-                _: $crate::backend::GemmConfig,
-            ) -> $crate::__private::FloatTensor<Self> {
-                $crate::backend::host::matmul::<Self>(operands, bias, groups, shape, dtype)
+            fn fp8_matmul(gemm: $crate::backend::GemmRequest<'_, Self>) -> $crate::__private::FloatTensor<Self> {
+                let $crate::backend::GemmRequest { a, b, bias, groups, shape, dtype, .. } = gemm;
+                $crate::backend::host::matmul::<Self>([a, b], bias, groups, shape, dtype)
             }
 
             fn fp8_independent_rows() -> usize {

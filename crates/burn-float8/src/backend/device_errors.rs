@@ -1,8 +1,9 @@
-//! What devices have lost. CubeCL launches kernels in a thread of the device; if a launch panics there, for want of memory, headers or a
-//! library, CubeCL logs a warning and goes on, and what reads its output later sees whatever the memory held.
+//! Errors of devices. CubeCL launches kernels in a thread of the device. If a launch panics there,
+//! for want of memory, headers or a library, CubeCL logs a warning and continues. Reads of its
+//! output then give arbitrary bytes.
 //!
-//! A panic hook, before the one that is there, notes panics of these threads, which have names that no other thread has. It costs
-//! nothing until then. An error of a launch that comes to light in a later call is noted here too.
+//! A panic hook, before the existing one, records panics of these threads, which it knows by their
+//! names. An error of a launch that a later call returns is recorded here too.
 use core::fmt::Display;
 use std::backtrace::Backtrace;
 use std::sync::Once;
@@ -11,16 +12,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn_backend::DeviceId;
 use parking_lot::Mutex;
 
-/// Device and message of each.
+/// Device and message of each error.
 static LOST: Mutex<Vec<(String, String)>> = Mutex::new(vec![]);
 
-/// Their number, so that nobody takes the lock while there are none.
+/// Their number. The lock is not taken while there are none.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Notes panics of device threads from here on.
+/// Records panics of device threads from here on.
 pub(super) fn watch() {
     static WATCHING: Once = Once::new();
-    // Whoever is unwinding cannot set a hook.
+    // A thread that unwinds cannot set a hook.
     if std::thread::panicking() {
         return;
     }
@@ -52,17 +53,17 @@ fn push(device: String, message: String) {
     COUNT.store(lost.len(), Ordering::Release);
 }
 
-/// Notes an error of the device, which belongs to a launch that nobody waits for.
-pub(super) fn reported(device: DeviceId, error: impl Display) {
+/// Records an error that the device has returned, of an earlier launch.
+pub(super) fn push_reported(device: DeviceId, error: impl Display) {
     push(name(device), format!("it reported: {error}"));
 }
 
-/// Whether no device has lost anything.
+/// Whether there are none.
 pub(super) fn is_nothing() -> bool {
     COUNT.load(Ordering::Acquire) == 0
 }
 
-/// The first that the device has lost.
+/// The first error of the device.
 pub(super) fn first(device: DeviceId) -> Option<String> {
     if is_nothing() {
         return None;
@@ -71,7 +72,7 @@ pub(super) fn first(device: DeviceId) -> Option<String> {
     LOST.lock().iter().find(|(of, _)| *of == name).map(|(_, message)| message.clone())
 }
 
-/// How much the device has lost.
+/// Number of the device's errors.
 pub(super) fn count(device: DeviceId) -> usize {
     if is_nothing() {
         return 0;
@@ -80,7 +81,7 @@ pub(super) fn count(device: DeviceId) -> usize {
     LOST.lock().iter().filter(|(of, _)| *of == name).count()
 }
 
-/// What the device has lost beyond its first `known`, which whoever asks makes up for.
+/// Takes the device's errors after the first `known`.
 pub(super) fn take_after(device: DeviceId, known: usize) -> Vec<String> {
     if is_nothing() {
         return vec![];
