@@ -118,7 +118,7 @@ pub mod source {
 /// Names that [`host_backend!`] writes.
 #[doc(hidden)]
 pub mod __private {
+    pub use burn_backend::FloatDType;
     pub use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-    pub use burn_backend::{DType, FloatDType};
     pub use burn_std::Shape;
 }

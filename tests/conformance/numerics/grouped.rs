@@ -184,7 +184,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
     let sizes = [20, 0, 45, 1];
     let (m, groups) = (70, sizes.len());
     for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
-        if !B::fp8_supports(&Default::default(), dtype) {
+        if !B::fp8_facts(&Default::default()).supports(dtype) {
             continue;
         }
         let round = |v: Vec<f32>| values(Tensor::<Flex, 1>::from_floats(&v[..], &Default::default()).cast(dtype));

@@ -18,8 +18,8 @@ use float8_kernels::{
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::{
-    DeviceMemory, Float8Backend, Fused, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, SelfCheckReport,
-    fused_kernels, host, lost, preflight, self_check,
+    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GroupEnds, HostCodes, OperandSize, Quantized,
+    ScaleFrom, SelfCheckReport, fused, fused_kernels, host, lost, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -27,12 +27,9 @@ use crate::error::Float8Error;
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
 
-    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
-        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && supports(&R::client(device), dtype.into())
-    }
-
-    fn fp8_max_elements() -> u64 {
-        MAX_INDEX
+    fn fp8_facts(device: &Device<Self>) -> DeviceFacts {
+        let client = R::client(device);
+        DeviceFacts { max_elements: MAX_INDEX, ..DeviceFacts::new(|dtype| supports(&client, dtype.into())) }
     }
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
@@ -48,13 +45,12 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
     }
 
-    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
-        if self_check::is_faultless() { None } else { self_check::of(&R::client(device)).fault(device.to_id()) }
-    }
-
-    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+    fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
+        if !wait && self_check::is_faultless() {
+            return SelfCheckReport::default();
+        }
         let client = R::client(device);
-        if let Err(error) = block_on(client.sync()) {
+        if wait && let Err(error) = block_on(client.sync()) {
             lost::reported(device.to_id(), error);
         }
         self_check::of(&client).report(device.to_id())
@@ -149,12 +145,13 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, partials, [len, 5], DType::F32)
     }
 
-    fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> CubeTensor<R> {
-        fused_kernels::forward(op, inputs)
-    }
-
-    fn fused_backward(op: &Fused<Self>, inputs: &[CubeTensor<R>], dy: &CubeTensor<R>) -> Vec<CubeTensor<R>> {
-        fused_kernels::backward(op, inputs, dy)
+    fn fused(
+        op: &Fused<Self>,
+        inputs: &[CubeTensor<R>],
+        backward: Option<FusedBackward<'_, Self>>,
+    ) -> Vec<CubeTensor<R>> {
+        let made = fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy));
+        made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

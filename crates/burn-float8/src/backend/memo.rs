@@ -6,15 +6,15 @@ use std::hash::Hash;
 use std::thread::LocalKey;
 
 use burn_backend::tensor::Device;
-use burn_backend::{DType, DeviceId, DeviceOps};
+use burn_backend::{DeviceId, DeviceOps};
 use float8_kernels::{GEMV_ROWS, GemmConfig, GemmPath, Granularity, disabled_count};
 
-use super::Float8Backend;
+use super::{DeviceFacts, Float8Backend};
 
 type Memo<Q, A> = RefCell<HashMap<(TypeId, DeviceId, Q), A>>;
 
 thread_local! {
-    static DTYPES: Memo<DType, bool> = RefCell::default();
+    static FACTS: Memo<(), DeviceFacts> = RefCell::default();
     static PATHS: Memo<(Option<usize>, [Granularity; 2], GemmConfig, u64), GemmPath> = RefCell::default();
 }
 
@@ -33,16 +33,16 @@ fn ask<B: Float8Backend, Q: Copy + Eq + Hash, A: Copy>(
     answer
 }
 
-/// [`Float8Backend::fp8_supports`].
+/// [`Float8Backend::fp8_facts`].
 ///
 /// # Panics
 ///
 /// If the device cannot run FP8.
-pub(crate) fn supports<B: Float8Backend>(device: &Device<B>, dtype: DType) -> bool {
-    ask::<B, _, _>(&DTYPES, device, dtype, || {
+pub(crate) fn facts<B: Float8Backend>(device: &Device<B>) -> DeviceFacts {
+    ask::<B, _, _>(&FACTS, device, (), || {
         // The first use on this device of a program that has applied no configuration.
         B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
-        B::fp8_supports(device, dtype)
+        B::fp8_facts(device)
     })
 }
 

@@ -175,7 +175,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         }
     }
     let self_checks: Vec<_> =
-        of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device))).collect();
+        of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device, true))).collect();
     let of = |device: &B::Device| &self_checks.iter().find(|(of, _)| of == device).expect("one for each device").1;
     of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
     let rows = layers.into_iter().zip(places).chain(of_devices);
@@ -188,7 +188,8 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         .collect();
     let self_check =
         self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
-    Report { layers, untagged, self_check, attention: B::Inner::ATTENTION.into() }
+    let attention = model.devices().first().map_or("", |device| B::Inner::fp8_facts(device).attention).into();
+    Report { layers, untagged, self_check, attention }
 }
 
 /// Whether an untagged linear is an error in a model with these layers.
@@ -299,12 +300,7 @@ impl Report {
     /// [`NeverCalled`](Float8Error::NeverCalled). [`UntaggedLinears`](Float8Error::UntaggedLinears)
     /// if [`untagged`](Self::untagged) is not empty.
     pub fn verify(&self) -> Result<(), Float8Error> {
-        if let Some(message) = self.self_check.lost.clone() {
-            return Err(Float8Error::Lost { message });
-        }
-        if let Some(failure) = self.self_check.failures.first() {
-            return Err(Float8Error::SelfCheck(failure.clone()));
-        }
+        self.self_check.fault().map_or(Ok(()), Err)?;
         // Other models' linears count there, too.
         let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);
         for layer in layers() {

@@ -115,10 +115,11 @@ impl<'a> GemmCall<'a> {
         if self.dims.contains(&0) {
             return Err(Reason::Empty { m, k, n });
         }
-        if largest(m, k, n, self.groups) > B::fp8_max_elements() {
+        let facts = memo::facts::<B>(device);
+        if largest(m, k, n, self.groups) > facts.max_elements {
             return Err(Reason::TooLarge { m, k, n });
         }
-        match dtypes.into_iter().find(|dtype| !memo::supports::<B>(device, *dtype)) {
+        match dtypes.into_iter().find(|dtype| !facts.supports(*dtype)) {
             Some(dtype) => Err(Reason::Dtype(dtype)),
             None => Ok(plan),
         }
@@ -202,7 +203,7 @@ impl<'a> GemmCall<'a> {
         let timer = time(Work::ScaledGemm(self.gemm));
         let y = B::fp8_matmul(operands, bias, groups, shape, FloatDType::from(dtype), gemm.config);
         drop(timer);
-        match B::fp8_fault(device) {
+        match B::fp8_self_check(device, false).fault() {
             // The next path computed it.
             Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
             Some(error) => panic!("{error}"),

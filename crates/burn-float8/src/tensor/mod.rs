@@ -19,4 +19,5 @@ pub(crate) use recent::clear as clear_recent;
 pub(crate) use sample::{push_sample, sample, take_sample};
 pub(crate) use source::source_of;
 pub use source::{Findings, ShardingReport, SourcedWeight, WeightCast, WeightSource, shared};
+pub(crate) use wrapped::sealed;
 pub use wrapped::{Float8Tensor, Wrapped};

@@ -94,7 +94,7 @@ pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_
         }
     }
     for (recipe, shape @ [m, k, n], dtype, values) in cases {
-        if !B::fp8_supports(&device, dtype) {
+        if !B::fp8_facts(&device).supports(dtype) {
             continue;
         }
         let config = Float8LinearConfig::new(recipe);

@@ -11,8 +11,8 @@ macro_rules! host_backend {
         impl $crate::backend::Float8Backend for $backend {
             type Operand = $crate::backend::host::HostOperand<$crate::__private::Device<Self>>;
 
-            fn fp8_supports(device: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
-                $crate::backend::host::supports::<Self>(device, dtype)
+            fn fp8_facts(device: &$crate::__private::Device<Self>) -> $crate::backend::DeviceFacts {
+                $crate::backend::host::facts::<Self>(device)
             }
 
             fn fp8_gemm_path(
@@ -44,10 +44,6 @@ macro_rules! host_backend {
                 $crate::backend::host::matmul::<Self>(operands, bias, groups, shape, dtype)
             }
 
-            fn fp8_independent_rows() -> usize {
-                $crate::backend::host::INDEPENDENT_ROWS
-            }
-
             fn fp8_health(
                 x: $crate::__private::FloatTensor<Self>,
                 operand: &Self::Operand,
@@ -56,41 +52,18 @@ macro_rules! host_backend {
                 $crate::backend::host::health::<Self>(x, operand, transposed)
             }
 
-            const ATTENTION: &'static str = "tiles";
-
-            fn attention_forward(
-                attention: &$crate::backend::Attention<Self>,
-            ) -> $crate::backend::AttentionOutput<Self> {
-                $crate::backend::host::attention_forward(attention)
+            fn fused(
+                op: &$crate::backend::Fused<Self>,
+                inputs: &[$crate::__private::FloatTensor<Self>],
+                backward: Option<$crate::backend::FusedBackward<'_, Self>>,
+            ) -> Vec<$crate::__private::FloatTensor<Self>> {
+                $crate::backend::host::fused(op, inputs, backward)
             }
 
             fn cached_attention(
                 attention: &$crate::backend::CachedAttention<Self>,
             ) -> Option<$crate::__private::FloatTensor<Self>> {
                 $crate::backend::host::cached_attention(attention)
-            }
-
-            fn attention_backward(
-                attention: &$crate::backend::Attention<Self>,
-                saved: Option<($crate::__private::FloatTensor<Self>, $crate::__private::FloatTensor<Self>)>,
-                dy: $crate::__private::FloatTensor<Self>,
-            ) -> [$crate::__private::FloatTensor<Self>; 3] {
-                $crate::backend::host::attention_backward(attention, saved, dy)
-            }
-
-            fn fused_forward(
-                op: &$crate::backend::Fused<Self>,
-                inputs: &[$crate::__private::FloatTensor<Self>],
-            ) -> $crate::__private::FloatTensor<Self> {
-                $crate::backend::host::fused_forward(op, inputs)
-            }
-
-            fn fused_backward(
-                op: &$crate::backend::Fused<Self>,
-                inputs: &[$crate::__private::FloatTensor<Self>],
-                dy: &$crate::__private::FloatTensor<Self>,
-            ) -> Vec<$crate::__private::FloatTensor<Self>> {
-                $crate::backend::host::fused_backward(op, inputs, dy)
             }
 
             fn adamw() -> Option<$crate::backend::AdamWFn<Self>> {

@@ -21,18 +21,15 @@ use burn_backend::{Backend, DType, ExecutionError, FloatDType, TensorData, Tenso
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, Orientation, Scale, reference};
 
-use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
+use super::{DeviceFacts, Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
 pub use adamw::adamw;
-pub use attention::{attention_backward, attention_forward, cached_attention};
+pub use attention::cached_attention;
 use bytes::Codes;
 pub use codes::{amax, dequantize, inv_scale, transpose_operand};
-pub use fused::{fused_backward, fused_forward};
+pub use fused::fused;
 pub(crate) use grouped::ranges;
 use loops::transpose;
 use scales::Scales;
-
-/// [`Float8Backend::fp8_independent_rows`] on the host: those that are multiplied from the codes.
-pub const INDEPENDENT_ROWS: usize = gemv::MAX_ROWS;
 
 /// FP8 codes in host memory.
 ///
@@ -86,9 +83,10 @@ impl<D> HostOperand<D> {
     }
 }
 
-/// Whether the host path can cast a tensor of this dtype, and the backend has such tensors.
-pub fn supports<B: Backend>(device: &Device<B>, dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && B::supports_dtype(device, dtype)
+/// [`Float8Backend::fp8_facts`] on the host. Rows are independent that are multiplied from the codes.
+pub fn facts<B: Backend>(device: &Device<B>) -> DeviceFacts {
+    let facts = DeviceFacts::new(|dtype| B::supports_dtype(device, dtype));
+    DeviceFacts { independent_rows: gemv::MAX_ROWS, attention: "tiles", ..facts }
 }
 
 /// [`Float8Backend::fp8_quantize`] on the host.
