@@ -24,6 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 pub use statistics::{FallbackConfig, FallbackTo, StatisticsConfig};
 
 use crate::error::Float8Error;
+pub use crate::terms::Operand;
 use crate::terms::{Reason, Recipe};
 use linear::is_default;
 

@@ -1,7 +1,7 @@
 //! [`LinearPlan`]: what the three GEMMs and six casts of a linear read of its configuration, resolved once.
 use float8_kernels::{Cast, GemmConfig, Granularity};
 
-use super::cast::ScalingType;
+use super::cast::{Casts, ScalingType};
 use super::delayed::DelayedScaling;
 use super::linear::Float8LinearConfig;
 use crate::terms::{Gemm, Operand};
@@ -28,7 +28,7 @@ pub(crate) struct GemmPlan {
 #[derive(Clone, Debug)]
 pub(crate) struct LinearPlan {
     /// None where the operand stays in high precision.
-    casts: [Option<CastPlan>; 6],
+    casts: Casts<Option<CastPlan>>,
     gemms: [Option<GemmPlan>; 3],
     /// Whether the weight's FP8 copies are made again in backward.
     pub(crate) recasts_weight: bool,
@@ -40,7 +40,7 @@ impl LinearPlan {
     pub(crate) fn new(config: &Float8LinearConfig) -> Self {
         let casts = config.casts();
         let cast = |operand: Operand| {
-            let own = casts.of(operand);
+            let own = casts[operand];
             let delayed = (own.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
             (!own.is_disabled()).then(|| CastPlan { cast: config.kernel_cast(operand), delayed })
         };
@@ -49,7 +49,7 @@ impl LinearPlan {
             enabled.then(|| GemmPlan { granularities: casts.granularities(gemm), config: config.gemm_config(gemm) })
         };
         Self {
-            casts: Operand::ALL.map(cast),
+            casts: Casts::of(cast),
             gemms: Gemm::ALL.map(gemm),
             recasts_weight: config.force_recompute_fp8_weight_in_bwd(),
             matmul: config.matmul(),
@@ -58,7 +58,7 @@ impl LinearPlan {
 
     /// None if this operand stays in high precision.
     pub(crate) fn cast(&self, operand: Operand) -> Option<CastPlan> {
-        self.casts[operand.index()]
+        self.casts[operand]
     }
 
     /// None if this GEMM stays in high precision.

@@ -198,13 +198,13 @@ fn operands_of(role: Role) -> [Operand; 2] {
 
 /// An amax whose scale is 1.
 fn initial_amax(config: &Float8LinearConfig, role: Role) -> f32 {
-    let casts = operands_of(role).map(|operand| config.casts().of(operand));
+    let casts = operands_of(role).map(|operand| config.casts()[operand]);
     casts.iter().find(|cast| !cast.is_disabled()).unwrap_or(&casts[0]).target_dtype.max()
 }
 
 /// Whether a cast of this role has a history.
 fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
-    operands_of(role).iter().any(|operand| config.casts().of(*operand).scaling_type == ScalingType::Delayed)
+    operands_of(role).iter().any(|operand| config.casts()[*operand].scaling_type == ScalingType::Delayed)
 }
 
 impl LayerState {
