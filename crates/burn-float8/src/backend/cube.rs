@@ -230,7 +230,7 @@ fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElem
     let device = x.device.clone();
     let [rows, cols] = host::matrix(&x.shape());
     let is_given = !scale.is_observed();
-    let (copies, amax) = host::quantize_on_host::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
+    let (copies, amax) = host::quantize::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
     let [rows_copy, cols_copy] = copies
         .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
     // As long as the kernels' would be.

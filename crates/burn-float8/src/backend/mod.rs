@@ -170,12 +170,8 @@ pub struct DeviceMemory {
 /// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
 ///
 /// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
-/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line. Burn's `Router`, `RemoteBackend` and
+/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line, through [`HostBackend`](host::HostBackend). Burn's `Router`, `RemoteBackend` and
 /// `Dispatch` cannot be wrapped: they choose the backend when a program runs and have no operation for FP8 in what they send.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not compute in FP8",
-    note = "`Float8` wraps a backend once: write `Float8<B>` in place of `Float8<Float8<B>>`"
-)]
 pub trait Float8Backend: Backend {
     /// FP8 codes of a matrix, contraction-major, with their inverse scale.
     type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;

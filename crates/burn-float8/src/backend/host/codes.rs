@@ -8,16 +8,16 @@ use float8_kernels::{Cast, Granularity, InvScale, reference};
 use super::{HostOperand, loops};
 use crate::backend::HostCodes;
 
-/// [`Float8Backend::fp8_dequantize`](crate::backend::Float8Backend::fp8_dequantize) on the host.
-pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
+/// `fp8_dequantize` on the host.
+pub(super) fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
     let HostOperand { device, codes, dims, transposed, inv_scales, format, .. } = operand;
     let values = loops::dequantize(codes, dims[1], *format, operand.group(), &inv_scales.values());
     let values = B::float_from_data(TensorData::new(values, *dims), device);
     if *transposed { B::float_transpose(values) } else { values }
 }
 
-/// [`Float8Backend::fp8_transpose`](crate::backend::Float8Backend::fp8_transpose) on the host, where the codes stay where they are.
-pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
+/// `fp8_transpose` on the host, where the codes stay where they are.
+pub(super) fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     let transposed = HostOperand { transposed: !operand.transposed, ..operand.clone() };
     if operand.granularity != Granularity::Block1x32 {
         return transposed;

@@ -24,8 +24,8 @@ macro_rules! by_rows {
     }};
 }
 
-/// [`Float8Backend::fused`](super::Float8Backend::fused) on the host.
-pub fn fused<B: Backend>(
+/// [`Float8Backend::fused`](crate::backend::Float8Backend::fused) on the host.
+pub(super) fn compute<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],
     backward: Option<FusedBackward<'_, B>>,

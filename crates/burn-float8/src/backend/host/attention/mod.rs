@@ -26,8 +26,8 @@ pub(super) fn forward<B: Backend>(attention: &Attention<B>, inputs: [&FloatTenso
     ]
 }
 
-/// [`Float8Backend::cached_attention`](super::Float8Backend::cached_attention) on the host.
-pub fn cached_attention<B: Backend>(attention: &CachedAttention<B>) -> Option<FloatTensor<B>> {
+/// [`Float8Backend::cached_attention`](crate::backend::Float8Backend::cached_attention) on the host.
+pub(super) fn cached<B: Backend>(attention: &CachedAttention<B>) -> FloatTensor<B> {
     let CachedAttention { query, key, value, head_dim, hidden, options } = attention;
     let [batch, heads, queries, dim] = query.shape().dims();
     let [_, kv_heads, keys] = key.dims();
@@ -43,7 +43,7 @@ pub fn cached_attention<B: Backend>(attention: &CachedAttention<B>) -> Option<Fl
         documents: None,
     };
     let y = cached::forward(sizes, &View::new::<B>(query), kept.each_ref(), &scores);
-    Some(tensor_on::<B>(query, y, [batch, heads, queries, sizes.value_dim], query.dtype()))
+    tensor_on::<B>(query, y, [batch, heads, queries, sizes.value_dim], query.dtype())
 }
 
 /// Gradients of q, k and v.
