@@ -316,7 +316,7 @@ mod tests {
             let op = Fused::Attention(attention.clone());
             let dy = values(5, [2, 6, queries, 5]);
             let outputs = Flex::fused(&op, &inputs, None);
-            let gradients = Flex::fused(&op, &inputs, Some(FusedBackward { outputs: &outputs, dy: &dy }));
+            let gradients = Flex::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));
             let want: Vec<_> = outputs[..1].iter().chain(&gradients).cloned().map(float::<Flex, 4>).collect();
             for rows in [16, 17, 1000] {
                 let blocks = Blocks::new(&attention, inputs.each_ref(), rows);

@@ -148,7 +148,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fused(
         op: &Fused<Self>,
         inputs: &[CubeTensor<R>],
-        backward: Option<FusedBackward<'_, Self>>,
+        backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<CubeTensor<R>> {
         let made = fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy));
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))

@@ -54,14 +54,6 @@ pub struct FusedBackward<'a, B: Backend> {
     pub dy: &'a FloatTensor<B>,
 }
 
-impl<B: Backend> Clone for FusedBackward<'_, B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Backend> Copy for FusedBackward<'_, B> {}
-
 impl<B: Backend> Fused<B> {
     /// The names of forward and backward in a profile.
     pub(crate) fn names(&self) -> [&'static str; 2] {
@@ -143,7 +135,7 @@ fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: 
 pub(super) fn compute<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],
-    backward: Option<FusedBackward<'_, B>>,
+    backward: Option<&FusedBackward<'_, B>>,
 ) -> Vec<FloatTensor<B>> {
     match backward {
         None => vec![forward(op, inputs)],

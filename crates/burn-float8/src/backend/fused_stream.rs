@@ -61,7 +61,7 @@ pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B
         let op = described.with::<B>(tensors.split_off(count + usize::from(has_dy)));
         let (inputs, dy) = tensors.split_at(count);
         let backward = dy.first().map(|dy| FusedBackward { outputs: &[], dy });
-        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward)) {
+        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
             handles.register_float_tensor::<B>(&output.id, tensor);
         }
     }))

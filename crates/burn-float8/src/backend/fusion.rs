@@ -147,7 +147,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     fn fused(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
-        backward: Option<FusedBackward<'_, Self>>,
+        backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<FloatTensor<Self>> {
         let made = fused_stream::compute(op, inputs, backward.map(|backward| backward.dy));
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))

@@ -246,7 +246,7 @@ pub trait Float8Backend: Backend {
     fn fused(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
-        backward: Option<FusedBackward<'_, Self>>,
+        backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<FloatTensor<Self>> {
         fused::compute(op, inputs, backward)
     }

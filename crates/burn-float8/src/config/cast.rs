@@ -151,11 +151,6 @@ impl Casts {
         self[gemm.operands()[0]].is_disabled()
     }
 
-    /// Whether any operand is cast with MX scales.
-    pub(super) fn any_mx(&self) -> bool {
-        self.0.iter().any(CastConfig::is_mx)
-    }
-
     /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
     pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
         gemm.operands().map(|operand| self[operand].scaling_granularity)

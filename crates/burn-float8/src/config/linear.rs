@@ -1,6 +1,6 @@
 //! [`Float8LinearConfig`]: everything about one linear's three GEMMs, from a [`Recipe`] or cast by cast.
 use float8_kernels::{Cast, GemmConfig, Granularity, ScaleCalculationMode, ScaleMode};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 use super::cast::{CastConfig, Casts};
 use super::delayed::DelayedScaling;
@@ -115,21 +115,11 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-impl Serialize for Float8LinearConfig {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        Self::serialize(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for Float8LinearConfig {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let config = Self::deserialize(d)?;
-        let casts = config.casts_of_file();
-        let config = config.with_casts(casts);
-        config.validate().map_err(D::Error::custom)?;
-        Ok(config)
-    }
-}
+super::checked!(Float8LinearConfig, |config| {
+    let casts = config.casts_of_file();
+    let config = config.with_casts(casts);
+    config.validate().map(|()| config)
+});
 
 impl Float8LinearConfig {
     /// By a recipe.
@@ -230,7 +220,7 @@ impl Float8LinearConfig {
             return Err(Float8Error::config("mx_square_weights", value, reason));
         }
         match self.scale_calculation_mode {
-            Some(mode) if !casts.any_mx() => {
+            Some(mode) if !casts.0.iter().any(CastConfig::is_mx) => {
                 let value = format!("{mode} with recipe {}", self.recipe);
                 let reason = "no cast is of 1x32, so nothing uses it (an override has its own)";
                 Err(Float8Error::config("scale_calculation_mode", value, reason))
@@ -307,18 +297,8 @@ impl Float8LinearConfig {
         }
     }
 
-    /// The cast of the weight that fprop reads.
-    pub fn weight_cast(&self) -> Cast {
-        self.kernel_cast(Operand::WEIGHT_T)
-    }
-
-    /// The cast of the input that fprop reads.
-    pub fn input_cast(&self) -> Cast {
-        self.kernel_cast(Operand::INPUT)
-    }
-
-    /// What the kernels are asked for.
-    pub(crate) fn kernel_cast(&self, operand: Operand) -> Cast {
+    /// The cast of an operand as kernels make it.
+    pub fn kernel_cast(&self, operand: Operand) -> Cast {
         let CastConfig { target_dtype, scaling_granularity, .. } = self.casts()[operand];
         let scale_mode = match self.scale_mode(scaling_granularity) {
             ScaleMode::E8m0(mode) if self.mx_square_weights && operand.role == Role::Weight => {

@@ -39,15 +39,7 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) merge_adapters: fn(FloatTensor<B>) -> Option<FloatTensor<B>>,
 }
 
-impl<B: Backend> Clone for Functions<B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Backend> Copy for Functions<B> {}
-
-type Registry = HashMap<TypeId, Box<dyn Any + Send + Sync>>;
+type Registry = HashMap<TypeId, &'static (dyn Any + Send + Sync)>;
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 
 /// Registers `Float8<W>` and the backend of its `valid()`. All operations that make a tensor of none call this, so it comes before a
@@ -62,7 +54,7 @@ pub(crate) fn register<W: Wrapped>() {
 }
 
 fn insert<B: Backend>(functions: Functions<B>) {
-    REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::new(functions));
+    REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::leak(Box::new(functions)));
 }
 
 fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, adamw: Option<AdamWFn<Float8<W>>>) {
@@ -134,6 +126,6 @@ fn refuse<B: Backend>() {
 }
 
 /// None if `B` has no FP8.
-pub(crate) fn find<B: Backend>() -> Option<Functions<B>> {
-    REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref().copied()
+pub(crate) fn find<B: Backend>() -> Option<&'static Functions<B>> {
+    REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref()
 }

@@ -69,7 +69,7 @@ impl<B: Float8Backend, const N: usize> Backward<B, N> for Node {
         let State { op, inputs, outputs } = ops.state;
         let inputs = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
         let timer = operation(op.names()[1]);
-        let gradients = B::fused(&op, &inputs, Some(FusedBackward { outputs: &outputs, dy: &dy }));
+        let gradients = B::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));
         drop(timer);
         let parents = ops.parents.map(|node| node.map(|node| node.id));
         register_gradients::<B>(grads, parents, gradients.into_iter().map(Some));

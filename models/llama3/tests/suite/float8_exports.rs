@@ -123,7 +123,8 @@ fn codes_and_scales_are_those_of_the_cast_for_fprop() {
         config.linear = config.linear.with_mx_square_weights(squares);
         model.save_hf_float8(&folder, &options(), &Float8Export::new(&config)).unwrap();
         let files = TensorFiles::open_folder(&folder).unwrap();
-        let (granularity, cast) = (recipe.casts()[Operand::WEIGHT_T].scaling_granularity, config.linear.weight_cast());
+        let (granularity, cast) =
+            (recipe.casts()[Operand::WEIGHT_T].scaling_granularity, config.linear.kernel_cast(Operand::WEIGHT_T));
         assert_eq!(matches!(cast.scale_mode, ScaleMode::E8m0Square(_)), squares);
         let all = linears(&model);
         for (name, weight) in &all {

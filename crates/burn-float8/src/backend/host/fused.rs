@@ -28,7 +28,7 @@ macro_rules! by_rows {
 pub(super) fn compute<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],
-    backward: Option<FusedBackward<'_, B>>,
+    backward: Option<&FusedBackward<'_, B>>,
 ) -> Vec<FloatTensor<B>> {
     match (op, inputs, backward) {
         (Fused::Attention(attention), [q, k, v], None) => attention::forward(attention, [q, k, v]),

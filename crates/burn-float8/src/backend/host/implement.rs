@@ -72,7 +72,7 @@ impl<B: HostBackend> Float8Backend for B {
         super::health::<B>(x, operand, transposed)
     }
 
-    fn fused(op: &Fused<B>, inputs: &[FloatTensor<B>], backward: Option<FusedBackward<'_, B>>) -> Vec<FloatTensor<B>> {
+    fn fused(op: &Fused<B>, inputs: &[FloatTensor<B>], backward: Option<&FusedBackward<'_, B>>) -> Vec<FloatTensor<B>> {
         super::fused::compute(op, inputs, backward)
     }
 

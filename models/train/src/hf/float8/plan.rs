@@ -177,7 +177,7 @@ fn candidate<'a>(
     };
     let (weight_amax, input_amax) =
         (next(casts[Operand::WEIGHT_T], |state| &state.weight), next(casts[Operand::INPUT], |state| &state.input));
-    let (cast, input) = (config.weight_cast(), config.input_cast());
+    let (cast, input) = (config.kernel_cast(Operand::WEIGHT_T), config.kernel_cast(Operand::INPUT));
     Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
 }
 

@@ -50,7 +50,7 @@ pub(super) fn cached<B: Backend>(attention: &CachedAttention<B>) -> FloatTensor<
 pub(super) fn backward<B: Backend>(
     attention: &Attention<B>,
     inputs: [&FloatTensor<B>; 3],
-    FusedBackward { outputs, dy }: FusedBackward<'_, B>,
+    FusedBackward { outputs, dy }: &FusedBackward<'_, B>,
 ) -> Vec<FloatTensor<B>> {
     let [q, k, v] = inputs.map(View::new::<B>);
     let [y, lse] = outputs else { unreachable!("forward on the host gives both") };
