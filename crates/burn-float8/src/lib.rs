@@ -114,11 +114,3 @@ pub mod source {
     pub use crate::step::StepPeers;
     pub use crate::tensor::{CastAmax, ShardingReport, SourcedWeight, WeightCache, WeightCast, WeightSource, shared};
 }
-
-/// Names that [`host_backend!`] writes.
-#[doc(hidden)]
-pub mod __private {
-    pub use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-    pub use burn_backend::{DType, FloatDType};
-    pub use burn_std::Shape;
-}

@@ -74,7 +74,7 @@ pub fn policies(config: &Float8Config, linears: &[LinearInfo]) -> Result<Vec<Pol
 /// What shares a scale in `[N, K]` and in `[K, N]` of a weight; none where the operand stays in high precision.
 pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
     [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| {
-        let cast = policy.casts()?.of(operand);
+        let cast = policy.casts()?[operand];
         (!cast.is_disabled()).then_some(cast.scaling_granularity)
     })
 }
@@ -86,7 +86,7 @@ pub fn keeps_weight_copies(policy: &Policy) -> bool {
 
 /// What shares a scale in the copy of its input that a linear keeps for backward, `[K, M]`; none where that stays in high precision.
 pub fn input_granularity(policy: &Policy) -> Option<Granularity> {
-    let cast = policy.casts()?.of(Operand::INPUT_T);
+    let cast = policy.casts()?[Operand::INPUT_T];
     (!cast.is_disabled()).then_some(cast.scaling_granularity)
 }
 

@@ -86,50 +86,53 @@ impl ContractionAxis {
 
 /// One of the six FP8 copies that the GEMMs of a linear read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Operand {
+pub struct Operand {
     pub(crate) role: Role,
     pub(crate) axis: ContractionAxis,
 }
 
 impl Operand {
     /// x in fprop.
-    pub(crate) const INPUT: Self = Self { role: Role::Input, axis: ContractionAxis::Last };
+    pub const INPUT: Self = Self { role: Role::Input, axis: ContractionAxis::Last };
     /// xᵀ in wgrad.
-    pub(crate) const INPUT_T: Self = Self { role: Role::Input, axis: ContractionAxis::Leading };
+    pub const INPUT_T: Self = Self { role: Role::Input, axis: ContractionAxis::Leading };
     /// w in dgrad.
-    pub(crate) const WEIGHT: Self = Self { role: Role::Weight, axis: ContractionAxis::Last };
+    pub const WEIGHT: Self = Self { role: Role::Weight, axis: ContractionAxis::Last };
     /// wᵀ in fprop.
-    pub(crate) const WEIGHT_T: Self = Self { role: Role::Weight, axis: ContractionAxis::Leading };
+    pub const WEIGHT_T: Self = Self { role: Role::Weight, axis: ContractionAxis::Leading };
     /// dy in dgrad.
-    pub(crate) const GRAD_OUTPUT: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Last };
+    pub const GRAD_OUTPUT: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Last };
     /// dyᵀ in wgrad.
-    pub(crate) const GRAD_OUTPUT_T: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Leading };
+    pub const GRAD_OUTPUT_T: Self = Self { role: Role::GradOutput, axis: ContractionAxis::Leading };
 
     /// All six.
-    pub(crate) const ALL: [Self; 6] =
+    pub const ALL: [Self; 6] =
         [Self::INPUT, Self::INPUT_T, Self::WEIGHT, Self::WEIGHT_T, Self::GRAD_OUTPUT, Self::GRAD_OUTPUT_T];
 
     /// Its role, and `_t` behind it if a GEMM reads the transpose of the tensor.
     pub(crate) fn name(self) -> &'static str {
-        let [plain, transposed] = match self.role {
-            Role::Input => ["input", "input_t"],
-            Role::Weight => ["weight", "weight_t"],
-            Role::GradOutput => ["grad_output", "grad_output_t"],
-        };
-        if self.axis == ContractionAxis::Last { plain } else { transposed }
+        ["input", "input_t", "weight", "weight_t", "grad_output", "grad_output_t"][self.index()]
+    }
+
+    /// The key of its cast in a file.
+    pub(crate) fn key(self) -> &'static str {
+        [
+            "cast_config_input",
+            "cast_config_input_for_grad_weight",
+            "cast_config_weight_for_grad_input",
+            "cast_config_weight",
+            "cast_config_grad_output",
+            "cast_config_grad_output_for_grad_weight",
+        ][self.index()]
     }
 
     /// The copy of the same tensor that another GEMM reads.
     pub(crate) fn other(self) -> Self {
-        let axis = match self.axis {
-            ContractionAxis::Last => ContractionAxis::Leading,
-            ContractionAxis::Leading => ContractionAxis::Last,
-        };
-        Self { axis, ..self }
+        Self::ALL[self.index() ^ 1]
     }
 
     /// Its place in an array of all six.
-    pub(crate) fn index(self) -> usize {
+    pub(crate) const fn index(self) -> usize {
         2 * self.role as usize + self.axis as usize
     }
 }

@@ -5,8 +5,8 @@ use burn::tensor::backend::Backend;
 use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, StatisticsConfig,
     config::{
-        AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, ScaleCalculationMode,
-        ScaleMode, ScalingType,
+        AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, FallbackTo, Format, Granularity, Operand,
+        ScaleCalculationMode, ScaleMode, ScalingType,
     },
     report::{Gemm, Summary},
 };
@@ -32,22 +32,26 @@ fn skipped(config: &Float8Config, blocks: usize) -> Vec<String> {
 fn recipes_are_torchaos() {
     let cast = |g, f| CastConfig { scaling_type: ScalingType::Dynamic, scaling_granularity: g, target_dtype: f };
     let tensorwise = Recipe::Tensorwise.casts();
-    assert_eq!(tensorwise.weight_for_grad_input, cast(Granularity::Tensor, Format::E4m3));
-    assert_eq!(tensorwise.grad_output_for_grad_weight, cast(Granularity::Tensor, Format::E5m2));
+    assert_eq!(tensorwise[Operand::WEIGHT], cast(Granularity::Tensor, Format::E4m3));
+    assert_eq!(tensorwise[Operand::GRAD_OUTPUT_T], cast(Granularity::Tensor, Format::E5m2));
     let gw_hp = Recipe::RowwiseWithGwHp.casts();
-    assert_eq!(gw_hp.weight, cast(Granularity::Row, Format::E4m3));
-    assert_eq!(gw_hp.weight_for_grad_input, cast(Granularity::Tensor, Format::E4m3));
-    assert_eq!(gw_hp.grad_output, cast(Granularity::Row, Format::E4m3));
-    assert!(gw_hp.input_for_grad_weight.is_disabled() && gw_hp.grad_output_for_grad_weight.is_disabled());
+    assert_eq!(gw_hp[Operand::WEIGHT_T], cast(Granularity::Row, Format::E4m3));
+    assert_eq!(gw_hp[Operand::WEIGHT], cast(Granularity::Tensor, Format::E4m3));
+    assert_eq!(gw_hp[Operand::GRAD_OUTPUT], cast(Granularity::Row, Format::E4m3));
+    assert!(gw_hp[Operand::INPUT_T].is_disabled() && gw_hp[Operand::GRAD_OUTPUT_T].is_disabled());
     let blockwise = Recipe::Blockwise.casts();
-    assert_eq!(blockwise.input_for_grad_weight, cast(Granularity::Block1x128, Format::E4m3));
-    assert_eq!(blockwise.weight, cast(Granularity::Block128x128, Format::E4m3));
+    assert_eq!(blockwise[Operand::INPUT_T], cast(Granularity::Block1x128, Format::E4m3));
+    assert_eq!(blockwise[Operand::WEIGHT_T], cast(Granularity::Block128x128, Format::E4m3));
     let mx = cast(Granularity::Block1x32, Format::E4m3);
     assert_eq!(Recipe::Mxfp8.casts(), Casts::new(mx, mx, mx));
     let mx_hp = Recipe::Mxfp8WgradWithHp.casts();
-    assert_eq!([mx_hp.input, mx_hp.weight, mx_hp.weight_for_grad_input, mx_hp.grad_output], [mx; 4]);
-    assert!(mx_hp.input_for_grad_weight.is_disabled() && mx_hp.grad_output_for_grad_weight.is_disabled());
-    let modes = Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode(r.casts().input.scaling_granularity));
+    assert_eq!(
+        [mx_hp[Operand::INPUT], mx_hp[Operand::WEIGHT_T], mx_hp[Operand::WEIGHT], mx_hp[Operand::GRAD_OUTPUT]],
+        [mx; 4]
+    );
+    assert!(mx_hp[Operand::INPUT_T].is_disabled() && mx_hp[Operand::GRAD_OUTPUT_T].is_disabled());
+    let modes =
+        Recipe::ALL.map(|r| Float8LinearConfig::new(r).scale_mode(r.casts()[Operand::INPUT].scaling_granularity));
     use ScaleMode::{F32, PowerOfTwo};
     let e8m0 = ScaleMode::E8m0(ScaleCalculationMode::Rceil);
     assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32, e8m0, e8m0]);
@@ -95,9 +99,9 @@ fn a_scale_calculation_mode_needs_mx_scales() {
     let floor = ScaleCalculationMode::Floor;
     // One cast of the six is enough, unless its GEMM is in high precision.
     let mx = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
-    let one = Casts { weight_for_grad_input: mx, ..Recipe::Rowwise.casts() };
+    let one = Recipe::Rowwise.casts().with(Operand::WEIGHT, mx);
     let off = CastConfig { scaling_type: ScalingType::Disabled, ..mx };
-    let none = Casts { weight_for_grad_input: off, grad_output: off, ..Recipe::Rowwise.casts() };
+    let none = Recipe::Rowwise.casts().with(Operand::WEIGHT, off).with(Operand::GRAD_OUTPUT, off);
     let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
     rowwise(one).with_scale_calculation_mode(floor).validate().unwrap();
     let error = rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err().to_string();
@@ -155,15 +159,13 @@ fn files_say_all_that_code_can() {
     .unwrap();
     let input = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
     let grad_output = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
-    let casts = Casts {
-        input,
-        grad_output,
-        grad_output_for_grad_weight: grad_output,
-        // Follows the input, since the recipe does not tell them apart.
-        input_for_grad_weight: input,
-        weight_for_grad_input: CastConfig::dynamic(Granularity::Tensor, Format::E4m3),
-        ..Recipe::Rowwise.casts()
-    };
+    let casts = Recipe::Rowwise
+        .casts()
+        .with(Operand::INPUT, input)
+        .with(Operand::GRAD_OUTPUT, grad_output)
+        .with(Operand::GRAD_OUTPUT_T, grad_output)
+        .with(Operand::INPUT_T, input)
+        .with(Operand::WEIGHT, CastConfig::dynamic(Granularity::Tensor, Format::E4m3));
     let amax_compute_algo = AmaxComputeAlgo::MostRecent;
     let linear = Float8LinearConfig::new(Recipe::Rowwise)
         .with_casts(casts)
@@ -191,10 +193,7 @@ fn files_say_all_that_code_can() {
     let gw_hp = parse(
         r#"{ "recipe": "rowwise_with_gw_hp", "cast_config_weight": { "scaling_granularity": "128x128", "target_dtype": "e4m3" } }"#,
     );
-    assert_eq!(
-        gw_hp.unwrap().linear.casts().weight_for_grad_input,
-        Recipe::RowwiseWithGwHp.casts().weight_for_grad_input
-    );
+    assert_eq!(gw_hp.unwrap().linear.casts()[Operand::WEIGHT], Recipe::RowwiseWithGwHp.casts()[Operand::WEIGHT]);
 }
 
 #[test]
@@ -239,14 +238,14 @@ fn rules_between_casts_are_checked() {
     let off = CastConfig::disabled();
     let e5m2 = CastConfig::dynamic(Granularity::Row, Format::E5m2);
     for (casts, needles) in [
-        (Casts { input: off, ..base }, ["fprop", "cast_config_input is disabled and cast_config_weight is not"]),
-        (Casts { weight: off, ..base }, ["fprop", "cast_config_weight is disabled and cast_config_input is not"]),
-        (Casts { grad_output: off, ..base }, ["dgrad", "cast_config_weight_for_grad_input is not"]),
-        (Casts { input_for_grad_weight: off, ..base }, ["wgrad", "cast_config_grad_output_for_grad_weight is not"]),
-        (Casts { weight: e5m2, ..base }, ["weight must have one target_dtype", "not e5m2 and e4m3"]),
-        (Casts { grad_output_for_grad_weight: e5m2, ..base }, ["grad_output must have", "not e4m3 and e5m2"]),
+        (base.with(Operand::INPUT, off), ["fprop", "cast_config_input is disabled and cast_config_weight is not"]),
+        (base.with(Operand::WEIGHT_T, off), ["fprop", "cast_config_weight is disabled and cast_config_input is not"]),
+        (base.with(Operand::GRAD_OUTPUT, off), ["dgrad", "cast_config_weight_for_grad_input is not"]),
+        (base.with(Operand::INPUT_T, off), ["wgrad", "cast_config_grad_output_for_grad_weight is not"]),
+        (base.with(Operand::WEIGHT_T, e5m2), ["weight must have one target_dtype", "not e5m2 and e4m3"]),
+        (base.with(Operand::GRAD_OUTPUT_T, e5m2), ["grad_output must have", "not e4m3 and e5m2"]),
         (
-            Casts { input: CastConfig { scaling_type: ScalingType::Delayed, ..base.input }, ..base },
+            base.with(Operand::INPUT, CastConfig { scaling_type: ScalingType::Delayed, ..base[Operand::INPUT] }),
             ["cast_config_input", "delayed scaling is tensorwise, not rowwise"],
         ),
         (Casts::new(off, off, off), ["all six casts", "disabled"]),
@@ -255,7 +254,7 @@ fn rules_between_casts_are_checked() {
         assert!(needles.iter().all(|needle| error.contains(needle)), "{error}");
     }
     // A dtype of a disabled cast does not count.
-    let one_gemm = Casts { weight_for_grad_input: off, grad_output: off, grad_output_for_grad_weight: e5m2, ..base };
+    let one_gemm = base.without(Gemm::Dgrad).with(Operand::GRAD_OUTPUT_T, e5m2);
     with(one_gemm).unwrap();
 }
 
@@ -365,8 +364,8 @@ fn a_disabled_cast_needs_nothing_else() {
             "cast_config_grad_output_for_grad_weight": {{ "scaling_granularity": "rowwise", "target_dtype": "e4m3" }} }}"#
     ));
     let casts = config.unwrap().linear.casts();
-    assert!(casts.grad_output.is_disabled() && casts.weight_for_grad_input.is_disabled());
-    assert!(!casts.grad_output_for_grad_weight.is_disabled());
+    assert!(casts[Operand::GRAD_OUTPUT].is_disabled() && casts[Operand::WEIGHT].is_disabled());
+    assert!(!casts[Operand::GRAD_OUTPUT_T].is_disabled());
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn linear_on<B: Float8Backend>(runtime: &str) {
     let golden = Golden::open("linear.safetensors");
     // bf16 results differ by roundings of the f32 sums to bf16, of which few fall on the other side.
     for (hp, dtype, tolerance) in [("f32", DType::F32, 1e-5), ("bf16", DType::BF16, 1e-3)] {
-        if !B::fp8_supports(&Default::default(), dtype) {
+        if !B::fp8_facts(&Default::default()).supports(dtype) {
             writeln!(std::io::stdout(), "{runtime}: {hp} skipped, the device has no {hp}")
                 .expect("standard output is open");
             continue;

@@ -46,7 +46,7 @@ fn codes_on<B: Float8Backend>(runtime: &str) {
         let x = tensor::<B, 2>(vector.x.clone(), vector.shape);
         let dtype = if vector.dtype == "bf16" { DType::BF16 } else { DType::F32 };
         // A device without bf16 gets the same values in f32: the codes must not depend on it.
-        let x = if B::fp8_supports(&Default::default(), dtype) { x.cast(dtype) } else { x };
+        let x = if B::fp8_facts(&Default::default()).supports(dtype) { x.cast(dtype) } else { x };
         let [by_rows, by_cols] = quantize::<B>(x, vector.cast);
         let copy = if vector.transposed { by_cols } else { by_rows };
         assert_eq!(copy.dims, vector.dims(), "{what}");

@@ -6,7 +6,8 @@ use burn::tensor::Tensor;
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Recipe,
     backend::Float8Backend,
-    config::{CastConfig, Casts, Format, Granularity, ScaleCalculationMode},
+    config::{CastConfig, Casts, Format, Granularity, Operand, ScaleCalculationMode},
+    report::Gemm,
 };
 
 use crate::on_every_runtime;
@@ -21,28 +22,27 @@ fn configs() -> Vec<Float8LinearConfig> {
         config.with_round_scales_to_power_of_2(!recipe.round_scales_to_power_of_2())
     }));
     let cast = CastConfig::dynamic;
-    let mixed = Casts {
-        input: cast(Granularity::Row, Format::E5m2),
-        input_for_grad_weight: cast(Granularity::Block1x128, Format::E5m2),
-        weight: cast(Granularity::Block128x128, Format::E4m3),
-        weight_for_grad_input: cast(Granularity::Row, Format::E4m3),
-        grad_output: cast(Granularity::Tensor, Format::E5m2),
-        grad_output_for_grad_weight: cast(Granularity::Block128x128, Format::E5m2),
-    };
+    let mixed = Casts::new(
+        cast(Granularity::Row, Format::E5m2),
+        cast(Granularity::Row, Format::E4m3),
+        cast(Granularity::Tensor, Format::E5m2),
+    )
+    .with(Operand::INPUT_T, cast(Granularity::Block1x128, Format::E5m2))
+    .with(Operand::WEIGHT_T, cast(Granularity::Block128x128, Format::E4m3))
+    .with(Operand::GRAD_OUTPUT_T, cast(Granularity::Block128x128, Format::E5m2));
     // E8M0 scales against each of the others, on either side.
-    let mixed_mx = Casts {
-        input: cast(Granularity::Block1x32, Format::E5m2),
-        input_for_grad_weight: cast(Granularity::Block1x32, Format::E5m2),
-        weight: cast(Granularity::Block128x128, Format::E4m3),
-        weight_for_grad_input: cast(Granularity::Block1x32, Format::E4m3),
-        grad_output: cast(Granularity::Row, Format::E4m3),
-        grad_output_for_grad_weight: cast(Granularity::Tensor, Format::E4m3),
-    };
+    let mixed_mx = Casts::new(
+        cast(Granularity::Block1x32, Format::E5m2),
+        cast(Granularity::Block1x32, Format::E4m3),
+        cast(Granularity::Row, Format::E4m3),
+    )
+    .with(Operand::WEIGHT_T, cast(Granularity::Block128x128, Format::E4m3))
+    .with(Operand::GRAD_OUTPUT_T, cast(Granularity::Tensor, Format::E4m3));
     for mode in ScaleCalculationMode::ALL {
         let config = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(mode);
         configs.extend([config.clone(), config.with_casts(mixed_mx)]);
     }
-    let hp_fprop = Casts { input: CastConfig::disabled(), weight: CastConfig::disabled(), ..Recipe::Blockwise.casts() };
+    let hp_fprop = Recipe::Blockwise.casts().without(Gemm::Fprop);
     for casts in [mixed, hp_fprop] {
         configs.push(Float8LinearConfig::new(Recipe::Tensorwise).with_casts(casts));
     }

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
     backend::Float8Backend,
-    config::{CastConfig, Granularity},
+    config::{CastConfig, Granularity, Operand},
     grouped_linear, report,
     report::{Gemm, Role},
 };
@@ -103,15 +103,17 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) 
         let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
         is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())))
     };
-    let (x_rows, w_cols) =
-        (cast(x, [m, K], casts.input, false), cast(&transposed, [groups * N, K], casts.weight, false));
-    let dy_rows = cast(dy, [m, N], casts.grad_output, false);
-    let w_rows = cast(w, [groups * K, N], casts.weight_for_grad_input, false);
+    let (x_rows, w_cols) = (
+        cast(x, [m, K], casts[Operand::INPUT], false),
+        cast(&transposed, [groups * N, K], casts[Operand::WEIGHT_T], false),
+    );
+    let dy_rows = cast(dy, [m, N], casts[Operand::GRAD_OUTPUT], false);
+    let w_rows = cast(w, [groups * K, N], casts[Operand::WEIGHT], false);
     let ((xp, at), (dyp, _)) = (padded(x, K), padded(dy, N));
     let p = xp.len() / K;
-    let (x_cast, dy_cast) = (casts.input_for_grad_weight, casts.grad_output_for_grad_weight);
-    let x_cols = dequantized(&xp, [p, K], x_cast, config, true, one_scale(x, casts.input, x_cast));
-    let dy_cols = dequantized(&dyp, [p, N], dy_cast, config, true, one_scale(dy, casts.grad_output, dy_cast));
+    let (x_cast, dy_cast) = (casts[Operand::INPUT_T], casts[Operand::GRAD_OUTPUT_T]);
+    let x_cols = dequantized(&xp, [p, K], x_cast, config, true, one_scale(x, casts[Operand::INPUT], x_cast));
+    let dy_cols = dequantized(&dyp, [p, N], dy_cast, config, true, one_scale(dy, casts[Operand::GRAD_OUTPUT], dy_cast));
     let (mut y, mut dx, mut dw) = (vec![0.0; m * N], vec![0.0; m * K], vec![]);
     for (g, span) in spans.iter().enumerate() {
         let m = span.len();
@@ -151,7 +153,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
         let layer = &report.layers[0];
         assert_eq!(layer.name, "linear", "{runtime}");
         for (gemm, calls) in layer.gemms() {
-            let is_off = gemm == Gemm::Wgrad && config.casts().input_for_grad_weight.is_disabled();
+            let is_off = gemm == Gemm::Wgrad && config.casts()[Operand::INPUT_T].is_disabled();
             assert_eq!([calls.emulated, calls.high_precision], if is_off { [0, 1] } else { [1, 0] }, "{recipe} {gemm}");
         }
     }
@@ -184,7 +186,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
     let sizes = [20, 0, 45, 1];
     let (m, groups) = (70, sizes.len());
     for (dtype, unit) in [(DType::BF16, 2f64.powi(-8)), (DType::F16, 2f64.powi(-11))] {
-        if !B::fp8_supports(&Default::default(), dtype) {
+        if !B::fp8_facts(&Default::default()).supports(dtype) {
             continue;
         }
         let round = |v: Vec<f32>| values(Tensor::<Flex, 1>::from_floats(&v[..], &Default::default()).cast(dtype));
@@ -194,7 +196,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
             let experts = experts_in::<B>(&config, &w, of_w);
             let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
             // Only dw in f32 from FP8 is not rounded to the dtype.
-            let rounds_dw = of_w != DType::F32 || config.casts().input_for_grad_weight.is_disabled();
+            let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
             let limits = [unit, unit, if rounds_dw { unit } else { 2e-6 }];
             let what = format!("{runtime} {recipe} {dtype:?} by {of_w:?}");
             assert_close(&got, &exact(&config, [&x, &w, &dy], &sizes), limits, &what);

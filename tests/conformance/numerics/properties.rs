@@ -79,7 +79,7 @@ fn expected(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) -> [HostCodes; 2] {
 fn check<B: Float8Backend>(runtime: &str, x: &[f32], shape: [usize; 2], dtype: DType, at: View, cast: Cast) {
     let t = view::<B>(x, shape, at);
     // x holds values of the dtype, so that a runtime without it sees the same.
-    let t = if B::fp8_supports(&Default::default(), dtype) { t.cast(dtype) } else { t };
+    let t = if B::fp8_facts(&Default::default()).supports(dtype) { t.cast(dtype) } else { t };
     for (ours, want) in quantize::<B>(t, cast).iter().zip(expected(x, shape, cast)) {
         assert_same(ours, &want, &format!("{runtime} {shape:?} {dtype:?} {at:?} {cast:?}"));
     }

@@ -2,7 +2,7 @@
 //! but the encoding of a single value.
 use burn_float8::{
     Float8LinearConfig,
-    config::{CastConfig, Format, Granularity, ScaleCalculationMode, ScaleMode},
+    config::{CastConfig, Format, Granularity, Operand, ScaleCalculationMode, ScaleMode},
 };
 use float8_kernels::reference;
 
@@ -104,10 +104,10 @@ fn products(
     let wq = |cast, transposed| quantized(w, [k, n], cast, transposed, aw);
     let dyq = |cast, transposed| quantized(dy, [m, n], cast, transposed, ady);
     // w is read transposed in fprop, x and dy in wgrad.
-    let y = matmul(&xq(casts.input, false), [k, 1], &wq(casts.weight, true), [n, 1], [m, k, n]);
-    let (dy_rows, w_rows) = (dyq(casts.grad_output, false), wq(casts.weight_for_grad_input, false));
+    let y = matmul(&xq(casts[Operand::INPUT], false), [k, 1], &wq(casts[Operand::WEIGHT_T], true), [n, 1], [m, k, n]);
+    let (dy_rows, w_rows) = (dyq(casts[Operand::GRAD_OUTPUT], false), wq(casts[Operand::WEIGHT], false));
     let dx = matmul(&dy_rows, [n, 1], &w_rows, [1, n], [m, n, k]);
-    let (x_cols, dy_cols) = (xq(casts.input_for_grad_weight, true), dyq(casts.grad_output_for_grad_weight, true));
+    let (x_cols, dy_cols) = (xq(casts[Operand::INPUT_T], true), dyq(casts[Operand::GRAD_OUTPUT_T], true));
     let dw = matmul(&x_cols, [1, k], &dy_cols, [n, 1], [k, m, n]);
     [y, dx, dw]
 }

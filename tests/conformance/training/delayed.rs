@@ -8,8 +8,10 @@ use burn_float8::{
     Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, Recipe,
     backend::Float8Backend,
     begin_float8_step,
-    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Format, Granularity},
-    report, set_default_config, set_float8_enabled,
+    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, Format, Granularity, Operand},
+    report,
+    report::Gemm,
+    set_default_config, set_float8_enabled,
 };
 
 use crate::on_every_runtime;
@@ -375,10 +377,9 @@ fn every_delayed_cast_has_a_history() {
     let delayed = Recipe::Delayed.casts();
     let dynamic = CastConfig::dynamic(Granularity::Tensor, Format::E4m3);
     assert_eq!(of(delayed), [true; 3]);
-    assert_eq!(of(Casts { input_for_grad_weight: dynamic, ..delayed }), [true; 3]);
-    assert_eq!(of(Casts { input: dynamic, ..delayed }), [true; 3]);
-    let off = CastConfig::disabled();
-    let no_wgrad = Casts { input_for_grad_weight: off, grad_output_for_grad_weight: off, ..delayed };
+    assert_eq!(of(delayed.with(Operand::INPUT_T, dynamic)), [true; 3]);
+    assert_eq!(of(delayed.with(Operand::INPUT, dynamic)), [true; 3]);
+    let no_wgrad = delayed.without(Gemm::Wgrad);
     assert_eq!(of(no_wgrad), [true; 3]);
 }
 

@@ -5,9 +5,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::Tensor;
 use burn_float8::{
     Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, Recipe,
-    config::{CastConfig, Casts},
+    config::Casts,
     report,
-    report::LayerState,
+    report::{Gemm, LayerState},
 };
 
 use crate::support::model::{D, Model};
@@ -104,8 +104,7 @@ fn a_saved_amax_that_no_scale_can_be_made_of_is_refused() {
 /// it is cast, not of the cast that is disabled.
 #[test]
 fn first_steps_of_zeros_resume_with_a_scale_of_one() {
-    let off = CastConfig::disabled();
-    let casts = Casts { grad_output: off, weight_for_grad_input: off, ..Recipe::Delayed.casts() };
+    let casts = Recipe::Delayed.casts().without(Gemm::Dgrad);
     let original = linear(casts);
     run(&original, [1.0, 0.0]);
     let original = updated(original);

@@ -6,7 +6,7 @@ use burn::tensor::Tensor;
 use burn_float8::{
     FallbackConfig, Float8, Float8Config, Float8LinearConfig, Float8State, GroupedLinear, Recipe, StatisticsConfig,
     backend::Float8Backend,
-    config::{FallbackTo, Format, Granularity},
+    config::{FallbackTo, Format, Granularity, Operand},
     report,
     report::{CastHealth, LayerReport},
 };
@@ -53,7 +53,7 @@ fn input() -> Vec<f32> {
 }
 
 fn expected(xs: &[f32], shape: [usize; 2], config: &Float8LinearConfig, scaling: Option<f32>) -> CastHealth {
-    let cast = config.casts().input;
+    let cast = config.casts()[Operand::INPUT];
     let approximate = oracle::dequantized(xs, shape, cast, config, false, scaling);
     let exact: Vec<_> = xs.iter().map(|x| f64::from(*x)).collect();
     let signal: f64 = exact.iter().map(|x| x * x).sum();
@@ -165,7 +165,7 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         let linear = step(linear::<B>(Float8Config::new(recipe)), &xs);
         let report = layer(&linear);
         let config = Float8LinearConfig::new(recipe);
-        let granularity = config.casts().input.scaling_granularity;
+        let granularity = config.casts()[Operand::INPUT].scaling_granularity;
         let scale = oracle::scale(f64::from(amax), Format::E4m3, config.scale_mode(granularity));
         let [x, w] = &report.fprop.operands;
         assert_eq!((x.amax, x.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");

@@ -18,7 +18,7 @@ pub trait Target {
     /// bf16, or f32 if the device does not support it.
     fn compute_dtype() -> DType {
         let device = Default::default();
-        if Self::Backend::fp8_supports(&device, DType::BF16) { DType::BF16 } else { DType::F32 }
+        if Self::Backend::fp8_facts(&device).supports(DType::BF16) { DType::BF16 } else { DType::F32 }
     }
 
     /// Drains the backend's queues and waits for the device.

@@ -14,21 +14,16 @@ use burn::tensor::{Bool, Int, Tensor, TensorPrimitive};
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
+use burn_std::Shape;
 
 /// Scores that are there at a time: 64 MiB.
 const SCORES: usize = 1 << 24;
 /// A hidden score: WGSL need not represent infinities.
 const HIDDEN: f32 = -1e30;
 
-/// What attention reads.
+/// What attention reads beside q, k and v.
 #[derive(Clone, Debug)]
 pub struct Attention<B: Backend> {
-    /// `[B, H, T, d]`.
-    pub query: FloatTensor<B>,
-    /// `[B, KV, S, d]`; each of the KV heads serves `H / KV` query heads, which follow each other.
-    pub key: FloatTensor<B>,
-    /// `[B, KV, S, e]`.
-    pub value: FloatTensor<B>,
     /// `[B, H, T, S]`, or 1 where all share: true where a key is hidden.
     pub mask: Option<BoolTensor<B>>,
     /// `[B, H, T, S]`, or 1 where all share: added to scores. It gets no gradient.
@@ -39,24 +34,9 @@ pub struct Attention<B: Backend> {
     pub options: AttentionModuleOptions,
 }
 
-/// What a forward gives.
-#[derive(Clone, Debug)]
-pub struct AttentionOutput<B: Backend> {
-    /// `[B, H, T, e]`; 0 for a query that sees nothing.
-    pub y: FloatTensor<B>,
-    /// `ln Σ exp S` of each query, `[B, H, T, 1]`, if the backend's backward reads it, and y.
-    pub log_sums: Option<FloatTensor<B>>,
-}
-
-impl<B: Backend> Attention<B> {
-    /// What products of q and k are multiplied by: `1/√d` unless the options say otherwise.
-    pub fn scale(&self) -> f64 {
-        scale(&self.query, &self.options)
-    }
-}
-
-pub(super) fn scale<T: TensorMetadata>(query: &T, options: &AttentionModuleOptions) -> f64 {
-    let [.., dim] = query.shape().dims::<4>();
+/// The factor of products of q and k: `1/√d` unless the options say otherwise.
+pub(super) fn scale(query: &Shape, options: &AttentionModuleOptions) -> f64 {
+    let [.., dim] = query.dims::<4>();
     options.scale.unwrap_or_else(|| (dim as f64).sqrt().recip())
 }
 
@@ -103,21 +83,24 @@ pub struct CachedAttention<B: Backend> {
 }
 
 /// Forward on any backend.
-pub(super) fn forward<B: Backend>(attention: &Attention<B>) -> AttentionOutput<B> {
-    let y = Blocks::new(attention, rows(attention)).forward();
-    AttentionOutput { y: y.into_primitive().tensor(), log_sums: None }
+pub(super) fn forward<B: Backend>(attention: &Attention<B>, inputs: [&FloatTensor<B>; 3]) -> FloatTensor<B> {
+    Blocks::new(attention, inputs, rows::<B>(inputs)).forward().into_primitive().tensor()
 }
 
 /// Gradients of q, k and v on any backend.
-pub(super) fn backward<B: Backend>(attention: &Attention<B>, dy: FloatTensor<B>) -> [FloatTensor<B>; 3] {
-    let gradients = Blocks::new(attention, rows(attention)).backward(float(dy));
+pub(super) fn backward<B: Backend>(
+    attention: &Attention<B>,
+    inputs: [&FloatTensor<B>; 3],
+    dy: &FloatTensor<B>,
+) -> [FloatTensor<B>; 3] {
+    let gradients = Blocks::new(attention, inputs, rows::<B>(inputs)).backward(float(dy.clone()));
     gradients.map(|gradient| gradient.into_primitive().tensor())
 }
 
 /// Queries whose scores are there at a time, in tiles of GEMMs.
-fn rows<B: Backend>(attention: &Attention<B>) -> usize {
-    let [batch, heads, ..] = attention.query.shape().dims::<4>();
-    let [_, _, keys, _] = attention.key.shape().dims::<4>();
+fn rows<B: Backend>([query, key, _]: [&FloatTensor<B>; 3]) -> usize {
+    let [batch, heads, ..] = query.shape().dims::<4>();
+    let [_, _, keys, _] = key.shape().dims::<4>();
     (SCORES / (batch * heads * keys) / 16 * 16).max(16)
 }
 
@@ -152,8 +135,8 @@ struct Block<B: Backend> {
 }
 
 impl<'a, B: Backend> Blocks<'a, B> {
-    fn new(attention: &'a Attention<B>, rows: usize) -> Self {
-        let (query, key): (Tensor<B, 4>, Tensor<B, 4>) = (float(attention.query.clone()), float(attention.key.clone()));
+    fn new(attention: &'a Attention<B>, inputs: [&FloatTensor<B>; 3], rows: usize) -> Self {
+        let [query, key, value] = inputs.map(|input| float::<B, 4>(input.clone()));
         let causal = attention.options.is_causal.then(|| {
             let [queries, keys] = [&query, &key].map(|t| t.dims()[2] as i64);
             [keys - queries..keys, 0..keys].map(|numbers| Tensor::arange(numbers, &query.device()))
@@ -162,13 +145,17 @@ impl<'a, B: Backend> Blocks<'a, B> {
             attention,
             query,
             key,
-            value: float(attention.value.clone()),
+            value,
             mask: attention.mask.clone().map(Tensor::from_primitive),
             bias: attention.bias.clone().map(float),
             documents: attention.documents.clone().map(Tensor::from_primitive),
             causal,
             rows,
         }
+    }
+
+    fn scale(&self) -> f64 {
+        scale(&self.query.shape(), &self.attention.options)
     }
 
     /// `[B, H, T, e]`.
@@ -195,7 +182,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
             let delta = (p.clone() * dp.clone().cast(DType::F32)).sum_dim(3);
             let ds = p * (dp.cast(DType::F32) - delta);
             let ds = slope.into_iter().fold(ds, |ds, slope| ds * slope);
-            let ds = ds.mul_scalar(self.attention.scale()).cast(dtype);
+            let ds = ds.mul_scalar(self.scale()).cast(dtype);
             let add = |sum: &mut Tensor<B, 4>, part: Tensor<B, 4>| {
                 let all = sum.clone().slice_dim(2, 0..seen) + part.cast(DType::F32);
                 let [batch, heads, _, width] = sum.dims();
@@ -239,7 +226,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
         let query = self.together(self.query.clone().slice_dim(2, queries.clone()));
         let [key, value] = [&self.key, &self.value].map(|t| t.clone().slice_dim(2, 0..seen));
         let scores = query.clone().matmul(key.clone().transpose()).cast(DType::F32);
-        let scores = scores.mul_scalar(self.attention.scale());
+        let scores = scores.mul_scalar(self.scale());
         let (scores, slope) = match options.softcap {
             None => (scores, None),
             Some(cap) => {
@@ -297,7 +284,7 @@ mod tests {
     use burn_flex::Flex;
 
     use super::*;
-    use crate::backend::Float8Backend;
+    use crate::backend::{Float8Backend, Fused, FusedBackward};
 
     /// Blocks of any height give what the host's kernel gives.
     #[test]
@@ -325,22 +312,16 @@ mod tests {
                 Tensor::<Flex, 4, Bool>::from_data(TensorData::new(hidden, [1, 1, queries, keys]), &device)
                     .into_primitive()
             });
-            let attention = Attention::<Flex> {
-                query: values(1, [2, 6, queries, 8]),
-                key: values(2, [2, 3, keys, 8]),
-                value: values(3, [2, 3, keys, 5]),
-                mask,
-                bias: Some(values(4, [1, 6, queries, keys])),
-                documents,
-                options,
-            };
+            let inputs = [values(1, [2, 6, queries, 8]), values(2, [2, 3, keys, 8]), values(3, [2, 3, keys, 5])];
+            let bias = Some(values(4, [1, 6, queries, keys]));
+            let attention = Attention { mask, bias, documents, options };
+            let op = Fused::Attention(attention.clone());
             let dy = values(5, [2, 6, queries, 5]);
-            let output = Flex::attention_forward(&attention);
-            let saved = output.log_sums.map(|log_sums| (output.y.clone(), log_sums));
-            let [dq, dk, dv] = Flex::attention_backward(&attention, saved, dy.clone());
-            let want = [output.y, dq, dk, dv].map(float::<Flex, 4>);
+            let outputs = Flex::fused(&op, &inputs, None);
+            let gradients = Flex::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));
+            let want: Vec<_> = outputs[..1].iter().chain(&gradients).cloned().map(float::<Flex, 4>).collect();
             for rows in [16, 17, 1000] {
-                let blocks = Blocks::new(&attention, rows);
+                let blocks = Blocks::new(&attention, inputs.each_ref(), rows);
                 let [dq, dk, dv] = blocks.backward(float(dy.clone()));
                 for (got, want) in [blocks.forward(), dq, dk, dv].into_iter().zip(&want) {
                     let error = (got - want.clone()).abs().max().into_scalar();

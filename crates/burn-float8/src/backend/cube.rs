@@ -17,8 +17,8 @@ use float8_kernels::{
 
 use super::operand::{DeviceOperand, read_scales, scales, tensor};
 use super::{
-    DeviceMemory, Float8Backend, Fused, GemmRequest, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, device_errors, fused_kernels, host, preflight, self_check,
+    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GroupEnds, HostCodes, OperandSize,
+    Quantized, ScaleFrom, SelfCheckReport, device_errors, fused, fused_kernels, host, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -26,12 +26,10 @@ use crate::error::Float8Error;
 impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Backend for CubeBackend<R, F, I, BT> {
     type Operand = DeviceOperand<Self>;
 
-    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
-        matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && supports(&R::client(device), dtype.into())
-    }
-
-    fn fp8_max_elements() -> u64 {
-        MAX_INDEX
+    fn fp8_facts(device: &Device<Self>) -> DeviceFacts {
+        let client = R::client(device);
+        let facts = DeviceFacts::new(|dtype| supports(&client, dtype.into()));
+        DeviceFacts { max_elements: MAX_INDEX, gemm: Some(GemmDevice::of(&client)), ..facts }
     }
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
@@ -47,20 +45,15 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
     }
 
-    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
-        if self_check::is_faultless() { None } else { self_check::of(&R::client(device)).fault(device.to_id()) }
-    }
-
-    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+    fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
+        if !wait && self_check::is_faultless() {
+            return SelfCheckReport::default();
+        }
         let client = R::client(device);
-        if let Err(error) = block_on(client.sync()) {
+        if wait && let Err(error) = block_on(client.sync()) {
             device_errors::push_reported(device.to_id(), error);
         }
         self_check::of(&client).report(device.to_id())
-    }
-
-    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
-        Some(GemmDevice::of(&R::client(device)))
     }
 
     fn fp8_quantize(
@@ -135,12 +128,13 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         tensor(&client, &device, partials, [len, 5], DType::F32)
     }
 
-    fn fused_forward(op: &Fused<Self>, inputs: &[CubeTensor<R>]) -> CubeTensor<R> {
-        fused_kernels::forward(op, inputs)
-    }
-
-    fn fused_backward(op: &Fused<Self>, inputs: &[CubeTensor<R>], dy: &CubeTensor<R>) -> Vec<CubeTensor<R>> {
-        fused_kernels::backward(op, inputs, dy)
+    fn fused(
+        op: &Fused<Self>,
+        inputs: &[CubeTensor<R>],
+        backward: Option<&FusedBackward<'_, Self>>,
+    ) -> Vec<CubeTensor<R>> {
+        let made = fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy));
+        made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
@@ -219,7 +213,7 @@ fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElem
     let device = x.device.clone();
     let [rows, cols] = host::matrix(&x.shape());
     let is_given = !scale.is_observed();
-    let (copies, amax) = host::quantize_on_host::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
+    let (copies, amax) = host::quantize::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
     let [rows_copy, cols_copy] = copies
         .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
     // As long as the kernels' would be.

@@ -7,13 +7,16 @@
 //!                  dx = r (g - n mean(g n)),     g = dy γ,  n = x r   dγ = Σ_rows dy n
 //! rotary           y₁ = x₁ c - x₂ s,  y₂ = x₂ c + x₁ s                dx₁ = dy₁ c + dy₂ s,  dx₂ = dy₂ c - dy₁ s
 //! log-likelihood   y = l_t - ln Σ exp l                               dl = dy (onehot(t) - softmax(l))
+//! attention        see the module `attention`
 //! ```
 //! All of it is computed in f32, whatever the dtype of what goes in and comes out.
 
 use burn::tensor::activation::{sigmoid, silu};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorPrimitive};
-use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
+
+use super::attention::{self, Attention};
 
 /// An operation, and what it reads that gets no gradient.
 #[derive(Clone, Debug)]
@@ -37,26 +40,45 @@ pub enum Fused<B: Backend> {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,
     },
+    /// Scaled dot-product attention `[B, H, T, e]` of q `[B, H, T, d]`, k `[B, KV, S, d]` and v `[B, KV, S, e]`, in high precision.
+    /// Each of the KV heads serves `H / KV` query heads, which follow each other. y is 0 for a query that sees nothing.
+    Attention(Attention<B>),
+}
+
+/// What backward reads beside the inputs.
+#[derive(Debug)]
+pub struct FusedBackward<'a, B: Backend> {
+    /// All that forward gave, y first, if it gave more than y; else nothing.
+    pub outputs: &'a [FloatTensor<B>],
+    /// The gradient of y.
+    pub dy: &'a FloatTensor<B>,
 }
 
 impl<B: Backend> Fused<B> {
-    /// What a profile calls it.
-    pub(crate) fn name(&self) -> &'static str {
+    /// The names of forward and backward in a profile.
+    pub(crate) fn names(&self) -> [&'static str; 2] {
         match self {
-            Self::SwiGlu => "swiglu",
-            Self::RmsNorm { .. } => "rms_norm",
-            Self::Rotary { .. } => "rotary",
-            Self::LogLikelihood { .. } => "log_likelihood",
+            Self::SwiGlu => ["swiglu", "swiglu_backward"],
+            Self::RmsNorm { .. } => ["rms_norm", "rms_norm_backward"],
+            Self::Rotary { .. } => ["rotary", "rotary_backward"],
+            Self::LogLikelihood { .. } => ["log_likelihood", "log_likelihood_backward"],
+            Self::Attention(_) => ["attention", "attention_backward"],
         }
     }
 
-    /// What a profile calls its backward.
-    pub(crate) fn backward_name(&self) -> &'static str {
+    /// The same operation on a backend with the same tensors of integers and booleans.
+    pub(crate) fn map<C>(self, float: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Fused<C>
+    where
+        C: Backend<IntTensorPrimitive = IntTensor<B>, BoolTensorPrimitive = BoolTensor<B>>,
+    {
         match self {
-            Self::SwiGlu => "swiglu_backward",
-            Self::RmsNorm { .. } => "rms_norm_backward",
-            Self::Rotary { .. } => "rotary_backward",
-            Self::LogLikelihood { .. } => "log_likelihood_backward",
+            Self::SwiGlu => Fused::SwiGlu,
+            Self::RmsNorm { epsilon } => Fused::RmsNorm { epsilon },
+            Self::Rotary { cos, sin } => Fused::Rotary { cos: float(cos), sin: float(sin) },
+            Self::LogLikelihood { targets } => Fused::LogLikelihood { targets },
+            Self::Attention(Attention { mask, bias, documents, options }) => {
+                Fused::Attention(Attention { mask, bias: bias.map(float), documents, options })
+            }
         }
     }
 }
@@ -109,8 +131,19 @@ fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: 
     Tensor::cat(vec![y1, y2], 3)
 }
 
-/// Forward by Burn's operations.
-pub(super) fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
+/// The outputs by Burn's operations, or the gradients of the inputs.
+pub(super) fn compute<B: Backend>(
+    op: &Fused<B>,
+    inputs: &[FloatTensor<B>],
+    backward: Option<&FusedBackward<'_, B>>,
+) -> Vec<FloatTensor<B>> {
+    match backward {
+        None => vec![forward(op, inputs)],
+        Some(FusedBackward { dy, .. }) => gradients(op, inputs, dy),
+    }
+}
+
+fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
     match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => like(silu(flat::<B>(a)) * flat::<B>(b), a),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
@@ -127,16 +160,12 @@ pub(super) fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> F
             let likelihood = shifted.gather(1, column::<B>(targets)) - log_sum;
             likelihood.cast(logits.dtype()).into_primitive().tensor()
         }
-        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+        (Fused::Attention(attention), [q, k, v]) => attention::forward(attention, [q, k, v]),
+        _ => unreachable!("{} of {} inputs", op.names()[0], inputs.len()),
     }
 }
 
-/// The gradients of the inputs, by Burn's operations.
-pub(super) fn backward<B: Backend>(
-    op: &Fused<B>,
-    inputs: &[FloatTensor<B>],
-    dy: &FloatTensor<B>,
-) -> Vec<FloatTensor<B>> {
+fn gradients<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>], dy: &FloatTensor<B>) -> Vec<FloatTensor<B>> {
     match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => {
             let (gate, up, dy) = (flat::<B>(a), flat::<B>(b), flat::<B>(dy));
@@ -164,6 +193,7 @@ pub(super) fn backward<B: Backend>(
             let dl = (softmax * dy.clone().neg()).scatter(1, column::<B>(targets), dy, IndexingUpdateOp::Add);
             vec![like(dl, logits)]
         }
-        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+        (Fused::Attention(attention), [q, k, v]) => attention::backward(attention, [q, k, v], dy).into(),
+        _ => unreachable!("{} of {} inputs", op.names()[1], inputs.len()),
     }
 }

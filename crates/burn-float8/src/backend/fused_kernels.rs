@@ -10,7 +10,7 @@ use float8_kernels::check::FusedVariant;
 use float8_kernels::fused::{self as kernels, FusedKernel};
 use float8_kernels::{KernelError, MatrixView};
 
-use super::fused::{self, Fused};
+use super::fused::Fused;
 use super::host::matrix;
 use super::operand::tensor;
 use super::self_check;
@@ -21,28 +21,12 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
         Fused::SwiGlu => Some(FusedKernel::SwiGlu),
         Fused::RmsNorm { .. } => Some(FusedKernel::RmsNorm),
         Fused::Rotary { .. } => Some(FusedKernel::Rotary),
-        Fused::LogLikelihood { .. } => None,
+        Fused::LogLikelihood { .. } | Fused::Attention(_) => None,
     }
 }
 
-pub(super) fn forward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    op: &Fused<CubeBackend<R, F, I, BT>>,
-    inputs: &[CubeTensor<R>],
-) -> CubeTensor<R> {
-    compute(op, inputs, None).map_or_else(|| fused::forward(op, inputs), |mut made| made.remove(0))
-}
-
-/// The gradients of the inputs.
-pub(super) fn backward<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    op: &Fused<CubeBackend<R, F, I, BT>>,
-    inputs: &[CubeTensor<R>],
-    dy: &CubeTensor<R>,
-) -> Vec<CubeTensor<R>> {
-    compute(op, inputs, Some(dy)).unwrap_or_else(|| fused::backward(op, inputs, dy))
-}
-
 /// Results of the kernels: y, or with dy the gradients. `None` if no kernel computes this, or it is disabled.
-fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
     backward: Option<&CubeTensor<R>>,
@@ -101,6 +85,6 @@ fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
             let y = kernels::rotary(client, &view(from), tables, [batch, len, heads], back)?;
             Ok(vec![on_device(y, Shape::from(to.to_vec()), dtype)])
         }
-        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+        _ => unreachable!("{} of {} inputs", op.names()[0], inputs.len()),
     }
 }

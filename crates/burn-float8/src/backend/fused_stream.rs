@@ -2,11 +2,10 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_fusion::{Fusion, FusionBackend};
-use burn_ir::TensorIr;
 use burn_std::Shape;
 
-use super::fused::{self, Fused};
-use super::stream::{Handles, register};
+use super::fused::{Fused, FusedBackward};
+use super::stream::register;
 use super::{DeviceOperand, Float8Backend};
 
 /// An operation without its tensors, which come behind its inputs.
@@ -23,60 +22,47 @@ impl Described {
             Fused::SwiGlu => Some((Self::SwiGlu, vec![])),
             Fused::RmsNorm { epsilon } => Some((Self::RmsNorm { epsilon: *epsilon }, vec![])),
             Fused::Rotary { cos, sin } => Some((Self::Rotary, vec![cos.clone(), sin.clone()])),
-            Fused::LogLikelihood { .. } => None,
+            Fused::LogLikelihood { .. } | Fused::Attention(_) => None,
         }
     }
 
     /// The operation below fusion, whose tensors are these.
-    fn resolve<B: FusionBackend>(self, tensors: &[TensorIr], handles: &mut Handles<B::FusionRuntime>) -> Fused<B> {
+    fn with<B: Float8Backend>(self, tensors: Vec<FloatTensor<B>>) -> Fused<B> {
         match self {
             Self::SwiGlu => Fused::SwiGlu,
             Self::RmsNorm { epsilon } => Fused::RmsNorm { epsilon },
             Self::Rotary => {
-                let [cos, sin] = [0, 1].map(|i| handles.get_float_tensor::<B>(&tensors[i]));
+                let [cos, sin] = tensors.try_into().expect("registered with both tables");
                 Fused::Rotary { cos, sin }
             }
         }
     }
 }
 
-pub(super) fn forward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
+/// The outputs of the operation, or with dy its gradients. `None` if `B` has no kernel for it.
+pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
     op: &Fused<Fusion<B>>,
     inputs: &[FloatTensor<Fusion<B>>],
-) -> FloatTensor<Fusion<B>> {
-    let Some((described, tensors)) = Described::of(op) else { return fused::forward(op, inputs) };
-    let shape = match described {
+    dy: Option<&FloatTensor<Fusion<B>>>,
+) -> Option<Vec<FloatTensor<Fusion<B>>>> {
+    let (described, tensors) = Described::of(op)?;
+    let (x, has_dy, count) = (&inputs[0], dy.is_some(), inputs.len());
+    let outputs = match described {
+        _ if has_dy => inputs.iter().map(|input| (input.shape(), input.dtype())).collect(),
         Described::Rotary => {
-            let [batch, len, heads, dim] = inputs[0].shape().dims();
-            Shape::from(vec![batch, heads, len, dim])
+            let [batch, len, heads, dim] = x.shape().dims();
+            vec![(Shape::from(vec![batch, heads, len, dim]), x.dtype())]
         }
-        _ => inputs[0].shape(),
+        _ => vec![(x.shape(), x.dtype())],
     };
-    let (count, outputs) = (inputs.len(), vec![(shape, inputs[0].dtype())]);
-    let all = inputs.iter().cloned().chain(tensors).collect();
-    register(op.name(), all, outputs, move |ir, handles| {
-        let inputs: Vec<_> = ir.inputs[..count].iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-        let op = described.resolve::<B>(&ir.inputs[count..], handles);
-        handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fused_forward(&op, &inputs));
-    })
-    .remove(0)
-}
-
-pub(super) fn backward<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
-    op: &Fused<Fusion<B>>,
-    inputs: &[FloatTensor<Fusion<B>>],
-    dy: &FloatTensor<Fusion<B>>,
-) -> Vec<FloatTensor<Fusion<B>>> {
-    let Some((described, tensors)) = Described::of(op) else { return fused::backward(op, inputs, dy) };
-    let outputs = inputs.iter().map(|input| (input.shape(), input.dtype())).collect();
-    let count = inputs.len();
-    let all = inputs.iter().chain([dy]).cloned().chain(tensors).collect();
-    register(op.backward_name(), all, outputs, move |ir, handles| {
-        let mut inputs: Vec<_> = ir.inputs[..=count].iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-        let dy = inputs.pop().expect("registered with dy");
-        let op = described.resolve::<B>(&ir.inputs[count + 1..], handles);
-        for (output, tensor) in ir.outputs.iter().zip(B::fused_backward(&op, &inputs, &dy)) {
+    let all = inputs.iter().chain(dy).cloned().chain(tensors).collect();
+    Some(register(op.names()[usize::from(has_dy)], all, outputs, move |ir, handles| {
+        let mut tensors: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+        let op = described.with::<B>(tensors.split_off(count + usize::from(has_dy)));
+        let (inputs, dy) = tensors.split_at(count);
+        let backward = dy.first().map(|dy| FusedBackward { outputs: &[], dy });
+        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
             handles.register_float_tensor::<B>(&output.id, tensor);
         }
-    })
+    }))
 }

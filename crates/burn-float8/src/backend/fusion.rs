@@ -5,15 +5,15 @@ use burn_backend::{Backend, DType, DeviceOps};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_ir::TensorIr;
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, GemmDevice, Granularity, Orientation, health_len, row_words};
+use float8_kernels::{Cast, Format, Granularity, Orientation, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
 use super::operand::{DeviceOperand, scales};
 use super::stream::{Handles, register};
 use super::{
-    DeviceMemory, Float8Backend, Fused, GemmRequest, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom,
-    SelfCheckReport, device_errors, fused_stream,
+    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GroupEnds, HostCodes, OperandSize,
+    Quantized, ScaleFrom, SelfCheckReport, device_errors, fused, fused_stream,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -21,12 +21,8 @@ use crate::error::Float8Error;
 impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend for Fusion<B> {
     type Operand = DeviceOperand<Self>;
 
-    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool {
-        B::fp8_supports(device, dtype)
-    }
-
-    fn fp8_max_elements() -> u64 {
-        B::fp8_max_elements()
+    fn fp8_facts(device: &Device<Self>) -> DeviceFacts {
+        B::fp8_facts(device)
     }
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
@@ -37,20 +33,12 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         B::fp8_prepare(device, self_check)
     }
 
-    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
-        B::fp8_fault(device)
-    }
-
-    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
+    fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
         // What is still in the stream runs first.
-        if let Err(error) = Self::sync(device) {
+        if wait && let Err(error) = Self::sync(device) {
             device_errors::push_reported(device.id(), error);
         }
-        B::fp8_self_check(device)
-    }
-
-    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
-        B::fp8_gemm_device(device)
+        B::fp8_self_check(device, wait)
     }
 
     fn fp8_quantize(
@@ -142,16 +130,13 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         .remove(0)
     }
 
-    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
-        fused_stream::forward(op, inputs)
-    }
-
-    fn fused_backward(
+    fn fused(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
-        dy: &FloatTensor<Self>,
+        backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<FloatTensor<Self>> {
-        fused_stream::backward(op, inputs, dy)
+        let made = fused_stream::compute(op, inputs, backward.map(|backward| backward.dy));
+        made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

@@ -25,13 +25,13 @@ mod self_check;
 mod stream;
 
 pub use adamw::{AdamWFn, AdamWStep, AdamWTensors, RoundingKeys};
-pub use attention::{Attention, AttentionOutput, CachedAttention, CachedHeads};
+pub use attention::{Attention, CachedAttention, CachedHeads};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 pub use float8_kernels::{Cast, GemmConfig, GemmPath, Grouping, InvScale, Orientation};
 use float8_kernels::{Format, GemmDevice, Granularity};
-pub use fused::Fused;
+pub use fused::{Fused, FusedBackward};
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
@@ -134,17 +134,6 @@ pub struct GemmRequest<'a, B: Float8Backend> {
     pub config: GemmConfig,
 }
 
-/// The path of a GEMM now, of operands of these granularities. `rows` are the output's, or `None` with groups. The answer changes
-/// when a kernel is found to be wrong.
-pub fn gemm_path(
-    device: Option<GemmDevice>,
-    rows: Option<usize>,
-    granularities: [Granularity; 2],
-    config: GemmConfig,
-) -> GemmPath {
-    device.map_or(GemmPath::Host, |device| device.path(rows, granularities, config))
-}
-
 /// The size of an operand, and what padding adds to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperandSize {
@@ -156,6 +145,41 @@ pub struct OperandSize {
     pub padded_k: usize,
     /// Bytes of codes and scales.
     pub bytes: u64,
+}
+
+/// Fixed properties of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// Dtypes that tensors can be quantized from, and that a GEMM can return.
+    pub dtypes: [Option<DType>; 3],
+    /// Largest number of elements of an operand or output that [`fp8_quantize`](Float8Backend::fp8_quantize) and
+    /// [`fp8_matmul`](Float8Backend::fp8_matmul) take.
+    pub max_elements: u64,
+    /// Up to how many rows of `a` [`fp8_matmul`](Float8Backend::fp8_matmul) without groups gives each the bits that it has alone, where the
+    /// rows have scales of their own; 1 if it does not promise that.
+    pub independent_rows: usize,
+    /// How [`Fused::Attention`] is computed: `tiles` of queries and keys in a kernel, or `blocks` of queries by Burn's matmuls.
+    pub attention: &'static str,
+    /// The device of GEMMs. None for the host.
+    pub gemm: Option<GemmDevice>,
+}
+
+impl DeviceFacts {
+    /// A device without limits that has these of f32, f16 and bf16, and no kernel for attention.
+    pub fn new(supports: impl Fn(DType) -> bool) -> Self {
+        let dtypes = [DType::F32, DType::F16, DType::BF16].map(|dtype| supports(dtype).then_some(dtype));
+        Self { dtypes, max_elements: u64::MAX, independent_rows: 1, attention: "blocks", gemm: None }
+    }
+
+    /// Whether a tensor of this dtype can be quantized, and a GEMM can return it.
+    pub fn supports(&self, dtype: DType) -> bool {
+        self.dtypes.contains(&Some(dtype))
+    }
+
+    /// Path of a GEMM now. `rows` are the output's, or `None` with groups. The answer changes when a kernel is found to be wrong.
+    pub fn gemm_path(&self, rows: Option<usize>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
+        self.gemm.map_or(GemmPath::Host, |device| device.path(rows, granularities, config))
+    }
 }
 
 /// What a backend holds of its device's memory.
@@ -171,24 +195,14 @@ pub struct DeviceMemory {
 /// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
 ///
 /// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
-/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line. Burn's `Router`, `RemoteBackend` and
+/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line, through [`HostBackend`](host::HostBackend). Burn's `Router`, `RemoteBackend` and
 /// `Dispatch` cannot be wrapped: they choose the backend when a program runs and have no operation for FP8 in what they send.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` does not compute in FP8",
-    note = "`Float8` wraps a backend once: write `Float8<B>` in place of `Float8<Float8<B>>`"
-)]
 pub trait Float8Backend: Backend {
     /// FP8 codes of a matrix, contraction-major, with their inverse scale.
     type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;
 
-    /// Whether a tensor of this dtype can be quantized, and a GEMM can return it, on this device.
-    fn fp8_supports(device: &Device<Self>, dtype: DType) -> bool;
-
-    /// The largest number of elements of an operand or output that [`fp8_quantize`](Self::fp8_quantize) and
-    /// [`fp8_matmul`](Self::fp8_matmul) take.
-    fn fp8_max_elements() -> u64 {
-        u64::MAX
-    }
+    /// The properties of a device.
+    fn fp8_facts(device: &Device<Self>) -> DeviceFacts;
 
     /// What the backend holds of the device's memory, if it counts that.
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
@@ -207,23 +221,11 @@ pub trait Float8Backend: Backend {
         Ok(())
     }
 
-    /// What is wrong with the device so far: a kernel that gave wrong results, which were computed again, or results that were lost. It
-    /// is asked after each GEMM.
-    fn fp8_fault(device: &Device<Self>) -> Option<Float8Error> {
-        let _ = device;
-        None
-    }
-
-    /// What self-checks have found on a device; this waits for it.
-    fn fp8_self_check(device: &Device<Self>) -> SelfCheckReport {
-        let _ = device;
+    /// The self-checks of a device and the results that it has lost. With `wait`, after all that it still has to do; without, at no cost
+    /// while nothing is wrong, and then the default: each GEMM asks.
+    fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
+        let _ = (device, wait);
         SelfCheckReport::default()
-    }
-
-    /// The device that computes [`fp8_matmul`](Self::fp8_matmul), for [`gemm_path`]; none for the host.
-    fn fp8_gemm_device(device: &Device<Self>) -> Option<GemmDevice> {
-        let _ = device;
-        None
     }
 
     /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
@@ -244,57 +246,25 @@ pub trait Float8Backend: Backend {
     /// rounding to the dtype.
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self>;
 
-    /// Up to how many rows of `a` [`fp8_matmul`](Self::fp8_matmul) without groups gives each the bits that it has alone, where the rows have
-    /// scales of their own; 1 if it does not promise that.
-    fn fp8_independent_rows() -> usize {
-        1
-    }
-
     /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
 
-    /// How [`attention_forward`](Self::attention_forward) and its backward compute: `tiles` of queries and keys in a kernel, or `blocks`
-    /// of queries by Burn's matmuls.
-    const ATTENTION: &'static str = "blocks";
-
-    /// Scaled dot-product attention, in high precision.
-    ///
-    /// The caller has checked shapes and dtypes, and that nothing is empty. The default goes over queries block by block.
-    fn attention_forward(attention: &Attention<Self>) -> AttentionOutput<Self> {
-        attention::forward(attention)
+    /// Computes a fused operation: y, and what else its backward reads. Given a backward, the gradient of each input.
+    /// The caller has checked shapes and dtypes, and nothing is empty. The default uses Burn's operations.
+    fn fused(
+        op: &Fused<Self>,
+        inputs: &[FloatTensor<Self>],
+        backward: Option<&FusedBackward<'_, Self>>,
+    ) -> Vec<FloatTensor<Self>> {
+        fused::compute(op, inputs, backward)
     }
 
-    /// [`attention_forward`](Self::attention_forward) of keys and values that lie in a cache, which are decoded where they are read: bit for
-    /// bit what it gives of the decoded ones in the dtype of q. The default is none: the caller decodes them.
+    /// Attention of keys and values that lie in a cache, which are decoded where they are read: bit for bit what [`Fused::Attention`]
+    /// gives of the decoded ones in the dtype of q. The default is none: the caller decodes them.
     fn cached_attention(attention: &CachedAttention<Self>) -> Option<FloatTensor<Self>> {
         let _ = attention;
         None
-    }
-
-    /// The gradients of q, k and v, of which forward has given these: y and [`log_sums`](AttentionOutput::log_sums), if it gives them.
-    fn attention_backward(
-        attention: &Attention<Self>,
-        saved: Option<(FloatTensor<Self>, FloatTensor<Self>)>,
-        dy: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 3] {
-        let _ = saved;
-        attention::backward(attention, dy)
-    }
-
-    /// Computes a fused operation. The caller has checked shapes and dtypes, and nothing is empty.
-    /// The default uses Burn's operations.
-    fn fused_forward(op: &Fused<Self>, inputs: &[FloatTensor<Self>]) -> FloatTensor<Self> {
-        fused::forward(op, inputs)
-    }
-
-    /// The gradient of each input.
-    fn fused_backward(
-        op: &Fused<Self>,
-        inputs: &[FloatTensor<Self>],
-        dy: &FloatTensor<Self>,
-    ) -> Vec<FloatTensor<Self>> {
-        fused::backward(op, inputs, dy)
     }
 
     /// How a step of AdamW is made in one pass; none if the backend has only its operations.

@@ -4,7 +4,7 @@ use core::fmt::{Display, Formatter, Result};
 use float8_kernels::Granularity;
 use serde::{Deserialize, Serialize};
 
-use crate::error::SelfCheckFailure;
+use crate::error::{Float8Error, SelfCheckFailure};
 
 /// What self-checks have found on a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,12 @@ impl SelfCheckReport {
     pub(crate) fn lost_paths(&self, granularities: [Granularity; 2]) -> Vec<&str> {
         let of_these = self.failures.iter().filter(|failure| failure.granularities == Some(granularities));
         of_these.map(|failure| &*failure.path).collect()
+    }
+
+    /// The first task that the device has lost, or the first kernel that is not right.
+    pub(crate) fn fault(&self) -> Option<Float8Error> {
+        let lost = self.lost.clone().map(|message| Float8Error::Lost { message });
+        lost.or_else(|| self.failures.first().cloned().map(Float8Error::SelfCheck))
     }
 
     /// What the self-checks of several devices have found.

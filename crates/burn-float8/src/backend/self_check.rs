@@ -126,14 +126,6 @@ impl DeviceChecks {
         SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(device) }
     }
 
-    /// The first variant that is not right, or the first task that the device has lost.
-    pub(super) fn fault(&self, device: DeviceId) -> Option<Float8Error> {
-        if let Some(message) = device_errors::first(device) {
-            return Some(Float8Error::Lost { message });
-        }
-        self.found.read().failures.first().cloned().map(Float8Error::SelfCheck)
-    }
-
     /// Leaves the cast instructions that are right for what `variant` describes.
     ///
     /// # Errors

@@ -1,9 +1,11 @@
 //! How one operand of one GEMM is cast, and the casts of all six that a linear has; names are torchao's.
+use core::ops::{Index, IndexMut};
+
 use float8_kernels::{Format, Granularity};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Float8Error;
-use crate::terms::{ContractionAxis, Gemm, Operand, Role};
+use crate::terms::{Gemm, Operand};
 
 /// Where the scale of a cast comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -89,76 +91,75 @@ impl CastConfig {
     pub const fn is_disabled(&self) -> bool {
         matches!(self.scaling_type, ScalingType::Disabled)
     }
+
+    /// Whether the operand is cast with MX scales.
+    pub(super) fn is_mx(&self) -> bool {
+        !self.is_disabled() && self.scaling_granularity == Granularity::Block1x32
+    }
 }
 
-/// The casts of the six operands of a linear's three GEMMs.
+/// A value for each of the six operands of a linear's three GEMMs: their casts.
 ///
 /// ```text
-/// fprop   y  = x · w         input, weight
-/// dgrad   dx = dy · wᵀ       grad_output, weight_for_grad_input
-/// wgrad   dw = xᵀ · dy       input_for_grad_weight, grad_output_for_grad_weight
+/// fprop   y  = x · w         INPUT, WEIGHT_T
+/// dgrad   dx = dy · wᵀ       GRAD_OUTPUT, WEIGHT
+/// wgrad   dw = xᵀ · dy       INPUT_T, GRAD_OUTPUT_T
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Casts {
-    /// x in fprop, `[M, K]`.
-    pub input: CastConfig,
-    /// xᵀ in wgrad, `[K, M]`.
-    pub input_for_grad_weight: CastConfig,
-    /// wᵀ in fprop, `[N, K]`.
-    pub weight: CastConfig,
-    /// w in dgrad, `[K, N]`.
-    pub weight_for_grad_input: CastConfig,
-    /// dy in dgrad, `[M, N]`.
-    pub grad_output: CastConfig,
-    /// dyᵀ in wgrad, `[N, M]`.
-    pub grad_output_for_grad_weight: CastConfig,
+pub struct Casts<T = CastConfig>(pub(super) [T; 6]);
+
+impl<T> Casts<T> {
+    pub(crate) fn of(value: impl Fn(Operand) -> T) -> Self {
+        Self(Operand::ALL.map(value))
+    }
+}
+
+impl<T> Index<Operand> for Casts<T> {
+    type Output = T;
+
+    fn index(&self, operand: Operand) -> &T {
+        &self.0[operand.index()]
+    }
+}
+
+impl<T> IndexMut<Operand> for Casts<T> {
+    fn index_mut(&mut self, operand: Operand) -> &mut T {
+        &mut self.0[operand.index()]
+    }
 }
 
 impl Casts {
     /// Casts each operand alike in both of its GEMMs.
     pub const fn new(input: CastConfig, weight: CastConfig, grad_output: CastConfig) -> Self {
-        Self {
-            input,
-            input_for_grad_weight: input,
-            weight,
-            weight_for_grad_input: weight,
-            grad_output,
-            grad_output_for_grad_weight: grad_output,
-        }
+        Self([input, input, weight, weight, grad_output, grad_output])
     }
 
-    /// The cast of an operand.
-    pub(crate) fn of(&self, operand: Operand) -> CastConfig {
-        match (operand.role, operand.axis) {
-            (Role::Input, ContractionAxis::Last) => self.input,
-            (Role::Input, ContractionAxis::Leading) => self.input_for_grad_weight,
-            (Role::Weight, ContractionAxis::Leading) => self.weight,
-            (Role::Weight, ContractionAxis::Last) => self.weight_for_grad_input,
-            (Role::GradOutput, ContractionAxis::Last) => self.grad_output,
-            (Role::GradOutput, ContractionAxis::Leading) => self.grad_output_for_grad_weight,
-        }
+    /// These with another cast of an operand.
+    pub const fn with(mut self, operand: Operand, cast: CastConfig) -> Self {
+        self.0[operand.index()] = cast;
+        self
+    }
+
+    /// These with a GEMM in high precision.
+    pub const fn without(self, gemm: Gemm) -> Self {
+        let [first, second] = gemm.operands();
+        self.with(first, CastConfig::disabled()).with(second, CastConfig::disabled())
     }
 
     /// Whether this GEMM stays in high precision.
     pub(crate) fn is_disabled(&self, gemm: Gemm) -> bool {
-        self.of(gemm.operands()[0]).is_disabled()
-    }
-
-    /// Whether any operand is cast with MX scales.
-    pub(super) fn any_mx(&self) -> bool {
-        let mut casts = Operand::ALL.into_iter().map(|operand| self.of(operand));
-        casts.any(|cast| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32)
+        self[gemm.operands()[0]].is_disabled()
     }
 
     /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
     pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
-        gemm.operands().map(|operand| self.of(operand).scaling_granularity)
+        gemm.operands().map(|operand| self[operand].scaling_granularity)
     }
 
     /// The rules between fields: torchao's, and those of delayed scaling.
     pub(crate) fn validate(&self) -> Result<(), Float8Error> {
         for gemm in Gemm::ALL {
-            let casts = gemm.operands().map(|operand| (field(operand), self.of(operand)));
+            let casts = gemm.operands().map(|operand| (operand.key(), self[operand]));
             if casts[0].1.is_disabled() != casts[1].1.is_disabled() {
                 let [disabled, enabled] = if casts[0].1.is_disabled() { [0, 1] } else { [1, 0] }.map(|i| casts[i].0);
                 let reason =
@@ -173,16 +174,14 @@ impl Casts {
                 }
             }
         }
-        for (operand, first, second) in [
-            ("input", self.input, self.input_for_grad_weight),
-            ("weight", self.weight, self.weight_for_grad_input),
-            ("grad_output", self.grad_output, self.grad_output_for_grad_weight),
-        ] {
+        for operand in [Operand::INPUT, Operand::WEIGHT_T, Operand::GRAD_OUTPUT] {
+            let (first, second) = (self[operand], self[operand.other()]);
             let enabled = !first.is_disabled() && !second.is_disabled();
             if enabled && first.target_dtype != second.target_dtype {
                 let [first, second] = [first.target_dtype, second.target_dtype];
+                let role = operand.role.name();
                 let reason =
-                    format!("{operand} must have one target_dtype in both of its GEMMs, not {first} and {second}");
+                    format!("{role} must have one target_dtype in both of its GEMMs, not {first} and {second}");
                 return Err(Float8Error::config("target_dtype", first, reason));
             }
         }
@@ -191,17 +190,5 @@ impl Casts {
             return Err(Float8Error::config("scaling_type", "disabled", reason));
         }
         Ok(())
-    }
-}
-
-/// The key of an operand's cast in a file.
-fn field(operand: Operand) -> &'static str {
-    match (operand.role, operand.axis) {
-        (Role::Input, ContractionAxis::Last) => "cast_config_input",
-        (Role::Input, ContractionAxis::Leading) => "cast_config_input_for_grad_weight",
-        (Role::Weight, ContractionAxis::Leading) => "cast_config_weight",
-        (Role::Weight, ContractionAxis::Last) => "cast_config_weight_for_grad_input",
-        (Role::GradOutput, ContractionAxis::Last) => "cast_config_grad_output",
-        (Role::GradOutput, ContractionAxis::Leading) => "cast_config_grad_output_for_grad_weight",
     }
 }

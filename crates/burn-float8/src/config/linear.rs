@@ -1,6 +1,6 @@
 //! [`Float8LinearConfig`]: everything about one linear's three GEMMs, from a [`Recipe`] or cast by cast.
 use float8_kernels::{Cast, GemmConfig, Granularity, ScaleCalculationMode, ScaleMode};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 use super::cast::{CastConfig, Casts};
 use super::delayed::DelayedScaling;
@@ -10,17 +10,13 @@ use crate::terms::{Gemm, Operand, Recipe, Role};
 /// How one linear runs in FP8.
 ///
 /// ```
-/// use burn_float8::{config::{CastConfig, Casts}, Float8LinearConfig, Recipe};
+/// use burn_float8::{config::{CastConfig, Operand}, report::Gemm, Float8LinearConfig, Recipe};
 ///
 /// // Rowwise, but the gradient with respect to x in high precision: both operands of a GEMM, or neither.
-/// let casts = Casts {
-///     grad_output: CastConfig::disabled(),
-///     weight_for_grad_input: CastConfig::disabled(),
-///     ..Recipe::Rowwise.casts()
-/// };
+/// let casts = Recipe::Rowwise.casts().without(Gemm::Dgrad);
 /// Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts).validate()?;
 ///
-/// let half = Casts { grad_output: CastConfig::disabled(), ..Recipe::Rowwise.casts() };
+/// let half = Recipe::Rowwise.casts().with(Operand::GRAD_OUTPUT, CastConfig::disabled());
 /// assert!(Float8LinearConfig::new(Recipe::Rowwise).with_casts(half).validate().is_err());
 /// # Ok::<(), burn_float8::Float8Error>(())
 /// ```
@@ -90,6 +86,20 @@ pub struct Float8LinearConfig {
     delayed_scaling: DelayedScaling,
 }
 
+/// The keys of a configuration's casts, in the order of [`Operand::ALL`].
+macro_rules! given {
+    ($config:ident) => {
+        [
+            $config.cast_config_input,
+            $config.cast_config_input_for_grad_weight,
+            $config.cast_config_weight_for_grad_input,
+            $config.cast_config_weight,
+            $config.cast_config_grad_output,
+            $config.cast_config_grad_output_for_grad_weight,
+        ]
+    };
+}
+
 /// How a GEMM adds up; torchao's `Float8GemmConfig`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -105,21 +115,11 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-impl Serialize for Float8LinearConfig {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        Self::serialize(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for Float8LinearConfig {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let config = Self::deserialize(d)?;
-        let casts = config.casts_of_file();
-        let config = config.with_casts(casts);
-        config.validate().map_err(D::Error::custom)?;
-        Ok(config)
-    }
-}
+super::checked!(Float8LinearConfig, |config| {
+    let casts = config.casts_of_file();
+    let config = config.with_casts(casts);
+    config.validate().map(|()| config)
+});
 
 impl Float8LinearConfig {
     /// By a recipe.
@@ -138,14 +138,13 @@ impl Float8LinearConfig {
     /// Replaces the recipe's casts; [`validate`](Self::validate) says which go together.
     pub fn with_casts(mut self, casts: Casts) -> Self {
         let differ = casts != self.recipe.casts();
-        let cast = |operand| differ.then(|| casts.of(operand));
-        self.cast_config_input = cast(Operand::INPUT);
-        self.cast_config_input_for_grad_weight = cast(Operand::INPUT_T);
-        self.cast_config_weight = cast(Operand::WEIGHT_T);
-        self.cast_config_weight_for_grad_input = cast(Operand::WEIGHT);
-        self.cast_config_grad_output = cast(Operand::GRAD_OUTPUT);
-        self.cast_config_grad_output_for_grad_weight = cast(Operand::GRAD_OUTPUT_T);
+        given!(self) = Operand::ALL.map(|operand| differ.then_some(casts[operand]));
         self
+    }
+
+    /// The casts that stand here instead of the recipe's.
+    fn given(&self) -> Casts<Option<CastConfig>> {
+        Casts(given!(self))
     }
 
     /// Whether scales are rounded down to powers of two, so that scaling is exact. Those of `1x32` are powers of two anyway.
@@ -215,15 +214,13 @@ impl Float8LinearConfig {
         let casts = self.casts();
         casts.validate()?;
         self.delayed_scaling.validate()?;
-        let weights = [casts.weight, casts.weight_for_grad_input];
-        let is_mx = |cast: &CastConfig| !cast.is_disabled() && cast.scaling_granularity == Granularity::Block1x32;
-        if self.mx_square_weights && !weights.iter().any(is_mx) {
+        if self.mx_square_weights && ![Operand::WEIGHT, Operand::WEIGHT_T].iter().any(|weight| casts[*weight].is_mx()) {
             let value = format!("true with recipe {}", self.recipe);
             let reason = "no weight is cast by 1x32, so nothing uses it (an override has its own)";
             return Err(Float8Error::config("mx_square_weights", value, reason));
         }
         match self.scale_calculation_mode {
-            Some(mode) if !casts.any_mx() => {
+            Some(mode) if !casts.0.iter().any(CastConfig::is_mx) => {
                 let value = format!("{mode} with recipe {}", self.recipe);
                 let reason = "no cast is of 1x32, so nothing uses it (an override has its own)";
                 Err(Float8Error::config("scale_calculation_mode", value, reason))
@@ -239,44 +236,20 @@ impl Float8LinearConfig {
 
     /// The casts of the six operands.
     pub fn casts(&self) -> Casts {
-        let base = self.recipe.casts();
-        Casts {
-            input: self.cast_config_input.unwrap_or(base.input),
-            input_for_grad_weight: self.cast_config_input_for_grad_weight.unwrap_or(base.input_for_grad_weight),
-            weight: self.cast_config_weight.unwrap_or(base.weight),
-            weight_for_grad_input: self.cast_config_weight_for_grad_input.unwrap_or(base.weight_for_grad_input),
-            grad_output: self.cast_config_grad_output.unwrap_or(base.grad_output),
-            grad_output_for_grad_weight: self
-                .cast_config_grad_output_for_grad_weight
-                .unwrap_or(base.grad_output_for_grad_weight),
-        }
+        let (given, base) = (self.given(), self.recipe.casts());
+        Casts::of(|operand| given[operand].unwrap_or(base[operand]))
     }
 
     /// The six casts of a file that names some of them.
     fn casts_of_file(&self) -> Casts {
-        let base = self.recipe.casts();
-        // Where only the first of an operand's two is given, it stands for both if the recipe's are one cast.
-        let second = |first: Option<CastConfig>, second: Option<CastConfig>, bases: [CastConfig; 2]| {
-            second.or(if bases[0] == bases[1] { first } else { None }).unwrap_or(bases[1])
-        };
-        Casts {
-            input_for_grad_weight: second(
-                self.cast_config_input,
-                self.cast_config_input_for_grad_weight,
-                [base.input, base.input_for_grad_weight],
-            ),
-            weight_for_grad_input: second(
-                self.cast_config_weight,
-                self.cast_config_weight_for_grad_input,
-                [base.weight, base.weight_for_grad_input],
-            ),
-            grad_output_for_grad_weight: second(
-                self.cast_config_grad_output,
-                self.cast_config_grad_output_for_grad_weight,
-                [base.grad_output, base.grad_output_for_grad_weight],
-            ),
-            ..self.casts()
-        }
+        let (given, base) = (self.given(), self.recipe.casts());
+        Casts::of(|operand| {
+            // Where only the first of an operand's two is given, it stands for both if the recipe's are one cast.
+            let first = operand.other();
+            let is_second = matches!(operand, Operand::INPUT_T | Operand::WEIGHT | Operand::GRAD_OUTPUT_T);
+            let alike = given[first].filter(|_| is_second && base[first] == base[operand]);
+            given[operand].or(alike).unwrap_or(base[operand])
+        })
     }
 
     /// Accumulation and emulation of a GEMM.
@@ -324,19 +297,9 @@ impl Float8LinearConfig {
         }
     }
 
-    /// The cast of the weight that fprop reads.
-    pub fn weight_cast(&self) -> Cast {
-        self.kernel_cast(Operand::WEIGHT_T)
-    }
-
-    /// The cast of the input that fprop reads.
-    pub fn input_cast(&self) -> Cast {
-        self.kernel_cast(Operand::INPUT)
-    }
-
-    /// What the kernels are asked for.
-    pub(crate) fn kernel_cast(&self, operand: Operand) -> Cast {
-        let CastConfig { target_dtype, scaling_granularity, .. } = self.casts().of(operand);
+    /// The cast of an operand as kernels make it.
+    pub fn kernel_cast(&self, operand: Operand) -> Cast {
+        let CastConfig { target_dtype, scaling_granularity, .. } = self.casts()[operand];
         let scale_mode = match self.scale_mode(scaling_granularity) {
             ScaleMode::E8m0(mode) if self.mx_square_weights && operand.role == Role::Weight => {
                 ScaleMode::E8m0Square(mode)

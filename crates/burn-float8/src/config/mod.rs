@@ -20,10 +20,11 @@ pub use linear::Float8LinearConfig;
 pub(crate) use plan::{CastPlan, LinearDtypes, LinearPlan};
 pub use policy::Policy;
 pub use self_check::SelfCheck;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 pub use statistics::{FallbackConfig, FallbackTo, StatisticsConfig};
 
 use crate::error::Float8Error;
+pub use crate::terms::Operand;
 use crate::terms::{Reason, Recipe};
 use linear::is_default;
 
@@ -349,16 +350,23 @@ impl From<Float8LinearConfig> for Float8Config {
     }
 }
 
-impl Serialize for Float8Config {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        Self::serialize(self, s)
-    }
-}
+/// Serializes a type as its derives for `remote = "Self"` do, and checks what is read.
+macro_rules! checked {
+    ($type:ty, $check:expr) => {
+        impl serde::Serialize for $type {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                Self::serialize(self, s)
+            }
+        }
 
-impl<'de> Deserialize<'de> for Float8Config {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let config = Self::deserialize(d)?;
-        config.validate().map_err(D::Error::custom)?;
-        Ok(config)
-    }
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let check: fn(Self) -> Result<Self, crate::error::Float8Error> = $check;
+                check(Self::deserialize(d)?).map_err(serde::de::Error::custom)
+            }
+        }
+    };
 }
+pub(crate) use checked;
+
+checked!(Float8Config, |config| config.validate().map(|()| config));

@@ -1,10 +1,11 @@
 //! [`LinearPlan`]: how the three GEMMs and six casts of a linear run, resolved once from its configuration.
 use burn_backend::DType;
-use float8_kernels::{Cast, GemmConfig, GemmDevice, Granularity};
+use float8_kernels::{Cast, GemmConfig, Granularity};
 
-use super::cast::ScalingType;
+use super::cast::{Casts, ScalingType};
 use super::delayed::DelayedScaling;
 use super::linear::Float8LinearConfig;
+use crate::backend::DeviceFacts;
 use crate::terms::{Gemm, Operand, Reason};
 
 /// One of the six casts.
@@ -40,15 +41,14 @@ pub(crate) struct LinearDtypes {
 #[derive(Clone, Debug)]
 pub(crate) struct LinearPlan {
     /// None where the operand stays in high precision.
-    casts: [Option<CastPlan>; 6],
+    casts: Casts<Option<CastPlan>>,
     /// The settings of each GEMM, or why it runs in high precision.
     gemms: [Result<GemmPlan, Reason>; 3],
     /// Whether the weight's FP8 copies are made again in backward.
     pub(crate) recasts_weight: bool,
     /// Whether `Tensor::matmul` with the weight on the right is a linear in FP8.
     pub(crate) matmul: bool,
-    /// The device that GEMMs run on. None for the host.
-    pub(crate) device: Option<GemmDevice>,
+    device: Option<DeviceFacts>,
 }
 
 impl LinearPlan {
@@ -56,7 +56,7 @@ impl LinearPlan {
     pub(crate) fn new(config: &Float8LinearConfig) -> Self {
         let casts = config.casts();
         let cast = |operand: Operand| {
-            let own = casts.of(operand);
+            let own = casts[operand];
             let delayed = (own.scaling_type == ScalingType::Delayed).then(|| config.delayed_scaling());
             (!own.is_disabled()).then(|| CastPlan { cast: config.kernel_cast(operand), delayed })
         };
@@ -65,7 +65,7 @@ impl LinearPlan {
             false => Ok(GemmPlan { granularities: casts.granularities(gemm), config: config.gemm_config(gemm) }),
         };
         Self {
-            casts: Operand::ALL.map(cast),
+            casts: Casts::of(cast),
             gemms: Gemm::ALL.map(gemm),
             recasts_weight: config.force_recompute_fp8_weight_in_bwd(),
             matmul: config.matmul(),
@@ -73,17 +73,12 @@ impl LinearPlan {
         }
     }
 
-    /// The plan for these dtypes on a device that supports some dtypes.
-    pub(crate) fn on(
-        &self,
-        device: Option<GemmDevice>,
-        dtypes: LinearDtypes,
-        supports: impl Fn(DType) -> bool,
-    ) -> Self {
+    /// The plan for these dtypes on a device.
+    pub(crate) fn on(&self, device: DeviceFacts, dtypes: LinearDtypes) -> Self {
         let LinearDtypes { x, w, bias } = dtypes;
-        let missing = |dtypes: &[DType]| dtypes.iter().copied().find(|dtype| !supports(*dtype));
+        let missing = |dtypes: &[DType]| dtypes.iter().copied().find(|dtype| !device.supports(*dtype));
         let (both, all) = (missing(&[x, w]), missing(&[x, w, bias.unwrap_or(w)]));
-        let mut plan = Self { device, ..self.clone() };
+        let mut plan = Self { device: Some(device), ..self.clone() };
         for (gemm, missing) in plan.gemms.iter_mut().zip([all, both, both]) {
             if let (Ok(_), Some(dtype)) = (&gemm, missing) {
                 *gemm = Err(Reason::Dtype(dtype));
@@ -92,9 +87,14 @@ impl LinearPlan {
         plan
     }
 
+    /// The device that the plan was resolved for.
+    pub(crate) fn device(&self) -> DeviceFacts {
+        self.device.expect("resolved for a device")
+    }
+
     /// None if this operand stays in high precision.
     pub(crate) fn cast(&self, operand: Operand) -> Option<CastPlan> {
-        self.casts[operand.index()]
+        self.casts[operand]
     }
 
     /// The settings of a GEMM, or why it runs in high precision.

@@ -18,7 +18,7 @@ impl Policy {
     /// The cast of the weight whose codes fprop reads; none where that is in high precision.
     pub fn weight_cast(&self) -> Option<Cast> {
         match self {
-            Self::Float8(config) if !config.casts().of(Operand::WEIGHT_T).is_disabled() => {
+            Self::Float8(config) if !config.casts()[Operand::WEIGHT_T].is_disabled() => {
                 Some(config.kernel_cast(Operand::WEIGHT_T))
             }
             _ => None,

@@ -5,7 +5,7 @@ use float8_kernels::{Format, Granularity};
 
 use super::cast::{CastConfig, Casts};
 use crate::error::Float8Error;
-use crate::terms::Recipe;
+use crate::terms::{Gemm, Operand, Recipe};
 
 impl Recipe {
     /// The casts of the six operands.
@@ -14,23 +14,17 @@ impl Recipe {
         const fn e4m3(granularity: Granularity) -> CastConfig {
             CastConfig::dynamic(granularity, E4m3)
         }
-        const fn without_wgrad(casts: Casts) -> Casts {
-            let off = CastConfig::disabled();
-            Casts { input_for_grad_weight: off, grad_output_for_grad_weight: off, ..casts }
-        }
         let (tensor, row, mx) = (e4m3(Granularity::Tensor), e4m3(Granularity::Row), e4m3(Granularity::Block1x32));
         let (line, square) = (e4m3(Granularity::Block1x128), e4m3(Granularity::Block128x128));
         let history = CastConfig::delayed(E4m3);
         match self {
             Self::Tensorwise => Casts::new(tensor, tensor, CastConfig::dynamic(Granularity::Tensor, E5m2)),
             Self::Rowwise => Casts::new(row, row, row),
-            Self::RowwiseWithGwHp => {
-                without_wgrad(Casts { weight_for_grad_input: tensor, ..Casts::new(row, row, row) })
-            }
+            Self::RowwiseWithGwHp => Casts::new(row, row, row).with(Operand::WEIGHT, tensor).without(Gemm::Wgrad),
             Self::Delayed => Casts::new(history, history, CastConfig::delayed(E5m2)),
             Self::Blockwise => Casts::new(line, square, line),
             Self::Mxfp8 => Casts::new(mx, mx, mx),
-            Self::Mxfp8WgradWithHp => without_wgrad(Casts::new(mx, mx, mx)),
+            Self::Mxfp8WgradWithHp => Casts::new(mx, mx, mx).without(Gemm::Wgrad),
         }
     }
 

@@ -198,8 +198,7 @@ impl Layer {
         }
         // The first use on this device of a program that has applied no configuration.
         B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
-        let resolved = plan.on(B::fp8_gemm_device(device), dtypes, |dtype| B::fp8_supports(device, dtype));
-        let resolved = Arc::new(resolved);
+        let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes));
         let mut settings = self.settings.write();
         // Another policy may have been set meanwhile.
         if settings.plan.as_ref().is_some_and(|current| Arc::ptr_eq(current, &plan)) {

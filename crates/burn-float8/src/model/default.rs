@@ -25,7 +25,7 @@ pub fn set_default_config<B: Float8Stack>(
         Some(Float8Config { linear, self_check, .. }) => {
             linear.validate()?;
             let casts = linear.casts();
-            if Operand::ALL.into_iter().any(|operand| casts.of(operand).scaling_type == ScalingType::Delayed) {
+            if Operand::ALL.into_iter().any(|operand| casts[operand].scaling_type == ScalingType::Delayed) {
                 let reason =
                     "a history belongs to a layer: apply the configuration to a model to give its linears names";
                 return Err(Float8Error::config("scaling_type", "delayed", reason));

@@ -9,7 +9,7 @@ use float8_kernels::{GEMV_ROWS, reference};
 use serde::{Deserialize, Serialize};
 
 use super::walk::{FoundLinear, linears};
-use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport, gemm_path};
+use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheckReport};
 use crate::config::{Policy, Untagged, shortened};
 use crate::error::Float8Error;
 use crate::layer::{
@@ -175,7 +175,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         }
     }
     let self_checks: Vec<_> =
-        of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device))).collect();
+        of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device, true))).collect();
     let of = |device: &B::Device| &self_checks.iter().find(|(of, _)| of == device).expect("one for each device").1;
     of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
     let rows = layers.into_iter().zip(places).chain(of_devices);
@@ -188,7 +188,8 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
         .collect();
     let self_check =
         self_checks.iter().map(|(_, found)| found.clone()).reduce(SelfCheckReport::and).unwrap_or_default();
-    Report { layers, untagged, self_check, attention: B::Inner::ATTENTION.into() }
+    let attention = model.devices().first().map_or("", |device| B::Inner::fp8_facts(device).attention).into();
+    Report { layers, untagged, self_check, attention }
 }
 
 /// Whether an untagged linear is an error in a model with these layers.
@@ -225,7 +226,7 @@ impl LayerReport {
                 let config = GemmConfig { emulate: path == GemmPath::Emulated, ..Default::default() };
                 // Others have many rows, or groups.
                 let rows = (path == GemmPath::Gemv).then_some(rows);
-                let now = gemm_path(B::fp8_gemm_device(device), rows, granularities, config);
+                let now = B::fp8_facts(device).gemm_path(rows, granularities, config);
                 if lost.is_empty() || now == GemmPath::Gemv {
                     return path.to_string();
                 }
@@ -299,12 +300,7 @@ impl Report {
     /// [`NeverCalled`](Float8Error::NeverCalled). [`UntaggedLinears`](Float8Error::UntaggedLinears)
     /// if [`untagged`](Self::untagged) is not empty.
     pub fn verify(&self) -> Result<(), Float8Error> {
-        if let Some(message) = self.self_check.lost.clone() {
-            return Err(Float8Error::Lost { message });
-        }
-        if let Some(failure) = self.self_check.failures.first() {
-            return Err(Float8Error::SelfCheck(failure.clone()));
-        }
+        self.self_check.fault().map_or(Ok(()), Err)?;
         // Other models' linears count there, too.
         let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);
         for layer in layers() {

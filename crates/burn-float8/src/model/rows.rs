@@ -28,8 +28,9 @@ use crate::terms::{Gemm, Operand, Role};
 /// # }
 /// ```
 pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]) -> usize {
-    let of_device = B::Inner::fp8_independent_rows();
-    let are_independent = linears::<B, M>(model, None).iter().all(|linear| {
+    let linears = linears::<B, M>(model, None);
+    let of_device = linears.first().map_or(1, |linear| B::Inner::fp8_facts(&linear.device).independent_rows);
+    let are_independent = linears.iter().all(|linear| {
         // Of several experts one may get the rows of all.
         let is_alone = linear.weight.as_ref().is_some_and(|weight| weight.rank() == 2);
         let has_adapter = || linear.weight.as_ref().is_some_and(B::has_adapter);

@@ -1,6 +1,7 @@
 //! [`PrecisionSchedule`]: high precision at the beginning and end of a run, FP8 between, in one run.
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{Deserialize, Serialize};
 
+use crate::config::checked;
 use crate::error::Float8Error;
 
 /// A part of a run.
@@ -53,18 +54,7 @@ pub struct PrecisionSchedule {
     cooldown: Span,
 }
 
-impl Serialize for PrecisionSchedule {
-    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        Self::serialize(self, s)
-    }
-}
-
-impl<'de> Deserialize<'de> for PrecisionSchedule {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let Self { warmup, cooldown } = Self::deserialize(d)?;
-        Self::new(warmup, cooldown).map_err(D::Error::custom)
-    }
-}
+checked!(PrecisionSchedule, |Self { warmup, cooldown }| Self::new(warmup, cooldown));
 
 impl PrecisionSchedule {
     /// High precision for the first `warmup` and the last `cooldown` of the steps.

@@ -8,12 +8,12 @@ use burn::tensor::backend::Backend;
 use serde::{Deserialize, Serialize};
 
 use super::walk::linears;
-use crate::config::{DelayedScaling, Float8LinearConfig, Policy, ScalingType};
+use crate::config::{DelayedScaling, Policy};
 use crate::error::Float8Error;
 use crate::layer::{Fallback, Layer, Tag};
 use crate::stack::Float8Stack;
 use crate::step::{AmaxState, DeviceState, Step, TrackedCast};
-use crate::terms::{ContractionAxis, Operand, Role};
+use crate::terms::Role;
 
 /// The state of a model's converted linears: what their casts depend on besides the tensors.
 ///
@@ -52,8 +52,12 @@ pub struct LayerState {
 }
 
 impl LayerState {
-    fn amaxes(&self) -> [(Role, &Option<AmaxState>); 3] {
-        [(Role::Input, &self.input), (Role::Weight, &self.weight), (Role::GradOutput, &self.grad_output)]
+    fn amax(&self, role: Role) -> Option<&AmaxState> {
+        match role {
+            Role::Input => self.input.as_ref(),
+            Role::Weight => self.weight.as_ref(),
+            Role::GradOutput => self.grad_output.as_ref(),
+        }
     }
 }
 
@@ -139,7 +143,7 @@ impl<B: Float8Stack> Converted<B> {
                 let what = "the model has no converted linear of this name".into();
                 Float8Error::State { layer: path.clone(), what }
             })?;
-            state.check(path, &found.layer.configured())?;
+            state.check(path, &found.layer)?;
         }
         self.states().iter().for_each(|state| state.reset(saved.step, saved.has_begun));
         for Found { layer, .. } in &self.0 {
@@ -147,13 +151,9 @@ impl<B: Float8Stack> Converted<B> {
         }
         for (path, saved) in &saved.layers {
             let Some(Found { layer, state, device, .. }) = by_path(path) else { continue };
-            if let (Policy::Float8(config), Some(scaling)) = (layer.configured().as_ref(), saved.delayed_scaling) {
-                let mut step = state.lock();
-                for (role, amax) in saved.amaxes() {
-                    if let Some(amax) = amax {
-                        let (layer, initial) = (layer.name().into(), initial_amax(config, role));
-                        step.histories.restore(&TrackedCast { layer, role, scaling, initial }, amax, device);
-                    }
+            for cast in TrackedCast::all_of(layer) {
+                if let Some(amax) = saved.amax(cast.role) {
+                    state.lock().histories.restore(&cast, amax, device);
                 }
             }
             if let Some(fallback) = &saved.fallback {
@@ -191,40 +191,21 @@ fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
     distinct
 }
 
-/// Both copies of an operand.
-fn operands_of(role: Role) -> [Operand; 2] {
-    [ContractionAxis::Last, ContractionAxis::Leading].map(|axis| Operand { role, axis })
-}
-
-/// An amax whose scale is 1.
-fn initial_amax(config: &Float8LinearConfig, role: Role) -> f32 {
-    let casts = operands_of(role).map(|operand| config.casts().of(operand));
-    casts.iter().find(|cast| !cast.is_disabled()).unwrap_or(&casts[0]).target_dtype.max()
-}
-
-/// Whether a cast of this role has a history.
-fn is_delayed(config: &Float8LinearConfig, role: Role) -> bool {
-    operands_of(role).iter().any(|operand| config.casts().of(*operand).scaling_type == ScalingType::Delayed)
-}
-
 impl LayerState {
-    fn check(&self, path: &str, configured: &Policy) -> Result<(), Float8Error> {
+    fn check(&self, path: &str, layer: &Layer) -> Result<(), Float8Error> {
+        let (configured, casts) = (layer.configured(), TrackedCast::all_of(layer));
         let mismatch = |what: String| Err(Float8Error::State { layer: path.into(), what });
-        if self.fallback.is_some() && matches!(configured, Policy::HighPrecision(_)) {
+        if self.fallback.is_some() && matches!(*configured, Policy::HighPrecision(_)) {
             return mismatch("it fell back, and the configuration keeps it in high precision anyway".into());
         }
-        for (role, amax) in self.amaxes() {
-            let Some(AmaxState { history, scaling_amax, .. }) = amax else { continue };
+        for role in Role::ALL {
+            let Some(AmaxState { history, scaling_amax, .. }) = self.amax(role) else { continue };
             let role_name = role.name();
-            let config = match configured {
-                Policy::Float8(config) if is_delayed(config, role) => config,
-                policy => {
-                    return mismatch(format!(
-                        "it has an amax history of {role_name}, the configuration none: {policy}"
-                    ));
-                }
+            let Some(&TrackedCast { scaling: expected, .. }) = casts.iter().find(|cast| cast.role == role) else {
+                return mismatch(format!(
+                    "it has an amax history of {role_name}, the configuration none: {configured}"
+                ));
             };
-            let expected = config.delayed_scaling();
             if self.delayed_scaling != Some(expected) {
                 let has = self.delayed_scaling;
                 return mismatch(format!("its history was made with {has:?}, the configuration says {expected:?}"));

@@ -4,7 +4,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
 
-use crate::backend::{Attention, CachedAttention, CachedHeads};
+use crate::backend::{Attention, CachedAttention, CachedHeads, Fused};
 use crate::ops::functions::find;
 
 /// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and value `[B, KV, S, e]`, each of whose heads
@@ -55,7 +55,8 @@ pub fn attention<B: Backend>(
         })
     };
     let primitive = documents.clone().map(Tensor::into_primitive);
-    run([query, key, value], |attention| Attention { documents: primitive, ..attention }, mask, options)
+    let attention = Attention { mask: None, bias: None, documents: primitive, options };
+    run([query, key, value], attention, mask)
 }
 
 /// [`attention`] in which no query of a sequence sees the keys that are `hidden: [B, S]`, as those before the shorter sequences of a batch
@@ -79,9 +80,9 @@ pub fn attention_but<B: Backend>(
         refuse_attention(shapes, Some(hidden.dims()));
     }
     let mask = hidden.reshape([batch, 1, 1, keys]);
-    let primitive = mask.clone().into_primitive();
     let expanded = |heads| Some(mask.clone().expand([batch, heads, queries, keys]));
-    run([query, key, value], |attention| Attention { mask: Some(primitive), ..attention }, expanded, options)
+    let attention = Attention { mask: Some(mask.clone().into_primitive()), bias: None, documents: None, options };
+    run([query, key, value], attention, expanded)
 }
 
 /// [`attention_but`] of keys and values that lie in a cache of generation in another dtype or in FP8, which are decoded where they are read
@@ -99,7 +100,7 @@ pub fn cached_attention<B: Backend>(
     hidden: Option<Tensor<B, 2, Bool>>,
     options: AttentionModuleOptions,
 ) -> Option<Tensor<B, 4>> {
-    let functions = find::<B>().filter(|_| query.dtype() != DType::F64)?;
+    let cached_attention = find::<B>().filter(|_| query.dtype() != DType::F64)?.cached_attention?;
     let [key_shape, value_shape] = [(&key, query.dims()[3]), (&value, head_dim)].map(|(heads, width)| {
         let [batch, heads, positions] = heads.dims();
         [batch, heads, positions, width]
@@ -111,30 +112,29 @@ pub fn cached_attention<B: Backend>(
     }
     let query = query.into_primitive().tensor();
     let hidden = hidden.map(Tensor::into_primitive);
-    let y = (functions.cached_attention)(CachedAttention { query, key, value, head_dim, hidden, options })?;
+    let y = cached_attention(CachedAttention { query, key, value, head_dim, hidden, options })?;
     Some(Tensor::from_primitive(TensorPrimitive::Float(y)))
 }
 
-/// By the backend's node, for which `complete` says what hides keys; elsewhere by Burn's function, with a mask for so many heads.
+/// Computes it by the backend's node, elsewhere by Burn's function, with a mask for so many heads.
 fn run<B: Backend>(
     [query, key, value]: [Tensor<B, 4>; 3],
-    complete: impl FnOnce(Attention<B>) -> Attention<B>,
+    attention: Attention<B>,
     mask: impl FnOnce(usize) -> Option<Tensor<B, 4, Bool>>,
-    options: AttentionModuleOptions,
 ) -> Tensor<B, 4> {
     let [[batch, heads, ..], [_, kv_heads, keys, _]] = [query.dims(), key.dims()];
     let is_f64 = query.dtype() == DType::F64;
     if let Some(functions) = find::<B>().filter(|_| !is_f64) {
-        let [query, key, value] = [query, key, value].map(|t| t.into_primitive().tensor());
-        let attention = Attention { query, key, value, mask: None, bias: None, documents: None, options };
-        return Tensor::from_primitive(TensorPrimitive::Float((functions.attention)(complete(attention))));
+        let inputs = [query, key, value].map(|t| t.into_primitive().tensor());
+        let y = (functions.fused)(Fused::Attention(attention), inputs.into());
+        return Tensor::from_primitive(TensorPrimitive::Float(y));
     }
     let [key, value] = [key, value].map(|t| {
         let width = t.dims()[3];
         let each = t.reshape([batch, kv_heads, 1, keys, width]);
         each.expand([batch, kv_heads, heads / kv_heads, keys, width]).reshape([batch, heads, keys, width])
     });
-    module::attention(query, key, value, mask(heads), None, options)
+    module::attention(query, key, value, mask(heads), None, attention.options)
 }
 
 /// # Panics

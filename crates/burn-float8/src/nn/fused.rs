@@ -4,10 +4,11 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 
+use crate::backend::Fused;
 use crate::ops::functions::{Functions, find};
 
 /// The functions of a backend that has nodes, for tensors that they compute.
-fn functions<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<Functions<B>> {
+fn functions<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<&'static Functions<B>> {
     find::<B>().filter(|_| x.dtype() != DType::F64 && x.shape().num_elements() > 0)
 }
 
@@ -15,8 +16,12 @@ fn primitive<B: Backend, const D: usize>(x: Tensor<B, D>) -> FloatTensor<B> {
     x.into_primitive().tensor()
 }
 
-fn tensor<B: Backend, const D: usize>(x: FloatTensor<B>) -> Tensor<B, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(x))
+fn node<B: Backend, const D: usize>(
+    functions: &Functions<B>,
+    op: Fused<B>,
+    inputs: Vec<FloatTensor<B>>,
+) -> Tensor<B, D> {
+    Tensor::from_primitive(TensorPrimitive::Float((functions.fused)(op, inputs)))
 }
 
 /// `silu(a) · b` of two tensors of one shape, in f32 between.
@@ -27,7 +32,7 @@ fn tensor<B: Backend, const D: usize>(x: FloatTensor<B>) -> Tensor<B, D> {
 pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> Tensor<B, D> {
     match functions(&a) {
         Some(functions) if a.dims() == b.dims() && a.dtype() == b.dtype() => {
-            tensor((functions.swiglu)(primitive(a), primitive(b)))
+            node(functions, Fused::SwiGlu, vec![primitive(a), primitive(b)])
         }
         _ => silu(a) * b,
     }
@@ -44,7 +49,7 @@ pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>
     let dtype = x.dtype();
     match functions(&x) {
         Some(functions) if gamma.dims() == [x.dims()[D - 1]] && gamma.dtype() != DType::F64 => {
-            tensor((functions.rms_norm)(primitive(x), primitive(gamma), epsilon))
+            node(functions, Fused::RmsNorm { epsilon }, vec![primitive(x), primitive(gamma)])
         }
         _ => {
             let x = x.cast(DType::F32);
@@ -69,7 +74,8 @@ pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>)
     let ([_, len, _, dim], dtype) = (x.dims(), x.dtype());
     match functions(&x) {
         Some(functions) if [cos.dims(), sin.dims()] == [[len, dim / 2]; 2] && dim.is_multiple_of(2) => {
-            tensor((functions.rotary)(primitive(x), primitive(cos), primitive(sin)))
+            let (cos, sin) = (primitive(cos), primitive(sin));
+            node(functions, Fused::Rotary { cos, sin }, vec![primitive(x)])
         }
         _ => {
             let x = x.cast(DType::F32).swap_dims(1, 2);
@@ -90,7 +96,8 @@ pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>)
 pub fn log_likelihood<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     match functions(&logits) {
         Some(functions) if targets.dims() == [logits.dims()[0]] => {
-            tensor((functions.log_likelihood)(primitive(logits), targets.into_primitive()))
+            let targets = targets.into_primitive();
+            node(functions, Fused::LogLikelihood { targets }, vec![primitive(logits)])
         }
         _ => log_softmax(logits, 1).gather(1, targets.unsqueeze_dim(1)),
     }

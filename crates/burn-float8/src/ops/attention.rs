@@ -1,16 +1,10 @@
-//! Scaled dot-product attention as one node: it keeps q, k and v, and backward makes the probabilities again.
-use burn_autodiff::Autodiff;
-use burn_autodiff::NodeId;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
+//! Burn's scaled dot-product attention, by the node of [`Fused::Attention`] where that fits.
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::{DType, TensorMetadata};
+use burn_std::Shape;
 
-use super::register_gradients;
-use crate::backend::{Attention, AttentionOutput, Float8Backend};
+use crate::backend::{Attention, Fused};
 use crate::profile::operation;
 use crate::tensor::Wrapped;
 
@@ -21,25 +15,28 @@ pub(super) fn attention<W: Wrapped>(
     bias: Option<FloatTensor<W>>,
     options: AttentionModuleOptions,
 ) -> FloatTensor<W> {
-    let attention = Attention { query, key, value, mask, bias, documents: None, options };
-    let has_bias_gradient = attention.bias.as_ref().is_some_and(W::is_tracked);
-    if fits(&attention) && !has_bias_gradient {
-        return W::attention_node(attention);
+    let spread = [mask.as_ref().map(TensorMetadata::shape), bias.as_ref().map(TensorMetadata::shape)];
+    let has_bias_gradient = bias.as_ref().is_some_and(W::is_tracked);
+    if fits::<W>([&query, &key, &value], spread, &options) && !has_bias_gradient {
+        let bias = bias.map(|bias| W::plain(&bias).clone());
+        let attention = Attention { mask, bias, documents: None, options };
+        return W::fused_node(Fused::Attention(attention), vec![query, key, value]);
     }
     let _timer = operation("attention");
-    let Attention { query, key, value, mask, bias, options, .. } = attention;
     W::attention(query, key, value, mask, bias, options)
 }
 
-/// Whether the shapes and dtypes are those of [`Attention`]. Others are the inner backend's to take or refuse.
-fn fits<W: Wrapped>(attention: &Attention<W>) -> bool {
-    let Attention { query, key, value, mask, bias, options, .. } = attention;
+/// Whether the node takes these shapes, those of a mask and a bias included, and dtypes. The inner backend takes or refuses others.
+fn fits<W: Wrapped>(
+    [query, key, value]: [&FloatTensor<W>; 3],
+    spread: [Option<Shape>; 2],
+    options: &AttentionModuleOptions,
+) -> bool {
     let [batch, heads, queries, dim] = query.shape().dims();
     let [_, kv_heads, keys, _] = key.shape().dims();
     let [.., width] = value.shape().dims::<4>();
     let scores = [batch, heads, queries, keys];
-    let spreads =
-        |shape: burn_std::Shape| shape.dims::<4>().iter().zip(scores).all(|(&own, all)| own == 1 || own == all);
+    let spreads = |shape: Shape| shape.dims::<4>().iter().zip(scores).all(|(&own, all)| own == 1 || own == all);
     let dtype = query.dtype();
     [batch, heads, queries, dim, keys, width].iter().all(|&size| size > 0)
         && key.shape().dims() == [batch, kv_heads, keys, dim]
@@ -48,65 +45,6 @@ fn fits<W: Wrapped>(attention: &Attention<W>) -> bool {
         && heads.is_multiple_of(kv_heads)
         && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
         && [key.dtype(), value.dtype()] == [dtype; 2]
-        && mask.iter().all(|mask| spreads(mask.shape()))
-        && bias.iter().all(|bias| spreads(bias.shape()))
+        && spread.into_iter().flatten().all(spreads)
         && options.softcap.is_none_or(|cap| cap > 0.0)
-}
-
-/// Forward on the backend that computes.
-pub(super) fn forward<B: Float8Backend>(attention: &Attention<B>) -> AttentionOutput<B> {
-    let _timer = operation("attention");
-    B::attention_forward(attention)
-}
-
-/// The node on autodiff.
-pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
-    attention: Attention<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>> {
-    let Attention { query, key, value, mask, bias, documents, options } = attention;
-    let inputs = [query, key, value];
-    let [query, key, value] = inputs.each_ref().map(|input| input.primitive.clone());
-    let bias = bias.map(|bias| bias.primitive);
-    let attention = Attention { query, key, value, mask, bias, documents, options };
-    let AttentionOutput::<B> { y, log_sums } = forward(&attention);
-    match Node.prepare::<C>(inputs.each_ref().map(|input| input.node.clone())).compute_bound().stateful() {
-        OpsKind::Tracked(mut prep) => {
-            let inputs = inputs.each_ref().map(|input| prep.checkpoint(input));
-            let Attention { mask, bias, documents, options, .. } = attention;
-            let saved = log_sums.map(|log_sums| (y.clone(), log_sums));
-            prep.finish(State { inputs, mask, bias, documents, options, saved }, y)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(y),
-    }
-}
-
-/// What the node keeps. q, k and v are kept as Burn keeps them: gradient checkpointing may compute them again.
-#[derive(Clone, Debug)]
-struct State<B: Backend> {
-    inputs: [NodeId; 3],
-    mask: Option<BoolTensor<B>>,
-    bias: Option<FloatTensor<B>>,
-    documents: Option<burn_backend::tensor::IntTensor<B>>,
-    options: AttentionModuleOptions,
-    /// y and the sums of rows, if backward reads them.
-    saved: Option<(FloatTensor<B>, FloatTensor<B>)>,
-}
-
-#[derive(Debug)]
-struct Node;
-
-impl<B: Float8Backend> Backward<B, 3> for Node {
-    type State = State<B>;
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let State { inputs, mask, bias, documents, options, saved } = ops.state;
-        let [query, key, value] = inputs.map(|id| checkpointer.retrieve_node_output(id));
-        let attention = Attention { query, key, value, mask, bias, documents, options };
-        let timer = operation("attention_backward");
-        let gradients = B::attention_backward(&attention, saved, dy);
-        drop(timer);
-        let parents = ops.parents.map(|node| node.map(|node| node.id));
-        register_gradients::<B>(grads, parents, gradients.into_iter().map(Some));
-    }
 }

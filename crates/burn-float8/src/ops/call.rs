@@ -5,7 +5,7 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
-use crate::backend::{Float8Backend, GemmRequest, GroupEnds, OperandSize, gemm_path};
+use crate::backend::{Float8Backend, GemmRequest, GroupEnds, OperandSize};
 use crate::config::{LinearDtypes, LinearPlan, Untagged};
 use crate::error::Float8Error;
 use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
@@ -138,7 +138,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         match plan.gemm(self.gemm) {
             Err(Reason::Recipe) => Err(Reason::Recipe),
             _ if self.dims.contains(&0) => Err(Reason::Empty { m, k, n }),
-            _ if largest(m, k, n, self.groups) > B::fp8_max_elements() => Err(Reason::TooLarge { m, k, n }),
+            _ if largest(m, k, n, self.groups) > plan.device().max_elements => Err(Reason::TooLarge { m, k, n }),
             Err(reason) => Err(reason.clone()),
             Ok(_) => Ok(plan),
         }
@@ -171,12 +171,12 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         let gemm = plan.gemm(self.gemm).expect("decided");
         let sizes = [a, b].map(|copy| B::fp8_size(&copy.operand));
         let rows = groups.is_none().then_some(sizes[0].rows);
-        let path = gemm_path(plan.device, rows, gemm.granularities, gemm.config);
+        let path = plan.device().gemm_path(rows, gemm.granularities, gemm.config);
         let timer = time(Work::ScaledGemm(self.gemm));
         let (dtype, config) = (FloatDType::from(dtype), gemm.config);
         let y = B::fp8_matmul(GemmRequest { a: &a.operand, b: &b.operand, bias, groups, shape, dtype, config });
         drop(timer);
-        match B::fp8_fault(&self.used.device) {
+        match B::fp8_self_check(&self.used.device, false).fault() {
             // The next path computed it.
             Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
             Some(error) => panic!("{error}"),

@@ -90,7 +90,7 @@ impl<B: Wrapped> Backend for Float8<B> {
 }
 
 impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
-    /// A weight of codes alone stays that.
+    /// An FP8-only weight stays FP8-only.
     fn float_to_device(tensor: F<Self>, device: &D<Self>) -> F<Self> {
         let mark = tensor.mark().cloned();
         let adapters = tensor.adapters().map(|adapters| adapters.map(|t| B::float_to_device(t, device)).into());
@@ -101,7 +101,6 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         };
         moved.with_mark(mark).with_adapters(adapters)
     }
-    /// Nothing that is deferred is made for it.
     fn float_device(tensor: &F<Self>) -> D<Self> {
         tensor.device()
     }

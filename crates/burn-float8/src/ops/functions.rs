@@ -11,80 +11,60 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
-use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, Attention, CachedAttention, CachedHeads, Float8Backend, Fused};
+use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, CachedAttention, CachedHeads, Float8Backend, Fused};
 use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
 use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped};
 
-type AttentionFn<B> = fn(Attention<B>) -> FloatTensor<B>;
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
+type CachedAttentionFn<B> = fn(CachedAttention<B>) -> Option<FloatTensor<B>>;
 
 /// The functions of one backend.
 pub(crate) struct Functions<B: Backend> {
     /// The grouped linear of x, w and the ends of groups.
     pub(crate) grouped_linear: GroupedFn<B>,
-    /// Attention by the node.
-    pub(crate) attention: AttentionFn<B>,
-    /// Attention over a cache, where the backend reads what it keeps.
-    pub(crate) cached_attention: fn(CachedAttention<B>) -> Option<FloatTensor<B>>,
-    /// [`Fused::SwiGlu`] of a and b.
-    pub(crate) swiglu: fn(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
-    /// [`Fused::RmsNorm`] of x and γ, with ε.
-    pub(crate) rms_norm: fn(FloatTensor<B>, FloatTensor<B>, f64) -> FloatTensor<B>,
-    /// [`Fused::Rotary`] of x by cos and sin.
-    pub(crate) rotary: fn(FloatTensor<B>, FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
-    /// [`Fused::LogLikelihood`] of logits and targets.
-    pub(crate) log_likelihood: fn(FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>,
+    /// A fused operation of its inputs by the node.
+    pub(crate) fused: fn(Fused<B>, Vec<FloatTensor<B>>) -> FloatTensor<B>,
+    /// Attention over a cache, on a backend without autodiff.
+    pub(crate) cached_attention: Option<CachedAttentionFn<B>>,
     /// A step of AdamW in one pass, on a backend without autodiff that makes it so.
     pub(crate) adamw: Option<AdamWFn<B>>,
     /// The whole of a weight, of which this process may have some rows.
     pub(crate) full_tensor: FullTensorFn<B>,
-    /// A weight with one more adapter beside it.
+    /// A weight with one more adapter.
     pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
     /// The sum of a weight and its adapters, in the weight's place of autodiff; none for a weight without adapters.
     pub(crate) merge_adapters: fn(FloatTensor<B>) -> Option<FloatTensor<B>>,
 }
 
-impl<B: Backend> Clone for Functions<B> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<B: Backend> Copy for Functions<B> {}
-
-type Registry = HashMap<TypeId, Box<dyn Any + Send + Sync>>;
+type Registry = HashMap<TypeId, &'static (dyn Any + Send + Sync)>;
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 
 /// Registers `Float8<W>` and the backend of its `valid()`. All operations that make a tensor of none call this, so it comes before a
 /// model has parameters.
 pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
-        accept::<W::Plain>(W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
-        accept::<W>(None);
+        accept::<W::Plain>(Some(cached_attention::<W::Plain>), W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
+        accept::<W>(None, None);
         refuse::<Autodiff<Float8<W::Plain>, NoCheckpointing>>();
         refuse::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>();
     }
 }
 
 fn insert<B: Backend>(functions: Functions<B>) {
-    REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::new(functions));
+    REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::leak(Box::new(functions)));
 }
 
-fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
+fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, adamw: Option<AdamWFn<Float8<W>>>) {
     insert(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
-        attention: |attention| Float8Tensor::new(W::attention_node(inner(attention))),
-        cached_attention: |attention| W::cached_attention(inner_cached(attention)).map(Float8Tensor::new),
-        swiglu: |a, b| fused(Fused::SwiGlu, [a, b]),
-        rms_norm: |x, gamma, epsilon| fused(Fused::RmsNorm { epsilon }, [x, gamma]),
-        rotary: |x, cos, sin| {
-            let [cos, sin] = [cos, sin].map(|table| W::plain(table.full()).clone());
-            fused(Fused::Rotary { cos, sin }, [x])
+        fused: |op, inputs| {
+            let op = op.map(|tensor: Float8Tensor<W>| W::plain(&tensor.into_full()).clone());
+            Float8Tensor::new(W::fused_node(op, inputs.into_iter().map(Float8Tensor::into_full).collect()))
         },
-        log_likelihood: |logits, targets| fused(Fused::LogLikelihood { targets: W::plain_int(targets) }, [logits]),
+        cached_attention,
         adamw,
         full_tensor: W::fp8_full_tensor,
         with_adapter: |weight, adapter| {
@@ -99,10 +79,6 @@ fn accept<W: Wrapped>(adamw: Option<AdamWFn<Float8<W>>>) {
             Some(Float8Tensor::new(W::replace(weight.full().clone(), values)).with_mark(mark))
         },
     });
-}
-
-fn fused<W: Wrapped, const N: usize>(op: Fused<W::Plain>, inputs: [Float8Tensor<W>; N]) -> Float8Tensor<W> {
-    Float8Tensor::new(W::fused_node(op, inputs.map(Float8Tensor::into_full).into()))
 }
 
 /// The new parameter is the weight that the old one was.
@@ -125,32 +101,23 @@ fn adamw<B: Float8Backend>(
     }
 }
 
-/// What attention reads, on the wrapped backend.
-fn inner<W: Wrapped>(attention: Attention<Float8<W>>) -> Attention<W> {
-    let Attention { query, key, value, mask, bias, documents, options } = attention;
-    let [query, key, value] = [query, key, value].map(Float8Tensor::into_full);
-    Attention { query, key, value, mask, bias: bias.map(Float8Tensor::into_full), documents, options }
-}
-
-fn inner_cached<W: Wrapped>(attention: CachedAttention<Float8<W>>) -> CachedAttention<W> {
+fn cached_attention<B: Float8Backend>(attention: CachedAttention<Float8<B>>) -> Option<Float8Tensor<B>> {
     let CachedAttention { query, key, value, head_dim, hidden, options } = attention;
     let [key, value] = [key, value].map(|heads| match heads {
         CachedHeads::Float(values) => CachedHeads::Float(values.into_full()),
         CachedHeads::E4m3 { codes, inv_scales } => CachedHeads::E4m3 { codes, inv_scales: inv_scales.into_full() },
     });
-    CachedAttention { query: query.into_full(), key, value, head_dim, hidden, options }
+    let _timer = operation("attention");
+    let attention = CachedAttention { query: query.into_full(), key, value, head_dim, hidden, options };
+    B::cached_attention(&attention).map(Float8Tensor::new)
 }
 
 /// `Autodiff<Float8<B>>`, which cannot differentiate them.
 fn refuse<B: Backend>() {
     insert(Functions::<B> {
         grouped_linear: |_, _, _| wrong_order(),
-        attention: |_| wrong_order(),
-        cached_attention: |_| wrong_order(),
-        swiglu: |_, _| wrong_order(),
-        rms_norm: |_, _, _| wrong_order(),
-        rotary: |_, _, _| wrong_order(),
-        log_likelihood: |_, _| wrong_order(),
+        fused: |_, _| wrong_order(),
+        cached_attention: None,
         adamw: None,
         full_tensor: |_| wrong_order(),
         with_adapter: |_, _| wrong_order(),
@@ -159,6 +126,6 @@ fn refuse<B: Backend>() {
 }
 
 /// None if `B` has no FP8.
-pub(crate) fn find<B: Backend>() -> Option<Functions<B>> {
-    REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref().copied()
+pub(crate) fn find<B: Backend>() -> Option<&'static Functions<B>> {
+    REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref()
 }

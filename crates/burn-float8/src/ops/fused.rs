@@ -7,58 +7,71 @@ use burn_autodiff::grads::Gradients;
 use burn_autodiff::ops::{Backward, Ops, OpsKind};
 use burn_backend::tensor::FloatTensor;
 
-use crate::backend::{Float8Backend, Fused};
+use super::register_gradients;
+use crate::backend::{Float8Backend, Fused, FusedBackward};
 use crate::profile::operation;
 
-/// Forward on the backend that computes.
-pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
-    let _timer = operation(op.name());
-    B::fused_forward(op, inputs)
+/// Forward on the backend that computes: y, and what else backward reads.
+pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Vec<FloatTensor<B>> {
+    let _timer = operation(op.names()[0]);
+    B::fused(op, inputs, None)
 }
 
-/// The node on autodiff, of one input or two.
+/// The node on autodiff, of one to three inputs.
 pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
     op: Fused<B>,
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    match <[_; 2]>::try_from(inputs) {
-        Ok(inputs) => node_of::<B, C, 2>(op, inputs),
-        Err(inputs) => node_of::<B, C, 1>(op, <[_; 1]>::try_from(inputs).expect("one input or two")),
+    match inputs.len() {
+        1 => node_of::<B, C, 1>(op, inputs),
+        2 => node_of::<B, C, 2>(op, inputs),
+        _ => node_of::<B, C, 3>(op, inputs),
     }
 }
 
 fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
     op: Fused<B>,
-    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    inputs: Vec<FloatTensor<Autodiff<B, C>>>,
 ) -> FloatTensor<Autodiff<B, C>> {
-    let y = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
-    let parents = inputs.each_ref().map(|input| input.node.clone());
-    match Backwards.prepare::<C>(parents).compute_bound().stateful() {
+    let inputs = <[_; N]>::try_from(inputs).expect("one to three inputs");
+    let mut outputs = forward(&op, &inputs.each_ref().map(|input| input.primitive.clone()));
+    let mut others = outputs.split_off(1);
+    let y = outputs.remove(0);
+    match Node.prepare::<C>(inputs.each_ref().map(|input| input.node.clone())).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
-            let kept = inputs.each_ref().map(|input| prep.checkpoint(input));
-            prep.finish((op, kept), y)
+            let inputs = inputs.each_ref().map(|input| prep.checkpoint(input));
+            if !others.is_empty() {
+                others.insert(0, y.clone());
+            }
+            prep.finish(State { op, inputs, outputs: others }, y)
         }
         OpsKind::UnTracked(prep) => prep.finish(y),
     }
 }
 
-#[derive(Debug)]
-struct Backwards;
+/// The state of a node. Inputs are kept as Burn keeps them: gradient checkpointing may compute them again.
+#[derive(Clone, Debug)]
+struct State<B: Float8Backend, const N: usize> {
+    op: Fused<B>,
+    inputs: [NodeId; N],
+    /// All outputs, if backward reads them.
+    outputs: Vec<FloatTensor<B>>,
+}
 
-impl<B: Float8Backend, const N: usize> Backward<B, N> for Backwards {
-    type State = (Fused<B>, [NodeId; N]);
+#[derive(Debug)]
+struct Node;
+
+impl<B: Float8Backend, const N: usize> Backward<B, N> for Node {
+    type State = State<B, N>;
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let (op, kept) = ops.state;
-        let inputs = kept.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
-        let timer = operation(op.backward_name());
-        let gradients = B::fused_backward(&op, &inputs, &dy);
+        let State { op, inputs, outputs } = ops.state;
+        let inputs = inputs.map(|id| checkpointer.retrieve_node_output::<FloatTensor<B>>(id));
+        let timer = operation(op.names()[1]);
+        let gradients = B::fused(&op, &inputs, Some(&FusedBackward { outputs: &outputs, dy: &dy }));
         drop(timer);
-        for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
-            if let Some(parent) = parent {
-                grads.register::<B>(parent.id, gradient);
-            }
-        }
+        let parents = ops.parents.map(|node| node.map(|node| node.id));
+        register_gradients::<B>(grads, parents, gradients.into_iter().map(Some));
     }
 }

@@ -20,21 +20,19 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::{FloatTensor, IntTensor};
 
 use super::linear::{self, Wanted, reduced};
-use super::{attention, embedding, full_tensor, fused, grouped, register_gradients};
-use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
+use super::{embedding, full_tensor, fused, grouped, register_gradients};
+use crate::backend::{Float8Backend, Fused};
 use crate::error::Float8Error;
 use crate::layer::{Layer, UNTAGGED_NAME};
-use crate::profile::operation;
-use crate::tensor::{Float8Tensor, Wrapped};
+use crate::tensor::{Float8Tensor, Wrapped, sealed};
+
+impl<B: Float8Backend> sealed::Sealed for B {}
+impl<B: Float8Backend, C: CheckpointStrategy> sealed::Sealed for Autodiff<B, C> {}
 
 impl<B: Float8Backend> Wrapped for B {
     type Plain = B;
 
     fn plain(tensor: &FloatTensor<B>) -> &FloatTensor<B> {
-        tensor
-    }
-
-    fn plain_int(tensor: IntTensor<B>) -> IntTensor<B> {
         tensor
     }
 
@@ -50,17 +48,8 @@ impl<B: Float8Backend> Wrapped for B {
         grouped::forward(&x, &w, ends, Wanted::EVALUATION).0
     }
 
-    fn attention_node(attention: Attention<B>) -> FloatTensor<B> {
-        attention::forward(&attention).y
-    }
-
-    fn cached_attention(attention: CachedAttention<B>) -> Option<FloatTensor<B>> {
-        let _timer = operation("attention");
-        B::cached_attention(&attention)
-    }
-
     fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<B>>) -> FloatTensor<B> {
-        fused::forward(&op, &inputs)
+        fused::forward(&op, &inputs).swap_remove(0)
     }
 
     fn is_tracked(_: &FloatTensor<B>) -> bool {
@@ -81,10 +70,6 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
 
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<B> {
         &tensor.primitive
-    }
-
-    fn plain_int(tensor: IntTensor<B>) -> IntTensor<B> {
-        tensor
     }
 
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<B>) -> FloatTensor<Self> {
@@ -134,14 +119,6 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
             }
             OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
         }
-    }
-
-    fn attention_node(attention: Attention<Self>) -> FloatTensor<Self> {
-        attention::node::<B, C>(attention)
-    }
-
-    fn cached_attention(_: CachedAttention<Self>) -> Option<FloatTensor<Self>> {
-        None
     }
 
     fn fused_node(op: Fused<B>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {

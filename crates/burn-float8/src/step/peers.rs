@@ -41,21 +41,23 @@ pub(crate) struct Peers<B: Float8Backend> {
 
 impl<B: Float8Backend> Peers<B> {
     pub(crate) fn new(others: Arc<dyn StepPeers<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
-        Self { others, device, casts: layers.iter().flat_map(|layer| tracked_casts(layer)).collect() }
+        Self { others, device, casts: layers.iter().flat_map(|layer| TrackedCast::all_of(layer)).collect() }
     }
 }
 
-/// The casts of a layer that are scaled by a history.
-fn tracked_casts(layer: &Layer) -> Vec<TrackedCast> {
-    let policy = layer.configured();
-    let Policy::Float8(config) = policy.as_ref() else { return vec![] };
-    let plan = LinearPlan::new(config);
-    let new = |operand: Operand| {
-        let CastPlan { cast, delayed } = plan.cast(operand)?;
-        let (layer, initial) = (layer.name().into(), cast.format.max());
-        Some(TrackedCast { layer, role: operand.role, scaling: delayed?, initial })
-    };
-    let mut casts: Vec<TrackedCast> = Operand::ALL.into_iter().filter_map(new).collect();
-    casts.dedup_by_key(|cast| cast.role);
-    casts
+impl TrackedCast {
+    /// The casts of a layer that are scaled by a history.
+    pub(crate) fn all_of(layer: &Layer) -> Vec<Self> {
+        let policy = layer.configured();
+        let Policy::Float8(config) = policy.as_ref() else { return vec![] };
+        let plan = LinearPlan::new(config);
+        let new = |operand: Operand| {
+            let CastPlan { cast, delayed } = plan.cast(operand)?;
+            let (layer, initial) = (layer.name().into(), cast.format.max());
+            Some(Self { layer, role: operand.role, scaling: delayed?, initial })
+        };
+        let mut casts: Vec<Self> = Operand::ALL.into_iter().filter_map(new).collect();
+        casts.dedup_by_key(|cast| cast.role);
+        casts
+    }
 }

@@ -19,4 +19,5 @@ pub(crate) use sample::{push_sample, sample, take_sample};
 pub(crate) use shared_input_cast::clear as clear_shared_input_casts;
 pub(crate) use source::source_of;
 pub use source::{CastAmax, ShardingReport, SourcedWeight, WeightCast, WeightSource, shared};
+pub(crate) use wrapped::sealed;
 pub use wrapped::{Float8Tensor, Wrapped};

@@ -8,8 +8,12 @@ use burn_std::Shape;
 use super::adapter::Adapters;
 use super::cache::Fp8Cache;
 use super::codes::Codes;
-use crate::backend::{Attention, CachedAttention, Float8Backend, Fused};
+use crate::backend::{Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
+
+pub(crate) mod sealed {
+    pub trait Sealed {}
+}
 
 /// What [`Float8`](crate::Float8) can wrap: a backend that computes, any [`Float8Backend`], or `Autodiff` of one. There is nothing to
 /// implement.
@@ -17,16 +21,17 @@ use crate::layer::{Layer, Mark, Tag};
     message = "`Float8<{Self}>` is no backend: `{Self}` neither computes in FP8 nor is `Autodiff` of what does",
     note = "Float8 wraps the backend that you train with: `Float8<Autodiff<B>>`"
 )]
-pub trait Wrapped: Backend {
+pub trait Wrapped: Backend + sealed::Sealed {
     /// The backend that computes.
-    type Plain: Float8Backend<Device = Self::Device>;
+    type Plain: Float8Backend<
+            Device = Self::Device,
+            IntTensorPrimitive = Self::IntTensorPrimitive,
+            BoolTensorPrimitive = Self::BoolTensorPrimitive,
+        >;
 
     /// The tensor below autodiff.
     #[doc(hidden)]
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
-    /// The tensor of integers on the backend that computes.
-    #[doc(hidden)]
-    fn plain_int(tensor: IntTensor<Self>) -> IntTensor<Self::Plain>;
     /// This leaf with another value.
     #[doc(hidden)]
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
@@ -36,12 +41,6 @@ pub trait Wrapped: Backend {
     /// See [`grouped_linear`](crate::grouped_linear).
     #[doc(hidden)]
     fn fp8_grouped_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, ends: IntTensor<Self>) -> FloatTensor<Self>;
-    /// Scaled dot-product attention as one node.
-    #[doc(hidden)]
-    fn attention_node(attention: Attention<Self>) -> FloatTensor<Self>;
-    /// Attention over a cache, where the backend reads what it keeps and no gradient is wanted.
-    #[doc(hidden)]
-    fn cached_attention(attention: CachedAttention<Self>) -> Option<FloatTensor<Self>>;
     /// A fused operation as one node.
     #[doc(hidden)]
     fn fused_node(op: Fused<Self::Plain>, inputs: Vec<FloatTensor<Self>>) -> FloatTensor<Self>;

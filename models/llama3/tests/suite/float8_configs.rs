@@ -6,7 +6,9 @@ use std::path::Path;
 
 use burn_float8::{
     FallbackConfig, Float8Config, Float8LinearConfig, PrecisionSchedule, Recipe, Span, StatisticsConfig,
-    config::{AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackTo, Format, Granularity, ScaleCalculationMode},
+    config::{
+        AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackTo, Format, Granularity, Operand, ScaleCalculationMode,
+    },
     report::Gemm,
 };
 use clap::{CommandFactory, Parser};
@@ -37,8 +39,8 @@ fn args(arguments: &[&str]) -> Result<RunConfig, Error> {
 /// Configuration that differs from the default in every key.
 fn everything() -> Float8Config {
     let mut casts = Recipe::Delayed.casts();
-    casts.input = CastConfig::dynamic(Granularity::Block1x32, Format::E5m2);
-    casts.input_for_grad_weight = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
+    casts[Operand::INPUT] = CastConfig::dynamic(Granularity::Block1x32, Format::E5m2);
+    casts[Operand::INPUT_T] = CastConfig::dynamic(Granularity::Block1x128, Format::E5m2);
     let delayed = DelayedScaling { amax_history_len: 16, amax_compute_algo: AmaxComputeAlgo::MostRecent, margin: 1 };
     let linear = Float8LinearConfig::new(Recipe::Delayed)
         .with_casts(casts)

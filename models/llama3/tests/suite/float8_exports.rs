@@ -8,7 +8,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn::tensor::ops::FloatTensor;
 use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
-use burn_float8::config::{Granularity, ScaleMode};
+use burn_float8::config::{Granularity, Operand, ScaleMode};
 use burn_float8::{Float8Config, Recipe};
 use clap::Parser;
 use device_select::SelectedDevice;
@@ -123,7 +123,8 @@ fn codes_and_scales_are_those_of_the_cast_for_fprop() {
         config.linear = config.linear.with_mx_square_weights(squares);
         model.save_hf_float8(&folder, &options(), &Float8Export::new(&config)).unwrap();
         let files = TensorFiles::open_folder(&folder).unwrap();
-        let (granularity, cast) = (recipe.casts().weight.scaling_granularity, config.linear.weight_cast());
+        let (granularity, cast) =
+            (recipe.casts()[Operand::WEIGHT_T].scaling_granularity, config.linear.kernel_cast(Operand::WEIGHT_T));
         assert_eq!(matches!(cast.scale_mode, ScaleMode::E8m0Square(_)), squares);
         let all = linears(&model);
         for (name, weight) in &all {

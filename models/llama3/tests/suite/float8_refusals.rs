@@ -5,7 +5,7 @@ use std::fs;
 
 use burn::backend::Flex;
 use burn::tensor::Tensor;
-use burn_float8::config::{CastConfig, Casts, Format, Granularity};
+use burn_float8::config::{CastConfig, Format, Granularity, Operand};
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 use llama3::{CausalLmExt, Dimensions, Error, LlamaConfig};
 use train::hf::{Float8Export, Float8FilesError};
@@ -96,21 +96,21 @@ fn linears_that_vllm_runs_as_one_are_in_one_format() {
 #[test]
 fn casts_that_no_format_has() {
     let rowwise = Recipe::Rowwise.casts();
-    let weight = |cast| Casts { weight: cast, weight_for_grad_input: cast, ..rowwise };
+    let weight = |cast| rowwise.with(Operand::WEIGHT_T, cast).with(Operand::WEIGHT, cast);
     for (casts, says) in [
         (weight(CastConfig::dynamic(Granularity::Row, Format::E5m2)), "weights in e5m2"),
         (weight(CastConfig::dynamic(Granularity::Block1x128, Format::E4m3)), "1x128 weights"),
         (weight(CastConfig::dynamic(Granularity::Tensor, Format::E4m3)), "tensorwise weights with rowwise inputs"),
-        (Casts { input: CastConfig::dynamic(Granularity::Row, Format::E5m2), ..rowwise }, "inputs in e5m2"),
+        (rowwise.with(Operand::INPUT, CastConfig::dynamic(Granularity::Row, Format::E5m2)), "inputs in e5m2"),
     ] {
-        let casts = Casts { input_for_grad_weight: casts.input, ..casts };
+        let casts = casts.with(Operand::INPUT_T, casts[Operand::INPUT]);
         let config = Float8Config::from(Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts));
         let error = float8_error(square(true), &config);
         assert!(matches!(&error, Float8FilesError::NoFormat { .. }) && error.to_string().contains(says), "{error}");
     }
     // If fprop is in high precision, the weight is exported in high precision.
     let off = CastConfig::disabled();
-    let casts = Casts { input: off, weight: off, ..rowwise };
+    let casts = rowwise.with(Operand::INPUT, off).with(Operand::WEIGHT_T, off);
     let config = Float8Config::from(Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts));
     assert!(matches!(float8_error(square(true), &config), Float8FilesError::Nothing));
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn::module::Module;
-use burn_float8::{Recipe, report::Gemm};
+use burn_float8::{Recipe, config::Operand, report::Gemm};
 use llama3::Llama;
 use llama3::RunConfig;
 use train::Steps;
@@ -63,7 +63,7 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
         for layer in &outcome.report.layers {
             let is_float8 = filter.is_some() || !(layer.name == "lm_head" || layer.name.ends_with(".moe.router"));
             assert_eq!(layer.is_float8, is_float8, "{}", layer.name);
-            let wgrad_disabled = recipe.casts().input_for_grad_weight.is_disabled();
+            let wgrad_disabled = recipe.casts()[Operand::INPUT_T].is_disabled();
             for (gemm, calls) in layer.gemms() {
                 let in_fp8 = is_float8 && !(gemm == Gemm::Wgrad && wgrad_disabled);
                 let expected = if in_fp8 { (STEPS, 0) } else { (0, STEPS) };

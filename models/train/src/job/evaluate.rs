@@ -125,7 +125,7 @@ impl<A: TrainableModel> Job<A> {
         }
         if precisions.is_empty() {
             let dtype = self.dtype::<B>(config, selected, device)?;
-            announce::device(config, selected, (dtype, B::Inner::ATTENTION), out)?;
+            announce::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
             announce::files(&data, out)?;
             announce::checkpoint(self.saved(), out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;

@@ -6,7 +6,7 @@ use std::io::Write;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn_float8::config::{Granularity, Policy, ScalingType};
+use burn_float8::config::{Granularity, Operand, Policy, ScalingType};
 use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::seam::visit_params;
@@ -204,7 +204,9 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
         }
         notes.push(note);
     }
-    if checkpoint.recipe() == Some(Recipe::Delayed) && linear.casts().input.scaling_type != ScalingType::Delayed {
+    if checkpoint.recipe() == Some(Recipe::Delayed)
+        && linear.casts()[Operand::INPUT].scaling_type != ScalingType::Delayed
+    {
         notes.push(format!("{folder} has static scales of inputs; here inputs are cast by {recipe}"));
     }
     if let Some((name, scheme)) = checkpoint.other_inputs() {
@@ -227,7 +229,7 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     let delayed = linear_layers::<B, _>(model);
     for (name, scale) in scales {
         let Some(config) = delayed.get(name) else { continue };
-        let (scaling, amax) = (config.delayed_scaling(), config.casts().input.target_dtype.max() * scale);
+        let (scaling, amax) = (config.delayed_scaling(), config.casts()[Operand::INPUT].target_dtype.max() * scale);
         let history = vec![amax.to_bits(); scaling.amax_history_len];
         let input = AmaxState { history, scaling_amax: Some(amax.to_bits()), observed: vec![] };
         let layer = LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
@@ -244,7 +246,7 @@ fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     visit_params::<B, _>(model, |param| {
         let Some(layer) = param.float().and_then(|weight| B::layer(&weight)) else { return };
         if let Policy::Float8(config) = layer.policy()
-            && config.casts().input.scaling_type == ScalingType::Delayed
+            && config.casts()[Operand::INPUT].scaling_type == ScalingType::Delayed
         {
             layers.insert(layer.name().into(), config);
         }

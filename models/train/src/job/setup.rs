@@ -69,7 +69,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     // memory before anything is allocated. Nothing is written before these checks.
     let text = setup.text()?;
     let place = setup.place(&text)?;
-    let computed = (place.dtype, B::Inner::ATTENTION);
+    let computed = (place.dtype, B::Inner::fp8_facts(device).attention);
     announce::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
     let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;

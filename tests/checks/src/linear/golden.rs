@@ -14,7 +14,7 @@ use crate::case::{Case, Failure, wrong};
 pub fn visit_golden_linears<B: Float8Backend>(golden: &Golden, visit: &mut dyn FnMut(Case<'_>)) {
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp] {
         for (name, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
-            if B::fp8_supports(&Default::default(), dtype) {
+            if B::fp8_facts(&Default::default()).supports(dtype) {
                 let case_name = format!("golden_linear {recipe} {name}");
                 visit(Case::new(case_name, || linear::<B>(golden, recipe, name, dtype)));
             }

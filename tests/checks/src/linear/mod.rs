@@ -12,11 +12,8 @@ use burn::module::{Param, ParamId};
 use burn::nn::Linear;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{
-    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report,
-    backend::{Float8Backend, gemm_path},
-    config::SelfCheck,
-    report,
-    report::Gemm,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe, Report, backend::Float8Backend, config::SelfCheck,
+    report, report::Gemm,
 };
 use half::bf16;
 use test_data::{Random, relative_error};
@@ -97,12 +94,12 @@ pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_
         }
     }
     for (recipe, shape @ [m, k, n], dtype, values) in cases {
-        if !B::fp8_supports(&device, dtype) {
+        if !B::fp8_facts(&device).supports(dtype) {
             continue;
         }
         let config = Float8LinearConfig::new(recipe);
         let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
-        let path = gemm_path(B::fp8_gemm_device(&device), Some(m), granularities, gemm).to_string();
+        let path = B::fp8_facts(&device).gemm_path(Some(m), granularities, gemm).to_string();
         visit(Case::new(format!("linear {recipe} {m}x{k}x{n} {dtype:?} {values} {path}"), || {
             compare::<B>(recipe, shape, dtype, values, &path)
         }));

@@ -7,7 +7,7 @@ use burn::tensor::{Tensor, module::linear};
 use burn_float8::{
     ApplyError, Float8Config, Float8Error, Float8LinearConfig, Float8State, Float8StateModule, Recipe,
     begin_float8_step,
-    config::{AmaxComputeAlgo, CastConfig, Casts, DelayedScaling, LinearInfo, ScaleCalculationMode},
+    config::{AmaxComputeAlgo, CastConfig, DelayedScaling, LinearInfo, Operand, ScaleCalculationMode},
     set_default_config, without_float8,
 };
 
@@ -131,7 +131,7 @@ fn builders_take_any_order() {
     assert_eq!(one, other);
     one.validate().unwrap();
     // Invalid combinations are found at use, in any builder order.
-    let half = Casts { grad_output: CastConfig::disabled(), ..Recipe::Rowwise.casts() };
+    let half = Recipe::Rowwise.casts().with(Operand::GRAD_OUTPUT, CastConfig::disabled());
     let wrong = [
         new().with_casts(half),
         new().with_scale_calculation_mode(mode),

@@ -145,7 +145,7 @@ fn the_product_of_two_weights_is_no_error() {
 
 /// Adapters with a nonzero update.
 fn adapters(model: &Mlp<B>) -> Lora<B> {
-    let mut lora = LoraConfig::default().with_rank(RANK).init(model, 1).unwrap();
+    let mut lora = LoraConfig { rank: RANK, ..Default::default() }.init(model, 1).unwrap();
     for (seed, adapter) in lora.adapters.iter_mut().enumerate() {
         adapter.b = Param::from_tensor(tensor(adapter.b.dims(), seed as u64));
     }

@@ -9,8 +9,8 @@ use burn::tensor::module::linear;
 use burn::tensor::ops::FloatTensor;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_float8::{
-    Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe, backend::Float8Backend, backend::gemm_path,
-    report::Gemm, set_default_config,
+    Float8, Float8Config, Float8LinearConfig, Float8Tensor, Recipe, backend::Float8Backend, report::Gemm,
+    set_default_config,
 };
 use serde::{Deserialize, Serialize};
 
@@ -74,8 +74,8 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         for (precision, config) in configs(bench.size) {
             let (granularities, gemm) = (config.casts().granularities(Gemm::Fprop), config.gemm_config(Gemm::Fprop));
             bench.case(&format!("linear {m}x{k}x{n} {precision}"), |clock| {
-                let device = T::Backend::fp8_gemm_device(&Default::default());
-                let path = gemm_path(device, Some(m), granularities, gemm).to_string();
+                let device = T::Backend::fp8_facts(&Default::default());
+                let path = device.gemm_path(Some(m), granularities, gemm).to_string();
                 with_default::<T>(&config.into());
                 let inputs = inputs::<T>(shape);
                 let seconds = clock.seconds::<T>(|turn| {

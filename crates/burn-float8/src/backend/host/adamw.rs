@@ -16,8 +16,8 @@ use crate::backend::adamw::{AdamWStep, AdamWTensors, RoundingKeys};
 /// Elements that are in f32 at a time: what they need stays in the first cache.
 const BLOCK: usize = 512;
 
-/// [`Float8Backend::adamw`](super::Float8Backend::adamw) on the host.
-pub fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad: FloatTensor<B>) -> AdamWTensors<B> {
+/// [`Float8Backend::adamw`](crate::backend::Float8Backend::adamw) on the host.
+pub(super) fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad: FloatTensor<B>) -> AdamWTensors<B> {
     let AdamWTensors { mut param, moments: [mut first, mut second] } = tensors;
     let dims: Vec<usize> = param.shape().to_vec();
     let bits = step.rounding.each_ref().map(|keys| keys.as_ref().map(|keys| Bits::new(keys, &dims)));

@@ -8,16 +8,16 @@ use float8_kernels::{Cast, Granularity, InvScale, reference};
 use super::{HostOperand, loops};
 use crate::backend::HostCodes;
 
-/// [`Float8Backend::fp8_dequantize`](crate::backend::Float8Backend::fp8_dequantize) on the host.
-pub fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
+/// `fp8_dequantize` on the host.
+pub(super) fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatTensor<B> {
     let HostOperand { device, codes, dims, transposed, inv_scales, format, .. } = operand;
     let values = loops::dequantize(codes, dims[1], *format, operand.group(), &inv_scales.values());
     let values = B::float_from_data(TensorData::new(values, *dims), device);
     if *transposed { B::float_transpose(values) } else { values }
 }
 
-/// [`Float8Backend::fp8_transpose`](crate::backend::Float8Backend::fp8_transpose) on the host, where the codes stay where they are.
-pub fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
+/// `fp8_transpose` on the host, where the codes stay where they are.
+pub(super) fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     let transposed = HostOperand { transposed: !operand.transposed, ..operand.clone() };
     if operand.granularity != Granularity::Block1x32 {
         return transposed;
@@ -100,14 +100,18 @@ impl HostCodes {
     /// # Panics
     /// If there are fewer codes or scales than `dims` and the granularity say.
     pub fn zero_scale(&self) -> Option<usize> {
-        let [rows, k] = self.dims;
-        let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
         if self.inv_scales.iter().all(|scale| scale.get() != 0.0) {
             return None;
         }
-        let scaled = self.codes.iter().enumerate().filter(|(_, code)| **code & 0x7f != 0);
-        let mut scaled = scaled.map(|(i, _)| i / k / height * blocks + i % k / width);
+        let mut scaled = self.scale_indices().filter(|(i, _)| self.codes[*i] & 0x7f != 0).map(|(_, index)| index);
         scaled.find(|index| self.inv_scales[*index].get() == 0.0)
+    }
+
+    /// The place of each code, and of its scale.
+    fn scale_indices(&self) -> impl Iterator<Item = (usize, usize)> {
+        let [rows, k] = self.dims;
+        let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
+        (0..rows * k).map(move |i| (i, i / k / height * blocks + i % k / width))
     }
 
     /// Place in the row-major codes, and the scale, of the first that is finite and beyond f32 with its scale, as a code of 448 with the
@@ -116,17 +120,12 @@ impl HostCodes {
     /// # Panics
     /// If there are fewer codes or scales than `dims` and the granularity say.
     pub fn overflow(&self) -> Option<(usize, InvScale)> {
-        let [rows, k] = self.dims;
-        let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
         let largest = self.inv_scales.iter().fold(0.0, |largest: f32, scale| largest.max(scale.get()));
         if (largest * self.format.max()).is_finite() {
             return None;
         }
-        (0..rows * k).find_map(|i| {
-            let (scale, value) = (
-                self.inv_scales[i / k / height * blocks + i % k / width],
-                reference::decode(self.codes[i], self.format),
-            );
+        self.scale_indices().find_map(|(i, index)| {
+            let (scale, value) = (self.inv_scales[index], reference::decode(self.codes[i], self.format));
             (value.is_finite() && !(value * scale.get()).is_finite()).then_some((i, scale))
         })
     }

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use super::loops::TASK;
 use super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::view::View;
-use super::{floats, matrix, read_ints, tensor_on};
-use crate::backend::fused::Fused;
+use super::{attention, floats, matrix, read_ints, tensor_on};
+use crate::backend::fused::{Fused, FusedBackward};
 
 /// Fills rows of `$width` elements of `$out`, many at a time, each of which takes as long as `$work` elements: `$fill` gets the first row
 /// and some. A macro, so that what fills is [`vectorized`] too.
@@ -24,8 +24,21 @@ macro_rules! by_rows {
     }};
 }
 
-/// [`Float8Backend::fused_forward`](super::Float8Backend::fused_forward) on the host.
-pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
+/// [`Float8Backend::fused`](crate::backend::Float8Backend::fused) on the host.
+pub(super) fn compute<B: Backend>(
+    op: &Fused<B>,
+    inputs: &[FloatTensor<B>],
+    backward: Option<&FusedBackward<'_, B>>,
+) -> Vec<FloatTensor<B>> {
+    match (op, inputs, backward) {
+        (Fused::Attention(attention), [q, k, v], None) => attention::forward(attention, [q, k, v]),
+        (Fused::Attention(attention), [q, k, v], Some(backward)) => attention::backward(attention, [q, k, v], backward),
+        (_, _, None) => vec![forward(op, inputs)],
+        (_, _, Some(FusedBackward { dy, .. })) => gradients(op, inputs, dy),
+    }
+}
+
+fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<B> {
     match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => tensor::<B>(a, swiglu(&floats::<B>(a), &floats::<B>(b)), a.shape()),
         (Fused::RmsNorm { epsilon }, [x, gamma]) => {
@@ -51,16 +64,11 @@ pub fn fused_forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Fl
             });
             tensor::<B>(logits, y, [rows, 1])
         }
-        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+        _ => unreachable!("{} of {} inputs", op.names()[0], inputs.len()),
     }
 }
 
-/// [`Float8Backend::fused_backward`](super::Float8Backend::fused_backward) on the host.
-pub fn fused_backward<B: Backend>(
-    op: &Fused<B>,
-    inputs: &[FloatTensor<B>],
-    dy: &FloatTensor<B>,
-) -> Vec<FloatTensor<B>> {
+fn gradients<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>], dy: &FloatTensor<B>) -> Vec<FloatTensor<B>> {
     match (op, inputs) {
         (Fused::SwiGlu, [a, b]) => {
             let [da, db] = swiglu_backward(&floats::<B>(a), &floats::<B>(b), &floats::<B>(dy));
@@ -94,7 +102,7 @@ pub fn fused_backward<B: Backend>(
             });
             vec![tensor::<B>(logits, dl, logits.shape())]
         }
-        _ => unreachable!("{} of {} inputs", op.name(), inputs.len()),
+        _ => unreachable!("{} of {} inputs", op.names()[0], inputs.len()),
     }
 }
 

@@ -1,6 +1,22 @@
-//! `host_backend!`: the host path as a [`Float8Backend`](crate::backend::Float8Backend), written once for every CPU backend.
+//! [`HostBackend`]: the host path as a [`Float8Backend`], for every CPU backend.
+use burn_backend::Backend;
+use burn_backend::tensor::{Device, FloatTensor};
+use float8_kernels::{Cast, Orientation};
 
-/// Implements [`Float8Backend`](crate::backend::Float8Backend) for a CPU backend of your own by the host path; `Flex` and `NdArray` have it.
+use super::{HostOperand, gemv};
+use crate::backend::{
+    AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, HostCodes, OperandSize,
+    Quantized, ScaleFrom,
+};
+
+/// A CPU backend that computes in FP8 by the host path: [`host_backend!`](crate::host_backend) makes it one.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not compute in FP8",
+    note = "`Float8` wraps a backend once: write `Float8<B>` in place of `Float8<Float8<B>>`"
+)]
+pub trait HostBackend: Backend {}
+
+/// Makes a CPU backend of your own a [`HostBackend`](crate::backend::host::HostBackend); `Flex` and `NdArray` are.
 ///
 /// ```text
 /// burn_float8::host_backend!(MyCpuBackend);
@@ -8,100 +24,7 @@
 #[macro_export]
 macro_rules! host_backend {
     ($backend:ty) => {
-        impl $crate::backend::Float8Backend for $backend {
-            type Operand = $crate::backend::host::HostOperand<$crate::__private::Device<Self>>;
-
-            fn fp8_supports(device: &$crate::__private::Device<Self>, dtype: $crate::__private::DType) -> bool {
-                $crate::backend::host::supports::<Self>(device, dtype)
-            }
-
-            fn fp8_quantize(
-                x: $crate::__private::FloatTensor<Self>,
-                cast: $crate::backend::Cast,
-                orientation: $crate::backend::Orientation,
-                scale: $crate::backend::ScaleFrom<$crate::__private::FloatTensor<Self>>,
-            ) -> $crate::backend::Quantized<Self> {
-                $crate::backend::host::quantize::<Self>(x, cast, orientation, scale)
-            }
-
-            fn fp8_matmul(gemm: $crate::backend::GemmRequest<'_, Self>) -> $crate::__private::FloatTensor<Self> {
-                let $crate::backend::GemmRequest { a, b, bias, groups, shape, dtype, .. } = gemm;
-                $crate::backend::host::matmul::<Self>([a, b], bias, groups, shape, dtype)
-            }
-
-            fn fp8_independent_rows() -> usize {
-                $crate::backend::host::INDEPENDENT_ROWS
-            }
-
-            fn fp8_health(
-                x: $crate::__private::FloatTensor<Self>,
-                operand: &Self::Operand,
-                transposed: bool,
-            ) -> $crate::__private::FloatTensor<Self> {
-                $crate::backend::host::health::<Self>(x, operand, transposed)
-            }
-
-            const ATTENTION: &'static str = "tiles";
-
-            fn attention_forward(
-                attention: &$crate::backend::Attention<Self>,
-            ) -> $crate::backend::AttentionOutput<Self> {
-                $crate::backend::host::attention_forward(attention)
-            }
-
-            fn cached_attention(
-                attention: &$crate::backend::CachedAttention<Self>,
-            ) -> Option<$crate::__private::FloatTensor<Self>> {
-                $crate::backend::host::cached_attention(attention)
-            }
-
-            fn attention_backward(
-                attention: &$crate::backend::Attention<Self>,
-                saved: Option<($crate::__private::FloatTensor<Self>, $crate::__private::FloatTensor<Self>)>,
-                dy: $crate::__private::FloatTensor<Self>,
-            ) -> [$crate::__private::FloatTensor<Self>; 3] {
-                $crate::backend::host::attention_backward(attention, saved, dy)
-            }
-
-            fn fused_forward(
-                op: &$crate::backend::Fused<Self>,
-                inputs: &[$crate::__private::FloatTensor<Self>],
-            ) -> $crate::__private::FloatTensor<Self> {
-                $crate::backend::host::fused_forward(op, inputs)
-            }
-
-            fn fused_backward(
-                op: &$crate::backend::Fused<Self>,
-                inputs: &[$crate::__private::FloatTensor<Self>],
-                dy: &$crate::__private::FloatTensor<Self>,
-            ) -> Vec<$crate::__private::FloatTensor<Self>> {
-                $crate::backend::host::fused_backward(op, inputs, dy)
-            }
-
-            fn adamw() -> Option<$crate::backend::AdamWFn<Self>> {
-                Some($crate::backend::host::adamw::<Self>)
-            }
-
-            fn fp8_size(operand: &Self::Operand) -> $crate::backend::OperandSize {
-                $crate::backend::host::size(operand)
-            }
-
-            fn fp8_read(operand: &Self::Operand) -> $crate::backend::HostCodes {
-                $crate::backend::host::read_codes(operand)
-            }
-
-            fn fp8_dequantize(operand: &Self::Operand) -> $crate::__private::FloatTensor<Self> {
-                $crate::backend::host::dequantize::<Self>(operand)
-            }
-
-            fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
-                $crate::backend::host::transpose_operand(operand)
-            }
-
-            fn fp8_write(codes: $crate::backend::HostCodes, device: &$crate::__private::Device<Self>) -> Self::Operand {
-                $crate::backend::host::write_codes(codes, device)
-            }
-        }
+        impl $crate::backend::host::HostBackend for $backend {}
     };
 }
 
@@ -109,3 +32,67 @@ macro_rules! host_backend {
 host_backend!(burn_flex::Flex);
 #[cfg(feature = "ndarray")]
 host_backend!(burn_ndarray::NdArray);
+
+impl<B: HostBackend> Float8Backend for B {
+    type Operand = HostOperand<Device<B>>;
+
+    /// Rows are independent that are multiplied from the codes.
+    fn fp8_facts(device: &Device<B>) -> DeviceFacts {
+        let facts = DeviceFacts::new(|dtype| B::supports_dtype(device, dtype));
+        DeviceFacts { independent_rows: gemv::MAX_ROWS, attention: "tiles", ..facts }
+    }
+
+    fn fp8_quantize(
+        x: FloatTensor<B>,
+        cast: Cast,
+        orientation: Orientation,
+        scale: ScaleFrom<FloatTensor<B>>,
+    ) -> Quantized<B> {
+        let ([rows, cols], amax) = super::quantize::<B>(x, cast, orientation, scale);
+        Quantized { rows, cols, amax }
+    }
+
+    fn fp8_matmul(gemm: GemmRequest<'_, B>) -> FloatTensor<B> {
+        let GemmRequest { a, b, bias, groups, shape, dtype, .. } = gemm;
+        super::matmul::<B>([a, b], bias, groups, shape, dtype)
+    }
+
+    fn fp8_health(x: FloatTensor<B>, operand: &Self::Operand, transposed: bool) -> FloatTensor<B> {
+        super::health::<B>(x, operand, transposed)
+    }
+
+    fn fused(op: &Fused<B>, inputs: &[FloatTensor<B>], backward: Option<&FusedBackward<'_, B>>) -> Vec<FloatTensor<B>> {
+        super::fused::compute(op, inputs, backward)
+    }
+
+    fn cached_attention(attention: &CachedAttention<B>) -> Option<FloatTensor<B>> {
+        Some(super::attention::cached(attention))
+    }
+
+    fn adamw() -> Option<AdamWFn<B>> {
+        Some(super::adamw::adamw::<B>)
+    }
+
+    /// Nothing is padded.
+    fn fp8_size(operand: &Self::Operand) -> OperandSize {
+        let [rows, k] = operand.matrix();
+        let bytes = operand.codes.len() as u64 + operand.inv_scales.bytes();
+        OperandSize { rows, k, padded_k: k, bytes }
+    }
+
+    fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<B> {
+        super::codes::dequantize::<B>(operand)
+    }
+
+    fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
+        super::codes::transpose_operand(operand)
+    }
+
+    fn fp8_read(operand: &Self::Operand) -> HostCodes {
+        super::read_codes(operand)
+    }
+
+    fn fp8_write(codes: HostCodes, device: &Device<B>) -> Self::Operand {
+        super::write_codes(codes, device)
+    }
+}

@@ -21,18 +21,13 @@ use burn_backend::{Backend, DType, ExecutionError, FloatDType, TensorData, Tenso
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, Orientation, Scale, reference};
 
-use super::{Float8Backend, GroupEnds, HostCodes, OperandSize, Quantized, ScaleFrom, in_dtype};
-pub use adamw::adamw;
-pub use attention::{attention_backward, attention_forward, cached_attention};
+use super::{GroupEnds, HostCodes, ScaleFrom, in_dtype};
 use bytes::Codes;
-pub use codes::{amax, dequantize, inv_scale, transpose_operand};
-pub use fused::{fused_backward, fused_forward};
+pub use codes::{amax, inv_scale};
 pub(crate) use grouped::ranges;
+pub use implement::HostBackend;
 use loops::transpose;
 use scales::Scales;
-
-/// [`Float8Backend::fp8_independent_rows`] on the host: those that are multiplied from the codes.
-pub const INDEPENDENT_ROWS: usize = gemv::MAX_ROWS;
 
 /// FP8 codes in host memory.
 ///
@@ -86,27 +81,11 @@ impl<D> HostOperand<D> {
     }
 }
 
-/// Whether the host path can cast a tensor of this dtype, and the backend has such tensors.
-pub fn supports<B: Backend>(device: &Device<B>, dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::F16 | DType::BF16) && B::supports_dtype(device, dtype)
-}
-
-/// [`Float8Backend::fp8_quantize`] on the host.
-pub fn quantize<B: Float8Backend<Operand = HostOperand<Device<B>>>>(
-    x: FloatTensor<B>,
-    cast: Cast,
-    orientation: Orientation,
-    scale: ScaleFrom<FloatTensor<B>>,
-) -> Quantized<B> {
-    let ([rows, cols], amax) = quantize_on_host::<B>(x, cast, orientation, scale);
-    Quantized { rows, cols, amax }
-}
-
 /// Copies by rows and by columns, where they are asked for.
 type HostCopies<D> = [Option<HostOperand<D>>; 2];
 
-/// Casts a tensor of any backend on the host: the copies, and the amax.
-pub(super) fn quantize_on_host<B: Backend>(
+/// `fp8_quantize` of a tensor of any backend: the copies, and the amax.
+pub(super) fn quantize<B: Backend>(
     x: FloatTensor<B>,
     cast: Cast,
     orientation: Orientation,
@@ -148,12 +127,12 @@ pub(super) fn quantize_on_host<B: Backend>(
     ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)
 }
 
-/// [`Float8Backend::fp8_matmul`] on the host, with `B`'s f32 matmul, or from the codes if there are few rows; with groups this waits for the
+/// `fp8_matmul` on the host, with `B`'s f32 matmul, or from the codes if there are few rows; with groups this waits for the
 /// device.
 ///
 /// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
 /// f32 unless scales are powers of two, as E8M0 scales are.
-pub fn matmul<B: Backend>(
+pub(super) fn matmul<B: Backend>(
     operands: [&HostOperand<Device<B>>; 2],
     bias: Option<FloatTensor<B>>,
     groups: Option<GroupEnds<IntTensor<B>>>,
@@ -199,8 +178,8 @@ fn product<B: Backend>(
     in_dtype::<B>(B::float_reshape(y, shape), dtype.into())
 }
 
-/// [`Float8Backend::fp8_health`] on the host.
-pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
+/// `fp8_health` on the host.
+fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, transposed: bool) -> FloatTensor<B> {
     let [rows, cols] = matrix(&x.shape());
     let values = &*floats::<B>(&x);
     let values = if transposed { transpose(values, [rows, cols]) } else { values.to_vec() };
@@ -222,8 +201,8 @@ pub fn health<B: Backend>(x: FloatTensor<B>, operand: &HostOperand<Device<B>>, t
     B::float_from_data(TensorData::new(rows.concat(), [2, 5]), &operand.device)
 }
 
-/// [`Float8Backend::fp8_read`] on the host.
-pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
+/// `fp8_read` on the host.
+pub(super) fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     let (codes, inv_scales) = match operand.transposed {
         true => {
             (transpose(&operand.codes, operand.dims), transpose(&operand.inv_scales.values(), operand.scale_dims()))
@@ -240,8 +219,8 @@ pub fn read_codes<D>(operand: &HostOperand<D>) -> HostCodes {
     }
 }
 
-/// [`Float8Backend::fp8_write`] on the host.
-pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
+/// `fp8_write` on the host.
+pub(super) fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
     let HostCodes { codes, dims: dims @ [rows, k], format, granularity, inv_scales, transposed } = codes;
     let (codes, inv_scales, dims) = match transposed {
         true => {
@@ -252,13 +231,6 @@ pub fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand<D> {
     };
     let (codes, inv_scales) = (Arc::new(codes.into()), Arc::new(Scales::new(inv_scales, granularity)));
     HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
-}
-
-/// [`Float8Backend::fp8_size`] on the host, where nothing is padded.
-pub fn size<D>(operand: &HostOperand<D>) -> OperandSize {
-    let [rows, k] = operand.matrix();
-    let bytes = operand.codes.len() as u64 + operand.inv_scales.bytes();
-    OperandSize { rows, k, padded_k: k, bytes }
 }
 
 /// The values of a tensor in f32; this waits for the device.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use burn_float8::backend::{Cast, host};
-use burn_float8::config::{CastConfig, FallbackTo, Format, Granularity, LinearInfo, Policy, ScalingType};
+use burn_float8::config::{CastConfig, FallbackTo, Format, Granularity, LinearInfo, Operand, Policy, ScalingType};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 use serde_json::Value;
@@ -164,13 +164,13 @@ fn candidate<'a>(
         (Policy::Float8(config), None) => config,
     };
     let casts = config.casts();
-    if casts.weight.is_disabled() {
+    if casts[Operand::WEIGHT_T].is_disabled() {
         return Ok(None);
     }
     if linear.name == OUTPUT {
         return Err(Float8FilesError::OutputLayer { layer: linear.name.clone() });
     }
-    let scheme = scheme(linear, [casts.weight, casts.input])?;
+    let scheme = scheme(linear, [casts[Operand::WEIGHT_T], casts[Operand::INPUT]])?;
     check_size(linear, scheme.granularity)?;
     let next = |cast: CastConfig, history: fn(&LayerState) -> &Option<AmaxState>| {
         let state = state.filter(|_| cast.scaling_type == ScalingType::Delayed)?;
@@ -178,8 +178,8 @@ fn candidate<'a>(
         history(state).as_ref()?.next_scaling_amax(scaling)
     };
     let (weight_amax, input_amax) =
-        (next(casts.weight, |state| &state.weight), next(casts.input, |state| &state.input));
-    let (cast, input) = (config.weight_cast(), config.input_cast());
+        (next(casts[Operand::WEIGHT_T], |state| &state.weight), next(casts[Operand::INPUT], |state| &state.input));
+    let (cast, input) = (config.kernel_cast(Operand::WEIGHT_T), config.kernel_cast(Operand::INPUT));
     Ok(Some(Candidate { linear, scheme, cast, input, weight_amax, input_amax }))
 }
 
