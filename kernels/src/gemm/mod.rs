@@ -4,7 +4,6 @@
 mod blackwell;
 mod bound;
 mod emulated;
-mod few_rows;
 mod gemv;
 mod grouped;
 mod half;
@@ -218,7 +217,7 @@ impl Gemm<'_> {
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, self),
             GemmPath::Mma => mma::launch(client, self),
             GemmPath::Gemv => gemv::launch(client, self),
-            GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, self) => few_rows::launch(client, self),
+            GemmPath::F16Mma | GemmPath::Emulated if gemv::takes(client, self) => gemv::launch(client, self),
             GemmPath::F16Mma => half::launch(client, self),
             GemmPath::Emulated => emulated::launch(client, self),
             GemmPath::Host => return Err(KernelError::Disabled),
