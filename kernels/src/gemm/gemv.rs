@@ -1,66 +1,97 @@
-//! The GEMM of a few rows on CUDA, as of one generated token: bound by reading B, every code of which is loaded once.
+//! The GEMM of a few rows, as of one generated token: bound by reading B, every code of which is loaded once.
 //!
-//! A cube makes [`COLS`] columns of the output for all rows. Its units go through the contraction side by side, a chunk of 16 codes of each
-//! column at a time, so that warps read runs of 512 bytes and the loads of all columns are in flight together. Codes become f32 in
-//! registers: by `cvt` from sm_89 on, before by moving bits to f16. Each unit adds products in the order of the contraction, then
-//! warps by shuffles and the cube through shared memory: an element's sum is the same whatever the other rows are and however many.
+//! A cube makes [`COLS`] columns of the output for all rows. Its units go through the contraction side by side, a chunk of codes of each
+//! column at a time, so that the loads of all columns are in flight together. Codes become f32 in registers. Each unit adds products in the
+//! order of the contraction, and the cube adds up its units: an element's sum is the same whatever the other rows are and however many.
+//!
+//! | | CUDA | other devices |
+//! | --- | --- | --- |
+//! | codes of a chunk | 16: warps read runs of 512 bytes | 4 |
+//! | codes to f32 | by `cvt` from sm_89 on, before by moving bits to f16 | in integers |
+//! | sums of units | by shuffles, then through shared memory | through shared memory |
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::Gemm;
 use super::problem::{Problem, ProblemLaunch};
-use crate::format::F32_NAN;
+use crate::format::{F32_NAN, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{cube_first, fold, lanes_sum};
+use crate::load::{all_loaded, load_pinned};
 use crate::mx::e8m0_inverse_bits;
 use crate::ptx::cvt::{Isa, cvt_f16x2, cvt_f32_f16};
-use crate::ptx::memory::{load_global, load_global_words, pin};
+use crate::ptx::memory::load_global_words;
 use crate::scale::scale_index;
 use crate::version::Version;
-use crate::{Format, Granularity};
+use crate::{Format, Granularity, cuda_arch};
 
 /// Rows at most. A code of B takes about two operations, and two more for each row: with four rows an SM of Hopper still keeps up with its
 /// part of the memory's bandwidth. From there on tensor cores, whose tiles read B once too, are expected to be faster; no GPU has
 /// said so yet.
 pub const GEMV_ROWS: usize = 4;
 
-/// Units of a cube, four warps.
-const UNITS: u32 = 128;
-const WARP: u32 = 32;
-
 /// Columns of a cube: as many chunks of B are on their way to each unit.
 const COLS: u32 = 4;
-
-/// Words of a chunk, 16 codes.
-const CHUNK_WORDS: u32 = 4;
-
-/// Chunks of a block of 128, and of one of 32.
-const BLOCK_CHUNKS: u32 = BLOCK as u32 / 16;
-const MX_CHUNKS: u32 = MX_BLOCK as u32 / 16;
 
 /// The byte of a scale of one.
 const E8M0_ONE: u32 = 127;
 
+/// Compile-time parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Config {
+    formats: [Format; 2],
+    /// Rows.
+    m: u32,
+    accumulate: bool,
+    isa: Isa,
+}
+
+impl Config {
+    /// Units of a cube.
+    const fn units(self) -> u32 {
+        if self.isa.has_ptx() { 128 } else { 64 }
+    }
+
+    /// Neighbouring units whose sums shuffles add up.
+    const fn lanes(self) -> u32 {
+        if self.isa.has_ptx() { 32 } else { 1 }
+    }
+
+    /// Words of a chunk.
+    const fn words(self) -> u32 {
+        if self.isa.has_ptx() { 4 } else { 1 }
+    }
+
+    /// Chunks of so many codes.
+    const fn chunks(self, codes: usize) -> u32 {
+        codes as u32 / (4 * self.words())
+    }
+}
+
+/// Whether it is for a GEMM that has no path of its own for few rows.
+pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) -> bool {
+    gemm.groups.is_none() && gemm.a.rows <= GEMV_ROWS && cuda_arch(client).is_none()
+}
+
 /// Launches the kernel, for at most [`GEMV_ROWS`] rows.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
-    let isa = Isa::of(client);
+    let config = Config { formats: gemm.formats(), m: m as u32, accumulate: gemm.accumulate, isa: Isa::of(client) };
+    let words = config.words() as usize;
     // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are of rows and chunks that exist,
     // stores guarded by `m` and `n`.
     unsafe {
         gemv::launch_unchecked::<R>(
             client,
             fold(client, (n as u32).div_ceil(COLS)),
-            CubeDim::new_1d(UNITS),
-            gemm.a.codes_array(CHUNK_WORDS as usize),
-            gemm.b.codes_array(CHUNK_WORDS as usize),
+            CubeDim::new_1d(config.units()),
+            words,
+            gemm.a.codes_array(words),
+            gemm.b.codes_array(words),
             ProblemLaunch::of(gemm, gemm.bias.as_ref()),
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n),
-            gemm.formats(),
-            m as u32,
-            gemm.accumulate,
-            isa,
+            config,
             gemm.dtype,
             Version::of(client),
         );
@@ -68,15 +99,12 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
 }
 
 #[cube(launch_unchecked)]
-fn gemv<O: Float>(
-    a: &Array<Vector<u32, Const<4>>>,
-    b: &Array<Vector<u32, Const<4>>>,
+fn gemv<N: Size, O: Float>(
+    a: &Array<Vector<u32, N>>,
+    b: &Array<Vector<u32, N>>,
     problem: &Problem,
     out: &mut Array<O>,
-    #[comptime] formats: [Format; 2],
-    #[comptime] m: u32,
-    #[comptime] accumulate: bool,
-    #[comptime] isa: Isa,
+    #[comptime] config: Config,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -84,70 +112,82 @@ fn gemv<O: Float>(
     if col0 >= problem.n {
         terminate!();
     }
+    let Config { formats, m, isa, .. } = comptime!(config);
+    let (units, lanes, words) = comptime!((config.units(), config.lanes(), config.words()));
     let by_block = comptime!(Granularity::any_blocks(problem.granularities));
     let by_mx = comptime!(Granularity::any_mx(problem.granularities));
+    // Whether products of a chunk are summed apart.
+    let apart = comptime!(by_block || by_mx || !isa.has_ptx());
     let count = comptime!(m * COLS);
-    let chunks = problem.words / CHUNK_WORDS;
+    let chunks = problem.words / words;
     let mut sums = Array::<f32>::new(comptime!(count as usize));
     #[unroll]
     for i in 0..count {
         sums[i as usize] = f32::new(0.0);
     }
-    let (lane, warp) = (UNIT_POS % WARP, UNIT_POS / WARP);
+    let (lane, warp) = (UNIT_POS % lanes, UNIT_POS / lanes);
     // The first chunk of the warp, whose lanes stay together.
-    let mut first = warp * WARP;
+    let mut first = warp * lanes;
     while first < chunks {
         let chunk = first + lane;
         let at = min(chunk, chunks - 1);
-        let mut right = Array::<u32>::new(comptime!((COLS * CHUNK_WORDS) as usize));
-        let mut left = Array::<u32>::new(comptime!((m * CHUNK_WORDS) as usize));
+        let block = at / comptime!(config.chunks(BLOCK));
+        let mut right = Array::<u32>::new(comptime!((COLS * words) as usize));
+        let mut left = Array::<u32>::new(comptime!((m * words) as usize));
         let mut scales = Array::<u32>::new(comptime!(COLS as usize));
         #[unroll]
         for j in 0..COLS {
             // Past the last column any will do: its sum is not stored.
-            load_global(b, min(col0 + j, problem.n - 1) * chunks + at, &mut right, comptime!(j * CHUNK_WORDS));
+            load_pinned(b, min(col0 + j, problem.n - 1) * chunks + at, &mut right, comptime!(j * words), isa);
         }
         #[unroll]
         for i in 0..m {
-            load_global(a, i * chunks + at, &mut left, comptime!(i * CHUNK_WORDS));
+            load_pinned(a, i * chunks + at, &mut left, comptime!(i * words), isa);
         }
         if comptime!(by_block || by_mx) {
             #[unroll]
             for j in 0..COLS {
-                let col = min(col0 + j, problem.n - 1);
-                load_scale(problem, &mut scales, j, col, at / BLOCK_CHUNKS, 1usize);
+                load_scale(problem, &mut scales, j, min(col0 + j, problem.n - 1), block, isa, 1usize);
             }
         }
-        pin();
-        // Lanes past the end multiply zeros: an infinity would make NaN of another zero.
-        let exists = chunk < chunks;
-        clear_unless(&mut right, exists, comptime!(COLS * CHUNK_WORDS));
-        clear_unless(&mut left, exists, comptime!(m * CHUNK_WORDS));
+        all_loaded(isa);
+        if comptime!(lanes > 1) {
+            // Lanes past the end multiply zeros: an infinity would make NaN of another zero.
+            let exists = chunk < chunks;
+            clear_unless(&mut right, exists, comptime!(COLS * words));
+            clear_unless(&mut left, exists, comptime!(m * words));
+        }
         let mut partial = Array::<f32>::new(comptime!(count as usize));
         #[unroll]
         for i in 0..count {
-            partial[i as usize] = if comptime!(by_block || by_mx) { f32::new(0.0) } else { sums[i as usize] };
+            partial[i as usize] = if comptime!(apart) { f32::new(0.0) } else { sums[i as usize] };
         }
         #[unroll]
-        for w in 0..CHUNK_WORDS {
+        for w in 0..words {
             let mut rows = Array::<f32>::new(comptime!((4 * m) as usize));
             #[unroll]
             for i in 0..m {
-                let packed = left[comptime!((i * CHUNK_WORDS + w) as usize)];
+                let packed = left[comptime!((i * words + w) as usize)];
                 decode_word(packed, &mut rows, comptime!(4 * i), comptime!(formats[0]), isa);
             }
             #[unroll]
             for j in 0..COLS {
                 let mut weights = Array::<f32>::new(4usize);
-                let packed = right[comptime!((j * CHUNK_WORDS + w) as usize)];
+                let packed = right[comptime!((j * words + w) as usize)];
                 decode_word(packed, &mut weights, 0u32, comptime!(formats[1]), isa);
                 #[unroll]
                 for i in 0..m {
                     let place = comptime!((i * COLS + j) as usize);
-                    #[unroll]
-                    for e in 0..4u32 {
-                        let x = rows[comptime!((4 * i + e) as usize)];
-                        partial[place] = fma(x, weights[e as usize], partial[place]);
+                    if comptime!(isa.has_ptx()) {
+                        #[unroll]
+                        for e in 0..4u32 {
+                            let x = rows[comptime!((4 * i + e) as usize)];
+                            partial[place] = fma(x, weights[e as usize], partial[place]);
+                        }
+                    } else {
+                        let first = comptime!((4 * i) as usize);
+                        partial[place] = (rows[first] * weights[0] + rows[comptime!(first + 1)] * weights[1])
+                            + (rows[comptime!(first + 2)] * weights[2] + rows[comptime!(first + 3)] * weights[3]);
                     }
                 }
             }
@@ -157,15 +197,15 @@ fn gemv<O: Float>(
             let mut of_row = Array::<u32>::new(1usize);
             if comptime!(by_block || by_mx) {
                 // Only now, as they are in the cache, and registers are few.
-                load_scale(problem, &mut of_row, 0u32, i.runtime(), at / BLOCK_CHUNKS, 0usize);
+                load_scale(problem, &mut of_row, 0u32, i.runtime(), block, isa, 0usize);
             }
             #[unroll]
             for j in 0..COLS {
                 let place = comptime!((i * COLS + j) as usize);
                 let (row_scale, col_scale) = (of_row[0], scales[j as usize]);
                 let sum = if comptime!(by_mx) {
-                    let row_byte = e8m0(row_scale, at, comptime!(problem.granularities[0]));
-                    let col_byte = e8m0(col_scale, at, comptime!(problem.granularities[1]));
+                    let row_byte = e8m0(row_scale, at, comptime!(problem.granularities[0]), config);
+                    let col_byte = e8m0(col_scale, at, comptime!(problem.granularities[1]), config);
                     times_e8m0(partial[place], row_byte, col_byte)
                 } else {
                     partial[place]
@@ -174,20 +214,20 @@ fn gemv<O: Float>(
                     let row_factor = factor(row_scale, comptime!(problem.granularities[0]));
                     let col_factor = factor(col_scale, comptime!(problem.granularities[1]));
                     sums[place] = fma(sum, row_factor * col_factor, sums[place]);
-                } else if comptime!(by_mx) {
+                } else if comptime!(apart) {
                     sums[place] += sum;
                 } else {
                     sums[place] = sum;
                 }
             }
         }
-        first += UNITS;
+        first += units;
     }
-    let warps = comptime!(UNITS / WARP);
+    let warps = comptime!(units / lanes);
     let mut shared = SharedMemory::<f32>::new(comptime!((count * warps) as usize));
     #[unroll]
     for i in 0..count {
-        let sum = lanes_sum(sums[i as usize], WARP, Isa::Ptx);
+        let sum = if comptime!(lanes > 1) { lanes_sum(sums[i as usize], lanes, isa) } else { sums[i as usize] };
         if lane == 0 {
             shared[(warp * count + i) as usize] = sum;
         }
@@ -196,11 +236,11 @@ fn gemv<O: Float>(
     let (row, col) = (UNIT_POS / COLS, col0 + UNIT_POS % COLS);
     if row < m && col < problem.n {
         let mut total = shared[UNIT_POS as usize];
-        #[unroll]
+        #[unroll(isa.has_ptx())]
         for warp in 1..warps {
-            total += shared[(UNIT_POS + comptime!(warp * count)) as usize];
+            total += shared[(UNIT_POS + warp * count) as usize];
         }
-        problem.store::<O>(out, total, row, col, accumulate);
+        problem.store::<O>(out, total, row, col, comptime!(config.accumulate));
     }
 }
 
@@ -212,10 +252,15 @@ fn load_scale(
     #[comptime] place: u32,
     row: u32,
     block: u32,
+    #[comptime] isa: Isa,
     #[comptime] side: usize,
 ) {
     let index = scale_index(row, block, problem.blocks, comptime!(problem.granularities[side]));
-    load_global_words(problem.inv_scales(side), index, to, place, 1u32);
+    if comptime!(isa.has_ptx()) {
+        load_global_words(problem.inv_scales(side), index, to, place, 1u32);
+    } else {
+        to[place as usize] = problem.inv_scales(side)[index as usize];
+    }
 }
 
 #[cube]
@@ -234,9 +279,9 @@ fn factor(scale: u32, #[comptime] granularity: Granularity) -> f32 {
 
 /// The E8M0 byte of a chunk in the word of its block of 128.
 #[cube]
-fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity) -> u32 {
+fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity, #[comptime] config: Config) -> u32 {
     if comptime!(granularity.is_mx()) {
-        (word >> (chunk % BLOCK_CHUNKS / MX_CHUNKS * 8)) & 0xffu32
+        (word >> (chunk % comptime!(config.chunks(BLOCK)) / comptime!(config.chunks(MX_BLOCK)) * 8)) & 0xffu32
     } else {
         E8M0_ONE.runtime()
     }
@@ -260,21 +305,27 @@ fn decode_word(
     #[comptime] format: Format,
     #[comptime] isa: Isa,
 ) {
-    #[unroll]
-    for pair in 0..2u32 {
-        let (place, upper) = comptime!(((first + 2 * pair) as usize, pair == 1));
-        if comptime!(isa.has_fp8_cvt()) {
-            let halves = cvt_f16x2(word, upper, format);
-            to[place] = cvt_f32_f16(halves, false);
-            to[comptime!(place + 1)] = cvt_f32_f16(halves, true);
-        } else if comptime!(matches!(format, Format::E5m2)) {
-            let halves = f16_pair(word, upper, format);
-            to[place] = cvt_f32_f16(halves, false);
-            to[comptime!(place + 1)] = cvt_f32_f16(halves, true);
-        } else {
-            let halves = f16_pair(word, upper, format);
-            to[place] = cvt_f32_f16(halves, false) * 256.0f32;
-            to[comptime!(place + 1)] = cvt_f32_f16(halves, true) * 256.0f32;
+    if comptime!(isa.has_ptx()) {
+        #[unroll]
+        for pair in 0..2u32 {
+            let (place, upper) = comptime!(((first + 2 * pair) as usize, pair == 1));
+            let halves = if comptime!(isa.has_fp8_cvt()) {
+                cvt_f16x2(word, upper, format)
+            } else {
+                f16_pair(word, upper, format)
+            };
+            // E4M3 by moving bits is the value times 2⁻⁸.
+            let is_shifted = comptime!(!isa.has_fp8_cvt() && matches!(format, Format::E4m3));
+            #[unroll]
+            for half in 0..2usize {
+                let value = cvt_f32_f16(halves, comptime!(half == 1));
+                to[comptime!(place + half)] = if comptime!(is_shifted) { value * 256.0f32 } else { value };
+            }
+        }
+    } else {
+        #[unroll]
+        for i in 0..4u32 {
+            to[comptime!((first + i) as usize)] = decode((word >> comptime!(8 * i)) & 0xffu32, format);
         }
     }
 }

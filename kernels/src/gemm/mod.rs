@@ -4,7 +4,6 @@
 mod blackwell;
 mod bound;
 mod emulated;
-mod few_rows;
 mod gemv;
 mod grouped;
 mod half;
@@ -334,7 +333,7 @@ impl GemmArgs<'_> {
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),
             GemmPath::Mma => mma::launch(client, &gemm),
             GemmPath::Gemv => gemv::launch(client, &gemm),
-            GemmPath::F16Mma | GemmPath::Emulated if few_rows::takes(client, &gemm) => few_rows::launch(client, &gemm),
+            GemmPath::F16Mma | GemmPath::Emulated if gemv::takes(client, &gemm) => gemv::launch(client, &gemm),
             GemmPath::F16Mma => half::launch(client, &gemm),
             GemmPath::Emulated => emulated::launch(client, &gemm),
             GemmPath::Host => return Err(KernelError::Disabled),
