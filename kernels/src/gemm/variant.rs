@@ -159,9 +159,11 @@ mod tests {
     const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
     const MIXED: [Granularity; 2] = [Granularity::Block1x32, Granularity::Row];
 
-    /// Paths of many rows in the order in which they are disabled, by device and operands.
+    /// Architecture, matrix units, operands, and paths of many rows in the order in which the test disables them.
+    type Case = (Option<CudaArch>, bool, [Granularity; 2], &'static [GemmPath]);
+
     #[rustfmt::skip]
-    const PATHS: &[(Option<CudaArch>, bool, [Granularity; 2], &[GemmPath])] = &[
+    const PATHS: &[Case] = &[
         (None, false, ROWWISE, &[Emulated]),
         (None, true, MX, &[F16Mma, Emulated]),
         (Some(CudaArch::Sm80), true, ROWWISE, &[F16Mma, Emulated]),
