@@ -21,7 +21,7 @@ const SCORES: usize = 1 << 24;
 /// A hidden score: WGSL need not represent infinities.
 const HIDDEN: f32 = -1e30;
 
-/// What attention reads beside q, k and v.
+/// Settings and masks of attention.
 #[derive(Clone, Debug)]
 pub struct Attention<B: Backend> {
     /// `[B, H, T, S]`, or 1 where all share: true where a key is hidden.

@@ -40,15 +40,16 @@ pub enum Fused<B: Backend> {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,
     },
-    /// Scaled dot-product attention `[B, H, T, e]` of q `[B, H, T, d]`, k `[B, KV, S, d]` and v `[B, KV, S, e]`, in high precision.
-    /// Each of the KV heads serves `H / KV` query heads, which follow each other. y is 0 for a query that sees nothing.
+    /// Scaled dot-product attention in high precision: q `[B, H, T, d]`, k `[B, KV, S, d]`,
+    /// v `[B, KV, S, e]`, y `[B, H, T, e]`. Each of the KV heads serves `H / KV` query heads, which
+    /// follow each other. y is 0 for a query that sees nothing.
     Attention(Attention<B>),
 }
 
-/// What backward reads beside the inputs.
+/// Inputs of a backward, without the inputs of its forward.
 #[derive(Debug)]
 pub struct FusedBackward<'a, B: Backend> {
-    /// All that forward gave, y first, if it gave more than y; else nothing.
+    /// All outputs of forward, y first, if there are several. Else none.
     pub outputs: &'a [FloatTensor<B>],
     /// The gradient of y.
     pub dy: &'a FloatTensor<B>,

@@ -152,20 +152,20 @@ pub struct OperandSize {
 pub struct DeviceFacts {
     /// Dtypes that tensors can be quantized from, and that a GEMM can return.
     pub dtypes: [Option<DType>; 3],
-    /// Largest number of elements of an operand or output that [`fp8_quantize`](Float8Backend::fp8_quantize) and
-    /// [`fp8_matmul`](Float8Backend::fp8_matmul) take.
+    /// Largest number of elements of an operand or output.
     pub max_elements: u64,
-    /// Up to how many rows of `a` [`fp8_matmul`](Float8Backend::fp8_matmul) without groups gives each the bits that it has alone, where the
-    /// rows have scales of their own; 1 if it does not promise that.
+    /// Number of rows up to which a GEMM without groups gives each row of `a` the bits that it has
+    /// alone, where rows have scales of their own. 1 without that promise.
     pub independent_rows: usize,
-    /// How [`Fused::Attention`] is computed: `tiles` of queries and keys in a kernel, or `blocks` of queries by Burn's matmuls.
+    /// Algorithm of [`Fused::Attention`]: `tiles` of queries and keys in a kernel, or `blocks` of
+    /// queries by Burn's matmuls.
     pub attention: &'static str,
     /// The device of GEMMs. None for the host.
     pub gemm: Option<GemmDevice>,
 }
 
 impl DeviceFacts {
-    /// A device without limits that has these of f32, f16 and bf16, and no kernel for attention.
+    /// A device without limits or a kernel for attention. `supports` is asked about f32, f16 and bf16.
     pub fn new(supports: impl Fn(DType) -> bool) -> Self {
         let dtypes = [DType::F32, DType::F16, DType::BF16].map(|dtype| supports(dtype).then_some(dtype));
         Self { dtypes, max_elements: u64::MAX, independent_rows: 1, attention: "blocks", gemm: None }
@@ -194,9 +194,11 @@ pub struct DeviceMemory {
 
 /// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
 ///
-/// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`, `Rocm`), `Flex` and `NdArray`. For a
-/// CPU backend of your own, [`host_backend!`](crate::host_backend) implements it in one line, through [`HostBackend`](host::HostBackend). Burn's `Router`, `RemoteBackend` and
-/// `Dispatch` cannot be wrapped: they choose the backend when a program runs and have no operation for FP8 in what they send.
+/// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`,
+/// `Rocm`), `Flex` and `NdArray`. For a CPU backend of your own,
+/// [`host_backend!`](crate::host_backend) implements it in one line, through
+/// [`HostBackend`](host::HostBackend). Burn's `Router`, `RemoteBackend` and `Dispatch` cannot be
+/// wrapped: they choose the backend at run time and cannot send an operation for FP8.
 pub trait Float8Backend: Backend {
     /// FP8 codes of a matrix, contraction-major, with their inverse scale.
     type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;
@@ -221,8 +223,8 @@ pub trait Float8Backend: Backend {
         Ok(())
     }
 
-    /// The self-checks of a device and the results that it has lost. With `wait`, after all that it still has to do; without, at no cost
-    /// while nothing is wrong, and then the default: each GEMM asks.
+    /// The self-checks of a device, and the results that it has lost. `wait` waits for its queue.
+    /// Without it the report is the default, at no cost, while nothing is wrong: each GEMM asks.
     fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
         let _ = (device, wait);
         SelfCheckReport::default()
@@ -250,8 +252,9 @@ pub trait Float8Backend: Backend {
     /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
 
-    /// Computes a fused operation: y, and what else its backward reads. Given a backward, the gradient of each input.
-    /// The caller has checked shapes and dtypes, and nothing is empty. The default uses Burn's operations.
+    /// Computes a fused operation: y, then other tensors that its backward reads. With `backward`, the
+    /// gradient of each input. The caller has checked shapes and dtypes, and nothing is empty. The
+    /// default uses Burn's operations.
     fn fused(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
@@ -260,8 +263,9 @@ pub trait Float8Backend: Backend {
         fused::compute(op, inputs, backward)
     }
 
-    /// Attention of keys and values that lie in a cache, which are decoded where they are read: bit for bit what [`Fused::Attention`]
-    /// gives of the decoded ones in the dtype of q. The default is none: the caller decodes them.
+    /// Attention of keys and values in a cache, decoded tile by tile: bit for bit the result of
+    /// [`Fused::Attention`] on the decoded ones in the dtype of q. The default is none: the caller
+    /// decodes them.
     fn cached_attention(attention: &CachedAttention<Self>) -> Option<FloatTensor<Self>> {
         let _ = attention;
         None

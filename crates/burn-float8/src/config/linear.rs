@@ -244,7 +244,7 @@ impl Float8LinearConfig {
     fn casts_of_file(&self) -> Casts {
         let (given, base) = (self.given(), self.recipe.casts());
         Casts::of(|operand| {
-            // Where only the first of an operand's two is given, it stands for both if the recipe's are one cast.
+            // The first of an operand's two casts is also the second if the recipe's two are equal.
             let first = operand.other();
             let is_second = matches!(operand, Operand::INPUT_T | Operand::WEIGHT | Operand::GRAD_OUTPUT_T);
             let alike = given[first].filter(|_| is_second && base[first] == base[operand]);

@@ -116,7 +116,7 @@ pub fn cached_attention<B: Backend>(
     Some(Tensor::from_primitive(TensorPrimitive::Float(y)))
 }
 
-/// Computes it by the backend's node, elsewhere by Burn's function, with a mask for so many heads.
+/// Attention by the backend's node, elsewhere by Burn's function, with `mask` of the number of heads.
 fn run<B: Backend>(
     [query, key, value]: [Tensor<B, 4>; 3],
     attention: Attention<B>,

@@ -26,7 +26,8 @@ pub(super) fn attention<W: Wrapped>(
     W::attention(query, key, value, mask, bias, options)
 }
 
-/// Whether the node takes these shapes, those of a mask and a bias included, and dtypes. The inner backend takes or refuses others.
+/// Whether the node takes these shapes and dtypes, `spread` being the shapes of mask and bias. The
+/// inner backend takes or refuses others.
 fn fits<W: Wrapped>(
     [query, key, value]: [&FloatTensor<W>; 3],
     spread: [Option<Shape>; 2],

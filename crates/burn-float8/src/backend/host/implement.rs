@@ -16,7 +16,8 @@ use crate::backend::{
 )]
 pub trait HostBackend: Backend {}
 
-/// Makes a CPU backend of your own a [`HostBackend`](crate::backend::host::HostBackend); `Flex` and `NdArray` are.
+/// Makes a CPU backend of your own a [`HostBackend`](crate::backend::host::HostBackend). `Flex` and
+/// `NdArray` are.
 ///
 /// ```text
 /// burn_float8::host_backend!(MyCpuBackend);
@@ -36,7 +37,7 @@ host_backend!(burn_ndarray::NdArray);
 impl<B: HostBackend> Float8Backend for B {
     type Operand = HostOperand<Device<B>>;
 
-    /// Rows are independent that are multiplied from the codes.
+    /// Rows that are multiplied from the codes are independent.
     fn fp8_facts(device: &Device<B>) -> DeviceFacts {
         let facts = DeviceFacts::new(|dtype| B::supports_dtype(device, dtype));
         DeviceFacts { independent_rows: gemv::MAX_ROWS, attention: "tiles", ..facts }

@@ -127,8 +127,8 @@ pub(super) fn quantize<B: Backend>(
     ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)
 }
 
-/// `fp8_matmul` on the host, with `B`'s f32 matmul, or from the codes if there are few rows; with groups this waits for the
-/// device.
+/// `fp8_matmul` on the host: `B`'s f32 matmul, or a product of the codes if there are few rows. With
+/// groups this waits for the device.
 ///
 /// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
 /// f32 unless scales are powers of two, as E8M0 scales are.
