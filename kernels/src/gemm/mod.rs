@@ -138,12 +138,13 @@ pub fn gemm_path<R: Runtime>(
     granularities: [Granularity; 2],
     config: GemmConfig,
 ) -> GemmPath {
-    let native = || match cuda_arch(client)? {
-        CudaArch::Sm100 if blackwell::takes(granularities) => Some(GemmPath::Tcgen05),
+    let arch = cuda_arch(client).filter(|_| Granularity::on_tensor_cores(granularities));
+    let native = || match arch? {
+        CudaArch::Sm100 => Some(GemmPath::Tcgen05),
         CudaArch::Sm90 if Granularity::any_mx(granularities) => Some(GemmPath::Bf16Wgmma),
         CudaArch::Sm90 => Some(GemmPath::Wgmma),
         CudaArch::Sm89 | CudaArch::Sm120 => Some(GemmPath::Mma),
-        CudaArch::Sm100 | CudaArch::Sm80 => None,
+        CudaArch::Sm80 => None,
     };
     let half = || half::Unit::of(client, half::element(granularities)).map(|_| GemmPath::F16Mma);
     let is_right = |path: &GemmPath| !is_disabled(client, (*path, granularities));

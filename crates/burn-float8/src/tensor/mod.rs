@@ -9,7 +9,7 @@ mod sample;
 mod source;
 mod wrapped;
 
-pub(crate) use adapter::{Adapter, Adapters, Dropout, split_mix};
+pub(crate) use adapter::{Adapter, Adapters, Dropout};
 pub use cache::Slot;
 pub(crate) use cache::{Fp8Copy, Layout};
 pub(crate) use cast::{CastRequest, View};
