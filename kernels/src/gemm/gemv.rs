@@ -234,7 +234,7 @@ fn gemv<N: Size, O: Float>(
     }
     sync_cube();
     let (row, col) = (UNIT_POS / COLS, col0 + UNIT_POS % COLS);
-    if row < m {
+    if row < m && col < problem.n {
         let mut total = shared[UNIT_POS as usize];
         #[unroll(isa.has_ptx())]
         for warp in 1..warps {
