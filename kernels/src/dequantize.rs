@@ -126,7 +126,7 @@ pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -
     }
 }
 
-/// Dequantizes a checked operand of any granularity, of which others than [`Block1x32`](Granularity::Block1x32) are not scaled.
+/// [`dequantize_mx`] of a checked operand.
 pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);
@@ -144,7 +144,6 @@ pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) 
             (row_words(operand.k) * 4 / PIECE) as u32,
             operand.k.div_ceil(BLOCK) as u32,
             operand.format,
-            operand.granularity,
             isa,
             Version::of(client),
         );
@@ -161,7 +160,6 @@ fn dequantize(
     row_pieces: u32,
     blocks: u32,
     #[comptime] format: Format,
-    #[comptime] granularity: Granularity,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
@@ -173,10 +171,8 @@ fn dequantize(
         // Spare units convert the last piece, and keep it.
         let piece = min(first + comptime!(i * UNITS), pieces - 1);
         held[i as usize] = codes[piece as usize];
-        if comptime!(granularity.is_mx()) {
-            let block = piece % row_pieces / comptime!((MX_BLOCK / PIECE) as u32);
-            bytes[i as usize] = e8m0_byte(inv_scales, piece / row_pieces, block, blocks);
-        }
+        let block = piece % row_pieces / comptime!((MX_BLOCK / PIECE) as u32);
+        bytes[i as usize] = e8m0_byte(inv_scales, piece / row_pieces, block, blocks);
     }
     #[unroll]
     for i in 0..PIECES {
@@ -185,7 +181,7 @@ fn dequantize(
         #[unroll]
         for pair in 0..4u32 {
             let pairs = held[i as usize][comptime!((pair / 2) as usize)] >> comptime!(pair % 2 * 16);
-            let byte = if comptime!(granularity.is_mx()) { bytes[i as usize] } else { 127u32.runtime() };
+            let byte = bytes[i as usize];
             words[pair as usize] = if comptime!(isa.has_fp8_cvt()) {
                 cvt_bf16(pairs, f32::reinterpret(e8m0_inverse_bits(byte)), format)
             } else {

@@ -103,6 +103,13 @@ impl Granularity {
         }
     }
 
+    /// Whether GEMMs of such operands A and B have kernels for FP8 tensor cores: the pairs that recipes, FP8 folders and LoRA ask for. Other
+    /// pairs take [`GemmPath::F16Mma`](crate::GemmPath::F16Mma).
+    pub const fn on_tensor_cores(pair: [Self; 2]) -> bool {
+        use Granularity::{Block1x32, Block1x128, Block128x128, Row, Tensor};
+        matches!(pair, [Tensor | Row, Tensor | Row] | [Block1x128, Block128x128 | Block1x128] | [Block1x32, Block1x32])
+    }
+
     /// Whether neighbouring rows may have different scales, of which otherwise 128 aligned ones share one.
     pub(crate) const fn is_by_row(self) -> bool {
         matches!(self, Granularity::Row | Granularity::Block1x128 | Granularity::Block1x32)

@@ -6,7 +6,7 @@ use core::fmt;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::{Flaw, in_dtype, random, read};
+use super::{Flaw, in_dtype, read, split_mix};
 use crate::mx::from_blocked;
 use crate::reference::{self, HostQuantized};
 use crate::source::Source;
@@ -91,7 +91,7 @@ impl CastVariant {
     /// the largest code. With `not_finite`, one NaN and one infinity as well.
     fn value(&self, i: usize, not_finite: bool, seed: u64) -> f32 {
         let [rows, cols] = self.shape;
-        let (bits, row, col) = (random(seed, i), i / cols, i % cols);
+        let (bits, row, col) = (split_mix(seed, i as u64), i / cols, i % cols);
         let sign = if bits >> 63 == 1 { -1.0 } else { 1.0 };
         let sixteenths = ((bits >> 8) % 512) as f32 / 16.0;
         sign * match bits % 16 {

@@ -5,7 +5,7 @@ use core::fmt;
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
-use super::{Flaw, floats, random, read, upload};
+use super::{Flaw, floats, read, split_mix, upload};
 use crate::fused::{self, FusedKernel};
 use crate::reference::fused as reference;
 use crate::source::Source;
@@ -35,7 +35,7 @@ impl FusedVariant {
         let &Self { kernel, backward, cols, dtype, gamma } = self;
         let f32 = Source::F32.storage();
         let values = |rows: usize, cols: usize, seed: u64| -> Vec<f32> {
-            (0..rows * cols).map(|i| (random(seed, i) >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
+            (0..rows * cols).map(|i| (split_mix(seed, i as u64) >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
         };
         let matrix = |i: u64| upload(client, &values(ROWS, cols, seed + i), cols, dtype);
         let ((a, x), (b, y), (d, dy)) = (matrix(1)?, matrix(2)?, matrix(3)?);

@@ -9,14 +9,11 @@ use core::ops::Range;
 
 use cubecl::prelude::*;
 
-use super::{Flaw, floats, in_dtype, random, read};
+use super::{Flaw, floats, in_dtype, read, split_mix, upload_operand};
 use crate::gemm::{GemmProblem, GemmVariant};
-use crate::mx::to_blocked;
 use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm_f64};
 use crate::source::Source;
-use crate::{
-    Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, InvScale, Operand, Output, VectorView, row_words,
-};
+use crate::{Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, InvScale, Output, VectorView};
 
 /// Ends of three groups: the first inside a block, the second empty, the third before the end of the axis.
 fn group_ends(len: usize) -> [i32; 3] {
@@ -51,12 +48,12 @@ impl Matrix {
         let one = encode(1.0, format);
         let code = |i: usize| {
             let (row, col) = (i / k, i % k);
-            let sign = [0, 0x80][(random(seed, i) >> 40) as usize % 2];
+            let sign = [0, 0x80][(split_mix(seed, i as u64) >> 40) as usize % 2];
             let is_kept = match (row, side) {
                 (0, 0) => return one,
                 (0, _) => return if col % 128 == 5 { 0 } else { one },
-                (_, 0) => random(seed, i).is_multiple_of(8),
-                _ => !random(seed, i).is_multiple_of(3),
+                (_, 0) => split_mix(seed, i as u64).is_multiple_of(8),
+                _ => !split_mix(seed, i as u64).is_multiple_of(3),
             };
             if is_kept { one | sign } else { 0 }
         };
@@ -89,31 +86,6 @@ impl Matrix {
     fn host(&self, variant: &GemmVariant, side: usize) -> HostOperand<'_> {
         let (k, format, granularity) = operand(variant, side);
         HostOperand { codes: &self.codes, rows: self.rows, k, format, granularity, inv_scales: &self.inv_scales }
-    }
-
-    fn upload<R: Runtime>(&self, client: &ComputeClient<R>, variant: &GemmVariant, side: usize) -> Operand {
-        let (k, format, granularity) = operand(variant, side);
-        let pitch = 4 * row_words(k);
-        let mut padded = vec![0; self.rows * pitch];
-        for (padded, row) in padded.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
-            padded[..k].copy_from_slice(row);
-        }
-        let scales: Vec<u8> = if granularity.is_mx() {
-            let bytes = self.inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two"));
-            to_blocked(&bytes.collect::<Vec<_>>(), self.rows, granularity.scale_dims(self.rows, k)[1])
-        } else {
-            self.inv_scales.iter().flat_map(|scale| scale.get().to_le_bytes()).collect()
-        };
-        let [codes, inv_scale] = [&padded, &scales].map(|bytes| client.create_from_slice(bytes));
-        Operand {
-            codes,
-            inv_scale,
-            rows: self.rows,
-            k,
-            format,
-            granularity,
-            power_of_two: variant.small.shape.power_of_two,
-        }
     }
 }
 
@@ -158,7 +130,8 @@ fn judge_changed<R: Runtime>(
     let groups = grouping.map(|grouping| Groups { ends, count: 3, grouping });
     // NaN, where nothing is written.
     let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(dtype)?.size()]);
-    let [left, right] = [(&a, 0), (&b, 1)].map(|(matrix, side)| matrix.upload(client, variant, side));
+    let [left, right] = [(&a, 0), (&b, 1)]
+        .map(|(matrix, side)| upload_operand(client, &matrix.host(variant, side), shape.power_of_two));
     let (bias, config) = (bias_view.transpose()?, GemmConfig { use_fast_accum: shape.use_fast_accum, emulate: false });
     let args = GemmArgs { a: &left, b: &right, bias: bias.as_ref(), groups: groups.as_ref(), dtype, config };
     let output = Output { handle: out.clone(), dtype, accumulate: false };

@@ -19,8 +19,10 @@ pub use cast::CastVariant;
 pub use fused::FusedVariant;
 
 pub use crate::gemm::GemmVariant;
+use crate::mx::to_blocked;
+use crate::reference::HostOperand;
 use crate::source::Source;
-use crate::{KernelError, MatrixView};
+use crate::{KernelError, MatrixView, Operand, row_words};
 
 /// A kernel with its compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,16 +85,20 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Number `i` of a sequence: splitmix64.
-fn random(seed: u64, i: usize) -> u64 {
-    let mut x = seed.wrapping_mul(0xd134_2543_de82_ef95).wrapping_add((i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
+/// Number `i` of the sequence that the seed begins. Source: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*
+/// (2014), and Vigna's `splitmix64.c`.
+pub fn split_mix(seed: u64, i: u64) -> u64 {
+    let z = seed.wrapping_add((i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// Bytes of values in a dtype, and the values as it rounds them.
-fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>), KernelError> {
+///
+/// # Errors
+/// [`KernelError::UnsupportedDtype`].
+pub fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>), KernelError> {
     let halves = |bits: fn(f32) -> u16, value: fn(u16) -> f32| {
         let bits: Vec<u16> = values.iter().map(|x| bits(*x)).collect();
         (bits.iter().flat_map(|x| x.to_le_bytes()).collect(), bits.into_iter().map(value).collect())
@@ -102,6 +108,27 @@ fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>), K
         Source::F16 => halves(|x| f16::from_f32(x).to_bits(), |x| f16::from_bits(x).to_f32()),
         Source::Bf16 => halves(|x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f32()),
     })
+}
+
+/// The operand on a device.
+///
+/// # Panics
+/// If a slice does not have the length of its shape, or an E8M0 scale is no power of two.
+pub fn upload_operand<R: Runtime>(client: &ComputeClient<R>, operand: &HostOperand<'_>, power_of_two: bool) -> Operand {
+    let &HostOperand { codes, rows, k, format, granularity, inv_scales } = operand;
+    let pitch = 4 * row_words(k);
+    let mut padded = vec![0; rows * pitch];
+    for (padded, row) in padded.chunks_exact_mut(pitch).zip(codes.chunks_exact(k)) {
+        padded[..k].copy_from_slice(row);
+    }
+    let scales: Vec<u8> = if granularity.is_mx() {
+        let bytes = inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two, or NaN"));
+        to_blocked(&bytes.collect::<Vec<_>>(), rows, granularity.scale_dims(rows, k)[1])
+    } else {
+        inv_scales.iter().flat_map(|scale| scale.get().to_le_bytes()).collect()
+    };
+    let [codes, inv_scale] = [&padded, &scales].map(|bytes| client.create_from_slice(bytes));
+    Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
 }
 
 /// A dense matrix on the device, and its values as the dtype rounds them.
@@ -124,11 +151,26 @@ fn read<R: Runtime>(client: &ComputeClient<R>, handles: &[&Handle]) -> Result<Ve
 }
 
 /// The f32 values of bytes in a dtype.
-fn floats(bytes: &[u8], dtype: StorageType) -> Result<Vec<f32>, KernelError> {
+///
+/// # Errors
+/// [`KernelError::UnsupportedDtype`].
+pub fn floats(bytes: &[u8], dtype: StorageType) -> Result<Vec<f32>, KernelError> {
     let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
     Ok(match Source::of(dtype)? {
         Source::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         Source::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
         Source::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers of the seed 1234567, as published with `splitmix64.c`.
+    #[test]
+    fn split_mix_is_the_published_sequence() {
+        let numbers = [0, 1, 2].map(|i| split_mix(1_234_567, i));
+        assert_eq!(numbers, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
+    }
 }

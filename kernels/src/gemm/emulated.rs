@@ -20,6 +20,7 @@ use cubecl::prelude::*;
 
 use super::Gemm;
 use super::problem::{Problem, ProblemLaunch};
+use super::schedule::Work;
 use crate::format::decode;
 use crate::granularity::BLOCK;
 use crate::grid::{fold, is_cpu};
@@ -158,51 +159,36 @@ fn gemm_emulated<O: Float>(
             let after = step % BLOCK_WORDS;
             if after == 0 || step >= end {
                 let block = (step - 1) / BLOCK_WORDS;
-                let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, block, tile, 0usize);
-                let factors_b = factors(problem, first_b + unit_x * 4, rows_b, block, tile, 1usize);
+                let factors_a = factors(problem, row0 + unit_y * 4, &work, block, tile, 0usize);
+                let factors_b = factors(problem, col0 + unit_x * 4, &work, block, tile, 1usize);
                 #[unroll]
                 for i in 0..count {
                     let place = comptime!(i as usize);
-                    totals[place] = fma(sums[place], factor_of(&factors_a, &factors_b, i, tile), totals[place]);
+                    let (row, quad) = comptime!((i / quads_x, (i % quads_x) as usize));
+                    let row_factor = factors_a[comptime!((row / 4) as usize)][comptime!((row % 4) as usize)];
+                    totals[place] = fma(sums[place], Quad::new(row_factor) * factors_b[quad], totals[place]);
                     sums[place] = Quad::new(0.0f32);
                 }
             }
         }
     }
-    if comptime!(!by_block) {
-        let factors_a = factors(problem, row0 + unit_y * 4, work.row_end, 0u32.runtime(), tile, 0usize);
-        let factors_b = factors(problem, first_b + unit_x * 4, rows_b, 0u32.runtime(), tile, 1usize);
-        #[unroll]
-        for i in 0..count {
-            let place = comptime!(i as usize);
-            totals[place] = sums[place] * factor_of(&factors_a, &factors_b, i, tile);
-        }
-    }
-    if comptime!(problem.grouping.is_some()) {
-        if work.k_begin / 4 >= end {
-            // Nothing was multiplied, so no scale counts, not even NaN.
-            clear(&mut totals, count);
-        }
-    }
-
+    let factors_a = factors(problem, row0 + unit_y * 4, &work, 0u32.runtime(), tile, 0usize);
+    let factors_b = factors(problem, col0 + unit_x * 4, &work, 0u32.runtime(), tile, 1usize);
+    let any = work.k_begin / 4 < end;
     #[unroll]
     for j in 0..comptime!(4 * quads_x) {
+        let (quad, lane) = comptime!(((j / 4) as usize, (j % 4) as usize));
         let col = col0 + (unit_x + comptime!(j / 4 * SIDE)) * 4 + comptime!(j % 4);
         if col < problem.n {
             let shift = problem.bias.at(col);
             #[unroll]
             for i in 0..comptime!(4 * quads_y) {
                 let row = row0 + (unit_y + comptime!(i / 4 * SIDE)) * 4 + comptime!(i % 4);
-                if row >= work.row_begin && row < work.row_end {
-                    let total = totals[comptime!((quads_x * i + j / 4) as usize)][comptime!((j % 4) as usize)];
-                    let index = (work.out0 + row * problem.n + col) as usize;
-                    let sum = if comptime!(accumulate) {
-                        f32::cast_from(out[index]) + (total + shift)
-                    } else {
-                        total + shift
-                    };
-                    out[index] = O::cast_from(sum);
-                }
+                let place = comptime!((quads_x * i) as usize + quad);
+                let sum = if comptime!(by_block) { totals[place][lane] } else { sums[place][lane] };
+                let row_factor = factors_a[comptime!((i / 4) as usize)][comptime!((i % 4) as usize)];
+                let value = problem.finish(sum, row_factor * factors_b[quad][lane], shift, any);
+                problem.put::<O>(out, value, row, col, &work, accumulate);
             }
         }
     }
@@ -211,25 +197,19 @@ fn gemm_emulated<O: Float>(
 #[cube]
 fn zeros(#[comptime] count: u32) -> Array<Quad> {
     let mut zeros = Array::<Quad>::new(comptime!(count as usize));
-    clear(&mut zeros, count);
+    #[unroll]
+    for i in 0..count {
+        zeros[i as usize] = Quad::new(0.0f32);
+    }
     zeros
 }
 
-#[cube]
-fn clear(sums: &mut Array<Quad>, #[comptime] count: u32) {
-    #[unroll]
-    for i in 0..count {
-        sums[i as usize] = Quad::new(0.0f32);
-    }
-}
-
-/// Inverse scales of the groups of four rows (or columns) that a unit holds, the first beginning at `first`; ones, where the tile
-/// is scaled already.
+/// Inverse scales of the groups of four rows (or columns) that a unit holds, the first beginning at `first`.
 #[cube]
 fn factors(
     problem: &Problem,
     first: u32,
-    rows: u32,
+    work: &Work,
     block: u32,
     #[comptime] tile: Tile,
     #[comptime] side: usize,
@@ -240,20 +220,11 @@ fn factors(
         let mut quad = Quad::empty();
         #[unroll]
         for i in 0..4u32 {
-            // Past the last row there is nothing to scale; any scale will do.
-            let row = min(first + comptime!(group * SIDE * 4 + i), rows - 1);
-            quad[i as usize] = problem.factor(row, block, side);
+            quad[i as usize] = problem.line_factor(first + comptime!(group * SIDE * 4 + i), work, block, side);
         }
         factors[group as usize] = quad;
     }
     factors
-}
-
-/// What vector `i` of a unit's sums is multiplied by.
-#[cube]
-fn factor_of(rows: &Array<Quad>, cols: &Array<Quad>, #[comptime] i: u32, #[comptime] tile: Tile) -> Quad {
-    let (row, quad) = comptime!((i / tile.0[1], i % tile.0[1]));
-    Quad::new(rows[comptime!((row / 4) as usize)][comptime!((row % 4) as usize)]) * cols[quad as usize]
 }
 
 /// Decodes a step of operand `side` into shared memory: a unit takes one word of each of four neighbouring rows at a time. A step is

@@ -131,8 +131,48 @@ impl Problem {
         e8m0_byte(self.inv_scales(side), row, block, self.blocks)
     }
 
-    /// Stores element `[row, col]` of the output: a sum, which is multiplied by the scales of tensors and rows unless scales of blocks are
-    /// in it, and the bias; with `accumulate`, what is there besides.
+    /// The row of operand 0, A, or 1, B, that belongs to row or column `line` of the output. Past the last one, where there is nothing to
+    /// scale, it is the last.
+    pub(super) fn row_of(&self, line: u32, work: &Work, #[comptime] side: usize) -> u32 {
+        if comptime!(side == 0) { min(line, self.m - 1) } else { work.row0_b + min(line, self.n - 1) }
+    }
+
+    /// [`factor`](Self::factor) of row or column `line` of the output.
+    pub(super) fn line_factor(&self, line: u32, work: &Work, block: u32, #[comptime] side: usize) -> f32 {
+        self.factor(self.row_of(line, work, side), block, side)
+    }
+
+    /// An element of the output: a sum, times the product of its row's and its column's scale unless scales of blocks are in it, and the
+    /// bias. Where nothing was multiplied, as `any` says, no scale counts, not even NaN.
+    pub(super) fn finish(&self, sum: f32, scale: f32, bias: f32, any: bool) -> f32 {
+        let mut total = sum;
+        if comptime!(!Granularity::any_blocks(self.granularities)) {
+            total *= scale;
+        }
+        if comptime!(self.grouping.is_some()) {
+            total = select(any, total, 0.0f32);
+        }
+        total + bias
+    }
+
+    /// Stores element `[row, col]` if it is the work's; with `accumulate`, added to what is there. It is rounded once.
+    pub(super) fn put<O: Float>(
+        &self,
+        out: &mut Array<O>,
+        value: f32,
+        row: u32,
+        col: u32,
+        work: &Work,
+        #[comptime] accumulate: bool,
+    ) {
+        if row >= work.row_begin && row < work.row_end && col < self.n {
+            let index = (work.out0 + row * self.n + col) as usize;
+            let value = if comptime!(accumulate) { f32::cast_from(out[index]) + value } else { value };
+            out[index] = O::cast_from(value);
+        }
+    }
+
+    /// Stores the element `[row, col]` of an output that is one matrix, given its sum.
     pub(super) fn store<O: Float>(
         &self,
         out: &mut Array<O>,
@@ -141,14 +181,11 @@ impl Problem {
         col: u32,
         #[comptime] accumulate: bool,
     ) {
-        let mut total = sum;
-        if comptime!(!Granularity::any_blocks(self.granularities)) {
-            total *= self.factor(row, 0u32.runtime(), 0usize) * self.factor(col, 0u32.runtime(), 1usize);
-        }
-        let index = (row * self.n + col) as usize;
-        let total = total + self.bias.at(col);
-        let sum = if comptime!(accumulate) { f32::cast_from(out[index]) + total } else { total };
-        out[index] = O::cast_from(sum);
+        let work = self.whole_work(0u32.runtime(), 0u32.runtime());
+        let scale =
+            self.line_factor(row, &work, 0u32.runtime(), 0usize) * self.line_factor(col, &work, 0u32.runtime(), 1usize);
+        let value = self.finish(sum, scale, self.bias.at(col), true.runtime());
+        self.put::<O>(out, value, row, col, &work, accumulate);
     }
 
     /// Tile `number` of size `tile`, in bands; of groups, one after the other.

@@ -6,7 +6,7 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::tma::plan::Plan;
-use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, blackwell, emulated, gemm_plan, half, mma};
+use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, emulated, gemm_plan, half, mma};
 use crate::arch::{CudaArch, cuda_arch};
 use crate::denylist::{Disabled, device_key};
 use crate::granularity::BLOCK;
@@ -89,12 +89,12 @@ fn select_path(
     disabled: &Disabled,
 ) -> Option<GemmPath> {
     let gemv = device.arch.filter(|_| rows.is_some_and(|rows| rows <= GEMV_ROWS)).map(|_| GemmPath::Gemv);
-    let native = match device.arch {
-        Some(CudaArch::Sm100) if blackwell::takes(granularities) => Some(GemmPath::Tcgen05),
+    let native = match device.arch.filter(|_| Granularity::on_tensor_cores(granularities)) {
+        Some(CudaArch::Sm100) => Some(GemmPath::Tcgen05),
         Some(CudaArch::Sm90) if Granularity::any_mx(granularities) => Some(GemmPath::Bf16Wgmma),
         Some(CudaArch::Sm90) => Some(GemmPath::Wgmma),
         Some(CudaArch::Sm89 | CudaArch::Sm120) => Some(GemmPath::Mma),
-        Some(CudaArch::Sm100 | CudaArch::Sm80) | None => None,
+        Some(CudaArch::Sm80) | None => None,
     };
     let half = device.units(granularities).map(|_| GemmPath::F16Mma);
     let paths = if emulate { [None; 3] } else { [gemv, native, half] };

@@ -32,7 +32,7 @@ fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
 }
 
 /// Blocks in a line of a tile.
-pub(super) fn per_line(encoding: Encoding) -> u32 {
+fn per_line(encoding: Encoding) -> u32 {
     if mx(encoding).is_some() { TILE / MX_BLOCK as u32 } else { 1 }
 }
 
@@ -42,20 +42,6 @@ pub(super) fn col_stage_words(cast: TileCast) -> u32 {
     if cast.by_cols && has_maxima && !cast.one_scale { col_stage(TILE) } else { 1 }
 }
 
-/// Memory for the copies.
-pub(super) fn copies<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &Checked,
-    granularity: Granularity,
-    orientation: Orientation,
-) -> Copies {
-    let amax = words(client, x.rows.div_ceil(BLOCK) * x.cols.div_ceil(BLOCK));
-    Copies::new(client, x, orientation, |by_rows| {
-        let (rows, k) = if by_rows { (x.rows, x.cols) } else { (x.cols, x.rows) };
-        (words(client, granularity.scale_words(rows, k)), amax.clone())
-    })
-}
-
 /// Memory for the copies, and the kernel's argument.
 pub(super) fn scales<R: Runtime>(
     client: &ComputeClient<R>,
@@ -63,9 +49,13 @@ pub(super) fn scales<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> (Copies, BlockScalesLaunch<R>) {
-    let copies = copies(client, x, cast.granularity, orientation);
+    let amax = words(client, x.rows.div_ceil(BLOCK) * x.cols.div_ceil(BLOCK));
+    let copies = Copies::new(client, x, orientation, |by_rows| {
+        let (rows, k) = if by_rows { (x.rows, x.cols) } else { (x.cols, x.rows) };
+        (words(client, cast.granularity.scale_words(rows, k)), amax.clone())
+    });
     let [rows, cols] = [&copies.rows, &copies.cols].map(|copy| optional(copy.as_ref().map(|copy| &copy.inv_scale)));
-    let scales = BlockScalesLaunch::new(array(copies.amax()), rows, cols);
+    let scales = BlockScalesLaunch::new(array(&amax), rows, cols);
     (copies, scales)
 }
 
@@ -124,11 +114,11 @@ impl BlockScales {
 #[derive(CubeType)]
 pub(super) struct Side {
     /// The first of them, and how many the matrix has.
-    pub(super) line0: u32,
-    pub(super) lines: u32,
+    line0: u32,
+    lines: u32,
     /// Where the tile begins in them, and their length.
-    pub(super) k0: u32,
-    pub(super) k: u32,
+    k0: u32,
+    k: u32,
 }
 
 #[cube]

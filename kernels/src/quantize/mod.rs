@@ -7,13 +7,12 @@
 //! | tensor, given amax | 1 | 1, one more to observe the amax |
 //! | row, by rows | 1 | 1 |
 //! | row, by columns or both | 2: maxima of all lines, then the cast | 3, or 4 for both |
-//! | blocks of 128, of 32 | 1 | 1; 2 for 1x128 and 1x32 by rows on a CPU |
+//! | blocks of 128, of 32 | 1 | 1 |
 
 mod blocks;
 mod encode;
 mod lines;
 mod maxima;
-mod pieces;
 mod rows;
 mod squares;
 mod tensor;
@@ -31,7 +30,6 @@ pub use transposed::transpose;
 
 use crate::amax::{Maxima, find_maxima};
 use crate::denylist::disable;
-use crate::grid::is_cpu;
 use crate::ptx::cvt::Isa;
 use crate::view::{Checked, MAX_INDEX};
 use crate::words::words;
@@ -59,36 +57,19 @@ pub fn quantize<R: Runtime>(
     let x = check(client, x, orientation)?;
     Ok(by_memory_order(&x, cast, orientation, |x, orientation| {
         let encoding = Encoding::new(client, x, cast);
-        let by_rows = orientation == Orientation::Rows;
         match cast.granularity {
             Granularity::Tensor => tensorwise(client, x, encoding, orientation),
-            Granularity::Block1x32 | Granularity::Block1x128 if by_rows && is_cpu(client) && !cast.is_square() => {
-                pieces::launch(client, x, encoding)
+            Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, encoding),
+            Granularity::Row => {
+                let (copies, scales) = lines::scales(client, x, cast, orientation);
+                tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
             }
-            _ => with_many_scales(client, x, encoding, orientation),
+            Granularity::Block1x128 | Granularity::Block128x128 | Granularity::Block1x32 => {
+                let (copies, scales) = blocks::scales(client, x, cast, orientation);
+                tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
+            }
         }
     }))
-}
-
-/// With scales of rows and columns, or of blocks.
-fn with_many_scales<R: Runtime>(
-    client: &ComputeClient<R>,
-    x: &Checked,
-    encoding: Encoding,
-    orientation: Orientation,
-) -> Copies {
-    let cast = encoding.cast;
-    match cast.granularity {
-        Granularity::Row if orientation == Orientation::Rows => rows::launch(client, x, encoding),
-        Granularity::Row => {
-            let (copies, scales) = lines::scales(client, x, cast, orientation);
-            tiles::launch(client, x, encoding, ScaleSourceArgs::Lines(scales), copies)
-        }
-        _ => {
-            let (copies, scales) = blocks::scales(client, x, cast, orientation);
-            tiles::launch(client, x, encoding, ScaleSourceArgs::Blocks(scales), copies)
-        }
-    }
 }
 
 /// An amax that was given, f32 `[1]`.

@@ -3,8 +3,7 @@
 use core::fmt;
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
-use cubecl::prelude::*;
-use half::{bf16, f16};
+use float8_kernels::check::{floats, in_dtype};
 use test_data::normal;
 pub(crate) use test_data::{Random, same, transpose};
 
@@ -149,25 +148,10 @@ fn least(dtype: StorageType) -> f32 {
 
 /// Bytes of `x` rounded to a dtype of [`DTYPES`], and the f32 values of the rounded elements.
 pub(crate) fn to_dtype(x: &[f32], dtype: StorageType) -> (Vec<u8>, Vec<f32>) {
-    if dtype == F16 {
-        let x: Vec<f16> = x.iter().map(|&x| f16::from_f32(x)).collect();
-        (f16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
-    } else if dtype == BF16 {
-        let x: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
-        (bf16::as_bytes(&x).to_vec(), x.iter().map(|x| x.to_f32()).collect())
-    } else {
-        (f32::as_bytes(x).to_vec(), x.to_vec())
-    }
+    in_dtype(x, dtype).expect("a dtype of tensors")
 }
 
 /// The values of such bytes.
 pub(crate) fn from_dtype(bytes: &[u8], dtype: StorageType) -> Vec<f32> {
-    let halves = || bytes.chunks_exact(2).map(|x| [x[0], x[1]]);
-    if dtype == F16 {
-        halves().map(|x| f16::from_le_bytes(x).to_f32()).collect()
-    } else if dtype == BF16 {
-        halves().map(|x| bf16::from_le_bytes(x).to_f32()).collect()
-    } else {
-        bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect()
-    }
+    floats(bytes, dtype).expect("a dtype of tensors")
 }

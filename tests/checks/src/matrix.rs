@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use cubecl::prelude::*;
+use float8_kernels::check::upload_operand;
 use float8_kernels::mx::{from_blocked, to_blocked};
 use float8_kernels::reference::{HostOperand, decode, encode};
 use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
@@ -11,7 +12,7 @@ use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleCalculationMod
 use crate::Failure;
 use crate::case::wrong;
 use crate::data::Random;
-use crate::device::{read, read_f32, upload_f32};
+use crate::device::{read, read_f32};
 
 /// The granularity of E8M0 scales.
 pub const MX: Granularity = Granularity::Block1x32;
@@ -188,20 +189,7 @@ impl HostMatrix {
 
     /// The operand on a device.
     pub fn upload<R: Runtime>(&self, client: &ComputeClient<R>) -> Operand {
-        let &Self { shape: [rows, k], format, granularity, .. } = self;
-        let pitch = row_words(k) * 4;
-        let mut bytes = vec![0; rows * pitch];
-        for (padded, row) in bytes.chunks_exact_mut(pitch).zip(self.codes.chunks_exact(k)) {
-            padded[..k].copy_from_slice(row);
-        }
-        let inv_scale = if granularity == MX {
-            let bytes = self.inv_scales.iter().map(|scale| scale.to_e8m0().expect("a power of two, or NaN"));
-            client.create_from_slice(&to_blocked(&bytes.collect::<Vec<_>>(), rows, k.div_ceil(32)))
-        } else {
-            upload_f32(client, &self.inv_scales.iter().map(|scale| scale.get()).collect::<Vec<_>>())
-        };
-        let power_of_two = self.inv_scales.iter().all(|scale| scale.to_e8m0().is_some());
-        Operand { codes: client.create_from_slice(&bytes), inv_scale, rows, k, format, granularity, power_of_two }
+        upload_operand(client, &self.view(), self.inv_scales.iter().all(|scale| scale.to_e8m0().is_some()))
     }
 
     /// Reads an operand back; its padding must be zero codes.

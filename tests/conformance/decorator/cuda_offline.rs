@@ -9,9 +9,9 @@ use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::CubeBackend;
-use burn_float8::config::SelfCheck;
+use burn_float8::config::{CastConfig, Format, Granularity, Operand, SelfCheck};
 use burn_float8::nn::{attention, rms_norm, swiglu};
-use burn_float8::{Float8, Float8Config, GroupedLinear, Recipe, begin_float8_step, report};
+use burn_float8::{Float8, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, begin_float8_step, report};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
 use codegen::device::{
@@ -355,4 +355,27 @@ fn linears_pass_with_short_accumulators() {
         // Two dtypes of torchao's, which has no blockwise linear; six shapes of exact and of normal values.
         assert_eq!(count, 2 * 2 + 3 * 12);
     }
+}
+
+/// A pair of granularities without a kernel for FP8 tensor cores is named, and an error in strict mode. MX on Hopper is none: its kernel
+/// is the one that MX has there.
+#[test]
+fn pairs_without_a_kernel_for_fp8_tensor_cores_are_errors_in_strict_mode() {
+    let _turn = turn();
+    let apply = |config: Float8Config, strict: bool| {
+        let layer: Linear<B> = LinearConfig::new(128, 128).with_bias(false).init(&Default::default());
+        let config = config.with_self_check(SelfCheck::Off).with_strict(strict);
+        config.apply(layer).map_err(|refused| refused.error.to_string())
+    };
+    let cast = |granularity| CastConfig::dynamic(granularity, Format::E4m3);
+    let casts = Recipe::Tensorwise.casts();
+    let casts = casts.with(Operand::INPUT, cast(Granularity::Row));
+    let casts = casts.with(Operand::WEIGHT_T, cast(Granularity::Block128x128));
+    let mixed =
+        || Float8Config { linear: Float8LinearConfig::default().with_casts(casts), ..Float8Config::tensorwise() };
+    let error = apply(mixed(), true).map(|_| ()).unwrap_err();
+    let want = "cast_config_* = rowwise with 128x128: linear: runs as f16 mma: no FP8 kernel takes this pair";
+    assert!(error.contains(want), "{error}");
+    assert!(apply(mixed(), false).is_ok());
+    assert!(apply(Float8Config::new(Recipe::Mxfp8), true).is_ok());
 }

@@ -123,7 +123,8 @@ pub struct Float8Config {
     /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
     /// ask for: a dtype or size without FP8 kernels; and where a kernel was found to be wrong ([`self_check`](Self::self_check)).
     /// [`Report::verify`](crate::Report::verify) returns the same as an error, without `strict`. For linears that are not in the model
-    /// there is [`untagged`](Self::untagged).
+    /// there is [`untagged`](Self::untagged). A pair of granularities that no kernel for the device's FP8 tensor cores takes is an error of
+    /// [`apply`](Self::apply).
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub strict: bool,

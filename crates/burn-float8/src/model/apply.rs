@@ -2,14 +2,16 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use float8_kernels::{GemmPath, Granularity};
 use serde::Serialize;
 
 use super::walk::{Change, FoundLinear, draw, linears, map_params};
 use crate::backend::Float8Backend;
-use crate::config::{Float8Config, LinearInfo, Policy};
+use crate::config::{Float8Config, LinearInfo, LinearPlan, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Conversion, Layer, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
+use crate::terms::Gemm;
 
 /// What [`Float8Config::apply`] did; its `Display` is the one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -80,7 +82,8 @@ impl Float8Config {
     /// # Errors
     ///
     /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
-    /// too few layers for those to be kept in high precision; nothing left to convert; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
+    /// too few layers for those to be kept in high precision; nothing left to convert; with `strict`, a pair of granularities that no kernel
+    /// for the device's FP8 tensor cores takes; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
     /// ([`Float8Error::Setup`], [`Float8Error::Preflight`]). The error holds the model.
     pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.apply_with(model, |_| true)
@@ -140,6 +143,9 @@ impl Float8Config {
         if let Err(error) = devices.iter().try_for_each(prepare) {
             return Err(ApplyError { error, model: Box::new(model) });
         }
+        if let Err(error) = self.check_paths(&linears, &policies) {
+            return Err(ApplyError { error, model: Box::new(model) });
+        }
         let keeps_tags = known.is_some();
         let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
         B::register();
@@ -189,6 +195,43 @@ impl Float8Config {
                 && layer.configured().as_ref() == policy
         });
         (is_same && conversion.config() == self).then_some(conversion)
+    }
+
+    /// Logs a warning for each cause of GEMMs without FP8's speed on a device that has it for others, with the names of the linears.
+    ///
+    /// # Errors
+    ///
+    /// [`Float8Error::Config`] in strict mode: a pair of granularities without a kernel for FP8 tensor cores.
+    fn check_paths<B: Float8Stack>(&self, linears: &[FoundLinear<B>], policies: &[Policy]) -> Result<(), Float8Error> {
+        let mut slow: Vec<(GemmPath, [Granularity; 2], Vec<&str>)> = vec![];
+        for (linear, policy) in linears.iter().zip(policies) {
+            let Policy::Float8(config) = policy else { continue };
+            let (plan, device) = (LinearPlan::new(config), B::Inner::fp8_facts(&linear.device));
+            for gemm in Gemm::ALL.into_iter().filter_map(|gemm| plan.gemm(gemm).ok()) {
+                let path = |pair| device.gemm_path(None, pair, gemm.config);
+                let found = path(gemm.granularities);
+                if found.is_native() || !path([Granularity::Tensor; 2]).is_native() {
+                    continue;
+                }
+                let is_it = |(path, pair, _): &&mut (GemmPath, [Granularity; 2], Vec<&str>)| {
+                    (*path, *pair) == (found, gemm.granularities)
+                };
+                match slow.iter_mut().find(is_it) {
+                    Some((.., names)) if names.last() == Some(&linear.info.name.as_str()) => {}
+                    Some((.., names)) => names.push(&linear.info.name),
+                    None => slow.push((found, gemm.granularities, vec![&linear.info.name])),
+                }
+            }
+        }
+        for (path, pair @ [a, b], names) in slow {
+            let names = names.join(", ");
+            let reason = format!("{names}: runs as {path}: {}", path.cost().unwrap_or("no FP8 kernel takes this pair"));
+            if self.strict && !Granularity::on_tensor_cores(pair) {
+                return Err(Float8Error::config("cast_config_*", format!("{a} with {b}"), reason));
+            }
+            log::warn!("Float8: GEMMs of {a} with {b} do not gain on this device. {reason}");
+        }
+        Ok(())
     }
 
     /// # Errors

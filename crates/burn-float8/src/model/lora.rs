@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Tensor, TensorData, TensorPrimitive};
 use burn_backend::Backend;
+use float8_kernels::check::split_mix;
 use serde::{Deserialize, Serialize};
 
 use super::walk::{Change, FoundLinear, draw, linears, map_params, parameter};
@@ -17,7 +18,7 @@ use crate::config::matches_none;
 use crate::error::Float8Error;
 use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
-use crate::tensor::{Adapter, Dropout, split_mix};
+use crate::tensor::{Adapter, Dropout};
 
 /// How adapters are made; fields and defaults are PEFT's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

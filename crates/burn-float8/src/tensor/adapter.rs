@@ -8,6 +8,7 @@
 use burn::module::ParamId;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, Scalar, TensorData, TensorMetadata};
+use float8_kernels::check::split_mix;
 use rayon::prelude::*;
 
 use crate::backend::in_dtype;
@@ -117,25 +118,9 @@ impl Dropout {
     }
 }
 
-/// Number `i` of the sequence that the seed begins. Source: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*
-/// (2014), and Vigna's `splitmix64.c`.
-pub(crate) fn split_mix(seed: u64, i: u64) -> u64 {
-    let z = seed.wrapping_add((i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// The first numbers of the seed 1234567, as published with `splitmix64.c`.
-    #[test]
-    fn split_mix_is_the_published_sequence() {
-        let numbers = [0, 1, 2].map(|i| split_mix(1_234_567, i));
-        assert_eq!(numbers, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
-    }
 
     #[test]
     fn dropout_keeps_its_share_and_its_mean() {

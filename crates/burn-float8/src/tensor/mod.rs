@@ -9,7 +9,7 @@ mod shared_input_cast;
 mod source;
 mod wrapped;
 
-pub(crate) use adapter::{Adapter, Adapters, Dropout, split_mix};
+pub(crate) use adapter::{Adapter, Adapters, Dropout};
 pub use cache::WeightCache;
 pub(crate) use cache::{Fp8Copy, Layout};
 pub(crate) use cast::CastRequest;

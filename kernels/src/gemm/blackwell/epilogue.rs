@@ -4,12 +4,11 @@
 
 use cubecl::prelude::*;
 
-use super::plan::Scaling;
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
+use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, swizzled};
 use crate::ptx::barrier::fence_proxy_async;
 use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
@@ -54,10 +53,7 @@ impl Storer {
         let has_rows = self.first_row < item.work.row_end
             && has_rows(self.first_row, &item.work, problem, comptime!(WARP_ROWS as u32));
         self.cols = if has_rows { min(cols, problem.n - item.work.col0) } else { 0u32.runtime() };
-        if comptime!(!config.scaling.is_promoted()) {
-            let row = min(self.first_row + UNIT_POS % 32, problem.m - 1);
-            self.scale_a = problem.factor(row, 0u32.runtime(), 0usize);
-        }
+        self.scale_a = problem.line_factor(self.first_row + UNIT_POS % 32, &item.work, 0u32.runtime(), 0usize);
     }
 }
 
@@ -144,7 +140,7 @@ fn store_columns<O: Float>(
         {
             #[unroll]
             for i in 0..comptime!(config.store.chunk_cols()) {
-                store_element::<O>(out, values[i], own.row, own.col + comptime!(i as u32), &item.work, problem);
+                problem.put::<O>(out, values[i], own.row, own.col + comptime!(i as u32), &item.work, false);
             }
         }
     }
@@ -157,31 +153,19 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
     let by_col = comptime!(matches!(problem.granularities[1], Granularity::Row));
     #[unroll]
     for group in 0..comptime!(config.store.chunk_cols() / 32) {
-        // Past the last column there is nothing to scale; any scale will do.
-        let own = min(col + comptime!(32 * group as u32) + UNIT_POS % 32, problem.n - 1);
-        let scale_own = if comptime!(config.scaling.is_promoted()) {
-            1.0f32.runtime()
-        } else {
-            problem.factor(item.work.row0_b + own, 0u32.runtime(), 1usize)
-        };
-        let bias_own = problem.bias.at(own);
+        let own = col + comptime!(32 * group as u32) + UNIT_POS % 32;
+        let scale_own = problem.line_factor(own, &item.work, 0u32.runtime(), 1usize);
+        let bias_own = problem.bias.at(min(own, problem.n - 1));
         #[unroll]
         for i in 0..32usize {
-            let mut value = values[comptime!(32 * group + i)];
-            if comptime!(config.scaling == Scaling::Epilogue) {
-                let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
-                value *= scale_a * scale_b;
-            }
-            if comptime!(problem.grouping.is_some()) {
-                // Nothing was multiplied: the sums are those of another tile, and no scale counts.
-                value = select(item.step_begin < item.step_end, value, 0.0f32);
-            }
-            value += if comptime!(problem.bias.values.is_some()) {
+            let scale_b = if comptime!(by_col) { plane_shuffle(scale_own, comptime!(i as u32)) } else { scale_own };
+            let bias = if comptime!(problem.bias.values.is_some()) {
                 plane_shuffle(bias_own, comptime!(i as u32))
             } else {
                 f32::new(0.0)
             };
-            values[comptime!(32 * group + i)] = value;
+            let place = comptime!(32 * group + i);
+            values[place] = problem.finish(values[place], scale_a * scale_b, bias, item.step_begin < item.step_end);
         }
     }
 }

@@ -34,8 +34,8 @@ use super::tma::plan::{GemmShape, Plan};
 use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
+use crate::Format;
 use crate::version::Version;
-use crate::{Format, Granularity};
 use e8m0::with_e8m0_scales;
 use maps::{MapsLaunch, scales_map};
 use plan::{ROWS, STEP, Scaling};
@@ -181,11 +181,6 @@ impl Config {
         let (one, two) = (stages(1), stages(2));
         Self { stages: one, chunks: if one == two { 2 } else { 1 }, ..self }
     }
-}
-
-/// Whether this kernel multiplies such operands: the tensor cores scale both by E8M0 scales, or neither.
-pub(super) const fn takes([a, b]: [Granularity; 2]) -> bool {
-    a.is_mx() == b.is_mx()
 }
 
 /// Launches the kernel, one before where scales become E8M0, and one more if the contraction is split.

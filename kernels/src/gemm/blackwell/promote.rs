@@ -45,9 +45,8 @@ pub(super) fn add_steps(
         sums[i] = 0.0f32;
     }
     let mut part = Array::<f32>::new(comptime!(READ));
-    // Past the last row or column any scale will do.
-    let row = min(item.work.row0 + warp_row() + UNIT_POS % 32, problem.m - 1);
-    let row_b = item.work.row0_b + min(item.work.col0 + own_col(config), problem.n - 1);
+    let row = problem.row_of(item.work.row0 + warp_row() + UNIT_POS % 32, &item.work, 0usize);
+    let row_b = problem.row_of(item.work.col0 + own_col(config), &item.work, 1usize);
     let [width_a, width_b] = comptime!(config.scale_widths);
     let mut held_a = Array::<f32>::new(comptime!(width_a as usize));
     let mut held_b = Array::<f32>::new(comptime!(width_b as usize));

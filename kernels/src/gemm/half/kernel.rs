@@ -110,26 +110,14 @@ pub(super) fn gemm_half<O: Float, E: Float>(
         scale(&sums, &mut strips, &mut totals, &factors, config);
     }
 
-    if first_block >= end_block {
-        // Nothing was multiplied, so no scale counts, not even NaN.
-        #[unroll]
-        for i in 0..comptime!(config.sums()) {
-            totals[i as usize] = 0.0f32;
-        }
-    }
     if col < problem.n {
         let shift = problem.bias.at(col);
         #[unroll]
         for i in 0..comptime!(config.sums()) {
             let row = row + comptime!(i * (config.unit.plane / part_cols));
-            if row >= work.row_begin && row < work.row_end {
-                let index = (work.out0 + row * problem.n + col) as usize;
-                let mut sum = totals[i as usize] + shift;
-                if comptime!(config.accumulate) {
-                    sum += f32::cast_from(out[index]);
-                }
-                out[index] = O::cast_from(sum);
-            }
+            // The totals are scaled.
+            let total = select(first_block < end_block, totals[i as usize], 0.0f32);
+            problem.put::<O>(out, total + shift, row, col, &work, comptime!(config.accumulate));
         }
     }
 }
@@ -312,12 +300,9 @@ fn load_factors(
     for pass in 0..comptime!(both.div_ceil(units)) {
         let place = UNIT_POS + pass * units;
         if place < rows {
-            // Past the last row or column there is nothing to scale; any scale will do.
-            let row = min(work.row0 + place, work.row_end - 1);
-            factors[place as usize] = problem.factor(row, block, 0usize);
+            factors[place as usize] = problem.line_factor(work.row0 + place, work, block, 0usize);
         } else if place < both {
-            let col = min(work.col0 + place - rows, problem.n - 1);
-            factors[place as usize] = problem.factor(work.row0_b + col, block, 1usize);
+            factors[place as usize] = problem.line_factor(work.col0 + place - rows, work, block, 1usize);
         }
     }
 }

@@ -8,7 +8,7 @@ use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
-use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, store_element, swizzled};
+use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, swizzled};
 use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::tma_store_wait_read;
@@ -49,8 +49,7 @@ pub(super) fn store_tile<O: Float>(
                 }
             }
         }
-        ComptimeOption::None =>
-        {
+        ComptimeOption::None => {
             #[unroll]
             for j in 0..comptime!(group_cols(config.tile) as u32 / 8) {
                 let first = comptime!(8 * j);
@@ -59,7 +58,8 @@ pub(super) fn store_tile<O: Float>(
                 #[unroll]
                 for i in 0..4u32 {
                     let (row, col) = (own.row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
-                    store_element::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work, problem);
+                    // TMA cannot write outputs whose rows are no multiple of 16 bytes apart.
+                    problem.put::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work, false);
                 }
             }
         }
@@ -79,42 +79,24 @@ fn finish<O: Float>(
     #[comptime] config: Config,
 ) {
     let [first, count] = comptime!(columns);
+    let (work, block) = (&item.work, 0u32.runtime());
+    let any = item.step_begin < item.step_end;
     let mut scales_a = Array::<f32>::new(2usize);
-    if comptime!(!config.promotion.is_scaled() && !config.store.partial) {
-        #[unroll]
-        for i in 0..2u32 {
-            // Past the last row there is nothing to scale; any scale will do.
-            let row = min(own.row + comptime!(8 * i), problem.m - 1);
-            scales_a[i as usize] = problem.factor(row, 0u32.runtime(), 0usize);
-        }
+    #[unroll]
+    for i in 0..comptime!(if config.store.partial { 0u32 } else { 2 }) {
+        scales_a[i as usize] = problem.line_factor(own.row + comptime!(8 * i), work, block, 0usize);
     }
     #[unroll]
     for j in 0..comptime!(if config.store.partial { 0 } else { count / 8 }) {
         #[unroll]
         for c in 0..2u32 {
             let col = own.col + comptime!(first + 8 * j + c);
-            let inside = min(col, problem.n - 1);
-            let shift = problem.bias.at(inside);
-            let scale_b = if comptime!(config.promotion.is_scaled()) {
-                f32::new(0.0)
-            } else {
-                problem.factor(item.work.row0_b + inside, 0u32.runtime(), 1usize)
-            };
+            let shift = problem.bias.at(min(col, problem.n - 1));
+            let scale_b = problem.line_factor(col, work, block, 1usize);
             #[unroll]
             for i in 0..2u32 {
                 let place = comptime!((first / 2 + 4 * j + 2 * i + c) as usize);
-                let scaled = if comptime!(config.promotion.is_scaled()) {
-                    sums[place]
-                } else {
-                    sums[place] * (scales_a[i as usize] * scale_b)
-                };
-                // Where nothing was multiplied no scale counts, not even NaN.
-                let scaled = if comptime!(problem.grouping.is_some()) {
-                    select(item.step_begin < item.step_end, scaled, 0.0f32)
-                } else {
-                    scaled
-                };
-                let mut sum = scaled + shift;
+                let mut sum = problem.finish(sums[place], scales_a[i as usize] * scale_b, shift, any);
                 if comptime!(config.store.accumulate) {
                     let row = own.row + comptime!(8 * i);
                     if row < problem.m && col < problem.n {

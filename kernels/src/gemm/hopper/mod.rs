@@ -9,8 +9,7 @@
 //! epilogue. The tensor cores keep about 14 bits of a sum (DeepSeek-V3, section 3.3.2), so sums of 128 products are
 //! added to f32 registers, unless fast accumulation is asked for.
 //!
-//! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, a partner without
-//! such scales unscaled, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
+//! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
 //! values, needs no promotion, and nothing in the count is faster, in cycles per 32 of the contraction for a tile of 128 by 256
 //! on an SM:
 //!
@@ -42,7 +41,6 @@ use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
-use crate::granularity::BLOCK;
 use crate::ptx::wgmma::Element;
 use crate::version::Version;
 use crate::{Granularity, Operand};
@@ -68,11 +66,6 @@ impl Element {
             Self::Fp8(_) => 1,
             Self::Bf16 => 2,
         }
-    }
-
-    /// Stages for a block of 128 of the contraction.
-    const fn steps_per_block(self) -> u32 {
-        (BLOCK * self.bytes() / ROW_BYTES) as u32
     }
 }
 

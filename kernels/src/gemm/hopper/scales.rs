@@ -81,20 +81,14 @@ fn load_lines(
     #[comptime] side: usize,
 ) {
     let width = comptime!(config.scale_widths[side]);
-    let steps_per_block = comptime!(config.element.steps_per_block());
-    let steps = comptime!(steps_per_block * width);
-    if loads_at(step, item, steps) {
-        let block = step / steps * width;
+    if loads_at(step, item, width) {
+        let block = step / width * width;
         #[unroll]
         for i in 0..comptime!(config.lines_per_thread(side)) {
             let line = first_line() + comptime!(i * SCALE_THREADS);
             if line < comptime!(config.scale_lines(side) as u32) {
-                let row = if comptime!(side == 0) {
-                    min(item.work.row0 + line, problem.m - 1)
-                } else {
-                    let col = item.work.col0 + line * comptime!(config.lines_apart(side));
-                    item.work.row0_b + min(col, problem.n - 1)
-                };
+                let first = if comptime!(side == 0) { item.work.row0 } else { item.work.col0 };
+                let row = problem.row_of(first + line * comptime!(config.lines_apart(side)), &item.work, side);
                 problem.load_factors(to, comptime!(i * width), row, block, width, side);
             }
         }
@@ -105,7 +99,7 @@ fn load_lines(
 #[cube]
 fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config, #[comptime] side: usize) {
     let width = comptime!(config.scale_widths[side]);
-    let which = step / comptime!(config.element.steps_per_block()) % width;
+    let which = step % width;
     #[unroll]
     for i in 0..comptime!(config.lines_per_thread(side)) {
         let line = first_line() + comptime!(i * SCALE_THREADS);

@@ -162,28 +162,21 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     }
     // Nothing is in flight when the block ends.
     wait_copies(0u32);
-    if comptime!(!config.promotes()) {
-        #[unroll]
-        for i in 0..comptime!(4 * products_m * products_n) {
-            totals[i as usize] = sums[i as usize];
-        }
+    scales_a.load_factors(problem, &summed, 0u32.runtime(), config);
+    scales_b.load_factors(problem, &summed, 0u32.runtime(), config);
+    let mut shifts = Array::<f32>::new(comptime!(config.line_count(1) as usize));
+    #[unroll]
+    for line in 0..comptime!(config.line_count(1)) {
+        let col = col + comptime!(config.sum_lines(1).offset(line));
+        shifts[line as usize] = problem.bias.at(min(col, problem.n - 1));
     }
-    if comptime!(!config.by_block) {
-        scales_a.load_factors(problem, &summed, 0u32.runtime(), config);
-        scales_b.load_factors(problem, &summed, 0u32.runtime(), config);
-        #[unroll]
-        for i in 0..comptime!(4 * products_m * products_n) {
-            totals[i as usize] *= sum_factor(&scales_a, &scales_b, problem, i, config);
-        }
-    }
-    if comptime!(problem.grouping.is_some()) {
-        if first_block >= end_block {
-            // Nothing was multiplied, so no scale counts, not even NaN.
-            #[unroll]
-            for i in 0..comptime!(4 * products_m * products_n) {
-                totals[i as usize] = 0.0f32;
-            }
-        }
+    #[unroll]
+    for i in 0..comptime!(4 * products_m * products_n) {
+        let place = i as usize;
+        let sum = if comptime!(config.promotes()) { totals[place] } else { sums[place] };
+        let scale = sum_factor(&scales_a, &scales_b, problem, i, config);
+        let shift = shifts[comptime!(config.lines_of(i)[1] as usize)];
+        totals[place] = problem.finish(sum, scale, shift, first_block < end_block);
     }
     store(&totals, problem, out, row, col, &work, config);
 }
@@ -254,8 +247,8 @@ fn multiply(
             }
         }
         if comptime!(config.by_product) {
-            let factors_a = scales_a.of_product(problem, byte, config);
-            let factors_b = scales_b.of_product(problem, byte, config);
+            let factors_a = scales_a.of_product(byte, config);
+            let factors_b = scales_b.of_product(byte, config);
             #[unroll]
             for i in 0..comptime!(4 * products_m * products_n) {
                 let [row, col] = comptime!(config.lines_of(i));
@@ -266,7 +259,7 @@ fn multiply(
     }
 }
 
-/// Writes the scaled sums of this thread, with the bias and what was there, in pairs of columns if `W` is two.
+/// Writes the finished sums of this thread, with what was there, in pairs of columns if `W` is two.
 #[cube]
 fn store<O: Float, W: Size>(
     totals: &Array<f32>,
@@ -285,11 +278,6 @@ fn store<O: Float, W: Size>(
     for j in 0..comptime!(products_n * 2 / width) {
         let col = col + comptime!(j * width / 2 * 8 + j * width % 2);
         if col < problem.n {
-            let mut shift = Array::<f32>::new(comptime!(width as usize));
-            #[unroll]
-            for w in 0..width {
-                shift[w as usize] = problem.bias.at(col + w);
-            }
             #[unroll]
             for i in 0..comptime!(2 * products_m) {
                 let row = row + comptime!(8 * i);
@@ -300,7 +288,7 @@ fn store<O: Float, W: Size>(
                     for w in 0..width {
                         let place =
                             comptime!(4 * (i / 2 * products_n + j * width / 2) + 2 * (i % 2) + (j * width + w) % 2);
-                        let mut sum = totals[place as usize] + shift[w as usize];
+                        let mut sum = totals[place as usize];
                         if comptime!(config.accumulate) {
                             let old = out[index];
                             sum += f32::cast_from(old[w as usize]);

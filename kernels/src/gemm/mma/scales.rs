@@ -22,7 +22,7 @@ pub(super) enum LinesOf {
 }
 
 impl LinesOf {
-    const fn offset(self, i: u32) -> u32 {
+    pub(super) const fn offset(self, i: u32) -> u32 {
         match self {
             LinesOf::Rows => 8 * i,
             LinesOf::Cols => i / 2 * 8 + i % 2,
@@ -161,26 +161,13 @@ impl Scales {
         }
     }
 
-    /// What the sums of one product are multiplied by: the E8M0 scales of block `byte` of 32, or f32 scales of 128 that change along the
-    /// contraction; else 1.
-    pub(super) fn of_product(
-        &self,
-        problem: &Problem,
-        #[comptime] byte: u32,
-        #[comptime] config: Config,
-    ) -> Array<f32> {
-        let granularity = comptime!(problem.granularities[self.side]);
+    /// The E8M0 scales of block `byte` of 32, which multiply the sums of one product.
+    pub(super) fn of_product(&self, #[comptime] byte: u32, #[comptime] config: Config) -> Array<f32> {
         let count = comptime!(config.line_count(self.side) as usize);
         let mut factors = Array::<f32>::new(count);
         #[unroll]
         for i in 0..count {
-            factors[i] = if comptime!(granularity.is_mx()) {
-                f32::reinterpret(e8m0_inverse_bits_of(self.words[i], byte))
-            } else if comptime!(granularity.is_blocks()) {
-                f32::reinterpret(self.factors[i])
-            } else {
-                1.0f32.runtime()
-            };
+            factors[i] = f32::reinterpret(e8m0_inverse_bits_of(self.words[i], byte));
         }
         factors
     }
@@ -197,13 +184,8 @@ pub(super) fn sum_factor(
     #[comptime] config: Config,
 ) -> f32 {
     let [row, col] = comptime!(config.lines_of(i));
-    let [granularity_a, granularity_b] = comptime!(problem.granularities);
-    if comptime!(granularity_a.is_mx() && granularity_b.is_mx()) {
+    if comptime!(Granularity::any_mx(problem.granularities)) {
         1.0f32.runtime()
-    } else if comptime!(granularity_a.is_mx()) {
-        f32::reinterpret(b.factors[col as usize])
-    } else if comptime!(granularity_b.is_mx()) {
-        f32::reinterpret(a.factors[row as usize])
     } else {
         f32::reinterpret(a.factors[row as usize]) * f32::reinterpret(b.factors[col as usize])
     }

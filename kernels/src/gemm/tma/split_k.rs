@@ -3,7 +3,6 @@
 use cubecl::prelude::*;
 
 use super::maps::Target;
-use crate::Granularity;
 use crate::gemm::Gemm;
 use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
@@ -59,12 +58,5 @@ fn gemm_combine<O: Float>(
     for split in 0..splits {
         sum += partials[(split * part + row * pitch + col) as usize];
     }
-    if comptime!(!Granularity::any_blocks(problem.granularities)) {
-        sum *= problem.factor(row, 0u32.runtime(), 0usize) * problem.factor(col, 0u32.runtime(), 1usize);
-    }
-    sum += problem.bias.at(col);
-    if comptime!(accumulate) {
-        sum += f32::cast_from(out[index as usize]);
-    }
-    out[index as usize] = O::cast_from(sum);
+    problem.store::<O>(out, sum, row, col, accumulate);
 }

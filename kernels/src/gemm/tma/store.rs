@@ -127,19 +127,3 @@ pub(in crate::gemm) fn finish_stores(#[comptime] threads: u32) {
         tma_store_wait_read(0u32);
     }
 }
-
-/// Stores one element, if it is this tile's: of an output that TMA cannot write, its rows being no multiple of 16 bytes apart.
-#[cube]
-pub(in crate::gemm) fn store_element<O: Float>(
-    out: &mut Array<O>,
-    value: f32,
-    row: u32,
-    col: u32,
-    work: &Work,
-    problem: &Problem,
-) {
-    if row >= work.row_begin && row < work.row_end && col < problem.n {
-        let index = work.out0 + row * problem.n + col;
-        out[index as usize] = O::cast_from(value);
-    }
-}

@@ -39,21 +39,18 @@ impl fmt::Display for Kind {
 
 /// Kernels of float8-kernels, by function name.
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 27] = [
+const KERNELS: [(&str, Kind); 24] = [
     ("partial_maxima", Kind::Amax),
     ("fold_amax", Kind::Amax),
     ("line_maxima", Kind::Amax),
     ("fold_lines", Kind::Amax),
-    ("fold_tiles", Kind::Amax),
     ("cast_linear", Kind::Cast),
     ("cast_tiles", Kind::Cast),
-    ("cast_pieces", Kind::Cast),
     ("cast_rows", Kind::Cast),
     ("scales_to_e8m0", Kind::Cast),
     ("transpose_codes", Kind::Cast),
     ("dequantize_f32", Kind::Cast),
     ("gemm_emulated", Kind::ScaledGemm),
-    ("gemm_few_rows", Kind::ScaledGemm),
     ("gemv", Kind::ScaledGemm),
     ("gemm_mma", Kind::ScaledGemm),
     ("gemm_half", Kind::ScaledGemm),
