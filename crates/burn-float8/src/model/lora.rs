@@ -54,6 +54,26 @@ const ALL_LINEAR: &str = "all-linear";
 const OUTPUT: &str = "lm_head";
 
 impl LoraConfig {
+    /// Sets [`rank`](Self::rank).
+    pub fn with_rank(self, rank: usize) -> Self {
+        Self { rank, ..self }
+    }
+
+    /// Sets [`alpha`](Self::alpha).
+    pub fn with_alpha(self, alpha: f64) -> Self {
+        Self { alpha, ..self }
+    }
+
+    /// Sets [`dropout`](Self::dropout).
+    pub fn with_dropout(self, dropout: f64) -> Self {
+        Self { dropout, ..self }
+    }
+
+    /// Sets [`target_modules`](Self::target_modules).
+    pub fn with_target_modules<S: Into<String>>(self, names: impl IntoIterator<Item = S>) -> Self {
+        Self { target_modules: names.into_iter().map(Into::into).collect(), ..self }
+    }
+
     /// # Errors
     ///
     /// [`Float8Error::Config`] if the rank is 0, α is 0 or not finite, the dropout is outside 0..1,
@@ -192,7 +212,7 @@ fn uniform(seed: u64, len: usize, bound: f64) -> Vec<f32> {
 /// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
 /// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
 /// let (model, _) = weights::fp8_only(model.no_grad()).unwrap(); // a byte a parameter
-/// let lora = LoraConfig { rank: 4, ..Default::default() }.init(&model, 7).unwrap();
+/// let lora = LoraConfig::default().with_rank(4).init(&model, 7).unwrap();
 /// let loss = lora.attach(model.clone(), None).forward(Tensor::<B, 2>::ones([8, 64], &device)).mean();
 /// let grads = loss.backward();
 /// assert!(lora.adapters[0].b.grad(&grads).is_some());
