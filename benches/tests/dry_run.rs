@@ -218,6 +218,6 @@ fn every_part_is_measured() {
     assert!(results["step"].as_array().is_some_and(|rows| rows.iter().all(|row| row["attention_share"].is_number())));
     // Tables with Burn's kernels state that they are untuned.
     let untuned = text.lines().filter(|line| line.ends_with("; Burn's kernels are untuned"));
-    assert_eq!(untuned.count(), 5, "{text}");
+    assert_eq!(untuned.count(), 6, "{text}");
     assert!(text.contains("\ntorch 2.x on none\n"), "{text}");
 }

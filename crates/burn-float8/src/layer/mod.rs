@@ -2,6 +2,7 @@
 mod autocast;
 mod conversion;
 mod health;
+mod plan;
 mod tag;
 mod untagged;
 
@@ -16,13 +17,14 @@ use float8_kernels::{Cast, GemmPath};
 use parking_lot::{Mutex, RwLock};
 
 use crate::backend::{Float8Backend, OperandSize};
-use crate::config::{FallbackTo, LinearDtypes, LinearPlan, Policy};
+use crate::config::{FallbackTo, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
 pub(crate) use conversion::{Conversion, Number as ConversionNumber};
 pub(crate) use health::non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
+pub(crate) use plan::{CastPlan, LinearDtypes, LinearPlan};
 pub(crate) use tag::{Mark, Tag, now};
 pub use untagged::UNTAGGED_NAME;
 pub(crate) use untagged::UntaggedRule;

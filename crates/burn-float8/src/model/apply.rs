@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::walk::{Change, FoundLinear, draw, linears, map_params};
 use crate::backend::Float8Backend;
-use crate::config::{Float8Config, LinearInfo, LinearPlan, Policy};
+use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
-use crate::layer::{Conversion, Layer, Tag, settle_at_apply};
+use crate::layer::{Conversion, Layer, LinearPlan, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
 use crate::terms::Gemm;
 

@@ -6,9 +6,11 @@ use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
 use crate::backend::{Float8Backend, GemmRequest, GroupEnds, OperandSize};
-use crate::config::{LinearDtypes, LinearPlan, Untagged};
+use crate::config::Untagged;
 use crate::error::Float8Error;
-use crate::layer::{LastOperand, Layer, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged};
+use crate::layer::{
+    LastOperand, Layer, LinearDtypes, LinearPlan, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged,
+};
 use crate::profile::{Work, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, Layout, fp8_copy, sample};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use crate::backend::Float8Backend;
-use crate::config::{CastPlan, DelayedScaling, LinearPlan, Policy};
-use crate::layer::{Fallback, Layer};
+use crate::config::{DelayedScaling, Policy};
+use crate::layer::{CastPlan, Fallback, Layer, LinearPlan};
 use crate::terms::{Operand, Role};
 
 /// The processes that train one model together: all call the same methods in the same order.

@@ -9,8 +9,7 @@ use burn_std::Shape;
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::wrapped::Float8Tensor;
 use crate::backend::{Float8Backend, ScaleFrom};
-use crate::config::{CastPlan, LinearPlan};
-use crate::layer::Layer;
+use crate::layer::{CastPlan, Layer, LinearPlan};
 use crate::step::{DeviceState, Observation, Observed, TrackedCast};
 use crate::terms::{Operand, Role};
 

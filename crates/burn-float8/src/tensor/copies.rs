@@ -148,8 +148,8 @@ mod tests {
 
     use super::super::{Float8Tensor, Layout};
     use super::*;
-    use crate::config::{Float8LinearConfig, LinearPlan, Policy};
-    use crate::layer::Layer;
+    use crate::config::{Float8LinearConfig, Policy};
+    use crate::layer::{Layer, LinearPlan};
 
     /// The next cast finds no lock held, and nothing half made.
     #[test]

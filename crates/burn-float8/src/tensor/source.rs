@@ -16,8 +16,7 @@ use super::cache::{CastResult, Fp8Copy, Held, Layout, WeightCache};
 use super::cast::CastRequest;
 use super::wrapped::{Float8Tensor, Wrapped};
 use crate::backend::{Float8Backend, Quantized, ScaleFrom, in_dtype};
-use crate::config::LinearPlan;
-use crate::layer::{Layer, Mark, Tag};
+use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 

@@ -2,10 +2,8 @@
 use burn_backend::DType;
 use float8_kernels::{Cast, GemmConfig, Granularity};
 
-use super::cast::{Casts, ScalingType};
-use super::delayed::DelayedScaling;
-use super::linear::Float8LinearConfig;
 use crate::backend::DeviceFacts;
+use crate::config::{Casts, DelayedScaling, Float8LinearConfig, ScalingType};
 use crate::terms::{Gemm, Operand, Reason};
 
 /// One of the six casts.
