@@ -1,6 +1,6 @@
 //! Compares outputs of GEMMs with sums in f64, for all elements or a sample.
 //!
-//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`, and if it is NaN or infinite
+//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`. It must be NaN or infinite
 //! exactly where the f64 product is. `bound` is
 //! [`GemmPath::error_bound`](float8_kernels::GemmPath::error_bound), and `rounding` is half a step
 //! of a 16-bit output. For codes that [are exact](Codes::is_exact) every bit must be right.

@@ -6,7 +6,8 @@
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
 //! scale, encode     the same for amaxes and for elements of every kind
-//! transpose         codes and scales are the reference's, bit for bit, and equal the cast's
+//! transpose         codes and scales are the reference's, bit for bit, and equal the codes and
+//!                   scales of a cast of the transpose
 //! dequantize_to_f32 f32 is the reference's, bit for bit
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, for known elements too; sums of squares within f32 summation

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! worker → supervisor    a line of standard output that begins with MARK: an Event as JSON
-//! supervisor → worker    a line of standard input: the number of the next case, larger than all before
+//! supervisor → worker    a line of standard input: the next case's number, in increasing order
 //! ```
 //!
 //! A worker ends after a panic or a device error: a CUDA context with a failed kernel fails in
