@@ -214,8 +214,8 @@ impl GroupedGemm {
 
     /// Multiplies and compares every element with sums in f64 of its group.
     ///
-    /// Returns the largest error as a share of the rounding to the output plus `bound(path, k) · Σ
-    /// |terms|`. `k` is the length of a group's contraction.
+    /// Returns the largest error as a share of the rounding to the output plus
+    /// `bound(path, k) · Σ |terms|`. `k` is the length of a group's contraction.
     ///
     /// # Errors
     /// An element exceeds its bound, or the library or the device fails.
