@@ -1,4 +1,4 @@
-//! The conformance suite: one set of cases, run over every runtime that the machine has.
+//! The conformance suite: one set of cases, on every runtime of the machine.
 mod support;
 
 mod config;

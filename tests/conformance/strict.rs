@@ -1,4 +1,4 @@
-//! Strict mode, in a process of its own: what untagged linears do is the process's.
+//! Strict mode, in its own process: the settings of untagged linears belong to the process.
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -28,12 +28,13 @@ fn input() -> Tensor<B, 2> {
     Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &Default::default())
 }
 
-/// One test: cases that configure untagged linears must not run at once.
+/// One test, since cases that configure untagged linears must not run concurrently.
 #[test]
 fn strict_mode() {
     let strict = Float8Config::new(Recipe::RowwiseWithGwHp).with_strict(true);
 
-    // What the configuration asks for is no error: filters, a GEMM that the recipe disables, the schedule, empty batches.
+    // Requested high precision is no error: filters, a GEMM that the recipe disables, the schedule,
+    // empty batches.
     let filtered = strict.clone().with_filter_fqns(["second"]).apply(model()).unwrap().0;
     filtered.second.forward(filtered.first.forward(input())).sum().backward();
     set_float8_enabled(&filtered, false);
@@ -42,7 +43,7 @@ fn strict_mode() {
     filtered.first.forward(Tensor::<B, 2>::zeros([0, 8], &Default::default()));
     report(&filtered).verify().unwrap();
 
-    // A dtype without FP8 kernels is.
+    // A dtype without FP8 kernels is an error.
     let model64 = strict.apply(model()).unwrap().0;
     let message = panic_of(|| drop(model64.second.forward(input().cast(DType::F64))));
     assert_eq!(message, "second: fprop in high precision, unrequested: dtype F64");
@@ -50,22 +51,22 @@ fn strict_mode() {
     let Float8Error::UnrequestedHighPrecision { layer, gemm, .. } = &error else { panic!("{error}") };
     assert_eq!((layer.as_str(), *gemm), ("second", Gemm::Fprop));
 
-    // A matmul on a weight may be a penalty: it is none.
+    // A matmul with a weight may be a penalty, so it is no error.
     input().matmul(model64.first.weight.val());
     input().matmul(filtered.second.weight.val().transpose());
 
-    // Nor is a linear that the configuration has never seen: that one may be of another model.
+    // A linear that the configuration never saw is no error: it may belong to another model.
     let stranger = LinearConfig::new(8, 3).init::<B>(&Default::default());
     stranger.forward(input());
 
-    // With `matmul = true` a matmul promises what a linear does.
+    // With `matmul = true`, a matmul has the same guarantee as a linear.
     let matmul = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
     let matmul64 = Float8Config::from(matmul).with_strict(true).apply(model()).unwrap().0;
     input().matmul(matmul64.first.weight.val());
     let message = panic_of(|| drop(input().cast(DType::F64).matmul(matmul64.first.weight.val())));
     assert_eq!(message, "first: fprop in high precision, unrequested: dtype F64");
 
-    // Without strict mode all of it runs, is counted, and `verify` says so.
+    // Without strict mode all of it runs and is counted, and `verify` reports it.
     let relaxed = Float8Config::tensorwise().apply(model()).unwrap().0;
     let never = report(&relaxed).verify().unwrap_err();
     assert_eq!(never, Float8Error::NeverCalled { layer: "first".into(), weight_matmuls: 0 });
@@ -74,7 +75,7 @@ fn strict_mode() {
     relaxed.first.forward(input().cast(DType::F64));
     assert!(matches!(report(&relaxed).verify(), Err(Float8Error::UnrequestedHighPrecision { .. })));
 
-    // A layer that nothing but matmul reads is none that runs in FP8.
+    // A layer whose weight is read only by matmul does not count as an FP8 layer.
     let matmul = Float8Config::tensorwise().apply(model()).unwrap().0;
     matmul.second.forward(input());
     let y = input().matmul(matmul.first.weight.val());
@@ -88,7 +89,7 @@ fn strict_mode() {
     matmul.first.forward(input());
     report(&matmul).verify().unwrap();
 
-    // Such a linear is named by the report of its own model, and of no other.
+    // An untagged linear is named by the report of its own model, and by no other.
     stranger.forward(input());
     let found = report(&stranger);
     assert_eq!(found.layers[0].name, UNTAGGED_NAME);

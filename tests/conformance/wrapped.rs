@@ -1,5 +1,7 @@
-//! A backend that is only wrapped, in a process of its own: once a configuration was applied, linears that are in no applied model
-//! run in high precision.
+//! A backend that is only wrapped.
+//!
+//! Runs in its own process: once a configuration was applied, linears outside applied models run in
+//! high precision.
 #[allow(dead_code)]
 mod support;
 
@@ -14,7 +16,7 @@ use support::normal;
 use support::operand::{tensor, values};
 use support::runtime::has_wgpu;
 
-/// FP8 copies live no longer than those of tagged weights.
+/// FP8 copies of untagged weights live no longer than copies of tagged weights.
 #[test]
 fn copies_of_untagged_models_live_no_longer_either() {
     type Own = CubeBackend<WgpuRuntime, f32, i64, u8>;
@@ -31,9 +33,10 @@ fn copies_of_untagged_models_live_no_longer_either() {
     assert_eq!(live(&model), 0);
 }
 
-/// Wrapping the backend is enough; turning the default off gives the inner backend's results, bit for bit.
+/// Wrapping the backend is enough for FP8. Without a default, results equal the inner backend's,
+/// bit for bit.
 ///
-/// The default belongs to the device and the backend's type, so this test has a type of its own.
+/// The default belongs to the device and the backend's type, so this test has its own type.
 #[test]
 fn untagged_linears_follow_the_devices_default() {
     if !has_wgpu("untagged_linears_follow_the_devices_default") {

@@ -1,5 +1,7 @@
-//! GEMMs that must agree to the bit: emulated ones whatever the options, with results that are written or added, rounded once; and
-//! those of operands that come from casts, whichever way they lay before.
+//! GEMMs that must agree bit for bit.
+//!
+//! The emulated path gives the same bits for all options, and rounds written and accumulated
+//! outputs once. GEMMs of casts give the same bits from copies by rows and from transposed copies.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -16,7 +18,8 @@ use crate::data::{BF16, DTYPES, F32, Random, from_dtype, same, to_dtype, transpo
 use crate::device::{Layout, poison, read, read_f32, upload, upload_f32, upload_vector};
 use crate::matrix::{Codes, HostMatrix};
 
-/// M, N and K of GEMMs of casts: with more than one block along each axis, and kernels that other cases have.
+/// M, N and K of the GEMMs of casts: more than one block along each axis, and kernels that other
+/// cases compile too.
 const CASTS: [usize; 3] = [130, 137, 300];
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
@@ -37,7 +40,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
     let [m, n, k] = CASTS;
     for cast in casts().filter(|cast| cast.scale_mode != ScaleMode::PowerOfTwo) {
-        // Kernels of tensor cores that other cases have, too.
+        // Tensor-core kernels that other cases compile too.
         let config = if cast.format == Format::E4m3 { PRECISE } else { EMULATE };
         let path = gemm_path(all.client, [cast.granularity; 2], config);
         let name = format!("scaled_gemm of casts {m}x{n}x{k} {} {path}", describe(cast));
@@ -70,7 +73,7 @@ fn product<R: Runtime>(
     read_f32(client, scaled_gemm(client, a, b, bias, F32, config)?)
 }
 
-/// The place of the first two elements that differ, NaN being equal to NaN.
+/// Finds the first element that differs; NaN equals NaN.
 fn compare(got: &[f32], want: &[f32]) -> Result<(), Failure> {
     match got.iter().zip(want).position(|(got, want)| !same(*got, *want)) {
         _ if got.len() != want.len() => Err(wrong!("{} elements, not {}", got.len(), want.len())),
@@ -98,8 +101,9 @@ fn check_options<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> 
     Ok(0.0)
 }
 
-/// `out ← out + (A · Bᵀ · scales + bias)` or without what was there, rounded once: the f32 result is known from a GEMM of its own,
-/// so every bit is.
+/// `out ← A · Bᵀ · scales + bias`, or added to the old output, with one rounding.
+///
+/// The f32 result comes from a separate GEMM, so every bit of the output is known.
 fn check_rounding<R: Runtime>(
     client: &ComputeClient<R>,
     [m, n, k]: [usize; 3],
@@ -122,7 +126,7 @@ fn check_rounding<R: Runtime>(
     Ok(0.0)
 }
 
-/// Micro-batches summed into one gradient: a NaN that is there stays, and only there.
+/// Micro-batches summed into one gradient: a NaN in the output stays and does not spread.
 fn check_calls<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
     let (m, n, k) = (5, 6, 40);
     let [a, b] =
@@ -140,7 +144,8 @@ fn check_calls<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
     Ok(0.0)
 }
 
-/// What the casts write is what the GEMM reads: `x · wᵀ` from the copies by rows, and by columns of the transposes.
+/// Compares `x · wᵀ` from copies by rows with copies by columns of the transposes, bit for bit. The
+/// result must also be near the f64 product of x and w.
 fn check_casts<R: Runtime>(client: &ComputeClient<R>, cast: Cast, config: GemmConfig) -> Result<f64, Failure> {
     let ([m, n, k], mut stream) = (CASTS, Random::new(49));
     let (x, w) = (stream.values(m * k), stream.values(n * k));
@@ -157,7 +162,7 @@ fn check_casts<R: Runtime>(client: &ComputeClient<R>, cast: Cast, config: GemmCo
     });
     let (want, got) = (want?, got?);
     compare(&got, &want).map_err(|failure| wrong!("by columns: {failure}"))?;
-    // 2^-4 or 2^-3 of each factor is rounding.
+    // Rounding of each factor is up to 2^-4 (e4m3) or 2^-3 (e5m2).
     let step = match cast.format {
         Format::E4m3 => 0.13,
         Format::E5m2 => 0.27,
@@ -176,7 +181,7 @@ fn check_casts<R: Runtime>(client: &ComputeClient<R>, cast: Cast, config: GemmCo
     Ok(worst)
 }
 
-/// A NaN in x makes NaN of the output, in the rows that share its scale and in no other.
+/// A NaN in x gives NaN in the output rows that share its scale, and in no other row.
 fn check_nan<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) -> Result<f64, Failure> {
     let [m, n, k] = CASTS;
     let mut x = Random::new(53).values(m * k);

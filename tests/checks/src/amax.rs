@@ -1,4 +1,5 @@
-//! amax of every dtype, layout and content, and of a largest element wherever it lies.
+//! amax for every dtype, layout and content, with the largest element at the ends and in the
+//! middle.
 
 use cubecl::prelude::*;
 use float8_kernels::{MatrixView, amax, reference};
@@ -10,7 +11,7 @@ use crate::device::{Layout, poison, read_f32, upload};
 use crate::input::{Input, far_places};
 use crate::shapes::{LARGE, SHAPES};
 
-/// More than the units of the largest grid take in one step.
+/// More elements than the units of the largest grid take in one step.
 const MANY_STEPS: [usize; 2] = [1031, 2051];
 
 pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
@@ -59,7 +60,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f64, Fai
     Ok(0.0)
 }
 
-/// Equal elements but for one.
+/// Equal elements except one, which is the amax.
 fn check_peaks<R: Runtime>(client: &ComputeClient<R>, input: Input) -> Result<f64, Failure> {
     let Input { shape, dtype, layout, .. } = input;
     let mut x = vec![0.5; shape[0] * shape[1]];

@@ -1,4 +1,4 @@
-//! One case: its name, what it measures and why it failed.
+//! One case: its name, its check and its failure.
 
 use core::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,42 +6,43 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use cubecl::prelude::*;
 use float8_kernels::KernelError;
 
-/// How much to run.
+/// Size of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
-    /// Every kernel on matrices of a few hundred rows at most, for software devices.
+    /// Every kernel on small matrices, for software devices.
     #[default]
     Small,
-    /// Large matrices as well: a GPU takes a minute or a few.
+    /// Large matrices too; a GPU takes one to a few minutes.
     Full,
 }
 
 /// A case that has not run yet.
 pub struct Case<'a> {
-    /// Kernel, shape and the rest of the case, words separated by blanks; the first is the kernel.
+    /// Kernel, shape and further words, separated by spaces. The first word is the kernel.
     pub name: String,
     check: Box<dyn FnOnce() -> Result<f64, Failure> + 'a>,
 }
 
 impl<'a> Case<'a> {
-    /// A case and what it does.
+    /// Creates a case from its name and its check.
     pub fn new(name: impl fmt::Display, check: impl FnOnce() -> Result<f64, Failure> + 'a) -> Self {
         Self { name: name.to_string(), check: Box::new(check) }
     }
 
-    /// The worst error relative to what the case allows, 0 to 1 (0 where bits are compared).
+    /// Runs the check. Returns the worst error as a share of the allowed error, from 0 to 1; 0
+    /// where bits are compared.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The failure of the check. A panic becomes [`Failure::Panicked`].
     pub fn run(self) -> Result<f64, Failure> {
         caught(self.check)
     }
 }
 
-/// Runs what may panic, as runtimes do where they have no error to return.
+/// Runs `run` and catches panics, which runtimes raise where they have no error to return.
 ///
 /// # Errors
-/// Its own; a panic.
+/// The error of `run`, or [`Failure::Panicked`].
 pub fn caught<V>(run: impl FnOnce() -> Result<V, Failure>) -> Result<V, Failure> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().map(String::as_str);
@@ -50,10 +51,10 @@ pub fn caught<V>(run: impl FnOnce() -> Result<V, Failure>) -> Result<V, Failure>
     })
 }
 
-/// Why a case failed.
+/// Failure of a case.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The library refused.
+    /// The library returned an error.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// The device or its driver failed.
@@ -62,7 +63,7 @@ pub enum Failure {
     /// The result differs from the reference.
     #[error("{0}")]
     Wrong(String),
-    /// Something panicked on the way.
+    /// The case panicked.
     #[error("panic: {0}")]
     Panicked(String),
 }
@@ -73,7 +74,7 @@ macro_rules! wrong {
 }
 pub(crate) use wrong;
 
-/// Hands on the cases of a device.
+/// Passes the cases of a device to `visit`.
 pub(crate) struct Cases<'a, R: Runtime> {
     pub(crate) client: &'a ComputeClient<R>,
     size: Size,
@@ -85,7 +86,7 @@ impl<'a, R: Runtime> Cases<'a, R> {
         Self { client, size, visit }
     }
 
-    /// `small` and, in full runs, `large`.
+    /// `small`, and `large` in full runs.
     pub(crate) fn sizes<T: Copy>(&self, small: &[T], large: &[T]) -> Vec<T> {
         let large = if self.size == Size::Full { large } else { &[] };
         small.iter().chain(large).copied().collect()

@@ -1,8 +1,9 @@
-//! Outputs of GEMMs against sums in f64: which elements are looked at, and what an element may be wrong by.
+//! Compares outputs of GEMMs with sums in f64, for all elements or a sample.
 //!
-//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`, with [`GemmPath::error_bound`](float8_kernels::GemmPath::error_bound),
-//! where `rounding` is half a step of a 16-bit output, and
-//! if it is NaN or infinite exactly where the f64 product is. Of codes that [are exact](Codes::is_exact) every bit must be right.
+//! An element passes if `|got - want| ≤ bound · Σ |a·b| + rounding`. It must be NaN or infinite
+//! exactly where the f64 product is. `bound` is
+//! [`GemmPath::error_bound`](float8_kernels::GemmPath::error_bound), and `rounding` is half a step
+//! of a 16-bit output. For codes that [are exact](Codes::is_exact) every bit must be right.
 
 use cubecl::ir::StorageType;
 use float8_kernels::GemmConfig;
@@ -13,32 +14,32 @@ use crate::data::{BF16, F16, Random, to_dtype};
 use crate::matrix::{Codes, HostMatrix};
 use crate::oracle::{Element, product};
 
-/// Sums go to f32 registers every 128 of the contraction.
+/// Sums move to f32 registers after every 128 products of the contraction.
 pub const PRECISE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: false };
 /// Sums stay in the tensor core's accumulators.
 pub const FAST: GemmConfig = GemmConfig { use_fast_accum: true, emulate: false };
-/// f32 units alone.
+/// f32 units only.
 pub const EMULATE: GemmConfig = GemmConfig { use_fast_accum: false, emulate: true };
 
-/// Products of M, N and K that the host sums in full.
+/// Largest M · N · K for which the host computes the whole product.
 pub(crate) const MAX_PRODUCTS: usize = 1 << 31;
 
-/// What elements of an output must be: some rows of a product, or of its transpose.
+/// Expected elements of an output: some rows of a product, or of its transpose.
 pub(crate) struct Expected {
     pub(crate) rows: Vec<usize>,
     pub(crate) elements: Vec<Element>,
-    /// Elements of a row.
+    /// Length of a row.
     pub(crate) width: usize,
     pub(crate) transposed: bool,
 }
 
 impl Expected {
-    /// `A · Bᵀ` in f64, all of it or some rows and some columns, those at edges of tiles among them.
+    /// `A · Bᵀ` in f64: all of it, or sampled rows and columns, which include the edges of tiles.
     pub(crate) fn of(a: &HostMatrix, b: &HostMatrix, full: bool) -> Vec<Self> {
         if full { vec![Self::all(a, b)] } else { Self::sampled(a, b).into() }
     }
 
-    /// All elements.
+    /// All elements of `A · Bᵀ`.
     pub(crate) fn all(a: &HostMatrix, b: &HostMatrix) -> Self {
         let rows: Vec<_> = (0..a.shape[0]).collect();
         Self { elements: product(a, b, &rows), rows, width: b.shape[0], transposed: false }
@@ -51,7 +52,8 @@ impl Expected {
         })
     }
 
-    /// All elements, as another kernel gives them, and the sizes of their terms, by the same kernel on magnitudes.
+    /// All elements, as computed by another kernel. `size` holds the same kernel's result for
+    /// magnitudes.
     pub(crate) fn given(want: &[f32], size: &[f32], width: usize) -> Self {
         let element = |(want, size): (&f32, &f32)| Element { want: f64::from(*want), size: f64::from(*size) };
         let elements = want.iter().zip(size).map(element).collect();
@@ -64,7 +66,7 @@ impl Expected {
         Self { elements: vec![zero; rows * width], rows: (0..rows).collect(), width, transposed: false }
     }
 
-    /// Elements with their rows and columns in the output.
+    /// Elements with their row and column in the output.
     pub(crate) fn iter(&self) -> impl Iterator<Item = ([usize; 2], Element)> {
         self.elements.iter().enumerate().map(|(i, element)| {
             let (row, col) = (self.rows[i / self.width], i % self.width);
@@ -73,7 +75,7 @@ impl Expected {
     }
 }
 
-/// Rows on both sides of the edges of tiles, the ends, and some between them.
+/// Samples rows: both ends, both sides of the edges of tiles, and some between.
 fn sample(rows: usize) -> Vec<usize> {
     let mut random = Random::new(rows as u64);
     let mut sample: Vec<_> = [0, 1, 63, 64, 127, 128, 191, 192, 255, 256, 257].into();
@@ -88,7 +90,7 @@ fn sample(rows: usize) -> Vec<usize> {
     sample
 }
 
-/// Half a step of `dtype` at `x`: what rounding the f32 result to it may add.
+/// Half a step of `dtype` at `x`: the largest error of rounding the f32 result.
 fn rounding(x: f64, dtype: StorageType) -> f64 {
     if dtype == F16 {
         (x.abs() * 2f64.powi(-11)).max(2f64.powi(-25))
@@ -99,11 +101,11 @@ fn rounding(x: f64, dtype: StorageType) -> f64 {
     }
 }
 
-/// What has been compared so far.
+/// Running result of a comparison.
 pub(crate) struct Comparison {
-    /// What was multiplied.
+    /// Codes of the operands.
     codes: Codes,
-    /// The output's dtype.
+    /// Dtype of the output.
     out: StorageType,
     elements: usize,
     failures: usize,
@@ -116,7 +118,8 @@ impl Comparison {
         Self { codes, out, elements: 0, failures: 0, first: None, worst: 0.0 }
     }
 
-    /// Compares the element at `place`, which may be wrong by the share `bound` of its terms.
+    /// Compares the element at `place`. It may be wrong by `bound · size` plus the rounding to the
+    /// output.
     pub(crate) fn add(&mut self, place: [usize; 2], got: f32, Element { want, size }: Element, bound: f64) {
         let got = f64::from(got);
         let share = |right: bool| if right { 0.0 } else { f64::INFINITY };
@@ -138,7 +141,7 @@ impl Comparison {
         self.worst = self.worst.max(error);
     }
 
-    /// The largest error as a share of what it may be.
+    /// Largest error as a share of the allowed error.
     pub(crate) fn finish(self) -> Result<f64, Failure> {
         match self.first {
             Some(first) => Err(wrong!("{} of {} wrong: {first}", self.failures, self.elements)),
@@ -151,7 +154,7 @@ impl Comparison {
 mod tests {
     use super::*;
 
-    /// A NaN or an infinity must not be repaired.
+    /// A NaN or an infinity must not be replaced by another value.
     #[test]
     fn repairs_are_noticed() {
         let passes = |got: [f32; 2]| {
@@ -167,7 +170,7 @@ mod tests {
         }
     }
 
-    /// The smallest value of each dtype is noticed where a zero must be.
+    /// The smallest value of each dtype must fail where a zero is expected.
     #[test]
     fn zeros_are_exact() {
         for (out, least) in [(crate::data::F32, 1e-45), (BF16, 9.3e-41), (F16, 2f32.powi(-24))] {
@@ -182,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Samples hold both ends and lie inside, whatever the size.
+    /// Samples of any size contain both ends and stay inside.
     #[test]
     fn samples_are_rows() {
         for rows in [1, 2, 64, 129, 4096] {

@@ -1,4 +1,5 @@
-//! Reproducible contents of matrices: ordinary values, and those that casts and sums get wrong.
+//! Reproducible contents of matrices: ordinary values, and values that casts and sums may get
+//! wrong.
 
 use core::fmt;
 
@@ -13,46 +14,47 @@ pub const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32)
 pub const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 /// `bf16`
 pub const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
-/// The dtypes of tensors that can be cast.
+/// Dtypes of tensors that can be cast.
 pub const DTYPES: [StorageType; 3] = [F32, F16, BF16];
 
-/// What a matrix is filled with.
+/// Content of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     /// Values over many binades.
     Values,
-    /// Zeros of both signs, subnormals, infinities and NaNs among them, one in fifty.
+    /// [`Values`](Self::Values), with one in fifty a zero, subnormal, very small or large value,
+    /// infinity or NaN.
     Spiced,
-    /// Values of [`Spiced`](Self::Spiced), but nothing finite above 1e18, whose square f32 has.
+    /// [`Spiced`](Self::Spiced) with finite magnitudes of at most 1e18, whose squares fit in f32.
     Mild,
     /// Zeros of both signs.
     Zeros,
     /// Subnormals of the dtype.
     Subnormals,
-    /// One smallest subnormal of the dtype among zeros.
+    /// Zeros and one smallest subnormal of the dtype.
     Least,
-    /// Near the largest of the dtype.
+    /// Uniform up to nearly the largest value of the dtype.
     Huge,
     /// Multiples of 1/16 with amax 448, half of them halfway between two codes of e4m3.
     Ties,
-    /// One NaN among values.
+    /// Values with one NaN.
     OneNan,
-    /// One infinity among values.
+    /// Values with one infinity.
     OneInf,
-    /// Values between an infinity, which comes first, and a NaN, which comes last.
+    /// Values whose first element is an infinity and whose last is a NaN.
     Ends,
-    /// Values, and in each row one that is larger: its first, its last or its middle.
+    /// Values with one larger element in each row: the first, the last or the middle one.
     Peaks,
-    /// Rows that are 0, -0, the least subnormal, another one, 1e-30 or -1 throughout.
+    /// Rows that each repeat 0, -0, the smallest subnormal, -1e-40, 1e-30 or -1.
     Constants,
-    /// Normal-distributed, with a standard deviation of 1.
+    /// Normal distribution with a standard deviation of 1.
     Normal,
-    /// Magnitudes of any bits that are finite in f32.
+    /// Random bits of finite, non-negative f32.
     Bits,
 }
 
 impl Content {
-    /// The contents that tell casts apart in a matrix of any dtype and shape.
+    /// Contents that distinguish casts for any dtype and shape.
     pub(crate) const ALL: [Content; 10] = [
         Content::Values,
         Content::Spiced,
@@ -66,7 +68,7 @@ impl Content {
         Content::Ends,
     ];
 
-    /// Row-major elements of a matrix of `dtype`, not yet rounded to it.
+    /// Row-major elements for a matrix of `dtype`, not yet rounded to it.
     pub(crate) fn fill(self, [rows, cols]: [usize; 2], dtype: StorageType, seed: u64) -> Vec<f32> {
         const CONSTANTS: [f32; 6] = [0.0, -0.0, f32::from_bits(1), -1e-40, 1e-30, -1.0];
         let (tiny, huge) = if dtype == F16 { (2f32.powi(-15), 6e4) } else { (2f32.powi(-127), 3e38) };
@@ -135,7 +137,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// The smallest subnormal; by bits, as `powi` may give zero.
+/// Smallest subnormal of the dtype. f32 and bf16 use bits, since `powi` may give zero.
 fn least(dtype: StorageType) -> f32 {
     if dtype == F16 {
         2f32.powi(-24)
@@ -146,12 +148,12 @@ fn least(dtype: StorageType) -> f32 {
     }
 }
 
-/// Bytes of `x` rounded to a dtype of [`DTYPES`], and the f32 values of the rounded elements.
+/// Rounds `x` to a dtype of [`DTYPES`]. Returns the bytes and the rounded values in f32.
 pub(crate) fn to_dtype(x: &[f32], dtype: StorageType) -> (Vec<u8>, Vec<f32>) {
     in_dtype(x, dtype).expect("a dtype of tensors")
 }
 
-/// The values of such bytes.
+/// Values of bytes in a dtype of [`DTYPES`].
 pub(crate) fn from_dtype(bytes: &[u8], dtype: StorageType) -> Vec<f32> {
     floats(bytes, dtype).expect("a dtype of tensors")
 }

@@ -1,4 +1,4 @@
-//! MX operands as bf16: every code under every scale, and padding.
+//! MX operands dequantized to bf16: every code with every scale, and padding.
 
 use cubecl::prelude::*;
 use float8_kernels::reference;
@@ -9,7 +9,8 @@ use crate::case::{Cases, wrong};
 use crate::device::{poison, read};
 use crate::matrix::{Codes, HostMatrix, MX};
 
-/// Around the pieces of 8, the padding to 16, the blocks of 32 and tiles of 128, and every code by every scale.
+/// Sizes around pieces of 8, padding to 16, blocks of 32 and tiles of 128. The last one has every
+/// code with every scale.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [130, 31], [129, 160], [257, 300], EVERY];
 
 const EVERY: [usize; 2] = [256, 8 * 256];
@@ -25,7 +26,9 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-/// Random codes and scales; of [`EVERY`], block `b` of row `r` has scale `r` and codes `32 b` and after.
+/// Random codes and scales.
+///
+/// For [`EVERY`], block `b` of row `r` has scale `r` and the 32 codes from `32 b` on, modulo 256.
 fn matrix(shape: [usize; 2], format: Format) -> HostMatrix {
     let mut matrix = HostMatrix::new(Codes::Random, shape, format, MX, 51);
     if shape == EVERY {

@@ -1,4 +1,4 @@
-//! Matrices to and from a device, with NaN wherever a kernel should not look.
+//! Matrices to and from a device, with NaN around the elements of a view.
 
 use core::fmt;
 
@@ -10,12 +10,12 @@ use float8_kernels::{MatrixView, VectorView};
 use crate::Failure;
 use crate::data::to_dtype;
 
-/// Waits for the device and raises what went wrong on it.
+/// Waits for the device and returns its error.
 pub(crate) fn sync<R: Runtime>(client: &ComputeClient<R>) -> Result<(), Failure> {
     cubecl::future::block_on(client.sync()).map_err(|error| Failure::Device(format!("{error:?}")))
 }
 
-/// All bytes of `handle`, after all work before.
+/// Reads all bytes of `handle` after all earlier work.
 pub(crate) fn read<R: Runtime>(client: &ComputeClient<R>, handle: Handle) -> Result<Vec<u8>, Failure> {
     sync(client)?;
     match client.read_one(handle) {
@@ -32,11 +32,13 @@ pub(crate) fn upload_f32<R: Runtime>(client: &ComputeClient<R>, x: &[f32]) -> Ha
     client.create_from_slice(f32::as_bytes(x))
 }
 
-/// Fills memory with 0xff and gives it back, so that the next allocations of these many `bytes` hold NaN in every float
-/// format, where the runtime's pool reuses it.
+/// Fills memory with 0xff and frees it, one allocation for each size in `bytes`.
+///
+/// The next allocations of these sizes hold NaN in every float format, if the runtime's pool
+/// reuses this memory.
 ///
 /// # Errors
-/// What the device says.
+/// The error of the device.
 pub fn poison<R: Runtime>(client: &ComputeClient<R>, bytes: &[usize]) -> Result<(), Failure> {
     let held: Vec<_> = bytes.iter().map(|&bytes| client.create_from_slice(&vec![0xff; bytes.max(4)])).collect();
     sync(client)?;
@@ -44,7 +46,7 @@ pub fn poison<R: Runtime>(client: &ComputeClient<R>, bytes: &[usize]) -> Result<
     Ok(())
 }
 
-/// How a matrix lies in memory.
+/// Layout of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     RowMajor,
@@ -55,15 +57,15 @@ pub(crate) enum Layout {
     AlignedPitch,
     /// Every third column of a wider matrix.
     Gapped,
-    /// Row-major from 259 elements into an allocation on.
+    /// Row-major, at an offset of 259 elements in an allocation.
     Offset,
-    /// All rows are one, as a broadcast leaves them.
+    /// All rows share memory, as in a broadcast.
     RepeatedRow,
-    /// All columns are one.
+    /// All columns share memory.
     RepeatedColumn,
-    /// All elements are one.
+    /// All elements share memory.
     RepeatedElement,
-    /// From some elements into an allocation on, with these strides.
+    /// These strides, at an offset in elements.
     Strided {
         offset: usize,
         strides: [usize; 2],
@@ -71,14 +73,14 @@ pub(crate) enum Layout {
 }
 
 impl Layout {
-    /// The layouts in which every element has a place of its own.
+    /// Layouts in which every element has its own place.
     pub(crate) const ALL: [Layout; 6] =
         [Layout::RowMajor, Layout::ColumnMajor, Layout::Pitched, Layout::AlignedPitch, Layout::Gapped, Layout::Offset];
 
-    /// The layouts with a stride of zero.
+    /// Layouts with a stride of zero.
     pub(crate) const REPEATED: [Layout; 3] = [Layout::RepeatedRow, Layout::RepeatedColumn, Layout::RepeatedElement];
 
-    /// Where element (0, 0) lies, and the strides.
+    /// Offset of element (0, 0), and the strides.
     fn geometry(self, [rows, cols]: [usize; 2]) -> (usize, [usize; 2]) {
         match self {
             Layout::RowMajor => (0, [cols, 1]),
@@ -112,8 +114,10 @@ impl fmt::Display for Layout {
     }
 }
 
-/// Puts row-major `x`, of `rows · cols` elements, on the device; everything outside the view is NaN. Also the values that the view has:
-/// rounded to `dtype`, and of elements that share a place those of the last.
+/// Puts row-major `x`, of `rows · cols` elements, on the device. Memory outside the view is NaN.
+///
+/// Also returns the values of the view, rounded to `dtype`. Elements that share memory have the
+/// value of the last one.
 pub(crate) fn place<R: Runtime>(
     client: &ComputeClient<R>,
     x: &[f32],
@@ -149,13 +153,13 @@ pub(crate) fn upload<R: Runtime>(
     place(client, x, shape, layout, dtype).0
 }
 
-/// The transpose of a view.
+/// Transpose of a view.
 pub(crate) fn flip(x: &MatrixView) -> MatrixView {
     let ([rows, cols], [row, col]) = (x.shape, x.strides);
     MatrixView { handle: x.handle.clone(), shape: [cols, rows], strides: [col, row], dtype: x.dtype }
 }
 
-/// Puts `x` on the device, `stride` elements apart with NaN between them.
+/// Puts `x` on the device, `stride` elements apart, with NaN between.
 pub(crate) fn upload_vector<R: Runtime>(
     client: &ComputeClient<R>,
     x: &[f32],

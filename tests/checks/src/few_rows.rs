@@ -1,4 +1,5 @@
-//! GEMMs of up to as many rows as a GEMV takes: by all pairs of scales, and each row alone.
+//! GEMMs of few enough rows for a GEMV: all pairs of granularities, and rows that do not affect
+//! each other.
 
 use cubecl::prelude::*;
 use float8_kernels::{Format, GEMV_ROWS, Granularity, supports};
@@ -18,7 +19,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-/// Up to as many rows as a GEMV takes, by all pairs of scales, with what may be added and to every output.
+/// Cases of few rows: all pairs of granularities, with varying bias, output memory and dtype.
 fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
     let outs: Vec<_> = DTYPES.into_iter().filter(|dtype| supports(all.client, *dtype)).collect();
     let shapes =
@@ -41,7 +42,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
     cases
 }
 
-/// A row's result depends neither on the other rows nor on how many there are, within a path.
+/// Within a path, the result of a row depends neither on the other rows nor on their number.
 fn check_alone<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) -> Result<f64, Failure> {
     for (format, shape @ [n, k]) in [(Format::E4m3, [37, 2310]), (Format::E5m2, [6, 515])] {
         let case = |m| Gemm { formats: [format; 2], granularities: [granularity; 2], ..Gemm::new([m, n, k]) };
@@ -49,7 +50,7 @@ fn check_alone<R: Runtime>(client: &ComputeClient<R>, granularity: Granularity) 
         let all = HostMatrix::new(Codes::Random, [GEMV_ROWS, k], format, granularity, 33);
         let rows = |from: usize, to: usize| -> Result<Vec<f32>, Failure> {
             let part = HostMatrix { granularity, ..all.part(from..to, 0..k) };
-            // Of squares of 128, of which all rows are in the first band.
+            // With squares of 128, all rows share the first band of scales.
             let inv_scales =
                 if granularity == Granularity::Block128x128 { all.inv_scales.clone() } else { part.inv_scales };
             multiply(client, [&HostMatrix { inv_scales, ..part }, &b], &Added::default(), &case(to - from))

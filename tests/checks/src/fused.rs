@@ -12,13 +12,14 @@ use crate::data::{Content, DTYPES, F32, from_dtype};
 use crate::device::{Layout, poison, read};
 use crate::input::Input;
 
-/// One unit of a row, a few, rows that are no multiple of a vector, and rows longer than what a cube takes at once.
+/// One unit a row, a few units, rows that are no multiple of a vector, and rows longer than a cube
+/// takes at once.
 const SHAPES: [[usize; 2]; 6] = [[1, 1], [3, 17], [70, 96], [130, 256], [9, 2056], [2, 4101]];
 
-/// More elements than all cubes take in one round, and more rows.
+/// More elements, and more rows, than all cubes take in one round.
 const LARGE: [[usize; 2]; 2] = [[4096, 14_336], [70_000, 64]];
 
-/// Batch, positions, heads, and the elements of a head.
+/// Batch size, positions, heads and head size.
 const HEADS: [[usize; 4]; 4] = [[1, 1, 1, 2], [2, 7, 3, 10], [2, 5, 4, 64], [1, 130, 2, 8]];
 
 const LARGE_HEADS: [[usize; 4]; 1] = [[2, 4096, 32, 128]];
@@ -45,7 +46,8 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     all.add("fused refused", check_refused);
 }
 
-/// Compares what the device has written with what it should be: the worst error, of what is allowed.
+/// Compares the device's output with `want`. Returns the worst error as a share of the allowed
+/// error.
 fn compare<R: Runtime>(
     client: &ComputeClient<R>,
     (what, dtype): (&str, StorageType),
@@ -57,9 +59,9 @@ fn compare<R: Runtime>(
     if got.len() != want.len() {
         return Err(wrong!("{what}: {} elements, not {}", got.len(), want.len()));
     }
-    // f16 is rounded at 2^-11 and bf16 at 2^-8 of a value, half of that at most.
+    // Half a step is at most 2^-11 of a value in f16, and 2^-8 in bf16.
     let rounding = if dtype == F32 { 0.0 } else { 2f64.powi(if dtype == crate::F16 { -11 } else { -8 }) };
-    // What goes in is of size 1, and terms may cancel.
+    // Inputs are of magnitude 1, and terms may cancel.
     let largest = want.iter().fold(1.0, |max: f64, want| max.max(want.abs()));
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
@@ -73,7 +75,7 @@ fn compare<R: Runtime>(
     Ok(worst)
 }
 
-/// Whether the device has the dtype; where it does not, whether that is said.
+/// Whether the device lacks the dtype. If so, `call` must fail with `UnsupportedDtype`.
 fn refuses<R: Runtime>(
     client: &ComputeClient<R>,
     dtype: StorageType,
@@ -121,7 +123,7 @@ fn check_rms_norm<R: Runtime>(client: &ComputeClient<R>, input: Input, gamma: St
     let want = reference::fused::rms_norm_backward(&x_values, &gamma_values, &dy_values, epsilon);
     let [dx, dgamma] = rms_norm_backward(client, &x, &gamma, &dy, EPSILON)?;
     worst = worst.max(compare(client, ("dx", input.dtype), dx, &want[0], 2e-6)?);
-    // A sum of as many terms as there are rows.
+    // `dgamma` sums one term for each row.
     let tolerance = 1e-6 * (rows as f64).sqrt().max(2.0);
     Ok(worst.max(compare(client, ("dgamma", F32), dgamma, &want[1], tolerance)?))
 }

@@ -1,10 +1,13 @@
-//! The scaled GEMM: every pair of formats and granularities, every bias and output, ragged, tiny and large shapes.
+//! The scaled GEMM: every pair of formats and granularities, every bias and output, and ragged,
+//! tiny and large shapes.
 //!
-//! Elements are compared as [`compare`](crate::compare) has it. Matrices of -1, 0 and 1 must be right to the bit: all their
-//! partial sums are exact on every path, so that a single product too many or too few shows at any size.
+//! [`compare`](crate::compare) defines the allowed error. Matrices of -1, 0 and 1 must be right bit
+//! for bit. Their partial sums are exact on every path, so one missing or extra product shows at
+//! any size.
 //!
-//! Above [`MAX_PRODUCTS`] the f64 product is taken for a sample of rows and columns, and every element is compared with the
-//! emulated kernel, whose own samples are checked the same way.
+//! Above [`MAX_PRODUCTS`] the host computes the f64 product only for sampled rows and columns.
+//! Every element is then compared with the emulated kernel, whose samples are checked in the same
+//! way.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -20,7 +23,7 @@ use crate::device::{poison, read, upload_vector};
 use crate::matrix::{Codes, HostMatrix};
 use crate::oracle::Element;
 
-/// Around the tiles of 64, 128, 192 and 256, the blocks of 128 and the padding to 16.
+/// Sizes around tiles of 64, 128, 192 and 256, blocks of 128 and padding to 16.
 const SHAPES: [[usize; 3]; 16] = [
     [1, 1, 1],
     [1, 1, 1000],
@@ -40,7 +43,7 @@ const SHAPES: [[usize; 3]; 16] = [
     [64, 384, 640],
 ];
 
-/// Many tiles, long contractions, small M, and the sizes of Llama.
+/// Many tiles, long contractions, small M, and sizes of Llama.
 const LARGE: [[usize; 3]; 18] = [
     [1, 4096, 4096],
     [16, 14_336, 4096],
@@ -62,52 +65,52 @@ const LARGE: [[usize; 3]; 18] = [
     [8192, 4112, 1040],
 ];
 
-/// Rows, columns and contraction on both sides of the edges of blocks.
+/// M, N and K on both sides of the edges of blocks.
 const BLOCKS: [[usize; 3]; 5] = [[2, 1, 1], [5, 3, 128], [70, 130, 129], [129, 257, 300], [2, 3, 513]];
 
-/// Random shapes.
+/// Number of random shapes.
 const ANY: u64 = 48;
 
-/// What lies around an output.
+/// Byte in the memory around an output.
 const AROUND: u8 = 0xa5;
 
 /// More than eight rows of tiles.
 const BANDS: [usize; 3] = [1100, 130, 40];
 
-/// A product, and what goes with it.
+/// A GEMM with its operands, bias and output.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm {
     /// M, N and K.
     pub shape: [usize; 3],
-    /// The formats of A and B.
+    /// Formats of A and B.
     pub formats: [Format; 2],
-    /// The granularities of A and B.
+    /// Granularities of A and B.
     pub granularities: [Granularity; 2],
-    /// What the operands hold.
+    /// Contents of the operands.
     pub codes: Codes,
-    /// Dtype and stride.
+    /// Dtype and stride of the bias.
     pub bias: Option<(StorageType, usize)>,
-    /// The output's dtype.
+    /// Dtype of the output.
     pub out: StorageType,
-    /// Where the output goes.
+    /// Memory of the output.
     pub memory: Memory,
-    /// How it is computed.
+    /// Options of the GEMM.
     pub config: GemmConfig,
 }
 
-/// Where the output goes.
+/// Memory of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Memory that the GEMM allocates.
+    /// Allocated by the GEMM.
     Fresh,
-    /// A part of an allocation, whose rest stays as it is; it holds NaN.
+    /// Part of an allocation. It holds NaN, and the rest of the allocation must stay unchanged.
     Given,
-    /// A part of an allocation, as [`Given`](Self::Given), to whose values the result is added.
+    /// Part of an allocation, as in [`Given`](Self::Given); the result is added to its values.
     Added,
 }
 
 impl Gemm {
-    /// e4m3 with one scale for each tensor, random, to f32 in memory of its own, precise.
+    /// Random e4m3 operands with one scale for each tensor, a new f32 output, and [`PRECISE`].
     pub fn new(shape: [usize; 3]) -> Self {
         Self {
             shape,
@@ -139,7 +142,7 @@ impl Gemm {
         format!("scaled_gemm {m}x{n}x{k} {a},{b} {left},{right} {codes}{bias} {out}{memory} {path}{fast}")
     }
 
-    /// The operands.
+    /// Operands of the case.
     pub fn matrices(&self) -> [HostMatrix; 2] {
         let ([m, n, k], [a, b], [left, right]) = (self.shape, self.formats, self.granularities);
         match self.codes {
@@ -153,11 +156,12 @@ impl Gemm {
         }
     }
 
-    /// Multiplies these operands and compares every element with sums in f64: the largest error, as a share of
-    /// `bound · Σ |terms|` and the rounding to the output.
+    /// Multiplies the operands and compares the product with sums in f64.
+    ///
+    /// Returns the largest error as a share of `bound · Σ |terms|` plus the rounding to the output.
     ///
     /// # Errors
-    /// What is wrong.
+    /// An element exceeds its bound, or the library or the device fails.
     pub fn compare<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
@@ -193,7 +197,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
 
 fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
     let client = all.client;
-    // Where all settings take the same kernel, one of them is enough.
+    // If all configs select the same kernel, one of them is enough.
     let native = gemm_path(client, [Granularity::Tensor; 2], PRECISE) != GemmPath::Emulated;
     let configs = if native { vec![PRECISE, FAST, EMULATE] } else { vec![PRECISE] };
     let outs = DTYPES.into_iter().filter(|dtype| supports(client, *dtype)).collect::<Vec<_>>();
@@ -241,8 +245,10 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
     cases
 }
 
-/// What is left to the emulated kernel, as those of tensor cores take long to compile: all pairs of scales with mixed formats, with
-/// and without bias, of shapes around blocks and of any; more rows of tiles than are gone through together.
+/// Cases for the emulated kernel only, since tensor-core kernels take long to compile.
+///
+/// All pairs of granularities with mixed formats, with and without bias, for shapes around blocks
+/// and random shapes. One shape has more rows of tiles than the kernel traverses together.
 fn emulated_cases() -> Vec<Gemm> {
     let pair = |shape, [i, j]: [usize; 2]| Gemm {
         formats: [Format::ALL[i % 2], Format::ALL[j % 2]],
@@ -268,7 +274,7 @@ pub(crate) fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Resul
     case.compare(client, [&a, &b], bound)
 }
 
-/// Compares an output with products to which something was added.
+/// Compares an output with products plus the terms in `added`.
 fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, added: &Added, bound: f64) {
     let n = if expected.transposed { got.len() / expected.width } else { expected.width };
     for ([row, col], Element { want, size }) in expected.iter() {
@@ -278,7 +284,7 @@ fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, added:
     }
 }
 
-/// The bias as the kernel sees it; empty without one.
+/// Bias, rounded to its dtype; empty without one.
 fn bias(case: &Gemm) -> Vec<f32> {
     let mut random = Random::new(35);
     let mut value = || match case.codes {
@@ -291,7 +297,7 @@ fn bias(case: &Gemm) -> Vec<f32> {
     }
 }
 
-/// What the output held, as the kernel sees it; empty if that is not to be added to.
+/// Old output, rounded to its dtype; empty if the result is not added to it.
 fn old(case: &Gemm) -> Vec<f32> {
     let [m, n, _] = case.shape;
     let mut random = Random::new(36);
@@ -299,12 +305,12 @@ fn old(case: &Gemm) -> Vec<f32> {
     to_dtype(&values, case.out).1
 }
 
-/// What is added to the products.
+/// Terms that are added to the products.
 #[derive(Default)]
 pub(crate) struct Added {
-    /// By column, or empty.
+    /// One term for each column, or empty.
     bias: Vec<f32>,
-    /// By element, or empty.
+    /// One term for each element, or empty.
     old: Vec<f32>,
     n: usize,
 }
@@ -357,7 +363,7 @@ pub(crate) fn multiply<R: Runtime>(
 mod tests {
     use super::*;
 
-    /// What the kernels would have to get wrong: one product, one rounding, one element, one NaN.
+    /// One wrong product or rounding in any element must fail, as must a NaN or an infinity.
     #[test]
     fn wrong_elements_are_noticed() {
         let shape @ [m, n, k] = [5, 7, 4000];

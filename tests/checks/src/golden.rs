@@ -1,4 +1,5 @@
-//! torch's casts and torchao's scales and codes from the reference vectors, bit for bit.
+//! Kernels against the reference vectors of torch (casts) and torchao (scales and codes), bit for
+//! bit.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -15,7 +16,7 @@ use crate::device::{Layout, upload, upload_f32};
 use crate::matrix::{HostMatrix, modes};
 use crate::vectors::{CastVector, mx_vectors, quantize_vectors};
 
-/// The files that casts are compared with.
+/// Reference files of the casts.
 pub struct Goldens {
     /// cast.safetensors
     pub cast: Golden,
@@ -26,14 +27,14 @@ pub struct Goldens {
 }
 
 impl Goldens {
-    /// The files of [`Golden::folder`].
+    /// Opens the files in [`Golden::folder`].
     pub fn open() -> Self {
         let [cast, quantize, mx] = ["cast", "quantize", "mx"].map(|name| Golden::open(&format!("{name}.safetensors")));
         Self { cast, quantize, mx }
     }
 }
 
-/// Hands every comparison with the files to `visit`, which runs those that it wants to.
+/// Passes every comparison with the files to `visit`, which decides what to run.
 pub fn visit_goldens<R: Runtime>(client: &ComputeClient<R>, goldens: &Goldens, visit: &mut dyn FnMut(Case<'_>)) {
     for format in Format::ALL {
         for input in ["bf16", "f32", "f32_small", "edge"] {
@@ -56,7 +57,7 @@ pub fn visit_goldens<R: Runtime>(client: &ComputeClient<R>, goldens: &Goldens, v
     }
 }
 
-/// What the file's names begin with is the dtype of their values.
+/// Dtype of an input, by its name in the file.
 fn dtype_of(name: &str) -> StorageType {
     if name == "bf16" { BF16 } else { F32 }
 }
@@ -72,7 +73,7 @@ fn copy<R: Runtime>(client: &ComputeClient<R>, operand: Option<Operand>) -> Resu
     HostMatrix::read(client, &operand.ok_or_else(|| wrong!("no copy"))?)
 }
 
-/// Equal codes. A NaN's code is 0x7f; the file's, made on a CPU, keep signs.
+/// Compares codes. A NaN's code is 0x7f here; the files come from a CPU and keep signs.
 fn compare_codes(got: &[u8], want: &[u8], format: Format) -> Result<(), Failure> {
     let canonical = |code: u8| if reference::decode(code, format).is_nan() { 0x7f } else { code };
     match got.iter().zip(want).position(|(got, want)| *got != canonical(*want)) {
@@ -82,7 +83,7 @@ fn compare_codes(got: &[u8], want: &[u8], format: Format) -> Result<(), Failure>
     }
 }
 
-/// Equal bits.
+/// Compares the bits of scales.
 fn compare_scales(got: &[InvScale], want: &[InvScale]) -> Result<(), Failure> {
     match got.iter().zip(want).position(|(got, want)| got.get().to_bits() != want.get().to_bits()) {
         _ if got.len() != want.len() => Err(wrong!("{} scales, not {}", got.len(), want.len())),
@@ -108,7 +109,7 @@ fn check_cast<R: Runtime>(
     Ok(0.0)
 }
 
-/// Each amax as a row of one element, and each as a matrix of one.
+/// Casts each amax as a row of one element, and as a matrix of one element.
 fn check_scales<R: Runtime>(
     client: &ComputeClient<R>,
     golden: &Golden,
@@ -131,7 +132,8 @@ fn check_scales<R: Runtime>(
     Ok(0.0)
 }
 
-/// The copy, made alone or beside the other. Tiles of MX scales are read as the GEMM reads them.
+/// Checks a copy that is cast alone or together with the other. Tiles of MX scales are read as the
+/// GEMM reads them.
 fn check_vector<R: Runtime>(
     client: &ComputeClient<R>,
     vector: &CastVector,

@@ -1,4 +1,4 @@
-//! Health of every dtype, layout and content: against the reference, and against counts that are written out.
+//! Health of every dtype, layout and content, against the reference and against literal counts.
 
 use cubecl::prelude::*;
 use float8_kernels::{
@@ -15,13 +15,13 @@ use crate::input::Input;
 use crate::matrix::{HostMatrix, modes};
 use crate::shapes::{LARGE, SHAPES};
 
-/// Numbers in a row of health's partial sums.
+/// Numbers in a row of partial sums.
 const FIELDS: usize = 5;
 
-/// Matrices of any shape, in any cast.
+/// Number of random matrices and casts.
 const ANY: u64 = 24;
 
-/// A matrix and how it is cast.
+/// A matrix and its cast.
 #[derive(Clone, Copy)]
 struct Case {
     input: Input,
@@ -50,7 +50,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             add(Input { layout, ..Input::new([70, 133], dtype) }, Format::E4m3);
         }
         for content in Content::ALL {
-            // Sums are f32: squares of huge values overflow there and not on the host.
+            // Sums are f32: squares of huge values overflow there but not on the host.
             if !matches!(content, Content::Spiced | Content::Huge) {
                 add(Input { content, ..Input::new([37, 140], dtype) }, Format::E4m3);
             }
@@ -67,7 +67,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let input = Input { content: Content::Ends, ..Input::new([1031, 4103], F32) };
     let scale_mode = ScaleMode::PowerOfTwo;
     cases.push(Case { input, cast: Cast { scale_mode, ..cast(Format::E5m2, Granularity::Block1x128) } });
-    // Each element is its row's amax.
+    // Each element is the amax of its row.
     for cast in casts().filter(|cast| cast.granularity == Granularity::Row) {
         cases.push(Case { input: Input { content: Content::Bits, ..Input::new([20_000, 1], F32) }, cast });
     }
@@ -83,7 +83,7 @@ fn any_case(seed: u64) -> Case {
     Case { input, cast: casts[random.below(casts.len())] }
 }
 
-/// The sums of `operand`, which `x` was cast to.
+/// Health of `operand`, a cast of `x`.
 fn measure<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &Operand) -> Result<Health, Failure> {
     let rows = health_len(operand.rows, operand.k);
     poison(client, &[rows * FIELDS * 4; 2])?;
@@ -94,7 +94,7 @@ fn measure<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &Oper
     Ok(Health::from_partials((operand.rows * operand.k) as u64, &partials))
 }
 
-/// Both copies of the matrix, as they are on the device.
+/// Checks both copies. The reference uses the codes and scales read from the device.
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Failure> {
     let &Case { input, cast } = case;
     let (view, x) = input.upload(client, 11);
@@ -105,7 +105,8 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
         let Some(operand) = operand else { return Err(wrong!("a copy is missing")) };
         let got = measure(client, &view, &operand)?;
         if input.content == Content::Bits {
-            // Their squares are beyond f32. Nothing saturates of what has its own amax, whatever the roundings of scale and inverse.
+            // Squares of these values overflow f32. A value that is its own amax does not saturate,
+            // however scale and inverse are rounded.
             let by_rows = operand.k == 1;
             if by_rows && got.saturated > 0 {
                 return Err(wrong!("{} saturated of {}", got.saturated, got.elements));
@@ -124,19 +125,20 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
     Ok(worst)
 }
 
-/// torchao asks 25 dB of a cast. Normal inputs keep more: a bit of mantissa is 6 dB.
+/// SQNR floor in dB. torchao requires 25 dB; normal inputs keep more, at 6 dB a bit of mantissa.
 fn least_db(cast: Cast) -> f64 {
     match (cast.format, cast.granularity) {
-        // Powers of two may leave a bit unused.
+        // Power-of-two scales may leave a bit unused.
         (Format::E4m3, Granularity::Block1x32) => 30.0,
         (Format::E4m3, _) => 31.0,
         (Format::E5m2, _) => 25.0,
     }
 }
 
-/// What a cast of known values loses.
+/// Health of a cast of known values.
 fn check_literal<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
-    // Under scale 1 of e4m3: kept, clamped twice, flushed, exact zeros, not numbers.
+    // e4m3 with scale 1, in order: kept, clamped twice, flushed twice, exact zeros, not finite,
+    // kept.
     let x = [1.0, 448.0, 1000.0, -449.0, 1e-4, -1e-40, 0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 2.0];
     let view = upload(client, &x, [3, 4], Layout::RowMajor, F32);
     let amax = upload_f32(client, &[448.0]);
@@ -154,7 +156,7 @@ fn check_literal<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> 
     compare(&measure(client, &view, &operand)?, &want)
 }
 
-/// Equal counts; sums of squares within f32 summation, and noise within the rounding of `x̂`.
+/// Compares counts exactly, signal within f32 summation, and noise within the rounding of `x̂`.
 fn compare(got: &Health, want: &Health) -> Result<f64, Failure> {
     let counts = |health: &Health| (health.elements, health.saturated, health.flushed, health.non_finite);
     // Squares of f32 subnormals and of values near them are lost.
@@ -162,7 +164,7 @@ fn compare(got: &Health, want: &Health) -> Result<f64, Failure> {
     let share = |got: f64, want: f64, slack: f64| (got - want).abs() / (1e-4 * want + slack);
     let signal = share(got.signal, want.signal, tiny);
     let noise = share(got.noise, want.noise, 1e-12 * want.signal + tiny);
-    // Not so for NaN either.
+    // A NaN fails these comparisons too.
     if counts(got) == counts(want) && signal <= 1.0 && noise <= 1.0 {
         Ok(signal.max(noise))
     } else {

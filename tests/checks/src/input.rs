@@ -1,4 +1,4 @@
-//! [`Input`]: a matrix that is cast or measured, on the device and as the host knows it.
+//! [`Input`]: a matrix to cast or measure, on the device and on the host.
 
 use core::fmt;
 
@@ -9,7 +9,7 @@ use float8_kernels::MatrixView;
 use crate::data::Content;
 use crate::device::{Layout, place};
 
-/// A matrix: what it holds and how it lies in memory.
+/// Shape, dtype, layout and content of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input {
     pub(crate) shape: [usize; 2],
@@ -24,7 +24,7 @@ impl Input {
         Self { shape, dtype, layout: Layout::RowMajor, content: Content::Values }
     }
 
-    /// The matrix on the device, and the values that it has there.
+    /// Puts the matrix on the device. Also returns its values there.
     pub(crate) fn upload<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> (MatrixView, Vec<f32>) {
         let x = self.content.fill(self.shape, self.dtype, seed);
         place(client, &x, self.shape, self.layout, self.dtype)
@@ -38,7 +38,8 @@ impl fmt::Display for Input {
     }
 }
 
-/// Places at which a largest element could be overlooked: the ends of the first and the last row, and the middle.
+/// Positions where a kernel could miss the largest element: the ends of the first and last row, and
+/// the middle.
 pub(crate) fn far_places([rows, cols]: [usize; 2]) -> Vec<usize> {
     let last = (rows - 1) * cols;
     let mut places = vec![0, cols - 1, rows / 2 * cols + cols / 2, last, last + cols - 1];

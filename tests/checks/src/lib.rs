@@ -1,22 +1,28 @@
-//! Comparisons of every kernel with the scalar reference, on any CubeCL runtime, and of linears with the CPU's, on any backend: each
-//! case gives its worst error or says what is wrong.
+//! Checks of every kernel against the scalar reference on any CubeCL runtime, and of linears
+//! against the CPU on any backend.
+//!
+//! Each case returns its worst error or a failure.
 //!
 //! ```text
 //! quantize, amax    codes, scales and maxima are the reference's, bit for bit
-//! scale, encode     the same for amaxes of every kind, and for elements of every kind
-//! transpose         codes and scales are the reference's, bit for bit, and those of the cast of the transpose
+//! scale, encode     the same for amaxes and for elements of every kind
+//! transpose         codes and scales are the reference's, bit for bit, and equal the codes and
+//!                   scales of a cast of the transpose
 //! dequantize_to_f32 f32 is the reference's, bit for bit
 //! dequantize_mx     bf16 is the reference's, bit for bit
-//! health            counts are equal, those of known elements too; sums of squares within f32 summation
+//! health            counts are equal, for known elements too; sums of squares within f32 summation
 //! swiglu, rms_norm, rotary   within f32 of their definitions in f64
-//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see [`error_bound`](float8_kernels::GemmPath::error_bound))
-//! grouped_gemm      the same in each group, and zeros where there is none
+//! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see GemmPath::error_bound)
+//! grouped_gemm      the same in each group, and zeros outside the groups
 //! repeated_gemm     exact sums, 200 launches without a wait
-//! golden_*          casts, scales and codes are torch's and torchao's, bit for bit; linears within what sums lose
-//! linear            y, dx, dw and db of Burn's `Linear` are the CPU's: exact sums, and others within what sums lose
+//! golden_*          casts, scales and codes are torch's and torchao's, bit for bit;
+//!                   linears within summation error
+//! linear            y, dx, dw and db of Burn's `Linear` are the CPU's: exact sums, and others
+//!                   within summation error
 //! ```
 //!
-//! Fresh device memory is filled with NaN patterns before each case, so that an output that nobody writes is noticed.
+//! Device memory is filled with NaN patterns before each case, so that an element without a write
+//! is noticed.
 
 mod agree;
 mod amax;
@@ -58,7 +64,7 @@ pub use supervise::{CaseFailure, Done, Limits, Progress, StartError, supervise};
 pub use vectors::{CastVector, mx_vectors, quantize_vectors};
 pub use worker::Worker;
 
-/// Hands every case to `visit`, which runs those that it wants to.
+/// Passes every case to `visit`, which decides what to run.
 pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn FnMut(Case<'_>)) {
     let mut cases = case::Cases::new(client, size, visit);
     cast::add(&mut cases);
@@ -74,7 +80,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     repeated::add(&mut cases);
 }
 
-/// Runs the cases whose names are wanted, until one fails: how many they are.
+/// Runs the cases whose names pass `wanted`, until one fails. Returns their number.
 ///
 /// # Errors
 /// The failure, with the name of its case.

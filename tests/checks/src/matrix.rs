@@ -14,10 +14,10 @@ use crate::case::wrong;
 use crate::data::Random;
 use crate::device::{read, read_f32};
 
-/// The granularity of E8M0 scales.
+/// Granularity of E8M0 scales.
 pub const MX: Granularity = Granularity::Block1x32;
 
-/// The scale modes that go with a granularity, the default first.
+/// Scale modes of a granularity, the default first.
 pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
     match granularity {
         MX => &[
@@ -31,29 +31,30 @@ pub(crate) const fn modes(granularity: Granularity) -> &'static [ScaleMode] {
     }
 }
 
-/// A contraction-major `[rows, k]` matrix, as [`Operand`] without the padding.
+/// A contraction-major `[rows, k]` matrix: an [`Operand`] without padding.
 #[derive(Clone, Debug)]
 pub struct HostMatrix {
-    /// Row-major.
+    /// Codes, row-major.
     pub codes: Vec<u8>,
-    /// [`Granularity::scale_dims`], row-major.
+    /// Inverse scales, row-major, with the dimensions of [`Granularity::scale_dims`].
     pub inv_scales: Vec<InvScale>,
-    /// Rows, and the length of the contraction.
+    /// Rows, and length of the contraction.
     pub shape: [usize; 2],
-    /// The format of the codes.
+    /// Format of the codes.
     pub format: Format,
-    /// What shares one scale.
+    /// Groups of elements that share a scale.
     pub granularity: Granularity,
 }
 
-/// What codes and scales are.
+/// Kind of codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
-    /// Any finite values, so sums that cancel, and scales over some binades.
+    /// Any finite values, so sums cancel, with scales over some binades.
     Random,
-    /// [`Random`](Codes::Random) under scales that are powers of two.
+    /// [`Random`](Codes::Random) with power-of-two scales.
     PowersOfTwo,
-    /// -1, 0 and 1 under scales of 1/2, 1 and 2: every partial sum is exact on every path, so every bit must be right.
+    /// -1, 0 and 1 with scales of 1/2, 1 and 2. Every partial sum is exact on every path, so every
+    /// bit must be right.
     Exact,
     /// Zeros of both signs.
     Zeros,
@@ -61,11 +62,12 @@ pub enum Codes {
     NanCode,
     /// [`Random`](Codes::Random) with one infinity (of e5m2; e4m3 has none).
     InfCode,
-    /// [`Zeros`](Codes::Zeros) whose last scale is NaN.
+    /// [`Zeros`](Codes::Zeros) with NaN as the last scale.
     NanScale,
-    /// Every code of the left operand, each by one and nothing else: its value must be right to the bit.
+    /// Every code of the left operand, each multiplied by one and nothing else. Its value must be
+    /// right bit for bit.
     EachLeft,
-    /// Every code of the right operand.
+    /// Every code of the right operand, as in [`EachLeft`](Codes::EachLeft).
     EachRight,
 }
 
@@ -93,7 +95,7 @@ impl fmt::Display for Codes {
 }
 
 impl HostMatrix {
-    /// Such codes and scales.
+    /// Creates a matrix with this kind of codes and scales.
     pub fn new(codes: Codes, shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
         let [rows, k] = shape;
         let mut random = Random::new(seed);
@@ -124,7 +126,8 @@ impl HostMatrix {
         Self { codes: bytes, inv_scales, shape, format, granularity }
     }
 
-    /// Every code under scales of 1: finite ones in the first `width` columns, and each other one in a row of its own.
+    /// Every code with scales of 1. Finite codes are in the first `width` columns; each other code
+    /// has its own row.
     pub(crate) fn every_code(
         shape @ [rows, k]: [usize; 2],
         width: usize,
@@ -145,7 +148,7 @@ impl HostMatrix {
         one
     }
 
-    /// Ones on the diagonal, under scales of 1.
+    /// Ones on the diagonal, with scales of 1.
     pub fn identity(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Self {
         let [height, width] = granularity.scale_dims(rows, k);
         let mut codes = vec![0; rows * k];
@@ -153,13 +156,14 @@ impl HostMatrix {
         Self { codes, inv_scales: vec![InvScale::new(1.0); height * width], shape, format, granularity }
     }
 
-    /// This matrix with the signs of the codes taken off.
+    /// This matrix with the sign bits of its codes cleared.
     pub(crate) fn magnitudes(&self) -> Self {
         Self { codes: self.codes.iter().map(|code| code & 0x7f).collect(), ..self.clone() }
     }
 
-    /// The rows `rows` and `k` of the contraction, which begins with a block. Rows that begin inside a square of 128 may share
-    /// its scale with others: each gets scales of its own.
+    /// Part of the matrix: `rows`, and `k` of the contraction, which must begin at a block. Rows
+    /// that begin inside a square of 128 may share its scale with others, so each row gets its own
+    /// scales.
     pub(crate) fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
         let [_, all_k] = self.shape;
         let granularity = match self.granularity {
@@ -182,17 +186,17 @@ impl HostMatrix {
         HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
     }
 
-    /// The scale of element `col` of the contraction in row `row`.
+    /// Inverse scale of element `col` of the contraction in row `row`.
     pub(crate) fn inv_scale(&self, row: usize, col: usize) -> f32 {
         self.view().inv_scale(row, col)
     }
 
-    /// The operand on a device.
+    /// Uploads the operand to a device.
     pub fn upload<R: Runtime>(&self, client: &ComputeClient<R>) -> Operand {
         upload_operand(client, &self.view(), self.inv_scales.iter().all(|scale| scale.to_e8m0().is_some()))
     }
 
-    /// Reads an operand back; its padding must be zero codes.
+    /// Reads an operand back. Its padding must be zero codes.
     pub(crate) fn read<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Self, Failure> {
         let &Operand { rows, k, format, granularity, .. } = operand;
         let bytes = read(client, operand.codes.clone())?;

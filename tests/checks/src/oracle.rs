@@ -1,4 +1,4 @@
-//! The product of two FP8 matrices in f64, and the size of its terms.
+//! Product of two FP8 matrices in f64, and the sum of the magnitudes of its terms.
 //!
 //! ```text
 //! want = Σ a·b          size = Σ |a·b|          a, b = value(code) · inv_scale
@@ -8,7 +8,7 @@ use float8_kernels::reference::decode;
 
 use crate::matrix::HostMatrix;
 
-/// The least length of the contraction that has one scale.
+/// Shortest part of the contraction that has one scale.
 const BLOCK: usize = 32;
 const LANES: usize = 8;
 
@@ -19,7 +19,8 @@ pub(crate) struct Element {
     pub(crate) size: f64,
 }
 
-/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major: sums of 32 products in f64, scaled and added in f64. On all cores.
+/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major, computed on all cores. Sums of 32 products in
+/// f64 are scaled and added in f64.
 pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
     let ([_, k], n) = (a.shape, b.shape[0]);
     let right = values(b, &(0..n).collect::<Vec<_>>());
@@ -31,7 +32,8 @@ pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Ele
             let right = &right;
             scope.spawn(move || {
                 let left = values(a, rows);
-                // Columns outside: a row of B is read once for all rows of A that this thread has.
+                // Columns are the outer loop: a row of B is read once for all rows of A of this
+                // thread.
                 for col in 0..n {
                     for (i, &row) in rows.iter().enumerate() {
                         let scale = |at| f64::from(a.inv_scale(row, at)) * f64::from(b.inv_scale(col, at));
@@ -44,7 +46,7 @@ pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Ele
     out
 }
 
-/// Values of the codes of these rows, not scaled.
+/// Values of the codes of these rows, without scales.
 fn values(matrix: &HostMatrix, rows: &[usize]) -> Vec<f32> {
     let k = matrix.shape[1];
     let codes = rows.iter().flat_map(|row| &matrix.codes[row * k..][..k]);
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
     use crate::matrix::Codes;
 
-    /// Against the library's own definition, all granularities, on part of the rows.
+    /// Products equal the library's definition for all granularities, on some of the rows.
     #[test]
     fn products_are_the_definition() {
         let (m, n, k) = (133, 7, 300);

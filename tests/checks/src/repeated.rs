@@ -1,7 +1,9 @@
-//! One GEMM many times without a wait between: a race that one launch in a hundred loses shows.
+//! One GEMM many times without a wait between launches. This shows a race that one launch in a
+//! hundred loses.
 //!
-//! Matrices of -1, 0 and 1, so that every sum is exact: each plain launch must give the emulated kernel's bits, and `TIMES`
-//! launches that add to one output `TIMES` times them (at most 4096 · 4 · 200 quarters, below 2^24).
+//! Matrices of -1, 0 and 1 give exact sums. Each plain launch must give the emulated kernel's bits.
+//! `TIMES` launches that add to one output must give `TIMES` times these values: at most 4096 · 4 ·
+//! 200 quarters, below 2^24.
 
 use cubecl::prelude::*;
 use float8_kernels::{Format, GemmConfig, GemmPath, Granularity, Output, gemm_path, scaled_gemm, scaled_gemm_into};
@@ -13,10 +15,10 @@ use crate::data::F32;
 use crate::device::{read_f32, upload_f32};
 use crate::matrix::{Codes, HostMatrix};
 
-/// Launches of each kind.
+/// Number of launches of each kind.
 const TIMES: usize = 200;
 
-/// M, N and K: one tile, and tiles enough for clusters on every SM.
+/// M, N and K: one tile, and enough tiles for clusters on every SM.
 const SHAPES: [[usize; 3]; 2] = [[64, 64, 64], [257, 130, 32]];
 const LARGE: [[usize; 3]; 2] = [[1024, 1024, 1024], [4096, 4096, 4096]];
 
@@ -26,7 +28,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
         granularities.into_iter().flat_map(|pair| [(pair, PRECISE), (pair, FAST)])
     {
         let path = gemm_path(all.client, granularities, config);
-        // An emulated kernel has no fast accumulation.
+        // The emulated kernel has no fast accumulation.
         if path == GemmPath::Emulated && config == FAST {
             continue;
         }

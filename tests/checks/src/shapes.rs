@@ -1,10 +1,10 @@
-//! Shapes of matrices that are cast and measured.
+//! Shapes of matrices to cast and measure.
 
-/// Around the words of 4, the padding to 16, and tiles of 64 and 128.
+/// Sizes around words of 4, padding to 16, and tiles of 64 and 128.
 pub(crate) const SHAPES: [[usize; 2]; 9] =
     [[1, 1], [3, 5], [17, 33], [64, 64], [1, 1000], [1000, 1], [129, 257], [66, 128], [128, 132]];
 
-/// Long rows, long columns, many tiles, and the sizes of Llama.
+/// Long rows, long columns, many tiles, and sizes of Llama.
 pub(crate) const LARGE: [[usize; 2]; 9] = [
     [1, 100_003],
     [100_003, 1],

@@ -1,6 +1,8 @@
-//! Runs cases in worker processes, each case with a limit: a fault of the GPU or a hang costs one case, not the run.
+//! Runs cases in worker processes, each case with a time limit: a GPU fault or a hang costs one
+//! case, not the run.
 //!
-//! A worker that fails or overstays is killed, and a new one goes on with the next case.
+//! A worker that fails or exceeds its limit is killed, and a new worker continues with the next
+//! case.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,72 +15,74 @@ use serde_json::Value;
 
 use crate::worker::{Event, MARK};
 
-/// Bounds of a run.
+/// Limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// For all; cases that would begin later are not run.
+    /// Time for the whole run. Cases that would begin later are not run.
     pub all: Duration,
-    /// For one case, compiling its kernels included.
+    /// Time for one case, which includes compiling its kernels.
     pub case: Duration,
-    /// Workers at once.
+    /// Number of concurrent workers.
     pub jobs: usize,
 }
 
-/// A worker may need this long until it has named its cases: the driver makes a context.
+/// Time that a worker may take to name its cases: the driver creates a context.
 const START: Duration = Duration::from_secs(60);
 
-/// A killed worker may need this long to end: the driver tears its context down.
+/// Time that a killed worker may take to end: the driver destroys its context.
 const END: Duration = Duration::from_secs(10);
 
-/// Failed starts in a row after which the remaining cases are given up.
+/// Consecutive failed starts after which the remaining cases fail.
 const MOST_FALSE_STARTS: usize = 3;
 
-/// What became of a case.
+/// Outcome of a case.
 #[derive(Debug)]
 pub struct Done {
-    /// The name of the case.
+    /// Name of the case.
     pub name: String,
-    /// From its turn to its result, the start of a worker included.
+    /// Seconds from its turn to its result, which includes the start of a worker.
     pub seconds: f64,
-    /// What it gave.
+    /// Value of the case, or its failure.
     pub result: Result<Value, CaseFailure>,
 }
 
-/// Why a case has no result.
+/// Reason for a missing result.
 #[derive(Debug, thiserror::Error)]
 pub enum CaseFailure {
-    /// It said so.
+    /// The case reported a failure.
     #[error("{0}")]
     Failed(String),
-    /// It was not done within its limit, in seconds.
+    /// The case exceeded its limit, in seconds.
     #[error("killed after {0} s")]
     TimedOut(u64),
-    /// Its process ended, with its status and what it printed last.
+    /// The worker process ended. Holds its status and its last output.
     #[error("its process ended: {0}")]
     Died(String),
-    /// The time for all was over before it began, or before it was done and its own limit was over.
+    /// The time of the run ended before the case began, or before it was done within its own limit.
     #[error("no time left")]
     NoTime,
 }
 
-/// No worker starts: the device is absent, say.
+/// No worker starts, for example because the device is absent.
 #[derive(Debug, thiserror::Error)]
 #[error("no worker process: {0}")]
 pub struct StartError(String);
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Cases that are over.
+    /// Number of finished cases.
     pub done: usize,
-    /// All cases.
+    /// Number of all cases.
     pub of: usize,
-    /// Since the beginning.
+    /// Time since the start of the run.
     pub elapsed: Duration,
 }
 
-/// Runs all cases in processes that `command` describes, which call [`Worker::serve`](crate::Worker::serve), and hands on what became
-/// of each case, as it is known. What workers print is printed.
+/// Runs all cases in worker processes and passes the outcome of each case to `each`.
+///
+/// `command` describes a process that calls [`Worker::serve`](crate::Worker::serve). The output of
+/// workers is printed.
 ///
 /// # Errors
 /// No worker starts.
@@ -108,7 +112,7 @@ pub fn supervise(
     Ok(())
 }
 
-/// What the threads share, each of which controls one worker at a time.
+/// State shared by the threads. Each thread controls one worker at a time.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     limits: Limits,
@@ -116,12 +120,12 @@ struct Run<'a> {
     command: &'a (dyn Fn() -> Command + Sync),
     names: &'a [String],
     next: &'a AtomicUsize,
-    /// Failed starts since a worker last started.
+    /// Failed starts since the last successful one.
     false_starts: &'a Mutex<usize>,
 }
 
 impl Run<'_> {
-    /// Takes cases until none is left.
+    /// Runs cases until none is left.
     fn serve(&self, mut worker: Option<Worker>, sender: &Sender<Done>) {
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -156,7 +160,7 @@ impl Run<'_> {
     }
 
     fn restart(&self) -> Result<Worker, CaseFailure> {
-        // Held while a worker starts, so that threads do not all try at once what just failed.
+        // Held while a worker starts, so that threads do not all repeat a failed start at once.
         let mut failed = self.false_starts.lock().expect("no panic under this lock");
         if *failed == MOST_FALSE_STARTS {
             return Err(CaseFailure::Died("no worker starts any more".into()));
@@ -169,7 +173,7 @@ impl Run<'_> {
                 *failed = 0;
                 Ok(worker)
             }
-            // It had less time than a start may need.
+            // The worker had less time than a start may need.
             Err(_) if self.deadline <= Instant::now() => Err(CaseFailure::NoTime),
             Err(error) => {
                 *failed += 1;
@@ -185,7 +189,7 @@ struct Worker {
     stdin: ChildStdin,
     lines: Receiver<Line>,
     names: Vec<String>,
-    /// What it last printed, for when it dies.
+    /// Last lines that it printed, for the error if it dies.
     tail: VecDeque<String>,
 }
 
@@ -212,9 +216,9 @@ impl Worker {
         Ok(worker)
     }
 
-    /// The result of a case, and whether it was this worker's last.
+    /// Runs a case. Returns its result, and whether it was the worker's last.
     fn run(&mut self, index: usize, limit: Duration) -> Result<(Result<Value, String>, bool), CaseFailure> {
-        // A worker that cannot be written to has died, which reading says better.
+        // A failed write means that the worker has died; reading gives the better error.
         let _ = writeln!(self.stdin, "{index}");
         match self.event(limit)? {
             Event::Done { result, last } => Ok((result, last)),
@@ -222,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Waits for the next event; prints all else.
+    /// Waits for the next event. Prints all other lines.
     fn event(&mut self, limit: Duration) -> Result<Event, CaseFailure> {
         let end = Instant::now() + limit;
         loop {
@@ -245,7 +249,8 @@ impl Worker {
         }
     }
 
-    /// Waits for the end of the process, but not for ever: one that waits for a hung GPU cannot be killed.
+    /// Waits for the process to end, up to a limit: a process that waits for a hung GPU cannot be
+    /// killed.
     fn end(&mut self) -> Option<std::process::ExitStatus> {
         let end = Instant::now() + END;
         loop {
@@ -260,13 +265,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended already.
         let _ = self.child.kill();
         self.end();
     }
 }
 
-/// Sends on what is printed, line by line, until its end.
+/// Forwards output line by line until it ends.
 fn forward(output: impl Read + Send + 'static, sender: Sender<Line>) {
     std::thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {

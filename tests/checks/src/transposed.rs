@@ -1,4 +1,5 @@
-//! Transposed codes with scales that serve both orientations, and the values of codes of every granularity.
+//! Transposes of codes whose scales serve both orientations, and decoded values for every
+//! granularity.
 
 use cubecl::prelude::*;
 use float8_kernels::reference::{decode, transpose as want_transposed};
@@ -14,7 +15,8 @@ use crate::device::{poison, read_f32};
 use crate::input::Input;
 use crate::matrix::{Codes, HostMatrix, MX};
 
-/// One row, one column, less than a tile, several, and both sides of the edges of words, chunks of 16, squares and tiles.
+/// One row, one column, less than a tile, several tiles, and both sides of the edges of words,
+/// chunks of 16, squares and tiles.
 const SHAPES: [[usize; 2]; 12] = [
     [1, 1],
     [1, 1000],
@@ -50,7 +52,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     all.add("transpose refused", check_refused);
 }
 
-/// Random codes; scales of MX equal in squares of 32.
+/// Random codes with one NaN. MX scales are equal in squares of 32.
 fn matrix(shape @ [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> HostMatrix {
     let mut matrix = HostMatrix::new(Codes::NanCode, shape, format, granularity, 53);
     if granularity == MX {
@@ -78,7 +80,7 @@ fn check<R: Runtime>(
     Ok(0.0)
 }
 
-/// The first code or scale that differs.
+/// Finds the first code or scale that differs.
 fn compare(got: &HostMatrix, want: &HostMatrix) -> Result<(), Failure> {
     let [rows, k] = want.shape;
     if (got.shape, got.format, got.granularity) != (want.shape, want.format, want.granularity) {
@@ -94,7 +96,7 @@ fn compare(got: &HostMatrix, want: &HostMatrix) -> Result<(), Failure> {
     }
 }
 
-/// Of each code, and of one NaN.
+/// Decoded values of all codes; NaN equals NaN.
 fn check_values<R: Runtime>(
     client: &ComputeClient<R>,
     shape @ [rows, k]: [usize; 2],
@@ -118,7 +120,7 @@ fn check_values<R: Runtime>(
     Ok(0.0)
 }
 
-/// The transpose of a cast is the cast of the transpose.
+/// The transpose of a cast equals the cast of the transpose.
 fn check_casts<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
     let modes = [
         (Granularity::Tensor, ScaleMode::F32),
@@ -137,7 +139,7 @@ fn check_casts<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
     Ok(0.0)
 }
 
-/// Scales that are none of the transpose's, and nothing at all.
+/// Granularities whose scales do not fit the transpose, and empty matrices.
 fn check_refused<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
     for granularity in [Granularity::Row, Granularity::Block1x128] {
         let operand = HostMatrix::new(Codes::Random, [40, 50], Format::E4m3, granularity, 56).upload(client);

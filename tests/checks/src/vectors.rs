@@ -1,32 +1,33 @@
-//! The casts in the reference vectors, quantize.safetensors and mx.safetensors, as a list: what is cast, how, and what has to come out.
+//! The casts in quantize.safetensors and mx.safetensors as a list: inputs, casts and expected
+//! results.
 
 use float8_kernels::{Cast, Format, Granularity, InvScale, Scale, ScaleCalculationMode, ScaleMode};
 use test_data::{Golden, transpose};
 
 /// One cast by torchao.
 pub struct CastVector {
-    /// What its tensors are called in the file, and the orientation.
+    /// Names of its tensors in the file, with the orientation.
     pub name: String,
-    /// The dtype of x, whose values are in f32 here: `f32` or `bf16`.
+    /// Dtype of x: `f32` or `bf16`. The values here are in f32.
     pub dtype: &'static str,
-    /// `shape`, row-major.
+    /// Values of x, row-major.
     pub x: Vec<f32>,
     /// Rows and columns of x.
     pub shape: [usize; 2],
-    /// How.
+    /// Parameters of the cast.
     pub cast: Cast,
-    /// The copy that is contracted over the rows of x, so its transpose.
+    /// Whether the copy is the transpose, which is contracted over the rows of x.
     pub transposed: bool,
     /// Codes of the copy, row-major.
     pub codes: Vec<u8>,
     /// Inverse scales of the copy.
     pub inv_scales: Vec<InvScale>,
-    /// What the codes stand for, where the file says it.
+    /// Decoded values, if the file has them.
     pub values: Option<Vec<f32>>,
 }
 
 impl CastVector {
-    /// Rows of the copy, and what is contracted.
+    /// Rows and contraction length of the copy.
     pub fn dims(&self) -> [usize; 2] {
         let [rows, cols] = self.shape;
         if self.transposed { [cols, rows] } else { [rows, cols] }
@@ -36,7 +37,8 @@ impl CastVector {
 /// torchao's names of dtypes.
 const DTYPES: [&str; 2] = ["f32", "bf16"];
 
-/// Every cast of quantize.safetensors: torchao's `rowwise` is the copy by rows, its `colwise` the transposed one, `tensorwise` both.
+/// Reads every cast of quantize.safetensors. `rowwise` is the copy by rows, `colwise` the
+/// transposed copy, and `tensorwise` both.
 pub fn quantize_vectors(golden: &Golden) -> Vec<CastVector> {
     let kinds = [
         ("tensorwise", Granularity::Tensor, &[false, true][..]),
@@ -50,7 +52,7 @@ pub fn quantize_vectors(golden: &Golden) -> Vec<CastVector> {
             for (kind, granularity, orientations) in kinds {
                 for (suffix, scale_mode) in [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)] {
                     let name = format!("{dtype}_{format}_{kind}{suffix}");
-                    // As x lies.
+                    // In the layout of x.
                     let codes = golden.codes(&format!("{name}_codes"));
                     let scales = golden.floats(&format!("{name}_scale"));
                     let inv_scales: Vec<_> = scales.into_iter().map(|scale| Scale::new(scale).inverse()).collect();
@@ -74,7 +76,8 @@ pub fn quantize_vectors(golden: &Golden) -> Vec<CastVector> {
     vectors
 }
 
-/// Every cast of mx.safetensors: of x by rows, and of its transpose by columns, which is the same.
+/// Reads every cast of mx.safetensors: x by rows, and its transpose by columns, which gives the
+/// same.
 pub fn mx_vectors(golden: &Golden) -> Vec<CastVector> {
     let (mut vectors, mut read) = (vec![], 0);
     for dtype in DTYPES {

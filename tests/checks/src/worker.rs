@@ -1,11 +1,13 @@
-//! The worker's side: it sends the names of its cases, then runs those whose numbers it receives, one after the other.
+//! The worker's side: sends the names of its cases, then runs the cases whose numbers it receives,
+//! one after the other.
 //!
 //! ```text
 //! worker → supervisor    a line of standard output that begins with MARK: an Event as JSON
-//! supervisor → worker    a line of standard input: the number of the next case, larger than all before
+//! supervisor → worker    a line of standard input: the next case's number, in increasing order
 //! ```
 //!
-//! A worker ends after a panic or an error of the device: a CUDA context in which a kernel has failed fails in every later call.
+//! A worker ends after a panic or a device error: a CUDA context with a failed kernel fails in
+//! every later call.
 
 use std::io::{Write, stdin, stdout};
 use std::process::exit;
@@ -15,19 +17,19 @@ use serde_json::Value;
 
 use crate::case::{Failure, caught};
 
-/// Begins lines of standard output that are events.
+/// Prefix of output lines that are events.
 pub(crate) const MARK: &str = "@checks ";
 
-/// What a worker says.
+/// Message of a worker.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum Event {
-    /// Names of all cases, in order: after the start.
+    /// Names of all cases, in order; sent at the start.
     Cases(Vec<String>),
     /// A case has run.
     Done {
-        /// What it gave, or what is wrong.
+        /// Value of the case, or its failure.
         result: Result<Value, String>,
-        /// Whether the worker ends, as its device may be unusable.
+        /// Whether the worker ends because its device may be unusable.
         last: bool,
     },
 }
@@ -35,27 +37,30 @@ pub(crate) enum Event {
 impl Event {
     fn send(&self) {
         let line = serde_json::to_string(self).expect("strings and numbers");
-        // Nobody is left to tell when the supervisor has gone.
+        // The supervisor is gone: no process reads a report.
         if writeln!(stdout(), "{MARK}{line}").and_then(|()| stdout().flush()).is_err() {
             exit(1);
         }
     }
 }
 
-/// Is shown every case in order, and runs those whose turn it is.
+/// Sees every case in order and runs the requested ones.
 pub struct Worker {
     only: Vec<String>,
-    /// Names so far; none once they have been sent.
+    /// Names so far; `None` after they were sent.
     names: Option<Vec<String>>,
-    /// Number of the case to come.
+    /// Number of the next case in order.
     next: usize,
     /// Number of the case to run.
     turn: usize,
 }
 
 impl Worker {
-    /// Serves a supervisor until it has no more cases. `walk` calls [`case`](Self::case) for every case, in the same order each time:
-    /// first to collect the names, then to run them. If `only` is not empty, cases whose names contain none of it are left out.
+    /// Serves a supervisor until it has no more cases.
+    ///
+    /// `walk` calls [`case`](Self::case) for every case, in the same order each time: first to
+    /// collect the names, then to run the cases. If `only` is not empty, cases whose names contain
+    /// none of its strings are skipped.
     pub fn serve(only: &[String], walk: impl Fn(&mut Self)) {
         let mut worker = Self { only: only.to_vec(), names: Some(vec![]), next: 0, turn: 0 };
         walk(&mut worker);
@@ -64,7 +69,7 @@ impl Worker {
         walk(&mut worker);
     }
 
-    /// Runs this case if it is its turn.
+    /// Runs this case if its number was requested.
     pub fn case<V: Serialize>(&mut self, name: &str, run: impl FnOnce() -> Result<V, Failure>) {
         if !self.only.is_empty() && !self.only.iter().any(|only| name.contains(only.as_str())) {
             return;
@@ -90,7 +95,7 @@ impl Worker {
     }
 }
 
-/// The number of the next case to run, or the end of this process.
+/// Reads the number of the next case. Ends the process if there is none.
 fn turn() -> usize {
     let mut line = String::new();
     match stdin().read_line(&mut line).ok().and_then(|_| line.trim().parse().ok()) {

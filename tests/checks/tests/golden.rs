@@ -6,12 +6,13 @@ use test_data::{Golden, transpose};
 
 const MODES: [(&str, ScaleMode); 2] = [("", ScaleMode::F32), ("_pow2", ScaleMode::PowerOfTwo)];
 
-/// Bits, every NaN being one.
+/// Bits, with one pattern for every NaN.
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
-/// A NaN's code is one for all, as a GPU's conversion has it; the file's, made on a CPU, keep signs.
+/// Compares codes. A NaN's code has no sign here, as in a GPU's conversion; the file comes from a
+/// CPU and keeps signs.
 fn assert_codes(ours: &[u8], golden: &[u8], input: &[f32], format: Format, what: &str) {
     assert_eq!(ours.len(), golden.len(), "{what}");
     for ((ours, golden), x) in ours.iter().zip(golden).zip(input) {
@@ -21,7 +22,7 @@ fn assert_codes(ours: &[u8], golden: &[u8], input: &[f32], format: Format, what:
     }
 }
 
-/// Value by value, and whole slices, which the compiler vectorizes.
+/// Casts single values, and whole slices, which the compiler vectorizes.
 #[test]
 fn golden_casts_of_the_reference() {
     let golden = Golden::open("cast.safetensors");
@@ -72,7 +73,7 @@ fn golden_codes_of_the_reference() {
         let inv_scales: Vec<_> = ours.scales.iter().map(|scale| scale.inverse()).collect();
         let of = |scales: &[InvScale]| bits(&scales.iter().map(|scale| scale.get()).collect::<Vec<_>>());
         assert_eq!(of(&inv_scales), of(&vector.inv_scales), "{name}");
-        // As x lies.
+        // In the layout of x.
         let codes = if *transposed { transpose(&ours.codes, *shape) } else { ours.codes };
         assert!(codes == vector.codes, "{name}: codes differ");
         if let Some(wanted) = &vector.values {
@@ -86,7 +87,7 @@ fn golden_codes_of_the_reference() {
     }
 }
 
-/// The tiles of the file's scales hold them all, and nothing else.
+/// Tiles hold all scales of the file and nothing else.
 #[test]
 fn golden_scales_survive_tiles() {
     let golden = Golden::open("mx.safetensors");

@@ -1,4 +1,5 @@
-//! Workers that fail in every way cost the case that they were at, and no other. This program is its own worker.
+//! Workers that fail in every way lose their current case and no other. This program is also the
+//! worker.
 
 use std::process::{Command, abort};
 use std::time::{Duration, Instant};
@@ -6,10 +7,10 @@ use std::time::{Duration, Instant};
 use checks::{CaseFailure, Done, Failure, Limits, Worker, supervise};
 use serde_json::json;
 
-/// Cases of a worker that is called with this.
+/// Argument of a worker that serves cases.
 const WORKER: &str = "--worker";
 
-/// As a worker that cannot start.
+/// Argument of a worker that cannot start.
 const BROKEN: &str = "--broken";
 
 fn serve() {
@@ -45,7 +46,7 @@ fn this(argument: &'static str) -> impl Fn() -> Command + Sync {
     }
 }
 
-/// All results, by name.
+/// Runs all cases and returns their outcomes by name.
 fn run(all: Duration, jobs: usize) -> Vec<Done> {
     let mut done = vec![];
     let limits = Limits { all, case: Duration::from_secs(2), jobs };
@@ -80,7 +81,7 @@ fn a_failure_costs_one_case() {
         );
         let process = |i: usize| done[i].result.as_ref().expect("it passes").as_u64();
         if jobs == 1 {
-            // A new process after every loss, and the same one otherwise.
+            // A new process after every loss, otherwise the same one.
             assert!(process(3) != process(7) && process(7) == process(8));
         }
     }
@@ -90,7 +91,7 @@ fn time_that_is_over_is_said() {
     let start = Instant::now();
     let done = run(Duration::from_secs(1), 1);
     assert!(start.elapsed() < Duration::from_secs(20));
-    // The case that hangs has the rest of the time, which is less than its limit, and those after it have none.
+    // The hanging case gets the rest of the time, which is below its limit. Later cases get none.
     for done in &done[5..] {
         assert!(matches!(&done.result, Err(CaseFailure::NoTime)), "{done:?}");
     }
@@ -109,7 +110,7 @@ fn main() {
             eprintln!("no such device");
             std::process::exit(2);
         }
-        // What cargo's runners ask of a test without a harness.
+        // Cargo's test runners pass this to a test without a harness.
         Some("--list") => return,
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! The checks themselves on wgpu: they pass, each kernel's among them, and memory is poisoned before them.
+//! The checks on wgpu: they pass, every kernel has cases, and memory is poisoned before each case.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -8,23 +8,25 @@ use cubecl::prelude::*;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
 use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
 
-/// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
+/// The machine's default wgpu device. Without one, the test prints that it is skipped; in CI it
+/// fails.
 fn client() -> Option<ComputeClient<WgpuRuntime>> {
-    // Type 4 is every adapter. Asking for a client without one panics.
+    // Type 4 means every adapter. Creating a client without an adapter panics.
     if WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
-        // Not `println!`, which the harness holds back while a test passes.
+        // Not `println!`: the harness captures it while a test passes.
         writeln!(std::io::stdout(), "skipped: no wgpu adapter").expect("standard output is open");
         return None;
     }
     Some(WgpuRuntime::client(&WgpuDevice::default()))
 }
 
-/// Every scale with itself, and with another.
+/// Every granularity with itself, and with another one.
 const PAIRS: &str = "tensorwise,tensorwise|rowwise,rowwise|1x128,1x128|128x128,128x128|1x32,1x32|tensorwise,1x32|rowwise,tensorwise|\
                      1x128,rowwise|128x128,1x128|1x32,128x128";
 
-/// Runs the cases whose names have all these words, in any order, of which there must be `least`. `a|b` stands for either.
+/// Runs the cases whose names contain all these words in any order. There must be at least `least`
+/// of them. `a|b` matches either word.
 fn all_pass(words: &str, least: usize) {
     let Some(client) = client() else { return };
     run(words, least, |visitor| visit(&client, Size::Small, visitor));
@@ -62,8 +64,10 @@ fn golden_vectors() {
     run("golden_cast|golden_scale|golden_codes|golden_mx", 76, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
-/// Every kernel for f32, and those for 16-bit floats of one scale mode each. A software device compiles kernels slower than it runs
-/// them, so here and below some cases are left to a GPU, which runs all of them: none whose code no other case has.
+/// Every kernel for f32, and the kernels of one scale mode for each 16-bit dtype.
+///
+/// A software device compiles kernels slower than it runs them, so some cases here and below run
+/// only on a GPU. The code of each skipped case is covered by another case.
 #[test]
 fn quantize_kernels() {
     all_pass("quantize 70x300", 144);
@@ -71,7 +75,7 @@ fn quantize_kernels() {
     all_pass("quantize 37x140 f16 F32|E8m0(Rceil) Both", 10);
 }
 
-/// Every shape and layout. What is left out has the same kernels, of another dtype or orientation.
+/// Every shape and layout. Skipped cases use the same kernels with another dtype or orientation.
 #[test]
 fn quantize_shapes() {
     let shapes = "1x1|3x5|17x33|64x64|1x1000|1000x1|129x257|66x128|128x132";
@@ -88,7 +92,7 @@ fn quantize_contents() {
     all_pass("quantize 140x150|150x140|5x7 repeated-row|repeated-column|repeated-element", 15);
 }
 
-/// Rows of every length, and more cubes than one dimension of a grid has.
+/// Rows of every length, and more cubes than one dimension of a grid allows.
 #[test]
 fn quantize_peaks() {
     all_pass("quantize peaks", 81);
@@ -153,7 +157,8 @@ fn scaled_gemm() {
     all_pass("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6);
 }
 
-/// Every pair of scales, with bias and without; in tall tiles, those of more than 64 rows, every scale of either side.
+/// Every pair of granularities, with and without bias. Tall tiles, for more than 64 rows, see every
+/// granularity on either side.
 #[test]
 fn scaled_gemm_scales() {
     all_pass("scaled_gemm 2x1x1|5x3x128|2x3x513", 75);
@@ -168,7 +173,8 @@ fn scaled_gemm_agreement() {
     all_pass("scaled_gemm of casts", 21);
 }
 
-/// All sizes and contents where scales are a tensor's or MX; of other scales and formats a part.
+/// All sizes and contents of e4m3 with tensorwise, rowwise or MX scales; some cases of other scales
+/// and formats.
 #[test]
 fn grouped_gemm() {
     all_pass("grouped_gemm e4m3,e4m3 tensorwise,tensorwise|1x32,1x32|rowwise,rowwise", 300);
@@ -194,7 +200,7 @@ fn repeated_gemm() {
     all_pass("repeated_gemm", 4);
 }
 
-/// Memory that a kernel would not write holds NaN: the allocation after poisoning does.
+/// Memory that a kernel does not write holds NaN, as a fresh allocation after poisoning does.
 #[test]
 fn memory_is_poisoned() {
     let Some(client) = client() else { return };

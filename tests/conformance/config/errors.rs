@@ -1,4 +1,5 @@
-//! Bad configurations give typed errors that name the values; bad shapes panic as Burn's own linear does.
+//! Bad configurations give typed errors that name the values. Bad shapes panic as in Burn's own
+//! linear.
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::module::Module;
@@ -75,7 +76,7 @@ fn devices_that_are_absent_are_errors() {
     }
 }
 
-/// The panic of a linear on shapes that do not fit.
+/// Message of the panic of a linear with mismatched shapes.
 fn panic_of<B: Backend>(x: [usize; 2], w: [usize; 2], bias: Option<usize>) -> String {
     let device = Default::default();
     let run = || {

@@ -1,4 +1,4 @@
-//! Configurations: files, filters, the rules between casts, and their errors.
+//! Configurations: files, filters, rules between casts, and their errors.
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
@@ -57,7 +57,7 @@ fn recipes_are_torchaos() {
     assert_eq!(modes, [F32, PowerOfTwo, PowerOfTwo, F32, F32, e8m0, e8m0]);
 }
 
-/// Each cast has the scales of its own granularity, by names that torchao gives them.
+/// Each cast uses the scale mode of its granularity. The names are torchao's.
 #[test]
 fn scale_calculation_modes_belong_to_blocks_of_32() {
     let names = ScaleCalculationMode::ALL.map(|mode| mode.to_string());
@@ -73,14 +73,15 @@ fn scale_calculation_modes_belong_to_blocks_of_32() {
         let rounded = linear.clone().with_round_scales_to_power_of_2(true);
         assert_eq!(rounded.scale_mode(Granularity::Block1x32), ScaleMode::E8m0(mode));
         assert_eq!(rounded.scale_mode(Granularity::Row), ScaleMode::PowerOfTwo);
-        // The name tells what differs, not what is only set.
+        // The name depends on what differs from the recipe, not on what is set.
         let is_default = mode == ScaleCalculationMode::Rceil;
         let name = if is_default { "mxfp8" } else { "mxfp8 (customized)" };
         assert_eq!((linear.to_string().as_str(), rounded.to_string().as_str()), (name, name));
     }
 }
 
-/// A mode that no cast uses is an error, in code and in files; one that some cast uses is none, whatever the recipe.
+/// A mode that no cast uses is an error, in code and in files. A mode that some cast uses is valid
+/// in every recipe.
 #[test]
 fn a_scale_calculation_mode_needs_mx_scales() {
     let mx = |recipe: Recipe| matches!(recipe, Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp);
@@ -97,7 +98,7 @@ fn a_scale_calculation_mode_needs_mx_scales() {
         assert!(read.unwrap_err().to_string().contains(&error.to_string()));
     }
     let floor = ScaleCalculationMode::Floor;
-    // One cast of the six is enough, unless its GEMM is in high precision.
+    // One of the six casts is enough, unless its GEMM is in high precision.
     let mx = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
     let one = Recipe::Rowwise.casts().with(Operand::WEIGHT, mx);
     let off = CastConfig { scaling_type: ScalingType::Disabled, ..mx };
@@ -106,14 +107,15 @@ fn a_scale_calculation_mode_needs_mx_scales() {
     rowwise(one).with_scale_calculation_mode(floor).validate().unwrap();
     let error = rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err().to_string();
     assert!(error.starts_with("scale_calculation_mode = floor with recipe rowwise: no cast is of 1x32"), "{error}");
-    // Nor may the casts that use it go.
+    // Replacing the casts that use it is an error too.
     let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor);
     used.clone().with_casts(one).validate().unwrap();
     let error = used.with_casts(Recipe::Rowwise.casts()).validate().unwrap_err().to_string();
     assert!(error.starts_with("scale_calculation_mode = floor with recipe mxfp8: no cast is of 1x32"), "{error}");
 }
 
-/// The mode of some linears stands in their override; that of the others does not reach them.
+/// The mode of overridden linears is set in their override. The mode of the other linears does not
+/// apply to them.
 #[test]
 fn overrides_have_their_own_scale_calculation_mode() {
     let mx = r#"{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }"#;
@@ -185,11 +187,11 @@ fn files_say_all_that_code_can() {
         .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
         .with_fallback(fallback);
     assert_eq!(config, built);
-    // And back.
+    // Written and read back, the configuration is equal.
     for config in [built, Float8Config::default(), Float8Config::new(Recipe::RowwiseWithGwHp)] {
         assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
     }
-    // A cast that the recipe gives another partner leaves that alone.
+    // The two weight casts differ in this recipe, so setting one leaves the other unchanged.
     let gw_hp = parse(
         r#"{ "recipe": "rowwise_with_gw_hp", "cast_config_weight": { "scaling_granularity": "128x128", "target_dtype": "e4m3" } }"#,
     );
@@ -258,7 +260,7 @@ fn rules_between_casts_are_checked() {
     with(one_gemm).unwrap();
 }
 
-/// Linears whose sizes decide.
+/// Linears around the size limits of the filter.
 #[derive(Module, Debug)]
 struct Sizes<B: Backend> {
     k4096_n1024: Linear<B>,
@@ -299,7 +301,7 @@ fn small_linears_are_filtered_by_torchaos_rule() {
         assert_eq!(names(recipe), rowwise, "{recipe}");
     }
     assert_eq!(skipped(Recipe::Tensorwise)[0].1, "small: K=4096 N=1024");
-    // The recipe of the linear decides, not that of the model.
+    // The linear's own recipe decides, not the model's.
     let config = Float8Config::new(Recipe::Rowwise)
         .with_auto_filter_small_kn(true)
         .with_override(["k4096_n2048"], Float8LinearConfig::new(Recipe::Tensorwise));
@@ -322,7 +324,7 @@ fn first_and_last_layers_stay_in_high_precision() {
     let expected =
         |values, layers| format!("{text} = {values}: the names of the model's linears count {layers} layers");
     assert_eq!(error.to_string(), expected("2 + 2", 3));
-    // Nothing to count.
+    // A single linear has no layers to count.
     let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
     let error = config(1, 0).apply(linear).map(|_| ()).unwrap_err();
     assert_eq!(error.error.to_string(), expected("1 + 0", 0));

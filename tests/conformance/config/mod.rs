@@ -1,3 +1,3 @@
-//! Configurations, and what is wrong with some.
+//! Configurations and their errors.
 mod errors;
 mod files;

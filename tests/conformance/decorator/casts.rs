@@ -1,4 +1,5 @@
-//! What the decorator promises: one cast where one is enough, nothing kept too long, tags that survive training.
+//! Guarantees of the decorator: one cast where one is enough, short-lived copies, and tags that
+//! survive training.
 use std::sync::Arc;
 
 use burn::backend::Autodiff;
@@ -31,7 +32,7 @@ fn applied_by(recipe: Recipe, blocks: usize) -> Model<B> {
     Float8Config::new(recipe).apply(Model::<B>::new(blocks)).unwrap().0
 }
 
-/// `[x, w, dy]`
+/// Casts of `[x, w, dy]`, summed over layers.
 fn casts(report: &Report) -> [u64; 3] {
     report.layers.iter().fold([0; 3], |sum, l| [0, 1, 2].map(|i| sum[i] + l.casts[i]))
 }
@@ -44,7 +45,7 @@ fn layer<'a>(report: &'a Report, name: &str) -> &'a LayerReport {
     report.layers.iter().find(|l| l.name == name).unwrap_or_else(|| panic!("no layer {name}"))
 }
 
-/// In both orientations at once, whether they have the same scales or, as in MX, each its own.
+/// One cast gives both orientations, whether they share scales or, as in MX, each have their own.
 #[test]
 fn operands_are_cast_once() {
     [Recipe::Tensorwise, Recipe::Mxfp8].into_iter().for_each(cast_once);
@@ -57,13 +58,14 @@ fn cast_once(recipe: Recipe) {
     for _ in 0..2 {
         let mut accumulator = GradientsAccumulator::new();
         for micro_batch in 0..3 {
-            // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up; down's input), then
-            // the head reads one. Weights: once for each of the 15 linears, in the step's first micro-batch only.
+            // Forward: each block reads four tensors (x for q, k, v; o's input; x for gate, up;
+            // down's input), and the head reads one. Each of the 15 linears casts its weight once,
+            // in the step's first micro-batch.
             let y = model.forward(input(micro_batch).require_grad());
             let forward = casts(&report(&model));
             let weights = if micro_batch == 0 { 15 } else { 0 };
             assert_eq!([0, 1, 2].map(|i| forward[i] - seen[i]), [9, weights, 0], "{recipe}");
-            // Backward: each of 15 output gradients in one pass.
+            // Backward: each of the 15 output gradients in one pass.
             let grads = y.powf_scalar(2.0).mean().backward();
             accumulator.accumulate(&model, GradientsParams::from_grads(grads, &model));
             let backward = casts(&report(&model));
@@ -91,8 +93,8 @@ fn q_k_and_v_share_one_cast_of_x() {
 
 #[test]
 fn copies_live_no_longer_than_needed() {
-    // Of each weight one copy for fprop, another for dgrad; of each x its transpose, once for all linears that read it, and of the last
-    // two the other copy as well.
+    // Each weight has one copy for fprop and one for dgrad. Each x has its transpose, shared by all
+    // linears that read it. The last two x also keep their other copy.
     let (weights, inputs) = (|blocks: u64| 7 * blocks + 1, |blocks: u64| 4 * blocks + 1);
     for blocks in [1, 4] {
         let model = applied(blocks as usize);
@@ -108,7 +110,7 @@ fn copies_live_no_longer_than_needed() {
     }
 }
 
-/// A linear in high precision between two that share an input does not part them.
+/// A linear in high precision between two that share an input does not separate them.
 #[test]
 fn a_filtered_linear_leaves_the_shared_cast_alone() {
     let config = Float8Config::tensorwise().with_filter_fqns(["blocks.0.k"]);
@@ -118,7 +120,7 @@ fn a_filtered_linear_leaves_the_shared_cast_alone() {
     assert_eq!(["q", "k", "v"].map(|n| layer(&report, &format!("blocks.0.{n}")).casts[0]), [1, 0, 0]);
 }
 
-/// Histories, samples and the last amaxes know their layer; it is freed with its model all the same.
+/// Histories, samples and the last amaxes refer to their layer, but it is freed with its model.
 #[test]
 fn layers_are_freed_with_their_model() {
     for recipe in Recipe::ALL {
@@ -133,13 +135,13 @@ fn layers_are_freed_with_their_model() {
         let weight = model.blocks[0].q.weight.val().into_primitive().tensor();
         let layer = Arc::downgrade(&B::layer(&weight).expect("converted"));
         drop((model, optimizer, weight));
-        // The last two activations are kept until the thread's next linears.
+        // The thread keeps its last two activations until its next linears.
         applied(1).valid().forward(input(3).inner());
         assert!(layer.upgrade().is_none(), "{recipe}");
     }
 }
 
-/// A residual sum hands one dy to two layers; each must still find its own weight gradient.
+/// A residual sum passes one dy to two layers. Each must still find its own weight gradient.
 #[test]
 fn layers_that_share_an_output_gradient_are_told_apart() {
     let device = Default::default();
@@ -205,7 +207,7 @@ fn tags_survive_module_operations_and_records() {
     assert_eq!(layer(&report(&model), "blocks.0.q").fprop.emulated, 1, "a loaded record keeps its layers");
 }
 
-/// `LinearLayout::Col` has a load mapper of its own, which the tag must not replace.
+/// `LinearLayout::Col` has its own load mapper, which the tag must not replace.
 #[test]
 fn records_of_column_major_linears_still_load() {
     let device = Default::default();

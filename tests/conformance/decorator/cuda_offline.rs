@@ -1,5 +1,5 @@
-//! `Float8` over CUDA offline: Burn's CUDA backend on a runtime that generates every kernel for an H200 that does not exist,
-//! and, with NVRTC at hand, interprets it.
+//! `Float8` over CUDA offline: Burn's CUDA backend on a runtime that generates every kernel for an
+//! absent H200. With NVRTC installed, the runtime interprets the kernels.
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::backend::Autodiff;
@@ -27,13 +27,13 @@ use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
 use crate::support::{normal, relative_error};
 
-/// What `burn::backend::Cuda` is, on another runtime.
+/// `burn::backend::Cuda` on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
 type B = Float8<Autodiff<Offline>>;
 
 const SHAPE: [usize; 3] = [128, 256, 192];
 
-/// The runtime's records are the process's: one test at a time.
+/// Runs one test at a time, since the runtime's records are global to the process.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,16 +43,16 @@ fn sync() {
     B::sync(&OfflineDevice::default()).expect("nothing runs");
 }
 
-/// What one step launched.
+/// Launches of one step.
 struct Launched {
     names: Vec<String>,
-    /// Kernels of float8-kernels.
+    /// Launches of float8-kernels.
     own: usize,
-    /// Launches before which the host copies something to the device.
+    /// Launches of float8-kernels before which the host copies something to the device.
     uploads: usize,
-    /// Burn's kernels before which it does.
+    /// Launches of Burn's kernels before which it does.
     burn_uploads: usize,
-    /// Pieces of memory that the whole step has asked for.
+    /// Memory allocations in the whole step.
     allocations: usize,
 }
 
@@ -83,12 +83,12 @@ impl Launched {
     }
 }
 
-/// Forward and backward between element-wise chains; what was launched until the device was asked to be done.
+/// One step with element-wise chains around the layer. Returns the launches up to the final sync.
 fn step(layer: &Linear<B>, seed: u64) -> Launched {
     step_of(&layer.weight, |x| layer.forward(x), seed)
 }
 
-/// A step of anything that multiplies by a weight.
+/// One step of anything that multiplies by a weight.
 fn step_of<const D: usize>(
     weight: &Param<Tensor<B, D>>,
     forward: impl FnOnce(Tensor<B, 2>) -> Tensor<B, 2>,
@@ -98,7 +98,7 @@ fn step_of<const D: usize>(
     let x = tensor::<B, 2>(normal(m * k, seed), [m, k]).require_grad();
     let dy = tensor::<B, 2>(normal(m * n, seed + 1), [m, n]);
     sync();
-    // What came before does not count.
+    // Earlier records do not count.
     let _before = (take(), take_waits(), take_allocations());
     let y = forward(x.clone() * 0.5 + 1.0) * 0.25 - 1.0;
     let grads = (y * dy).sum().backward();
@@ -109,7 +109,7 @@ fn step_of<const D: usize>(
     Launched::new(&take(), take_allocations())
 }
 
-/// For launches that are counted and not run, so that no result is right.
+/// Configuration without a self-check: launches are counted and not run, so no result is right.
 fn unchecked(recipe: Recipe) -> Float8Config {
     Float8Config::new(recipe).with_self_check(SelfCheck::Off)
 }
@@ -119,7 +119,7 @@ fn linear(recipe: Recipe) -> Linear<B> {
     layer::<Offline>(&unchecked(recipe), tensor(normal(k * n, 2), [k, n]), Some(tensor(normal(n, 3), [n])))
 }
 
-/// With a new weight of the same value, as an optimizer makes one.
+/// The layer with a new weight of the same value, as after an optimizer step.
 fn rebuilt(layer: Linear<B>) -> Linear<B> {
     let weight = layer.weight.clone().map(|w| Tensor::from_inner(w.inner().mul_scalar(1)).require_grad());
     Linear { weight, ..layer }
@@ -133,11 +133,13 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     let third = step(&rebuilt(layer.clone()), 30);
     for (launched, tensors, casts) in [(&first, 3, 3), (&second, 2, 2), (&third, 3, 3)] {
         let names = &launched.names;
-        // x, w and dy; the second step finds the copies of w. One amax each, and one cast, which writes both copies.
+        // x, w and dy; the second step finds the copies of w. Each needs one amax, and one cast
+        // that writes both copies.
         assert_eq!(launched.count("partial_maxima"), tensors, "{names:?}");
         assert_eq!(launched.count("cast_"), casts, "{names:?}");
         assert_eq!(launched.count("gemm_hopper"), 3, "{names:?}");
-        // Neighbours are still fused: two operations before the linear, three after it, and their gradients.
+        // Element-wise operations around the linear are still fused: two before it, three after it,
+        // and their gradients.
         assert_eq!(launched.count("elemwise"), 4, "{names:?}");
     }
     let report = report(&layer);
@@ -145,11 +147,13 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
     assert_eq!((report.totals().native, report.totals().emulated), (9, 0));
 }
 
-/// What a linear with a new weight launches, forward and backward, by recipe, on an H200: the tables of `README.md` and `docs/paths.md`.
+/// Launches of a linear with a new weight, forward and backward, by recipe, on an H200. The tables
+/// of `README.md` and `docs/paths.md` have these numbers.
 #[test]
 fn launches_of_a_linear() {
     let _turn = turn();
-    // Launches of our kernels, and pieces of memory in the whole step, those of Burn's element-wise kernels included.
+    // Launches of our kernels, and allocations in the whole step, which include Burn's element-wise
+    // kernels.
     let budgets = [
         (Recipe::Tensorwise, [9, 16]),
         (Recipe::Rowwise, [12, 13]),
@@ -162,18 +166,20 @@ fn launches_of_a_linear() {
     let measured = Recipe::ALL.map(|recipe| {
         let layer = linear(recipe);
         step(&layer, 60);
-        // Small pieces are cut from a larger one: the step that makes it asks once more.
+        // Small allocations are cut from a larger one. The step that creates it allocates once
+        // more.
         let steps = [70, 80, 90].map(|seed| step(&rebuilt(layer.clone()), seed));
         let launched = steps.iter().min_by_key(|launched| launched.allocations).expect("there are some");
         assert_eq!(launched.uploads, 0, "{recipe}: {:?}", launched.names);
-        // Burn's kernels do need copies: the zero above does not come from counting none.
+        // Burn's kernels do need copies, so the counter works and the zero above is real.
         assert!(launched.burn_uploads > 0, "{recipe}");
         (recipe, [launched.own, launched.allocations])
     });
     assert_eq!(measured, budgets);
 }
 
-/// Delayed scaling ends a step in so many launches, whatever the number of layers and micro-batches.
+/// A delayed-scaling step ends in a fixed number of launches for any number of layers and
+/// micro-batches.
 #[test]
 fn a_step_of_delayed_scaling_ends_in_a_fixed_number_of_launches() {
     let _turn = turn();
@@ -204,7 +210,7 @@ fn a_step_of_delayed_scaling_ends_in_a_fixed_number_of_launches() {
     }
 }
 
-/// A fused operation is launched once, and linears cast its tensor as any other: once for all that read it.
+/// A fused operation is one launch. Linears cast its output like any tensor: once for all readers.
 #[test]
 fn a_fused_operation_is_launched_once() {
     let _turn = turn();
@@ -230,7 +236,7 @@ fn a_fused_operation_is_launched_once() {
     }
 }
 
-/// MX reads each tensor once, whatever it writes: codes and scales of one orientation or of both.
+/// MX reads each tensor once, whether it writes codes and scales of one orientation or of both.
 #[test]
 fn an_mx_linear_launches_one_kernel_a_cast() {
     let _turn = turn();
@@ -245,7 +251,8 @@ fn an_mx_linear_launches_one_kernel_a_cast() {
     report(&layer).verify().expect("FP8 ran everywhere");
 }
 
-/// The weight gradient of groups casts x and dy with their rows moved apart, but looks for no second amax.
+/// The weight gradient of groups casts x and dy again, with padded groups, but computes no second
+/// amax.
 #[test]
 fn a_grouped_linear_looks_for_each_amax_once() {
     let _turn = turn();
@@ -255,7 +262,7 @@ fn a_grouped_linear_looks_for_each_amax_once() {
     let experts = GroupedLinear { weight: Param::initialized(ParamId::new(), weight) };
     let experts = unchecked(Recipe::Tensorwise).apply(experts).unwrap().0;
     let ends = [20, 20, m as i32];
-    // The second step finds the two copies of w.
+    // The second step finds both copies of w.
     for (amaxes, casts) in [(3, 6), (2, 4)] {
         let ends = Tensor::<B, 1, Int>::from_ints(ends, &OfflineDevice::default());
         let launched = step_of(&experts.weight, |x| experts.forward(x, ends), 50);
@@ -268,7 +275,8 @@ fn a_grouped_linear_looks_for_each_amax_once() {
     report(&experts).verify().expect("FP8 ran everywhere");
 }
 
-/// Backward of a layer of Llama 8B, in blocks of queries: dk and dv are added up in place, and the host sends the positions once.
+/// Backward of a Llama 8B layer, in blocks of queries: dk and dv accumulate in place, and the host
+/// sends the positions once.
 #[test]
 fn attention_in_blocks_adds_in_place() {
     let _turn = turn();
@@ -295,7 +303,7 @@ fn no_recipe_waits_and_all_reuse_their_memory() {
         let layer = linear(recipe);
         let mut reserved = vec![];
         for i in 0..6 {
-            // It checks that the host does not wait.
+            // `step` asserts that the host does not wait.
             step(&layer, 30 + i);
             reserved.push(client.memory_usage().expect("known").bytes_reserved);
         }
@@ -313,7 +321,7 @@ fn every_recipe_computes_what_the_cpu_does() {
         let config = Float8Config::new(recipe);
         let layer = layer::<Offline>(&config, tensor(w.clone(), [k, n]), Some(tensor(bias.clone(), [n])));
         let got = forward_backward::<Offline, 2>(&layer, tensor(x.clone(), [m, k]), tensor(dy.clone(), [m, n]));
-        // The report says of each GEMM what the library chooses for its operands.
+        // The report's path of each GEMM is the library's choice for its operands.
         let client = GenerateCuda::client(&OfflineDevice::default());
         for (gemm, ran) in report(&layer).layers[0].gemms() {
             let (granularities, settings) =
@@ -329,7 +337,7 @@ fn every_recipe_computes_what_the_cpu_does() {
     }
 }
 
-/// What is checked of linears on a GPU passes with tensor cores that keep no more bits than Hopper's.
+/// The GPU checks of linears pass with tensor cores that keep no more bits than Hopper's.
 #[test]
 fn linears_pass_with_short_accumulators() {
     let _turn = turn();
@@ -352,13 +360,14 @@ fn linears_pass_with_short_accumulators() {
                 run(case);
             }
         });
-        // Two dtypes of torchao's, which has no blockwise linear; six shapes of exact and of normal values.
+        // Two dtypes of two recipes by torchao, which has no blockwise linear. Six shapes of exact
+        // and of normal values, for each of three recipes.
         assert_eq!(count, 2 * 2 + 3 * 12);
     }
 }
 
-/// A pair of granularities without a kernel for FP8 tensor cores is named, and an error in strict mode. MX on Hopper is none: its kernel
-/// is the one that MX has there.
+/// A pair of granularities without an FP8 tensor-core kernel is named, and is an error in strict
+/// mode. MX on Hopper is no error: its kernel is the intended one there.
 #[test]
 fn pairs_without_a_kernel_for_fp8_tensor_cores_are_errors_in_strict_mode() {
     let _turn = turn();

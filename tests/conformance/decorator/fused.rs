@@ -1,4 +1,4 @@
-//! The fusion stream: same bits as without it, and threads that share a weight.
+//! The fusion stream: same bits as without fusion, and threads that share a weight.
 use burn::backend::Autodiff;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear;
@@ -9,7 +9,7 @@ use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Eager, Fused, has_wgpu};
 
-/// Linears between element-wise chains that the fused backend compiles into single kernels.
+/// Linears between element-wise chains, which the fused backend compiles into single kernels.
 fn chain<B: Float8Backend>() -> [Vec<f32>; 3] {
     type A<B> = Float8<Autodiff<B>>;
     let x = tensor::<A<B>, 2>(normal(16 * 64, 1), [16, 64]).require_grad();

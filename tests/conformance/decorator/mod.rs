@@ -1,4 +1,4 @@
-//! How the decorator gets its results: what is cast and launched, and what is kept.
+//! Work of the decorator: casts, launches and saved tensors.
 mod casts;
 mod cuda_offline;
 mod fused;

@@ -1,4 +1,5 @@
-//! What an `nn::Linear` keeps for backward: the FP8 operand of x where a gradient asks for it, and how forward ran.
+//! State that an `nn::Linear` saves for backward: the FP8 operand of x if a gradient needs it, and
+//! the precision of forward.
 use burn::backend::Autodiff;
 use burn::module::AutodiffModule;
 use burn::nn::Linear;
@@ -45,16 +46,16 @@ fn between_on<B: Float8Backend>(runtime: &str) {
     }
 }
 
-/// Whatever other linears and switches come between.
+/// Backward does not depend on other linears or on switches after forward.
 #[test]
 fn backward_runs_on_what_forward_has_saved() {
     on_every_runtime!(between_on);
 }
 
-/// Parameters that want no gradient, and inputs that want none.
+/// Frozen parameters, and inputs without gradients.
 #[test]
 fn only_what_is_tracked_is_saved() {
-    // Nothing of the weight is kept either, so that what lives is x's.
+    // No copy of the weight is kept either, so the live copies are x's.
     let config = Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true);
     let layer = layer::<Flex>(&config.into(), tensor(normal(200, 2), [20, 10]), None);
     let other = self::layer::<Flex>(&Float8Config::tensorwise(), tensor(normal(200, 2), [20, 10]), None);
@@ -74,7 +75,7 @@ fn only_what_is_tracked_is_saved() {
     let grads = y.sum().backward();
     assert!(layer.weight.grad(&grads).is_some());
     assert_eq!((live(), casts()), (0, in_forward), "backward casts no x");
-    // The weight frozen: nothing of x is kept.
+    // Weight frozen: no copy of x is kept.
     let frozen = Linear { weight: layer.weight.clone().map(|w| w.set_require_grad(false)), bias: None };
     let tracked = x().require_grad();
     let of_tracked = frozen.forward(tracked.clone());
@@ -86,7 +87,7 @@ fn only_what_is_tracked_is_saved() {
     assert_eq!(values(untracked), want);
 }
 
-/// In high precision x is saved as it is, and all is Burn's own.
+/// In high precision x is saved unchanged, and Burn computes everything.
 #[test]
 fn high_precision_is_the_plain_linear() {
     let (x, w, dy) = (normal(160, 1), normal(200, 2), normal(80, 3));

@@ -1,4 +1,4 @@
-//! Attention as a node, its result and gradients, against its definition in f64.
+//! Attention as an autodiff node: result and gradients against the definition in f64.
 use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
@@ -11,7 +11,7 @@ use crate::support::runtime::Flex;
 
 type A<B> = Float8<Autodiff<B>>;
 
-/// What one call reads.
+/// Inputs of one call.
 #[derive(Clone, Default)]
 struct Case {
     name: &'static str,
@@ -23,9 +23,9 @@ struct Case {
     dim: usize,
     width: usize,
     options: AttentionModuleOptions,
-    /// Hides keys by `hides`; the shape of the mask.
+    /// Shape of the mask, which hides keys by `hides`.
     mask: Option<[usize; 4]>,
-    /// The shape of a bias.
+    /// Shape of the bias.
     bias: Option<[usize; 4]>,
     has_documents: bool,
 }
@@ -35,17 +35,18 @@ fn hides(index: usize) -> bool {
     index * 7 % 5 == 1
 }
 
-/// Three documents in a sequence, of which the last goes on with the number of the first.
+/// Document of a position. Each sequence has three documents, and the third repeats the number of
+/// the first.
 fn document(batch: usize, position: usize, positions: usize) -> i32 {
     [0, 1, 0][(3 * position / positions + usize::from(batch > 0 && position < 2)) % 3]
 }
 
-/// Where `[b, h, t, s]` lies in a tensor of this shape, in which 1 stands for all.
+/// Index of `[b, h, t, s]` in a tensor of this shape. Axes of size 1 are broadcast.
 fn spread(shape: [usize; 4], at: [usize; 4]) -> usize {
     shape.into_iter().zip(at).fold(0, |index, (size, at)| index * size + if size == 1 { 0 } else { at })
 }
 
-/// What a call gives: y, dq, dk and dv.
+/// Results of a call: y, dq, dk and dv.
 type Results = [Vec<f32>; 4];
 
 impl Case {
@@ -72,7 +73,7 @@ impl Case {
         self.bias.map(|shape| normal(shape.iter().product(), 9))
     }
 
-    /// The definition.
+    /// Results by the definition.
     fn expected(&self, [q, k, v, dy]: &[Vec<f32>; 4]) -> Results {
         let Self { batch, heads, kv_heads, queries, keys, dim, width, options, .. } = *self;
         let bias = self.bias();
@@ -123,7 +124,7 @@ impl Case {
         [y, dq, dk, dv].map(|values| values.into_iter().map(|value| value as f32).collect())
     }
 
-    /// By the node: by this crate's function, or Burn's where it has a mask or a bias.
+    /// Results of the node, by this crate's function or, with a mask or a bias, by Burn's.
     fn got<B: Float8Backend>(&self, inputs: &[Vec<f32>; 4], dtype: DType) -> Results {
         let device = Default::default();
         let mut shapes = self.shapes().into_iter();
@@ -215,7 +216,7 @@ fn assert_close(what: &str, got: Results, want: &Results, tolerance: f32) {
     }
 }
 
-/// A device compiles kernels for each case.
+/// Cases for devices, which compile kernels for each case.
 const ON_DEVICES: [&str; 5] =
     ["grouped", "more queries than keys", "documents", "mask of all heads", "bias and softcap"];
 
@@ -244,7 +245,7 @@ fn attention_in_bf16() {
     }
 }
 
-/// What sees a NaN is NaN, and what does not is not.
+/// Rows that attend to a NaN are NaN, and no others.
 #[test]
 fn a_nan_reaches_what_sees_it() {
     let [batch, heads, positions, dim] = [1, 2, 130, 8];
@@ -264,7 +265,7 @@ fn a_nan_reaches_what_sees_it() {
     assert_eq!(is_nan, want);
 }
 
-/// As the inner backend has it.
+/// The inner backend computes the gradient of a bias.
 #[test]
 fn a_bias_that_wants_a_gradient_gets_one() {
     let shape = [1, 2, 6, 4];

@@ -1,4 +1,4 @@
-//! x may be bf16 while w is an f32 master weight: y and dx have x's dtype, dw and db have their parameter's.
+//! x may be bf16 with an f32 master weight: y and dx have x's dtype, dw and db their parameter's.
 use burn::backend::Autodiff;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::module::embedding;
@@ -52,7 +52,8 @@ fn bf16_activations_with_f32_master_weights() {
             let sqnr = sqnr(&ours, &reference);
             assert!(sqnr > floor, "{name} {what}: {sqnr} dB");
         }
-        // The bias gradient is a plain sum of dy, in the bias' dtype; only dy's own rounding to bf16 shows.
+        // The bias gradient is a plain sum of dy, in the dtype of the bias. Only the rounding of dy
+        // to bf16 shows.
         assert!(sqnr(&values(run.db), &values(exact.db.clone())) > 40.0, "{name} db");
     }
     let layer = &report(&fp8).layers[0];
@@ -71,7 +72,7 @@ fn high_precision(linear: Linear<B>) -> Linear<B> {
     config.apply(Two { off: linear, on }).unwrap().0.off
 }
 
-/// f64 has no FP8 cast: such a linear runs in high precision, and the report says why.
+/// f64 has no FP8 cast: the linear runs in high precision, and the report gives the reason.
 #[test]
 fn dtypes_without_a_cast_run_in_high_precision_and_say_so() {
     let linear = LinearConfig::new(8, 4).with_bias(false).init::<B>(&Default::default());
@@ -86,7 +87,7 @@ fn dtypes_without_a_cast_run_in_high_precision_and_say_so() {
     assert_eq!(fprop.reason.as_deref(), Some("dtype F64"));
 }
 
-/// One token again and again: in bf16 its sum would stop at 256 times the addend.
+/// One token many times: a bf16 sum would stop at 256 times the addend.
 #[test]
 fn a_table_in_bf16_has_the_sum_of_many_tokens() {
     let device = Default::default();
@@ -97,6 +98,6 @@ fn a_table_in_bf16_has_the_sum_of_many_tokens() {
     let gradient = table.grad(&y.sum().backward()).unwrap();
     assert_eq!(gradient.dtype(), DType::BF16);
     let expected = Tensor::<Float8<Flex>, 2>::from_data([[0.0], [3008.0], [0.0], [0.0]], &device).expand([4, 8]);
-    // 3,008 is a bf16.
+    // 3,008 is exact in bf16.
     assert!(gradient.cast(DType::F32).equal(expected).all().into_scalar());
 }

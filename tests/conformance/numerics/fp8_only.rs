@@ -1,4 +1,4 @@
-//! Weights that are FP8 codes alone: the same bits as with their high-precision values, and what is refused.
+//! FP8-only weights: the same bits as with high-precision values, and refused operations.
 use burn::backend::Autodiff;
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -17,11 +17,11 @@ use crate::support::spread;
 type A<B> = Float8<Autodiff<B>>;
 type F8<B> = Float8<B>;
 
-/// Of which no recipe's blocks are whole.
+/// No multiple of any recipe's block.
 const K: usize = 150;
 const N: usize = 70;
 
-/// Of each kind of cast of a weight, by name.
+/// Configurations by name, one for each kind of weight cast.
 fn configs() -> Vec<(String, Float8Config)> {
     use Recipe::*;
     let recipes = [Tensorwise, Rowwise, RowwiseWithGwHp, Delayed, Blockwise, Mxfp8];
@@ -45,7 +45,7 @@ fn bits(values: Vec<f32>) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// What codes stand for, `[K, N]`, by the scalar reference.
+/// Decoded values, `[K, N]`, by the scalar reference.
 fn decoded(codes: &HostCodes) -> Vec<f32> {
     let values = dequantized(codes);
     (0..K * N).map(|i| values[i % N * K + i / N]).collect()
@@ -73,7 +73,7 @@ fn outputs_are_those_of_the_model_with_values() {
     on_every_runtime!(outputs_are_the_same_on);
 }
 
-/// dx of a frozen weight, as it is where the high-precision weight has the decoded values.
+/// dx of a frozen FP8-only weight matches dx of a high-precision weight with the decoded values.
 fn gradients_on<B: Float8Backend>(runtime: &str) {
     for (name, config) in configs() {
         let what = format!("{name} on {runtime}");
@@ -148,7 +148,7 @@ fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
     assert_eq!(zero, one, "{runtime}");
 }
 
-/// As other programs write them.
+/// Other programs write zeros with the scale 0.
 #[test]
 fn zeros_may_have_the_scale_0() {
     on_every_runtime!(zeros_are_loaded_on);
@@ -195,7 +195,8 @@ fn codes_that_do_not_fit_are_refused() {
     }
 }
 
-/// What is loaded into a model of codes becomes codes: of a record, which holds values, up to the rounding of a scale.
+/// Values loaded into an FP8-only model become codes. From a record, which holds values, they are
+/// equal up to the rounding of a scale.
 #[test]
 fn records_hold_the_values() {
     let recorder = NamedMpkBytesRecorder::<FullPrecisionSettings>::default();
@@ -225,7 +226,7 @@ fn a_gradient_of_codes_is_refused_by_name() {
         model.forward(x());
     });
     assert!(message.contains("linear: its weight is FP8 codes alone"), "{message}");
-    // What a training loop may ask before says the same.
+    // The check for training loops gives the same error.
     let refused = weights::check_frozen(&model).unwrap_err();
     assert!(message.contains(&refused.to_string()), "{refused}");
     assert_eq!(refused, Float8Error::Fp8OnlyTrained { layer: "linear".into() });
@@ -235,7 +236,7 @@ fn a_gradient_of_codes_is_refused_by_name() {
     loss.backward();
 }
 
-/// Nothing was applied: there is no cast to make.
+/// No configuration was applied, so there is no cast.
 #[test]
 fn a_model_without_a_configuration_is_given_back() {
     let refused = weights::fp8_only::<Cpu, _>(linear(1)).unwrap_err();

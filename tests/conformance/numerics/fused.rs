@@ -1,4 +1,5 @@
-//! SwiGLU, RMSNorm, rotary positions and log-likelihoods as nodes, their results and gradients, against their definitions in f64.
+//! SwiGLU, RMSNorm, rotary positions and log-likelihoods as autodiff nodes: results and gradients
+//! against f64 definitions.
 use burn::backend::Autodiff;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::Float8;
@@ -13,7 +14,7 @@ use crate::support::{max_error, normal};
 
 type A<B> = Float8<Autodiff<B>>;
 
-/// The node's result and the gradients of its inputs, where the result's is `dy`.
+/// Result of the node, and gradients of its inputs for the output gradient `dy`.
 fn got<B: Float8Backend, const D: usize, const E: usize>(
     dtype: DType,
     inputs: &[(Vec<f32>, Vec<usize>)],
@@ -61,7 +62,7 @@ fn swiglu_want(a: &[f32], b: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
     [vec![reference::swiglu(a, b)], reference::swiglu_backward(a, b, dy).to_vec()].concat()
 }
 
-/// Many values, so that several tasks have some; and those whose exponentials overflow.
+/// Enough values for several tasks, and some whose exponentials overflow.
 fn gates(len: usize) -> Vec<f32> {
     let mut gates: Vec<f32> = normal(len, 1).into_iter().map(|x| 3.0 * x).collect();
     let special = [0.0, -0.0, 100.0, -100.0, 1e30, -1e30, 87.5, -87.5];
@@ -73,12 +74,12 @@ fn swiglu_on<B: Float8Backend>(runtime: &str) {
     for shape in [vec![1, 9], vec![300, 257]] {
         let len = shape.iter().product();
         let (a, mut b, dy) = (gates(len), normal(len, 2), normal(len, 3));
-        // 1e30 times what is small is finite.
+        // 1e30 times a small value is finite.
         b.iter_mut().zip(&a).filter(|(_, a)| a.abs() > 1e3).for_each(|(b, _)| *b = 1e-25);
         let want = swiglu_want(&a, &b, &dy);
         let inputs = [(a, shape.clone()), (b, shape)];
         let got = got::<B, 2, 2>(DType::F32, &inputs, &dy, |a, b, _| swiglu(a, b.unwrap()));
-        // The derivative where the gate is 1e30 is of that size: by itself.
+        // The derivative at a gate of 1e30 has that magnitude, so it is compared separately.
         let near = |results: &[Vec<f32>]| results.iter().map(|x| [&x[..4], &x[6..]].concat()).collect::<Vec<_>>();
         let want_near: Vec<Vec<f64>> = want.iter().map(|x| [&x[..4], &x[6..]].concat()).collect();
         assert_close(&format!("{runtime} swiglu"), &near(&got), &want_near, 1e-6);
@@ -106,7 +107,7 @@ fn rms_norm_want(x: &[f32], gamma: &[f32], dy: &[f32]) -> Vec<Vec<f64>> {
 fn rms_norm_on<B: Float8Backend>(runtime: &str) {
     for [rows, width] in [[1, 1], [3, 5], [700, 96]] {
         let (mut x, gamma, dy) = (normal(rows * width, 4), normal(width, 5), normal(rows * width, 6));
-        // A row of zeros is one of zeros, with a gradient.
+        // A row of zeros gives a row of zeros, with a gradient.
         x[..width].fill(0.0);
         let want = rms_norm_want(&x, &gamma, &dy);
         let inputs = [(x, vec![rows, width]), (gamma, vec![width])];
@@ -177,7 +178,7 @@ fn log_likelihood_is_its_definition() {
     on_every_runtime!(log_likelihood_on);
 }
 
-/// bf16 goes in and out, and nothing is rounded between.
+/// Inputs and outputs are bf16; nothing in between is rounded to it.
 #[test]
 fn fused_operations_in_bf16() {
     let round = |x: Vec<f32>| {
@@ -200,7 +201,7 @@ fn fused_operations_in_bf16() {
     assert_close("rotary", &result, &rotary_want(&x, &dy), 4e-3);
 }
 
-/// On a backend that is no `Float8`, and in f64, the same by Burn's operations.
+/// On a backend without `Float8`, and in f64, Burn's operations give the same.
 #[test]
 fn fused_operations_elsewhere() {
     let device = Default::default();

@@ -1,4 +1,4 @@
-//! y, dx and dw of linear.safetensors, through `Float8<Autodiff<B>>` as a user would get them.
+//! y, dx and dw of linear.safetensors, through `Float8<Autodiff<B>>` as in user code.
 use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear as NnLinear;
@@ -22,7 +22,7 @@ struct Linear {
     dw: Vec<f32>,
 }
 
-/// torch keeps weights as `[out, in]`, Burn as `[in, out]`.
+/// torch stores weights as `[out, in]`, Burn as `[in, out]`.
 fn run<B: Float8Backend>(golden: &Golden, dtype: DType, (recipe, gw_hp): (Recipe, bool)) -> Linear {
     type A<B> = Float8<Autodiff<B>>;
     let load = |name: &str, dims: [usize; 2], data: Vec<f32>| -> Tensor<A<B>, 2> {
@@ -49,7 +49,7 @@ fn run<B: Float8Backend>(golden: &Golden, dtype: DType, (recipe, gw_hp): (Recipe
 
 fn linear_on<B: Float8Backend>(runtime: &str) {
     let golden = Golden::open("linear.safetensors");
-    // bf16 results differ by roundings of the f32 sums to bf16, of which few fall on the other side.
+    // bf16 results differ where f32 sums round to another bf16 value, which is rare.
     for (hp, dtype, tolerance) in [("f32", DType::F32, 1e-5), ("bf16", DType::BF16, 1e-3)] {
         if !B::fp8_facts(&Default::default()).supports(dtype) {
             writeln!(std::io::stdout(), "{runtime}: {hp} skipped, the device has no {hp}")

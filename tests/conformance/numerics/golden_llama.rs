@@ -1,4 +1,5 @@
-//! The Hugging Face checkpoint in hf_llama: logits, loss, gradients and greedy tokens in f32 on plain `Flex`.
+//! The Hugging Face checkpoint in hf_llama: logits, loss, gradients and greedy tokens in f32 on
+//! plain `Flex`.
 use burn::backend::Autodiff;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -15,12 +16,12 @@ fn load<B: Backend>() -> Llama<B> {
     Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// `[batch, tokens]`
+/// Token ids, `[batch, tokens]`.
 fn tokens<B: Backend>(golden: &Golden, name: &str) -> Tensor<B, 2, Int> {
     Tensor::from_data(TensorData::new(golden.ints(name), golden.matrix(name)), &Default::default())
 }
 
-/// Labels are the inputs, shifted by one.
+/// Inputs and labels. Labels are the inputs, shifted by one.
 fn shifted<B: Backend>(ids: Tensor<B, 2, Int>) -> [Tensor<B, 2, Int>; 2] {
     let [batch, len] = ids.dims();
     [ids.clone().slice([0..batch, 0..len - 1]), ids.slice([0..batch, 1..len])]
@@ -40,7 +41,7 @@ fn golden_logits_and_loss() {
     assert!((loss - want).abs() < 1e-4 * want, "{loss} {want}");
 }
 
-/// The gradients of all parameters by Hugging Face name, linears as `[out, in]`.
+/// Collects the gradients of all parameters by Hugging Face name, linears as `[out, in]`.
 struct Gradients<'a, B: AutodiffBackend> {
     path: Vec<String>,
     grads: &'a B::Gradients,
@@ -91,7 +92,7 @@ fn golden_greedy_tokens() {
     let model = load::<Flex>();
     let want = golden.ints("greedy");
     let prompt = golden.ints("input_ids");
-    // Greedy continues the beginning of row 0.
+    // Greedy decoding continues the beginning of row 0.
     let given = prompt.iter().zip(&want).take_while(|(p, w)| p == w).count();
     assert!(0 < given && given < want.len(), "{given} tokens of the prompt, {} in all", want.len());
     let mut ids = want[..given].to_vec();

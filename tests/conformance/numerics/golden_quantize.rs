@@ -25,7 +25,7 @@ fn scales_on<B: Float8Backend>(runtime: &str) {
             let [rows, _] = quantize::<B>(tensor(amax.clone(), [amax.len(), 1]), cast);
             assert_eq!(rows.inv_scales, want, "{runtime} {fmt}{suffix}, by row");
             let cast = Cast { granularity: Granularity::Tensor, ..cast };
-            // A sample of them: each is a launch of its own.
+            // Only every 16th amax, since each is a separate launch.
             for (amax, want) in amax.iter().zip(&want).step_by(16) {
                 let [rows, _] = quantize::<B>(tensor(vec![*amax], [1, 1]), cast);
                 assert_eq!(rows.inv_scales, [*want], "{runtime} {fmt}{suffix} amax {amax:e}");
@@ -45,7 +45,8 @@ fn codes_on<B: Float8Backend>(runtime: &str) {
         let what = format!("{runtime} {}", vector.name);
         let x = tensor::<B, 2>(vector.x.clone(), vector.shape);
         let dtype = if vector.dtype == "bf16" { DType::BF16 } else { DType::F32 };
-        // A device without bf16 gets the same values in f32: the codes must not depend on it.
+        // A device without bf16 gets the same values in f32. The codes must not depend on the
+        // dtype.
         let x = if B::fp8_facts(&Default::default()).supports(dtype) { x.cast(dtype) } else { x };
         let [by_rows, by_cols] = quantize::<B>(x, vector.cast);
         let copy = if vector.transposed { by_cols } else { by_rows };
@@ -54,7 +55,7 @@ fn codes_on<B: Float8Backend>(runtime: &str) {
         assert_eq!(bits(&copy.inv_scales), bits(&vector.inv_scales), "{what}");
         assert!(copy.codes == vector.codes, "{what}: codes differ");
         if let Some(values) = &vector.values {
-            // Every NaN is one.
+            // Every NaN has the same bits here.
             let bits = |x: &f32| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() };
             assert!(dequantized(&copy).iter().map(bits).eq(values.iter().map(bits)), "{what}: values differ");
         }

@@ -1,4 +1,5 @@
-//! y, dx, dw and db of the decorator against the definition, in f64: dequantized operands, exactly multiplied.
+//! y, dx, dw and db of the decorator against the definition in f64: exact products of dequantized
+//! operands.
 use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
@@ -30,7 +31,7 @@ fn configs() -> Vec<Float8LinearConfig> {
     .with(Operand::INPUT_T, cast(Granularity::Block1x128, Format::E5m2))
     .with(Operand::WEIGHT_T, cast(Granularity::Block128x128, Format::E4m3))
     .with(Operand::GRAD_OUTPUT_T, cast(Granularity::Block128x128, Format::E5m2));
-    // E8M0 scales against each of the others, on either side.
+    // E8M0 scales with each other granularity, on either side.
     let mixed_mx = Casts::new(
         cast(Granularity::Block1x32, Format::E5m2),
         cast(Granularity::Block1x32, Format::E4m3),
@@ -51,7 +52,7 @@ fn configs() -> Vec<Float8LinearConfig> {
 
 fn gradients_on<B: Float8Backend>(runtime: &str) {
     type A<B> = Float8<Autodiff<B>>;
-    // More than one block of 128 along every axis, none a multiple.
+    // More than one block of 128 along every axis; no size is a multiple.
     let [batch, tokens, k, n] = [3, 47, 133, 150];
     let m = batch * tokens;
     let (xs, ws, bs, dys) = (spread(m, k, 1), spread(k, n, 2), normal(n, 3), spread(m, n, 4));

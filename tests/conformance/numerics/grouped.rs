@@ -1,4 +1,5 @@
-//! `grouped_linear` against its definition in f64, group by group; its report, its high precision, and what it refuses.
+//! `grouped_linear` against its definition in f64, group by group; its report, high precision and
+//! refused inputs.
 use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
@@ -20,7 +21,7 @@ use crate::support::{max_error, normal, spread, verify};
 
 type A<B> = Float8<Autodiff<B>>;
 
-/// Rows of each group; some rows belong to none.
+/// Rows of each group; some rows are in no group.
 const SIZES: [usize; 5] = [40, 0, 130, 1, 0];
 const M: usize = 180;
 const G: usize = SIZES.len();
@@ -50,7 +51,7 @@ fn ours<B: Float8Backend>(experts: &GroupedLinear<A<B>>, xdy: [&[f32]; 2], ends:
     ours_in(experts, xdy, ends, DType::F32)
 }
 
-/// What ours gives of x and dy in a dtype, which y and dx must have too; dw has the weight's.
+/// `ours` with x and dy in `dtype`. y and dx must have the same dtype, and dw the weight's.
 fn ours_in<B: Float8Backend>(
     experts: &GroupedLinear<A<B>>,
     [x, dy]: [&[f32]; 2],
@@ -81,13 +82,13 @@ fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: D
     Float8Config::from(config.clone()).apply(experts).unwrap().0
 }
 
-/// A grouped linear by the definition: each operand is cast as the matrix that the GEMM contracts.
+/// A grouped linear by definition: each operand is cast as the matrix that its GEMM contracts.
 fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Vec<f32>; 3] {
     let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
     let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
     let transposed: Vec<f32> =
         (0..groups).flat_map(|g| (0..N).flat_map(move |n| (0..K).map(move |k| w[(g * K + k) * N + n]))).collect();
-    // Groups begin at multiples of 128, zeros between.
+    // Groups begin at multiples of 128, with zeros between.
     let padded = |t: &[f32], cols: usize| {
         let (mut rows, mut at) = (vec![], vec![]);
         for span in &spans {
@@ -98,7 +99,7 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) 
         (rows, at)
     };
     let cast = |t: &[f32], shape, cast, by_cols| dequantized(t, shape, cast, config, by_cols, None);
-    // One scale for the tensor is that of all its rows, those of no group included.
+    // One scale for the tensor covers all its rows, including rows in no group.
     let one_scale = |t: &[f32], first: CastConfig, second: CastConfig| {
         let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
         is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())))
@@ -126,7 +127,7 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) 
     [y, dx, dw]
 }
 
-/// The share of the largest that the errors of y, dx and dw may be.
+/// Checks the errors of y, dx and dw against `limits`, as shares of the largest element.
 fn assert_close(got: &[Vec<f32>; 3], exact: &[Vec<f32>; 3], limits: [f64; 3], what: &str) {
     for (((name, got), exact), limit) in ["y", "dx", "dw"].iter().zip(got).zip(exact).zip(limits) {
         let largest = exact.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
@@ -137,10 +138,11 @@ fn assert_close(got: &[Vec<f32>; 3], exact: &[Vec<f32>; 3], limits: [f64; 3], wh
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
     let (mut x, w, mut dy) = (spread(M, K, 1), spread(G * K, N, 2), spread(M, N, 3));
-    // The largest are in rows of no group.
+    // The largest values are in rows of no group.
     let grouped: usize = SIZES.iter().sum();
     x[grouped * K..].iter_mut().chain(&mut dy[grouped * N..]).for_each(|x| *x *= 8.0);
-    // Of several sizes; all in one of many; fewer than there are groups, with some of none.
+    // Several sizes; all rows in one of many groups; fewer rows than groups, with a row in no
+    // group.
     let cases: [(&[usize], usize); 3] = [(&SIZES, M), (&[0, 0, 0, 33, 0], 33), (&[0, 1, 0, 0, 1], 3)];
     for (recipe, (sizes, m)) in Recipe::ALL.into_iter().flat_map(|recipe| cases.map(|case| (recipe, case))) {
         let config = Float8LinearConfig::new(recipe);
@@ -164,7 +166,7 @@ fn groups_equal_their_definition() {
     on_every_runtime!(definition_on);
 }
 
-/// One group is the plain linear: the same casts and the same sums.
+/// One group equals the plain linear: the same casts and the same sums.
 fn one_group_on<B: Float8Backend>(runtime: &str) {
     let (x, w, dy) = (spread(M, K, 1), spread(K, N, 2), spread(M, N, 3));
     for recipe in Recipe::ALL {
@@ -195,7 +197,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
             let config = Float8LinearConfig::new(recipe);
             let experts = experts_in::<B>(&config, &w, of_w);
             let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
-            // Only dw in f32 from FP8 is not rounded to the dtype.
+            // Every result is rounded to the dtype, except an f32 dw from FP8.
             let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
             let limits = [unit, unit, if rounds_dw { unit } else { 2e-6 }];
             let what = format!("{runtime} {recipe} {dtype:?} by {of_w:?}");
@@ -205,13 +207,14 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
     }
 }
 
-/// x in bf16 or f16, w in the same or f32: y and dx have x's dtype, dw has w's, as in a linear.
+/// x in bf16 or f16, w in the same dtype or f32. As in a linear, y and dx have x's dtype, and dw
+/// has w's.
 #[test]
 fn dtypes_may_differ() {
     on_every_runtime!(dtypes_on);
 }
 
-/// f64 has no FP8 cast: high precision, and the report says why.
+/// f64 has no FP8 cast: the GEMMs run in high precision, and the report gives the reason.
 #[test]
 fn dtypes_without_a_cast_run_in_high_precision() {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
@@ -232,7 +235,7 @@ fn dtypes_without_a_cast_run_in_high_precision() {
     }
 }
 
-/// Accumulated micro-batches cast a weight once for each direction.
+/// A weight is cast once for each direction, over all accumulated micro-batches.
 #[test]
 fn weights_are_cast_once_a_step() {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
@@ -253,13 +256,13 @@ fn clamped_on<B: Float8Backend>(runtime: &str) {
     }
 }
 
-/// Ends beyond the rows, and below their predecessors, are taken for those: in y, in dx and in dw.
+/// Ends beyond the rows and ends below the previous one are clamped, in y, dx and dw.
 #[test]
 fn ends_that_cannot_be() {
     on_every_runtime!(clamped_on);
 }
 
-/// What stands between the groups of wgrad's operands counts as padding.
+/// Rows between the groups of wgrad's operands count as padding.
 #[test]
 fn padding_is_reported() {
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Mxfp8), &normal(G * K * N, 2));
@@ -277,17 +280,17 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
         let y = experts.forward(x.clone(), int_ends::<B>(&[0; G]));
         let grads = y.clone().sum().backward();
         assert_eq!(y.dims(), [0, N], "{runtime} {recipe}");
-        // Not every backend gives the sum of no rows a gradient of no rows.
+        // Not every backend gives an empty gradient for a sum of no rows.
         assert!(runtime != "flex" || x.grad(&grads).unwrap().dims() == [0, K], "{recipe}");
         let dw = values(experts.weight.grad(&grads).unwrap());
         assert!(dw.len() == G * K * N && dw.iter().all(|&x| x == 0.0), "{runtime} {recipe}");
-        // All rows outside the groups.
+        // All rows are outside the groups.
         let [y, dx, dw] = ours(&experts, [&vec![1.0; 3 * K], &vec![1.0; 3 * N]], &[0; G]);
         assert!(y.iter().chain(&dx).chain(&dw).all(|&x| x == 0.0), "{runtime} {recipe}");
     }
 }
 
-/// Nothing to multiply: zeros, and no GEMM but in words.
+/// Nothing to multiply: all results are zero.
 #[test]
 fn no_rows() {
     on_every_runtime!(no_rows_on);
@@ -300,8 +303,8 @@ struct Pair<B: burn::tensor::backend::Backend> {
     second: GroupedLinear<B>,
 }
 
-/// Histories see x and dy once a micro-batch, though two copies of them are cast, and a weight once a step; an x that two layers
-/// share belongs to the first of them.
+/// Histories observe x and dy once a micro-batch, although two copies of each are cast, and a
+/// weight once a step. An x shared by two layers belongs to the first.
 #[test]
 fn delayed_scaling_observes_each_tensor_once() {
     let device = Default::default();
@@ -318,14 +321,14 @@ fn delayed_scaling_observes_each_tensor_once() {
         let layer = &state.layers[name];
         [&layer.input, &layer.weight, &layer.grad_output].map(|amax| amax.as_ref().map(|amax| amax.observed.len()))
     });
-    // The largest of both steps.
+    // One observed amax: the largest of both micro-batches.
     assert_eq!(observed, [[Some(1); 3], [None, Some(1), Some(1)]]);
     let largest = [1, 2].into_iter().flat_map(|seed| normal(5 * 32, seed)).fold(0f32, |max, x| max.max(x.abs()));
     let input = state.layers["first"].input.as_ref().expect("observed");
     assert_eq!(input.observed, [largest.to_bits()]);
 }
 
-/// A model's experts have a name, a recipe by it, and a place in the summary.
+/// A model's experts have a name, a recipe by name, and an entry in the summary.
 #[test]
 fn experts_are_layers() {
     let device = Default::default();
@@ -339,7 +342,7 @@ fn experts_are_layers() {
     let ends = int_ends::<Flex>(&[1, 3, 5]);
     experts.second.forward(experts.first.forward(x, ends.clone()), ends).sum().backward();
     let calls = report(&experts).layers.into_iter().map(|l| l.gemms().map(|(_, g)| [g.emulated, g.high_precision]));
-    // x wants no gradient.
+    // x needs no gradient.
     assert_eq!(calls.collect::<Vec<_>>(), [[[1, 0], [0, 0], [1, 0]], [[0, 1], [0, 1], [0, 1]]]);
 }
 

@@ -1,4 +1,5 @@
-//! Adapters beside frozen linears: outputs and gradients against the formula, in every form of the base.
+//! Adapters on frozen linears: outputs and gradients against the formula, for every form of the
+//! base.
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -47,7 +48,7 @@ fn config() -> LoraConfig {
     LoraConfig { rank: RANK, alpha: 8.0, ..Default::default() }
 }
 
-/// Adapters that change something.
+/// Adapters with a nonzero B, which change the output.
 fn lora<B: Float8Backend, M: Module<A<B>>>(model: &M) -> Lora<A<B>> {
     let mut lora = config().init(model, 11).unwrap();
     assert_eq!(lora.adapters.len(), 1, "no output");
@@ -87,7 +88,7 @@ fn formula_on<B: Float8Backend>(runtime: &str) {
             });
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let largest = want.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-                // What a last bit makes of a code, in the linear that follows.
+                // A difference in the last bit may change a code in the next linear.
                 let tolerance = if recipe.is_some() { 0.02 } else { 2e-6 };
                 let error = max_error(got, want);
                 assert!(error <= tolerance * f64::from(largest), "{what}: result {i}: {error:e} of {largest:e}");
@@ -104,10 +105,10 @@ fn outputs_and_gradients_follow_the_formula() {
 
 type T = A<crate::support::runtime::Flex>;
 
-/// To the bit: the base's codes are the same, and all else is.
+/// Bit for bit: the base has the same codes, and everything else is equal.
 #[test]
 fn gradients_are_those_beside_the_decoded_values() {
-    // Scales that are powers of two, which decoded values give again.
+    // Scales are powers of two, which a cast of the decoded values reproduces.
     for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
         let config = Float8Config::new(recipe);
         let (model, _) = config.apply::<T, _>(Pair::new().no_grad()).unwrap();
@@ -133,7 +134,7 @@ fn new_adapters_change_nothing() {
     assert_eq!(values(adapted.forward(x()).inner()), values(model.forward(x()).inner()));
 }
 
-/// Both change the output, and both learn; the next values of one replace it.
+/// Both adapters change the output, and both learn. Attaching one again replaces its values.
 #[test]
 fn adapters_add_up() {
     let (base, _) = Float8Config::tensorwise().apply::<T, _>(Pair::new().no_grad()).unwrap();
@@ -185,7 +186,7 @@ fn dropout_follows_its_seed() {
     assert_eq!(y(Some(1)), y(Some(1)));
     assert_ne!(y(Some(1)), y(Some(2)));
     assert_ne!(y(Some(1)), y(None));
-    // Its mean over many seeds is what there is without it.
+    // The mean over many seeds is the output without dropout.
     let want = y(None);
     let mut sums = vec![0.0; want.len()];
     const SEEDS: u64 = 400;

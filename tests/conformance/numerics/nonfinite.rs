@@ -33,7 +33,7 @@ fn a_nan_reaches_the_output() {
     on_every_runtime!(nan_on);
 }
 
-/// In x, w or dy, for every recipe: the NaN is in every result that it takes part in.
+/// A NaN in x, w or dy, for every recipe: each result that depends on it has a NaN.
 fn nan_in_training_on<B: Float8Backend>(runtime: &str) {
     for recipe in Recipe::ALL {
         for (at, reached) in [(0, [true, false, true]), (1, [true, true, false]), (2, [false, true, true])] {
@@ -52,7 +52,7 @@ fn a_nan_reaches_every_result_of_every_recipe() {
     on_every_runtime!(nan_in_training_on);
 }
 
-/// Large and small operands whose product fits.
+/// Large and small operands whose product fits in f32.
 fn extremes_on<B: Float8Backend>(runtime: &str) {
     for recipe in Recipe::ALL {
         let (x, w, dy) = (vec![1e38f32; M * K], vec![1e-3f32; K * N], vec![1e-10f32; M * N]);
@@ -91,7 +91,8 @@ fn an_infinity_saturates() {
     on_every_runtime!(infinity_on);
 }
 
-/// An E8M0 scale has no way to say "largest": the block of an infinity is NaN (OCP MX), and what it meets says so.
+/// An E8M0 scale cannot mark a largest value: the block of an infinity is NaN (OCP MX), and so are
+/// its products.
 fn infinity_in_mx_on<B: Float8Backend>(runtime: &str) {
     let mut x = normal(M * K, 1);
     x[3 * K + 7] = f32::INFINITY;

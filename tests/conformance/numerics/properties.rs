@@ -1,4 +1,5 @@
-//! Over any shape, view, dtype, value and cast: the same codes on every runtime, and GEMMs within their error bound.
+//! Random shapes, views, dtypes, values and casts: the same codes on every runtime, and GEMMs
+//! within their error bound.
 use burn::tensor::{DType, Tensor, TensorData, s};
 use burn_float8::{
     Float8LinearConfig, Recipe,
@@ -15,12 +16,12 @@ use crate::support::operand::{dequantized, quantize};
 use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
 use crate::support::{normal, oracle};
 
-/// How a matrix lies in a larger tensor.
+/// Layout of a matrix in a larger tensor.
 #[derive(Clone, Copy, Debug)]
 enum View {
     Contiguous,
     Transposed,
-    /// `[2.., 1..]` of a larger one.
+    /// `[2.., 1..]` of a larger tensor.
     Sliced,
     /// `[1, rows, cols]` flattened.
     Reshaped,
@@ -45,7 +46,7 @@ fn view<B: Float8Backend>(x: &[f32], [rows, cols]: [usize; 2], view: View) -> Te
     }
 }
 
-/// Bits, every NaN being one.
+/// Bits, with one pattern for every NaN.
 fn bits(x: f32) -> u32 {
     if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
 }
@@ -60,7 +61,7 @@ fn assert_same(ours: &HostCodes, want: &HostCodes, what: &str) {
     assert_eq!(ours.codes.len(), want.codes.len(), "{what}");
 }
 
-/// The reference's copies of x, in both orientations.
+/// Copies of x by the reference, in both orientations.
 fn expected(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) -> [HostCodes; 2] {
     [false, true].map(|transposed| {
         let made = reference::quantize(x, rows, cols, cast, transposed);
@@ -78,14 +79,14 @@ fn expected(x: &[f32], [rows, cols]: [usize; 2], cast: Cast) -> [HostCodes; 2] {
 
 fn check<B: Float8Backend>(runtime: &str, x: &[f32], shape: [usize; 2], dtype: DType, at: View, cast: Cast) {
     let t = view::<B>(x, shape, at);
-    // x holds values of the dtype, so that a runtime without it sees the same.
+    // x holds values of the dtype, so a runtime without it gets the same values.
     let t = if B::fp8_facts(&Default::default()).supports(dtype) { t.cast(dtype) } else { t };
     for (ours, want) in quantize::<B>(t, cast).iter().zip(expected(x, shape, cast)) {
         assert_same(ours, &want, &format!("{runtime} {shape:?} {dtype:?} {at:?} {cast:?}"));
     }
 }
 
-/// Ordinary values mostly; now and then zeros, subnormals, infinities and NaN.
+/// Mostly ordinary values; sometimes zeros, subnormals, infinities and NaN.
 fn value() -> impl Strategy<Value = f32> {
     prop_oneof![
         40 => (-8f32..8.0, -12i32..12).prop_map(|(x, e)| x * 2f32.powi(e)),
@@ -96,7 +97,7 @@ fn value() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Every granularity with every kind of scales that it may have.
+/// Every granularity with its scale modes, except MX squares.
 fn scalings() -> Vec<(Granularity, ScaleMode)> {
     use Granularity::{Block1x32, Block1x128, Block128x128, Row, Tensor};
     let floats = [Tensor, Row, Block1x128, Block128x128].into_iter();
@@ -121,7 +122,7 @@ proptest! {
         is_e4m3: bool,
     ) {
         let dtype = if is_bf16 { DType::BF16 } else { DType::F32 };
-        // Truncation to bf16, which keeps NaN a NaN by its quiet bit.
+        // Truncates to bf16. The quiet bit keeps NaN a NaN.
         let truncate = |x: f32| f32::from_bits(if x.is_nan() { 0x7fc0_0000 } else { x.to_bits() & 0xffff_0000 });
         let x: Vec<_> = if is_bf16 { x.into_iter().map(truncate).collect() } else { x };
         let cast = Cast {
@@ -136,8 +137,9 @@ proptest! {
         }
     }
 
-    /// |got − exact| ≤ (2·len + 8) · 2^-24 · Σ|a·b|, len being the contraction: f32 sums, a rounding for each scale, and the
-    /// oracle's own rounding to f32.
+    /// |got − exact| ≤ (2·len + 8) · 2^-24 · Σ|a·b|, where `len` is the length of the contraction.
+    ///
+    /// This covers f32 sums, a rounding for each scale, and the oracle's own rounding to f32.
     #[test]
     fn linears_stay_within_the_bound_of_f32_sums(
         [m, k, n] in [1usize..40, 1usize..300, 1usize..40],
@@ -169,7 +171,7 @@ fn bound<B: Float8Backend>(runtime: &str, recipe: Recipe, inputs: [&[f32]; 3], [
     }
 }
 
-/// SQNR of casts alone, above torchao's floor.
+/// SQNR of casts, above torchao's floor.
 fn casts_on<B: Float8Backend>(runtime: &str) {
     let [rows, cols] = [256, 384];
     let x = normal(rows * cols, 1);

@@ -1,5 +1,7 @@
-//! Any M, K and N, any rank, any strides, in forward and backward: the results are those of the definition, which pads
-//! nothing, and of the plain, contiguous, two-dimensional linear.
+//! Any M, K and N, any rank and any strides, forward and backward.
+//!
+//! Results equal the definition, which pads nothing, and the plain contiguous two-dimensional
+//! linear.
 use burn::backend::Autodiff;
 use burn::nn::Linear;
 use burn::tensor::{Tensor, s};
@@ -67,7 +69,8 @@ fn strided_inputs_equal_contiguous_ones() {
     on_every_runtime!(strided_on);
 }
 
-/// Leading axes out of order: no single row stride. `[2, 3, 4, c]` as a view of `[3, 2, 4, c]`.
+/// Leading axes out of order, so there is no single row stride: `[2, 3, 4, c]` as a view of
+/// `[3, 2, 4, c]`.
 fn permuted<B: Float8Backend>(v: &[f32], c: usize) -> Tensor<A<B>, 4> {
     let block = 4 * c;
     let order = (0..3).flat_map(|j| (0..2).map(move |i| i * 3 + j));
@@ -101,7 +104,7 @@ fn ranks_on<B: Float8Backend>(runtime: &str) {
     }
 }
 
-/// No rows: empty results, and gradients of zero for the parameters.
+/// No rows: empty results, and zero gradients for the parameters.
 fn empty_batch<B: Float8Backend>(layer: &Linear<A<B>>, runtime: &str) {
     let [k, n] = layer.weight.dims();
     let x = Tensor::<A<B>, 2>::zeros([0, k], &Default::default()).require_grad();

@@ -1,4 +1,5 @@
-//! CUDA offline with faults, interpreted. Each test has a device of its own, told apart by its SMs.
+//! CUDA offline with injected faults, interpreted. Each test has its own device, identified by its
+//! number of SMs.
 use burn::backend::Flex;
 use burn_cubecl::CubeBackend;
 use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
@@ -10,10 +11,11 @@ use test_data::{panic_of, relative_error};
 
 use crate::{assert_right, layer, plain, step};
 
-/// What `burn::backend::Cuda` is, on another runtime.
+/// `burn::backend::Cuda` on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
 
-/// A device of few SMs, with these faults. Nothing without NVRTC, which the test says.
+/// A device with few SMs and these faults. `None` without NVRTC, in which case the test prints a
+/// note.
 fn device<const N: usize>(sms: u16, faults: [(&'static str, Fault); N]) -> Option<(Running, OfflineDevice)> {
     let running = execute(Execution::default())?;
     let device = OfflineDevice { sm: 90, sms };
@@ -21,17 +23,17 @@ fn device<const N: usize>(sms: u16, faults: [(&'static str, Fault); N]) -> Optio
     Some((running, device))
 }
 
-/// Checks that a linear computes what the CPU does, in spite of the faults, and gives its report.
+/// Checks that a linear matches the CPU despite the faults. Returns its report.
 fn survives<const N: usize>(sms: u16, recipe: Recipe, faults: [(&'static str, Fault); N]) -> Option<Report> {
     let (_running, device) = device(sms, faults)?;
     let layer = layer::<Offline>(&Float8Config::new(recipe), &device).expect("the device computes");
-    // Once more, when what is wrong is known.
+    // Twice: in the second step the faults are known.
     assert_right::<Offline>(recipe, &layer, &device);
     assert_right::<Offline>(recipe, &layer, &device);
     Some(report(&layer))
 }
 
-/// The paths of fprop, dgrad and wgrad, without repetition.
+/// Paths of fprop, dgrad and wgrad, without consecutive repeats.
 fn paths(report: &Report) -> Vec<String> {
     let mut paths: Vec<_> =
         report.layers[0].gemms().into_iter().map(|(_, gemm)| gemm.path.clone().expect("it ran")).collect();
@@ -39,7 +41,7 @@ fn paths(report: &Report) -> Vec<String> {
     paths
 }
 
-/// The paths of those that ran.
+/// Paths of the GEMMs that ran.
 fn paths_that_ran(report: &Report) -> Vec<String> {
     report.layers[0].gemms().into_iter().filter_map(|(_, gemm)| gemm.path.clone()).collect()
 }
@@ -68,7 +70,7 @@ fn a_device_that_is_right_is_asked_once() {
     assert!(last.starts_with(&format!("self-check: {} kernels, all right, ", found.kernels)), "{last}");
 }
 
-/// MX on Hopper is not what its users expect of FP8: the report says so beside each GEMM.
+/// MX on Hopper runs at bf16's speed at best, unlike FP8. The report notes this at each GEMM.
 #[test]
 fn mx_on_hopper_says_what_it_costs() {
     let Some(report) = survives(5, Recipe::Mxfp8, []) else { return };
@@ -83,12 +85,12 @@ fn mx_on_hopper_says_what_it_costs() {
 #[test]
 fn wrong_gemms_take_the_next_path() {
     let kinds = [
-        // It does not compile.
+        // The kernel does not compile.
         Fault::Refuse,
-        // Its launches are lost, with a word and without.
+        // Its launches are lost, with an error message and without.
         Fault::Panic("no memory is left"),
         Fault::Drop,
-        // Shared memory is read as if its rows were not swizzled.
+        // It reads shared memory as if rows were not swizzled.
         Fault::Edit("4611686293305360384", "274877972480"),
     ];
     for (i, fault) in kinds.into_iter().enumerate() {
@@ -105,7 +107,7 @@ fn wrong_gemms_take_the_next_path() {
     }
 }
 
-/// Tensor cores that keep fewer bits than any that are known.
+/// Tensor cores that keep fewer bits than any known ones.
 #[test]
 fn an_accumulator_that_loses_bits_is_noticed() {
     let Some((running, device)) = device(16, []) else { return };
@@ -115,7 +117,7 @@ fn an_accumulator_that_loses_bits_is_noticed() {
     assert_eq!(paths(&report(&layer)), ["f16 mma (self-check of wgmma failed)"]);
 }
 
-/// The emulated path is the last one on which the device is tried out.
+/// The emulated path is the last one that the preflight tries.
 #[test]
 fn two_wrong_gemms_leave_the_third() {
     let refuse = |kernel| (kernel, Fault::Refuse);
@@ -127,7 +129,8 @@ fn two_wrong_gemms_leave_the_third() {
     assert!(matches!(&error, Float8Error::Preflight { what: "GEMM", .. }), "{error:?}");
 }
 
-/// Few rows have a kernel of their own; a wrong one leaves them to tensor cores, and says nothing of many rows.
+/// Few rows have their own kernel. A wrong one leaves them to tensor cores, and does not affect
+/// many rows.
 #[test]
 fn a_wrong_gemv_leaves_few_rows_to_tensor_cores() {
     let [m, k, _] = crate::SHAPE;
@@ -160,7 +163,7 @@ fn wrong_casts_are_made_without_their_instructions() {
     assert_eq!(paths(&report), ["wgmma"]);
     let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{report}") };
     assert!(failure.path == "casts by cvt to FP8" && failure.found.starts_with("code ["), "{failure}");
-    // With none at all, on the host. The device is tried out with another cast.
+    // If every variant of the kernel is wrong, the host casts. The preflight uses another cast.
     for (sms, recipe) in [(25, Recipe::Tensorwise), (26, Recipe::Mxfp8), (27, Recipe::Delayed)] {
         let Some(report) = survives(sms, recipe, [("cast_tiles", Fault::Drop)]) else { return };
         assert!(matches!(failed(&report), Float8Error::SelfCheck(_)), "{report}");
@@ -174,13 +177,14 @@ fn a_device_that_computes_nothing_is_an_error() {
     let error = layer::<Offline>(&Float8Config::tensorwise(), &device).expect_err("nothing runs");
     assert!(matches!(&error, Float8Error::Preflight { what: "cast", .. }), "{error:?}");
     assert!(error.to_string().contains("CUDA installation not found."), "{error}");
-    // Without a configuration.
+    // The same without a configuration.
     let text =
         panic_of(|| drop(plain::<Offline>(&device).forward(crate::tensor::<Offline, 2>(1, [128, 256], &device))));
     assert_eq!(text, error.to_string());
 }
 
-/// What is lost after the first use ends the run at the next linear, and fails `verify` where none comes.
+/// A launch that is lost after the first use ends the run at the next linear. Without another
+/// linear, `verify` fails.
 #[test]
 fn a_launch_that_is_lost_later_is_noticed() {
     for (sms, kernel) in [(32, "gemm_hopper"), (33, "elemwise")] {
@@ -189,7 +193,7 @@ fn a_launch_that_is_lost_later_is_noticed() {
         assert_right::<Offline>(Recipe::Tensorwise, &layer, &device);
         report(&layer).verify().expect("all is right");
         inject(&device, kernel, Fault::Panic("the device is full"));
-        // It may be lost before or after the host comes to another linear.
+        // The launch may be lost before or after the host reaches another linear.
         let run = || drop(step::<Offline>(&layer, &device));
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
         let Float8Error::Lost { message } = failed(&report(&layer)) else { panic!("{kernel}") };
@@ -199,7 +203,8 @@ fn a_launch_that_is_lost_later_is_noticed() {
     }
 }
 
-/// An error of a launch before comes to light where a check waits for the device: it is none of the kernel that is checked.
+/// An error of an earlier launch may appear where a check waits for the device. The checked kernel
+/// is not at fault.
 #[test]
 fn an_error_of_another_kernel_is_no_fault_of_ours() {
     let Some((_running, device)) = device(34, [("elemwise", Fault::Refuse)]) else { return };
@@ -217,7 +222,7 @@ fn an_error_of_another_kernel_is_no_fault_of_ours() {
 fn strict_stops_at_a_kernel_that_is_wrong() {
     let Some((_running, device)) = device(36, [("gemm_hopper", Fault::Refuse)]) else { return };
     let layer = layer::<Offline>(&Float8Config::tensorwise().with_strict(true), &device);
-    // What the device was tried out with has taken another path.
+    // The GEMM of the preflight took another path.
     let layer = layer.expect("the device computes");
     let text = panic_of(|| drop(step::<Offline>(&layer, &device)));
     assert!(text.starts_with("self-check of wgmma failed: "), "{text}");

@@ -1,5 +1,6 @@
-//! What is wrong with a device is found out and made up for, or ends in an error: never in wrong numbers. In a process of its own, since
-//! panics of device threads are the process's.
+//! Faults of a device are found and worked around, or end in an error, but never in wrong numbers.
+//!
+//! Runs in its own process, since panics of device threads affect the whole process.
 mod cuda;
 #[allow(dead_code)]
 #[path = "../support/mod.rs"]
@@ -25,7 +26,7 @@ fn tensor<B: Float8Backend, const D: usize>(seed: u64, shape: [usize; D], device
     Tensor::from_data(TensorData::new(normal(shape.iter().product(), seed), shape), device)
 }
 
-/// A linear to which nothing was applied.
+/// A linear without an applied configuration.
 fn plain<B: Float8Backend>(device: &B::Device) -> Linear<A<B>> {
     let [_, k, n] = SHAPE;
     let weight = Param::initialized(ParamId::new(), tensor::<B, 2>(2, [k, n], device).require_grad());
@@ -42,7 +43,7 @@ fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> Vec<Vec<f
     forward_backward::<B, 2>(layer, tensor::<B, 2>(1, [m, k], device), tensor::<B, 2>(4, [m, n], device))
 }
 
-/// Checks that a step gives what the CPU does.
+/// Checks that a step matches the CPU.
 fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);

@@ -1,4 +1,4 @@
-//! Software Vulkan with a wrong kernel.
+//! Software Vulkan with wrong kernels.
 use std::any::Any;
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use crate::{assert_right, layer, tensor};
 type Storage = <WgpuServer as ComputeServer>::Storage;
 type Resource = <Storage as ComputeStorage>::Resource;
 
-/// wgpu, but of the cubes of a GEMM only the first is launched, and none of RMSNorm and SwiGLU.
+/// wgpu that launches only the first cube of a GEMM, and no RMSNorm or SwiGLU kernels.
 #[derive(Clone, Debug)]
 struct Faulty;
 
@@ -80,7 +80,7 @@ impl ComputeServer for FaultyServer {
             return;
         }
         let count = if kernel.name().contains("gemm_") { CubeCount::Static(1, 1, 1) } else { count };
-        // SAFETY: by the caller.
+        // SAFETY: the caller upholds the contract of `launch`.
         unsafe { self.inner.launch(kernel, count, arguments, mode, stream) }
     }
 
@@ -171,7 +171,7 @@ impl Runtime for Faulty {
     }
 }
 
-/// The product is right in its first rows and columns alone.
+/// Only the first rows and columns of the product are right.
 #[test]
 fn a_gemm_of_one_tile_ends_on_the_host() {
     if !has_wgpu("a_gemm_of_one_tile_ends_on_the_host") {
@@ -180,7 +180,7 @@ fn a_gemm_of_one_tile_ends_on_the_host() {
     type Wrong = CubeBackend<Faulty, f32, i32, u32>;
     let device = WgpuDevice::default();
     for recipe in [Recipe::Tensorwise, Recipe::Mxfp8] {
-        // 64 by 64 is one tile, so that the device passes for one that computes.
+        // A product of 64 by 64 is one tile, so the device passes the preflight.
         let layer = layer::<Wrong>(&Float8Config::new(recipe), &device).expect("the device computes");
         assert_right::<Wrong>(recipe, &layer, &device);
         let report = report(&layer);
@@ -192,7 +192,7 @@ fn a_gemm_of_one_tile_ends_on_the_host() {
     }
 }
 
-/// What RMSNorm, SwiGLU and rotary positions give, and a gradient through all of them.
+/// Results of RMSNorm, SwiGLU and rotary positions, and a gradient through all of them.
 fn fused<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     let x = tensor::<B, 3>(1, [2, 1000, 256], device).require_grad();
     let [cos, sin] = [3, 4].map(|seed| tensor::<B, 2>(seed, [1000, 32], device));
@@ -205,7 +205,7 @@ fn fused<B: Float8Backend>(device: &B::Device) -> Vec<f32> {
     all.map(values).concat()
 }
 
-/// Burn's operations take the place of wrong fused kernels; what is right stays.
+/// Burn's operations replace wrong fused kernels. Correct kernels stay in use.
 #[test]
 fn wrong_fused_kernels_end_in_burns_operations() {
     if !has_wgpu("wrong_fused_kernels_end_in_burns_operations") {
@@ -216,7 +216,7 @@ fn wrong_fused_kernels_end_in_burns_operations() {
     let config = Float8Config::new(Recipe::Tensorwise);
     let layer = layer::<Wrong>(&config, &device).expect("the device computes");
     let got = fused::<Wrong>(&device);
-    // Again, when nothing is launched any more.
+    // Again, now that the wrong kernels are not launched any more.
     assert_eq!(got, fused::<Wrong>(&device));
     let want = fused::<burn::backend::Flex>(&Default::default());
     assert!(relative_error(&got, &want) < 1e-5);

@@ -1,4 +1,4 @@
-//! One linear layer, forward and backward, as a user would run it.
+//! One linear layer, forward and backward, as in user code.
 use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
@@ -20,7 +20,7 @@ pub fn layer<B: Float8Backend>(
     config.apply(Linear { weight, bias }).unwrap().0
 }
 
-/// y, dx, dw and, with a bias, db; for x `[.., K]` and dy `[.., N]`.
+/// y, dx, dw and, with a bias, db, for x `[.., K]` and dy `[.., N]`.
 pub fn forward_backward<B: Float8Backend, const D: usize>(
     layer: &Linear<A<B>>,
     x: Tensor<A<B>, D>,
@@ -34,7 +34,7 @@ pub fn forward_backward<B: Float8Backend, const D: usize>(
     [values(y), values(x.grad(&grads).expect("tracked")), values(dw)].into_iter().chain(db).collect()
 }
 
-/// The linear's results from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.
+/// Results of a linear from values: x `[M, K]`, w `[K, N]`, dy `[M, N]`.
 pub fn from_values<B: Float8Backend>(
     config: &Float8Config,
     [x, w, dy]: [&[f32]; 3],

@@ -1,4 +1,4 @@
-//! A small transformer-shaped model: q, k and v share one input, as do gate and up.
+//! A small transformer-like model: q, k and v share one input, as do gate and up.
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Tensor, activation, backend::Backend};
@@ -8,7 +8,7 @@ pub const D: usize = 16;
 /// Width of the feed-forward layer.
 pub const FF: usize = 32;
 
-/// One block.
+/// One transformer block.
 #[derive(Module, Debug)]
 pub struct Block<B: Backend> {
     pub q: Linear<B>,
@@ -28,7 +28,7 @@ pub struct Model<B: Backend> {
 }
 
 impl<B: Backend> Model<B> {
-    /// `n` blocks on the default device.
+    /// Creates a model of `n` blocks on the default device.
     pub fn new(n: usize) -> Self {
         let device = Default::default();
         B::seed(&device, 7);
@@ -45,7 +45,7 @@ impl<B: Backend> Model<B> {
         Self { blocks: (0..n).map(block).collect(), head: LinearConfig::new(D, 8).init(&device) }
     }
 
-    /// `[batch, tokens, D]` to `[batch, tokens, 8]`.
+    /// Maps `[batch, tokens, D]` to `[batch, tokens, 8]`.
     pub fn forward(&self, mut x: Tensor<B, 3>) -> Tensor<B, 3> {
         for b in &self.blocks {
             let (q, k, v) = (b.q.forward(x.clone()), b.k.forward(x.clone()), b.v.forward(x.clone()));

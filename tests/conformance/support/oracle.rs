@@ -1,13 +1,15 @@
-//! Casts and GEMMs by their definition, in f64 and one element at a time: nothing here is shared with the code under test
-//! but the encoding of a single value.
+//! Casts and GEMMs by their definition, in f64 and one element at a time. Only the encoding of a
+//! single value is shared with the code under test.
 use burn_float8::{
     Float8LinearConfig,
     config::{CastConfig, Format, Granularity, Operand, ScaleCalculationMode, ScaleMode},
 };
 use float8_kernels::reference;
 
-/// What a GEMM sees of x `[rows, cols]`, in the layout of x: decode(code) / scale. `transposed`: the GEMM contracts over
-/// the rows of x. `scaling_amax` replaces the amax of x where there is one scale.
+/// Values that a GEMM reads for x `[rows, cols]`: decode(code) / scale, in the layout of x.
+///
+/// With `transposed`, the GEMM contracts over the rows of x. `scaling_amax` replaces the amax of x,
+/// for casts with one scale.
 pub fn dequantized(
     x: &[f32],
     [rows, cols]: [usize; 2],
@@ -19,7 +21,7 @@ pub fn dequantized(
     if cast.is_disabled() {
         return x.iter().map(|x| f64::from(*x)).collect();
     }
-    // Operand coordinates of an element, and the group that shares its scale.
+    // Coordinates of an element in the operand, and the group that shares its scale.
     let group = |i: usize| {
         let (r, c) = if transposed { (i % cols, i / cols) } else { (i / cols, i % cols) };
         match cast.scaling_granularity {
@@ -44,7 +46,7 @@ pub fn dequantized(
     x.iter().enumerate().map(one).collect()
 }
 
-/// The scale of what has this amax, which is finite.
+/// Scale for a finite amax.
 pub fn scale(amax: f64, format: Format, mode: ScaleMode) -> f32 {
     let scale = (f64::from(format.max()) / amax.max(1e-12)) as f32;
     match mode {
@@ -68,7 +70,7 @@ pub fn scale(amax: f64, format: Format, mode: ScaleMode) -> f32 {
     }
 }
 
-/// a `[m, k]` · b `[k, n]`, by strides.
+/// a `[m, k]` · b `[k, n]`, with strides.
 pub fn matmul(a: &[f64], sa: [usize; 2], b: &[f64], sb: [usize; 2], [m, k, n]: [usize; 3]) -> Vec<f32> {
     let at = |i: usize, j: usize| (0..k).map(|c| a[i * sa[0] + c * sa[1]] * b[c * sb[0] + j * sb[1]]).sum::<f64>();
     (0..m).flat_map(|i| (0..n).map(move |j| (i, j))).map(|(i, j)| at(i, j) as f32).collect()
@@ -84,7 +86,7 @@ pub fn linear(
     products(inputs, dims, config, scaling_amax, |x| x)
 }
 
-/// The sums of the magnitudes of the same products: what rounding errors are proportional to.
+/// Sums of the magnitudes of the same products. Rounding errors are proportional to them.
 pub fn linear_magnitudes(inputs: [&[f32]; 3], dims: [usize; 3], config: &Float8LinearConfig) -> [Vec<f32>; 3] {
     products(inputs, dims, config, [None; 3], f64::abs)
 }

@@ -5,26 +5,28 @@ use std::io::Write;
 
 /// The CPU backend.
 pub type Flex = burn::backend::Flex;
-/// Another CPU backend; it has f32 and f64 only.
+/// Another CPU backend, with f32 and f64 only.
 pub type NdArray = burn::backend::NdArray;
 /// wgpu with kernel fusion, as Burn users get it.
 pub type Fused = burn::backend::Wgpu;
 /// wgpu without fusion.
 pub type Eager = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-/// Whether wgpu can run here. A machine without an adapter skips, and says so; CI must have one.
+/// Whether wgpu can run here. Without an adapter the test prints that it is skipped; CI must have
+/// one.
 pub fn has_wgpu(test: &str) -> bool {
     let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
     if adapters.is_empty() {
         assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
-        // Not `println!`, which the harness holds back while a test passes.
+        // Not `println!`: the harness captures it while a test passes.
         writeln!(std::io::stdout(), "{test}: skipped on wgpu, since this machine has no adapter")
             .expect("standard output is open");
     }
     !adapters.is_empty()
 }
 
-/// Runs a generic case on every runtime that the machine has: `on_every_runtime!(case)` calls `case::<B>("name")`.
+/// Runs a generic case on every runtime of the machine: `on_every_runtime!(case)` calls
+/// `case::<B>("name")`.
 #[macro_export]
 macro_rules! on_every_runtime {
     ($case:ident) => {

@@ -1,4 +1,5 @@
-//! Delayed scaling against a history kept by the test, step by step; its state leaves and enters exactly.
+//! Delayed scaling against a history kept by the test, step by step. Its state is saved and
+//! restored exactly.
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module};
 use burn::nn::{Linear, LinearConfig};
@@ -31,7 +32,7 @@ fn config(amax_history_len: usize, amax_compute_algo: AmaxComputeAlgo, margin: i
     Float8LinearConfig::new(Recipe::Delayed).with_delayed_scaling(delayed)
 }
 
-/// One history, as the documentation describes it.
+/// One history, as documented.
 struct History {
     config: DelayedScaling,
     amaxes: Vec<f32>,
@@ -57,7 +58,7 @@ impl History {
             };
             self.scaling = Some(chosen * 2f32.powi(self.config.margin));
         } else {
-            // A scale of 1 where there is no earlier one.
+            // The scale is 1 if there is no earlier one.
             self.scaling.get_or_insert(self.fmax);
         }
     }
@@ -67,7 +68,7 @@ fn amax(values: &[f32]) -> f32 {
     values.iter().fold(0f32, |m, v| if v.is_nan() || m.is_nan() { f32::NAN } else { m.max(v.abs()) })
 }
 
-/// What an optimizer does to a weight: a new tensor.
+/// Replaces the weight with a new tensor, as an optimizer does.
 fn rebuild<B: Float8Backend>(linear: Linear<A<B>>, factor: f32) -> Linear<A<B>> {
     let weight = linear.weight.map(|w| (w.clone() + w * (factor - 1.0)).detach().require_grad());
     Linear { weight, ..linear }
@@ -78,7 +79,8 @@ fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConf
     let mut linear: Linear<A<B>> = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
     linear = Float8Config::from(config.clone()).apply(linear).unwrap().0;
     let mut histories = [448.0, 448.0, 57344.0].map(|fmax| History::new(delayed, fmax));
-    // Amaxes rise and fall by powers of two that are not the margin's; some steps have two micro-batches, some are not valid.
+    // Amaxes rise and fall by factors that differ from the margin's. Some steps have two
+    // micro-batches; some are not valid.
     let steps: [&[[f32; 2]]; 8] = [
         &[[1.0, 1.0]],
         &[[8.0, 0.1]],
@@ -103,7 +105,7 @@ fn follows_its_history<B: Float8Backend>(runtime: &str, config: Float8LinearConf
             };
             let (xs, dys) = (scaled(M * K, seed + 1, *fx), scaled(M * N, seed + 2, *fdy));
             let ws = values(linear.weight.val());
-            // An evaluation between must not leave a trace.
+            // An evaluation in between must not leave a trace.
             linear.valid().forward(tensor(scaled(M * K, seed + 3, 1e3), [M, K]));
             let x = tensor::<A<B>, 2>(xs.clone(), [M, K]).require_grad();
             let y = linear.forward(x.clone());
@@ -146,7 +148,7 @@ fn delayed_scales_follow_their_history() {
     on_every_runtime!(histories_on);
 }
 
-/// q, k and v share x: the first that casts it owns the history, forward and backward.
+/// q, k and v share x: the first layer that casts it owns the history, forward and backward.
 #[test]
 fn sharers_use_the_first_layers_history() {
     let config = Float8Config::from(config(4, AmaxComputeAlgo::Max, 0));
@@ -163,8 +165,8 @@ fn sharers_use_the_first_layers_history() {
     assert_eq!(["q", "k", "v", "gate", "up"].map(inputs), [true, false, false, true, false]);
 }
 
-/// Six steps at a stretch, or three, saved, and three more in a new model: the same losses to the last bit, also if the
-/// model was evaluated before it was saved.
+/// Six steps in one run equal three steps, a save, and three steps in a new model. Losses are the
+/// same to the last bit, even if the model was evaluated before the save.
 #[test]
 fn a_resumed_run_gives_identical_losses() {
     for evaluated in [false, true] {
@@ -176,7 +178,7 @@ fn resumes_identically(evaluated: bool) {
     type B = A<Flex>;
     let config = Float8Config::from(config(5, AmaxComputeAlgo::Max, 0));
     let initial = Model::<B>::new(2);
-    // Draws the initial weights, which clones of a new model would each draw anew.
+    // Draws the initial weights. Clones of a new model would each draw other ones.
     initial.forward(tensor(normal(D, 1), [1, 1, D]));
     let new = || config.apply(Model::<B>::new(2).load_record(initial.clone().into_record())).unwrap().0;
     let run = |mut model: Model<B>,
@@ -184,7 +186,7 @@ fn resumes_identically(evaluated: bool) {
                steps: std::ops::Range<u64>| {
         let mut losses = vec![];
         for step in steps {
-            // Two micro-batches. Amaxes grow, so that a scale from another history would show.
+            // Two micro-batches. Amaxes grow, so a scale from another history would show.
             let mut accumulator = GradientsAccumulator::new();
             for seed in [2 * step, 2 * step + 1] {
                 let x = tensor::<B, 3>(normal(2 * 4 * D, seed), [2, 4, D]) * (1.0 + step as f32);
@@ -216,7 +218,7 @@ fn resumes_identically(evaluated: bool) {
     assert_eq!(after, rest, "evaluated: {evaluated}");
     assert_eq!(Float8State::export(&last).step, 6, "evaluated: {evaluated}");
 
-    // Without the state they differ: the test can fail.
+    // Without the state the losses differ, so the test can fail.
     let record = resumed.into_record();
     let fresh = new().load_record(record);
     let mut other = AdamWConfig::new().init::<B, Model<B>>();
@@ -224,14 +226,15 @@ fn resumes_identically(evaluated: bool) {
     assert_ne!(without[0], rest[0]);
 }
 
-/// How far a history is behind, in steps, when fprop casts: the scale in use against the amaxes of past steps.
+/// Positive amaxes in the history of a layer's input, newest first.
 fn inputs(model: &Model<A<Flex>>, layer: &str) -> Vec<f32> {
     let state = Float8State::export(model);
     let history = state.layers[layer].input.as_ref().map(|amax| amax.history.clone()).unwrap_or_default();
     history.into_iter().map(f32::from_bits).filter(|amax| *amax > 0.0).collect()
 }
 
-/// A layer that a step leaves out, as an expert may be, neither delays nor repeats the steps of the others.
+/// A layer that a step skips, as it may skip an expert, neither delays nor repeats the steps of
+/// other layers.
 #[test]
 fn layers_may_skip_steps() {
     let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 0));
@@ -239,7 +242,7 @@ fn layers_may_skip_steps() {
     let mut optimizer = AdamWConfig::new().init::<A<Flex>, Model<A<Flex>>>();
     for step in 0..6 {
         let x = tensor::<A<Flex>, 3>(normal(2 * 4 * D, step), [2, 4, D]) * 2f32.powi(step as i32);
-        // Step 2 uses the head alone.
+        // Step 2 uses only the head.
         let y = if step == 2 { model.head.forward(x) } else { model.forward(x) };
         let grads = GradientsParams::from_grads(y.powf_scalar(2.0).mean().backward(), &model);
         model = optimizer.step(1e-3, model, grads);
@@ -253,13 +256,14 @@ fn layers_may_skip_steps() {
     assert_eq!(q, [5, 4, 3, 1, 0].map(amax), "newest first");
 }
 
-/// Frozen linears that no backward comes to, as nothing before them is trained, have histories; evaluations on the same backend are not
-/// in them, be they before a step, after it or amid its micro-batches.
+/// Frozen linears that get no backward, since no earlier layer is trained, have histories.
+/// Evaluations on the same backend leave no trace in them: before a step, after it, or between its
+/// micro-batches.
 #[test]
 fn linears_without_backward_have_histories() {
     let x = |seed: u64, factor: f32| tensor::<A<Flex>, 3>(normal(2 * 4 * D, seed), [2, 4, D]) * factor;
     let new = Model::<A<Flex>>::new(2);
-    // Parameters are drawn when they are first read: clones would draw others.
+    // Parameters are drawn when first read, so clones would draw others.
     new.forward(x(0, 1.0));
     let run = |evaluates: bool| {
         let config = Float8Config::from(config(16, AmaxComputeAlgo::MostRecent, 2));
@@ -296,7 +300,8 @@ fn linears_without_backward_have_histories() {
     let observed = q.input.as_ref().map(|input| f32::from_bits(input.observed[0]));
     assert_eq!((observed, inputs(&model, "blocks.0.q")), (Some(amax(3)), [2, 1, 0].map(amax).to_vec()), "newest first");
     assert!(q.grad_output.is_none());
-    // What is frozen is cast again where its history has another scale than the first step, as it is where a run is resumed.
+    // A frozen weight is cast again once its history gives another scale than in the first step, as
+    // in a resumed run.
     let frozen = values(model.blocks[0].q.weight.val()).iter().fold(0f32, |m, v| m.max(v.abs()));
     let history = &q.weight.as_ref().unwrap().history;
     assert_eq!(history[..4], [frozen, frozen, frozen, 0.0].map(f32::to_bits));
@@ -306,7 +311,8 @@ fn linears_without_backward_have_histories() {
     assert_eq!(inputs(&model, "head").len(), 3);
 }
 
-/// A weight that is cast or scaled in forward is still the same parameter; one that is computed otherwise needs a word.
+/// A weight that is cast or scaled in forward is still the same parameter. A weight that is
+/// computed otherwise needs [`begin_float8_step`].
 #[test]
 fn weights_may_be_computed_in_forward() {
     let steps = |weight: &dyn Fn(Tensor<A<Flex>, 2>) -> Tensor<A<Flex>, 2>, manual: bool| {
@@ -321,7 +327,7 @@ fn weights_may_be_computed_in_forward() {
                 let x = tensor::<A<Flex>, 2>(normal(M * K, 10 * step + micro_batch), [M, K]);
                 burn::tensor::module::linear(x, weight(linear.weight.val()), None).sum().backward();
             }
-            // An update as an optimizer's.
+            // An update like an optimizer's.
             linear.weight = linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad());
         }
         Float8State::export(&linear).step
@@ -334,7 +340,7 @@ fn weights_may_be_computed_in_forward() {
     assert_eq!(steps(&merged, true), 3);
 }
 
-/// A forward that no backward follows tells no history, also if FP8 is off in the next step.
+/// A forward without backward enters no history, even if FP8 is off in the next step.
 #[test]
 fn a_forward_without_backward_leaves_no_trace() {
     let linear = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
@@ -362,7 +368,7 @@ fn a_forward_without_backward_leaves_no_trace() {
     assert_ne!(Float8State::export(&linear), before, "a backward does tell it");
 }
 
-/// Casts that only fprop delays, or only wgrad, have histories all the same.
+/// Casts that only fprop or only wgrad delays have histories too.
 #[test]
 fn every_delayed_cast_has_a_history() {
     let of = |casts: Casts| {

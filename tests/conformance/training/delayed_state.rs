@@ -1,4 +1,4 @@
-//! What a saved state of delayed scaling holds, and what it gives back.
+//! Contents of a saved state of delayed scaling, and their effect when restored.
 use burn::backend::Autodiff;
 use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -23,19 +23,19 @@ const N: usize = 12;
 
 fn linear(casts: Casts) -> Linear<A> {
     let linear: Linear<A> = LinearConfig::new(K, N).with_bias(false).init(&Default::default());
-    // Draws the weight, which clones would each draw anew.
+    // Draws the weight. Clones would each draw another one.
     linear.weight.val();
     Float8Config::from(Float8LinearConfig::new(Recipe::Delayed).with_casts(casts)).apply(linear).unwrap().0
 }
 
-/// Forward and backward, of x and dy times these factors.
+/// Forward and backward, with x and dy multiplied by these factors.
 fn run(linear: &Linear<A>, [fx, fdy]: [f32; 2]) {
     let x = tensor::<A, 2>(normal(M * K, 1), [M, K]) * fx;
     let dy = tensor::<A, 2>(normal(M * N, 2), [M, N]) * fdy;
     (linear.forward(x.require_grad()) * dy).sum().backward();
 }
 
-/// What an optimizer does to the weights: a new tensor for each.
+/// Replaces each weight with a new tensor, as an optimizer does.
 fn updated<T: Module<A>>(model: T) -> T {
     struct Update;
     impl ModuleMapper<A> for Update {
@@ -53,7 +53,7 @@ fn ended(linear: Linear<A>) -> (Linear<A>, LayerState) {
     (linear, state)
 }
 
-/// The state after the step of the weights before has ended.
+/// Ends the step of the previous weights and returns the state.
 fn state(linear: &Linear<A>) -> LayerState {
     linear.valid().forward(tensor(normal(M * K, 1), [M, K]));
     Float8State::export(linear).layers.remove("linear").unwrap()
@@ -100,8 +100,10 @@ fn a_saved_amax_that_no_scale_can_be_made_of_is_refused() {
     state.restore(&linear).unwrap();
 }
 
-/// A cast whose first step had nothing but zeros has a scale of 1, also if that step was saved before it ended: that of the format in which
-/// it is cast, not of the cast that is disabled.
+/// A cast whose first step had only zeros has a scale of 1, even if that step was saved before it
+/// ended.
+///
+/// The scale belongs to the format of the active cast, not of the disabled one.
 #[test]
 fn first_steps_of_zeros_resume_with_a_scale_of_one() {
     let casts = Recipe::Delayed.casts().without(Gemm::Dgrad);
@@ -117,14 +119,14 @@ fn first_steps_of_zeros_resume_with_a_scale_of_one() {
     }
 }
 
-/// Layers whose first step is under way, saved beside one that has a history: they go on as if nothing had been saved.
+/// Layers in their first step, saved with a layer that has a history, continue as without the save.
 #[test]
 fn casts_without_a_history_resume_beside_others() {
     let new = || Float8Config::new(Recipe::Delayed).apply(Model::<A>::new(1)).unwrap().0;
     let x = |step: u64| tensor::<A, 3>(normal(2 * 4 * D, step), [2, 4, D]) * (1.0 + step as f32);
     let backward = |y: Tensor<A, 3>| drop(y.powf_scalar(2.0).mean().backward());
     let model = new();
-    // All of the first step but the head is skipped.
+    // The first step skips everything except the head.
     backward(model.head.forward(x(0)));
     let model = updated(model);
     backward(model.forward(x(1)));

@@ -1,4 +1,4 @@
-//! Twelve steps of training from hf_llama's weights: the losses of torchao, recipe by recipe.
+//! Twelve training steps from hf_llama's weights: torchao's losses, recipe by recipe.
 use burn::backend::Autodiff;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
@@ -15,7 +15,7 @@ fn load<B: AutodiffBackend>() -> Llama<B> {
     Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The loss before each update.
+/// Loss before each update, and the trained model.
 fn train<B: AutodiffBackend>(mut model: Llama<B>, golden: &Golden, steps: usize) -> (Vec<f32>, Llama<B>) {
     let shape = golden.shape("batches");
     let [rows, len] = [shape[1], shape[2]];
@@ -54,7 +54,7 @@ fn golden_trajectory_without_fp8() {
     compare("flex, none", &ours, &losses, |_| 1e-3);
 }
 
-/// Scales every weight of the projections by 1 + 1e-7 · noise, the size of one f32 rounding.
+/// Scales every weight of q_proj, v_proj and up_proj by 1 + 1e-7 · noise, about one f32 rounding.
 fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
     for layer in &mut model.layers {
         let mlp = layer.mlp.as_mut().expect("a dense model");
@@ -69,9 +69,12 @@ fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
     model
 }
 
-/// Rounding an operand of a GEMM differently in the last bit of f32 flips a few FP8 codes, which Adam's normalized steps amplify: runs
-/// that differ by nothing else spread, torchao's being one of them. In `tensorwise` the standard deviation of 24 such runs is at most
-/// 0.005 in all steps but the last, where it is 0.007. So several are compared: each of them, and their mean.
+/// Compares several runs with torchao's losses: each run, and their mean.
+///
+/// A different rounding in the last f32 bit of a GEMM operand flips a few FP8 codes, which Adam's
+/// normalized steps amplify. Runs that differ in nothing else therefore have different losses, and
+/// torchao's run is one of them. With `tensorwise`, the standard deviation of 24 runs is at most
+/// 0.005 in all steps but the last, where it is 0.007.
 fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
     type A<B> = Float8<Autodiff<B>>;
     let golden = Golden::open("trajectory.safetensors");
@@ -81,7 +84,7 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
     let mut all = vec![];
     for run in 0..runs {
         let model = if run == 0 { load::<A<B>>() } else { nudged(load(), run as u64) };
-        // A tied output is no linear of its own and stays in high precision anyway.
+        // A tied output is no separate linear and stays in high precision.
         let filters = if model.lm_head.is_some() { vec!["lm_head"] } else { vec![] };
         let model = Float8Config::new(recipe).with_filter_fqns(filters).apply(model).unwrap().0;
         let (ours, model) = train(model, &golden, losses.len());
@@ -94,7 +97,8 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
     compare(&format!("{runtime}, {recipe}, mean of {runs} runs"), &mean, &losses, of_mean);
 }
 
-/// Every projection ran its GEMMs in FP8 at every step, wgrad only if the recipe says so, and the output layer none.
+/// Every projection ran its GEMMs in FP8 in every step, except wgrad where the recipe disables it.
+/// The output layer ran none in FP8.
 fn proves_fp8<B: Float8Stack>(model: &Llama<B>, steps: u64, recipe: Recipe) {
     let high = if recipe == Recipe::RowwiseWithGwHp { steps } else { 0 };
     for layer in report(model).layers {

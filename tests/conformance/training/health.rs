@@ -33,7 +33,7 @@ fn step<B: Float8Backend>(linear: Linear<A<B>>, xs: &[f32]) -> Linear<A<B>> {
     let x = tensor::<A<B>, 2>(xs.to_vec(), [M, K]).require_grad();
     let dy: Tensor<A<B>, 2> = tensor(normal(M * N, 9), [M, N]);
     (linear.forward(x) * dy).sum().backward();
-    // As an optimizer's update.
+    // An update like an optimizer's.
     Linear { weight: linear.weight.map(|w| (w.clone() - w * 0.1).detach().require_grad()), ..linear }
 }
 
@@ -41,7 +41,7 @@ fn layer<B: Float8Backend>(linear: &Linear<A<B>>) -> LayerReport {
     report(linear).layers.remove(0)
 }
 
-/// Many binades, a few values that flush to zero, a few zeros.
+/// Many binades, some zeros, and some values that flush to zero.
 fn input() -> Vec<f32> {
     let values = normal(M * K, 1).into_iter().enumerate();
     let scaled = |(i, x): (usize, f32)| match i % 11 {
@@ -110,7 +110,7 @@ fn statistics_equal_their_definition() {
     on_every_runtime!(statistics_on);
 }
 
-/// The zeros between the groups of a weight gradient are no elements of x and dy.
+/// Zeros between the groups of a weight gradient do not count as elements of x and dy.
 fn padding_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
     for recipe in [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
@@ -157,7 +157,7 @@ fn saturation_is_counted() {
     on_every_runtime!(saturation_on);
 }
 
-/// Amax and scale are known without statistics, to every layer, sharers included.
+/// Amax and scale are reported without statistics, in every recipe.
 fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
     let xs = input();
     let amax = xs.iter().fold(0f32, |m, x| m.max(x.abs()));
@@ -177,7 +177,8 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         let bytes = report.fprop.bytes().unwrap();
         assert!(bytes >= (M * stored + N * stored) as u64, "{runtime} {recipe}: {bytes}");
         if granularity == Granularity::Block1x32 {
-            // A byte for each block on the host, whole tiles of 128 rows by four bytes on a device.
+            // One byte for each block on the host; on a device, whole tiles of 128 rows by four
+            // bytes.
             let scales = if stored == K { (M + N) * K.div_ceil(32) } else { 2 * 512 * K.div_ceil(128) };
             assert_eq!(bytes as usize, (M + N) * stored + scales, "{runtime} {recipe}");
         }
@@ -200,12 +201,12 @@ fn statistics_are_sampled_every_n_steps() {
     assert_eq!(sampled, [1, 1, 1, 4, 4, 4, 7]);
 }
 
-/// A copy that another GEMM reads with another cast has amax and scale of its own.
+/// A copy that another GEMM reads with another cast has its own amax and scale.
 #[test]
 fn each_gemm_reports_its_own_scale() {
     let linear = step(linear::<Flex>(Float8Config::new(Recipe::RowwiseWithGwHp)), &input());
     let report = layer(&linear);
-    // Rowwise, so a power of two by a row; then tensorwise. Both round down to powers of two.
+    // First rowwise, then tensorwise. Both scales are rounded down to powers of two.
     let scales = [report.fprop.operands[1].scale, report.dgrad.operands[1].scale].map(Option::unwrap);
     assert_eq!(scales[0], scales[1], "the largest element of both");
     let bytes = [&report.fprop, &report.dgrad].map(|g| g.operands[1].size.unwrap().bytes);
@@ -213,7 +214,7 @@ fn each_gemm_reports_its_own_scale() {
     assert_eq!(report.wgrad.operands[0].scale, None, "in high precision");
 }
 
-/// Only what backward follows is sampled, and limits wait for the step's end.
+/// Only forwards with a backward are sampled, and limits apply at the end of the step.
 #[test]
 fn evaluations_and_reports_decide_nothing() {
     let limits = FallbackConfig { max_flushed: Some(0.05), max_non_finite: Some(0), ..FallbackConfig::default() };
@@ -222,11 +223,11 @@ fn evaluations_and_reports_decide_nothing() {
     let mut linear = linear::<Flex>(config.clone());
     for _ in 0..3 {
         linear = step(linear, &well);
-        // Badly conditioned data that is only evaluated.
+        // Badly conditioned data, used only for evaluation.
         linear.valid().forward(tensor(input(), [M, K]));
         assert_eq!(layer(&linear).policy, "tensorwise");
     }
-    // The step has begun, in that evaluation; it is sampled in training.
+    // That evaluation began the step, which training samples.
     let x = tensor::<A<Flex>, 2>(input(), [M, K]).require_grad();
     linear.forward(x.clone()).sum().backward();
     assert_eq!(layer(&linear).policy, "tensorwise", "a report between micro-batches moves nothing");
@@ -243,7 +244,7 @@ fn evaluations_and_reports_decide_nothing() {
     assert_eq!(fallback, format!("{} elements of input not finite, limit 0", M * K));
 }
 
-/// A layer below the limit is moved once, says so in the report, and stays moved in the saved state.
+/// A layer beyond a limit moves once. The report says so, and a saved state keeps it.
 #[test]
 fn layers_fall_back() {
     let limits = |to| FallbackConfig { max_flushed: Some(0.05), to, ..FallbackConfig::default() };
@@ -255,7 +256,8 @@ fn layers_fall_back() {
         assert_eq!(layer(&linear).policy, "tensorwise");
         let before_fallback = Float8State::export(&linear);
         let linear = step(linear, &ill);
-        // The step is over, also for a state that is saved now: a resumed run starts with the layer moved.
+        // The step is over, even for a state that is saved now: a resumed run starts with the layer
+        // moved.
         let resumed = self::linear::<Flex>(config(to));
         Float8State::export(&linear).restore(&resumed).unwrap();
         assert!(layer(&resumed).policy.starts_with(policy), "{}", layer(&resumed).policy);
@@ -265,7 +267,7 @@ fn layers_fall_back() {
         assert_eq!((fallback.step, fallback.to), (3, to));
         assert!(fallback.reason.contains("input flushed to zero, limit 5%"), "{}", fallback.reason);
 
-        // The moved policy is the one that runs, and survives applying again.
+        // The moved policy is in use, and survives another `apply`.
         let linear = config(to).apply(linear).unwrap().0;
         let before = layer(&linear).fprop;
         let after = layer(&step(linear.clone(), &well)).fprop;
@@ -280,13 +282,13 @@ fn layers_fall_back() {
         state.restore(&new).unwrap();
         assert!(layer(&new).policy.starts_with(policy), "{}", layer(&new).policy);
         assert_eq!(layer(&new).fallback, moved.fallback);
-        // And a running model can go back to where it was.
+        // A running model can be restored to the earlier policy.
         before_fallback.restore(&new).unwrap();
         assert_eq!((layer(&new).policy.as_str(), layer(&new).fallback), ("tensorwise", None));
     }
 }
 
-/// Rowwise that is not enough ends in high precision.
+/// If rowwise is not enough, the layer ends in high precision.
 #[test]
 fn rowwise_may_fall_back_too() {
     let fallback = FallbackConfig { min_sqnr_db: Some(60.0), to: FallbackTo::Rowwise, ..FallbackConfig::default() };
@@ -298,7 +300,7 @@ fn rowwise_may_fall_back_too() {
     assert!(layer(&linear).policy.starts_with("high precision: fallback: SQNR of"), "{}", layer(&linear).policy);
 }
 
-/// Statistics change no number.
+/// Statistics do not change results.
 #[test]
 fn statistics_leave_the_numbers_alone() {
     let (x, w, dy) = (input(), normal(K * N, 4), normal(M * N, 5));

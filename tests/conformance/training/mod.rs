@@ -1,4 +1,4 @@
-//! Whole steps: losses, delayed scaling, statistics, switches of precision.
+//! Whole steps: losses, delayed scaling, statistics and precision switches.
 mod delayed;
 mod delayed_state;
 mod golden_trajectory;

@@ -1,4 +1,5 @@
-//! What recipes promise as a whole: SQNR of a Llama FFN, and settings that change memory or speed but no number.
+//! Guarantees of recipes: SQNR of a Llama FFN, and settings that change memory or speed but no
+//! result.
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{LayerNormConfig, Linear, LinearConfig};
@@ -35,14 +36,14 @@ const TOKENS: usize = 64;
 const HIDDEN: usize = 512;
 const INTERMEDIATE: usize = 1792;
 
-/// Full size where there is a GPU.
+/// Factor of the FFN's size: full size if there is a GPU.
 fn size(runtime: &str) -> usize {
     let gpu = || wgpu_adapters().is_ok_and(|adapters| adapters.iter().any(|a| a.hardware));
     if runtime.starts_with("wgpu") && gpu() { 8 } else { 1 }
 }
 
 impl<B: Backend> Ffn<B> {
-    /// Weights as Llama's are initialised, `N(0, 0.02²)`.
+    /// Creates weights initialised like Llama's, `N(0, 0.02²)`.
     fn new(size: usize) -> Self {
         let (hidden, intermediate) = (size * HIDDEN, size * INTERMEDIATE);
         let linear = |k: usize, n: usize, seed: u64| -> Linear<B> {
@@ -102,15 +103,15 @@ fn live(report: &Report) -> (u64, u64) {
     (report.layers.iter().map(|l| l.live_copies).sum(), report.layers.iter().map(|l| l.live_bytes).sum())
 }
 
-/// The weight's copies are gone after fprop and made again in backward; no number changes.
+/// Weight copies are dropped after fprop and recreated in backward. No result changes.
 #[test]
 fn weights_can_be_cast_again_in_backward() {
     let run = |recompute: bool, recipe| {
         let config = Float8LinearConfig::new(recipe).with_force_recompute_fp8_weight_in_bwd(recompute);
         let model = Float8Config::from(config).apply(Ffn::<A<Flex>>::new(1)).unwrap().0;
         let y = model.forward(tensor(normal(TOKENS * HIDDEN, 4), [TOKENS, HIDDEN]));
-        // Two activations by both orientations: gate and up share theirs; and three weights, two of them for dgrad too, since the
-        // batch wants no gradient.
+        // Two activations in both orientations, since gate and up share theirs. Three weights, one
+        // of them for dgrad too: gate and up need no dx, since the batch needs no gradient.
         let (copies, bytes) = live(&report(&model));
         assert_eq!(copies, if recompute { 4 } else { 8 }, "{recipe}");
         assert!(bytes >= if recompute { 0 } else { 3 * (HIDDEN * INTERMEDIATE) as u64 });
@@ -123,12 +124,13 @@ fn weights_can_be_cast_again_in_backward() {
         let (kept, once) = run(false, recipe);
         let (recomputed, again) = run(true, recipe);
         assert_eq!(kept, recomputed, "{recipe}");
-        // Kept: once for fprop and once for dgrad, or for both at once. Else twice forward, once backward.
+        // Kept: once each for fprop and dgrad, or once for both. Recomputed: twice in forward, once
+        // in backward.
         assert_eq!((once, again), (vec![2, 2, 1], vec![3; 3]), "{recipe}");
     }
 }
 
-/// Where there are no FP8 tensor cores, accumulation and emulation settings have nothing to change.
+/// Without FP8 tensor cores, the accumulation and emulation settings have no effect.
 fn gemm_settings_on<B: Float8Backend>(runtime: &str) {
     let [m, k, n] = [20, 300, 24];
     let (x, w, dy) = (normal(m * k, 1), normal(k * n, 2), normal(m * n, 3));
@@ -149,7 +151,7 @@ fn gemm_settings_change_nothing_without_tensor_cores() {
     on_every_runtime!(gemm_settings_on);
 }
 
-/// Each linear runs by its own recipe.
+/// Each linear runs with its own recipe.
 #[test]
 fn recipes_can_differ_by_layer() {
     let config = Float8Config::tensorwise()
@@ -169,7 +171,7 @@ fn recipes_can_differ_by_layer() {
     verify(report(&model)).unwrap();
 }
 
-/// Everything that is not a linear is the inner backend's, to the bit, and in no counter.
+/// Operations other than linears run on the inner backend, bit for bit, and enter no counter.
 fn untouched_on<B: Float8Backend>(runtime: &str) {
     fn run<B: AutodiffBackend>() -> Vec<Vec<f32>> {
         let q = tensor::<B, 3>(normal(2 * 6 * 8, 1), [2, 6, 8]).require_grad();

@@ -1,4 +1,4 @@
-//! Precision switches within a run: exact, and nothing is rebuilt.
+//! Precision switches within a run: exact, and without rebuilding anything.
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
@@ -11,7 +11,7 @@ use crate::support::{normal, verify};
 
 type B = Float8<Autodiff<Flex>>;
 
-/// One step: the loss' bits and the model after it.
+/// One step. Returns the updated model and the bits of the loss.
 fn step(model: Model<B>, optimizer: &mut impl Optimizer<Model<B>, B>, seed: u64) -> (Model<B>, u32) {
     let loss = model.forward(tensor(normal(2 * 4 * D, seed), [2, 4, D])).powf_scalar(2.0).mean();
     let grads = GradientsParams::from_grads(loss.backward(), &model);
@@ -43,7 +43,7 @@ fn the_first_fp8_step_is_that_of_an_fp8_run() {
         }
         verify(report(&model)).unwrap();
 
-        // A run that has only ever been in FP8, from the same parameters and optimizer state.
+        // A run that was always in FP8, from the same parameters and optimizer state.
         let (model, record) = at_switch.unwrap();
         let mut fp8 = new().load_record(model.into_record());
         let mut optimizer = AdamWConfig::new().init::<B, Model<B>>().load_record(record);

@@ -1,4 +1,5 @@
-//! Which matrices are cast, and how: every kernel that casts can be generated as, and every edge of what it is given.
+//! Matrices and casts to check: every variant of the cast kernels, and edges of shape, layout and
+//! content.
 
 use cubecl::prelude::*;
 use float8_kernels::{Cast, Format, Granularity, Orientation};
@@ -11,7 +12,8 @@ use crate::input::Input;
 use crate::matrix::modes;
 use crate::shapes::{LARGE, SHAPES};
 
-/// Row lengths on both sides of every change of how a row is split among units, the last ones too long for registers.
+/// Row lengths on both sides of every change in how a row is split among units. The last ones are
+/// too long for registers.
 const LENGTHS: [[usize; 2]; 13] = [
     [70, 16],
     [70, 17],
@@ -28,17 +30,20 @@ const LENGTHS: [[usize; 2]; 13] = [
     [3, 40_003],
 ];
 
-/// The most cubes that WebGPU has along one dimension of a grid.
+/// Limit of WebGPU on the cubes along one dimension of a grid.
 const GRID: usize = 65_535;
 
-/// More cubes than [`GRID`]: of tiles of 128 by 128; of 64 f32 columns, for maxima and casts by columns; of 64 rows.
+/// Shapes that need more than [`GRID`] cubes.
+///
+/// In order: tiles of 128 by 128; 64 f32 columns a cube, for maxima and casts by columns; 64 rows a
+/// cube.
 const FOLDED: [([usize; 2], Granularity, Orientation); 3] = [
     ([1, GRID * 128 + 129], Granularity::Block128x128, Orientation::Rows),
     ([1, GRID * 64 + 33], Granularity::Row, Orientation::Cols),
     ([GRID * 64 + 33, 1], Granularity::Row, Orientation::Rows),
 ];
 
-/// Views of any shape, strides and base.
+/// Number of views with random shape, strides and offset.
 const VIEWS: u64 = 64;
 
 pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
@@ -47,7 +52,8 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     let first = |format, granularity| Cast { format, granularity, scale_mode: modes(granularity)[0] };
     let by_granularity = Granularity::ALL.map(|granularity| first(Format::E4m3, granularity));
 
-    // Every kernel there is, of rows that are no whole vectors of 16-bit floats, and of many blocks in both memory orders.
+    // Every kernel, for rows that are no whole vectors of 16-bit floats, and for many blocks in
+    // both memory orders.
     for orientation in ORIENTATIONS {
         for cast in casts() {
             DTYPES.into_iter().for_each(|dtype| add(Input::new([37, 140], dtype), cast, orientation));
@@ -71,7 +77,7 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
         for (i, dtype) in DTYPES.into_iter().enumerate() {
             for (j, format) in Format::ALL.into_iter().enumerate() {
                 for (l, granularity) in Granularity::ALL.into_iter().enumerate() {
-                    // Scale modes in turn: what differs between them is tested above.
+                    // Scale modes in turn: the first loop tests the differences between them.
                     let modes = modes(granularity);
                     let cast = Cast { format, granularity, scale_mode: modes[(i + j + l) % modes.len()] };
                     add(Input { content: *content, ..Input::new([35, 150], dtype) }, cast, both);
@@ -79,7 +85,7 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
             }
         }
     }
-    // More than one block along both axes: what is not finite touches its own alone.
+    // More than one block along both axes: a value that is not finite affects only its own block.
     for (dtype, format) in [F32, BF16].into_iter().flat_map(|dtype| Format::ALL.map(|format| (dtype, format))) {
         for granularity in Granularity::ALL {
             add(Input { content: Content::Ends, ..Input::new([139, 261], dtype) }, first(format, granularity), both);
@@ -111,7 +117,7 @@ pub(super) fn quantize<R: Runtime>(all: &Cases<'_, R>) -> Vec<Case> {
     cases
 }
 
-/// Either axis may be the one whose neighbours are near.
+/// A random cast of a random view. Either axis may have the smaller stride.
 fn any_view(seed: u64) -> Case {
     let random = &mut Random::new(1000 + seed);
     let casts: Vec<_> = casts().collect();

@@ -1,4 +1,5 @@
-//! The encoder itself: every 16-bit float, and f32 at and between all values of a format, under scales of every size.
+//! The encoder: every 16-bit float, and f32 at and between all values of a format, for scales of
+//! every size.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -13,7 +14,7 @@ use crate::data::{BF16, DTYPES, F16, Random};
 use crate::device::{Layout, place, upload_f32};
 use crate::matrix::HostMatrix;
 
-/// Random values of each kind.
+/// Number of random values of each kind.
 const RANDOM: usize = 1 << 18;
 
 pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
@@ -32,7 +33,7 @@ fn values(dtype: StorageType, format: Format) -> Vec<f32> {
         let random = &mut Random::new(3);
         let mut x = encoder_edges(&codes.collect::<Vec<_>>());
         x.extend((0..RANDOM).map(|_| f32::from_bits(random.bits())));
-        // Within and just around the range of the format.
+        // Values within and just around the range of the format.
         let (low, high) = match format {
             Format::E4m3 => (-13.0, 10.0),
             Format::E5m2 => (-20.0, 17.0),
@@ -49,7 +50,7 @@ fn check<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, format: Form
     let (view, x) = place(client, &x, shape, Layout::RowMajor, dtype);
     let cast = Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
     let mut want = vec![0; x.len()];
-    // Scales of 1, of odd numbers above and below it, the largest, the smallest and NaN.
+    // In order: scales of 1, 0.7371, 3e7, the largest, the smallest, and NaN.
     for amax in [format.max(), format.max() / 0.7371, format.max() / 3.0e7, 0.0, f32::INFINITY, f32::NAN] {
         reference::cast(&x, reference::amax_to_scale(amax, format, cast.scale_mode), format, &mut want);
         poison_copies(client, shape, cast, Orientation::Rows)?;

@@ -1,4 +1,7 @@
-//! Casts with an amax from outside: the scale is that of the amax, what exceeds it saturates, and x's own amax is observed.
+//! Casts with a given amax.
+//!
+//! The scale comes from the given amax, larger elements saturate, and x's own amax is observed on
+//! request.
 
 use cubecl::prelude::*;
 use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleMode, quantize_with_amax, reference};
@@ -23,7 +26,7 @@ pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-/// Tensorwise casts. Layouts come with numbers: each amax is given in one of them, in a place of its own among six.
+/// Tensorwise casts. Each layout has another given amax, at its own position in a history of six.
 fn cases() -> Vec<(Case, usize)> {
     let mut cases = vec![];
     for dtype in DTYPES {
@@ -34,7 +37,7 @@ fn cases() -> Vec<(Case, usize)> {
                     cases.push((Case { input, cast, orientation }, place));
                 }
             }
-            // Whole vectors.
+            // Rows of whole vectors.
             for orientation in ORIENTATIONS {
                 cases.push((Case { input: Input::new([70, 128], dtype), cast, orientation }, 1));
             }
@@ -46,7 +49,7 @@ fn cases() -> Vec<(Case, usize)> {
 fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case, place: usize, observe: bool) -> Result<f64, Failure> {
     let &Case { input, cast, orientation } = case;
     let (view, x) = input.upload(client, 60);
-    // Below, at and above the amax of x, and what has no scale of its own.
+    // Below, at and above the amax of x; then 0, infinity and NaN.
     let given = [0.1, reference::amax(&x), 1e4, 0.0, f32::INFINITY, f32::NAN][place];
     let scale = reference::amax_to_scale(given, cast.format, cast.scale_mode);
     let mut codes = vec![0; x.len()];
@@ -63,7 +66,8 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case, place: usize, obser
     if same(got, want) { Ok(0.0) } else { Err(wrong!("amax {got:e}, not {want:e}")) }
 }
 
-/// The observed amax, wherever in many tiles it lies; NaN wins. The code of a NaN is NaN, though the given amax is not.
+/// The observed amax for a peak in any of many tiles; NaN wins. The code of a NaN is NaN, although
+/// the given amax is finite.
 fn check_peak<R: Runtime>(client: &ComputeClient<R>, orientation: Orientation) -> Result<f64, Failure> {
     let shape = [300, 500];
     let given = upload_f32(client, &[1.0]);

@@ -1,4 +1,4 @@
-//! Casts of every dtype, format, scale and orientation, from every layout, of every shape and content.
+//! Casts of every dtype, format, scale mode and orientation, from every layout, shape and content.
 
 mod cases;
 mod encode;
@@ -19,7 +19,7 @@ use crate::matrix::{HostMatrix, modes};
 
 pub(crate) const ORIENTATIONS: [Orientation; 3] = [Orientation::Rows, Orientation::Cols, Orientation::Both];
 
-/// A matrix and how it is cast.
+/// A matrix and its cast.
 #[derive(Clone, Copy)]
 struct Case {
     input: Input,
@@ -34,7 +34,7 @@ impl Case {
     }
 }
 
-/// A cast as it is written in names.
+/// Text of a cast in case names.
 pub(crate) fn describe(Cast { format, granularity, scale_mode }: Cast) -> String {
     format!("{format} {granularity} {scale_mode:?}")
 }
@@ -55,7 +55,7 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     encode::add(all);
 }
 
-/// Fills what a cast of `x [rows, cols]` will allocate with NaN.
+/// Fills the memory that a cast of `x [rows, cols]` will allocate with NaN.
 fn poison_copies<R: Runtime>(
     client: &ComputeClient<R>,
     [rows, cols]: [usize; 2],
@@ -78,7 +78,8 @@ fn check<R: Runtime>(client: &ComputeClient<R>, case: &Case) -> Result<f64, Fail
     Ok(0.0)
 }
 
-/// Casts `view`, whose values are row-major `x`, and compares copies, scales and maxima with the reference.
+/// Casts `view` and compares copies, scales and maxima with the reference. `x` holds the values of
+/// `view`, row-major.
 fn check_view<R: Runtime>(
     client: &ComputeClient<R>,
     view: &MatrixView,
@@ -125,7 +126,7 @@ fn check_amax(
     Ok(())
 }
 
-/// Compares each copy with the codes, in the layout of x, and scales that `want` gives for it.
+/// Compares each copy with the codes and scales from `want`. These codes are in the layout of x.
 fn check_copies<R: Runtime>(
     client: &ComputeClient<R>,
     done: &Quantized,

@@ -1,4 +1,6 @@
-//! The scales of every kind of amax, wherever kernels make scales: with its group's codes, some of which are products of subnormals.
+//! Scales of every kind of amax, from each kernel that computes scales.
+//!
+//! The codes of a group are compared too; some are products of subnormals.
 
 use cubecl::prelude::*;
 use float8_kernels::{Cast, Granularity, Orientation, Scale, ScaleMode, quantize, reference};
@@ -17,7 +19,7 @@ pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
             all.add(format!("scale {}", describe(cast)), |client| check_tensors(client, cast));
             continue;
         }
-        // Beside those of columns, scales of rows are made by another kernel.
+        // If columns are cast too, another kernel computes the scales of rows.
         let beside = (cast.granularity == Granularity::Row).then_some(Orientation::Both);
         for orientation in [Orientation::Rows].into_iter().chain(beside) {
             let name = format!("scale {} {orientation:?}", describe(cast));
@@ -26,10 +28,10 @@ pub(super) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     }
 }
 
-/// One group for each amax: the amax, and the same halved again and again.
+/// One group for each amax: the amax, then its half, its quarter and so on.
 fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: Orientation) -> Result<f64, Failure> {
     let amaxes = [amaxes(300, 7), binade_edges(2000, 90)].concat();
-    // Rows of a group, and its columns; a square of which one column exists.
+    // Rows and columns of a group. Squares have only one column here.
     let [height, width] = match (cast.granularity, cast.scale_mode) {
         (Granularity::Block128x128, _) => [128, 1],
         (Granularity::Block1x128, _) => [1, 128],
@@ -41,7 +43,7 @@ fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: 
     let shape = [amaxes.len() * height, width];
     let (view, x) = place(client, &x, shape, Layout::RowMajor, F32);
     let done = check_view(client, &view, &x, cast, orientation)?;
-    // The scale itself is seen through the codes: the amax becomes the format's largest.
+    // The codes show the scale itself: the amax becomes the format's largest code.
     if cast.scale_mode == ScaleMode::F32 {
         let Some(operand) = done.rows else { return Err(wrong!("no copy by rows")) };
         let got = HostMatrix::read(client, &operand)?;
@@ -55,7 +57,7 @@ fn check_groups<R: Runtime>(client: &ComputeClient<R>, cast: Cast, orientation: 
     Ok(0.0)
 }
 
-/// Each amax as a matrix of one element.
+/// Casts each amax as a matrix of one element.
 fn check_tensors<R: Runtime>(client: &ComputeClient<R>, cast: Cast) -> Result<f64, Failure> {
     let amaxes = amaxes(300, 7);
     poison(client, &[16; 6])?;

@@ -1,4 +1,4 @@
-//! Which groups: sizes, scales, formats, contents, outputs.
+//! Groups to check: sizes, scales, formats, contents and outputs.
 
 use cubecl::prelude::*;
 use float8_kernels::{Format, GemmPath, Granularity, Grouping, supports};
@@ -9,20 +9,21 @@ use crate::compare::{EMULATE, FAST, PRECISE};
 use crate::data::{BF16, DTYPES, F32};
 use crate::matrix::{Codes, MX};
 
-/// The granularities of which every size and format is checked.
+/// Granularities for which every size and format is checked.
 const THOROUGH: [Granularity; 3] = [Granularity::Tensor, Granularity::Row, MX];
 
-/// Empty groups at both ends and between, a single row, and tiles that two or three groups share.
+/// Empty groups at both ends and between, a single row, and tiles shared by two or three groups.
 pub(super) const MIXED: GroupSizes = (&[0, 70, 1, 0, 133, 0], 10);
 
-/// One group, ends at edges of tiles with more than a tile after them, many groups in a tile, nothing at all.
+/// One group; ends at tile edges with more than one tile after them; many groups in a tile; only
+/// empty groups.
 pub(super) const SIZES: [GroupSizes; 6] =
     [(&[130], 0), MIXED, (&[64, 128, 64], 200), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
 
-/// The two dimensions that groups do not divide.
+/// The two dimensions that the groups do not divide.
 const RESTS: [[usize; 2]; 3] = [[1, 17], [200, 160], [128, 256]];
 
-/// Balanced and skewed experts, many of few rows, few of many.
+/// Balanced and skewed experts, many experts with few rows, and few experts with many.
 const LARGE: [(GroupSizes, [usize; 2]); 6] = [
     ((&[512; 8], 0), [1024, 1024]),
     ((&[3001, 499, 0, 17, 300, 129, 100, 50], 137), [1032, 1040]),
@@ -35,7 +36,7 @@ const LARGE: [(GroupSizes, [usize; 2]); 6] = [
 /// More than eight rows of tiles in a group.
 const BANDS: GroupSizes = (&[70, 0, 1072, 20], 100);
 
-/// Drawn once: up to six groups of up to 150.
+/// Random sizes, drawn once: up to six groups of up to 150.
 const ANY: [(GroupSizes, [usize; 2]); 8] = [
     ((&[17, 149, 0, 3, 96, 33], 7), [61, 96]),
     ((&[148], 19), [5, 33]),
@@ -72,7 +73,7 @@ pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
             cases.push(new(sizes, rest, [Granularity::Block1x128; 2]));
         }
         for granularities in Granularity::ALL.into_iter().flat_map(|a| Granularity::ALL.map(|b| [a, b])) {
-            // Matrices of B begin inside a tile of scales.
+            // Matrices of B that begin inside a tile of scales.
             for rest in [[70, 200], [200, 384]] {
                 for codes in [Codes::Random, Codes::Exact] {
                     cases.push(GroupedGemm { codes, ..new(MIXED, [rest[0], rest[1]], granularities) });
@@ -88,13 +89,13 @@ pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
             }
             for &out in &outs {
                 for codes in [Codes::Random, Codes::Exact, Codes::NanCode] {
-                    // Rows of the output that are no multiple of 16 bytes, and such that are.
+                    // Output rows of a multiple of 16 bytes, and of other lengths.
                     for rest in [[129, 99], [128, 160]] {
                         cases.push(GroupedGemm { out, codes, ..new((&[100, 0, 77], 150), rest, [granularity; 2]) });
                     }
                 }
             }
-            // The last scale is the last group's, or nobody's.
+            // The last scale belongs to the last group, or to no group.
             for after in [0, 300] {
                 for codes in [Codes::NanScale, Codes::NanCode, Codes::Zeros] {
                     cases.push(GroupedGemm { codes, ..new((&[0, 64, 90], after), [64, 140], [granularity; 2]) });
@@ -103,15 +104,16 @@ pub(super) fn all<R: Runtime>(all: &Cases<'_, R>) -> Vec<GroupedGemm> {
         }
     }
     let configs = |case: GroupedGemm| [PRECISE, FAST, EMULATE].map(|config| GroupedGemm { config, ..case });
-    // Where all settings take the same kernel, one of them is enough.
+    // If all configs select the same kernel, one of them is enough.
     let differs = |case: &GroupedGemm| {
         case.config == PRECISE || GroupedGemm { config: PRECISE, ..*case }.path(client) != GemmPath::Emulated
     };
     cases.into_iter().flat_map(configs).filter(differs).chain(emulated()).collect()
 }
 
-/// What is left to the emulated kernel, as those of tensor cores take long to compile: groups of more rows of tiles than are gone
-/// through together, and of any size.
+/// Cases for the emulated kernel only, since tensor-core kernels take long to compile.
+///
+/// Groups with more rows of tiles than the kernel traverses together, and groups of random sizes.
 fn emulated() -> impl Iterator<Item = GroupedGemm> {
     let bands = [(Grouping::Rows, [130, 40]), (Grouping::Contraction, [1100, 130])];
     let bands = bands.map(|(grouping, rest)| GroupedGemm::new(grouping, BANDS, rest));

@@ -1,7 +1,9 @@
-//! The grouped GEMM: groups that divide the rows or the contraction, of any size, empty ones and what no group has among them.
+//! The grouped GEMM: groups of any size along the rows or the contraction, with empty groups and
+//! elements in no group.
 //!
-//! Each group is compared with sums of its own operands alone, as [`compare`](crate::compare) has it, so that nothing may leak
-//! from one into another. Rows that no group has, and products of empty groups, are zero, whatever NaN lies beside them.
+//! [`compare`](crate::compare) defines the allowed error. Each group is compared with sums of its
+//! own operands, so a leak between groups fails. Rows in no group and products of empty groups must
+//! be zero, even next to NaN.
 
 mod cases;
 
@@ -22,34 +24,34 @@ use crate::matrix::{Codes, HostMatrix};
 
 const GROUPINGS: [Grouping; 2] = [Grouping::Rows, Grouping::Contraction];
 
-/// Sizes of groups, and how much comes after the last.
+/// Sizes of groups, and the length after the last group.
 pub type GroupSizes = (&'static [usize], usize);
 
-/// Products of groups.
+/// A grouped GEMM with its operands and output.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedGemm {
-    /// What the groups divide.
+    /// Axis that the groups divide.
     pub grouping: Grouping,
-    /// The sizes of the groups.
+    /// Sizes of the groups.
     pub sizes: GroupSizes,
-    /// N and K, or M and N along the contraction.
+    /// N and K; with groups along the contraction, M and N.
     pub rest: [usize; 2],
-    /// The formats of A and B.
+    /// Formats of A and B.
     pub formats: [Format; 2],
-    /// The granularities of A and B.
+    /// Granularities of A and B.
     pub granularities: [Granularity; 2],
-    /// What the operands hold.
+    /// Contents of the operands.
     pub codes: Codes,
-    /// The output's dtype.
+    /// Dtype of the output.
     pub out: StorageType,
-    /// Whether ends go beyond the axis or below their predecessors.
+    /// Whether some ends are past the axis or below the previous end.
     pub wild: bool,
-    /// How it is computed.
+    /// Options of the GEMM.
     pub config: GemmConfig,
 }
 
 impl GroupedGemm {
-    /// e4m3 with one scale for each tensor, random, to f32, precise.
+    /// Random e4m3 operands with one scale for each tensor, an f32 output, and [`PRECISE`].
     pub fn new(grouping: Grouping, sizes: GroupSizes, rest: [usize; 2]) -> Self {
         Self {
             grouping,
@@ -88,8 +90,8 @@ impl GroupedGemm {
         )
     }
 
-    /// Where each group begins and ends. Along the contraction they begin at multiples, and an empty one may end there or where
-    /// the group before it does.
+    /// Range of each group. Along the contraction, groups begin at multiples of [`GROUP_ALIGN`]. An
+    /// empty group may end there or at the end of the previous group.
     fn spans(&self) -> Vec<Range<usize>> {
         let align = match self.grouping {
             Grouping::Rows => 1,
@@ -114,12 +116,12 @@ impl GroupedGemm {
         }
     }
 
-    /// What the kernel gets for the ends of the groups.
+    /// Ends of the groups, as passed to the kernel.
     fn ends(&self) -> Vec<u32> {
         let spans = self.spans();
         let last = spans.iter().rposition(|span| !span.is_empty());
         let end = |(g, span): (usize, &Range<usize>)| match self.wild {
-            // Below its predecessor's or, as a signed number, below 0.
+            // Below the previous end or, as a signed number, below 0.
             true if span.is_empty() => [0, 1 << 31, u32::MAX][g / 2 % 3],
             true if Some(g) == last && self.sizes.1 == 0 => i32::MAX as u32,
             _ => span.end as u32,
@@ -139,7 +141,8 @@ impl GroupedGemm {
         let mut matrices = [matrix(0, m), matrix(1, rows_b)];
         self.spoil(&mut matrices);
         if self.grouping == Grouping::Contraction {
-            // Zeros up to the next group; what comes after the last one's is nobody's.
+            // Zeros up to the next group. Columns after the last group and its padding are in no
+            // group.
             let spans = self.spans();
             let end = spans.last().map_or(0, |last| last.end).next_multiple_of(GROUP_ALIGN);
             let between = |col: usize| col < end && !spans.iter().any(|span| span.contains(&col));
@@ -151,7 +154,8 @@ impl GroupedGemm {
         matrices
     }
 
-    /// Puts NaN or infinity into the first group, the last, an empty one, and what no group has.
+    /// Puts NaN or infinity into the first, the last and an empty group, and into elements in no
+    /// group.
     fn spoil(&self, [a, b]: &mut [HostMatrix; 2]) {
         let code = |matrix: &HostMatrix| match (self.codes, matrix.format) {
             (Codes::NanCode, _) => Some(0xff),
@@ -184,7 +188,8 @@ impl GroupedGemm {
         }
     }
 
-    /// Rows of the output, or of all its matrices stacked, with what their group multiplies: nothing, where all is zero.
+    /// Row ranges of the output, stacked over its matrices, with the operands of their group.
+    /// `None` marks rows that must be zero.
     fn parts(&self, [a, b]: [&HostMatrix; 2]) -> Vec<(Range<usize>, Option<[HostMatrix; 2]>)> {
         let ([m, n, k], spans) = (self.shape(), self.spans());
         let of_group = |(g, span): (usize, &Range<usize>)| {
@@ -207,11 +212,13 @@ impl GroupedGemm {
         parts
     }
 
-    /// Multiplies and compares every element with sums in f64 of its group: the largest error, as a share of the rounding to the
-    /// output and `bound(path, k) · Σ |terms|` for a group's contraction of length `k`.
+    /// Multiplies and compares every element with sums in f64 of its group.
+    ///
+    /// Returns the largest error as a share of the rounding to the output plus
+    /// `bound(path, k) · Σ |terms|`. `k` is the length of a group's contraction.
     ///
     /// # Errors
-    /// What is wrong.
+    /// An element exceeds its bound, or the library or the device fails.
     pub fn compare<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
@@ -285,7 +292,7 @@ mod tests {
 
     use super::*;
 
-    /// A group's part of an operand has the values that the operand has there.
+    /// A group's part of an operand has the operand's values.
     #[test]
     fn parts_are_the_operand() {
         let (m, k) = (300, 500);
@@ -304,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Products of the parts are those that the library's own definition gives to the ends, impossible ones too.
+    /// Products of the parts equal the library's definition, also for impossible ends.
     #[test]
     fn parts_are_the_definition() {
         let sizes = [cases::MIXED, (cases::MIXED.0, 0), (&[3; 24], 1), (&[0, 0], 33), (&[300, 5, 260], 0)];
@@ -331,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Every row of the output is in one part, and NaN reaches some of them but not all.
+    /// Every output row is in exactly one part. NaN reaches some elements but not all.
     #[test]
     fn parts_are_the_output() {
         for grouping in GROUPINGS {

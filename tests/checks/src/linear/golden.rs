@@ -1,4 +1,4 @@
-//! torchao's linears from the reference vectors.
+//! Linears against torchao's reference vectors.
 
 use burn::backend::Autodiff;
 use burn::module::{Param, ParamId};
@@ -10,7 +10,7 @@ use test_data::{Golden, relative_error};
 use super::{config, tolerance};
 use crate::case::{Case, Failure, wrong};
 
-/// Hands every comparison with linear.safetensors to `visit`, which runs those that it wants to.
+/// Passes every comparison with linear.safetensors to `visit`, which decides what to run.
 pub fn visit_golden_linears<B: Float8Backend>(golden: &Golden, visit: &mut dyn FnMut(Case<'_>)) {
     for recipe in [Recipe::Tensorwise, Recipe::Rowwise, Recipe::RowwiseWithGwHp] {
         for (name, dtype) in [("f32", DType::F32), ("bf16", DType::BF16)] {
@@ -22,7 +22,8 @@ pub fn visit_golden_linears<B: Float8Backend>(golden: &Golden, visit: &mut dyn F
     }
 }
 
-/// y, dx and dw of torchao's Float8Linear. torch keeps weights as `[out, in]`, Burn as `[in, out]`.
+/// Compares y, dx and dw with torchao's Float8Linear. torch stores weights as `[out, in]`, Burn as
+/// `[in, out]`.
 fn linear<B: Float8Backend>(golden: &Golden, recipe: Recipe, name: &str, dtype: DType) -> Result<f64, Failure> {
     type A<B> = Float8<Autodiff<B>>;
     let load = |values: Vec<f32>, shape: [usize; 2]| {

@@ -1,7 +1,7 @@
-//! `nn::Linear` on `Float8<Autodiff<B>>`, forward and backward, in every recipe: against the same on the CPU in f32, and against
-//! torchao's.
+//! `nn::Linear` on `Float8<Autodiff<B>>`, forward and backward, in every recipe.
 //!
-//! Codes and scales are the same bits there, so results differ by what the sums lose only.
+//! Results are compared with the CPU's in f32, and with torchao's. Codes and scales have the same
+//! bits there, so results differ only by summation error.
 
 mod golden;
 
@@ -21,19 +21,21 @@ use test_data::{Random, relative_error};
 pub use self::golden::visit_golden_linears;
 use crate::case::{Case, Failure, Size, wrong};
 
-/// M, K and N: tiny, ragged, one past tiles, and sizes that models have.
+/// M, K and N: tiny, ragged, one past tiles, and sizes of models.
 const SHAPES: [[usize; 3]; 6] = [[1, 64, 32], [8, 16, 16], [37, 70, 45], [129, 257, 65], [256, 512, 384], [5, 1, 3]];
 const LARGE: [[usize; 3]; 3] = [[1000, 1030, 500], [2048, 1024, 1536], [300, 4100, 260]];
 
-/// How far the norms of differences from f32 sums may be, as a share of the norms of results.
+/// Tolerance for f32 sums: norm of the difference relative to the norm of the result.
 const F32_SUMS: f64 = 1e-5;
 
-/// What x, w, b and dy hold.
+/// Values of x, w, b and dy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Values {
-    /// -1, 0 and 1: codes have one magnitude, so sums are exact in 13 bits, and integers that 16-bit results have.
+    /// -1, 0 and 1. Codes have one magnitude, so sums are exact in 13 bits; 16-bit results hold
+    /// these integers.
     Exact,
-    /// Roughly normal, each a multiple of 2^-8 of at most eight bits, which bf16 and f16 have.
+    /// Roughly normal multiples of 2^-8 with at most eight bits, which bf16 and f16 represent
+    /// exactly.
     Normal,
 }
 
@@ -57,16 +59,17 @@ impl fmt::Display for Values {
     }
 }
 
-/// Without a self-check, which would go around what is wrong.
+/// Config without a self-check, which would work around a wrong kernel.
 fn config(recipe: Recipe) -> Float8Config {
     Float8Config::new(recipe).with_self_check(SelfCheck::Off)
 }
 
-/// How far results of normal operands may be from those with f32 sums, for a contraction of length `k`.
+/// Tolerance for normal operands relative to f32 sums, for a contraction of length `k`.
 ///
-/// Tensor cores that keep 13 bits below the largest of each 128 products, and drop the rest downward, lose much the same, and results
-/// grow as √k: 2.7e-5 · √k on the PTX interpreter; toward zero they lose less. Those of f16 and bf16 may cut an f32 sum
-/// after every 16 products. 16-bit results are rounded by 2^-9 at most, 1.1e-3 in the mean.
+/// Some tensor cores keep 13 bits below the largest of each 128 products and round down. They lose
+/// about the same amount each time, while results grow as √k: 2.7e-5 · √k on the PTX interpreter.
+/// Rounding toward zero loses less. Tensor cores for f16 and bf16 may truncate an f32 sum after
+/// every 16 products. 16-bit results are rounded by at most 2^-9, 1.1e-3 on average.
 fn tolerance(report: &Report, dtype: DType, k: usize) -> f64 {
     let k = k as f64;
     let native = report.totals().native > 0;
@@ -74,15 +77,15 @@ fn tolerance(report: &Report, dtype: DType, k: usize) -> f64 {
     if dtype == DType::F32 { sums } else { sums + 2.5e-3 }
 }
 
-/// What a linear gives, and what it did.
+/// Results and report of a linear.
 struct Done {
     /// y, dx, dw and db of the last step.
     results: [Vec<f32>; 4],
     report: Report,
 }
 
-/// Hands every comparison with the CPU's linears to `visit`, which runs those that it wants to. Names end with the path that the
-/// forward pass should take.
+/// Passes every comparison with the CPU's linears to `visit`, which decides what to run. Names end
+/// with the expected path of the forward pass.
 pub fn visit_linears<B: Float8Backend>(size: Size, visit: &mut dyn FnMut(Case<'_>)) {
     let large: &[_] = if size == Size::Full { &LARGE } else { &[] };
     let (device, mut cases) = (Default::default(), vec![]);
@@ -115,7 +118,7 @@ fn compare<B: Float8Backend>(
 ) -> Result<f64, Failure> {
     let got = linear::<B>(recipe, shape, dtype, values)?;
     let want = linear::<Flex>(recipe, shape, DType::F32, values)?;
-    // Only this model's: other tests may have run untagged linears.
+    // Only this model's layer: other tests may have run untagged linears.
     let mut ran = got.report.clone();
     ran.layers.truncate(1);
     ran.verify().map_err(|error| wrong!("{error}"))?;
@@ -128,7 +131,7 @@ fn compare<B: Float8Backend>(
         Values::Exact => F32_SUMS,
         Values::Normal => tolerance(&ran, dtype, contraction),
     };
-    // The bias' gradient is Burn's own sum, whose precision is not ours.
+    // Burn sums the bias gradient itself, in its own precision.
     let burns = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
     let allowed = [("y", allowed(k)), ("dx", allowed(n)), ("dw", allowed(m)), ("db", burns)];
     let mut worst = 0f64;
@@ -142,7 +145,7 @@ fn compare<B: Float8Backend>(
     Ok(worst)
 }
 
-/// Two steps, so that delayed scales come from a history.
+/// Runs two steps, so that delayed scales come from a history.
 fn linear<B: Float8Backend>(
     recipe: Recipe,
     [m, k, n]: [usize; 3],
