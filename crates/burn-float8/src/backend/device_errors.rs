@@ -1,9 +1,9 @@
-//! Errors of devices. CubeCL launches kernels in a thread of the device. If a launch panics there,
-//! for want of memory, headers or a library, CubeCL logs a warning and continues. Reads of its
-//! output then give arbitrary bytes.
+//! Device errors. CubeCL launches kernels on a thread of the device. If a launch panics there, for
+//! lack of memory, headers or a library, CubeCL logs a warning and continues. Reads of its output
+//! then return arbitrary bytes.
 //!
-//! A panic hook, before the existing one, records panics of these threads, which it knows by their
-//! names. An error of a launch that a later call returns is recorded here too.
+//! A panic hook, run before the existing one, records panics of these threads, which it identifies
+//! by name. Launch errors returned by a later call are recorded here too.
 use core::fmt::Display;
 use std::backtrace::Backtrace;
 use std::sync::Once;

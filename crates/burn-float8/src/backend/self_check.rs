@@ -173,7 +173,7 @@ impl DeviceChecks {
         }
     }
 
-    /// Disables a fused operation that is not right.
+    /// Checks a fused operation and disables it if it is wrong.
     pub(super) fn fused<R: Runtime>(&self, on: (&ComputeClient<R>, DeviceId), variant: FusedVariant) {
         self.is_right(on, Variant::Fused(variant), || disable_fused(on.0, variant.kernel));
     }

@@ -75,7 +75,7 @@ impl FallbackConfig {
     ///
     /// # Errors
     ///
-    /// If a limit can never be crossed or is always crossed, or there is no limit.
+    /// If a limit can never be crossed or is always crossed, or all limits are absent.
     pub(super) fn validate(&self) -> Result<(), Float8Error> {
         let Self { min_sqnr_db, max_saturated, max_flushed, .. } = *self;
         let other = min_sqnr_db.or(max_saturated).or(max_flushed);

@@ -90,7 +90,7 @@ impl HostCodes {
     /// codes are then a valid cast too.
     ///
     /// # Panics
-    /// If there are fewer scales than `dims` and the granularity say.
+    /// If there are fewer scales than `dims` and the granularity require.
     pub fn is_square(&self) -> bool {
         let [height, blocks] = self.granularity.scale_dims(self.dims[0], self.dims[1]);
         let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
@@ -102,7 +102,7 @@ impl HostCodes {
     /// 0.
     ///
     /// # Panics
-    /// If there are fewer codes or scales than `dims` and the granularity say.
+    /// If there are fewer codes or scales than `dims` and the granularity require.
     pub fn zero_scale(&self) -> Option<usize> {
         if self.inv_scales.iter().all(|scale| scale.get() != 0.0) {
             return None;
@@ -122,7 +122,7 @@ impl HostCodes {
     /// An example is code 448 with E8M0 byte 254, 2^127.
     ///
     /// # Panics
-    /// If there are fewer codes or scales than `dims` and the granularity say.
+    /// If there are fewer codes or scales than `dims` and the granularity require.
     pub fn overflow(&self) -> Option<(usize, InvScale)> {
         let largest = self.inv_scales.iter().fold(0.0, |largest: f32, scale| largest.max(scale.get()));
         if (largest * self.format.max()).is_finite() {

@@ -9,7 +9,7 @@
 //! Codes become f32 in registers.
 //!
 //! The order of summation does not depend on the number of rows, layout of the codes, processor or
-//! number of threads. Each row therefore has the same bits as if computed alone.
+//! number of threads. A row therefore has the same bits in every batch of up to four rows.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, unused_variables))]
 
@@ -96,7 +96,7 @@ impl Weight<'_> {
             let codes = if row < rows { &self.codes[row * cols + col.min(cols)..(row + 1) * cols] } else { &[] };
             // Into L2, which supports more outstanding cache lines than L1.
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: prefetching an address is no access.
+            // SAFETY: a prefetch may take any address.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T1>(codes.as_ptr().wrapping_add(ahead).cast());
             }
