@@ -28,7 +28,7 @@ pub use crate::terms::Operand;
 use crate::terms::{Reason, Recipe};
 use linear::is_default;
 
-/// Behavior of untagged linears. Their model had no configuration applied, or their weights were
+/// Behavior of untagged linears: no configuration was applied to their model, or their weights were
 /// rebuilt from data afterwards.
 ///
 /// The first event on a device settles it. If an untagged linear runs first, such linears use the
@@ -91,9 +91,9 @@ pub struct Float8Config {
     /// Settings of all linears without an override.
     #[serde(flatten)]
     pub linear: Float8LinearConfig,
-    /// Linears to keep in high precision. A pattern is an exact name, a glob over the whole name,
-    /// or a substring of the name (torchtitan's `filter_fqns`), in this order. A glob contains `*`,
-    /// `?` or `[`, and `*` also matches dots.
+    /// Linears to keep in high precision. A pattern is an exact name. If no linear has this name, a
+    /// pattern with `*`, `?` or `[` is a glob over the whole name, where `*` also matches dots.
+    /// Other patterns are substrings of the name (torchtitan's `filter_fqns`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub filter_fqns: Vec<String>,
     /// Keep linears in high precision that are too small to gain, by torchao's rule for their

@@ -36,7 +36,7 @@ impl StatisticsConfig {
     }
 }
 
-/// Target of a layer that crosses a limit.
+/// Precision of a layer after it crosses a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
@@ -66,7 +66,7 @@ pub struct FallbackConfig {
     /// Maximum number of elements that are infinite or NaN, or have such codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_non_finite: Option<u64>,
-    /// Target of the layer.
+    /// Precision of the layer after a fallback.
     pub to: FallbackTo,
 }
 

@@ -85,7 +85,7 @@ pub struct OperandHealth {
 pub struct Fallback {
     /// The optimizer step after which the layer moved.
     pub step: u64,
-    /// Target of the move.
+    /// Precision of the layer from then on.
     pub to: FallbackTo,
     /// The limit and the value that crossed it.
     pub reason: String,

@@ -97,8 +97,9 @@ impl Float8Config {
         self.apply_with(model, |_| true)
     }
 
-    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears with a false `filter` stay
-    /// in high precision. Only linears that pass the configuration's filters reach it.
+    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears for which `filter` returns
+    /// false stay in high precision. It is called only for linears that pass the configuration's
+    /// filters.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {

@@ -29,7 +29,7 @@ use crate::tensor::{Adapter, Dropout};
 pub struct LoraConfig {
     /// Rank r of A and B.
     pub rank: usize,
-    /// α: A·B is scaled by α/r.
+    /// α. The product A·B is scaled by α/r.
     pub alpha: f64,
     /// Dropout probability of the adapters' input x in training.
     pub dropout: f64,

@@ -199,8 +199,8 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 
 /// Whether an untagged linear is an error in a model with these layers.
 ///
-/// It is none if a configuration sets the rule for untagged linears. It is also none if no
-/// configuration was applied to the model and its linears use the device's default.
+/// It is not an error if a configuration sets the rule for untagged linears. It is also allowed if
+/// no configuration was applied to the model and its linears use the device's default.
 fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
     let is_alone = layers.is_empty() && !was_applied;
     match rule {

@@ -23,8 +23,8 @@ pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool
 
 /// Returns a copy of a model or a part of it whose linears run in high precision, forward and
 /// backward. Other linears that share their layers are not affected:
-/// `without_float8(model.valid())` evaluates in high precision. Tensors loaded later and updates by
-/// an optimizer stay without FP8 until a configuration is applied.
+/// `without_float8(model.valid())` evaluates in high precision. Tensors that are loaded later or
+/// returned by an optimizer also stay in high precision, until a configuration is applied.
 ///
 #[doc = include_str!("../layer/switches.md")]
 pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {

@@ -31,7 +31,7 @@ pub(super) struct Wanted {
     pub(super) x: bool,
     pub(super) w: bool,
     pub(super) bias: bool,
-    /// Whether there is no autodiff, so no gradient is possible.
+    /// Whether this is a forward without autodiff.
     pub(super) evaluates: bool,
 }
 

@@ -1,6 +1,7 @@
 //! [`StepPeers`]: decisions that all processes of a model's training make together when a step
-//! ends. Otherwise each process would scale by the amaxes of its own part of the batch. A process
-//! that moved a layer out of FP8 separately would wait for values while the others exchange codes.
+//! ends. Otherwise each process would scale by the amaxes of only its part of the batch. A process
+//! that moved a layer out of FP8 without the others would wait for values while they exchange
+//! codes.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};

@@ -157,8 +157,8 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.tag().map(|tag| &tag.layer)
     }
 
-    /// Tags this tensor as the weight of a layer that has not read it. The new tensor has no
-    /// copies: the history of another layer counts the amaxes of its copies.
+    /// Tags this tensor as the weight of a layer that has not read it. The result starts without
+    /// FP8 copies, since the amaxes of existing copies belong to another layer's history.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
         let Self { full, codes, adapters, .. } = self;
         Self { mark: Some(Mark::Weight(tag)), codes, adapters, ..Self::new(full) }

@@ -1,4 +1,4 @@
-//! [`Codes`]: FP8 bytes, and whether they contain a NaN.
+//! [`Codes`]: FP8 bytes, and whether they contain an e4m3 NaN.
 use core::ops::Deref;
 use std::sync::OnceLock;
 

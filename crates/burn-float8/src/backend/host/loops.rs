@@ -190,7 +190,7 @@ impl Epilogue<'_> {
             for (i, sums) in sums.chunks_mut(n).enumerate() {
                 let row = self.rows.map_or(1.0, |scales| scales[task * rows + i].get());
                 match self.cols {
-                    // Multiplied first: a single factor may overflow the sum.
+                    // The factors are multiplied first, since a single one may overflow the sum.
                     Some(cols) => factors.iter_mut().zip(cols).for_each(|(factor, col)| *factor = row * col.get()),
                     None => factors.fill(row),
                 }

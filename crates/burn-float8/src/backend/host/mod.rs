@@ -132,8 +132,8 @@ pub(super) fn quantize<B: Backend>(
 /// `fp8_matmul` on the host: `B`'s f32 matmul, or a product on the codes if there are few rows.
 /// With groups it waits for the device.
 ///
-/// Tensor and row scales are applied to the sums. Block scales are applied to the decoded values.
-/// Each value is then rounded once to f32, exactly if scales are powers of two (E8M0).
+/// Tensor and row scales are applied to the sums. Block scales are applied to the decoded values,
+/// each rounded once to f32. This is exact if scales are powers of two (E8M0).
 pub(super) fn matmul<B: Backend>(
     operands: [&HostOperand<Device<B>>; 2],
     bias: Option<FloatTensor<B>>,

@@ -61,7 +61,7 @@ pub(super) struct Scores<'a> {
     pub(super) is_causal: bool,
     /// True hides a key, with strides by batch, head, query and key. Broadcast axes have stride 0.
     pub(super) mask: Option<(&'a [bool], [usize; 4])>,
-    /// Added to scores, with the same strides as `mask`.
+    /// Added to scores, with strides of the same axes.
     pub(super) bias: Option<(&'a [f32], [usize; 4])>,
     /// Document of each position, `[batch, keys]`. Queries see only keys of their document. The
     /// numbers of queries and keys are equal.
