@@ -1,4 +1,4 @@
-//! An operation that Burn does not have, in a model with FP8 linears: one impl more than Burn asks for.
+//! A custom operation in a model with FP8 linears. FP8 needs one impl more than Burn.
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
@@ -21,7 +21,7 @@ trait ScaledTanh: Backend {
     fn scaled_tanh(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// What computes. It may be a kernel of your own.
+/// Forward on the compute backend. It may call your own kernel.
 impl ScaledTanh for Flex {
     fn scaled_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let x = Self::float_mul_scalar(x, SLOPE.into());
@@ -29,7 +29,7 @@ impl ScaledTanh for Flex {
     }
 }
 
-/// What keeps y for the backward pass.
+/// Autodiff node that keeps y for backward.
 impl<B: ScaledTanh, C: CheckpointStrategy> ScaledTanh for Autodiff<B, C> {
     fn scaled_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         #[derive(Debug)]
@@ -56,7 +56,7 @@ impl<B: ScaledTanh, C: CheckpointStrategy> ScaledTanh for Autodiff<B, C> {
     }
 }
 
-/// What FP8 needs.
+/// Implementation for FP8.
 impl<W: Wrapped + ScaledTanh> ScaledTanh for Float8<W> {
     fn scaled_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
         Float8Tensor::new(W::scaled_tanh(x.into_full()))
@@ -97,14 +97,14 @@ fn x<B: Backend>() -> Tensor<B, 2> {
     Tensor::from_data(data([32, 64], 2.0), &B::Device::default())
 }
 
-/// The gradient of the operation alone.
+/// Gradient of the operation itself.
 fn dx<B: AutodiffBackend + ScaledTanh>() -> Vec<f32> {
     let x = x::<B>().require_grad();
     let grads = scaled_tanh(x.clone()).sum().backward();
     x.grad(&grads).expect("tracked").into_data().to_vec().expect("f32")
 }
 
-/// The gradient of the first linear's weight, which comes through the operation.
+/// Gradient of the first linear's weight, through the operation.
 fn dw<B: AutodiffBackend + ScaledTanh>(model: &Mlp<B>) -> Vec<f32> {
     let grads = model.forward(x()).powf_scalar(2.0).mean().backward();
     model.up.weight.grad(&grads).expect("tracked").into_data().to_vec().expect("f32")

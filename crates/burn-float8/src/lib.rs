@@ -1,4 +1,5 @@
-//! FP8 training for any Burn model: wrap the backend, and every `nn::Linear` runs its three GEMMs in FP8.
+//! FP8 training for any Burn model. Wrap the backend, and every `nn::Linear` runs its three GEMMs
+//! in FP8.
 //!
 //! ```
 //! # #[cfg(feature = "flex")] {
@@ -18,20 +19,19 @@
 //! assert_eq!(report(&model).totals().emulated, 2); // fprop and wgrad; nothing asked for dx
 //! # }
 //! ```
-//!
-//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`]. [Attention](nn::attention) stays in high
-//! precision, as one node whose memory is linear in the number of positions. Everything else is forwarded to the wrapped backend
-//! unchanged.
+//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`].
+//! [Attention](nn::attention) stays in high precision, as one autodiff node with memory linear in
+//! the number of positions. All other operations are forwarded to the wrapped backend unchanged.
 //!
 //! # Features
 //!
-//! | feature | what it adds |
+//! | feature | effect |
 //! | --- | --- |
 //! | `flex` (default) | the CPU backend `Flex` |
-//! | `ndarray` | the CPU backend `NdArray`, which Burn has deprecated: new code takes `Flex` |
+//! | `ndarray` | the CPU backend `NdArray`; Burn has deprecated it, so prefer `Flex` |
 //! | `wgpu` (default) | Burn's `Wgpu` |
 //! | `vulkan`, `metal` | `Wgpu` with SPIR-V or MSL shaders: Burn's `Vulkan` and `Metal` |
-//! | `cuda`, `rocm` | Burn's `Cuda` and `Rocm`; they build on a machine without the toolkit |
+//! | `cuda`, `rocm` | Burn's `Cuda` and `Rocm`; builds without the toolkit |
 //! | `cubecl` | `CubeBackend` and `Fusion<CubeBackend>` over any other CubeCL runtime |
 //! | `distributed` | Burn's data-parallel training, `burn/distributed` |
 //! | `schemars` | `JsonSchema` for configurations |
@@ -39,7 +39,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![warn(missing_docs)]
 
-// Each module imports only from those above it; `tests/layers.rs` checks that.
+// Modules import only from the modules above them; `tests/layers.rs` checks it.
 mod terms;
 
 #[doc(hidden)]
@@ -83,7 +83,7 @@ pub use stack::Float8Stack;
 pub use tensor::{Float8Tensor, Wrapped};
 pub use terms::Recipe;
 
-/// What linears did, layer by layer and GEMM by GEMM, and the words for it.
+/// Execution of linears, per layer and GEMM.
 pub mod report {
     pub use crate::backend::SelfCheckReport;
     pub use crate::error::SelfCheckFailure;
@@ -97,19 +97,19 @@ pub mod report {
     pub use crate::terms::{Gemm, Reason, Role};
 }
 
-/// Weights that are FP8 codes alone.
+/// FP8-only weights.
 pub mod weights {
     pub use crate::backend::HostCodes;
     pub use crate::model::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes};
 }
 
-/// Adapters of low rank beside frozen linears.
+/// Low-rank adapters for frozen linears.
 pub mod lora {
     pub use crate::model::{Lora, LoraAdapter, LoraConfig};
 }
 
-/// Weights of which this process has some rows, and optimizer steps that it makes with other processes: what the crate float8-shard
-/// plugs in.
+/// Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
+/// processes.
 pub mod source {
     pub use crate::step::StepPeers;
     pub use crate::tensor::{CastAmax, ShardingReport, SourcedWeight, WeightCache, WeightCast, WeightSource, shared};

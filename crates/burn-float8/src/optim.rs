@@ -1,4 +1,4 @@
-//! A step of AdamW in one pass over a parameter, where the backend makes it so: those of CPUs do.
+//! AdamW step in one pass over a parameter, on backends that implement it: CPU backends.
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
@@ -7,21 +7,22 @@ use crate::backend::{AdamWFn, AdamWTensors};
 pub use crate::backend::{AdamWStep, RoundingKeys};
 use crate::ops::functions::find;
 
-/// Steps of AdamW on one backend.
+/// AdamW steps on one backend.
 #[derive(Clone, Copy, Debug)]
 pub struct FusedAdamW<B: Backend>(AdamWFn<B>);
 
 impl<B: Backend> FusedAdamW<B> {
-    /// None if the backend, which must be one without autodiff, has only its operations.
+    /// None if the backend does not implement the step. A backend with autodiff never does.
     pub fn find() -> Option<Self> {
         Some(Self(find::<B>()?.adamw?))
     }
 
-    /// The parameter after the step, and both moments. All tensors have one shape, and each keeps its dtype; what nothing else holds is
-    /// changed where it lies. At the first step the values of moments are not read.
+    /// Returns the parameter after the step, and both moments. All tensors have the same shape, and
+    /// each keeps its dtype. Tensors without another handle are changed in place. At the first step
+    /// the values of the moments are not read.
     ///
     /// # Panics
-    /// If shapes differ, and if [`RoundingKeys`] are not as many as there are places along each axis.
+    /// If shapes differ, or the [`RoundingKeys`] do not match the shape.
     pub fn step<const D: usize>(
         self,
         step: &AdamWStep,

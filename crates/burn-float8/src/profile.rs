@@ -1,8 +1,9 @@
-//! Host time of casts, GEMMs and the functions of [`nn`](crate::nn), forward and backward, summed by name between [`start`] and
-//! [`stop`]: no part of the public API.
+//! Host time of casts, GEMMs and the functions of [`nn`](crate::nn), forward and backward, summed
+//! by name between [`start`] and [`stop`]. Not part of the public API.
 //!
-//! The time is that of the call, so it says what the work took on backends that have computed when a call returns (`Flex`, `NdArray`),
-//! and what queueing took on others. Work inside other work counts in that alone. Operations that Burn's backend does are not timed.
+//! The time is the duration of the call. On backends that compute synchronously (`Flex`, `NdArray`)
+//! it is the time of the work, on others the time of queueing it. Nested work counts only for the
+//! outer work. Operations of the wrapped backend are not timed.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -15,22 +16,23 @@ use parking_lot::Mutex;
 
 use crate::terms::{Gemm, Role};
 
-/// What time was spent on.
+/// A kind of timed work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Work {
-    /// Casting an operand of a linear to FP8, finding its amax included.
+    /// Cast of an operand of a linear to FP8, including its amax.
     Cast {
-        /// Whose operand.
+        /// Role of the operand.
         role: Role,
-        /// To which format.
+        /// Target format.
         format: Format,
     },
-    /// Multiplying FP8 operands.
+    /// GEMM of FP8 operands.
     ScaledGemm(Gemm),
-    /// A GEMM in high precision (`linear`, `float_matmul`, `grouped_matmul`), a function of [`nn`](crate::nn) (`attention`), or what
-    /// [`Float8`](crate::Float8) does beside these: `amax_history` (delayed scaling), `statistics`, `group_padding`, `float_cast` (of
-    /// what a GEMM reads).
+    /// A GEMM in high precision (`linear`, `float_matmul`, `grouped_matmul`), a function of
+    /// [`nn`](crate::nn) (`attention`), or another operation of [`Float8`](crate::Float8):
+    /// `amax_history` (delayed scaling), `statistics`, `group_padding`, `float_cast` (of a GEMM's
+    /// input).
     Operation(&'static str),
 }
 
@@ -44,14 +46,14 @@ impl core::fmt::Display for Work {
     }
 }
 
-/// The sum over all calls of one kind.
+/// Sum over all calls of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What the calls did.
+    /// The kind of work.
     pub work: Work,
-    /// How often.
+    /// Number of calls.
     pub calls: u64,
-    /// For how long, over all threads.
+    /// Total time over all threads.
     pub time: Duration,
 }
 
@@ -59,17 +61,17 @@ static IS_ON: AtomicBool = AtomicBool::new(false);
 static SUMS: LazyLock<Mutex<HashMap<Work, (u64, Duration)>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// Whether this thread is inside something that is timed.
+    /// Whether this thread is inside timed work.
     static IS_TIMED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Times all threads of the process from here on, beginning with nothing.
+/// Starts timing on all threads of the process, with empty sums.
 pub fn start() {
     SUMS.lock().clear();
     IS_ON.store(true, Relaxed);
 }
 
-/// What has been timed since [`start`], the longest first; nothing is timed from here on.
+/// Stops timing. Returns the sums since [`start`], longest first.
 pub fn stop() -> Vec<Entry> {
     IS_ON.store(false, Relaxed);
     let sums = core::mem::take(&mut *SUMS.lock());
@@ -78,12 +80,12 @@ pub fn stop() -> Vec<Entry> {
     entries
 }
 
-/// Times until it is dropped.
+/// Measures time until it is dropped.
 #[must_use]
 #[doc(hidden)]
 pub struct Timer(Option<(Work, Instant)>);
 
-/// Times `work` from here on, unless nothing is timed or this thread is inside something that is.
+/// Times `work`, unless timing is off or this thread is inside timed work.
 pub(crate) fn time(work: Work) -> Timer {
     if !IS_ON.load(Relaxed) || IS_TIMED.replace(true) {
         return Timer(None);
@@ -91,7 +93,7 @@ pub(crate) fn time(work: Work) -> Timer {
     Timer(Some((work, Instant::now())))
 }
 
-/// [`time`] of an operation of this name.
+/// [`time`] for an operation with this name.
 #[doc(hidden)]
 pub fn operation(name: &'static str) -> Timer {
     time(Work::Operation(name))
@@ -102,7 +104,7 @@ impl Drop for Timer {
         let Some((work, since)) = self.0.take() else { return };
         let time = since.elapsed();
         IS_TIMED.set(false);
-        // Of a call that `stop` has not waited for, nothing must be left for the next `start`.
+        // Discards calls that outlive `stop`, so that they do not count for the next `start`.
         if IS_ON.load(Relaxed) {
             let mut sums = SUMS.lock();
             let (calls, sum) = sums.entry(work).or_default();
@@ -118,7 +120,8 @@ mod tests {
 
     use super::*;
 
-    /// The only test of this binary that turns the process' switch on; what others do meanwhile has other names.
+    /// The only test of this binary that enables timing. Other tests may run concurrently with
+    /// other names.
     #[test]
     fn what_is_timed_inside_of_another_counts_once() {
         let (outer, inner) = ("outer of a test", "inner of a test");

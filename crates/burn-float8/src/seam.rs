@@ -1,4 +1,5 @@
-//! What the crate float8-shard needs of this one beside [`source`](crate::source): no part of the public API.
+//! Internals for the crate float8-shard, in addition to [`source`](crate::source). Not part of the
+//! public API.
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -20,34 +21,34 @@ use crate::step::{DeviceState, Peers, StepPeers};
 use crate::tensor::{Float8Tensor, SourcedWeight, WeightSource, source_of};
 use crate::terms::{Operand, Reason};
 
-/// The layer that `layer` was configured as, whose weight comes from `source`.
+/// A new layer like `layer` with its configured policy, and with its weight from `source`.
 pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn WeightSource<B>>) -> Arc<Layer> {
     let policy = Policy::clone(&layer.configured());
     Arc::new(Layer::new(layer.name(), policy, layer.conversion().clone()).with_source(source))
 }
 
-/// A layer in high precision, of the same conversion as `like`.
+/// A layer in high precision, with the conversion of `like`.
 pub fn in_high_precision(name: String, like: Option<&Layer>) -> Arc<Layer> {
     let conversion = like.map(|layer| layer.conversion().clone()).unwrap_or_default();
     Arc::new(Layer::new(name, Policy::HighPrecision(Reason::Off), conversion))
 }
 
-/// Where a layer's weight comes from, if not from itself.
+/// Source of a layer's weight, if it has one.
 pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn WeightSource<B>>> {
     source_of(layer).cloned()
 }
 
-/// The tensor as the weight of a layer.
+/// Tags the tensor as the weight of a layer.
 pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: FloatTensor<B>) -> Float8Tensor<B> {
     Float8Tensor::new(tensor).tagged(Tag::new(layer))
 }
 
-/// The configuration that was applied to a layer.
+/// Configuration applied to a layer.
 pub fn config(layer: &Layer) -> &Float8Config {
     layer.conversion().config()
 }
 
-/// What that says of the layer, whatever statistics have made of it.
+/// Configured policy of a layer, before any fallback.
 pub fn configured(layer: &Layer) -> Arc<Policy> {
     layer.configured()
 }
@@ -57,12 +58,12 @@ pub fn has_matmul(layer: &Layer) -> bool {
     layer.has_matmul()
 }
 
-/// Whether one application of a configuration has made both.
+/// Whether both layers belong to the same application of a configuration.
 pub fn is_one_conversion(one: &Layer, other: &Layer) -> bool {
     Arc::ptr_eq(one.conversion(), other.conversion())
 }
 
-/// How the linears of a model would run.
+/// Policies of a model's linears.
 ///
 /// # Errors
 ///
@@ -71,7 +72,8 @@ pub fn policies(config: &Float8Config, linears: &[LinearInfo]) -> Result<Vec<Pol
     config.policies(linears, &mut |_| true)
 }
 
-/// What shares a scale in `[N, K]` and in `[K, N]` of a weight; none where the operand stays in high precision.
+/// Granularities of a weight's copies `[N, K]` and `[K, N]`. None if the operand stays in high
+/// precision.
 pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
     [Operand::WEIGHT_T, Operand::WEIGHT].map(|operand| {
         let cast = policy.casts()?[operand];
@@ -79,25 +81,28 @@ pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
     })
 }
 
-/// Whether the copies of a weight stay until it changes; each is otherwise made where a GEMM reads it, and let go.
+/// Whether a weight keeps its copies until it changes. Otherwise a GEMM casts its copy and drops
+/// it.
 pub fn keeps_weight_copies(policy: &Policy) -> bool {
     !matches!(policy, Policy::Float8(config) if config.force_recompute_fp8_weight_in_bwd())
 }
 
-/// What shares a scale in the copy of its input that a linear keeps for backward, `[K, M]`; none where that stays in high precision.
+/// Granularity of the copy `[K, M]` of its input that a linear keeps for backward. None in high
+/// precision.
 pub fn input_granularity(policy: &Policy) -> Option<Granularity> {
     let cast = policy.casts()?[Operand::INPUT_T];
     (!cast.is_disabled()).then_some(cast.scaling_granularity)
 }
 
-/// The weights of a model that have a source and are to be read in FP8.
+/// Weights of a model that have a source and are read in FP8.
 pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWeight<B::Inner>> {
     let sourced =
         |FoundLinear { tag, weight, .. }: FoundLinear<B>| SourcedWeight::new(B::float8_tensor(&weight?), tag?);
     linears::<B, M>(model, None).into_iter().filter_map(sourced).collect()
 }
 
-/// Ends the steps of a layer's conversion on a device together with others from now on, as those who train `layers` in this order.
+/// Sets the peers that end steps together on a device, for a layer's conversion. All peers train
+/// `layers` in this order.
 pub fn set_peers<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,
@@ -107,7 +112,7 @@ pub fn set_peers<B: Float8Backend>(
     DeviceState::<B>::of(layer, device).set_peers(Peers::new(peers, device.clone(), layers));
 }
 
-/// What makes the whole of a weight of its rows, as a node of autodiff; none if the backend has no FP8.
+/// Function that gathers a sharded weight as an autodiff node. None if the backend has no FP8.
 pub fn full_tensor<B: Backend>() -> Option<fn(FloatTensor<B>) -> FloatTensor<B>> {
     find::<B>().map(|functions| functions.full_tensor)
 }

@@ -1,4 +1,4 @@
-//! [`Float8Stack`]: a [`Float8`] backend, with autodiff inside or without.
+//! [`Float8Stack`]: a [`Float8`] backend with or without autodiff.
 use std::sync::Arc;
 
 use burn_backend::Backend;
@@ -16,7 +16,8 @@ impl<W: Wrapped> sealed::Sealed for Float8<W> {}
 
 /// A `Float8` backend: [`Float8<Autodiff<B>>`](Float8), which trains, or `Float8<B>`.
 ///
-/// A training loop that is generic over its backend names both, as `valid()` gives a model of the second:
+/// A training loop that is generic over its backend names both, since `valid()` returns a model of
+/// the second:
 ///
 /// ```
 /// use burn::module::AutodiffModule;
@@ -37,42 +38,42 @@ impl<W: Wrapped> sealed::Sealed for Float8<W> {}
     note = "write `Float8<Autodiff<B>>`, also in place of `Autodiff<Float8<B>>`"
 )]
 pub trait Float8Stack: Backend + sealed::Sealed {
-    /// The backend that computes.
+    /// The compute backend.
     type Inner: Float8Backend<Device = Self::Device>;
 
-    /// What the backend that computes holds of the device's memory, if it counts that: CubeCL does.
+    /// Device memory held by the compute backend, if it counts that (CubeCL).
     fn device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         Self::Inner::fp8_device_memory(device)
     }
-    /// This tensor as the weight of a layer.
+    /// Tags this tensor as the weight of a layer.
     #[doc(hidden)]
     #[allow(private_interfaces)]
     fn with_tag(tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self>;
-    /// This leaf with another value, of which `f` says whose weight it is.
+    /// Replaces the value and tag of this leaf with the result of `f`.
     #[doc(hidden)]
     fn map_float8(
         tensor: FloatTensor<Self>,
         f: impl FnOnce(Float8Tensor<Self::Inner>) -> Float8Tensor<Self::Inner>,
     ) -> FloatTensor<Self>;
-    /// The layer whose weight this is, and when it was built.
+    /// Tag of this weight: its layer and stamp.
     #[doc(hidden)]
     #[allow(private_interfaces)]
     fn tag(tensor: &FloatTensor<Self>) -> Option<Tag>;
-    /// The layer whose weight this is.
+    /// Layer of this weight.
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
         Self::tag(tensor).map(|tag| tag.layer)
     }
     /// This tensor below autodiff.
     #[doc(hidden)]
     fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<Self::Inner>;
-    /// Whether an adapter is added to what a linear makes of this weight.
+    /// Whether this weight has adapters.
     #[doc(hidden)]
     fn has_adapter(tensor: &FloatTensor<Self>) -> bool;
-    /// The layer that stands for all untagged weights of a device.
+    /// Layer of all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(device)
     }
-    /// Before a model calls anything by name.
+    /// Registers the functions of the backend, before a model calls them.
     #[doc(hidden)]
     fn register();
 }

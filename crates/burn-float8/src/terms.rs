@@ -1,9 +1,9 @@
-//! The words of all other modules: the three GEMMs, their operands, recipes, and why a GEMM is not in FP8.
+//! Common terms of all modules: GEMMs, operands, recipes, and reasons for high precision.
 use burn_backend::DType;
 use float8_kernels::Orientation;
 use serde::{Deserialize, Serialize};
 
-/// The three GEMMs of a linear, for x `[M, K]`, w `[K, N]` and dy `[M, N]`.
+/// GEMMs of a linear, for x `[M, K]`, w `[K, N]` and dy `[M, N]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gemm {
@@ -16,10 +16,10 @@ pub enum Gemm {
 }
 
 impl Gemm {
-    /// All three, in the order in which a step runs them.
+    /// All three, in the order of a step.
     pub const ALL: [Self; 3] = [Self::Fprop, Self::Dgrad, Self::Wgrad];
 
-    /// The two operands that it reads, in the order of the equations above.
+    /// Its two operands, in the order of the equations above.
     pub(crate) const fn operands(self) -> [Operand; 2] {
         match self {
             Self::Fprop => [Operand::INPUT, Operand::WEIGHT_T],
@@ -39,7 +39,7 @@ impl core::fmt::Display for Gemm {
     }
 }
 
-/// The role of an operand, which decides its FP8 format.
+/// Role of an operand. It determines the FP8 format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -55,7 +55,7 @@ impl Role {
     /// All three roles.
     pub const ALL: [Self; 3] = [Self::Input, Self::Weight, Self::GradOutput];
 
-    /// As in configurations: `input`, `weight`, `grad_output`.
+    /// Name in configurations: `input`, `weight`, `grad_output`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Input => "input",
@@ -65,7 +65,7 @@ impl Role {
     }
 }
 
-/// The axis that a GEMM contracts of a tensor seen as `[rows, cols]`; its FP8 copy is stored with that axis contiguous.
+/// Axis of a tensor `[rows, cols]` that a GEMM contracts. The axis is contiguous in its FP8 copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum ContractionAxis {
     /// The last axis: the copy is `[rows, cols]`.
@@ -75,7 +75,7 @@ pub(crate) enum ContractionAxis {
 }
 
 impl ContractionAxis {
-    /// The copy along this axis alone.
+    /// Orientation with only the copy along this axis.
     pub(crate) fn orientation(self) -> Orientation {
         match self {
             Self::Last => Orientation::Rows,
@@ -109,12 +109,12 @@ impl Operand {
     pub const ALL: [Self; 6] =
         [Self::INPUT, Self::INPUT_T, Self::WEIGHT, Self::WEIGHT_T, Self::GRAD_OUTPUT, Self::GRAD_OUTPUT_T];
 
-    /// Its role, and `_t` behind it if a GEMM reads the transpose of the tensor.
+    /// Name of its role, with the suffix `_t` if a GEMM reads the transpose of the tensor.
     pub(crate) fn name(self) -> &'static str {
         ["input", "input_t", "weight", "weight_t", "grad_output", "grad_output_t"][self.index()]
     }
 
-    /// The key of its cast in a file.
+    /// Key of its cast in a file.
     pub(crate) fn key(self) -> &'static str {
         [
             "cast_config_input",
@@ -126,28 +126,33 @@ impl Operand {
         ][self.index()]
     }
 
-    /// The copy of the same tensor that another GEMM reads.
+    /// The other copy of the same tensor, which another GEMM reads.
     pub(crate) fn other(self) -> Self {
         Self::ALL[self.index() ^ 1]
     }
 
-    /// Its place in an array of all six.
+    /// Index in an array of all six.
     pub(crate) const fn index(self) -> usize {
         2 * self.role as usize + self.axis as usize
     }
 }
 
-/// How the operands of a linear are cast (names are torchao's, `delayed` is TransformerEngine's).
+/// Recipe of a linear's casts. Names follow torchao, `delayed` TransformerEngine.
 ///
 /// | | x | w | dy | scales |
 /// | --- | --- | --- | --- | --- |
 /// | `tensorwise` | e4m3 | e4m3 | e5m2 | f32, one per tensor |
-/// | `rowwise` | e4m3 | e4m3 | e4m3 | power of two, one per row of the contraction-major operand |
-/// | `rowwise_with_gw_hp` | e4m3 | e4m3, dgrad one per tensor | e4m3 | as `rowwise`; wgrad in high precision |
-/// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes: [`DelayedScaling`](crate::config::DelayedScaling) |
+/// | `rowwise` | e4m3 | e4m3 | e4m3 | power of two, one per row |
+/// | `rowwise_with_gw_hp` | e4m3 | e4m3, dgrad one per tensor | e4m3 | as `rowwise` |
+/// | `delayed` | e4m3 | e4m3 | e5m2 | f32, one per tensor, from past amaxes |
 /// | `blockwise` | e4m3, 1×128 | e4m3, 128×128 | e4m3, 1×128 | f32, one per block |
-/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one for 32 neighbours along the contraction (OCP MX): [`ScaleCalculationMode`](crate::config::ScaleCalculationMode) |
-/// | `mxfp8_wgrad_with_hp` | e4m3 | e4m3 | e4m3, dgrad only | as `mxfp8`; wgrad in high precision |
+/// | `mxfp8` | e4m3 | e4m3 | e4m3 | E8M0, one per 32 elements (OCP MX) |
+/// | `mxfp8_wgrad_with_hp` | e4m3 | e4m3 | e4m3, dgrad only | as `mxfp8` |
+///
+/// Rows and groups of 32 elements run along the contraction. `rowwise_with_gw_hp` and
+/// `mxfp8_wgrad_with_hp` run wgrad in high precision. See
+/// [`DelayedScaling`](crate::config::DelayedScaling) for `delayed`, and
+/// [`ScaleCalculationMode`](crate::config::ScaleCalculationMode) for MX scales.
 ///
 /// Every copy is cast from the high-precision tensor, never from another copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -159,15 +164,15 @@ pub enum Recipe {
     Tensorwise,
     /// One scale per row.
     Rowwise,
-    /// One scale per row, the weight gradient in high precision.
+    /// One scale per row, with the weight gradient in high precision.
     RowwiseWithGwHp,
     /// One scale per tensor, from a history of amaxes.
     Delayed,
     /// One scale per block.
     Blockwise,
-    /// OCP MX: one power of two for each 32 along the contraction.
+    /// OCP MX: one power-of-two scale per 32 elements along the contraction.
     Mxfp8,
-    /// OCP MX, the weight gradient in high precision.
+    /// OCP MX, with the weight gradient in high precision.
     Mxfp8WgradWithHp,
 }
 
@@ -183,7 +188,7 @@ impl Recipe {
         Self::Mxfp8WgradWithHp,
     ];
 
-    /// Its name in configurations.
+    /// Name in configurations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tensorwise => "tensorwise",
@@ -203,67 +208,69 @@ impl core::fmt::Display for Recipe {
     }
 }
 
-/// Why a GEMM ran in high precision.
+/// Reason why a GEMM ran in high precision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
     /// A name in `filter_fqns` matched.
     #[error("filter {0:?}")]
     Filter(String),
-    /// The filter function refused the linear.
+    /// The filter function rejected the linear.
     #[error("filter function")]
     FilterFn,
     /// `auto_filter_small_kn` matched.
     #[error("small: K={k} N={n}")]
     SmallKn {
-        /// Features of x.
+        /// Input features.
         k: usize,
-        /// Features of y.
+        /// Output features.
         n: usize,
     },
     /// One of the first or last layers.
     #[error("layer {number} of {layers}")]
     EdgeLayer {
-        /// Its number, from 0.
+        /// Layer number, from 0.
         number: usize,
-        /// How many there are.
+        /// Number of layers.
         layers: usize,
     },
     /// The recipe keeps this GEMM in high precision.
     #[error("disabled by the recipe")]
     Recipe,
-    /// [`set_float8_enabled`](crate::set_float8_enabled) has switched the layer off, as a precision schedule does.
+    /// [`set_float8_enabled`](crate::set_float8_enabled) switched the layer off, as a precision
+    /// schedule does.
     #[error("precision schedule")]
     Schedule,
-    /// [`without_float8`](crate::without_float8) has switched this copy of the model off.
+    /// [`without_float8`](crate::without_float8) switched this copy of the model off.
     #[error("without_float8")]
     WithoutFloat8,
-    /// It ran inside a closure of [`float8_autocast`](crate::float8_autocast) that switches FP8 off.
+    /// It ran inside a closure of [`float8_autocast`](crate::float8_autocast) with FP8 off.
     #[error("float8_autocast is off")]
     Autocast,
     /// Statistics crossed a limit.
     #[error("fallback: {0}")]
     Fallback(String),
-    /// The device's default configuration is off and the weight was never tagged.
+    /// FP8 is off in the device's default configuration, and the weight was never tagged.
     #[error("FP8 is off on this device")]
     Off,
-    /// The weight carries no layer, and such linears do not run in FP8 on the device: see [`Untagged`](crate::config::Untagged).
+    /// The weight is untagged, and untagged linears do not run in FP8 on the device; see
+    /// [`Untagged`](crate::config::Untagged).
     #[error("untagged: not in a model that Float8Config was applied to")]
     Untagged {
-        /// Whether a configuration says so, or none says anything.
+        /// Whether a configuration set this rule.
         is_configured: bool,
     },
     /// The operand's dtype has no FP8 cast on this device.
     #[error("dtype {0:?}")]
     Dtype(DType),
-    /// An operand or the output is beyond what the backend's kernels index.
+    /// An operand or the output exceeds the index range of the backend's kernels.
     #[error("{m}x{k}x{n} is beyond the kernels' index range")]
     TooLarge {
         /// Rows of x.
         m: usize,
-        /// Features of x.
+        /// Input features.
         k: usize,
-        /// Features of y.
+        /// Output features.
         n: usize,
     },
     /// M, K or N is zero.
@@ -271,15 +278,15 @@ pub enum Reason {
     Empty {
         /// Rows of x.
         m: usize,
-        /// Features of x.
+        /// Input features.
         k: usize,
-        /// Features of y.
+        /// Output features.
         n: usize,
     },
 }
 
 impl Reason {
-    /// The setting of a configuration that it comes from.
+    /// Configuration setting that causes it.
     pub(crate) fn kind(&self) -> String {
         match self {
             Self::SmallKn { .. } => "auto_filter_small_kn".into(),
@@ -288,7 +295,8 @@ impl Reason {
         }
     }
 
-    /// Whether the user asked for it, by a filter, recipe, switch, limit or default; or there is nothing to multiply.
+    /// Whether the user requested it by a filter, recipe, switch, limit or default. Also true for
+    /// empty GEMMs.
     pub fn is_requested(&self) -> bool {
         !matches!(self, Self::Dtype(_) | Self::TooLarge { .. } | Self::Untagged { is_configured: false })
     }

@@ -1,7 +1,8 @@
-//! Every method of every operation trait of burn-backend is forwarded by name.
+//! Checks that every method of every operation trait of burn-backend is forwarded by name.
 //!
-//! A defaulted method that is not forwarded compiles, and silently replaces the inner backend's fast kernel by the
-//! generic one, so the list in `src/ops/delegate.rs` is compared with the traits' own sources.
+//! A defaulted method that is not forwarded compiles, but silently replaces the inner backend's
+//! fast kernel with the generic one. The test compares the list in `src/ops/delegate.rs` with the
+//! sources of the traits.
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic;
 use std::path::{Path, PathBuf};
@@ -10,11 +11,12 @@ use std::sync::{OnceLock, mpsc};
 use burn_backend::ops::unfold::calculate_unfold_windows;
 use syn::{FnArg, ImplItem, Item, TraitItem, TypeParamBound};
 
-/// Methods that must stay as burn-backend defines them, and why.
+/// Methods that must keep burn-backend's default, with reasons.
 const ALLOWED: [(&str, &str); 0] = [];
 
-/// The sources of burn-backend that this test was compiled with: a panic in them names its file, and whoever compiled it
-/// has it. `cargo metadata` would not do, it downloads what other platforms need.
+/// Sources of burn-backend that this test was compiled with. A panic in them names its file, which
+/// the compiling machine has. `cargo metadata` is no alternative, since it downloads dependencies
+/// of other platforms.
 fn burn_backend_src() -> &'static Path {
     static SRC: OnceLock<PathBuf> = OnceLock::new();
     SRC.get_or_init(|| {
@@ -27,7 +29,8 @@ fn burn_backend_src() -> &'static Path {
         drop(panic::take_hook());
         assert!(outcome.is_err(), "an unfold by steps of 0 no longer panics");
         let file = receiver.recv().ok().flatten().expect("the panic has a location");
-        // Relative where the sources lie in the workspace: vendored, or in a CARGO_HOME there.
+        // The path is relative if the sources are in the workspace: vendored, or in a CARGO_HOME
+        // there.
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
         let src = file.ancestors().find(|dir| dir.ends_with("src")).filter(|src| src.join("lib.rs").is_file());
         src.unwrap_or_else(|| panic!("no sources of burn-backend around {}", file.display())).to_path_buf()
@@ -45,7 +48,7 @@ fn rust_files(dir: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The traits that `Backend` is made of, itself included, with all their methods.
+/// `Backend` and its supertraits, with all their methods.
 fn upstream() -> BTreeMap<String, BTreeSet<String>> {
     let mut files = vec![];
     rust_files(burn_backend_src(), &mut files);
@@ -70,7 +73,8 @@ fn upstream() -> BTreeMap<String, BTreeSet<String>> {
     names.map(|name| (name.clone(), methods(&name))).collect()
 }
 
-/// The methods of each `impl .. for Float8<B>` in `src/ops/delegate.rs`, written out or in the macro's list.
+/// Methods of each `impl .. for Float8<B>` in `src/ops/delegate.rs`, written out or in the macro's
+/// list.
 fn forwarded() -> BTreeMap<String, BTreeSet<String>> {
     let source = include_str!("../src/ops/delegate.rs");
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
@@ -108,7 +112,7 @@ fn every_operation_is_forwarded() {
     }
 }
 
-/// The names that `Float8Backend` adds to a backend must not shadow Burn's.
+/// The methods of `Float8Backend` must not shadow Burn's.
 #[test]
 fn no_name_collides_with_burn() {
     let upstream = upstream();

@@ -1,7 +1,7 @@
-//! The modules of the crate import downwards only, in the order in which `lib.rs` lists them.
+//! Checks that the crate's modules import only downwards, in the order of `lib.rs`.
 use std::path::{Path, PathBuf};
 
-/// The modules of `lib.rs`, lowest first.
+/// Modules of `lib.rs`, lowest first.
 fn order() -> Vec<String> {
     let file = syn::parse_file(include_str!("../src/lib.rs")).unwrap();
     let module = |item| match item {
@@ -11,7 +11,7 @@ fn order() -> Vec<String> {
     file.items.into_iter().filter_map(module).collect()
 }
 
-/// Files of a folder and below it, with the first part of their path in it.
+/// Files below a folder, with the first component of their relative path.
 fn files(root: &Path) -> Vec<(String, PathBuf)> {
     let mut found = vec![];
     let mut folders = vec![root.to_path_buf()];
@@ -29,19 +29,19 @@ fn files(root: &Path) -> Vec<(String, PathBuf)> {
     found
 }
 
-/// The modules that follow each `crate::` in code.
+/// Modules after each `crate::` in code.
 fn imports(source: &str) -> Vec<String> {
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
     let after = |line: &str| -> Vec<String> {
         let names = line.split("crate::").skip(1);
-        // `$crate::` is what a macro writes for its users.
+        // `$crate::` belongs to the users of a macro.
         let own = names.zip(line.split("crate::")).filter(|(_, before)| !before.ends_with('$'));
         own.map(|(name, _)| name.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()).collect()
     };
     code.flat_map(after).collect()
 }
 
-/// The modules of `lib.rs` that a file reaches by `super::`, as many times as it is deep.
+/// Modules of `lib.rs` that a file reaches by `super::` repeated `depth` times.
 fn reached_by_super(source: &str, depth: usize, order: &[String]) -> Vec<String> {
     let up = "super::".repeat(depth);
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -64,7 +64,7 @@ fn modules_import_downwards_only() {
             continue;
         };
         let source = std::fs::read_to_string(&path).unwrap();
-        // `layer.rs` and `layer/mod.rs` are one deep, `layer/tag.rs` two.
+        // `layer.rs` and `layer/mod.rs` have depth 1, `layer/tag.rs` has depth 2.
         let parts = path.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap().iter().count();
         let depth = parts - usize::from(parts > 1 && path.ends_with("mod.rs"));
         for import in [imports(&source), reached_by_super(&source, depth, &order)].concat() {
@@ -81,7 +81,7 @@ fn modules_import_downwards_only() {
     assert!(upwards.is_empty(), "imports that point up:\n{}", upwards.join("\n"));
 }
 
-/// What a user's program writes is at the root; the rest is in public modules.
+/// The root has the common names of user programs; the rest is in public modules.
 #[test]
 fn the_root_has_few_names() {
     fn count(tree: &syn::UseTree) -> usize {

@@ -1,12 +1,12 @@
-//! Scaled dot-product attention whose memory grows with the number of positions and not with its square: [`Attention`], and how a
-//! backend computes it that has no kernel of its own, some queries at a time.
+//! Scaled dot-product attention whose memory is linear in the number of positions: [`Attention`],
+//! and an implementation in blocks of queries for backends without a kernel.
 //!
 //! ```text
 //! S = mask(softcap(scale · q kᵀ)) + bias        P = softmax(S)        y = P v
 //! dP = dy vᵀ        dS = P ∘ (dP - Σ P ∘ dP) · softcap' · scale
 //! dq = dS k         dk = dSᵀ q        dv = Pᵀ dy
 //! ```
-//! Backward makes P again. Scores and P are f32, products have the dtype of q.
+//! Backward recomputes P. Scores and P are f32; products have the dtype of q.
 
 use core::ops::Range;
 
@@ -16,38 +16,38 @@ use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
-/// Scores that are there at a time: 64 MiB.
+/// Maximum number of scores in memory at a time: 64 MiB.
 const SCORES: usize = 1 << 24;
-/// A hidden score: WGSL need not represent infinities.
+/// Value of a hidden score: WGSL need not represent infinities.
 const HIDDEN: f32 = -1e30;
 
 /// Settings and masks of attention.
 #[derive(Clone, Debug)]
 pub struct Attention<B: Backend> {
-    /// `[B, H, T, S]`, or 1 where all share: true where a key is hidden.
+    /// `[B, H, T, S]`, each axis 1 to broadcast. True hides a key.
     pub mask: Option<BoolTensor<B>>,
-    /// `[B, H, T, S]`, or 1 where all share: added to scores. It gets no gradient.
+    /// `[B, H, T, S]`, each axis 1 to broadcast. Added to scores; gets no gradient.
     pub bias: Option<FloatTensor<B>>,
-    /// `[B, S]`, where T is S: positions see those alone that have the same number.
+    /// `[B, S]` document ids, where T = S. A position sees only positions with the same id.
     pub documents: Option<IntTensor<B>>,
-    /// Scale, softcap, and whether query `t` sees keys up to `t + S - T` alone.
+    /// Scale, softcap, and causality: whether query `t` sees only keys up to `t + S - T`.
     pub options: AttentionModuleOptions,
 }
 
-/// The factor of products of q and k: `1/√d` unless the options say otherwise.
+/// Factor applied to q · kᵀ: `1/√d` unless the options set it.
 pub(super) fn scale(query: &Shape, options: &AttentionModuleOptions) -> f64 {
     let [.., dim] = query.dims::<4>();
     options.scale.unwrap_or_else(|| (dim as f64).sqrt().recip())
 }
 
-/// Keys or values as a cache of generation keeps them.
+/// Keys or values in a KV cache.
 #[derive(Clone, Debug)]
 pub enum CachedHeads<B: Backend> {
     /// `[B, KV, S, d]`, in any dtype.
     Float(FloatTensor<B>),
-    /// FP8 with a scale for each head of each position: `value = code · inv_scale`.
+    /// FP8 with one scale per head and position: `value = code · inv_scale`.
     E4m3 {
-        /// Four codes to a word of 32 bits, the first in its lowest byte: `[B, KV, S, ⌈d / 4⌉]`.
+        /// Four codes per 32-bit word, the first in its lowest byte: `[B, KV, S, ⌈d / 4⌉]`.
         codes: IntTensor<B>,
         /// `[B, KV, S, 1]`, f32.
         inv_scales: FloatTensor<B>,
@@ -65,20 +65,20 @@ impl<B: Backend> CachedHeads<B> {
     }
 }
 
-/// What attention of new tokens reads of a cache.
+/// Inputs of attention between new tokens and a KV cache.
 #[derive(Clone, Debug)]
 pub struct CachedAttention<B: Backend> {
     /// `[B, H, T, d]`.
     pub query: FloatTensor<B>,
-    /// S positions of KV heads, each of which serves `H / KV` query heads.
+    /// S positions of KV heads. Each serves `H / KV` query heads.
     pub key: CachedHeads<B>,
-    /// The same positions.
+    /// Values of the same positions.
     pub value: CachedHeads<B>,
-    /// Elements of a value's head.
+    /// Elements of one value head.
     pub head_dim: usize,
-    /// `[B, S]`: true where no query of a sequence sees a key.
+    /// `[B, S]`: true hides a key from all queries of its sequence.
     pub hidden: Option<BoolTensor<B>>,
-    /// Scale, softcap, and whether query `t` sees keys up to `t + S - T` alone.
+    /// Scale, softcap, and causality: whether query `t` sees only keys up to `t + S - T`.
     pub options: AttentionModuleOptions,
 }
 
@@ -97,7 +97,7 @@ pub(super) fn backward<B: Backend>(
     gradients.map(|gradient| gradient.into_primitive().tensor())
 }
 
-/// Queries whose scores are there at a time, in tiles of GEMMs.
+/// Number of queries per block, a multiple of the GEMM tile.
 fn rows<B: Backend>([query, key, _]: [&FloatTensor<B>; 3]) -> usize {
     let [batch, heads, ..] = query.shape().dims::<4>();
     let [_, _, keys, _] = key.shape().dims::<4>();
@@ -108,7 +108,7 @@ fn float<B: Backend, const D: usize>(tensor: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(tensor))
 }
 
-/// The inputs, and how many queries are computed at a time.
+/// Inputs of attention, split into blocks of queries.
 struct Blocks<'a, B: Backend> {
     attention: &'a Attention<B>,
     query: Tensor<B, 4>,
@@ -117,20 +117,21 @@ struct Blocks<'a, B: Backend> {
     mask: Option<Tensor<B, 4, Bool>>,
     bias: Option<Tensor<B, 4>>,
     documents: Option<Tensor<B, 2, Int>>,
-    /// The last key that each query sees, and the numbers of all keys, where a query does not see all.
+    /// Last key that each query sees, and the indices of all keys. None without a causal mask.
     causal: Option<[Tensor<B, 1, Int>; 2]>,
     rows: usize,
 }
 
-/// Some queries of all heads: those that share a key head are rows of one matrix, `[B, KV, H/KV · rows, ..]`.
+/// A block of queries of all heads. Queries of one key head are rows of one matrix,
+/// `[B, KV, H/KV · rows, ..]`.
 struct Block<B: Backend> {
     query: Tensor<B, 4>,
-    /// The keys that one of the queries sees.
+    /// Keys seen by at least one query of the block.
     key: Tensor<B, 4>,
     value: Tensor<B, 4>,
     /// f32.
     probabilities: Tensor<B, 4>,
-    /// softcap's derivative.
+    /// Derivative of softcap.
     slope: Option<Tensor<B, 4>>,
 }
 
@@ -173,7 +174,8 @@ impl<'a, B: Backend> Blocks<'a, B> {
         let (k, v, dtype) = (&self.key, &self.value, self.query.dtype());
         let [mut dk, mut dv] = [k, v].map(|t| t.zeros_like().cast(DType::F32));
         let dq = self.ranges().map(|queries| {
-            // In an order in which fusion writes neither P nor dP again in another dtype.
+            // In this order, fusion writes neither P nor dP to memory a second time in another
+            // dtype.
             let Block { query, key, value, probabilities: p, slope } = self.scores(queries.clone());
             let narrow = p.clone().cast(dtype);
             let dy = self.together(dy.clone().slice_dim(2, queries));
@@ -186,7 +188,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
             let add = |sum: &mut Tensor<B, 4>, part: Tensor<B, 4>| {
                 let all = sum.clone().slice_dim(2, 0..seen) + part.cast(DType::F32);
                 let [batch, heads, _, width] = sum.dims();
-                // The only handle: Burn would otherwise copy the whole.
+                // Take the only handle. Otherwise Burn would copy the whole tensor.
                 let whole = core::mem::replace(sum, all.clone());
                 *sum = whole.slice_assign([0..batch, 0..heads, 0..seen, 0..width], all);
             };
@@ -258,7 +260,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
         if let Some(bias) = &self.bias {
             scores = scores + part(bias.clone(), queries, seen).cast(DType::F32);
         }
-        // Where all is hidden: exp(HIDDEN - HIDDEN / 10) is 0, and 0 / MIN_POSITIVE too.
+        // If all keys are hidden, exp(HIDDEN - HIDDEN / 10) is 0, and 0 / MIN_POSITIVE is 0.
         let max = scores.clone().max_dim(3).clamp_min(HIDDEN / 10.0);
         let weights = (scores - max).exp();
         let sums = weights.clone().sum_dim(3).clamp_min(f32::MIN_POSITIVE);
@@ -266,7 +268,7 @@ impl<'a, B: Backend> Blocks<'a, B> {
     }
 }
 
-/// The rows of some queries, and the first keys, of what may have 1 where all share.
+/// Slice of queries and first keys. Axes of size 1 broadcast and stay.
 fn part<B: Backend, K: burn::tensor::BasicOps<B>>(
     t: Tensor<B, 4, K>,
     queries: Range<usize>,
@@ -286,11 +288,11 @@ mod tests {
     use super::*;
     use crate::backend::{Float8Backend, Fused, FusedBackward};
 
-    /// Blocks of any height give what the host's kernel gives.
+    /// Blocks of any height match the host kernel.
     #[test]
     fn blocks_are_the_whole() {
         let device = Default::default();
-        // Of both signs, so that gradients are no small differences.
+        // Values of both signs, so that gradients are not small differences.
         let values = |seed: usize, shape: [usize; 4]| {
             let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 600.0 - 1.67;
             let values: Vec<f32> = (0..shape.iter().product()).map(value).collect();

@@ -1,4 +1,4 @@
-//! CubeCL backends without fusion: the kernels of `float8-kernels` on Burn's tensors.
+//! CubeCL backends without fusion: runs the kernels of `float8-kernels` on Burn's tensors.
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
@@ -173,7 +173,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let scales = &scales[..4 * operand.inv_scale.shape().num_elements()];
         let inv_scales = read_scales(scales, operand.granularity, rows, k);
         HostCodes {
-            // Little-endian words, so the bytes are the codes in order.
+            // Little-endian words: their bytes are the codes in order.
             codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
             dims: [rows, k],
             format: operand.format,
@@ -184,7 +184,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     }
 }
 
-/// What a kernel has made of a tensor `[rows, cols]`, as tensors.
+/// Wraps a kernel's output for `[rows, cols]` in tensors.
 fn quantized_tensors<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     client: &ComputeClient<R>,
     device: &R::Device,
@@ -203,7 +203,7 @@ fn quantized_tensors<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEle
     Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
 }
 
-/// The cast where every kernel of the device is wrong.
+/// Cast on the host, used if every kernel of the device is disabled.
 fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     x: CubeTensor<R>,
     cast: Cast,
@@ -216,13 +216,13 @@ fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElem
     let (copies, amax) = host::quantize::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
     let [rows_copy, cols_copy] = copies
         .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
-    // As long as the kernels' would be.
+    // Same length as the amax of the kernels.
     let len = if is_given { 1 } else { cast.granularity.amax_len(rows, cols, orientation) };
     let amax = <CubeBackend<R, F, I, BT> as FloatTensorOps<_>>::float_expand(amax, Shape::from(vec![len]));
     Quantized { rows: rows_copy, cols: cols_copy, amax: into_contiguous(amax) }
 }
 
-/// [`Float8Backend::fp8_write`] where an int tensor can pass for a float tensor.
+/// [`Float8Backend::fp8_write`] for backends whose int and float tensors have one type.
 pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     codes: HostCodes,
     device: &Device<B>,
@@ -251,7 +251,7 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
     DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
 }
 
-/// What a kernel has made, as tensors.
+/// Wraps a kernel's operand in tensors.
 fn device_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     client: &ComputeClient<R>,
     device: &R::Device,
@@ -271,7 +271,7 @@ fn device_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
 fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     o: &DeviceOperand<CubeBackend<R, F, I, BT>>,
 ) -> Operand {
-    // CUDA's rows are padded in what Burn has written from data.
+    // CUDA pads the rows of tensors that Burn writes from data.
     let packed = |t: &CubeTensor<R>| match t.is_contiguous() {
         true => t.handle.clone(),
         false => into_contiguous(t.clone()).handle,
@@ -287,8 +287,8 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     }
 }
 
-/// `[.., cols]` as a strided `[rows, cols]`; copied first only if the leading axes cannot be walked with one stride, or if
-/// it is a view whose strides reach further than the kernels index.
+/// `[.., cols]` as a strided `[rows, cols]`. Copies the tensor only if its leading axes have no
+/// common stride, or its strides exceed the kernels' index range.
 fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
     let reach: u64 = x.meta.shape().iter().zip(x.meta.strides().iter()).map(|(d, s)| (d - 1) as u64 * *s as u64).sum();
     let x = if leading_stride(&x).is_some() && reach <= MAX_INDEX { x } else { into_contiguous(x) };
@@ -304,7 +304,7 @@ fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
     }
 }
 
-/// The stride of the rows if all leading axes are laid out like one: stride[i] = stride[i + 1] · shape[i + 1].
+/// Row stride if all leading axes form one axis: stride[i] = stride[i + 1] · shape[i + 1].
 fn leading_stride<R: CubeRuntime>(x: &CubeTensor<R>) -> Option<usize> {
     let (shape, strides) = (x.meta.shape(), x.meta.strides());
     let mut leading = (0..shape.num_dims() - 1).rev().filter(|i| shape[*i] != 1);

@@ -1,9 +1,9 @@
-//! Errors of devices. CubeCL launches kernels in a thread of the device. If a launch panics there,
-//! for want of memory, headers or a library, CubeCL logs a warning and continues. Reads of its
-//! output then give arbitrary bytes.
+//! Device errors. CubeCL launches kernels on a thread of the device. If a launch panics there, for
+//! lack of memory, headers or a library, CubeCL logs a warning and continues. Reads of its output
+//! then return arbitrary bytes.
 //!
-//! A panic hook, before the existing one, records panics of these threads, which it knows by their
-//! names. An error of a launch that a later call returns is recorded here too.
+//! A panic hook, run before the existing one, records panics of these threads, which it identifies
+//! by name. Launch errors returned by a later call are recorded here too.
 use core::fmt::Display;
 use std::backtrace::Backtrace;
 use std::sync::Once;
@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 /// Device and message of each error.
 static LOST: Mutex<Vec<(String, String)>> = Mutex::new(vec![]);
 
-/// Their number. The lock is not taken while there are none.
+/// Number of errors. While it is 0, the lock is not taken.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Records panics of device threads from here on.
+/// Installs the hook that records panics of device threads.
 pub(super) fn watch() {
     static WATCHING: Once = Once::new();
-    // A thread that unwinds cannot set a hook.
+    // A panicking thread cannot set a hook.
     if std::thread::panicking() {
         return;
     }
@@ -29,9 +29,9 @@ pub(super) fn watch() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             let thread = std::thread::current();
-            // CubeCL's: the stage, then type and index of the device.
+            // CubeCL's thread name: the stage, then type and index of the device.
             let device = thread.name().and_then(|name| name.strip_prefix("DSD-").or(name.strip_prefix("DSU-")));
-            // A kernel that is tried out by autotuning may panic: another one is taken.
+            // A kernel may panic during autotuning, which then selects another one.
             let is_trial = || Backtrace::force_capture().to_string().contains("tune_benchmark");
             if let Some(device) = device.filter(|_| !is_trial()) {
                 let message = panic.payload_as_str().unwrap_or("a panic without a message");
@@ -53,12 +53,12 @@ fn push(device: String, message: String) {
     COUNT.store(lost.len(), Ordering::Release);
 }
 
-/// Records an error that the device has returned, of an earlier launch.
+/// Records an error of an earlier launch that the device returned.
 pub(super) fn push_reported(device: DeviceId, error: impl Display) {
     push(name(device), format!("it reported: {error}"));
 }
 
-/// Whether there are none.
+/// Whether no device has an error.
 pub(super) fn is_nothing() -> bool {
     COUNT.load(Ordering::Acquire) == 0
 }

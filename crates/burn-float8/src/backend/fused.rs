@@ -2,14 +2,14 @@
 //! has a kernel, and Burn's operations elsewhere.
 //!
 //! ```text
-//! SwiGLU           y = a s b,                    s = σ(a)             da = dy b s (1 + a (1 - s)),    db = dy a s
-//! RMSNorm          y = (x r) γ,                  r = 1 / √(mean x² + ε)
-//!                  dx = r (g - n mean(g n)),     g = dy γ,  n = x r   dγ = Σ_rows dy n
-//! rotary           y₁ = x₁ c - x₂ s,  y₂ = x₂ c + x₁ s                dx₁ = dy₁ c + dy₂ s,  dx₂ = dy₂ c - dy₁ s
-//! log-likelihood   y = l_t - ln Σ exp l                               dl = dy (onehot(t) - softmax(l))
+//! SwiGLU           y = a s b,  s = σ(a)       da = dy b s (1 + a (1 - s)),  db = dy a s
+//! RMSNorm          y = (x r) γ,               r = 1 / √(mean x² + ε)
+//!                  dx = r (g - n mean(g n)),  g = dy γ,  n = x r,  dγ = Σ_rows dy n
+//! rotary           y₁ = x₁ c - x₂ s,  y₂ = x₂ c + x₁ s       dx₁ = dy₁ c + dy₂ s,  dx₂ = dy₂ c - dy₁ s
+//! log-likelihood   y = l_t - ln Σ exp l                      dl = dy (onehot(t) - softmax(l))
 //! attention        see the module `attention`
 //! ```
-//! All of it is computed in f32, whatever the dtype of what goes in and comes out.
+//! All are computed in f32, for any input and output dtype.
 
 use burn::tensor::activation::{sigmoid, silu};
 use burn::tensor::{IndexingUpdateOp, Int, Tensor, TensorPrimitive};
@@ -18,45 +18,46 @@ use burn_backend::{Backend, DType, TensorMetadata};
 
 use super::attention::{self, Attention};
 
-/// An operation, and what it reads that gets no gradient.
+/// A fused operation, with its inputs that get no gradient.
 #[derive(Clone, Debug)]
 pub enum Fused<B: Backend> {
-    /// `silu(a) · b`, of two tensors of one shape.
+    /// `silu(a) · b` of two tensors of the same shape.
     SwiGlu,
     /// RMSNorm of x `[.., H]` with γ `[H]`, in x's dtype.
     RmsNorm {
         /// Added to the mean of squares.
         epsilon: f64,
     },
-    /// x `[B, T, heads, d]` by cos and sin of each position, whose halves are turned against each other; y is `[B, heads, T, d]`.
+    /// Rotary embedding: rotates the halves of each head of x `[B, T, heads, d]` by the angle of
+    /// its position. y is `[B, heads, T, d]`.
     Rotary {
-        /// f32, `[T, d/2]`.
+        /// Cosines, f32, `[T, d/2]`.
         cos: FloatTensor<B>,
-        /// f32, `[T, d/2]`.
+        /// Sines, f32, `[T, d/2]`.
         sin: FloatTensor<B>,
     },
-    /// The logarithm of each target's probability by logits `[M, V]`, `[M, 1]`.
+    /// Log-probability of each target, `[M, 1]`, from logits `[M, V]`.
     LogLikelihood {
         /// `[M]`, in `0..V`.
         targets: IntTensor<B>,
     },
-    /// Scaled dot-product attention in high precision: q `[B, H, T, d]`, k `[B, KV, S, d]`,
-    /// v `[B, KV, S, e]`, y `[B, H, T, e]`. Each of the KV heads serves `H / KV` query heads, which
-    /// follow each other. y is 0 for a query that sees nothing.
+    /// Scaled dot-product attention in high precision: q `[B, H, T, d]`, k `[B, KV, S, d]`, v
+    /// `[B, KV, S, e]`, y `[B, H, T, e]`. Each of the KV heads serves `H / KV` consecutive query
+    /// heads. y is 0 for a query that sees no key.
     Attention(Attention<B>),
 }
 
-/// Inputs of a backward, without the inputs of its forward.
+/// Inputs of a backward in addition to the inputs of its forward.
 #[derive(Debug)]
 pub struct FusedBackward<'a, B: Backend> {
-    /// All outputs of forward, y first, if there are several. Else none.
+    /// All outputs of forward, y first, if there are several. Otherwise empty.
     pub outputs: &'a [FloatTensor<B>],
-    /// The gradient of y.
+    /// Gradient of y.
     pub dy: &'a FloatTensor<B>,
 }
 
 impl<B: Backend> Fused<B> {
-    /// The names of forward and backward in a profile.
+    /// Names of forward and backward in a profile.
     pub(crate) fn names(&self) -> [&'static str; 2] {
         match self {
             Self::SwiGlu => ["swiglu", "swiglu_backward"],
@@ -67,7 +68,7 @@ impl<B: Backend> Fused<B> {
         }
     }
 
-    /// The same operation on a backend with the same tensors of integers and booleans.
+    /// The same operation on a backend with the same int and bool tensors.
     pub(crate) fn map<C>(self, float: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Fused<C>
     where
         C: Backend<IntTensorPrimitive = IntTensor<B>, BoolTensorPrimitive = BoolTensor<B>>,
@@ -92,13 +93,13 @@ fn flat<B: Backend>(tensor: &FloatTensor<B>) -> Tensor<B, 1> {
     f32::<B, 1>(&B::float_reshape(tensor.clone(), [tensor.shape().num_elements()].into()))
 }
 
-/// Rows as long as γ.
+/// Reshapes to rows of the length of γ.
 fn rows<B: Backend>(tensor: &FloatTensor<B>, gamma: &FloatTensor<B>) -> Tensor<B, 2> {
     let (elements, width) = (tensor.shape().num_elements(), gamma.shape()[0]);
     f32::<B, 2>(&B::float_reshape(tensor.clone(), [elements / width, width].into()))
 }
 
-/// In the shape and dtype of another.
+/// Casts and reshapes to the dtype and shape of `other`.
 fn like<B: Backend, const D: usize>(tensor: Tensor<B, D>, other: &FloatTensor<B>) -> FloatTensor<B> {
     let tensor = tensor.cast(other.dtype()).into_primitive().tensor();
     B::float_reshape(tensor, other.shape())
@@ -109,7 +110,7 @@ fn inverse_rms<B: Backend>(x: &Tensor<B, 2>, epsilon: f64) -> Tensor<B, 2> {
     (x.clone().square().mean_dim(1) + epsilon).sqrt().recip()
 }
 
-/// Logits less their maximum, and the logarithm of the sum of their exponentials.
+/// Logits minus their row maximum, and the logarithm of the sum of their exponentials.
 fn shifted<B: Backend>(logits: &FloatTensor<B>) -> (Tensor<B, 2>, Tensor<B, 2>) {
     let logits = f32::<B, 2>(logits);
     let shifted = logits.clone() - logits.max_dim(1);
@@ -121,7 +122,7 @@ fn column<B: Backend>(targets: &IntTensor<B>) -> Tensor<B, 2, Int> {
     Tensor::<B, 1, Int>::from_primitive(targets.clone()).unsqueeze_dim(1)
 }
 
-/// Turns the halves of `[B, T, heads, d]` against each other; `back` undoes that.
+/// Rotates the halves of `[B, T, heads, d]`. `back` inverts the rotation.
 fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: bool) -> Tensor<B, 4> {
     let half = x.dims()[3] / 2;
     let [cos, sin] = [cos, sin].map(|table| f32::<B, 2>(table).unsqueeze_dims::<4>(&[0, 2]));
@@ -132,7 +133,7 @@ fn rotated<B: Backend>(x: Tensor<B, 4>, [cos, sin]: [&FloatTensor<B>; 2], back: 
     Tensor::cat(vec![y1, y2], 3)
 }
 
-/// The outputs by Burn's operations, or the gradients of the inputs.
+/// Outputs by Burn's operations, or with `backward` the gradients of the inputs.
 pub(super) fn compute<B: Backend>(
     op: &Fused<B>,
     inputs: &[FloatTensor<B>],

@@ -1,4 +1,5 @@
-//! [`Fused`] by the kernels of `float8-kernels`, where they compute it and are right, else by Burn's operations.
+//! [`Fused`] operations by the kernels of `float8-kernels`. Operations without an enabled kernel
+//! use Burn's operations.
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -15,7 +16,7 @@ use super::host::matrix;
 use super::operand::tensor;
 use super::self_check;
 
-/// The kernel of an operation, if there is one.
+/// Kernel of an operation, if there is one.
 fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     match op {
         Fused::SwiGlu => Some(FusedKernel::SwiGlu),
@@ -25,7 +26,8 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     }
 }
 
-/// Results of the kernels: y, or with dy the gradients. `None` if no kernel computes this, or it is disabled.
+/// Outputs of the kernels, or with dy the gradients. None if no kernel computes this, or it is
+/// disabled.
 pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
@@ -44,7 +46,7 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     launch(op, inputs, backward).ok()
 }
 
-/// A tensor as kernels read it.
+/// A contiguous matrix for the kernels.
 fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
     let tensor = into_contiguous(tensor.clone());
     let shape = matrix(&tensor.shape());

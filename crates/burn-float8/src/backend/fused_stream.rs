@@ -1,4 +1,5 @@
-//! [`Fused`] in the stream of `Fusion<B>`: those that `B` has kernels for as custom operations, others by Burn's, which fuse.
+//! [`Fused`] in the stream of `Fusion<B>`. Operations with a kernel in `B` become custom
+//! operations. The others use Burn's operations, which fuse.
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_fusion::{Fusion, FusionBackend};
@@ -8,7 +9,7 @@ use super::fused::{Fused, FusedBackward};
 use super::stream::register;
 use super::{DeviceOperand, Float8Backend};
 
-/// An operation without its tensors, which come behind its inputs.
+/// An operation without its tensors, which follow its inputs.
 #[derive(Clone, Copy)]
 enum Described {
     SwiGlu,
@@ -26,7 +27,7 @@ impl Described {
         }
     }
 
-    /// The operation below fusion, whose tensors are these.
+    /// The operation below fusion, with these tensors.
     fn with<B: Float8Backend>(self, tensors: Vec<FloatTensor<B>>) -> Fused<B> {
         match self {
             Self::SwiGlu => Fused::SwiGlu,
@@ -39,7 +40,7 @@ impl Described {
     }
 }
 
-/// The outputs of the operation, or with dy its gradients. `None` if `B` has no kernel for it.
+/// Outputs of the operation, or with dy its gradients. None if `B` has no kernel for it.
 pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
     op: &Fused<Fusion<B>>,
     inputs: &[FloatTensor<Fusion<B>>],

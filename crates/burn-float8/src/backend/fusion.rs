@@ -1,5 +1,5 @@
-//! `Fusion<B>`: quantization and the scaled GEMM as custom operations in the stream. Nothing is drained, and the
-//! element-wise neighbours still fuse.
+//! `Fusion<B>`: quantization and the scaled GEMM as custom operations in the stream. The stream is
+//! not drained, and adjacent element-wise operations still fuse.
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Backend, DType, DeviceOps};
 use burn_fusion::{Fusion, FusionBackend};
@@ -34,7 +34,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     }
 
     fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
-        // What is still in the stream runs first.
+        // Runs pending operations of the stream first.
         if wait && let Err(error) = Self::sync(device) {
             device_errors::push_reported(device.id(), error);
         }
@@ -50,7 +50,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         let [rows, cols] = matrix(&x.shape);
         let Cast { format, granularity, scale_mode } = cast;
         let power_of_two = scale_mode.is_power_of_two();
-        // Codes and scales of each copy, then the amax if it is not the given one.
+        // Codes and scales of each copy, then the amax unless it is the given one.
         let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
             .into_iter()
             .filter_map(|(wanted, dims)| wanted.then_some(dims))
@@ -179,7 +179,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     }
 }
 
-/// The operand below fusion, after what is still to run; the device is not waited for.
+/// The operand below fusion, after pending operations are submitted. Does not wait for the device.
 pub fn resolved<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> DeviceOperand<B> {
     let client = operand.codes.client.clone();
     let DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two } = operand.clone();
@@ -207,7 +207,7 @@ fn described<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> Described 
     Described { k, format, granularity, power_of_two }
 }
 
-/// The operand whose codes and scales are the next two inputs.
+/// The operand of the first two inputs: codes and scales.
 fn resolve<B: FusionBackend>(
     &Described { k, format, granularity, power_of_two }: &Described,
     inputs: &[TensorIr],

@@ -1,4 +1,4 @@
-//! [`grouped_matmul`]: what a grouped linear computes, in high precision and on any backend.
+//! [`grouped_matmul`]: a grouped linear in high precision, on any backend.
 use burn::tensor::{Int, Tensor};
 use burn_backend::Backend;
 
@@ -6,7 +6,7 @@ use super::host::ranges;
 
 /// # Panics
 ///
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, ends: &Tensor<B, 1, Int>) {
     let (x, weight, [ends]) = (x.dims(), weight.dims(), ends.dims());
     if x[1] != weight[1] || ends != weight[0] || weight.contains(&0) {
@@ -16,12 +16,13 @@ pub(crate) fn check_shapes<B: Backend>(x: &Tensor<B, 2>, weight: &Tensor<B, 3>, 
     }
 }
 
-/// What [`grouped_linear`](crate::grouped_linear) computes, of the same x `[M, K]`, weight `[G, K, N]` and ends `[G]`, in x's dtype and by Burn's own
-/// operations on any backend: a matmul for each group that has rows. The ends are read, which waits for the device.
+/// Computes [`grouped_linear`](crate::grouped_linear) in x's dtype with Burn's operations, on any
+/// backend: x `[M, K]`, weight `[G, K, N]`, ends `[G]`. Runs one matmul for each group that has
+/// rows. Reads the ends, which waits for the device.
 ///
 /// # Panics
 ///
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn grouped_matmul<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     check_shapes(&x, &weight, &ends);
     let (rows, dtype, device) = (x.dims()[0], x.dtype(), x.device());

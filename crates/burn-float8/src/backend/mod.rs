@@ -1,4 +1,5 @@
-//! [`Float8Backend`]: what [`Float8`](crate::Float8) asks of the backend that it wraps, and what goes in and out.
+//! [`Float8Backend`]: operations that [`Float8`](crate::Float8) needs from a wrapped backend, with
+//! their inputs and outputs.
 mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
@@ -43,34 +44,35 @@ use crate::config::SelfCheck;
 use crate::error::Float8Error;
 use crate::profile::operation;
 
-/// The contraction-major FP8 copies of a tensor seen as `[rows, cols]`, its last axis being `cols`.
+/// Contraction-major FP8 copies of a tensor as `[rows, cols]`, where `cols` is its last axis.
 #[derive(Clone, Debug)]
 pub struct Quantized<B: Float8Backend> {
-    /// `[rows, cols]`, if asked for.
+    /// `[rows, cols]`, if requested.
     pub rows: Option<B::Operand>,
-    /// `[cols, rows]`, if asked for.
+    /// `[cols, rows]`, if requested.
     pub cols: Option<B::Operand>,
-    /// f32, an array whose maximum is max |x|, NaN if x holds one; the given amax if it was not to be observed.
+    /// f32 array whose maximum is max |x|, NaN if x contains a NaN. The given amax if x was not
+    /// observed.
     pub amax: FloatTensor<B>,
 }
 
-/// Where the scale of a cast comes from.
+/// Source of the scale of a cast.
 #[derive(Clone, Debug)]
 pub enum ScaleFrom<T> {
-    /// From the amax of each part of x that shares a scale.
+    /// The amax of each part of x that shares a scale.
     Dynamic,
-    /// From this amax, f32 `[1]`, with one scale per tensor only; what exceeds the format saturates.
+    /// A given amax, f32 `[1]`, only with one scale per tensor. Values beyond the format saturate.
     Amax {
         /// The amax.
         amax: T,
-        /// Whether [`Quantized::amax`] is to be that of x all the same.
+        /// Whether [`Quantized::amax`] is still computed from x.
         observe: bool,
     },
 }
 
 #[cfg(feature = "cubecl")]
 impl<T> ScaleFrom<T> {
-    /// What is given.
+    /// The given amax.
     fn given(&self) -> Option<&T> {
         match self {
             Self::Dynamic => None,
@@ -78,7 +80,7 @@ impl<T> ScaleFrom<T> {
         }
     }
 
-    /// The same with another value for what is given.
+    /// Maps the given amax.
     fn map<U>(&self, f: impl FnOnce(&T) -> U) -> ScaleFrom<U> {
         match self {
             Self::Dynamic => ScaleFrom::Dynamic,
@@ -86,13 +88,13 @@ impl<T> ScaleFrom<T> {
         }
     }
 
-    /// Whether the amax of the tensor is found.
+    /// Whether the amax of the tensor is computed.
     fn is_observed(&self) -> bool {
         !matches!(self, Self::Amax { observe: false, .. })
     }
 }
 
-/// The tensor itself where it has the dtype.
+/// Casts a tensor unless it has the dtype already.
 #[doc(hidden)]
 pub fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     if x.dtype() == dtype {
@@ -106,16 +108,16 @@ pub fn in_dtype<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
     B::float_cast(x, FloatDType::from(dtype))
 }
 
-/// The groups of a grouped GEMM.
+/// Groups of a grouped GEMM.
 #[derive(Clone, Debug)]
 pub struct GroupEnds<T> {
-    /// i32 `[G]`: where each group ends, and the next begins.
+    /// i32 `[G]`: end of each group, which is the start of the next.
     pub ends: T,
-    /// Which axis they divide.
+    /// The axis that the groups divide.
     pub grouping: Grouping,
 }
 
-/// A GEMM in FP8.
+/// An FP8 GEMM.
 #[derive(Debug)]
 pub struct GemmRequest<'a, B: Float8Backend> {
     /// `[M, K]`.
@@ -124,24 +126,24 @@ pub struct GemmRequest<'a, B: Float8Backend> {
     pub b: &'a B::Operand,
     /// `[N]`; none with groups.
     pub bias: Option<FloatTensor<B>>,
-    /// The groups of a grouped GEMM.
+    /// Groups of a grouped GEMM.
     pub groups: Option<GroupEnds<IntTensor<B>>>,
-    /// The shape of y, whose last axis is N.
+    /// Shape of y. Its last axis is N.
     pub shape: Shape,
-    /// The dtype of y.
+    /// Dtype of y.
     pub dtype: FloatDType,
     /// Accumulation and emulation.
     pub config: GemmConfig,
 }
 
-/// The size of an operand, and what padding adds to it.
+/// Size of an operand, with padding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OperandSize {
     /// Rows.
     pub rows: usize,
-    /// The axis that a GEMM contracts.
+    /// Length of the contracted axis.
     pub k: usize,
-    /// Codes in a stored row: `k`, and zeros up to what the kernels ask for.
+    /// Codes per stored row: `k` plus the zero padding of the kernels.
     pub padded_k: usize,
     /// Bytes of codes and scales.
     pub bytes: u64,
@@ -150,22 +152,23 @@ pub struct OperandSize {
 /// Fixed properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
-    /// Dtypes that tensors can be quantized from, and that a GEMM can return.
+    /// Dtypes that can be quantized and returned by a GEMM.
     pub dtypes: [Option<DType>; 3],
-    /// Largest number of elements of an operand or output.
+    /// Maximum number of elements of an operand or output.
     pub max_elements: u64,
-    /// Number of rows up to which a GEMM without groups gives each row of `a` the bits that it has
-    /// alone, where rows have scales of their own. 1 without that promise.
+    /// Maximum number of rows for which a GEMM without groups is batch-invariant: each row of `a`
+    /// has the same bits as if computed separately. Requires per-row scales. 1 if not guaranteed.
     pub independent_rows: usize,
     /// Algorithm of [`Fused::Attention`]: `tiles` of queries and keys in a kernel, or `blocks` of
     /// queries by Burn's matmuls.
     pub attention: &'static str,
-    /// The device of GEMMs. None for the host.
+    /// GEMM device of the kernels. None on the host.
     pub gemm: Option<GemmDevice>,
 }
 
 impl DeviceFacts {
-    /// A device without limits or a kernel for attention. `supports` is asked about f32, f16 and bf16.
+    /// A device without limits and without an attention kernel. `supports` is called for f32, f16
+    /// and bf16.
     pub fn new(supports: impl Fn(DType) -> bool) -> Self {
         let dtypes = [DType::F32, DType::F16, DType::BF16].map(|dtype| supports(dtype).then_some(dtype));
         Self { dtypes, max_elements: u64::MAX, independent_rows: 1, attention: "blocks", gemm: None }
@@ -176,61 +179,62 @@ impl DeviceFacts {
         self.dtypes.contains(&Some(dtype))
     }
 
-    /// Path of a GEMM now. `rows` are the output's, or `None` with groups. The answer changes when a kernel is found to be wrong.
+    /// Current path of a GEMM. `rows` are the output's, or `None` with groups. The path changes
+    /// when a kernel is disabled.
     pub fn gemm_path(&self, rows: Option<usize>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
         self.gemm.map_or(GemmPath::Host, |device| device.path(rows, granularities, config))
     }
 }
 
-/// What a backend holds of its device's memory.
+/// Device memory held by a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Bytes of live tensors.
     pub in_use: u64,
-    /// Bytes taken from the device: those of live tensors, and what is kept for the next ones. It does not shrink by itself, so it
-    /// is close to the peak.
+    /// Bytes taken from the device: live tensors plus memory kept for reuse. It does not shrink
+    /// automatically, so it is close to the peak.
     pub reserved: u64,
 }
 
-/// What a backend must offer so that [`Float8`](crate::Float8) can wrap it.
+/// Operations a backend must implement so that [`Float8`](crate::Float8) can wrap it.
 ///
 /// Implemented for `CubeBackend` and `Fusion<CubeBackend>` (`Cuda`, `Wgpu`, `Vulkan`, `Metal`,
-/// `Rocm`), `Flex` and `NdArray`. For a CPU backend of your own,
-/// [`host_backend!`](crate::host_backend) implements it in one line, through
-/// [`HostBackend`](host::HostBackend). Burn's `Router`, `RemoteBackend` and `Dispatch` cannot be
-/// wrapped: they choose the backend at run time and cannot send an operation for FP8.
+/// `Rocm`), `Flex` and `NdArray`. For your CPU backend, [`host_backend!`](crate::host_backend)
+/// implements it in one line, through [`HostBackend`](host::HostBackend). Burn's `Router`,
+/// `RemoteBackend` and `Dispatch` cannot be wrapped. They choose the backend at run time and cannot
+/// send FP8 operations.
 pub trait Float8Backend: Backend {
-    /// FP8 codes of a matrix, contraction-major, with their inverse scale.
+    /// FP8 codes of a matrix, contraction-major, with their inverse scales.
     type Operand: Clone + Send + Sync + core::fmt::Debug + 'static;
 
-    /// The properties of a device.
+    /// Properties of a device.
     fn fp8_facts(device: &Device<Self>) -> DeviceFacts;
 
-    /// What the backend holds of the device's memory, if it counts that.
+    /// Device memory held by the backend, if it counts that.
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         let _ = device;
         None
     }
 
-    /// Tries the device out, once. It is called before anything runs in FP8 there, and whenever a configuration is applied, which says
-    /// whether kernels are to be checked.
+    /// Checks the device once. Called before the first FP8 operation there, and whenever a
+    /// configuration is applied. `self_check` is the setting of that configuration.
     ///
     /// # Errors
     ///
-    /// Why the device cannot run FP8.
+    /// If the device cannot run FP8.
     fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), Float8Error> {
         let _ = (device, self_check);
         Ok(())
     }
 
-    /// The self-checks of a device, and the results that it has lost. `wait` waits for its queue.
-    /// Without it the report is the default, at no cost, while nothing is wrong: each GEMM asks.
+    /// Self-check results and lost results of a device. `wait` waits for its queue. Without it the
+    /// call is free and returns the default while nothing is wrong; each GEMM calls it so.
     fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
         let _ = (device, wait);
         SelfCheckReport::default()
     }
 
-    /// Casts `x` `[.., cols]`, seen as `[rows, cols]`, in one pass over it.
+    /// Casts `x` `[.., cols]`, as `[rows, cols]`, in one pass.
     ///
     /// The caller has checked dtype and size. No dimension is zero, and an amax is given only with
     /// one scale per tensor.
@@ -241,20 +245,20 @@ pub trait Float8Backend: Backend {
         scale: ScaleFrom<FloatTensor<Self>>,
     ) -> Quantized<Self>;
 
-    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`. With groups, the products of each as
-    /// [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm) defines them, without a bias.
+    /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`. With groups, the products of each group
+    /// without a bias, as defined by [`grouped_scaled_gemm`](float8_kernels::grouped_scaled_gemm).
     ///
-    /// Products are exact, accumulation is in f32; scales and bias are applied to the accumulator before the one
-    /// rounding to the dtype.
+    /// Products are exact and accumulated in f32. Scales and bias are applied to the accumulator
+    /// before the single rounding to the dtype.
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self>;
 
-    /// How well `operand`, cast from `x` or from its transpose, represents it: f32 `[n, 5]`, which
-    /// [`Health::from_partials`](float8_kernels::Health::from_partials) sums up.
+    /// Quantization statistics of `operand`, cast from `x` or its transpose: f32 `[n, 5]` partial
+    /// sums for [`Health::from_partials`](float8_kernels::Health::from_partials).
     fn fp8_health(x: FloatTensor<Self>, operand: &Self::Operand, transposed: bool) -> FloatTensor<Self>;
 
-    /// Computes a fused operation: y, then other tensors that its backward reads. With `backward`, the
-    /// gradient of each input. The caller has checked shapes and dtypes, and nothing is empty. The
-    /// default uses Burn's operations.
+    /// Computes a fused operation: y, then other tensors that its backward reads. With `backward`,
+    /// the gradient of each input. The caller has checked shapes and dtypes, and nothing is empty.
+    /// The default uses Burn's operations.
     fn fused(
         op: &Fused<Self>,
         inputs: &[FloatTensor<Self>],
@@ -263,51 +267,53 @@ pub trait Float8Backend: Backend {
         fused::compute(op, inputs, backward)
     }
 
-    /// Attention of keys and values in a cache, decoded tile by tile: bit for bit the result of
-    /// [`Fused::Attention`] on the decoded ones in the dtype of q. The default is none: the caller
-    /// decodes them.
+    /// Attention over a KV cache, decoded tile by tile. The result is bit-identical to
+    /// [`Fused::Attention`] on keys and values decoded to the dtype of q. The default is None: the
+    /// caller decodes them.
     fn cached_attention(attention: &CachedAttention<Self>) -> Option<FloatTensor<Self>> {
         let _ = attention;
         None
     }
 
-    /// How a step of AdamW is made in one pass; none if the backend has only its operations.
+    /// AdamW step in one pass. None if the backend does not implement it.
     fn adamw() -> Option<AdamWFn<Self>> {
         None
     }
 
-    /// The size of an operand.
+    /// Size of an operand.
     fn fp8_size(operand: &Self::Operand) -> OperandSize;
 
-    /// The values of an operand `[rows, k]`, in f32: `decode(code) · inv_scale`, rounded once.
+    /// Values of an operand `[rows, k]` in f32: `decode(code) · inv_scale`, rounded once.
     fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self>;
 
-    /// The operand `[k, rows]` of the same codes. The caller has checked that its scales serve both orientations: those of the tensor, of
-    /// blocks of 128 by 128, or of 1 by 32 that are equal in squares of 32 by 32.
+    /// The operand `[k, rows]` of the same codes. The caller has checked that its scales serve both
+    /// orientations: one per tensor, blocks of 128 by 128, or blocks of 1 by 32 that are equal in
+    /// squares of 32 by 32.
     fn fp8_transpose(operand: &Self::Operand) -> Self::Operand;
 
-    /// Reads an operand back; this waits for the device.
+    /// Reads an operand to the host. Waits for the device.
     fn fp8_read(operand: &Self::Operand) -> HostCodes;
 
-    /// The operand with these codes and scales: the inverse of [`fp8_read`](Self::fp8_read).
+    /// Operand with these codes and scales: the inverse of [`fp8_read`](Self::fp8_read).
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand;
 }
 
-/// An operand read back to the host.
+/// An operand on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostCodes {
-    /// Row-major `dims`, without padding; the contraction runs over the last axis.
+    /// Row-major `dims` without padding. The contraction is the last axis.
     pub codes: Vec<u8>,
     /// `[rows, k]`
     pub dims: [usize; 2],
-    /// The codes' format.
+    /// Format of the codes.
     pub format: Format,
-    /// What shares one scale.
+    /// Granularity of the scales.
     pub granularity: Granularity,
-    /// value = decode(code) · inv_scale: row-major, `granularity.scale_dims(rows, k)`.
+    /// Row-major `granularity.scale_dims(rows, k)`: value = decode(code) · inv_scale.
     pub inv_scales: Vec<InvScale>,
-    /// Whether the operand has its codes transposed, as the host path leaves a cast of the transpose: sums over them are in
-    /// another order than over the same codes in rows. Backends whose operands lie in one way only ignore it.
+    /// Whether the operand stores its codes transposed, as the host path does for a cast of the
+    /// transpose. Its sums then have another order than with row-major codes. Backends with a
+    /// single layout ignore it.
     pub transposed: bool,
 }
 
@@ -320,7 +326,7 @@ mod tests {
 
     use super::*;
 
-    /// Between f32 and bf16 on a CPU, wherever the values lie: the nearest, of two the even one.
+    /// Casts between f32 and bf16 on a CPU round to nearest, ties to even, for any layout.
     #[test]
     fn casts_round_to_the_nearest() {
         let bits = (0..200_000_u32).map(|i| f32::from_bits(i.wrapping_mul(21_475)));

@@ -1,4 +1,4 @@
-//! [`DeviceOperand`]: an operand in tensors of a CubeCL backend, and how they are laid out.
+//! [`DeviceOperand`]: an operand in tensors of a CubeCL backend, and its layout.
 use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::CubeRuntime;
@@ -13,18 +13,20 @@ use super::OperandSize;
 /// FP8 codes on a device.
 #[derive(Clone, Debug)]
 pub struct DeviceOperand<B: Backend> {
-    /// `[rows, row_words(k)]` in u32: four codes a word, rows padded with zeros.
+    /// `[rows, row_words(k)]` in u32: four codes per word, rows padded with zeros.
     pub codes: IntTensor<B>,
-    /// `granularity.scale_dims` in f32; for `Block1x32` E8M0 bytes in tiles ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32.
-    /// A float tensor all the same, as only kernels of this project read it.
+    /// `granularity.scale_dims` in f32. For `Block1x32`, E8M0 bytes in tiles
+    /// ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32. Stored in a float tensor, since
+    /// only this project's kernels read it.
     pub inv_scale: FloatTensor<B>,
-    /// The axis that a GEMM contracts.
+    /// Length of the contracted axis.
     pub k: usize,
-    /// The codes' format.
+    /// Format of the codes.
     pub format: Format,
-    /// What one scale covers.
+    /// Granularity of the scales.
     pub granularity: Granularity,
-    /// Whether every scale is a power of two or NaN ([`Operand::power_of_two`](float8_kernels::Operand::power_of_two)).
+    /// Whether every scale is a power of two or NaN
+    /// ([`Operand::power_of_two`](float8_kernels::Operand::power_of_two)).
     pub power_of_two: bool,
 }
 
@@ -36,7 +38,7 @@ impl<B: Backend> DeviceOperand<B> {
     }
 }
 
-/// The scales of an operand `[rows, k]` from the bytes of its memory, row-major.
+/// Row-major scales of an operand `[rows, k]` from the bytes of its memory.
 pub(super) fn read_scales(bytes: &[u8], granularity: Granularity, rows: usize, k: usize) -> Vec<InvScale> {
     let [_, blocks] = granularity.scale_dims(rows, k);
     match granularity {
@@ -53,7 +55,7 @@ pub fn scales(granularity: Granularity, rows: usize, k: usize) -> (Shape, DType)
     }
 }
 
-/// Memory on a device as a tensor of Burn's.
+/// Wraps device memory in a Burn tensor.
 pub(super) fn tensor<R: CubeRuntime>(
     client: &ComputeClient<R>,
     device: &R::Device,

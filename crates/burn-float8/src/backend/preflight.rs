@@ -1,5 +1,4 @@
-//! Tries a device out before its first use: the tools that compile its kernels, then a cast and a
-//! product of one tile.
+//! Checks a device before its first use: the kernel compiler, then a cast and a GEMM of one tile.
 use burn_backend::{DType, DeviceId};
 use burn_cubecl::CubeRuntime;
 use cubecl::client::ComputeClient;
@@ -14,11 +13,12 @@ use crate::error::Float8Error;
 /// Rows, columns and contraction.
 const SIDE: usize = 64;
 
-/// Whether what the runtime compiles kernels with is there. It must be asked before the device has a client, which panics without a driver.
+/// Checks that the runtime's kernel compiler is present. Call it before creating the device's
+/// client, which panics without a driver.
 ///
 /// # Errors
 ///
-/// What is missing.
+/// If a tool or library is missing.
 pub(super) fn setup<R: CubeRuntime>() -> Result<(), Float8Error> {
     #[cfg(feature = "cuda")]
     if core::any::TypeId::of::<R>() == core::any::TypeId::of::<cubecl::cuda::CudaRuntime>() {
@@ -29,11 +29,11 @@ pub(super) fn setup<R: CubeRuntime>() -> Result<(), Float8Error> {
     Ok(())
 }
 
-/// Judges a cast and a product of one tile.
+/// Checks a cast and a GEMM of one tile.
 ///
 /// # Errors
 ///
-/// What is wrong on every path.
+/// If the GEMM or cast is wrong on every path.
 pub(super) fn run<R: CubeRuntime>(
     client: &ComputeClient<R>,
     checks: &DeviceChecks,

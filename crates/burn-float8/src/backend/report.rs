@@ -6,35 +6,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Float8Error, SelfCheckFailure};
 
-/// What self-checks have found on a device.
+/// Self-check results of a device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SelfCheckReport {
-    /// Kernels, each with the parameters that it was compiled for, that were right.
+    /// Number of correct kernel variants, each compiled with its parameters.
     pub kernels: usize,
-    /// Seconds that the checks have taken.
+    /// Seconds spent on checks.
     pub seconds: f64,
-    /// Kernels that were not right, and are disabled.
+    /// Wrong kernels, which are disabled.
     pub failures: Vec<SelfCheckFailure>,
-    /// Whether nothing is checked.
+    /// Whether checks are off.
     pub off: bool,
-    /// What the device said when it lost a result: the message of a panic of its thread, or an error.
+    /// Device message for a lost result: a panic of its thread, or an error.
     pub lost: Option<String>,
 }
 
 impl SelfCheckReport {
-    /// The paths that GEMMs of such operands have lost.
+    /// Disabled paths of GEMMs with these granularities.
     pub(crate) fn lost_paths(&self, granularities: [Granularity; 2]) -> Vec<&str> {
         let of_these = self.failures.iter().filter(|failure| failure.granularities == Some(granularities));
         of_these.map(|failure| &*failure.path).collect()
     }
 
-    /// The first task that the device has lost, or the first kernel that is not right.
+    /// The first lost result, else the first wrong kernel.
     pub(crate) fn fault(&self) -> Option<Float8Error> {
         let lost = self.lost.clone().map(|message| Float8Error::Lost { message });
         lost.or_else(|| self.failures.first().cloned().map(Float8Error::SelfCheck))
     }
 
-    /// What the self-checks of several devices have found.
+    /// Merges the results of two devices.
     pub(crate) fn and(self, other: Self) -> Self {
         let mut failures = self.failures;
         failures.extend(other.failures);

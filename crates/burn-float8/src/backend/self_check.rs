@@ -1,5 +1,5 @@
-//! Judges each kernel variant once per process and device, on operands of its own, before it
-//! touches the user's data.
+//! Judges each kernel variant once per process and device, on generated operands, before it touches
+//! the user's data.
 //!
 //! ```text
 //! variant ─ known to be right ─▶ launch
@@ -36,9 +36,9 @@ use crate::error::{Float8Error, SelfCheckFailure};
 pub(super) struct DeviceChecks {
     /// Whether a configuration or the environment turns checks off.
     off: AtomicBool,
-    /// The device, for the choice of a GEMM's kernel.
+    /// Device parameters for GEMM kernel selection.
     gemm_device: GemmDevice,
-    /// Whether the device is a CPU, on which nothing is checked.
+    /// Whether the device is a CPU. Kernels on CPUs are not checked.
     is_cpu: bool,
     /// Held while a variant is judged. A thread that reaches another new variant waits.
     turn: Mutex<()>,
@@ -57,10 +57,10 @@ struct Found {
 /// Number of wrong variants, on all devices.
 static FAILURES: AtomicU64 = AtomicU64::new(0);
 
-/// How often a variant was judged, on any device: the seed of its operands.
+/// Number of judgments on all devices: the seed of the operands.
 static SEED: AtomicU64 = AtomicU64::new(1);
 
-/// Whether no kernel was wrong and no launch lost, on any device. Cheap enough for every call.
+/// Whether no kernel was wrong and no launch was lost, on any device. Cheap enough for every call.
 pub(super) fn is_faultless() -> bool {
     FAILURES.load(Ordering::Acquire) == 0 && device_errors::is_nothing()
 }
@@ -101,7 +101,8 @@ fn variable() -> Result<Option<SelfCheck>, Float8Error> {
 }
 
 impl DeviceChecks {
-    /// Turns checks on or off, as a configuration says, unless the environment says otherwise.
+    /// Turns checks on or off as the configuration requests. The environment variable takes
+    /// precedence.
     pub(super) fn set(&self, asked_for: Option<SelfCheck>) -> Result<(), Float8Error> {
         let variable = variable()?;
         if let Some(choice) = variable.or(asked_for) {
@@ -114,7 +115,7 @@ impl DeviceChecks {
         self.is_cpu || self.off.load(Ordering::Relaxed)
     }
 
-    /// The result of `prepare`, which runs once, and not where nothing is checked.
+    /// Result of `prepare`, which runs once. Skipped if checks are off.
     pub(super) fn prepared(&self, prepare: impl FnOnce() -> Result<(), Float8Error>) -> Result<(), Float8Error> {
         if self.is_off() { Ok(()) } else { self.prepared.get_or_init(prepare).clone() }
     }
@@ -126,7 +127,7 @@ impl DeviceChecks {
         SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(device) }
     }
 
-    /// Leaves the cast instructions that are right for what `variant` describes.
+    /// Disables cast instructions that are wrong for `variant`, until the selected ones are right.
     ///
     /// # Errors
     /// [`KernelError::Disabled`] if none are.
@@ -150,7 +151,7 @@ impl DeviceChecks {
         Ok(())
     }
 
-    /// Selects the variant of a GEMM that is right. `shape` replaces the shape of the judged product.
+    /// Selects a correct variant of a GEMM. `shape` replaces the shape of the judged product.
     ///
     /// # Errors
     /// [`KernelError::Disabled`] if none is.
@@ -172,12 +173,12 @@ impl DeviceChecks {
         }
     }
 
-    /// Disables a fused operation that is not right.
+    /// Checks a fused operation and disables it if it is wrong.
     pub(super) fn fused<R: Runtime>(&self, on: (&ComputeClient<R>, DeviceId), variant: FusedVariant) {
         self.is_right(on, Variant::Fused(variant), || disable_fused(on.0, variant.kernel));
     }
 
-    /// Whether a variant is right. The first call judges it, and calls `disable` if it is not.
+    /// Whether a variant is right. The first call judges it and calls `disable` on failure.
     fn is_right<R: Runtime>(
         &self,
         (client, device): (&ComputeClient<R>, DeviceId),
@@ -192,7 +193,7 @@ impl DeviceChecks {
         if let Some(known) = known() {
             return known;
         }
-        // An error that the device has not told yet belongs to an earlier launch.
+        // An error that the device has not reported yet belongs to an earlier launch.
         if let Err(error) = block_on(client.sync()) {
             device_errors::push_reported(device, error);
         }
@@ -207,7 +208,7 @@ impl DeviceChecks {
         }
         let flaw = match judged {
             Err(Flaw::Unsupported(KernelError::Disabled)) => Some(KernelError::Disabled.to_string()),
-            // The launch says so, too.
+            // The launch returns the same error.
             Err(Flaw::Unsupported(_)) | Ok(()) => None,
             Err(flaw) => Some(flaw.to_string()),
         };

@@ -28,7 +28,7 @@ impl<R: FusionRuntime, F: Fn(&CustomOpIr, &mut Handles<R>) + Send + Sync> Operat
     }
 }
 
-/// Puts an operation into the stream and returns its outputs, which exist once the stream runs it.
+/// Adds an operation to the stream and returns its outputs. They exist once the stream runs it.
 pub(super) fn register<R: FusionRuntime>(
     name: &'static str,
     inputs: Vec<FusionTensor<R>>,

@@ -1,4 +1,5 @@
-//! How one operand of one GEMM is cast, and the casts of all six that a linear has; names are torchao's.
+//! [`CastConfig`] for one operand of one GEMM, and [`Casts`] for all six of a linear. Names follow
+//! torchao.
 use core::ops::{Index, IndexMut};
 
 use float8_kernels::{Format, Granularity};
@@ -7,37 +8,37 @@ use serde::{Deserialize, Serialize};
 use crate::error::Float8Error;
 use crate::terms::{Gemm, Operand};
 
-/// Where the scale of a cast comes from.
+/// Source of the scale of a cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum ScalingType {
-    /// From the amax of the tensor itself.
+    /// The amax of the tensor itself.
     #[default]
     Dynamic,
-    /// From the amaxes of past steps, see [`DelayedScaling`](crate::config::DelayedScaling).
+    /// The amaxes of past steps, see [`DelayedScaling`](crate::config::DelayedScaling).
     Delayed,
     /// No cast: the GEMM runs in high precision.
     Disabled,
 }
 
-/// How one operand of one GEMM is cast.
+/// Cast of one operand of one GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "CastConfigFile")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!try_from, deny_unknown_fields))]
 pub struct CastConfig {
-    /// Where the scale comes from.
+    /// Source of the scale.
     #[cfg_attr(feature = "schemars", schemars(default))]
     pub scaling_type: ScalingType,
-    /// What shares one scale. Needed in a file unless the cast is disabled.
+    /// Granularity of the scales. Required in a file unless the cast is disabled.
     #[cfg_attr(feature = "schemars", schemars(with = "Option<Granularity>"))]
     pub scaling_granularity: Granularity,
-    /// Format of the codes. Needed in a file unless the cast is disabled.
+    /// Format of the codes. Required in a file unless the cast is disabled.
     #[cfg_attr(feature = "schemars", schemars(with = "Option<Format>"))]
     pub target_dtype: Format,
 }
 
-/// [`CastConfig`] in a file, where one that is disabled need not say what the cast would be.
+/// [`CastConfig`] in a file. A disabled cast may omit granularity and format.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct CastConfigFile {
@@ -71,17 +72,17 @@ impl TryFrom<CastConfigFile> for CastConfig {
 }
 
 impl CastConfig {
-    /// Scaled by the amax of what shares a scale.
+    /// Scales computed from the amax of each group of elements that shares a scale.
     pub const fn dynamic(scaling_granularity: Granularity, target_dtype: Format) -> Self {
         Self { scaling_type: ScalingType::Dynamic, scaling_granularity, target_dtype }
     }
 
-    /// One scale per tensor, from past amaxes.
+    /// One scale per tensor, computed from past amaxes.
     pub const fn delayed(target_dtype: Format) -> Self {
         Self { scaling_type: ScalingType::Delayed, scaling_granularity: Granularity::Tensor, target_dtype }
     }
 
-    /// In high precision.
+    /// No cast: the operand stays in high precision.
     pub const fn disabled() -> Self {
         let scaling_type = ScalingType::Disabled;
         Self { scaling_type, scaling_granularity: Granularity::Tensor, target_dtype: Format::E4m3 }
@@ -98,7 +99,7 @@ impl CastConfig {
     }
 }
 
-/// A value for each of the six operands of a linear's three GEMMs: their casts.
+/// One value for each of the six operands of a linear's three GEMMs, by default their casts.
 ///
 /// ```text
 /// fprop   y  = x · w         INPUT, WEIGHT_T
@@ -129,18 +130,18 @@ impl<T> IndexMut<Operand> for Casts<T> {
 }
 
 impl Casts {
-    /// Casts each operand alike in both of its GEMMs.
+    /// Casts each operand the same way in both of its GEMMs.
     pub const fn new(input: CastConfig, weight: CastConfig, grad_output: CastConfig) -> Self {
         Self([input, input, weight, weight, grad_output, grad_output])
     }
 
-    /// These with another cast of an operand.
+    /// Replaces the cast of one operand.
     pub const fn with(mut self, operand: Operand, cast: CastConfig) -> Self {
         self.0[operand.index()] = cast;
         self
     }
 
-    /// These with a GEMM in high precision.
+    /// Runs a GEMM in high precision.
     pub const fn without(self, gemm: Gemm) -> Self {
         let [first, second] = gemm.operands();
         self.with(first, CastConfig::disabled()).with(second, CastConfig::disabled())
@@ -151,12 +152,12 @@ impl Casts {
         self[gemm.operands()[0]].is_disabled()
     }
 
-    /// What shares one scale in the two operands of a GEMM, in the order of the equations above.
+    /// Granularities of the two operands of a GEMM, in the order of the equations above.
     pub fn granularities(&self, gemm: Gemm) -> [Granularity; 2] {
         gemm.operands().map(|operand| self[operand].scaling_granularity)
     }
 
-    /// The rules between fields: torchao's, and those of delayed scaling.
+    /// Checks torchao's rules between casts, and the rules of delayed scaling.
     pub(crate) fn validate(&self) -> Result<(), Float8Error> {
         for gemm in Gemm::ALL {
             let casts = gemm.operands().map(|operand| (operand.key(), self[operand]));

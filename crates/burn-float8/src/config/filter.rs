@@ -1,29 +1,30 @@
-//! Which linears a configuration names: by exact name, glob or substring, by size, by their place in the stack.
+//! Selection of linears by exact name, glob or substring, by size, and by position in the stack.
 use globset::Glob;
 
 use crate::error::Float8Error;
 use crate::terms::Recipe;
 
-/// A linear of a model, as filters see it.
+/// A linear of a model, as seen by filters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LinearInfo {
-    /// Its path in the module tree.
+    /// Path in the module tree.
     pub name: String,
-    /// Features of x.
+    /// Input features.
     pub k: usize,
-    /// Features of y.
+    /// Output features.
     pub n: usize,
 }
 
-/// The linears that a pattern matches, by index, at least one: the one of exactly this name; else, with `*`, `?` or `[`,
-/// those whose whole name the glob matches; else those whose name contains it.
+/// Indices of the linears that a pattern matches, at least one. A linear with exactly this name
+/// wins. Otherwise a pattern with `*`, `?` or `[` is a glob over the whole name, and any other
+/// pattern a substring.
 ///
 /// # Errors
 ///
-/// An invalid glob; no match.
+/// If the glob is invalid, or nothing matches.
 pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]) -> Result<Vec<usize>, Float8Error> {
     let wrong = |reason: String| Float8Error::config(field, format!("{pattern:?}"), reason);
-    // An empty pattern would be part of every name.
+    // An empty pattern would match every name.
     let indices = |matches: &dyn Fn(&str) -> bool| -> Vec<usize> {
         (0..linears.len()).filter(|i| !pattern.is_empty() && matches(&linears[*i].name)).collect()
     };
@@ -43,8 +44,9 @@ pub(super) fn matches(field: &'static str, pattern: &str, linears: &[LinearInfo]
     Ok(found)
 }
 
-/// torchao's rule (`_auto_filter_for_recipe`): whether a linear is so small that FP8 would slow it down. It has none for
-/// blocks, which take as many scales as rows or more: that of rows.
+/// torchao's rule (`_auto_filter_for_recipe`): whether a linear is too small to gain from FP8.
+/// torchao has no rule for blocks. They use the rule of rows, since they have at least one scale
+/// per row.
 pub(super) fn is_small(recipe: Recipe, k: usize, n: usize) -> bool {
     match recipe {
         Recipe::Tensorwise | Recipe::Delayed => k <= 4096 && n <= 1024,
@@ -54,9 +56,10 @@ pub(super) fn is_small(recipe: Recipe, k: usize, n: usize) -> bool {
     }
 }
 
-/// The number of the layer that each linear belongs to, the first number in its name, and how many layers there are.
+/// Layer number of each linear, which is the first number in its name, and the number of layers.
 ///
-/// Only the list that holds most linears counts: `layers.3.mlp.up_proj` is in layer 3, `heads.0` beside it in none.
+/// Only the list with the most linears counts: `layers.3.mlp.up_proj` is in layer 3, a linear
+/// `heads.0` in no layer.
 pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usize) {
     let place = |name: &str| -> Option<(String, usize)> {
         let parts: Vec<_> = name.split('.').collect();
@@ -65,7 +68,7 @@ pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usiz
     };
     let places: Vec<_> = linears.iter().map(|l| place(&l.name)).collect();
     let members = |list: &str| places.iter().flatten().filter(|(l, _)| l == list).count();
-    // Of lists of one size, the first: `max_by_key` would take the last.
+    // Of lists of equal size the first wins; `max_by_key` would take the last.
     let lists = places.iter().flatten().map(|(list, _)| list);
     let largest = lists.fold(None, |best: Option<&String>, list| match best {
         Some(best) if members(best) >= members(list) => Some(best),
@@ -77,7 +80,7 @@ pub(super) fn layer_numbers(linears: &[LinearInfo]) -> (Vec<Option<usize>>, usiz
     (numbers, layers)
 }
 
-/// The error of a pattern under `key` that matches none of these names.
+/// Error for a pattern under `key` that matches none of these names.
 pub(crate) fn matches_none<'a>(
     key: &'static str,
     pattern: &str,
@@ -87,7 +90,7 @@ pub(crate) fn matches_none<'a>(
     Float8Error::config(key, "", reason)
 }
 
-/// The first of several names.
+/// The first eight names, with an ellipsis if there are more.
 pub(crate) fn shortened<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 8;
     let more = if names.len() > SHOWN { ", ..." } else { "" };

@@ -1,4 +1,5 @@
-//! [`Float8LinearConfig`]: everything about one linear's three GEMMs, from a [`Recipe`] or cast by cast.
+//! [`Float8LinearConfig`]: all settings of one linear's three GEMMs, from a [`Recipe`] or cast by
+//! cast.
 use float8_kernels::{Cast, GemmConfig, Granularity, ScaleCalculationMode, ScaleMode};
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +8,7 @@ use super::delayed::DelayedScaling;
 use crate::error::Float8Error;
 use crate::terms::{Gemm, Operand, Recipe, Role};
 
-/// How one linear runs in FP8.
+/// FP8 settings of one linear.
 ///
 /// ```
 /// use burn_float8::{config::{CastConfig, Operand}, report::Gemm, Float8LinearConfig, Recipe};
@@ -21,72 +22,79 @@ use crate::terms::{Gemm, Operand, Recipe, Role};
 /// # Ok::<(), burn_float8::Float8Error>(())
 /// ```
 ///
-/// In a file the keys are torchao's, and what is absent is the recipe's. A cast also stands for the operand's other GEMM unless
-/// that is given too or the recipe tells the two apart.
+/// In a file the keys are torchao's, and the recipe sets absent keys. A cast also applies to the
+/// operand's other GEMM, unless that has its own key or the recipe casts the two differently.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct Float8LinearConfig {
-    /// How the operands of the three GEMMs are cast, where the keys below do not say otherwise.
+    /// Recipe for the casts of all three GEMMs. The `cast_config_*` keys override it.
     recipe: Recipe,
-    // Either all six or none, once read: nothing then depends on which of them stand for another.
-    /// x in fprop, y = x · w. The recipe's if absent.
+    // Deserialization sets all six or none. The defaults below therefore apply only in files.
+    /// Cast of x in fprop, y = x · w. If absent, the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_input: Option<CastConfig>,
-    /// xᵀ in wgrad, dw = xᵀ · dy. If absent, the cast of `cast_config_input` where the recipe casts both alike, else the recipe's.
+    /// Cast of xᵀ in wgrad, dw = xᵀ · dy. If absent, `cast_config_input` if the recipe casts both
+    /// the same way, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_input_for_grad_weight: Option<CastConfig>,
-    /// wᵀ in fprop. The recipe's if absent.
+    /// Cast of wᵀ in fprop. If absent, the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_weight: Option<CastConfig>,
-    /// w in dgrad, dx = dy · wᵀ. If absent, the cast of `cast_config_weight` where the recipe casts both alike, else the recipe's.
+    /// Cast of w in dgrad, dx = dy · wᵀ. If absent, `cast_config_weight` if the recipe casts both
+    /// the same way, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_weight_for_grad_input: Option<CastConfig>,
-    /// dy in dgrad. The recipe's if absent.
+    /// Cast of dy in dgrad. If absent, the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_grad_output: Option<CastConfig>,
-    /// dyᵀ in wgrad. If absent, the cast of `cast_config_grad_output` where the recipe casts both alike, else the recipe's.
+    /// Cast of dyᵀ in wgrad. If absent, `cast_config_grad_output` if the recipe casts both the same
+    /// way, else the recipe's.
     #[serde(skip_serializing_if = "Option::is_none")]
     cast_config_grad_output_for_grad_weight: Option<CastConfig>,
-    /// The sums of fprop.
+    /// Accumulation of fprop.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_output: Accumulation,
-    /// The sums of dgrad.
+    /// Accumulation of dgrad.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_grad_input: Accumulation,
-    /// The sums of wgrad.
+    /// Accumulation of wgrad.
     #[serde(skip_serializing_if = "is_default")]
     gemm_config_grad_weight: Accumulation,
-    /// Round scales down to powers of two, so that scaling is exact. If absent, `rowwise` and `rowwise_with_gw_hp` do, and other recipes
-    /// do not. The scales of `1x32` are powers of two anyway.
+    /// Round scales down to powers of two, so that scaling is exact. If absent, true for `rowwise`
+    /// and `rowwise_with_gw_hp`, false for other recipes. Scales of `1x32` are always powers of
+    /// two.
     #[serde(skip_serializing_if = "Option::is_none")]
     round_scales_to_power_of_2: Option<bool>,
-    /// How the scales of casts of `1x32` come from an amax, `rceil` if absent. An error where no cast is of `1x32`.
+    /// Computation of `1x32` scales from an amax, `rceil` if absent. An error if no cast is `1x32`.
     #[serde(skip_serializing_if = "Option::is_none")]
     scale_calculation_mode: Option<ScaleCalculationMode>,
-    /// Scale the weights of casts of `1x32` in squares of 32 by 32, so that one set of codes serves both of a weight's GEMMs: a frozen weight
-    /// that is codes alone then needs no other copy. On devices such a cast takes more passes. An error where no weight is cast so.
+    /// Scale `1x32` weights in squares of 32 by 32, so that one set of codes serves both GEMMs of a
+    /// weight. A frozen FP8-only weight then needs no second copy. On devices this cast takes more
+    /// passes. An error if no weight is cast by `1x32`.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     mx_square_weights: bool,
-    /// Run GEMMs emulated where the device has FP8 tensor cores too.
+    /// Emulate FP8 GEMMs even if the device has FP8 tensor cores.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     emulate: bool,
-    /// Drop the weight's FP8 copies after fprop and make them again in backward: less memory, one more cast.
+    /// Drop the weight's FP8 copies after fprop and recompute them in backward: less memory, one
+    /// more cast.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     force_recompute_fp8_weight_in_bwd: bool,
-    /// Run `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right in FP8 too, forward and backward.
+    /// Also run `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right in FP8,
+    /// forward and backward.
     #[serde(skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     matmul: bool,
-    /// How casts with `scaling_type = "delayed"`, those of the recipe `delayed`, find their scale.
+    /// Settings of casts with `scaling_type = "delayed"`, which the recipe `delayed` uses.
     #[serde(skip_serializing_if = "is_default")]
     delayed_scaling: DelayedScaling,
 }
 
-/// The keys of a configuration's casts, in the order of [`Operand::ALL`].
+/// The six optional casts of a configuration, in the order of [`Operand::ALL`].
 macro_rules! given {
     ($config:ident) => {
         [
@@ -100,17 +108,18 @@ macro_rules! given {
     };
 }
 
-/// How a GEMM adds up; torchao's `Float8GemmConfig`.
+/// Accumulation of a GEMM: torchao's `Float8GemmConfig`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 struct Accumulation {
-    /// Keep the sums in the FP8 tensor cores' own accumulator, about 14 bits of mantissa on Hopper, instead of adding them to f32 every
-    /// 128 of the contraction. Changes nothing where a GEMM is emulated or applies scales every 128 or every 32.
+    /// Keep the sums in the accumulator of the FP8 tensor cores, which has about 14 mantissa bits
+    /// on Hopper. Otherwise they are promoted to f32 every 128 elements of the contraction. No
+    /// effect on emulated GEMMs, and on GEMMs with scales every 128 or 32 elements.
     use_fast_accum: bool,
 }
 
-/// Whether a file need not mention the value.
+/// Whether a file may omit the value.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -122,12 +131,12 @@ super::checked!(Float8LinearConfig, |config| {
 });
 
 impl Float8LinearConfig {
-    /// By a recipe.
+    /// Settings of a recipe.
     pub fn new(recipe: Recipe) -> Self {
         Self { recipe, ..Self::default() }
     }
 
-    /// These settings with another recipe's casts and what belongs to their scales.
+    /// Replaces the recipe, its casts and its scale settings. Keeps the other settings.
     pub(crate) fn with_recipe(self, recipe: Recipe) -> Self {
         let (round_scales_to_power_of_2, scale_calculation_mode) = (None, None);
         let mx_square_weights = false;
@@ -135,33 +144,36 @@ impl Float8LinearConfig {
             .with_casts(recipe.casts())
     }
 
-    /// Replaces the recipe's casts; [`validate`](Self::validate) says which go together.
+    /// Replaces the recipe's casts. [`validate`](Self::validate) checks that they fit each other.
     pub fn with_casts(mut self, casts: Casts) -> Self {
         let differ = casts != self.recipe.casts();
         given!(self) = Operand::ALL.map(|operand| differ.then_some(casts[operand]));
         self
     }
 
-    /// The casts that stand here instead of the recipe's.
+    /// The explicit casts. None where the recipe's cast applies.
     fn given(&self) -> Casts<Option<CastConfig>> {
         Casts(given!(self))
     }
 
-    /// Whether scales are rounded down to powers of two, so that scaling is exact. Those of `1x32` are powers of two anyway.
+    /// Whether scales are rounded down to powers of two, so that scaling is exact. Scales of `1x32`
+    /// are always powers of two.
     pub fn with_round_scales_to_power_of_2(mut self, round: bool) -> Self {
         self.round_scales_to_power_of_2 = (round != self.recipe.round_scales_to_power_of_2()).then_some(round);
         self
     }
 
-    /// How the scales of casts of `1x32` come from an amax: the smallest that saturates nothing
-    /// ([`Rceil`](ScaleCalculationMode::Rceil)) if this is not called. Other casts do not look at it.
+    /// Computation of `1x32` scales from an amax. The default,
+    /// [`Rceil`](ScaleCalculationMode::Rceil), is the smallest scale that saturates nothing. Other
+    /// casts ignore it.
     pub fn with_scale_calculation_mode(mut self, mode: ScaleCalculationMode) -> Self {
         self.scale_calculation_mode = Some(mode);
         self
     }
 
-    /// Whether a GEMM may keep its sums in the tensor cores' own accumulator, which holds about 14 bits on Hopper, instead
-    /// of promoting them to f32 every 128 along the contraction. Without FP8 tensor cores it changes nothing.
+    /// Whether a GEMM may keep its sums in the accumulator of the tensor cores, about 14 bits on
+    /// Hopper. Otherwise it promotes them to f32 every 128 elements of the contraction. No effect
+    /// without FP8 tensor cores.
     pub fn with_use_fast_accum(mut self, gemm: Gemm, use_fast_accum: bool) -> Self {
         let accumulation = match gemm {
             Gemm::Fprop => &mut self.gemm_config_output,
@@ -172,44 +184,47 @@ impl Float8LinearConfig {
         self
     }
 
-    /// Whether GEMMs run emulated where the device has FP8 tensor cores too.
+    /// Whether FP8 GEMMs are emulated even if the device has FP8 tensor cores.
     pub fn with_emulate(mut self, emulate: bool) -> Self {
         self.emulate = emulate;
         self
     }
 
-    /// Whether the weight's FP8 copies are dropped after fprop and made again in backward: less memory, one more cast.
+    /// Whether the weight's FP8 copies are dropped after fprop and recomputed in backward: less
+    /// memory, one more cast.
     pub fn with_force_recompute_fp8_weight_in_bwd(mut self, recompute: bool) -> Self {
         self.force_recompute_fp8_weight_in_bwd = recompute;
         self
     }
 
-    /// Whether `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right is a linear in FP8 too, forward and
-    /// backward, as in burn-nn's `Gru`. Off unless asked for: a program may multiply a weight for other ends, such as a penalty.
+    /// Whether `Tensor::matmul(x, w)` of rank 2 with this layer's weight on the right also runs in
+    /// FP8, forward and backward. burn-nn's `Gru` uses such products. Off by default, since a
+    /// program may multiply a weight for another purpose, such as a penalty.
     pub fn with_matmul(mut self, matmul: bool) -> Self {
         self.matmul = matmul;
         self
     }
 
-    /// Whether weights of casts of `1x32` are scaled in squares of 32 by 32.
+    /// Whether `1x32` weights are scaled in squares of 32 by 32.
     pub fn with_mx_square_weights(mut self, square: bool) -> Self {
         self.mx_square_weights = square;
         self
     }
 
-    /// How casts of [`ScalingType::Delayed`](crate::config::ScalingType::Delayed) find their scale.
+    /// Settings of casts with [`ScalingType::Delayed`](crate::config::ScalingType::Delayed).
     pub fn with_delayed_scaling(mut self, delayed: DelayedScaling) -> Self {
         self.delayed_scaling = delayed;
         self
     }
 
-    /// Checks the rules between settings. Deserialization, [`Float8Config::apply`](crate::Float8Config::apply) and
-    /// [`set_default_config`](crate::set_default_config) do so too.
+    /// Checks the rules between settings. Deserialization,
+    /// [`Float8Config::apply`](crate::Float8Config::apply) and
+    /// [`set_default_config`](crate::set_default_config) call it.
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Config`] if casts do not fit each other, a history's length or a margin is
-    /// out of range, or no cast uses a mode or squares of MX scales.
+    /// [`Float8Error::Config`] if casts do not fit each other, or a history length or margin is out
+    /// of range. Also if no cast uses the given MX scale mode or MX squares.
     pub fn validate(&self) -> Result<(), Float8Error> {
         let casts = self.casts();
         casts.validate()?;
@@ -229,22 +244,23 @@ impl Float8LinearConfig {
         }
     }
 
-    /// The recipe that this started from.
+    /// The recipe that the configuration started from.
     pub fn recipe(&self) -> Recipe {
         self.recipe
     }
 
-    /// The casts of the six operands.
+    /// Casts of the six operands.
     pub fn casts(&self) -> Casts {
         let (given, base) = (self.given(), self.recipe.casts());
         Casts::of(|operand| given[operand].unwrap_or(base[operand]))
     }
 
-    /// The six casts of a file that names some of them.
+    /// All six casts of a file that sets some of them.
     fn casts_of_file(&self) -> Casts {
         let (given, base) = (self.given(), self.recipe.casts());
         Casts::of(|operand| {
-            // The first of an operand's two casts is also the second if the recipe's two are equal.
+            // The first cast of an operand also applies to the second if the recipe's two are
+            // equal.
             let first = operand.other();
             let is_second = matches!(operand, Operand::INPUT_T | Operand::WEIGHT | Operand::GRAD_OUTPUT_T);
             let alike = given[first].filter(|_| is_second && base[first] == base[operand]);
@@ -262,7 +278,7 @@ impl Float8LinearConfig {
         GemmConfig { use_fast_accum, emulate: self.emulate }
     }
 
-    /// Whether the weight's FP8 copies are made again in backward.
+    /// Whether the weight's FP8 copies are recomputed in backward.
     pub fn force_recompute_fp8_weight_in_bwd(&self) -> bool {
         self.force_recompute_fp8_weight_in_bwd
     }
@@ -277,17 +293,17 @@ impl Float8LinearConfig {
         self.mx_square_weights
     }
 
-    /// Delayed scaling's parameters.
+    /// Parameters of delayed scaling.
     pub fn delayed_scaling(&self) -> DelayedScaling {
         self.delayed_scaling
     }
 
-    /// How the scales of casts of `1x32` come from an amax.
+    /// Computation of `1x32` scales from an amax.
     pub fn scale_calculation_mode(&self) -> ScaleCalculationMode {
         self.scale_calculation_mode.unwrap_or_default()
     }
 
-    /// Which scales a cast of this granularity may use.
+    /// Scale mode of casts of this granularity.
     pub fn scale_mode(&self, granularity: Granularity) -> ScaleMode {
         let round = self.round_scales_to_power_of_2.unwrap_or(self.recipe.round_scales_to_power_of_2());
         match granularity {
@@ -297,7 +313,7 @@ impl Float8LinearConfig {
         }
     }
 
-    /// The cast of an operand as kernels make it.
+    /// Kernel settings of an operand's cast.
     pub fn kernel_cast(&self, operand: Operand) -> Cast {
         let CastConfig { target_dtype, scaling_granularity, .. } = self.casts()[operand];
         let scale_mode = match self.scale_mode(scaling_granularity) {
@@ -310,7 +326,7 @@ impl Float8LinearConfig {
     }
 }
 
-/// The recipe's name; `recipe (customized)` if a cast or its scales differ from it.
+/// The recipe's name, or `recipe (customized)` if a cast or its scales differ from it.
 impl core::fmt::Display for Float8LinearConfig {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let recipe = Self::new(self.recipe);

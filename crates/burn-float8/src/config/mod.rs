@@ -1,4 +1,4 @@
-//! [`Float8Config`]: which linears of a model run in FP8, by which recipe, and what is watched while they do.
+//! [`Float8Config`]: the linears that run in FP8, their recipes, and the monitoring of their casts.
 mod cast;
 mod delayed;
 mod filter;
@@ -26,37 +26,40 @@ pub use crate::terms::Operand;
 use crate::terms::{Reason, Recipe};
 use linear::is_default;
 
-/// What a linear does whose weight carries no layer, since it was in no model that a configuration was applied to, or was
+/// Behavior of untagged linears: no configuration was applied to their model, or their weights were
 /// rebuilt from data afterwards.
 ///
-/// It is settled for a device by what comes first there. If that is an untagged linear, such linears run by the device's default, in
-/// FP8: wrapping the backend is enough. If it is a [`Float8Config::apply`], they do what that configuration says, by default run
-/// in high precision, so that a filtered layer that has lost its tag stays there. From then on only
-/// [`set_default_config`](crate::set_default_config) changes it, for all models on the device at once.
+/// The first event on a device settles it. If an untagged linear runs first, such linears use the
+/// device's default configuration, in FP8: wrapping the backend is enough. If
+/// [`Float8Config::apply`] comes first, its setting applies. The default setting is high precision,
+/// so that a filtered layer that lost its tag stays there. After that only
+/// [`set_default_config`](crate::set_default_config) changes it, for all models on the device at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Untagged {
-    /// By the device's default configuration.
+    /// Run with the device's default configuration.
     Default,
-    /// In high precision.
+    /// Run in high precision.
     HighPrecision,
-    /// Not at all: the linear panics, and names the shape of its weight.
+    /// Panic, naming the shape of the weight.
     Error,
 }
 
-/// Other settings for some of a model's linears.
+/// Other settings for some linears of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct LayerOverride {
     /// Names or patterns, as in [`filter_fqns`](Float8Config::filter_fqns).
     pub fqns: Vec<String>,
-    /// How these linears run.
+    /// FP8 settings of these linears.
     pub config: Float8LinearConfig,
 }
 
-/// Which linears of a model run in FP8, by which recipe, and what is watched while they do.
+/// Configuration of a model: the linears that run in FP8, their recipes, and the monitoring of
+/// their casts.
 ///
 /// ```
 /// use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
@@ -67,7 +70,7 @@ pub struct LayerOverride {
 ///     .with_strict(true);
 /// ```
 ///
-/// In a file, the keys of [`Float8LinearConfig`] stand beside the others:
+/// In a file, the keys of [`Float8LinearConfig`] are at the same level as the others:
 ///
 /// ```
 /// let config: burn_float8::Float8Config = serde_json::from_str(r#"{
@@ -83,75 +86,86 @@ pub struct LayerOverride {
 #[serde(remote = "Self", deny_unknown_fields)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct Float8Config {
-    /// How linears run that nothing else names.
+    /// Settings of all linears without an override.
     #[serde(flatten)]
     pub linear: Float8LinearConfig,
-    /// Linears to keep in high precision. A pattern is a linear's exact name; or, with `*`, `?` or `[`, a glob over the
-    /// whole name, where `*` also crosses dots; or a substring of the name (torchtitan's `filter_fqns`). The first of the
-    /// three that matches counts.
+    /// Linears to keep in high precision. A pattern is an exact name. If no linear has this name, a
+    /// pattern with `*`, `?` or `[` is a glob over the whole name, where `*` also matches dots.
+    /// Other patterns are substrings of the name (torchtitan's `filter_fqns`).
     #[serde(default, skip_serializing_if = "is_default")]
     pub filter_fqns: Vec<String>,
-    /// Keeps linears in high precision that are too small to gain, by torchao's rule for the linear's recipe, w being
-    /// `[K, N]`. tensorwise and delayed: K ≤ 4096 and N ≤ 1024. Others: N ≤ 2048, or K ≤ 1024, or N ≤ 4096 and K ≤ 2048.
+    /// Keep linears in high precision that are too small to gain, by torchao's rule for their
+    /// recipe. For w `[K, N]`, tensorwise and delayed skip K ≤ 4096 and N ≤ 1024. Other recipes
+    /// skip N ≤ 2048, K ≤ 1024, or N ≤ 4096 and K ≤ 2048.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub auto_filter_small_kn: bool,
-    /// Keeps the first so many layers in high precision. A layer is all linears with the same first number in their
-    /// names, in the list that holds most linears: `layers.0.mlp.up_proj` is in layer 0.
+    /// Number of layers at the start to keep in high precision. A layer is all linears with the
+    /// same first number in their names, in the list with the most linears: `layers.0.mlp.up_proj`
+    /// is in layer 0.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub num_layers_at_start_in_high_precision: usize,
-    /// Keeps the last so many layers in high precision.
+    /// Number of layers at the end to keep in high precision.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub num_layers_at_end_in_high_precision: usize,
-    /// Other settings for some linears; of several that match one linear, the last counts. Filters still apply.
+    /// Other settings for some linears. If several match a linear, the last one wins. Filters still
+    /// apply.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub overrides: Vec<LayerOverride>,
-    /// Layer types of one's own whose weight is tagged as a `Linear`'s is: the name of a module's type, for its rank-2 parameter
-    /// `weight`, or `Type.parameter`. Its forward has to call [`linear`](burn::tensor::module::linear) with it.
+    /// Custom layer types whose weight is tagged like the weight of a `Linear`. An entry is a
+    /// module's type name, for its rank-2 parameter `weight`, or `Type.parameter`. Its forward must
+    /// call [`linear`](burn::tensor::module::linear) with this parameter.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub module_types: Vec<String>,
-    /// What a linear does whose weight is in no model that a configuration was applied to, or was rebuilt from data since. If absent,
-    /// it runs in high precision, if this configuration is the first to be applied on the device ([`Untagged`]).
+    /// Behavior of untagged linears: no configuration was applied to their model, or their weights
+    /// were rebuilt from data. If absent, high precision, if this is the first configuration
+    /// applied on the device ([`Untagged`]).
     #[serde(default, skip_serializing_if = "is_default")]
     pub untagged: Option<Untagged>,
-    /// Panics, naming the layer, where a GEMM of a converted linear would run in high precision that this configuration does not
-    /// ask for: a dtype or size without FP8 kernels; and where a kernel was found to be wrong ([`self_check`](Self::self_check)).
-    /// [`Report::verify`](crate::Report::verify) returns the same as an error, without `strict`. For linears that are not in the model
-    /// there is [`untagged`](Self::untagged). A pair of granularities that no kernel for the device's FP8 tensor cores takes is an error of
-    /// [`apply`](Self::apply).
+    /// Panic, naming the layer, if a GEMM of a converted linear would run in high precision
+    /// unrequested. Causes are a dtype or size without FP8 kernels. Also panic if a kernel was
+    /// wrong ([`self_check`](Self::self_check)).
+    ///
+    /// [`apply`](Self::apply) returns an error for a pair of granularities without a kernel for the
+    /// device's FP8 tensor cores. [`Report::verify`](crate::Report::verify) returns unrequested
+    /// high precision and wrong kernels as errors, also without `strict`. For linears outside of
+    /// the model see [`untagged`](Self::untagged).
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub strict: bool,
-    /// Whether kernels are compared with the scalar reference the first time that they run on a device that is no CPU, and the device is
-    /// tried out when this configuration is applied. Of several configurations the last that was applied on the device counts; the
-    /// environment variable `FLOAT8_SELF_CHECK`, `first_use` or `off`, overrides them all.
+    /// Compare kernels with the scalar reference on their first use on a device other than a CPU,
+    /// and check the device when this configuration is applied. The last configuration applied on
+    /// the device wins. The environment variable `FLOAT8_SELF_CHECK`, `first_use` or `off`,
+    /// overrides it.
     #[serde(default, skip_serializing_if = "is_default")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub self_check: SelfCheck,
-    /// Sample how well FP8 holds the operands of each linear; the report has the samples. None are taken if absent.
+    /// Sample the quantization error of each linear's operands for the report. If absent, no
+    /// samples are taken.
     #[serde(default, skip_serializing_if = "is_default")]
     pub statistics: Option<StatisticsConfig>,
-    /// Move layers out of FP8 whose `statistics` cross these limits. None is moved if absent.
+    /// Move layers out of FP8 if their `statistics` cross these limits. If absent, no layer is
+    /// moved.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fallback: Option<FallbackConfig>,
 }
 
 impl Float8Config {
-    /// Every linear, by this recipe.
+    /// All linears with this recipe.
     pub fn new(recipe: Recipe) -> Self {
         Self::from(Float8LinearConfig::new(recipe))
     }
 
-    /// Every linear, by the recipe [`Recipe::Tensorwise`].
+    /// All linears with [`Recipe::Tensorwise`].
     pub fn tensorwise() -> Self {
         Self::default()
     }
 
-    /// Keeps the linears that these names match in high precision; see [`filter_fqns`](Self::filter_fqns).
+    /// Keeps linears with matching names in high precision; see [`filter_fqns`](Self::filter_fqns).
     pub fn with_filter_fqns(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.filter_fqns = names.into_iter().map(Into::into).collect();
         self
@@ -163,14 +177,15 @@ impl Float8Config {
         self
     }
 
-    /// Keeps the first and the last so many layers in high precision.
+    /// Keeps the first `at_start` and the last `at_end` layers in high precision.
     pub fn with_layers_in_high_precision(mut self, at_start: usize, at_end: usize) -> Self {
         self.num_layers_at_start_in_high_precision = at_start;
         self.num_layers_at_end_in_high_precision = at_end;
         self
     }
 
-    /// Other settings for the linears that these names match, over those of earlier calls.
+    /// Adds other settings for linears with matching names. They take precedence over earlier
+    /// calls.
     pub fn with_override(
         mut self,
         fqns: impl IntoIterator<Item = impl Into<String>>,
@@ -204,33 +219,34 @@ impl Float8Config {
         self
     }
 
-    /// Takes health statistics.
+    /// Samples statistics.
     pub fn with_statistics(mut self, statistics: StatisticsConfig) -> Self {
         self.statistics = Some(statistics);
         self
     }
 
-    /// Moves layers out of FP8 whose statistics cross these limits.
+    /// Moves layers out of FP8 if their statistics cross these limits.
     pub fn with_fallback(mut self, fallback: FallbackConfig) -> Self {
         self.fallback = Some(fallback);
         self
     }
 
-    /// In which precision each of these linears would run, in their order, without a model that has them.
+    /// Precision of each of these linears, in their order, without a model.
     ///
     /// # Errors
     ///
-    /// Those of [`apply`](Self::apply) that need no device.
+    /// The errors of [`apply`](Self::apply) that need no device.
     pub fn resolve(&self, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
         self.policies(linears, &mut |_| true)
     }
 
-    /// The policy of each linear; `filter` says which the caller keeps in FP8.
+    /// Policy of each linear. `filter` selects the linears that the caller keeps in FP8.
     ///
     /// # Errors
     ///
-    /// A pattern that is no valid glob or matches no name; no linears at all; layers to count where names have no numbers;
-    /// nothing left to convert; settings that [`validate`](Self::validate) refuses.
+    /// If a pattern is an invalid glob or matches no name, or there are no linears. Also if layers
+    /// are to be counted but names have no numbers, no linear is left in FP8, or
+    /// [`validate`](Self::validate) fails.
     pub(crate) fn policies(
         &self,
         linears: &[LinearInfo],
@@ -279,7 +295,7 @@ impl Float8Config {
         Ok(policies)
     }
 
-    /// The first and last layers.
+    /// Applies the filters for first and last layers.
     fn filter_layers(&self, linears: &[LinearInfo], policies: &mut [Policy]) -> Result<(), Float8Error> {
         let (start, end) = (self.num_layers_at_start_in_high_precision, self.num_layers_at_end_in_high_precision);
         if (start, end) == (0, 0) {
@@ -303,12 +319,13 @@ impl Float8Config {
         Ok(())
     }
 
-    /// Checks the rules between settings that need no model; deserialization and [`apply`](Self::apply) do so too.
+    /// Checks the rules between settings that need no model. Deserialization and
+    /// [`apply`](Self::apply) call it.
     ///
     /// # Errors
     ///
-    /// As [`Float8LinearConfig::validate`], for overrides too; statistics or limits that make no sense; a custom layer type
-    /// that is no name.
+    /// As [`Float8LinearConfig::validate`], also for overrides. Also if statistics or limits are
+    /// invalid, or a custom layer type is not a name.
     pub fn validate(&self) -> Result<(), Float8Error> {
         self.linear.validate()?;
         self.overrides.iter().try_for_each(|o| o.config.validate())?;
@@ -349,7 +366,7 @@ impl From<Float8LinearConfig> for Float8Config {
     }
 }
 
-/// Serializes a type as its derives for `remote = "Self"` do, and checks what is read.
+/// Implements serde for a type derived with `remote = "Self"`, and checks deserialized values.
 macro_rules! checked {
     ($type:ty, $check:expr) => {
         impl serde::Serialize for $type {

@@ -1,21 +1,21 @@
-//! [`Policy`]: in which precision a linear runs.
+//! [`Policy`]: the precision of a linear.
 use float8_kernels::Cast;
 
 use super::cast::Casts;
 use super::linear::Float8LinearConfig;
 use crate::terms::{Operand, Reason};
 
-/// In which precision a linear runs.
+/// Precision of a linear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// In FP8, GEMM by GEMM as configured.
+    /// FP8, with settings per GEMM.
     Float8(Float8LinearConfig),
-    /// All three GEMMs in high precision, and why.
+    /// All three GEMMs in high precision, with the reason.
     HighPrecision(Reason),
 }
 
 impl Policy {
-    /// The cast of the weight whose codes fprop reads; none where that is in high precision.
+    /// Cast of the weight in fprop. None if the weight stays in high precision.
     pub fn weight_cast(&self) -> Option<Cast> {
         match self {
             Self::Float8(config) if !config.casts()[Operand::WEIGHT_T].is_disabled() => {
@@ -25,7 +25,7 @@ impl Policy {
         }
     }
 
-    /// The casts of a linear in FP8.
+    /// Casts of a linear in FP8.
     pub(crate) fn casts(&self) -> Option<Casts> {
         match self {
             Self::Float8(config) => Some(config.casts()),

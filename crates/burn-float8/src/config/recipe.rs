@@ -1,4 +1,4 @@
-//! What each [`Recipe`] stands for: its six casts and its kind of scale, in one table.
+//! Casts and scale rounding of each [`Recipe`].
 use std::str::FromStr;
 
 use float8_kernels::{Format, Granularity};
@@ -8,7 +8,7 @@ use crate::error::Float8Error;
 use crate::terms::{Gemm, Operand, Recipe};
 
 impl Recipe {
-    /// The casts of the six operands.
+    /// Casts of the six operands.
     pub const fn casts(self) -> Casts {
         use Format::{E4m3, E5m2};
         const fn e4m3(granularity: Granularity) -> CastConfig {

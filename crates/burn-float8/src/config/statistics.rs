@@ -1,39 +1,42 @@
-//! Health statistics of casts, and when they move a layer out of FP8.
+//! Quantization statistics of casts, and limits that move a layer out of FP8.
 use serde::{Deserialize, Serialize};
 
 use crate::error::Float8Error;
 use crate::terms::Recipe;
 
-/// Statistics of sampled optimizer steps: shares saturated and flushed to zero, and SQNR against the high-precision tensor,
-/// of the operands that a layer reads in training, once a step. Those of a forward count once its backward has come, so evaluations are
-/// never sampled, nor is the x of a layer whose weight is frozen. A sampled step reads each operand once more and waits for the device at
-/// its end; other steps cost nothing.
+/// Statistics of sampled optimizer steps, for the operands that a layer reads in training: SQNR
+/// against the high-precision tensor, and shares saturated and flushed to zero.
+///
+/// Samples of a forward count only after its backward. Evaluations are therefore never sampled, nor
+/// is the x of a layer with a frozen weight. A sampled step reads each operand once more and waits
+/// for the device at its end. Other steps have no cost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct StatisticsConfig {
-    /// Optimizer steps from one sample to the next; the first step is sampled.
+    /// Number of optimizer steps between samples. The first step is sampled.
     pub every_n_steps: u64,
-    /// Recipes to cast the same tensors with, to see what they would have given; not `delayed`, which needs a history.
+    /// Other recipes to cast the same tensors with, for comparison. `delayed` is not possible,
+    /// since it needs a history.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schemars", schemars(!skip_serializing_if))]
     pub compare: Vec<Recipe>,
 }
 
 impl StatisticsConfig {
-    /// Every so many steps, compared with nothing.
+    /// Samples every `every_n_steps` steps without a comparison.
     pub fn every(every_n_steps: u64) -> Self {
         Self { every_n_steps, compare: vec![] }
     }
 
-    /// Also says what these recipes would have given.
+    /// Adds recipes to compare with.
     pub fn with_compare(mut self, recipes: impl IntoIterator<Item = Recipe>) -> Self {
         self.compare = recipes.into_iter().collect();
         self
     }
 }
 
-/// Where a layer that is not well in FP8 goes.
+/// Precision of a layer after it crosses a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
@@ -41,35 +44,38 @@ pub enum FallbackTo {
     /// All three GEMMs in high precision.
     #[default]
     HighPrecision,
-    /// The recipe `rowwise`; high precision if the layer fails in it too.
+    /// The recipe `rowwise`, then high precision if the layer crosses a limit again.
     Rowwise,
 }
 
-/// Limits on a layer's sampled statistics. An operand beyond one of them moves its layer, for the rest of the run.
+/// Limits on a layer's sampled statistics. If an operand crosses one, its layer moves for the rest
+/// of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct FallbackConfig {
-    /// Smallest SQNR, dB; a tensor without one, all zeros or too large to square, is not below it.
+    /// Minimum SQNR in dB. Tensors without an SQNR (all zeros, or too large to square) pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_sqnr_db: Option<f64>,
-    /// Largest share of codes saturated, from 0 to below 1.
+    /// Maximum share of saturated codes, from 0 to below 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_saturated: Option<f64>,
-    /// Largest share of codes flushed to zero, from 0 to below 1.
+    /// Maximum share of codes flushed to zero, from 0 to below 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_flushed: Option<f64>,
-    /// Most elements that are infinite or NaN, or whose codes are.
+    /// Maximum number of elements that are infinite or NaN, or have such codes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_non_finite: Option<u64>,
-    /// Where the layer goes.
+    /// Precision of the layer after a fallback.
     pub to: FallbackTo,
 }
 
 impl FallbackConfig {
+    /// Checks the limits.
+    ///
     /// # Errors
     ///
-    /// A limit that can never or will always be crossed; no limit at all.
+    /// If a limit can never be crossed or is always crossed, or all limits are absent.
     pub(super) fn validate(&self) -> Result<(), Float8Error> {
         let Self { min_sqnr_db, max_saturated, max_flushed, .. } = *self;
         let other = min_sqnr_db.or(max_saturated).or(max_flushed);

@@ -1,17 +1,18 @@
-//! [`SelfCheckFailure`]: a kernel that is wrong on a device.
+//! [`SelfCheckFailure`]: a wrong kernel on a device.
 use float8_kernels::Granularity;
 use serde::{Deserialize, Serialize};
 
-/// A kernel that is disabled on the device: its result differs from the scalar reference.
+/// A kernel disabled on a device because its result differs from the scalar reference.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SelfCheckFailure {
-    /// The call that was judged, with shapes, formats and scales.
+    /// The checked call, with shapes, formats and scales.
     pub call: String,
-    /// The path of a GEMM, or the instructions of a cast.
+    /// Path of a GEMM, or instructions of a cast.
     pub path: String,
-    /// The granularities of a GEMM's operands: GEMMs of such operands take another path from then on.
+    /// Granularities of a GEMM's operands. GEMMs with these granularities use another path from
+    /// then on.
     pub granularities: Option<[Granularity; 2]>,
-    /// The first element that is wrong and its right value, or the device's error.
+    /// The first wrong element and its correct value, or the device's error.
     pub found: String,
 }
 

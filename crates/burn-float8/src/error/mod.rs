@@ -1,4 +1,4 @@
-//! [`Float8Error`]: what can go wrong, each case with the values that were wrong.
+//! [`Float8Error`]: all errors of the crate, each with the wrong values.
 mod device;
 
 use std::borrow::Cow;
@@ -7,18 +7,18 @@ pub use device::SelfCheckFailure;
 
 use crate::terms::Gemm;
 
-/// Error of a configuration, of its application, of the state of a run, or of a device.
+/// Error of a configuration, of applying it, of the state of a run, or of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Float8Error {
     /// A setting is out of range, contradicts another one, or does not fit the model.
     #[error("{key}{}{value}: {reason}", if value.is_empty() { "" } else { " = " })]
     Config {
-        /// The key in a configuration file, or the variable of the environment.
+        /// Key in a configuration file, or name of an environment variable.
         key: &'static str,
-        /// Its value, a string in quotes; empty if the key is missing.
+        /// Its value, strings in quotes. Empty if the key is missing.
         value: String,
-        /// The fault, and the values that are expected.
+        /// The fault, and the expected values.
         reason: Cow<'static, str>,
     },
     /// No linear of the model runs in FP8.
@@ -28,36 +28,36 @@ pub enum Float8Error {
         "all {linears} linears are kept in high precision ({reasons}): nothing is left to run in FP8"
     ) })]
     NothingConverted {
-        /// How many linears the model has.
+        /// Number of linears of the model.
         linears: usize,
-        /// The settings that keep them in high precision.
+        /// Settings that keep them in high precision.
         reasons: String,
     },
-    /// Its shards follow from the casts that it was configured with.
+    /// The model is sharded, and its shards depend on the casts of its configuration.
     #[error("the model is sharded: another configuration is to be applied before Sharded::apply")]
     Sharded,
     /// No configuration was applied to the model.
     #[error("no configuration was applied to the model, so it has no FP8 state: call `Float8Config::apply` first")]
     NotApplied,
-    /// A GEMM ran, or would have run, in high precision that nobody asked for.
+    /// A GEMM ran or would have run in high precision, unrequested.
     #[error("{layer}: {gemm} in high precision, unrequested: {reason}")]
     UnrequestedHighPrecision {
-        /// The layer's name.
+        /// Name of the layer.
         layer: String,
         /// The GEMM.
         gemm: Gemm,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Linears of the model have lost their layers, or never had them.
+    /// Linears of the model are untagged: they lost their layers, or never had one.
     #[error(
         "{linears} linears of the model carry no layer, so that no configuration applies to them: {names}. A record that is loaded into a \
          model without FP8 layers, such as a valid() one, a quantized copy, and weights rebuilt from data have none: apply the configuration to what it is to run with"
     )]
     UntaggedLinears {
-        /// How many.
+        /// Number of linears.
         linears: usize,
-        /// Their names, shortened where there are many.
+        /// Their names, shortened if there are many.
         names: String,
     },
     /// A layer was never called as a linear.
@@ -68,40 +68,40 @@ pub enum Float8Error {
         ) }
     )]
     NeverCalled {
-        /// The layer's name.
+        /// Name of the layer.
         layer: String,
-        /// How often `Tensor::matmul` read its weight.
+        /// Number of reads of its weight by `Tensor::matmul`.
         weight_matmuls: u64,
     },
-    /// Codes are not the weight of a linear of the model.
+    /// FP8 codes do not fit the weight of a linear of the model.
     #[error("{layer}: FP8 codes {what}")]
     Codes {
-        /// The layer's name.
+        /// Name of the layer.
         layer: String,
-        /// What is wrong with them, with the values.
+        /// The fault, with the values.
         what: String,
     },
-    /// A weight without high-precision values is to be trained.
+    /// A weight without high-precision values would be trained.
     #[error(
         "{layer}: its weight is FP8 codes alone, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
          high-precision values"
     )]
     Fp8OnlyTrained {
-        /// The layer's name.
+        /// Name of the layer.
         layer: String,
     },
     /// A saved state does not belong to the model.
     #[error("the state of {layer}: {what}")]
     State {
-        /// The layer's name in the state.
+        /// Name of the layer in the state.
         layer: String,
-        /// What differs, with the values.
+        /// The difference, with the values.
         what: String,
     },
-    /// The driver, the compiler or the headers of the device are missing, or do not fit each other.
+    /// The driver, compiler or headers of the device are missing, or do not match each other.
     #[error(transparent)]
     Setup(#[from] device_select::DeviceError),
-    /// A small cast and product do not come out right on the device, by any kernel.
+    /// A small cast or GEMM is wrong on every path of the device.
     #[error("the device does not compute: a {what} of 64 by 64 failed on every path: {reason}")]
     Preflight {
         /// `cast` or `GEMM`.
@@ -109,11 +109,11 @@ pub enum Float8Error {
         /// The last failure.
         reason: String,
     },
-    /// A task of the device's thread panicked, or a launch failed. Later results read memory that
-    /// was never written.
+    /// A task of the device's thread panicked, or a launch failed. Later results read uninitialized
+    /// memory.
     #[error("results on the device are lost: {message}")]
     Lost {
-        /// The device's message.
+        /// Message of the device.
         message: String,
     },
     /// A kernel is wrong on the device.
@@ -127,16 +127,16 @@ impl Float8Error {
     }
 }
 
-/// Panics in the first backward of `Autodiff<Float8<B>>`.
+/// Panics for `Autodiff<Float8<B>>`, in the backward of a linear or a call of a function of `nn`.
 pub(crate) fn wrong_order() -> ! {
     panic!(
         "Float8 wraps the backend that you train with: write `Float8<Autodiff<B>>` in place of `Autodiff<Float8<B>>`"
     )
 }
 
-/// An error, and the model that it kept from being converted or sharded, as it was.
+/// An error of `apply`, with the unchanged model.
 pub struct ApplyError<M, E = Float8Error> {
-    /// What is wrong.
+    /// The error.
     pub error: E,
     /// The model.
     pub model: Box<M>,

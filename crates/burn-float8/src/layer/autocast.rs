@@ -1,13 +1,14 @@
-//! [`float8_autocast`]: FP8 on or off for what runs in a closure.
+//! [`float8_autocast`]: switches FP8 on or off for a closure.
 use std::cell::Cell;
 
 thread_local! {
     static ENABLED: Cell<bool> = const { Cell::new(true) };
 }
 
-/// Runs `f` with FP8 off for all linears, or on again inside a closure that has it off. Only linears whose forward runs in the
-/// closure, on this thread, are concerned: other threads and what comes later are untouched. As with the `enabled` of
-/// TransformerEngine's `autocast`, a linear's backward follows its forward, wherever it runs.
+/// Runs `f` with FP8 off for all linears, or on again inside a closure with FP8 off. It applies
+/// only to linears whose forward runs in the closure on this thread. Other threads and later calls
+/// are not affected. A linear's backward follows its forward, wherever it runs, like `enabled` of
+/// TransformerEngine's `autocast`.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -26,7 +27,7 @@ thread_local! {
 ///
 #[doc = include_str!("switches.md")]
 pub fn float8_autocast<T>(enabled: bool, f: impl FnOnce() -> T) -> T {
-    /// Puts the setting back when the closure ends, by a panic too.
+    /// Restores the setting when the closure ends, also on a panic.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! [`Conversion`]: what the layers of one applied configuration share.
+//! [`Conversion`]: data shared by the layers of one applied configuration.
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use crate::config::Float8Config;
 
 type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 
-/// The settings of one [`Float8Config::apply`], and for each device what its layers share there.
+/// Settings of one [`Float8Config::apply`], and the data its layers share on each device.
 #[derive(Default)]
 pub(crate) struct Conversion {
-    /// No other conversion of the process has it.
+    /// Unique in the process.
     number: Number,
     config: Float8Config,
-    /// Linears that were quantized then.
+    /// Linears that were quantized at that time.
     quantized: Vec<String>,
-    /// Whether steps begin by `begin_float8_step` alone.
+    /// Whether steps begin only by `begin_float8_step`.
     manual_steps: AtomicBool,
     states: Mutex<DeviceStates>,
 }
 
-/// What tells conversions apart that came and went.
+/// Identifies a conversion, even after it is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Number(u64);
 
@@ -44,7 +44,7 @@ impl Conversion {
         Self { config, quantized, ..Self::default() }
     }
 
-    /// Whether a linear was quantized when the configuration was applied, and left as it was.
+    /// Whether a linear was quantized when the configuration was applied, and therefore skipped.
     pub(crate) fn was_quantized(&self, linear: &str) -> bool {
         self.quantized.iter().any(|name| name == linear)
     }
@@ -61,7 +61,7 @@ impl Conversion {
         self.manual_steps.store(true, Relaxed);
     }
 
-    /// What the layers share on a device, made when it is first asked for.
+    /// Data that the layers share on a device, created by the first call.
     pub(crate) fn state<T: Any + Default + Send + Sync>(&self, device: DeviceId) -> Arc<T> {
         let key = (TypeId::of::<T>(), device);
         let state = self.states.lock().entry(key).or_insert_with(|| Arc::new(T::default())).clone();

@@ -1,22 +1,22 @@
-//! Statistics of a layer's casts as the report shows them, and where they have moved the layer.
+//! Statistics of a layer's casts for the report, and the fallback of the layer.
 use float8_kernels::Health;
 use serde::{Deserialize, Serialize};
 
 use crate::config::FallbackTo;
 use crate::terms::Recipe;
 
-/// How well FP8 codes represent the tensor that they were cast from.
+/// Quantization error of FP8 codes relative to the tensor they were cast from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CastHealth {
-    /// `10 log10(Σ x² / Σ (x − x̂)²)` over finite elements, dB; none if x is zero or the sums are not finite, infinite if
-    /// nothing was lost.
+    /// `10 log10(Σ x² / Σ (x − x̂)²)` over finite elements, in dB. None if x is zero or the sums
+    /// are not finite. Infinite if the codes are exact.
     #[serde(with = "non_finite")]
     pub sqnr_db: Option<f64>,
     /// Share of elements beyond the format's range, `|x · scale| > FMAX`.
     pub saturated: f64,
-    /// Share of elements that are not zero but have a zero code.
+    /// Share of nonzero elements with a zero code.
     pub flushed: f64,
-    /// Elements that are infinite or NaN, or whose codes stand for such.
+    /// Number of elements that are infinite or NaN, or have such codes.
     pub non_finite: u64,
 }
 
@@ -31,7 +31,7 @@ impl From<Health> for CastHealth {
     }
 }
 
-/// A number, or the name of a value for which JSON has no number: `inf`, `-inf`, `NaN`.
+/// Serializes non-finite numbers, which JSON lacks, as strings: `inf`, `-inf`, `NaN`.
 pub(crate) mod non_finite {
     use core::fmt::Display;
     use core::str::FromStr;
@@ -68,24 +68,24 @@ pub(crate) mod non_finite {
     }
 }
 
-/// One operand of a layer in one sampled step.
+/// Statistics of one operand of a layer in one sampled step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperandHealth {
     /// The optimizer step, counted from 1.
     pub step: u64,
     /// The cast that ran.
     pub cast: CastHealth,
-    /// How well other recipes represent the same tensor.
+    /// Results of other recipes for the same tensor.
     pub compare: Vec<(Recipe, CastHealth)>,
 }
 
-/// A layer that statistics have moved out of its recipe.
+/// Fallback of a layer: statistics moved it out of its recipe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fallback {
-    /// The optimizer step after which it happened.
+    /// The optimizer step after which the layer moved.
     pub step: u64,
-    /// Where the layer went.
+    /// Precision of the layer from then on.
     pub to: FallbackTo,
     /// The limit and the value that crossed it.
     pub reason: String,

@@ -1,4 +1,5 @@
-//! [`Layer`]: what a linear's weight carries through training: its name, its precision policy and its counters.
+//! [`Layer`]: name, precision policy and counters of a linear, carried by its weight through
+//! training.
 mod autocast;
 mod conversion;
 mod health;
@@ -30,7 +31,7 @@ pub use untagged::UNTAGGED_NAME;
 pub(crate) use untagged::UntaggedRule;
 pub(crate) use untagged::{set_default, settle_at_apply, settle_at_linear, untagged, untagged_rule, was_applied};
 
-/// Reads the amax of a cast's tensor, if it was looked at, and the amax that the scale was made of.
+/// Reads the amax of a cast's tensor, if observed, and the amax that set the scale.
 pub(crate) trait ReadAmax: Send + Sync {
     fn read(&self) -> (Option<f32>, f32);
 }
@@ -46,15 +47,15 @@ pub(crate) struct LastOperand {
 /// The last calls of one GEMM.
 #[derive(Clone, Default)]
 pub(crate) struct LastCall {
-    /// How the last FP8 call was computed, and its operands.
+    /// Path of the last FP8 call, and its operands.
     pub(crate) float8: Option<(GemmPath, [LastOperand; 2])>,
-    /// Why the last high-precision call was one.
+    /// Reason of the last high-precision call.
     pub(crate) reason: Option<Reason>,
-    /// Why the last one was that nobody asked for.
+    /// Reason of the last unrequested high-precision call.
     pub(crate) unrequested: Option<Reason>,
 }
 
-/// Calls of one GEMM by the path they took.
+/// Calls of one GEMM, counted by path.
 #[derive(Default)]
 struct GemmCalls {
     native: AtomicU64,
@@ -63,16 +64,16 @@ struct GemmCalls {
     last: Mutex<LastCall>,
 }
 
-/// A backend, a device and dtypes.
+/// A backend type, a device and dtypes.
 type PlanKey = (TypeId, DeviceId, LinearDtypes);
 
-/// What the configuration says, and what statistics have made of it.
+/// Configured policy, and the active policy after a fallback.
 struct Settings {
     configured: Arc<Policy>,
     active: Arc<Policy>,
-    /// The plan of `active`, where that is FP8.
+    /// Plan of `active`, if that is FP8.
     plan: Option<Arc<LinearPlan>>,
-    /// The same, resolved for each backend, device and dtypes.
+    /// The plan resolved for each backend, device and dtypes.
     resolved: Vec<(PlanKey, Arc<LinearPlan>)>,
     fallback: Option<Fallback>,
 }
@@ -91,24 +92,25 @@ fn plan(policy: &Policy) -> Option<Arc<LinearPlan>> {
     }
 }
 
-/// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a model share it.
+/// Name, precision policy and counters of one linear. Clones, `valid()` copies and replicas of a
+/// model share it.
 pub struct Layer {
     name: String,
     conversion: Arc<Conversion>,
-    /// Where the weight comes from if this process has some of its rows: an `Arc<dyn WeightSource<B>>`.
+    /// Source of the weight if it is sharded: an `Arc<dyn WeightSource<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
-    /// What [`set_float8_enabled`](crate::set_float8_enabled) says.
+    /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
     enabled: AtomicBool,
     calls: [GemmCalls; 3],
     casts: [AtomicU64; 3],
     weight_matmuls: AtomicU64,
-    /// How often operations have decoded a weight that is codes alone.
+    /// Number of decodes of an FP8-only weight by operation.
     decodes: Mutex<BTreeMap<&'static str, u64>>,
     live_copies: AtomicI64,
     live_bytes: AtomicI64,
     sampled: Mutex<[Option<OperandHealth>; 6]>,
-    /// The stamp of the newest tensor that was built for this layer's weight.
+    /// Stamp of the newest tensor built for this layer's weight.
     built_at: AtomicU64,
 }
 
@@ -138,37 +140,38 @@ impl Layer {
         }
     }
 
-    /// This layer with a weight that comes from this `Arc<dyn WeightSource<B>>`.
+    /// Sets the source of the weight, an `Arc<dyn WeightSource<B>>`.
     pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }
 
-    /// Where the weight comes from if this process has some of its rows.
+    /// Source of the weight, if it is sharded.
     pub(crate) fn source(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.source.as_deref()
     }
 
-    /// Whether this process may have some rows of the weight alone.
+    /// Whether the weight has a source, so that this process may hold only some of its rows.
     pub(crate) fn has_source(&self) -> bool {
         self.source.is_some()
     }
 
-    /// The path of the linear in the module tree, such as `layers.0.mlp.up_proj`.
+    /// Path of the linear in the module tree, such as `layers.0.mlp.up_proj`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// In which precision the layer runs.
+    /// Current precision of the layer.
     pub fn policy(&self) -> Policy {
         Policy::clone(&self.active())
     }
 
-    /// [`policy`](Self::policy), shared.
+    /// [`policy`](Self::policy) without a copy.
     pub(crate) fn active(&self) -> Arc<Policy> {
         self.settings.read().active.clone()
     }
 
-    /// How a use of the layer runs in FP8, or why it does not: `off`, if nothing else, keeps this use in high precision.
+    /// Plan of one use of the layer, or the reason for high precision. `off` keeps this use in high
+    /// precision unless the policy already does.
     pub(crate) fn plan(&self, off: Option<Reason>) -> Result<Arc<LinearPlan>, Reason> {
         let settings = self.settings.read();
         match (&settings.plan, settings.active.as_ref()) {
@@ -182,7 +185,7 @@ impl Layer {
         }
     }
 
-    /// [`plan`](Self::plan) for these dtypes on a device, resolved by the first use.
+    /// [`plan`](Self::plan) resolved for dtypes on a device. The first use resolves it.
     ///
     /// # Panics
     ///
@@ -198,11 +201,11 @@ impl Layer {
         if let Some((_, resolved)) = self.settings.read().resolved.iter().find(|(known, _)| *known == key) {
             return Ok(resolved.clone());
         }
-        // The first use on this device of a program that has applied no configuration.
+        // First use on this device if the program has applied no configuration.
         B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
         let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes));
         let mut settings = self.settings.write();
-        // Another policy may have been set meanwhile.
+        // Another thread may have set another policy in the meantime.
         if settings.plan.as_ref().is_some_and(|current| Arc::ptr_eq(current, &plan)) {
             settings.resolved.push((key, resolved.clone()));
         }
@@ -214,12 +217,12 @@ impl Layer {
         self.settings.read().plan.as_ref().is_some_and(|plan| plan.matmul)
     }
 
-    /// What the configuration says, whatever statistics have made of it.
+    /// Configured policy, before any fallback.
     pub(crate) fn configured(&self) -> Arc<Policy> {
         self.settings.read().configured.clone()
     }
 
-    /// Sets what the configuration says; a fallback is over.
+    /// Sets the configured policy and clears a fallback.
     pub(crate) fn configure(&self, policy: Policy) {
         *self.settings.write() = Settings::new(Arc::new(policy));
     }
@@ -238,12 +241,12 @@ impl Layer {
         settings.fallback = Some(fallback);
     }
 
-    /// Where statistics have moved the layer.
+    /// Fallback of the layer, if statistics moved it.
     pub(crate) fn fallback(&self) -> Option<Fallback> {
         self.settings.read().fallback.clone()
     }
 
-    /// What the layers of one applied configuration share.
+    /// Data shared by the layers of one applied configuration.
     pub(crate) fn conversion(&self) -> &Arc<Conversion> {
         &self.conversion
     }
@@ -256,23 +259,23 @@ impl Layer {
         self.enabled.store(enabled, Relaxed);
     }
 
-    /// How often an operand of this role was cast on behalf of this layer. A copy that the layer shares with the one
-    /// that made it is not counted again.
+    /// Number of casts of operands of this role by this layer. If layers share a copy, it counts
+    /// for the layer that made it.
     pub fn casts(&self, role: Role) -> u64 {
         self.casts[role as usize].load(Relaxed)
     }
 
-    /// How often `Tensor::matmul` read the weight in high precision.
+    /// Number of reads of the weight by `Tensor::matmul` in high precision.
     pub fn weight_matmuls(&self) -> u64 {
         self.weight_matmuls.load(Relaxed)
     }
 
-    /// How often each operation has decoded the weight, where that is [FP8 codes alone](crate::weights).
+    /// Number of decodes of an [FP8-only weight](crate::weights) by operation.
     pub fn decodes(&self) -> BTreeMap<&'static str, u64> {
         self.decodes.lock().clone()
     }
 
-    /// FP8 copies made on behalf of this layer that are alive now.
+    /// Number of live FP8 copies made for this layer.
     pub fn live_copies(&self) -> u64 {
         self.live_copies.load(Relaxed).max(0) as u64
     }
@@ -303,7 +306,7 @@ impl Layer {
         let calls = &self.calls[gemm as usize];
         let counter = if path.is_native() { &calls.native } else { &calls.emulated };
         counter.fetch_add(1, Relaxed);
-        // The tensors of the call before are dropped after the lock is released.
+        // The previous call's tensors are dropped after the lock is released.
         let _before = calls.last.lock().float8.replace((path, operands));
     }
 
@@ -323,7 +326,7 @@ impl Layer {
         [&calls.native, &calls.emulated, &calls.high_precision].map(|c| c.load(Relaxed))
     }
 
-    /// Forgets the calls so far.
+    /// Resets the counters of calls.
     pub(crate) fn reset_calls(&self) {
         for calls in &self.calls {
             for counter in [&calls.native, &calls.emulated, &calls.high_precision] {
@@ -341,7 +344,8 @@ impl Layer {
         self.sampled.lock()[operand.index()] = Some(health);
     }
 
-    /// The statistics of an operand; those of its other copy where both are one cast, which is sampled once.
+    /// Statistics of an operand. Falls back to its other copy if both have the same codes, which
+    /// are sampled once.
     pub(crate) fn sampled(&self, operand: Operand) -> Option<OperandHealth> {
         let sampled = self.sampled.lock();
         let is_alike = || self.settings.read().plan.as_ref().is_some_and(|plan| plan.has_one_set_of_codes(operand));
@@ -349,7 +353,7 @@ impl Layer {
         sampled[operand.index()].clone().or_else(other)
     }
 
-    /// Notes that a tensor with this stamp was built for the weight.
+    /// Records the stamp of a tensor built for the weight.
     pub(crate) fn set_built(&self, stamp: u64) {
         self.built_at.fetch_max(stamp, Relaxed);
     }

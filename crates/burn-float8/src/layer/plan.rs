@@ -1,4 +1,4 @@
-//! [`LinearPlan`]: how the three GEMMs and six casts of a linear run, resolved once from its configuration.
+//! [`LinearPlan`]: the GEMMs and casts of a linear, resolved once from its configuration.
 use burn_backend::DType;
 use float8_kernels::{Cast, GemmConfig, Granularity};
 
@@ -9,16 +9,16 @@ use crate::terms::{Gemm, Operand, Reason};
 /// One of the six casts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CastPlan {
-    /// The cast of the kernels.
+    /// Kernel settings of the cast.
     pub(crate) cast: Cast,
-    /// The settings of its history, with delayed scaling.
+    /// Settings of its history, with delayed scaling.
     pub(crate) delayed: Option<DelayedScaling>,
 }
 
 /// One of the three GEMMs in FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GemmPlan {
-    /// Granularities of its operands.
+    /// Granularities of the operands.
     pub(crate) granularities: [Granularity; 2],
     /// Accumulation and emulation.
     pub(crate) config: GemmConfig,
@@ -27,30 +27,30 @@ pub(crate) struct GemmPlan {
 /// The dtypes of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LinearDtypes {
-    /// Of x, y and their gradients.
+    /// Dtype of x, y and their gradients.
     pub(crate) x: DType,
-    /// Of w and its gradient.
+    /// Dtype of w and its gradient.
     pub(crate) w: DType,
     pub(crate) bias: Option<DType>,
 }
 
-/// How a linear runs, as far as its configuration, device and dtypes decide. Shapes and disabled
+/// Execution of a linear as decided by its configuration, device and dtypes. Shapes and disabled
 /// kernels decide the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearPlan {
     /// None where the operand stays in high precision.
     casts: Casts<Option<CastPlan>>,
-    /// The settings of each GEMM, or why it runs in high precision.
+    /// Settings of each GEMM, or the reason for high precision.
     gemms: [Result<GemmPlan, Reason>; 3],
-    /// Whether the weight's FP8 copies are made again in backward.
+    /// Whether the weight's FP8 copies are recomputed in backward.
     pub(crate) recasts_weight: bool,
-    /// Whether `Tensor::matmul` with the weight on the right is a linear in FP8.
+    /// Whether `Tensor::matmul` with the weight on the right runs as an FP8 linear.
     pub(crate) matmul: bool,
     device: Option<DeviceFacts>,
 }
 
 impl LinearPlan {
-    /// The plan for any device and dtypes.
+    /// Plan before device and dtypes are known.
     pub(crate) fn new(config: &Float8LinearConfig) -> Self {
         let casts = config.casts();
         let cast = |operand: Operand| {
@@ -71,7 +71,7 @@ impl LinearPlan {
         }
     }
 
-    /// The plan for these dtypes on a device.
+    /// Resolves the plan for dtypes on a device.
     pub(crate) fn on(&self, device: DeviceFacts, dtypes: LinearDtypes) -> Self {
         let LinearDtypes { x, w, bias } = dtypes;
         let missing = |dtypes: &[DType]| dtypes.iter().copied().find(|dtype| !device.supports(*dtype));
@@ -85,7 +85,7 @@ impl LinearPlan {
         plan
     }
 
-    /// The device that the plan was resolved for.
+    /// Device of a resolved plan.
     pub(crate) fn device(&self) -> DeviceFacts {
         self.device.expect("resolved for a device")
     }
@@ -95,17 +95,18 @@ impl LinearPlan {
         self.casts[operand]
     }
 
-    /// The settings of a GEMM, or why it runs in high precision.
+    /// Settings of a GEMM, or the reason for high precision.
     pub(crate) fn gemm(&self, gemm: Gemm) -> Result<GemmPlan, &Reason> {
         self.gemms[gemm as usize].as_ref().copied()
     }
 
-    /// Whether one pass over a tensor makes both of its copies: both are read, by the same cast.
+    /// Whether one pass over a tensor makes both of its copies: both are needed, and have the same
+    /// cast.
     pub(crate) fn is_one_cast(&self, operand: Operand) -> bool {
         self.cast(operand).is_some() && self.cast(operand) == self.cast(operand.other())
     }
 
-    /// Whether both copies of a tensor have the same codes, and so the same statistics.
+    /// Whether both copies of a tensor have the same codes, and therefore the same statistics.
     pub(crate) fn has_one_set_of_codes(&self, operand: Operand) -> bool {
         let is_alike =
             |cast: CastPlan| matches!(cast.cast.granularity, Granularity::Tensor | Granularity::Block128x128);

@@ -1,24 +1,26 @@
-//! [`Tag`]: the layer that a weight belongs to, and what keeps it when optimizers build new weights.
+//! [`Tag`] links a weight to its layer. [`Mark`] carries it to the new weights that optimizers
+//! build.
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::Layer;
 
-/// From 1: 0 is before all.
+/// Starts at 1: 0 precedes all weights.
 static STAMP: AtomicU64 = AtomicU64::new(1);
 
-/// The stamp that no weight built so far exceeds.
+/// Stamp not exceeded by any weight built so far.
 pub(crate) fn now() -> u64 {
     STAMP.load(Relaxed)
 }
 
-/// What a linear's weight carries.
+/// Link from a linear's weight to its layer.
 #[derive(Clone)]
 pub(crate) struct Tag {
     pub(crate) layer: Arc<Layer>,
-    /// When the weight got its value: grows with every operation that mixes a weight with another tensor, as an optimizer's
-    /// update does. Casts, transposes and scalar factors keep it: the same weight in another form.
+    /// Increases with every operation that combines the weight with another tensor, such as an
+    /// optimizer update. Casts, transposes and scalar factors keep it: they give the same weight in
+    /// another form.
     pub(crate) stamp: u64,
     /// Whether this copy of the model may run in FP8.
     pub(crate) enabled: bool,
@@ -31,25 +33,26 @@ impl Tag {
         Self { layer, stamp, enabled: true }
     }
 
-    /// The tag of a weight that was built from this one.
+    /// Tag of a weight built from this one.
     fn rebuilt(self) -> Self {
         Self { enabled: self.enabled, ..Self::new(self.layer) }
     }
 }
 
-/// What a tensor has to do with the weights of layers.
+/// Relation of a tensor to the weights of layers.
 #[derive(Clone)]
 pub(crate) enum Mark {
     /// The tensor is a weight.
     Weight(Tag),
-    /// The tensor has rank 1 and is a concatenation of flattened parameters, with weights in these ranges: L-BFGS makes one.
+    /// A rank-1 concatenation of flattened parameters, with weights in these ranges. L-BFGS builds
+    /// one.
     Flattened(Arc<[(Range<usize>, Tag)]>),
-    /// The tensor is the gradient of the rows that this process has of a weight, or was computed from them, as moments are.
+    /// Gradient of a weight shard, or a tensor computed from it, such as a moment.
     ShardGradient(Arc<Layer>),
 }
 
 impl Mark {
-    /// The mark of the result of an operation on this tensor and on `others` more float tensors.
+    /// Mark of an operation's result, for this tensor and `others` more float tensors.
     pub(crate) fn after(self, others: usize) -> Self {
         match self {
             Self::Weight(tag) if others > 0 => Self::Weight(tag.rebuilt()),
@@ -57,7 +60,8 @@ impl Mark {
         }
     }
 
-    /// The mark of the result of a binary operation: that of a weight if either operand is one, else that of a shard's gradient.
+    /// Mark of a binary operation's result: a weight's mark takes precedence over a shard
+    /// gradient's.
     pub(crate) fn either(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
             (None | Some(Self::ShardGradient(_)), Some(other)) => Some(other),
@@ -65,7 +69,7 @@ impl Mark {
         }
     }
 
-    /// The mark of several tensors of rank 1, given with their lengths, put one after the other.
+    /// Mark of a concatenation of rank-1 tensors, given with their lengths.
     pub(crate) fn concatenate(parts: impl IntoIterator<Item = (usize, Option<Self>)>) -> Option<Self> {
         let (mut begin, mut weights) = (0, vec![]);
         for (len, mark) in parts {
@@ -80,7 +84,7 @@ impl Mark {
         (!weights.is_empty()).then(|| Self::Flattened(weights.into()))
     }
 
-    /// The mark of a part of a tensor of rank 1: a weight's, if it is exactly that weight.
+    /// Mark of a slice of a rank-1 tensor: the weight's mark if the slice is exactly that weight.
     pub(crate) fn slice(&self, part: &Range<usize>) -> Option<Self> {
         let Self::Flattened(weights) = self else { return None };
         let found = weights.iter().find(|(range, _)| range == part);

@@ -1,4 +1,4 @@
-//! The layers that stand for linears whose weights carry none, one for each device, and what such linears do.
+//! The layer of untagged linears on each device, and the rule for such linears.
 use std::any::TypeId;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock};
@@ -11,21 +11,21 @@ use super::Layer;
 use crate::backend::Float8Backend;
 use crate::config::{LinearInfo, Policy, Untagged};
 
-/// The name under which reports list the linears whose weights carry no layer.
+/// Name of untagged linears in reports.
 pub const UNTAGGED_NAME: &str = "(untagged)";
 
-/// What untagged linears of a device do, once it is settled.
+/// Rule for untagged linears on a device, once settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UntaggedRule {
     pub(crate) choice: Untagged,
-    /// Whether a configuration says so, or [`set_default_config`](crate::set_default_config).
+    /// Whether a configuration or [`set_default_config`](crate::set_default_config) set it.
     pub(crate) is_configured: bool,
 }
 
 struct DeviceDefault {
     layer: Arc<Layer>,
     rule: Option<UntaggedRule>,
-    /// Linears that had a layer at some time.
+    /// Linears that had a layer at any time.
     applied: HashSet<LinearInfo>,
 }
 
@@ -41,29 +41,30 @@ fn with_default<B: Float8Backend, T>(device: &Device<B>, f: impl FnOnce(&mut Dev
     f(DEFAULTS.lock().entry((TypeId::of::<B>(), device.id())).or_insert_with(new))
 }
 
-/// The device's layer for untagged weights.
+/// Layer of untagged weights on the device.
 pub(crate) fn untagged<B: Float8Backend>(device: &Device<B>) -> Arc<Layer> {
     with_default::<B, _>(device, |default| default.layer.clone())
 }
 
-/// What untagged linears of the device do, if that is settled.
+/// Rule for untagged linears on the device, if settled.
 pub(crate) fn untagged_rule<B: Float8Backend>(device: &Device<B>) -> Option<UntaggedRule> {
     with_default::<B, _>(device, |default| default.rule)
 }
 
-/// Whether a linear of this name and size on the device had a layer at some time.
+/// Whether a linear of this name and size on the device had a layer at any time.
 pub(crate) fn was_applied<B: Float8Backend>(device: &Device<B>, linear: &LinearInfo) -> bool {
     with_default::<B, _>(device, |default| default.applied.contains(linear))
 }
 
-/// An untagged linear runs: if it is the first on the device, and no configuration was applied there, such linears run by the device's
-/// default from now on.
+/// Rule for an untagged linear that runs. If nothing was settled before, such linears use the
+/// device's default configuration from now on.
 pub(crate) fn settle_at_linear<B: Float8Backend>(device: &Device<B>) -> UntaggedRule {
     settle::<B>(device, UntaggedRule { choice: Untagged::Default, is_configured: false })
 }
 
-/// The rule for untagged linears after a configuration was applied to these linears of the device. It is the configuration's if
-/// nothing has settled it before: another configuration, or an untagged linear that ran.
+/// Rule for untagged linears after a configuration was applied to `linears` on the device. The
+/// configuration's choice applies unless another configuration or a running untagged linear settled
+/// it before.
 pub(crate) fn settle_at_apply<B: Float8Backend>(
     device: &Device<B>,
     asked_for: Option<Untagged>,
@@ -74,12 +75,12 @@ pub(crate) fn settle_at_apply<B: Float8Backend>(
     settle::<B>(device, UntaggedRule { choice, is_configured: asked_for.is_some() })
 }
 
-/// The rule of the device: this one if there is none yet.
+/// Rule of the device. Sets it if there is none.
 fn settle<B: Float8Backend>(device: &Device<B>, rule: UntaggedRule) -> UntaggedRule {
     with_default::<B, _>(device, |default| *default.rule.get_or_insert(rule))
 }
 
-/// Untagged linears of the device run by this policy from now on.
+/// Sets the policy of untagged linears on the device from now on.
 pub(crate) fn set_default<B: Float8Backend>(device: &Device<B>, policy: Policy) {
     with_default::<B, _>(device, |default| {
         default.layer.configure(policy);

@@ -1,4 +1,4 @@
-//! [`Float8Config::apply`]: names the linears of a model and tags their weights.
+//! [`Float8Config::apply`]: tags the weights of a model's linears with their names.
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -13,16 +13,16 @@ use crate::layer::{Conversion, Layer, LinearPlan, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
 use crate::terms::Gemm;
 
-/// What [`Float8Config::apply`] did; its `Display` is the one-line summary.
+/// Result of [`Float8Config::apply`]. Its `Display` is a one-line summary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// The recipe.
     pub recipe: String,
     /// Names of the linears that run in FP8.
     pub converted: Vec<String>,
-    /// Names of those among them that run by another recipe, and which.
+    /// Names and recipes of converted linears with another recipe.
     pub overridden: Vec<(String, String)>,
-    /// Names of the linears kept in high precision, and why.
+    /// Names of linears kept in high precision, with reasons.
     pub skipped: Vec<(String, String)>,
 }
 
@@ -63,16 +63,17 @@ impl Summary {
 }
 
 impl Float8Config {
-    /// Tags every linear of `model`, the rank-2 parameter `weight` of each `Linear`, under its path in the module tree; says what it did,
-    /// and logs that in a line.
+    /// Tags every linear of `model`: the rank-2 parameter `weight` of each `Linear`, named by its
+    /// path in the module tree. Returns a summary and logs it in one line.
     ///
-    /// What the layers of a model share, such as the optimizer step and amax histories, is shared by its clones, too: to train
-    /// two models apart that began as one, load a record of one into a model that was converted by itself. The report's
-    /// count of untagged linears on the device begins anew.
+    /// Clones of a model share the optimizer step and the amax histories of its layers. To train
+    /// two clones separately, load a record of one into a separately converted model. The report's
+    /// count of untagged linears on the device restarts.
     ///
-    /// The tag outlives optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying an equal configuration again, after
-    /// parameters were rebuilt, keeps counters, amax histories and fallbacks of weights that still have their tags. Applying another
-    /// one, or to a part of the model, makes new layers: clones of the model stay as they were. Quantized
+    /// Tags survive optimizer steps, `clone`, `valid`, `fork` and `load_record`. Applying an equal
+    /// configuration again, after parameters were rebuilt, keeps counters, amax histories and
+    /// fallbacks of weights that still have tags. Applying another configuration, or applying one
+    /// to a part of the model, creates new layers. Clones of the model keep the old ones. Quantized
     /// parameters do not change.
     ///
     /// Lazy parameters are initialized first, in the module's order. `require_grad` does not
@@ -81,16 +82,24 @@ impl Float8Config {
     ///
     /// # Errors
     ///
-    /// A pattern that is no valid glob or matches no linear; a custom layer type that the model does not have; a model without linears;
-    /// too few layers for those to be kept in high precision; nothing left to convert; with `strict`, a pair of granularities that no kernel
-    /// for the device's FP8 tensor cores takes; settings that [`validate`](Self::validate) refuses; a device that cannot run FP8
-    /// ([`Float8Error::Setup`], [`Float8Error::Preflight`]). The error holds the model.
+    /// The error holds the model. It is returned if
+    ///
+    /// - a pattern is an invalid glob or matches no linear, or a custom layer type is not in the
+    ///   model
+    /// - the model has no linears, too few layers to keep in high precision, or no linear left in
+    ///   FP8
+    /// - `strict` is set and a pair of granularities has no kernel for the device's FP8 tensor
+    ///   cores
+    /// - [`validate`](Self::validate) fails
+    /// - the device cannot run FP8 ([`Float8Error::Setup`], [`Float8Error::Preflight`])
+    /// - the model is sharded and had another configuration ([`Float8Error::Sharded`])
     pub fn apply<B: Float8Stack, M: Module<B>>(&self, model: M) -> Result<(M, Summary), ApplyError<M>> {
         self.apply_with(model, |_| true)
     }
 
-    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears for which `filter` is false stay in high precision. It is
-    /// asked about those that the configuration's own filters leave.
+    /// [`apply`](Self::apply) with torchao's `module_filter_fn`: linears for which `filter` returns
+    /// false stay in high precision. It is called only for linears that pass the configuration's
+    /// filters.
     ///
     /// ```
     /// # #[cfg(feature = "flex")] {
@@ -160,7 +169,7 @@ impl Float8Config {
                 );
             }
         }
-        // One for each linear that is not quantized, in the order of the walk.
+        // One policy per linear that is not quantized, in the order of the walk.
         let mut policies = policies.into_iter();
         let model = map_params::<B, M>(model, |param| {
             let Some(name) = param.linear_weight(self) else { return Change::None };
@@ -170,18 +179,18 @@ impl Float8Config {
             if known.as_ref().is_some_and(|tag| tag.enabled) {
                 return Change::None;
             }
-            // Layers that `without_float8` switched off are on again.
+            // Re-enables layers that `without_float8` switched off.
             let new = || Arc::new(Layer::new(name, policy, conversion.clone()));
             let layer = known.map_or_else(new, |tag| tag.layer);
-            // A record that is loaded later has no tag.
+            // Tags tensors loaded later too, since records hold no tags.
             Change::map(move |t| B::with_tag(t, Tag::new(layer.clone())))
         });
         log::info!("{summary}");
         Ok((model, summary))
     }
 
-    /// The conversion of all tagged linears, if this configuration was applied to this very model before, so that their tags say
-    /// what it says.
+    /// Conversion of all tagged linears, if this configuration was applied to this model before, so
+    /// that the tags agree with it.
     fn known_conversion<B: Float8Stack>(
         &self,
         linears: &[FoundLinear<B>],
@@ -197,11 +206,13 @@ impl Float8Config {
         (is_same && conversion.config() == self).then_some(conversion)
     }
 
-    /// Logs a warning for each cause of GEMMs without FP8's speed on a device that has it for others, with the names of the linears.
+    /// Warns about GEMMs that do not gain from FP8 on a device where others do. Logs one warning
+    /// per cause with the names of the linears.
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Config`] in strict mode: a pair of granularities without a kernel for FP8 tensor cores.
+    /// [`Float8Error::Config`] with `strict`, if a pair of granularities has no kernel for FP8
+    /// tensor cores.
     fn check_paths<B: Float8Stack>(&self, linears: &[FoundLinear<B>], policies: &[Policy]) -> Result<(), Float8Error> {
         let mut slow: Vec<(GemmPath, [Granularity; 2], Vec<&str>)> = vec![];
         for (linear, policy) in linears.iter().zip(policies) {
@@ -234,9 +245,11 @@ impl Float8Config {
         Ok(())
     }
 
+    /// Checks that the model has all custom layer types.
+    ///
     /// # Errors
     ///
-    /// [`Float8Error::Config`]: a type that the model does not have.
+    /// [`Float8Error::Config`] if a type is not in the model.
     fn check_module_types<B: Float8Stack>(
         &self,
         linears: &[FoundLinear<B>],

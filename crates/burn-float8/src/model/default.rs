@@ -1,4 +1,4 @@
-//! [`set_default_config`]: how linears run that were not in a model to which a configuration was applied.
+//! [`set_default_config`]: configuration of untagged linears.
 use burn_backend::tensor::Device;
 
 use crate::backend::Float8Backend;
@@ -8,15 +8,15 @@ use crate::layer::set_default;
 use crate::stack::Float8Stack;
 use crate::terms::{Operand, Reason};
 
-/// Sets how linears run on this device whose weights were not tagged by [`Float8Config::apply`]; `None` turns FP8 off
-/// for them. Filters, overrides and statistics do not apply, since an untagged linear has no name. It counts from then on,
-/// whatever was settled before ([`Untagged`](crate::config::Untagged)).
+/// Sets the configuration of untagged linears on this device; `None` turns FP8 off for them.
+/// Filters, overrides and statistics do not apply, since an untagged linear has no name. It
+/// overrides any earlier rule of the device ([`Untagged`](crate::config::Untagged)).
 ///
 /// # Errors
 ///
-/// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate);
-/// [`Float8Error::Config`] for delayed scaling: an amax history belongs to a layer. [`Float8Error::Setup`] or
-/// [`Float8Error::Preflight`] if the device cannot run FP8.
+/// As [`Float8LinearConfig::validate`](crate::Float8LinearConfig::validate).
+/// [`Float8Error::Config`] for delayed scaling, since an amax history belongs to a layer.
+/// [`Float8Error::Setup`] or [`Float8Error::Preflight`] if the device cannot run FP8.
 pub fn set_default_config<B: Float8Stack>(
     device: &Device<B>,
     config: Option<&Float8Config>,

@@ -1,4 +1,5 @@
-//! Weights that are FP8 codes alone: a byte a parameter and its scales, made of a model's weights or given as they are in a file.
+//! FP8-only weights: one byte per parameter plus scales, cast from a model's weights or loaded from
+//! a file.
 use burn::module::Module;
 use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::ops::FloatTensorOps;
@@ -15,14 +16,14 @@ use crate::stack::Float8Stack;
 use crate::tensor::{CastRequest, Codes, Float8Tensor, Layout, fp8_copy};
 use crate::terms::Operand;
 
-/// Which weights are FP8 codes alone; its `Display` is the one-line summary.
+/// FP8-only weights of a model. Its `Display` is a one-line summary.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Fp8Only {
-    /// Names of the linears whose weights are codes alone.
+    /// Names of linears with FP8-only weights.
     pub layers: Vec<String>,
-    /// Names of those that keep high-precision values, and why.
+    /// Names of linears that keep high-precision values, with reasons.
     pub kept: Vec<(String, String)>,
-    /// Elements of the weights that are codes alone.
+    /// Elements of the FP8-only weights.
     pub elements: u64,
     /// Bytes of their codes and scales.
     pub bytes: u64,
@@ -51,13 +52,18 @@ impl Fp8Only {
     }
 }
 
-/// Drops the high-precision values of the weights of all linears that run in FP8: what is left of each are the codes and scales that its
-/// fprop reads, so that the model gives the same outputs to the bit. Says which.
+/// Drops the high-precision values of the weights of all linears that run in FP8. Each weight keeps
+/// the codes and scales that its fprop reads, so the outputs of the model are bit-identical.
+/// Returns the names of these linears.
 ///
-/// A configuration was applied before ([`Float8Config::apply`]). Linears that it keeps in high precision, and grouped ones, stay as they
-/// are. One weight after the other is cast, and what is loaded into the model later becomes codes alone, too. Whatever else reads
-/// such a weight gets the decoded values, which [`Layer::decodes`](crate::report::Layer::decodes) counts; a gradient of it is a panic of the linear
-/// that names the layer, and an error of [`check_frozen`]: freeze the weights (`Module::no_grad`) and train [adapters](crate::lora).
+/// Requires an applied configuration ([`Float8Config::apply`]). Linears in high precision and
+/// grouped linears do not change. Weights are cast one at a time, and weights loaded later become
+/// FP8-only too.
+///
+/// Other operations that read such a weight get decoded values;
+/// [`Layer::decodes`](crate::report::Layer::decodes) counts them. A gradient of it is an error of
+/// [`check_frozen`], and a panic of the linear that names the layer. Freeze the weights
+/// (`Module::no_grad`) and train [adapters](crate::lora).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -80,7 +86,8 @@ impl Fp8Only {
 ///
 /// # Errors
 ///
-/// [`Float8Error::NotApplied`]; [`Float8Error::Sharded`] where a process has some rows of the weights. The error holds the model.
+/// [`Float8Error::NotApplied`], or [`Float8Error::Sharded`] if the weights are sharded. The error
+/// holds the model.
 pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), ApplyError<M>> {
     let refuse = |error, model| Err(ApplyError { error, model: Box::new(model) });
     let found = linears::<B, M>(&model, None);
@@ -117,7 +124,8 @@ pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), 
     Ok((model, fp8_only))
 }
 
-/// The codes that fprop reads of a weight `[K, N]`, and nothing else of it; the weight itself where fprop reads none.
+/// Replaces a weight `[K, N]` with the codes that fprop reads. Returns the weight unchanged if
+/// fprop reads none.
 fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     let Some(tag) = weight.tag().cloned() else { return weight };
     let plan = tag.layer.plan(None).ok().filter(|plan| plan.cast(Operand::WEIGHT_T).is_some());
@@ -136,15 +144,15 @@ fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     Float8Tensor::of_codes(like, codes).tagged(tag)
 }
 
-/// A NaN in the shape of another tensor, with its dtype and device.
+/// NaN with the shape, dtype and device of another tensor.
 fn placeholder<B: Float8Backend>(like: &FloatTensor<B>) -> FloatTensor<B> {
     let (dtype, shape) = (FloatDType::from(like.dtype()), like.shape());
     let nan = B::float_from_data(TensorData::new(vec![f32::NAN], [1, 1]), &B::float_device(like));
     B::float_expand(B::float_cast(nan, dtype), shape)
 }
 
-/// The linears of a model that have a weight of rank 2, in the order of the module tree, by the types that `config` names. Parameters that
-/// are not initialized yet stay so.
+/// Linears of a model with a weight of rank 2, in the order of the module tree. `config` adds
+/// custom types. Lazy parameters stay uninitialized.
 pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) -> Vec<LinearInfo> {
     let mut infos = vec![];
     visit_params::<B, M>(model, |param| {
@@ -157,13 +165,16 @@ pub fn linear_infos<B: Backend, M: Module<B>>(model: &M, config: &Float8Config) 
 
 type BoxedError = Box<dyn core::error::Error + Send + Sync>;
 
-/// Puts FP8 codes in the place of the weights of linears, without a high-precision copy of any: `codes` gives those of a linear
-/// as fprop reads them, [`HostCodes`] of `[N, K]`, or none where the weight is to stay as it is. Parameters that are not initialized yet are not
-/// drawn for it. Says which were put there.
+/// Replaces the weights of linears with FP8 codes, without a high-precision copy of any. Returns
+/// the names of these linears.
 ///
-/// `config` says which parameters are weights of linears; it is applied afterwards, and where its cast of a weight is of the same format and
-/// granularity, GEMMs read the codes as they are. Where values are asked for, they have the dtype `values`. Weights that are loaded on a
-/// backend without autodiff are frozen: `train()` gives them no gradient.
+/// `codes` returns the codes of a linear as fprop reads them, [`HostCodes`] of `[N, K]`, or None to
+/// keep the weight. Parameters that are not initialized yet are not drawn.
+///
+/// `config` determines the parameters that are weights of linears. Apply it afterwards: GEMMs read
+/// the codes directly if its cast of a weight has their format and granularity. Decoded values have
+/// the dtype `values`. Weights loaded on a backend without autodiff are frozen: `train()` gives
+/// them no gradient.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -187,8 +198,13 @@ type BoxedError = Box<dyn core::error::Error + Send + Sync>;
 ///
 /// # Errors
 ///
-/// Errors of `codes`, which `downcast` gives back; [`Float8Error::Codes`] where codes do not fit the linear: other dimensions, too few codes or scales, a NaN, a scale that
-/// is zero, negative or not finite, or no power of two where E8M0 is asked for, a value beyond f32.
+/// Errors of `codes`, which `downcast` recovers. [`Float8Error::Codes`] if codes do not fit the
+/// linear:
+///
+/// - wrong dimensions, or a wrong number of codes or scales
+/// - a code that is NaN or infinite, or a value beyond f32
+/// - a scale that is negative or not finite, a zero scale of a nonzero code, or an E8M0 scale that
+///   is not a power of two
 pub fn load_codes<B: Float8Stack, M: Module<B>>(
     model: M,
     config: &Float8Config,
@@ -224,7 +240,8 @@ pub fn load_codes<B: Float8Stack, M: Module<B>>(
     error.map_or(Ok((model, loaded)), Err)
 }
 
-/// Whether codes are the weight of a linear; the largest magnitude that their scales allow.
+/// Checks that codes fit the weight of a linear. Returns the largest magnitude that their scales
+/// allow.
 fn check(LinearInfo { name, k, n }: &LinearInfo, all: &HostCodes) -> Result<f32, Float8Error> {
     let wrong = |what: String| Err(Float8Error::Codes { layer: name.clone(), what });
     let HostCodes { codes, dims, format, granularity, inv_scales, .. } = all;
@@ -253,16 +270,18 @@ fn check(LinearInfo { name, k, n }: &LinearInfo, all: &HostCodes) -> Result<f32,
     if let Some((i, scale)) = all.overflow() {
         return wrong(format!("beyond f32: {:#04x} · {} at row {}, column {}", codes[i], scale.get(), i / k, i % k));
     }
-    // With scales whose largest codes are beyond f32, but for which there are none.
+    // The bound may exceed f32 if the largest codes do not occur. It is clamped.
     Ok(inv_scales.iter().map(|scale| scale.get() * format.max()).fold(0.0, f32::max).min(f32::MAX))
 }
 
-/// Whether all weights that are codes alone are frozen: what a training loop asks before its first step. Without it, the first forward of a
-/// linear that is not panics with the same words, since Burn's operations return no errors.
+/// Checks that all FP8-only weights are frozen. Call it before the first training step. Otherwise
+/// the first forward of a trained FP8-only linear panics with the same message, since Burn's
+/// operations return no errors.
 ///
 /// # Errors
 ///
-/// [`Float8Error::Fp8OnlyTrained`] naming the first linear whose weight is codes alone and wants a gradient.
+/// [`Float8Error::Fp8OnlyTrained`] naming the first linear whose weight is FP8-only and requires a
+/// gradient.
 pub fn check_frozen<B: Float8Stack, M: Module<B>>(model: &M) -> Result<(), Float8Error> {
     let is_trained =
         |weight: &FloatTensor<B>| B::float_is_require_grad(weight) && B::float8_tensor(weight).is_fp8_only();
@@ -271,7 +290,7 @@ pub fn check_frozen<B: Float8Stack, M: Module<B>>(model: &M) -> Result<(), Float
     trained.map_or(Ok(()), |linear| Err(Float8Error::Fp8OnlyTrained { layer: linear.info.name }))
 }
 
-/// Codes and scales `[N, K]` of each linear whose weight is codes alone, by name; this waits for the device.
+/// Codes and scales `[N, K]` of each linear with an FP8-only weight, by name. Waits for the device.
 pub fn read_codes<B: Float8Stack, M: Module<B>>(model: &M) -> impl Iterator<Item = (String, HostCodes)> {
     linears::<B, M>(model, None).into_iter().filter_map(|linear| {
         let weight = B::float8_tensor(&linear.weight?);

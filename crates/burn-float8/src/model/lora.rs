@@ -1,10 +1,11 @@
-//! LoRA for any Burn model: adapters that are trained beside linears whose weights are frozen.
+//! LoRA for any Burn model: trains adapters of linears with frozen weights.
 //!
 //! ```text
 //! y = linear(x, w) + α/r · (drop(x) · A) · B        A [K, r], B [r, N]
 //! ```
 //!
-//! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and initial values are those of Hugging Face's PEFT.
+//! Source: Hu et al., *LoRA: Low-Rank Adaptation of Large Language Models* (2021). Names and
+//! initial values follow Hugging Face's PEFT.
 use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, ParamId};
@@ -20,23 +21,25 @@ use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
 use crate::tensor::{Adapter, Dropout};
 
-/// How adapters are made; fields and defaults are PEFT's.
+/// Configuration of adapters. Fields and defaults follow PEFT.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[cfg_attr(feature = "schemars", schemars(default))]
 pub struct LoraConfig {
-    /// r: the length between A and B.
+    /// Rank r of A and B.
     pub rank: usize,
-    /// α: what B·A is multiplied by, divided by r.
+    /// α. The product A·B is scaled by α/r.
     pub alpha: f64,
-    /// Which share of x an adapter does not see in training.
+    /// Dropout probability of the adapters' input x in training.
     pub dropout: f64,
-    /// Linears that get adapters, by the end of their names: `q_proj` is `layers.3.self_attn.q_proj`. `all-linear` is all but `lm_head`.
+    /// Linears that get adapters, by the end of their names: `q_proj` matches
+    /// `layers.3.self_attn.q_proj`. `all-linear` matches all linears except `lm_head`.
     pub target_modules: Vec<String>,
-    /// Ranks of some linears, which replace `rank`, by the end of their names. The longest end counts.
+    /// Ranks of some linears instead of `rank`, by the end of their names. The longest match wins.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Values of α of some linears, which replace `alpha`, by the end of their names. The longest end counts.
+    /// Values of α of some linears instead of `alpha`, by the end of their names. The longest match
+    /// wins.
     pub alpha_pattern: BTreeMap<String, f64>,
 }
 
@@ -47,10 +50,10 @@ impl Default for LoraConfig {
     }
 }
 
-/// PEFT's name for all linears but the output.
+/// PEFT's name for all linears except the output.
 const ALL_LINEAR: &str = "all-linear";
 
-/// The output of a language model.
+/// Output layer of a language model.
 const OUTPUT: &str = "lm_head";
 
 impl LoraConfig {
@@ -74,6 +77,8 @@ impl LoraConfig {
         Self { target_modules: names.into_iter().map(Into::into).collect(), ..self }
     }
 
+    /// Checks the settings.
+    ///
     /// # Errors
     ///
     /// [`Float8Error::Config`] if the rank is 0, α is 0 or not finite, the dropout is outside 0..1,
@@ -103,38 +108,39 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// Whether the linear of this name gets an adapter.
+    /// Whether the linear with this name gets an adapter.
     pub fn targets(&self, name: &str) -> bool {
         self.target_modules.iter().any(|target| target_matches(target, name))
     }
 
-    /// Rank of the linear of this name.
+    /// Rank of the linear with this name.
     pub fn rank_of(&self, name: &str) -> usize {
         of_pattern(&self.rank_pattern, name).unwrap_or(self.rank)
     }
 
-    /// α of the linear of this name.
+    /// α of the linear with this name.
     pub fn alpha_of(&self, name: &str) -> f64 {
         of_pattern(&self.alpha_pattern, name).unwrap_or(self.alpha)
     }
 
-    /// α/r of the linear of this name.
+    /// α/r of the linear with this name.
     pub fn scale_of(&self, name: &str) -> f64 {
         self.alpha_of(name) / self.rank_of(name) as f64
     }
 
-    /// Adapters for a model's linears: A drawn uniformly from ±1/√K by the seed and the linear's name, B zero, so that the model gives what
-    /// it gave without them. In f32. Parameters of the model that are not initialized yet are initialized.
+    /// Creates f32 adapters for a model's linears. A is drawn uniformly from ±1/√K, seeded by
+    /// `seed` and the linear's name. B is zero, so the outputs of the model do not change. Lazy
+    /// parameters of the model are initialized.
     ///
     /// # Errors
     ///
     /// As [`validate`](Self::validate). [`Float8Error::Config`] if no linear's name ends with a
-    /// target, or no name of a linear with an adapter ends with the key of a pattern.
+    /// target, or no target linear's name ends with the key of a pattern.
     pub fn init<B: Float8Stack, M: Module<B>>(&self, model: &M, seed: u64) -> Result<Lora<B>, Float8Error> {
         self.validate()?;
-        // What clones of a model would draw, each for itself.
+        // Draws lazy parameters once. Otherwise each clone of the model would draw its own.
         draw::<B, M>(model);
-        // Experts have weights of rank 3, which no adapter is for.
+        // Experts have weights of rank 3, which have no adapters.
         let is_matrix = |weight: &burn_backend::tensor::FloatTensor<B>| {
             use burn_backend::TensorMetadata;
             weight.shape().num_dims() == 2
@@ -166,7 +172,7 @@ fn target_matches(target: &str, name: &str) -> bool {
     }
 }
 
-/// Refuses an end that no name of these linears has.
+/// Refuses a suffix that matches no name of these linears.
 fn each_matches<'a, B: Float8Stack>(
     field: &'static str,
     ends: impl IntoIterator<Item = &'a String>,
@@ -178,25 +184,26 @@ fn each_matches<'a, B: Float8Stack>(
     }
 }
 
-/// The value of the longest end that `name` has.
+/// Value of the longest matching suffix of `name`.
 fn of_pattern<T: Copy>(pattern: &BTreeMap<String, T>, name: &str) -> Option<T> {
     let ends = pattern.iter().filter(|(end, _)| target_matches(end, name));
     ends.max_by_key(|(end, _)| end.len()).map(|(_, value)| *value)
 }
 
-/// One seed for each name.
+/// A distinct seed for each name.
 fn named(seed: u64, name: &str) -> u64 {
     name.bytes().fold(split_mix(seed, 0), |seed, byte| split_mix(seed, u64::from(byte)))
 }
 
-/// Numbers from -bound to bound.
+/// Uniform numbers from -bound to bound.
 fn uniform(seed: u64, len: usize, bound: f64) -> Vec<f32> {
     // 53 bits, so that every number is exact in f64.
     let number = |i| (split_mix(seed, i) >> 11) as f64 / 2f64.powi(52) - 1.0;
     (0..len as u64).map(|i| (number(i) * bound) as f32).collect()
 }
 
-/// The adapters of a model: a module of its own, which an optimizer trains and a record holds, while the model stays frozen.
+/// Adapters of a model. They are a separate module, so that an optimizer trains them and a record
+/// saves them, while the model stays frozen.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -220,14 +227,14 @@ fn uniform(seed: u64, len: usize, bound: f64) -> Vec<f32> {
 /// ```
 #[derive(Module, Debug)]
 pub struct Lora<B: Backend> {
-    /// One for each linear that has one, in the order of the model.
+    /// One adapter per target linear, in the order of the model.
     pub adapters: Vec<LoraAdapter<B>>,
-    /// How they were made.
+    /// Configuration of the adapters.
     #[module(skip)]
     pub config: LoraConfig,
 }
 
-/// The adapter of one linear.
+/// Adapter of one linear.
 #[derive(Module, Debug)]
 pub struct LoraAdapter<B: Backend> {
     /// The linear's name.
@@ -240,14 +247,16 @@ pub struct LoraAdapter<B: Backend> {
 }
 
 impl<B: Backend> Lora<B> {
-    /// The model with the adapters beside its linears, for the forwards of a step: what an optimizer makes of the adapters is attached anew.
-    /// Gradients are those of [`Lora`]'s own parameters. With a dropout, `seed` says which elements of x are dropped, the same for each
-    /// forward; none drops nothing, as an evaluation does.
+    /// Returns the model with the adapters attached to its linears, for the forwards of one step.
+    /// Attach them again after an optimizer step. Gradients belong to the parameters of this
+    /// [`Lora`]. With a dropout, `seed` selects the dropped elements of x, the same in each
+    /// forward. Pass `None` in evaluations to drop nothing.
     ///
-    /// Adapters add up: `two.attach(one.attach(model, None), None)` runs with both, and both get gradients. An adapter replaces an
-    /// attached one with the same parameter id, as its value after an optimizer step has.
+    /// Several adapters add up: `two.attach(one.attach(model, None), None)` runs with both, and
+    /// both get gradients. An adapter replaces an attached one with the same parameter id, such as
+    /// its value before an optimizer step.
     ///
-    /// Whatever else reads the weight of such a linear reads `w + α/r · A·B`.
+    /// All other operations read the weight of such a linear as `w + α/r · A·B`.
     ///
     /// # Panics
     ///
@@ -261,10 +270,11 @@ impl<B: Backend> Lora<B> {
         })
     }
 
-    /// The model with weights `w + α/r · A·B`, in their own dtype; of weights that are FP8 codes alone, the decoded values and that. What
-    /// it is to run with is to be applied anew.
+    /// Returns the model with weights `w + α/r · A·B`, in their own dtype. FP8-only weights are
+    /// decoded first. Apply a configuration to the result to run it in FP8.
     ///
-    /// These weights are new parameters with the `require_grad` of the old ones: no gradient reaches the adapters.
+    /// These weights are new parameters with the `require_grad` of the old ones. No gradient
+    /// reaches the adapters.
     pub fn merge<M: Module<B>>(&self, model: M) -> M {
         map_params::<B, M>(self.attach(model, None), |param| {
             let merged = param.float().and_then(|weight| (functions::<B>().merge_adapters)(weight));

@@ -1,4 +1,5 @@
-//! What a user does with a model: apply a configuration, switch FP8 on and off, read the report, save and restore the state.
+//! Operations on a model: apply a configuration, switch FP8 on and off, read the report, save and
+//! restore the state.
 mod apply;
 mod default;
 mod fp8_only;

@@ -1,4 +1,4 @@
-//! [`Monitor`]: what the linears of a model are doing while it trains, at so little cost that each step can be looked at.
+//! [`Monitor`]: cheap per-step observation of a model's linears in training.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Operand};
 
-/// The linears that a configuration was applied to, in the order of the module tree. Clones of the model and the models that its
-/// optimizer returns share them, so one monitor serves a whole run.
+/// Linears of a model with an applied configuration, in the order of the module tree. Clones of the
+/// model and the models its optimizer returns share them, so one monitor serves a whole run.
 pub struct Monitor<B: Float8Stack> {
     layers: Vec<(B::Device, Arc<Layer>)>,
 }
@@ -22,32 +22,32 @@ pub struct Monitor<B: Float8Stack> {
 pub struct SampledOperand {
     /// The linear's path in the module tree.
     pub layer: String,
-    /// `input`, `weight` or `grad_output`, and `_t` behind it where a GEMM reads the transpose.
+    /// `input`, `weight` or `grad_output`, with the suffix `_t` if a GEMM reads the transpose.
     pub operand: &'static str,
     /// The statistics of the last sampled step.
     pub health: OperandHealth,
 }
 
-/// The amaxes of all operands of the last FP8 GEMMs of a model, where they lie: on the device.
+/// Amaxes of all operands of a model's last FP8 GEMMs, still on the device.
 #[derive(Clone, Debug)]
 pub struct Amaxes {
     layers: Vec<LayerAmaxes>,
 }
 
-/// The amaxes of one linear's operands.
+/// Amaxes of one linear's operands.
 #[derive(Clone)]
 struct LayerAmaxes {
     layer: Arc<Layer>,
-    /// By GEMM.
+    /// Indexed by GEMM.
     operands: [Option<[Arc<dyn ReadAmax>; 2]>; 3],
 }
 
-/// An operand that is not finite.
+/// An operand with a non-finite amax.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NonFiniteOperand {
     /// The linear's path in the module tree.
     pub layer: String,
-    /// Which GEMM read it.
+    /// GEMM that read it.
     pub gemm: Gemm,
     /// `input`, `weight` or `grad_output`.
     pub role: &'static str,
@@ -69,13 +69,14 @@ impl core::fmt::Debug for LayerAmaxes {
 }
 
 impl<B: Float8Stack> Monitor<B> {
-    /// Finds the linears; without a configuration there are none.
+    /// Finds the linears of a model. Empty if no configuration was applied.
     pub fn new<M: Module<B>>(model: &M) -> Self {
         let layers = linears::<B, M>(model, None).into_iter();
         Self { layers: layers.filter_map(|found| Some((found.device, found.tag?.layer))).collect() }
     }
 
-    /// Calls of fprop, dgrad and wgrad so far, by the linear's path in the module tree. Nothing is read from the device.
+    /// Calls of fprop, dgrad and wgrad so far, by the linear's path in the module tree. Nothing is
+    /// read from the device.
     pub fn calls(&self) -> BTreeMap<String, [GemmTotals; 3]> {
         let calls = |layer: &Layer| {
             Gemm::ALL.map(|gemm| {
@@ -86,14 +87,14 @@ impl<B: Float8Stack> Monitor<B> {
         self.layers.iter().map(|(_, layer)| (layer.name().into(), calls(layer))).collect()
     }
 
-    /// GEMM calls so far by path: how FP8 ones were computed (`wgmma`, `emulated`, ..), and `high_precision`. Nothing is read from the
-    /// device.
+    /// GEMM calls so far by path: FP8 paths (`wgmma`, `emulated`, ..), and `high_precision`.
+    /// Nothing is read from the device.
     pub fn gemm_calls(&self) -> BTreeMap<String, u64> {
         let mut all = BTreeMap::new();
         for (_, layer) in &self.layers {
             for gemm in Gemm::ALL {
                 let [native, emulated, high_precision] = layer.calls(gemm);
-                // A layer's path is that of its device.
+                // All FP8 calls count for the path of the last one.
                 let path = layer.last(gemm).float8.map_or_else(|| "fp8".into(), |(path, _)| path.to_string());
                 for (path, calls) in [(path, native + emulated), ("high_precision".into(), high_precision)] {
                     if calls > 0 {
@@ -105,7 +106,8 @@ impl<B: Float8Stack> Monitor<B> {
         all
     }
 
-    /// Statistics of the last sampled step, if a configuration takes any. Waits for the device, to read them.
+    /// Statistics of the last sampled step, if the configuration samples any. Waits for the device
+    /// to read them.
     pub fn health(&self) -> Vec<SampledOperand> {
         let mut all = vec![];
         for (device, layer) in &self.layers {
@@ -122,7 +124,7 @@ impl<B: Float8Stack> Monitor<B> {
         all
     }
 
-    /// The amaxes of the last GEMMs, to be read later, if at all. Waits for nothing.
+    /// Amaxes of the last GEMMs, to be read later. Does not wait.
     pub fn amaxes(&self) -> Amaxes {
         let operands =
             |layer: &Layer, gemm| layer.last(gemm).float8.map(|(_, operands)| operands.map(|operand| operand.amaxes));
@@ -139,8 +141,8 @@ impl<B: Float8Stack> Monitor<B> {
 }
 
 impl Amaxes {
-    /// The first operand that was not finite in the order in which a step computes: forward from the first layer to the last, then
-    /// backward from the last to the first. Waits for the device, to read amaxes.
+    /// First non-finite operand, in the order of a step's computation: forward from the first layer
+    /// to the last, then backward from the last to the first. Waits for the device to read amaxes.
     pub fn first_non_finite(&self) -> Option<NonFiniteOperand> {
         let find = |of: &LayerAmaxes, gemm: Gemm| {
             let operands = of.operands[gemm as usize].as_ref()?;

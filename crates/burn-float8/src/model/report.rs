@@ -1,4 +1,4 @@
-//! [`report`]: what each linear of a model really did.
+//! [`report`]: execution of each linear of a model.
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::step::DeviceState;
 use crate::tensor::{ShardingReport, source_of};
 use crate::terms::{Gemm, Role};
 
-/// One operand of one GEMM of one linear, as it was last cast.
+/// Last cast of one operand of one GEMM of one linear.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OperandReport {
     /// `input`, `weight` or `grad_output`.
@@ -31,36 +31,37 @@ pub struct OperandReport {
     /// Its max |x|.
     #[serde(with = "non_finite")]
     pub amax: Option<f32>,
-    /// The scale of its largest element: the only one of its tensor, or the smallest of its rows or blocks.
+    /// Scale of its largest element: the scale of its tensor, or the smallest of its rows or
+    /// blocks.
     #[serde(with = "non_finite")]
     pub scale: Option<f32>,
     /// Statistics of the last sampled step.
     pub health: Option<OperandHealth>,
 }
 
-/// One GEMM of one linear since the layer was tagged.
+/// Calls of one GEMM of one linear since the layer was tagged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GemmReport {
-    /// Calls on FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
+    /// Calls on FP8 tensor cores, or with few rows by [`GemmPath::Gemv`].
     pub native: u64,
-    /// Calls in FP8 numerics without FP8 tensor cores.
+    /// Calls with FP8 numerics but without FP8 tensor cores.
     pub emulated: u64,
-    /// Calls in the tensors' own precision.
+    /// Calls in the tensors' own dtype.
     pub high_precision: u64,
-    /// How the last FP8 call was computed.
+    /// Path of the last FP8 call.
     pub path: Option<String>,
-    /// What that costs, where the device computes other recipes faster.
+    /// Cost of this path, if the device runs other recipes faster.
     pub cost: Option<Cow<'static, str>>,
-    /// Its operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
+    /// Operands: x and w in fprop, dy and w in dgrad, x and dy in wgrad.
     pub operands: [OperandReport; 2],
-    /// Why the last high-precision call was one.
+    /// Reason of the last high-precision call.
     pub reason: Option<String>,
-    /// Why the last high-precision call that nobody asked for was one.
+    /// Reason of the last unrequested high-precision call.
     pub unrequested: Option<String>,
 }
 
 impl GemmReport {
-    /// Share of zeros that padding added to the codes of the last FP8 call: `padded_k / k - 1`.
+    /// Share of padding in the codes of the last FP8 call: `padded_k / k - 1`.
     pub fn padding(&self) -> Option<f64> {
         self.operands[0].size.map(|a| a.padded_k as f64 / a.k as f64 - 1.0)
     }
@@ -72,14 +73,14 @@ impl GemmReport {
     }
 }
 
-/// One linear.
+/// Execution of one linear.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerReport {
-    /// Its path in the module tree.
+    /// Path in the module tree.
     pub name: String,
-    /// Its recipe, or why it is in high precision.
+    /// Recipe, or reason for high precision.
     pub policy: String,
-    /// Whether it is to run in FP8.
+    /// Whether its policy is FP8.
     pub is_float8: bool,
     /// y = x · w
     pub fprop: GemmReport,
@@ -87,46 +88,49 @@ pub struct LayerReport {
     pub dgrad: GemmReport,
     /// dw = xᵀ · dy
     pub wgrad: GemmReport,
-    /// Passes that cast x, w and dy on behalf of this layer; copies shared with another layer count there.
+    /// Casts of x, w and dy by this layer. A copy shared with another layer counts for the layer
+    /// that made it.
     pub casts: [u64; 3],
-    /// FP8 copies alive now that were made on behalf of this layer.
+    /// Live FP8 copies made for this layer.
     pub live_copies: u64,
     /// Bytes of their codes and scales.
     pub live_bytes: u64,
     /// Calls of `Tensor::matmul` on the weight in high precision.
     pub weight_matmuls: u64,
-    /// Whether its weight is [FP8 codes alone](crate::weights), in which format and with scales of what.
+    /// Format and granularity of an [FP8-only weight](crate::weights).
     pub fp8_only: Option<String>,
-    /// How often each operation has decoded such a weight.
+    /// Number of decodes of such a weight by operation.
     pub decodes: BTreeMap<Cow<'static, str>, u64>,
-    /// Where statistics have moved the layer, if they have.
+    /// Fallback of the layer, if statistics moved it.
     pub fallback: Option<Fallback>,
-    /// Which rows of its weight this process keeps, if not all.
+    /// Rows of its weight in this process, if the weight is sharded.
     pub sharding: Option<ShardingReport>,
 }
 
-/// Every linear of a model, in the order of the module tree, then the device's untagged linears if there were calls.
+/// Every linear of a model in the order of the module tree, then the device's untagged linears if
+/// they had calls.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// The linears.
     pub layers: Vec<LayerReport>,
-    /// Linears of the model that carry no layer, where nothing says that such linears are meant to run as they do: a record without
-    /// FP8 layers was loaded, or their weights were quantized or rebuilt from data since.
+    /// Linears of the model that lost their tags, unless a configuration allows it. Causes: a
+    /// record without FP8 layers was loaded, or weights were quantized or rebuilt from data.
     pub untagged: Vec<String>,
-    /// What self-checks have found on the model's devices; nothing where they are CPUs.
+    /// Self-check results of the model's devices. Empty for CPUs.
     pub self_check: SelfCheckReport,
-    /// How the backend computes attention: `tiles` of queries and keys in a kernel of its own, or `blocks` of queries by Burn's matmuls.
+    /// Algorithm of the backend's attention: `tiles` of queries and keys in a kernel, or `blocks`
+    /// of queries by Burn's matmuls.
     pub attention: Cow<'static, str>,
 }
 
 /// GEMM calls by path, summed over a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GemmTotals {
-    /// On FP8 tensor cores, or of few rows by [`GemmPath::Gemv`].
+    /// Calls on FP8 tensor cores, or with few rows by [`GemmPath::Gemv`].
     pub native: u64,
-    /// In FP8 numerics without FP8 tensor cores.
+    /// Calls with FP8 numerics but without FP8 tensor cores.
     pub emulated: u64,
-    /// In the tensors' own precision.
+    /// Calls in the tensors' own dtype.
     pub high_precision: u64,
 }
 
@@ -147,9 +151,10 @@ impl core::fmt::Display for GemmTotals {
     }
 }
 
-/// What each linear of `model` did since it was tagged. The last row, where there is one, stands for linears of any
-/// model on the same device whose weights carry no tag, since a configuration was last applied there. A weight that was
-/// sliced, or rebuilt from data, has lost its tag. Waits for the device, to read amaxes and statistics.
+/// Returns the execution of each linear of `model` since it was tagged. If the device's untagged
+/// linears had calls, the last row counts them. That row covers all models on the device, since a
+/// configuration was last applied there. Slicing a weight or rebuilding it from data drops its tag.
+/// Waits for the device to read amaxes and statistics.
 pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let found = linears::<B, M>(model, None);
     let layers: Vec<_> = found.iter().filter_map(|linear| Some(linear.tag.as_ref()?.layer.clone())).collect();
@@ -194,8 +199,8 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 
 /// Whether an untagged linear is an error in a model with these layers.
 ///
-/// Not an error: a configuration sets how untagged linears run, or no configuration was applied to
-/// the model and they run by the device's default.
+/// It is not an error if a configuration sets the rule for untagged linears. It is also allowed if
+/// no configuration was applied to the model and its linears use the device's default.
 fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
     let is_alone = layers.is_empty() && !was_applied;
     match rule {
@@ -221,10 +226,10 @@ impl LayerReport {
                 if rows > GEMV_ROWS {
                     lost.retain(|lost| *lost != GemmPath::Gemv.to_string());
                 }
-                // Calls that were counted before their results were found to be wrong were made again; those of other kernels of the
-                // path, which were right, count with them.
+                // Earlier calls whose results were found to be wrong were repeated on the next
+                // path. Earlier calls of correct kernels of the path are counted with them.
                 let config = GemmConfig { emulate: path == GemmPath::Emulated, ..Default::default() };
-                // Others have many rows, or groups.
+                // Other paths have many rows, or groups.
                 let rows = (path == GemmPath::Gemv).then_some(rows);
                 let now = B::fp8_facts(device).gemm_path(rows, granularities, config);
                 if lost.is_empty() || now == GemmPath::Gemv {
@@ -289,8 +294,8 @@ impl Report {
         self.layers.iter().map(LayerReport::totals).sum()
     }
 
-    /// Whether every linear that was to run in FP8 did. At the end of a run this finds what `strict` cannot: layers that were
-    /// never called.
+    /// Checks that every linear with an FP8 policy ran in FP8. At the end of a run this also finds
+    /// layers that were never called, which `strict` cannot.
     ///
     /// # Errors
     ///
@@ -301,7 +306,7 @@ impl Report {
     /// if [`untagged`](Self::untagged) is not empty.
     pub fn verify(&self) -> Result<(), Float8Error> {
         self.self_check.fault().map_or(Ok(()), Err)?;
-        // Other models' linears count there, too.
+        // This row also counts linears of other models.
         let layers = || self.layers.iter().filter(|layer| layer.name != UNTAGGED_NAME);
         for layer in layers() {
             for (gemm, calls) in layer.gemms() {

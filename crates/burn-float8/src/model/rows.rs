@@ -1,4 +1,4 @@
-//! [`independent_rows`]: how many rows at a time the linears of a model compute as if each were alone.
+//! [`independent_rows`]: batch invariance of a model's linears.
 use burn::module::Module;
 use burn_backend::TensorMetadata;
 
@@ -9,11 +9,12 @@ use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Operand, Role};
 
-/// Up to how many rows each linear of `model`, but for those called `except`, gives each row the bits that it gives of that row alone. 1
-/// if a linear does not: it runs in high precision, has an adapter, is a grouped one, or has one scale for all rows, which are cast together.
+/// Maximum number of rows that each linear of `model` computes independently of each other, bit for
+/// bit. Linears named in `except` are ignored. The result is 1 if a linear runs in high precision,
+/// has an adapter, is grouped, or has one dynamic scale for all rows.
 ///
-/// On CPUs a linear in FP8 does so for up to 4 rows whose scales are their own (`rowwise`, `blockwise`, `mxfp8`), or that of a
-/// history (`delayed`).
+/// On CPUs it is 4 if rows have their own scales (`rowwise`, `blockwise`, `mxfp8`) or the scale of
+/// a history (`delayed`).
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -31,7 +32,7 @@ pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]
     let linears = linears::<B, M>(model, None);
     let of_device = linears.first().map_or(1, |linear| B::Inner::fp8_facts(&linear.device).independent_rows);
     let are_independent = linears.iter().all(|linear| {
-        // Of several experts one may get the rows of all.
+        // One expert may get the rows of all.
         let is_alone = linear.weight.as_ref().is_some_and(|weight| weight.rank() == 2);
         let has_adapter = || linear.weight.as_ref().is_some_and(B::has_adapter);
         let is_enabled = linear.tag.as_ref().is_some_and(|tag| tag.enabled);
@@ -44,7 +45,7 @@ pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]
     if are_independent { of_device } else { 1 }
 }
 
-/// Whether fprop runs in FP8 and no row of x has a part in the scale of another.
+/// Whether fprop runs in FP8 and no row of x affects the scale of another.
 fn has_scales_of_rows<B: Float8Backend>(layer: &Layer, device: &B::Device) -> bool {
     let Ok(plan) = layer.plan(None) else { return false };
     let cast = plan.gemm(Gemm::Fprop).ok().and_then(|_| plan.cast(Operand::INPUT));

@@ -1,4 +1,4 @@
-//! [`PrecisionSchedule`]: high precision at the beginning and end of a run, FP8 between, in one run.
+//! [`PrecisionSchedule`]: high precision at the start and end of a run, FP8 in between.
 use serde::{Deserialize, Serialize};
 
 use crate::config::checked;
@@ -9,9 +9,9 @@ use crate::error::Float8Error;
 #[serde(untagged, expecting = "expected a whole number of steps or a fraction from 0 to 1")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Span {
-    /// Optimizer steps: a whole number in a file.
+    /// Number of optimizer steps, an integer in a file.
     Steps(u64),
-    /// A share of all steps, 0 to 1, rounded to the nearest step: a number with a point in a file.
+    /// Share of all steps, 0 to 1, rounded to the nearest step. A float in a file.
     Fraction(f64),
 }
 
@@ -30,8 +30,9 @@ impl Span {
     }
 }
 
-/// High precision, then FP8, then high precision again. Nothing is rebuilt at a switch: parameters, optimizer state and
-/// amax histories stay as they are, so that the first FP8 step is that of an FP8 run from the same state, bit for bit.
+/// High precision, then FP8, then high precision again. A switch rebuilds nothing. Parameters,
+/// optimizer state and amax histories stay, so the first FP8 step is bit-identical to a step of an
+/// FP8 run from the same state.
 ///
 /// ```
 /// use burn_float8::{PrecisionSchedule, Span};
@@ -43,14 +44,15 @@ impl Span {
 /// # Ok::<(), burn_float8::Float8Error>(())
 /// ```
 ///
-/// Before each step, call [`set_float8_enabled`](crate::set_float8_enabled) with what [`is_float8`](Self::is_float8) says.
+/// Before each step, call [`set_float8_enabled`](crate::set_float8_enabled) with the result of
+/// [`is_float8`](Self::is_float8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", deny_unknown_fields, default)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema), schemars(!remote))]
 pub struct PrecisionSchedule {
-    /// How long the run is in high precision at its beginning.
+    /// Length of the high-precision phase at the start of the run.
     warmup: Span,
-    /// How long the run is in high precision at its end.
+    /// Length of the high-precision phase at the end of the run.
     cooldown: Span,
 }
 
@@ -61,7 +63,7 @@ impl PrecisionSchedule {
     ///
     /// # Errors
     ///
-    /// [`Float8Error::Config`] for a fraction outside 0 to 1, and for two that exceed 1 together.
+    /// [`Float8Error::Config`] if a fraction is outside 0 to 1, or two fractions exceed 1 together.
     pub fn new(warmup: Span, cooldown: Span) -> Result<Self, Float8Error> {
         for (field, span) in [("schedule.warmup", warmup), ("schedule.cooldown", cooldown)] {
             if let Span::Fraction(share) = span

@@ -1,4 +1,5 @@
-//! [`Float8State`]: what a run must save so that it continues with the same losses: amax histories and fallbacks.
+//! [`Float8State`]: amax histories and fallbacks, which a run must save to resume with the same
+//! losses.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -15,23 +16,23 @@ use crate::stack::Float8Stack;
 use crate::step::{AmaxState, DeviceState, Step, TrackedCast};
 use crate::terms::Role;
 
-/// The state of a model's converted linears: what their casts depend on besides the tensors.
+/// State of a model's converted linears that is not in its tensors: amax histories and fallbacks.
 ///
-/// Where several processes train a model together, all of them export it.
+/// If several processes train a model together, all of them must export it.
 ///
-/// Without statistics, of no consequence for recipes but `delayed`. Export it between two optimizer steps, with the
-/// parameters and the optimizer's record. Restore it after
-/// [`Float8Config::apply`](crate::Float8Config::apply) with the same configuration and after loading the parameters, into
-/// a new model or into the running one: it replaces what is there. [`Float8StateModule`](crate::Float8StateModule) makes it a part
-/// of the model's record.
+/// Without statistics it matters only for the recipe `delayed`. Export it between two optimizer
+/// steps, with the parameters and the optimizer's record. Restore it after applying the same
+/// configuration ([`Float8Config::apply`](crate::Float8Config::apply)) and loading the parameters.
+/// The model may be new or running: the state is replaced.
+/// [`Float8StateModule`](crate::Float8StateModule) makes it part of the model's record.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Float8State {
-    /// Optimizer steps begun: decides which steps are sampled.
+    /// Number of optimizer steps begun. It determines the sampled steps.
     pub step: u64,
-    /// Whether a linear has read the parameters as they are, in an evaluation: the step that they belong to has begun.
+    /// Whether the step of the current parameters has begun, since an evaluation already read them.
     pub has_begun: bool,
-    /// By the linear's path in the module tree; linears without a state are left out.
+    /// States by the linear's path in the module tree. Linears without a state are absent.
     pub layers: BTreeMap<String, LayerState>,
 }
 
@@ -39,15 +40,15 @@ pub struct Float8State {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LayerState {
-    /// Where the layer was moved, if it was.
+    /// Fallback of the layer, if it was moved.
     pub fallback: Option<Fallback>,
-    /// What its histories were made with; absent without any.
+    /// Delayed scaling settings of its histories. Absent without histories.
     pub delayed_scaling: Option<DelayedScaling>,
-    /// The amax history of x.
+    /// Amax history of x.
     pub input: Option<AmaxState>,
-    /// The amax history of w.
+    /// Amax history of w.
     pub weight: Option<AmaxState>,
-    /// The amax history of dy.
+    /// Amax history of dy.
     pub grad_output: Option<AmaxState>,
 }
 
@@ -73,7 +74,7 @@ impl<B: Backend> Record<B> for Float8State {
     }
 }
 
-/// The converted linears of a model: their paths, and the shares of their conversions in their devices.
+/// Converted linears of a model: their paths, and the device states of their conversions.
 pub(super) struct Converted<B: Float8Stack>(Vec<Found<B>>);
 
 struct Found<B: Float8Stack> {
@@ -97,12 +98,12 @@ impl<B: Float8Stack> Converted<B> {
         self.0.is_empty()
     }
 
-    /// The share of each conversion in each device once.
+    /// Distinct device states of the conversions.
     fn states(&self) -> Vec<Arc<DeviceState<B::Inner>>> {
         distinct(self.0.iter().map(|found| found.state.clone()))
     }
 
-    /// Waits for the device.
+    /// Exports the state. Waits for the device.
     pub(super) fn export(&self) -> Float8State {
         let mut exported = Float8State { has_begun: !self.0.is_empty(), ..Float8State::default() };
         for state in self.states() {
@@ -113,7 +114,7 @@ impl<B: Float8Stack> Converted<B> {
             exported.step = exported.step.max(step.number);
             exported.has_begun &= has_begun;
             if !has_begun {
-                // The last step is over, so what its samples say holds.
+                // The last step is over, so its samples are final.
                 step.samples.resolve(peers.as_deref());
             }
             let Step { number, histories, .. } = &mut *step;
@@ -165,22 +166,22 @@ impl<B: Float8Stack> Converted<B> {
 }
 
 impl Float8State {
-    /// The state of `model`. Waits for the device.
+    /// Exports the state of `model`. Waits for the device.
     pub fn export<B: Float8Stack, M: Module<B>>(model: &M) -> Self {
         Converted::<B>::of(model).export()
     }
 
-    /// Puts the state back into a model to which the same configuration was applied.
+    /// Restores the state of a model that has the same configuration applied.
     ///
     /// # Errors
     ///
-    /// [`Float8Error::State`]; nothing is changed then.
+    /// [`Float8Error::State`] if the state does not fit the model. The model is unchanged then.
     pub fn restore<B: Float8Stack, M: Module<B>>(&self, model: &M) -> Result<(), Float8Error> {
         Converted::<B>::of(model).restore(self)
     }
 }
 
-/// Each of several shared values once.
+/// Removes duplicates of shared values.
 fn distinct<T>(all: impl Iterator<Item = Arc<T>>) -> Vec<Arc<T>> {
     let mut distinct: Vec<Arc<T>> = vec![];
     for one in all {
@@ -227,25 +228,32 @@ impl LayerState {
     }
 }
 
-/// Begins an optimizer step, and from now on only this does so for the model and all that share its layers.
+/// Begins an optimizer step. After the first call, steps of this model and of all models that share
+/// its layers begin only by this call.
 ///
-/// Steps begin by themselves where linears read parameters: the first that was built since the last step began is the sign, if
-/// backward has come through the model since then. If a model computes weights in its forward pass from other tensors (weight
-/// norm, merged LoRA) and accumulates gradients over several backward passes, each of them would look like a step to delayed
-/// scaling and to sampled statistics: call this once before each step then. A weight that is only cast, transposed or multiplied
-/// by a number needs no call.
+/// Normally no call is needed. A step begins when a linear reads a parameter built since the last
+/// step began, if backward has passed the model since then.
 ///
-/// Call it before each step, too, if weights of FP8 linears are frozen. A frozen weight never changes, and so begins no step: with all of them
-/// frozen (adapters beside a frozen base) there would be one step for ever, and with some of them, those in front of the first trained
-/// one would still run in the step before. Where backward comes to no FP8 linear at all, as beside an adapter of the output alone, delayed scaling
-/// takes the amaxes of the last forwards before the call; those of an evaluation, if that came last.
+/// Call this once before each step if the forward pass computes weights from other tensors (weight
+/// norm, merged LoRA) and gradients accumulate over several backward passes. Otherwise delayed
+/// scaling and statistics take each backward pass for a step. A weight that is only cast,
+/// transposed or multiplied by a number needs no call.
+///
+/// Also call it before each step if weights of FP8 linears are frozen. A frozen weight never
+/// changes, so it begins no step. If all weights are frozen (adapters on a frozen base), the first
+/// step never ends. If some are frozen, linears before the first trained one still run in the
+/// previous step.
+///
+/// If backward reaches no FP8 linear, as with an adapter only on the output, delayed scaling takes
+/// the amaxes of the last forwards before the call. These may be forwards of an evaluation.
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {
         let (Some(Tag { layer, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
         layer.conversion().set_manual_steps();
         let state = DeviceState::<B::Inner>::of(&layer, &linear.device);
-        // A frozen weight was cast in the step that ends now, a new one perhaps by an evaluation: with the scale of that step.
+        // Copies of a frozen weight, or of a new weight read by an evaluation, have the scale of
+        // the step that ends.
         B::float8_tensor(&weight).forget_delayed();
         states.push(state);
     }

@@ -1,4 +1,5 @@
-//! [`Float8StateModule`]: the state of a model's converted linears as a module, so that it is saved and loaded with the model.
+//! [`Float8StateModule`]: state of a model's converted linears as a module, to save and load it
+//! with the model.
 use core::marker::PhantomData;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::state::{Converted, Float8State};
 use crate::error::Float8Error;
 use crate::stack::Float8Stack;
 
-/// Whatever the backend.
+/// [`Converted`] without its backend type.
 trait States: Send + Sync {
     fn export(&self) -> Float8State;
     fn restore(&self, state: &Float8State) -> Result<(), Float8Error>;
@@ -28,8 +29,8 @@ impl<B: Float8Stack> States for Converted<B> {
     }
 }
 
-/// A module beside a model whose record is the model's [`Float8State`]: checkpoints of burn-train, `save_file` and `load_file` of
-/// the whole then resume with the same losses.
+/// A module whose record is a model's [`Float8State`]. If it is next to the model in a common
+/// module, checkpoints of burn-train, `save_file` and `load_file` resume with the same losses.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -56,19 +57,20 @@ impl<B: Float8Stack> States for Converted<B> {
 ///
 /// # Panics
 ///
-/// `load_record` does, with the [`Float8Error`], if the state is that of another model or configuration: Burn's `load_record` returns
-/// no error. [`Float8State::restore`] does.
+/// `load_record` panics with the [`Float8Error`] if the state belongs to another model or
+/// configuration, since Burn's `load_record` returns no error. [`Float8State::restore`] returns it.
 pub struct Float8StateModule<B: Backend> {
     states: Arc<dyn States>,
     backend: PhantomData<fn() -> B>,
 }
 
 impl<B: Float8Stack> Float8StateModule<B> {
-    /// The state of a model to which a configuration was applied; of no use to it once another one is.
+    /// State of a model with an applied configuration. Create a new one after applying another
+    /// configuration.
     ///
     /// # Errors
     ///
-    /// [`Float8Error::NotApplied`].
+    /// [`Float8Error::NotApplied`] if the model has no converted linears.
     pub fn new<M: Module<B>>(model: &M) -> Result<Self, Float8Error> {
         let states = Converted::<B>::of(model);
         if states.is_empty() {

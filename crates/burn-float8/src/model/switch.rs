@@ -1,14 +1,16 @@
-//! FP8 on and off for a model or a part of it.
+//! Switches FP8 on and off for a model or a part of it.
 use burn::module::Module;
 
 use super::walk::{Change, linears, map_params};
 use crate::layer::Tag;
 use crate::stack::Float8Stack;
 
-/// Switches FP8 on or off for the converted linears of a model or of a part of it, and for those that share their layers:
-/// clones, `valid()` copies, replicas; the same configuration that is applied again leaves it so. A backward pass runs as
-/// the switch stood in its forward. The report gives the reason `precision schedule`; strict mode does not
-/// mind.
+/// Switches FP8 on or off for the converted linears of a model or a part of it. The switch also
+/// affects clones, `valid()` copies and replicas, which share their layers. Applying the same
+/// configuration again does not change it.
+///
+/// A backward pass follows the switch in its forward. The report shows the reason
+/// `precision schedule`. Strict mode allows it.
 ///
 #[doc = include_str!("../layer/switches.md")]
 pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool) {
@@ -19,9 +21,10 @@ pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool
     }
 }
 
-/// A copy of a model or of a part of it whose linears run in high precision, forward and backward, while those that share their
-/// layers run as before: `without_float8(model.valid())` evaluates in high precision. What is loaded into it later, as what an
-/// optimizer makes of it, stays without FP8 until a configuration is applied.
+/// Returns a copy of a model or a part of it whose linears run in high precision, forward and
+/// backward. Other linears that share their layers are not affected:
+/// `without_float8(model.valid())` evaluates in high precision. Tensors that are loaded later or
+/// returned by an optimizer also stay in high precision, until a configuration is applied.
 ///
 #[doc = include_str!("../layer/switches.md")]
 pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {

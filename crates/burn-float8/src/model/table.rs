@@ -1,12 +1,12 @@
-//! The report as text: a table of GEMMs, and one of statistics if any were taken.
+//! Text form of the report: a table of GEMMs, and a table of statistics if any were sampled.
 use core::fmt::{Display, Formatter, Result};
 
 use super::report::{GemmTotals, LayerReport, OperandReport, Report};
 use crate::backend::SelfCheckReport;
 use crate::layer::CastHealth;
 
-/// One row a GEMM: its calls in FP8 and in high precision, how it was computed, padding, bytes of both operands, and amax
-/// and scale of each.
+/// One row per GEMM: calls in FP8 and in high precision, path, padding, bytes of both operands, and
+/// their amaxes and scales.
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         for name in &self.untagged {

@@ -1,4 +1,4 @@
-//! Float parameters of a model by their paths in the module tree, and the linears among them.
+//! Visitors of a model's float parameters and linears, by path in the module tree.
 use std::sync::Arc;
 
 #[cfg(not(feature = "distributed"))]
@@ -14,12 +14,13 @@ use crate::layer::{Layer, Tag};
 use crate::stack::Float8Stack;
 use crate::tensor::source_of;
 
-/// Burn's name of a container without its kind.
+/// Burn's container name without its kind.
 fn module_type(container: &str) -> &str {
     container.trim_start_matches("Struct:")
 }
 
-/// Whether a parameter is the weight of a linear: of a `Linear`, a `GroupedLinear`, or one of the configuration's own types.
+/// Whether a parameter is the weight of a `Linear`, of a `GroupedLinear`, or of a custom type of
+/// the configuration.
 fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -> bool {
     let module = module_type(container);
     let is_own = || config.parsed_module_types().is_ok_and(|types| types.contains(&(module, field)));
@@ -30,50 +31,50 @@ fn is_weight(config: &Float8Config, container: &str, field: &str, rank: usize) -
     }
 }
 
-/// The path while walking a model.
+/// Path of the current module in a walk.
 #[derive(Default)]
 pub struct Path(Vec<(String, String)>);
 
 impl Path {
-    /// The walk enters a module.
+    /// Enters a module.
     pub fn enter(&mut self, name: &str, container: &str) {
         self.0.push((name.into(), container.into()));
     }
 
-    /// The walk leaves it.
+    /// Leaves the module.
     pub fn exit(&mut self) {
         self.0.pop();
     }
 
-    /// The type of the module that the walk is in, and the field that it is at.
+    /// Type of the current module, and the current field.
     fn parameter(&self) -> (String, String) {
         let (field, container) = self.0.last().cloned().unwrap_or_default();
         (module_type(&container).into(), field)
     }
 
-    /// The name of the parameter that the walk is at.
+    /// Name of the current parameter.
     pub fn parameter_name(&self) -> String {
         self.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 
-    /// The name of the embedding whose table the walk is at.
+    /// Name of the embedding, if the current parameter is its table.
     pub fn embedding(&self, rank: usize) -> Option<String> {
         let ((field, container), parents) = self.0.split_last()?;
         let name = || parents.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
         ((module_type(container), field.as_str(), rank) == ("Embedding", "weight", 2)).then(name)
     }
 
-    /// The name of the linear whose weight the walk is at.
+    /// Name of the linear, if the current parameter is its weight.
     pub fn linear_weight(&self, rank: usize, config: &Float8Config) -> Option<String> {
         let (field, container) = self.0.last()?;
         is_weight(config, container, field, rank).then(|| self.linear_name())
     }
 
-    /// The name that a linear has whose weight the walk is at.
+    /// Name of the linear that has the current parameter as its weight.
     pub(super) fn linear_name(&self) -> String {
         let Some(((field, _), parents)) = self.0.split_last() else { return String::new() };
         let mut names: Vec<_> = parents.iter().map(|(name, _)| name.as_str()).collect();
-        // A type of one's own may have several.
+        // A custom type may have several weights.
         if field != "weight" {
             names.push(field);
         }
@@ -82,15 +83,15 @@ impl Path {
     }
 }
 
-/// A float parameter, where a walk meets it.
+/// A float parameter visited by a walk.
 pub struct NamedParam<'a, B: Backend> {
-    /// The names and containers above it.
+    /// Names and containers of its parents.
     pub path: &'a Path,
     /// Its id.
     pub id: ParamId,
-    /// Its shape; a lazy parameter has one, too.
+    /// Its shape, also of a lazy parameter.
     pub shape: Shape,
-    /// Its device; a lazy parameter has one, too.
+    /// Its device, also of a lazy parameter.
     pub device: Device<B>,
     value: &'a dyn Fn() -> TensorPrimitive<B>,
 }
@@ -104,12 +105,12 @@ impl<'a, B: Backend> NamedParam<'a, B> {
         Self { path, id: param.id, shape: param.lazy_shape(), device: param.lazy_device(), value }
     }
 
-    /// Its name: `layers.0.mlp.up_proj.weight`.
+    /// Its name, such as `layers.0.mlp.up_proj.weight`.
     pub fn name(&self) -> String {
         self.path.parameter_name()
     }
 
-    /// Its value, none if that is a quantized tensor. Draws a lazy parameter.
+    /// Its value. None if it is quantized. Draws a lazy parameter.
     pub fn float(&self) -> Option<FloatTensor<B>> {
         match (self.value)() {
             TensorPrimitive::Float(value) => Some(value),
@@ -117,28 +118,29 @@ impl<'a, B: Backend> NamedParam<'a, B> {
         }
     }
 
-    /// Type of the module that has it: `Linear`, `Embedding`.
+    /// Type of its module, such as `Linear` or `Embedding`.
     pub fn module_type(&self) -> &str {
         self.path.0.last().map_or("", |(_, container)| module_type(container))
     }
 
-    /// The name of the linear whose weight it is.
+    /// Name of the linear, if it is the weight of one.
     pub fn linear_weight(&self, config: &Float8Config) -> Option<String> {
         self.path.linear_weight(self.shape.num_dims(), config)
     }
 }
 
-/// New value of a parameter. The parameter keeps its id.
+/// Change of a parameter. The parameter keeps its id.
 pub enum Change<B: Backend> {
     /// No change.
     None,
-    /// Applies the function to its tensor, and to each tensor loaded later. Quantized tensors do not change.
+    /// Applies a function to its tensor and to each tensor loaded later. Quantized tensors do not
+    /// change.
     Map(Box<MapTensor<B>>),
-    /// This value for a step. Tensors that are loaded later are unchanged.
+    /// Sets a value for one step. Tensors loaded later are unchanged.
     Value(FloatTensor<B>),
-    /// This value, detached, with the `require_grad` of the old one.
+    /// Sets a detached value with the `require_grad` of the old one.
     Replaced(FloatTensor<B>),
-    /// This value as if it were loaded. A lazy parameter is not drawn.
+    /// Sets a value as if it were loaded. A lazy parameter is not drawn.
     Loaded(FloatTensor<B>),
 }
 
@@ -192,40 +194,40 @@ pub fn visit_params<B: Backend, M: Module<B>>(model: &M, visit: impl FnMut(&Name
     Module::<B>::visit(model, &mut Walk(Path::default(), visit));
 }
 
-/// The model with changed float parameters. They are visited in the order of the module tree.
+/// Changes the float parameters of a model in the order of the module tree.
 pub fn map_params<B: Backend, M: Module<B>>(model: M, change: impl FnMut(&NamedParam<'_, B>) -> Change<B>) -> M {
     Module::<B>::map(model, &mut Walk(Path::default(), change))
 }
 
 /// A linear of a model.
 pub struct FoundLinear<B: Float8Stack> {
-    /// Its name, K and N.
+    /// Name, K and N.
     pub info: LinearInfo,
-    /// The type of its module, and its field in that.
+    /// Type of its module, and the field of the weight.
     pub(super) parameter: (String, String),
-    /// Where its weight is.
+    /// Device of its weight.
     pub device: B::Device,
-    /// The tag of its weight, once a configuration was applied.
+    /// Tag of its weight, if a configuration was applied.
     pub(crate) tag: Option<Tag>,
-    /// The weight, unless it is a quantized tensor, which no FP8 linear reads.
+    /// Its weight. None if it is quantized, which FP8 linears cannot read.
     pub weight: Option<FloatTensor<B>>,
 }
 
 impl<B: Float8Stack> FoundLinear<B> {
-    /// Format and granularity of its weight, if that is FP8 codes alone.
+    /// Format and granularity of an FP8-only weight.
     pub(super) fn codes(&self) -> Option<String> {
         let weight = B::float8_tensor(self.weight.as_ref()?);
         weight.codes().map(|codes| format!("{} {}", codes.format(), codes.granularity()))
     }
 
-    /// The layer of its weight, once a configuration was applied.
+    /// Layer of its weight, if a configuration was applied.
     pub fn layer(&self) -> Option<&Arc<Layer>> {
         self.tag.as_ref().map(|tag| &tag.layer)
     }
 }
 
-/// The linears of a model in the order of the walk, by the custom types of this configuration, or else by those of the
-/// configuration that was applied to each.
+/// Linears of a model in the order of the walk. Custom types come from `config`, or else from the
+/// configuration applied to each linear.
 pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Config>) -> Vec<FoundLinear<B>> {
     let mut found = vec![];
     visit_params::<B, M>(model, |param| {
@@ -244,7 +246,8 @@ pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Co
     found
 }
 
-/// The parameter with `f` of its tensor, and of what is loaded into it later. Quantized tensors stay as they are.
+/// Applies `f` to a parameter's tensor and to tensors loaded into it later. Quantized tensors do
+/// not change.
 pub fn map_param<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync + 'static,
@@ -258,16 +261,17 @@ pub fn map_param<B: Backend, const D: usize>(
     map_value(param, &*f.clone(), move |t| f(t))
 }
 
-/// The parameter with `f` applied to its tensor, and `on_load` to tensors that are loaded into it later.
+/// Applies `f` to a parameter's tensor, and `on_load` to tensors loaded into it later.
 ///
-/// Id, mappers and `require_grad` stay. `Param::map` loses `require_grad` on a backend without autodiff.
+/// Keeps id, mappers and `require_grad`. `Param::map` loses `require_grad` on a backend without
+/// autodiff.
 fn map_value<B: Backend, const D: usize>(
     param: Param<Tensor<B, D>>,
     f: impl FnOnce(Tensor<B, D>) -> Tensor<B, D>,
     on_load: impl Fn(Tensor<B, D>) -> Tensor<B, D> + Send + Sync + 'static,
 ) -> Param<Tensor<B, D>> {
     let tensor = param.val();
-    // The parameter may have mappers of its own (`LinearLayout::Col`).
+    // The parameter may have its own mappers (`LinearLayout::Col`).
     let (id, _, mapper) = param.clone().consume();
     let own = mapper.clone();
     parameter(id, f(tensor), is_trained(param))
@@ -275,17 +279,18 @@ fn map_value<B: Backend, const D: usize>(
         .save_mapper(move |t| own.on_save(t))
 }
 
-/// The parameter with this value. Tensors that are loaded into it later are unchanged.
+/// Sets the value of a parameter. Tensors loaded into it later are unchanged.
 fn set_value<B: Backend, const D: usize>(param: Param<Tensor<B, D>>, value: Tensor<B, D>) -> Param<Tensor<B, D>> {
     if !B::ad_enabled(&param.device()) {
         return map_value(param, |_| value, |t| t);
     }
-    // The same mapper, where mapping each step would nest them without end.
+    // Keeps the same mapper. Mapping in each step would nest mappers without bound.
     let (id, _, mapper) = param.consume();
     Param::from_mapped_value(id, value, mapper)
 }
 
-/// A parameter with this value and this `require_grad`, which `train()` reads if the backend has no autodiff.
+/// A parameter with this value and `require_grad`, which `train()` reads on a backend without
+/// autodiff.
 pub(super) fn parameter<B: Backend, const D: usize>(
     id: ParamId,
     value: Tensor<B, D>,
@@ -297,19 +302,19 @@ pub(super) fn parameter<B: Backend, const D: usize>(
     param
 }
 
-/// The parameter's `require_grad`. Without autodiff `train()` alone reads it.
+/// `require_grad` of a parameter. Without autodiff only `train()` reads it.
 fn is_trained<B: Backend, const D: usize>(param: Param<Tensor<B, D>>) -> bool {
     if B::ad_enabled(&param.device()) {
         return param.is_require_grad();
     }
     #[cfg(not(feature = "distributed"))]
     return Param::<Tensor<burn_autodiff::Autodiff<B>, D>>::from_inner(param).is_require_grad();
-    // Autodiff is not for every backend then, so the flag cannot be read.
+    // With this feature `Autodiff` does not accept every backend, so the flag cannot be read.
     #[cfg(feature = "distributed")]
     true
 }
 
-/// Draws the parameters of a model that are not initialized yet, in the order of the walk.
+/// Initializes the lazy parameters of a model in the order of the walk.
 pub(super) fn draw<B: Backend, M: Module<B>>(model: &M) {
     visit_params::<B, M>(model, |param| drop(param.float()));
 }

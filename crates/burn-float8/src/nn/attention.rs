@@ -1,5 +1,5 @@
-//! [`attention`] with fewer key heads than query heads, and within documents; [`attention_but`] without some keys;
-//! [`cached_attention`] over what a cache keeps.
+//! [`attention`] with grouped key heads and document masks, [`attention_but`] with hidden keys, and
+//! [`cached_attention`] over a KV cache.
 use burn::tensor::backend::Backend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
@@ -7,14 +7,17 @@ use burn::tensor::{Bool, DType, Int, Tensor, TensorPrimitive, module};
 use crate::backend::{Attention, CachedAttention, CachedHeads, Fused};
 use crate::ops::functions::find;
 
-/// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and value `[B, KV, S, e]`, each of whose heads
-/// serves `H / KV` query heads that follow each other. With `documents: [B, T]`, where T is S, positions see those alone that have the same
-/// number.
+/// Scaled dot-product attention `[B, H, T, e]` of query `[B, H, T, d]`, key `[B, KV, S, d]` and
+/// value `[B, KV, S, e]`. Each key head serves `H / KV` consecutive query heads. With
+/// `documents: [B, T]`, where T = S, a position sees only positions with the same document id.
 ///
-/// `softmax(softcap(scale · q kᵀ)) v`, with `options` as in [`burn::tensor::module::attention`], in high precision: products in the dtype of
-/// the inputs, softmax in f32. On [`Float8`](crate::Float8) it is one node of autodiff whose memory grows with T and not with T²: backward
-/// makes the scores again. Burn's own function gets there too, where it asks for no gradient of a bias; this one has no copies of keys and
-/// no mask `[T, T]`. On a backend that is no `Float8` keys are repeated, and it is Burn's.
+/// Computes `softmax(softcap(scale · q kᵀ)) v` in high precision, with `options` as in
+/// [`burn::tensor::module::attention`]. Products have the dtype of the inputs, softmax is f32.
+///
+/// On [`Float8`](crate::Float8) it is one autodiff node whose memory grows with T instead of T²,
+/// since backward recomputes the scores. Burn's function uses the same node unless it needs a
+/// gradient of a bias. This function needs no copies of keys and no `[T, T]` mask. On other
+/// backends it repeats keys and calls Burn's function.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -36,7 +39,7 @@ use crate::ops::functions::find;
 ///
 /// # Panics
 ///
-/// If the shapes do not fit.
+/// If the shapes do not match.
 pub fn attention<B: Backend>(
     query: Tensor<B, 4>,
     key: Tensor<B, 4>,
@@ -59,9 +62,11 @@ pub fn attention<B: Backend>(
     run([query, key, value], attention, mask)
 }
 
-/// [`attention`] in which no query of a sequence sees the keys that are `hidden: [B, S]`, as those before the shorter sequences of a batch
-/// that is generated. On a CPU and [`Float8`](crate::Float8) a query's result is, bit for bit, what it is without hidden keys before the
-/// first and after the last visible one.
+/// [`attention`] with hidden keys: `hidden: [B, S]` is true for keys that no query of a sequence
+/// sees, such as padding in a batch of generated sequences.
+///
+/// On a CPU with [`Float8`](crate::Float8), hidden keys before the first or after the last visible
+/// one do not change a query's result, bit for bit.
 ///
 /// # Panics
 ///
@@ -85,10 +90,12 @@ pub fn attention_but<B: Backend>(
     run([query, key, value], attention, expanded)
 }
 
-/// [`attention_but`] of keys and values that lie in a cache of generation in another dtype or in FP8, which are decoded where they are read
-/// and nowhere else: bit for bit what it gives of the decoded ones. `head_dim` is the number of elements of a value.
+/// [`attention_but`] over keys and values in a KV cache, in another dtype or in FP8. They are
+/// decoded only where they are read. The result is bit-identical to attention over the decoded
+/// ones. `head_dim` is the number of elements of a value.
 ///
-/// None where the backend reads values alone, as all but [`Float8`](crate::Float8) of a CPU without autodiff do: the caller decodes them.
+/// None if the backend cannot decode them itself. Only [`Float8`](crate::Float8) of a CPU without
+/// autodiff can. Otherwise the caller must decode them.
 ///
 /// # Panics
 ///
@@ -116,7 +123,8 @@ pub fn cached_attention<B: Backend>(
     Some(Tensor::from_primitive(TensorPrimitive::Float(y)))
 }
 
-/// Attention by the backend's node, elsewhere by Burn's function, with `mask` of the number of heads.
+/// Attention by the backend's node, else by Burn's function. `mask` builds a mask for a number of
+/// heads.
 fn run<B: Backend>(
     [query, key, value]: [Tensor<B, 4>; 3],
     attention: Attention<B>,
@@ -137,9 +145,11 @@ fn run<B: Backend>(
     module::attention(query, key, value, mask(heads), None, attention.options)
 }
 
+/// Checks the shapes.
+///
 /// # Panics
 ///
-/// If the shapes do not fit.
+/// If the shapes do not match.
 fn check_attention([query, key, value]: [[usize; 4]; 3], documents: Option<[usize; 2]>) {
     let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query, value);
     let fits = key == [batch, kv_heads, keys, dim]

@@ -1,4 +1,5 @@
-//! SwiGLU, RMSNorm, rotary positions and log-likelihoods, each as one node of autodiff, which keeps what goes in and nothing between.
+//! SwiGLU, RMSNorm, rotary embedding and log-likelihood. Each is one autodiff node that keeps only
+//! its inputs.
 use burn::tensor::activation::{log_softmax, silu};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorPrimitive};
@@ -7,7 +8,7 @@ use burn_backend::tensor::FloatTensor;
 use crate::backend::Fused;
 use crate::ops::functions::{Functions, find};
 
-/// The functions of a backend that has nodes, for tensors that they compute.
+/// Functions of a backend with nodes, if they can compute this tensor.
 fn functions<B: Backend, const D: usize>(x: &Tensor<B, D>) -> Option<&'static Functions<B>> {
     find::<B>().filter(|_| x.dtype() != DType::F64 && x.shape().num_elements() > 0)
 }
@@ -24,11 +25,11 @@ fn node<B: Backend, const D: usize>(
     Tensor::from_primitive(TensorPrimitive::Float((functions.fused)(op, inputs)))
 }
 
-/// `silu(a) · b` of two tensors of one shape, in f32 between.
+/// `silu(a) · b` of two tensors of the same shape, with f32 intermediates.
 ///
 /// # Panics
 ///
-/// If the shapes differ, as Burn's product does.
+/// If the shapes differ (panic of Burn's product).
 pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> Tensor<B, D> {
     match functions(&a) {
         Some(functions) if a.dims() == b.dims() && a.dtype() == b.dtype() => {
@@ -38,13 +39,15 @@ pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> T
     }
 }
 
-/// `x · (1 / √(mean x² + ε)) · γ` over the last dimension, in f32 whatever the dtype of x, which the result has.
+/// `x · (1 / √(mean x² + ε)) · γ` over the last dimension. Computes in f32; the result has the
+/// dtype of x.
 ///
-/// The order of operations is that of transformers, which multiplies by the inverse root where Burn's `RmsNorm` divides by the root.
+/// The order of operations follows transformers, which multiplies by the inverse root. Burn's
+/// `RmsNorm` divides by the root.
 ///
 /// # Panics
 ///
-/// If γ is not as long as the last dimension, as Burn's product does.
+/// If γ does not match the last dimension (panic of Burn's product).
 pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>, epsilon: f64) -> Tensor<B, D> {
     let dtype = x.dtype();
     match functions(&x) {
@@ -59,17 +62,17 @@ pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>
     }
 }
 
-/// Turns the halves of each head, of x `[B, T, heads, d]`, against each other by the angles of positions, whose cos and sin are f32
-/// `[T, d/2]`; gives `[B, heads, T, d]`.
+/// Rotary embedding: rotates the halves of each head of x `[B, T, heads, d]` by the angle of its
+/// position. `cos` and `sin` are f32 `[T, d/2]`. Returns `[B, heads, T, d]`.
 ///
 /// ```text
 /// y₁ = x₁ cos - x₂ sin        y₂ = x₂ cos + x₁ sin
 /// ```
-/// Computed in f32, in the dtype of x. The tables get no gradient.
+/// Computed in f32; the result has the dtype of x. The tables get no gradient.
 ///
 /// # Panics
 ///
-/// If the tables do not fit x, as Burn's product does.
+/// If the tables do not match x (panic of Burn's product).
 pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>) -> Tensor<B, 4> {
     let ([_, len, _, dim], dtype) = (x.dims(), x.dtype());
     match functions(&x) {
@@ -87,12 +90,14 @@ pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>)
     }
 }
 
-/// `ln softmax(logits)[target]` of each row: logits `[M, V]` in f32, targets `[M]` in `0..V`, gives `[M, 1]`. Backward makes the softmax
-/// again, so that of a large vocabulary logits and their gradient are in memory and nothing else of their size.
+/// `ln softmax(logits)[target]` of each row: f32 logits `[M, V]`, targets `[M]` in `0..V`, result
+/// `[M, 1]`. Backward recomputes the softmax. With a large vocabulary, only logits and their
+/// gradient take memory of that size.
 ///
 /// # Panics
 ///
-/// If there are not as many targets as rows, or one is no element of a row, as Burn's `gather` does.
+/// If the numbers of targets and rows differ, or a target is out of range (panic of Burn's
+/// `gather`).
 pub fn log_likelihood<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     match functions(&logits) {
         Some(functions) if targets.dims() == [logits.dims()[0]] => {

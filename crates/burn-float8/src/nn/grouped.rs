@@ -1,5 +1,5 @@
-//! [`grouped_linear`]: the linears of a mixture's experts in one call, and [`GroupedLinear`], their weights as one parameter, which
-//! [`Float8Config::apply`](crate::Float8Config::apply) finds.
+//! [`grouped_linear`]: the linears of all experts of a mixture in one call. [`GroupedLinear`]:
+//! their weights as one parameter, which [`Float8Config::apply`](crate::Float8Config::apply) tags.
 use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::backend::Backend;
@@ -8,16 +8,20 @@ use burn::tensor::{Int, Tensor, TensorPrimitive};
 use crate::backend::{check_shapes, grouped_matmul};
 use crate::ops::functions::find;
 
-/// y `[M, N]`: each row of x `[M, K]` times the weight of its group, of `weight: [G, K, N]`.
+/// y `[M, N]`: each row of x `[M, K]` times its group's weight in `weight: [G, K, N]`.
 ///
-/// Group `g` is the rows from `ends[g - 1]` (from 0 for the first) to `ends[g]`; `ends: [G]` ascends. Rows after the last end give
-/// zeros. The three GEMMs run in FP8 by the recipe of the weight's layer, as those of a linear do, and count in its report;
-/// with one scale for the tensor all groups share it, and rows of no group may count in it. Nothing is read from the device,
-/// whatever the sizes of the groups, but where a GEMM runs in high precision: that is a matmul for each group, for which the
-/// ends are read. On a backend that is no [`Float8`](crate::Float8) it is [`grouped_matmul`].
+/// Group `g` is the rows `ends[g - 1]..ends[g]`, from 0 for the first. `ends: [G]` is ascending.
+/// Rows after the last end are zero in y.
 ///
-/// A weight gets its layer from [`Float8Config::apply`](crate::Float8Config::apply) if it is that of a
-/// [`GroupedLinear`](crate::GroupedLinear); another one runs by the device's default, as that of any untagged linear.
+/// The three GEMMs run in FP8 by the recipe of the weight's layer and count in its report, like the
+/// GEMMs of a linear. With one scale per tensor, all groups share it, and rows outside of the
+/// groups may affect it. FP8 GEMMs read nothing from the device for any group sizes. A GEMM in high
+/// precision is one matmul per group and reads the ends. On a backend without
+/// [`Float8`](crate::Float8) this calls [`grouped_matmul`].
+///
+/// The weight of a [`GroupedLinear`](crate::GroupedLinear) gets its layer from
+/// [`Float8Config::apply`](crate::Float8Config::apply). Any other weight uses the device's default,
+/// like an untagged linear.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -38,8 +42,8 @@ use crate::ops::functions::find;
 ///
 /// # Panics
 ///
-/// If the shapes do not fit; in strict mode, as a linear
-/// does, if the weight has no layer or a GEMM cannot run in FP8.
+/// If the shapes do not match. Also in strict mode if a GEMM cannot run in FP8, and if the weight
+/// has no layer and the configuration makes that an error.
 pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: Tensor<B, 1, Int>) -> Tensor<B, 2> {
     let Some(functions) = find::<B>() else { return grouped_matmul(x, weight, ends) };
     check_shapes(&x, &weight, &ends);
@@ -48,7 +52,7 @@ pub fn grouped_linear<B: Backend>(x: Tensor<B, 2>, weight: Tensor<B, 3>, ends: T
     Tensor::from_primitive(TensorPrimitive::Float(y))
 }
 
-/// One linear without bias for each group of rows, such as the experts of a mixture.
+/// One linear without bias per group of rows, such as the experts of a mixture.
 #[derive(Module, Debug)]
 pub struct GroupedLinear<B: Backend> {
     /// `[G, K, N]`.

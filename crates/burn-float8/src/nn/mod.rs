@@ -1,4 +1,5 @@
-//! What a model calls by name, on any backend: on one that is no [`Float8`](crate::Float8) it is made of Burn's operations.
+//! Functions for models on any backend. On a backend without [`Float8`](crate::Float8) they use
+//! Burn's operations.
 mod attention;
 mod fused;
 mod grouped;

@@ -1,4 +1,4 @@
-//! Burn's scaled dot-product attention, by the node of [`Fused::Attention`] where that fits.
+//! Burn's scaled dot-product attention. Runs as the node of [`Fused::Attention`] if possible.
 use burn_backend::ops::AttentionModuleOptions;
 use burn_backend::tensor::{BoolTensor, FloatTensor};
 use burn_backend::{DType, TensorMetadata};
@@ -8,7 +8,8 @@ use crate::backend::{Attention, Fused};
 use crate::profile::operation;
 use crate::tensor::Wrapped;
 
-/// Burn's operation: by the node, unless it asks for what the node does not have, such as f64 or a gradient of the bias.
+/// Attention by the node, or by the inner backend for unsupported cases such as f64 or a gradient
+/// of the bias.
 pub(super) fn attention<W: Wrapped>(
     [query, key, value]: [FloatTensor<W>; 3],
     mask: Option<BoolTensor<W>>,
@@ -26,8 +27,8 @@ pub(super) fn attention<W: Wrapped>(
     W::attention(query, key, value, mask, bias, options)
 }
 
-/// Whether the node takes these shapes and dtypes, `spread` being the shapes of mask and bias. The
-/// inner backend takes or refuses others.
+/// Whether the node supports these shapes and dtypes; `spread` holds the shapes of mask and bias.
+/// The inner backend handles or refuses all others.
 fn fits<W: Wrapped>(
     [query, key, value]: [&FloatTensor<W>; 3],
     spread: [Option<Shape>; 2],

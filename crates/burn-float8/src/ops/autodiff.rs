@@ -1,4 +1,4 @@
-//! `Float8<Autodiff<B>>` as the backend that Burn trains with; `Float8<B>` is its inner backend.
+//! `Float8<Autodiff<B>>` as the training backend. `Float8<B>` is its inner backend.
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::grads::Gradients;
@@ -12,7 +12,7 @@ use crate::backend::Float8Backend;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
 
-/// The gradient of a parameter, which knows whose rows it is if this process has some rows alone.
+/// Gradient of a parameter, marked with its layer if the parameter is a weight shard.
 fn gradient<B: Float8Backend, W: Wrapped<Plain = B>>(
     of: &Float8Tensor<W>,
     gradient: FloatTensor<B>,
@@ -70,7 +70,7 @@ macro_rules! autodiff_backend {
 #[cfg(not(feature = "distributed"))]
 autodiff_backend!({});
 
-// With this feature Burn's Autodiff trains on backends alone that reduce gradients between devices.
+// With this feature, Burn's Autodiff only trains on backends that reduce gradients between devices.
 #[cfg(feature = "distributed")]
 autodiff_backend!(DistributedBackend {
     fn set_distributed_params(tensor: FloatTensor<Self>, id: DistributedParamId) -> FloatTensor<Self> {

@@ -1,4 +1,5 @@
-//! [`Use`]: one use of a layer by a linear; [`GemmCall`]: one of its GEMMs, in FP8 or in high precision.
+//! [`Use`]: one use of a layer by a linear. [`GemmCall`]: one of its GEMMs, in FP8 or high
+//! precision.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -16,11 +17,11 @@ use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, Layout, fp8_copy, sample};
 use crate::terms::{Gemm, Operand, Reason};
 
-/// One use of a layer: fixed in forward, for all three GEMMs.
+/// One use of a layer. Forward fixes it for all three GEMMs.
 #[derive(Clone, Debug)]
 pub(super) struct Use<B: Float8Backend> {
     pub(super) layer: Arc<Layer>,
-    /// How it runs in FP8, or why it does not.
+    /// Its FP8 plan, or the reason for high precision.
     pub(super) plan: Result<Arc<LinearPlan>, Reason>,
     pub(super) device: Device<B>,
     pub(super) dtypes: LinearDtypes,
@@ -29,12 +30,12 @@ pub(super) struct Use<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Use<B> {
-    /// The use of a weight that a forward reads on this thread now. It begins an optimizer step if
-    /// the weight is the first that linears read after the optimizer.
+    /// Use of a weight in a forward on this thread. Begins an optimizer step if this is the first
+    /// read of a weight after an optimizer update.
     ///
     /// # Panics
     ///
-    /// If the weight carries no layer and a configuration says that this is an error.
+    /// If the weight has no layer and a configuration makes that an error.
     pub(super) fn of(x: &Float8Tensor<B>, w: &Float8Tensor<B>, bias: Option<DType>, evaluates: bool) -> Self {
         let (device, dtypes) = (w.device(), LinearDtypes { x: x.dtype(), w: w.dtype(), bias });
         w.cache().note_fprop();
@@ -54,7 +55,7 @@ impl<B: Float8Backend> Use<B> {
         Self { layer, plan, device, dtypes, evaluates }
     }
 
-    /// The cast of an operand.
+    /// Cast request for an operand.
     pub(super) fn request<'a>(
         &'a self,
         plan: &'a LinearPlan,
@@ -74,7 +75,7 @@ impl<B: Float8Backend> Use<B> {
     }
 }
 
-/// Whether linears without a layer may run in FP8.
+/// Checks whether untagged linears may run in FP8.
 fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> Result<(), Reason> {
     let UntaggedRule { choice, is_configured } = settle_at_linear::<B>(device);
     match choice {
@@ -89,18 +90,18 @@ fn check_untagged<B: Float8Backend>(w: &Float8Tensor<B>, device: &Device<B>) -> 
     }
 }
 
-/// One GEMM of a linear with these M, K and N.
+/// One GEMM of a linear, with its M, K and N.
 pub(super) struct GemmCall<'a, B: Float8Backend> {
     pub(super) used: &'a Use<B>,
     pub(super) gemm: Gemm,
     pub(super) dims: [usize; 3],
-    /// Weights of K by N; 1 without groups.
+    /// Number of K by N weights; 1 without groups.
     pub(super) groups: usize,
-    /// Length of the contraction without padding, where there are rows of padding between groups.
+    /// Length of the contraction without padding, if groups are padded.
     pub(super) unpadded: Option<usize>,
 }
 
-/// The inputs of a GEMM, and its output.
+/// Inputs of a GEMM, and shape and dtype of its output.
 pub(super) struct GemmData<'a, B: Float8Backend> {
     pub(super) copies: [&'a Fp8Copy<B>; 2],
     pub(super) bias: Option<FloatTensor<B>>,
@@ -115,7 +116,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         Self { used, gemm, dims, groups: 1, unpadded: None }
     }
 
-    /// The plan if this GEMM runs in FP8. Else the reason is recorded.
+    /// The plan if this GEMM runs in FP8. Otherwise records the reason.
     ///
     /// # Panics
     ///
@@ -134,7 +135,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         None
     }
 
-    /// The plan, or why this GEMM runs in high precision.
+    /// The plan, or the reason for high precision.
     pub(super) fn decide(&self) -> Result<&'a LinearPlan, Reason> {
         let (plan, [m, k, n]) = (self.used.plan.as_ref().map_err(Clone::clone)?, self.dims);
         match plan.gemm(self.gemm) {
@@ -146,8 +147,8 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         }
     }
 
-    /// Gathers the weight of a GEMM without rows, which reads none, if it has a source: processes that have rows wait for this one.
-    /// Gives the copy, if it was gathered in FP8: the amax of its rows counts.
+    /// Gathers a sharded weight for a GEMM without rows, since processes with rows wait for this
+    /// one. Returns the copy if it was gathered in FP8, because the amax of its rows counts.
     pub(super) fn join(&self, w: &Float8Tensor<B>) -> Option<Arc<Fp8Copy<B>>> {
         self.used.layer.source()?;
         let [_, k, n] = self.dims;
@@ -163,11 +164,11 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         }
     }
 
-    /// Multiplies two operands, and counts.
+    /// Multiplies two operands and counts the call.
     ///
     /// # Panics
     ///
-    /// If the device has lost results; in strict mode, if one of its kernels was found to be wrong.
+    /// If the device has lost results, or in strict mode, if one of its kernels was wrong.
     pub(super) fn run(&self, plan: &LinearPlan, data: GemmData<'_, B>) -> FloatTensor<B> {
         let GemmData { copies: [a, b], bias, groups, shape, dtype } = data;
         let gemm = plan.gemm(self.gemm).expect("decided");
@@ -179,7 +180,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         let y = B::fp8_matmul(GemmRequest { a: &a.operand, b: &b.operand, bias, groups, shape, dtype, config });
         drop(timer);
         match B::fp8_self_check(&self.used.device, false).fault() {
-            // The next path computed it.
+            // The next path already computed the result.
             Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
             Some(error) => panic!("{error}"),
             None => {}
@@ -193,12 +194,12 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
     }
 }
 
-/// The result of a GEMM over an empty batch, which not every backend multiplies or sums.
+/// Result of a GEMM over an empty batch, which some backends cannot multiply or sum.
 pub(super) fn zeros<B: Float8Backend>(shape: Shape, dtype: DType, device: &Device<B>) -> FloatTensor<B> {
     B::float_zeros(shape, device, FloatDType::from(dtype))
 }
 
-/// Elements of the largest of x, all weights and y, each axis padded as the kernels may pad it.
+/// Elements of the largest of x, all weights and y, with the maximum padding of the kernels.
 fn largest(m: usize, k: usize, n: usize, groups: usize) -> u64 {
     let [m, k, n] = [m, k, n].map(|d| d.next_multiple_of(16) as u64);
     m.saturating_mul(k).max(k.saturating_mul(n).saturating_mul(groups as u64)).max(m.saturating_mul(n))

@@ -1,5 +1,5 @@
-//! Type-directed unwrapping and wrapping for the `forward!` macro: an inherent method on the exact type
-//! wins over the trait's pass-through, so one macro body fits every signature.
+//! Type-directed unwrapping and wrapping for the `forward!` macro. An inherent method of the exact
+//! type takes precedence over the trait's pass-through, so one macro body fits every signature.
 use burn_backend::TensorPrimitive;
 use burn_backend::ops::*;
 use burn_backend::tensor::quantization::QuantizationParametersPrimitive;
@@ -11,7 +11,7 @@ use crate::tensor::{Float8Tensor, Wrapped};
 pub(super) struct Arg<T>(pub T);
 pub(super) trait PassArg: Sized {
     type T;
-    /// For an operation.
+    /// Unwraps the argument. `operation` names the caller.
     fn unwrap(self, operation: &'static str) -> Self::T;
     fn mark(&self) -> Option<Mark> {
         None

@@ -19,12 +19,13 @@ use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::tensor::{Float8Tensor, Wrapped};
 
-// `fn`: unwrap the arguments, wrap the result.
-// `#[keep] fn`: the result also keeps the layer of the first tagged operand. Optimizers rebuild a parameter by such operations.
-// `#[keep_lhs] fn`: the same, if the first operand is the tagged one. The gradient of a penalty is a product whose right side is a
-// weight, and is no weight.
+// `fn`: unwraps the arguments and wraps the result.
+// `#[keep] fn`: the result also keeps the layer of the first tagged operand, since optimizers
+// rebuild parameters by such operations.
+// `#[keep_lhs] fn`: the result keeps the layer only of the left operand. The gradient of a penalty
+// is a product with a weight on the right, and is not a weight.
 // `#[same] fn`: the value is unchanged, so the FP8 copies stay too.
-// `#[new] fn`: it makes a tensor of none.
+// `#[new] fn`: creates a tensor without an input tensor.
 // `#[raw] fn`: the result holds no float tensor (futures, unit).
 macro_rules! forward {
     ($($(#[$mark:ident])? fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
@@ -224,7 +225,8 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
         fn float_is_nan(tensor: F<Self>, out_dtype: BoolDType) -> L<Self>;
         fn float_is_inf(tensor: F<Self>, out_dtype: BoolDType) -> L<Self>;
     }
-    /// The codes of `[.., k]` are those of `[m, k]`, so a reshape that leaves the last axis shares them.
+    /// A reshape that keeps the last axis keeps the matrix `[rows, k]`, so the FP8 copies stay
+    /// valid.
     fn float_reshape(tensor: F<Self>, shape: Shape) -> F<Self> {
         let last = |s: &Shape| s.iter().last().copied();
         let old = tensor.shape();
@@ -240,7 +242,8 @@ impl<B: Wrapped> FloatTensorOps<Self> for Float8<B> {
     fn float_matmul(lhs: F<Self>, rhs: F<Self>) -> F<Self> {
         matmul::matmul(lhs, rhs)
     }
-    /// Parameters that are put one after the other keep their tags, for the slices that optimizers take of them.
+    /// A concatenation of flattened parameters keeps their tags for the slices that optimizers
+    /// take.
     fn float_cat(tensors: Vec<F<Self>>, dim: usize) -> F<Self> {
         let is_flat = tensors.iter().all(|t| t.rank() == 1) && tensors.iter().any(|t| t.mark().is_some());
         let mark =
@@ -482,19 +485,19 @@ impl<B: Wrapped> ModuleOps<Self> for Float8<B> {
     fn linear(x: F<Self>, weight: F<Self>, bias: Option<F<Self>>) -> F<Self> {
         let bias = bias.map(Float8Tensor::into_full);
         Float8Tensor::new(match weight.adapters().cloned() {
-            // Let Burn's own say what is wrong with the shapes.
+            // Burn's linear reports invalid shapes.
             _ if !linear::fits(&x, &weight, bias.as_ref()) => {
                 B::linear(x.into_full(), weight.into_values("linear"), bias)
             }
             None => B::fp8_linear(x, weight, bias),
             Some(adapters) => {
-                // Only this linear reads a weight with adapters without their sum.
+                // Only this linear reads a weight and its adapters separately.
                 let y = B::fp8_linear(x.clone(), weight.with_adapters(None), bias);
                 adapters.add_to(y, x.into_full())
             }
         })
     }
-    // Nothing differentiates a `Float8` backend from outside but an `Autodiff` around it.
+    // Only an `Autodiff` around a `Float8` backend calls these.
     fn linear_x_backward(_: F<Self>, _: F<Self>) -> F<Self> {
         wrong_order()
     }

@@ -1,5 +1,5 @@
-//! Burn's data-parallel training: gradients are reduced by the wrapped backend. `Autodiff` asks for this where the feature
-//! `distributed` is on.
+//! Burn's data-parallel training: the wrapped backend reduces gradients. `Autodiff` requires this
+//! with the feature `distributed`.
 use burn_backend::DeviceId;
 use burn_backend::distributed::{
     CollectiveTensor, DistributedBackend, DistributedConfig, DistributedParams, ReduceOperation, TensorRef,
@@ -27,14 +27,15 @@ impl<W: Wrapped + DistributedBackend> DistributedBackend for Float8<W> {
     }
 
     fn submit_gradient_sync(tensor: TensorRef<Self>, parameters: DistributedParams) {
-        // SAFETY: the caller's tensor lives until the collective is over, and so does what it wraps.
+        // SAFETY: the caller's tensor, and with it the wrapped tensor, lives until the collective
+        // is over.
         let full = unsafe { (*tensor.0).full_mut() };
         W::submit_gradient_sync(TensorRef(full), parameters);
     }
 
     fn all_reduce(tensor: FloatTensor<Self>, op: ReduceOperation, device_ids: Vec<DeviceId>) -> CollectiveTensor<Self> {
         let reduced = W::all_reduce(tensor.into_full(), op, device_ids);
-        // SAFETY: it is wrapped as unresolved again, and `sync_collective` is that of `W`.
+        // SAFETY: it is wrapped as unresolved again, and `sync_collective` forwards to `W`.
         CollectiveTensor::new(Float8Tensor::new(unsafe { reduced.assume_resolved() }))
     }
 
@@ -43,7 +44,7 @@ impl<W: Wrapped + DistributedBackend> DistributedBackend for Float8<W> {
     }
 }
 
-/// Compiles only if the stack is one that Burn trains with.
+/// Compiles only if Burn can train with this stack.
 #[cfg(feature = "cuda")]
 const _: () = {
     const fn is_autodiff<B: burn_backend::AutodiffBackend>() {}

@@ -1,4 +1,4 @@
-//! Embeddings whose gradients are this crate's: those of tables of which this process has some rows, and of tables in less than f32.
+//! Embeddings with custom gradients: sharded tables, and tables with a dtype narrower than f32.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -11,7 +11,8 @@ use crate::layer::Layer;
 use crate::profile::operation;
 use crate::tensor::Float8Tensor;
 
-/// Whether the gradient of a table in this dtype is added up in f32: in bf16 the sum of a frequent token stops growing.
+/// Whether the gradient of a table is accumulated in f32 instead of this dtype. In bf16 the sum of
+/// a frequent token stops growing.
 pub(super) fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
@@ -23,10 +24,10 @@ pub(super) fn forward<B: Float8Backend>(weights: Float8Tensor<B>, indices: IntTe
     B::embedding(weights, indices)
 }
 
-/// What the gradient of such an embedding reads of its table.
+/// Properties of the table that its gradient needs.
 #[derive(Clone, Debug)]
 pub(super) struct Table<B: Float8Backend> {
-    /// Of a table with a source.
+    /// Layer of a sharded table.
     layer: Option<Arc<Layer>>,
     shape: Shape,
     dtype: DType,
@@ -43,8 +44,9 @@ impl<B: Float8Backend> Table<B> {
         }
     }
 
-    /// The sum of `dy: [batch, sequence, H]` by row of the table, of the rows that this process has. It is added up in f32 and rounded to the
-    /// table's dtype once, before it is exchanged too: the steps of two ranks are those of one with two micro-batches.
+    /// Sum of `dy: [batch, sequence, H]` by row of the table, or of this process' rows of it. It is
+    /// accumulated in f32 and rounded once to the table's dtype, before it is exchanged between
+    /// processes. Two ranks therefore compute the same step as one rank with two micro-batches.
     pub(super) fn gradient(self, dy: FloatTensor<B>, indices: IntTensor<B>) -> FloatTensor<B> {
         let Self { layer, shape, dtype, device } = self;
         let tokens = indices.shape().num_elements();

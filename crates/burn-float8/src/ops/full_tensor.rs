@@ -1,4 +1,4 @@
-//! The whole of a weight that has a source, as a tensor.
+//! Gathers a sharded weight as a tensor.
 use std::sync::Arc;
 
 use burn_backend::TensorMetadata;
@@ -7,7 +7,7 @@ use crate::backend::Float8Backend;
 use crate::layer::Layer;
 use crate::tensor::{Float8Tensor, source_of};
 
-/// The rows that this process has → `[K, N]`; another tensor is what it was.
+/// Gathers this process' rows to `[K, N]`. Returns other tensors unchanged.
 pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     if sourced(&weight).is_none() {
         return weight;
@@ -16,11 +16,11 @@ pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
     Float8Tensor::new(weight.into_whole(dtype))
 }
 
-/// The layer of a weight that is the rows of this process.
+/// Layer of a sharded weight.
 ///
 /// # Panics
 ///
-/// If the tensor is something else that was computed from such a weight.
+/// If the tensor was computed from a shard, and is not the shard itself.
 pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
     let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.own_shape());

@@ -1,5 +1,5 @@
-//! What a model calls by name, of each `Float8` backend, found by the backend's type: a model that is generic over the backend names no
-//! other bound.
+//! Functions of each `Float8` backend, found by the backend's type. A model that is generic over
+//! its backend then needs no additional trait bound.
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -21,29 +21,29 @@ type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 type CachedAttentionFn<B> = fn(CachedAttention<B>) -> Option<FloatTensor<B>>;
 
-/// The functions of one backend.
+/// Functions of one backend.
 pub(crate) struct Functions<B: Backend> {
-    /// The grouped linear of x, w and the ends of groups.
+    /// Grouped linear of x, w and the ends of groups.
     pub(crate) grouped_linear: GroupedFn<B>,
-    /// A fused operation of its inputs by the node.
+    /// A fused operation as one node.
     pub(crate) fused: fn(Fused<B>, Vec<FloatTensor<B>>) -> FloatTensor<B>,
-    /// Attention over a cache, on a backend without autodiff.
+    /// Attention over a KV cache, only without autodiff.
     pub(crate) cached_attention: Option<CachedAttentionFn<B>>,
-    /// A step of AdamW in one pass, on a backend without autodiff that makes it so.
+    /// AdamW step in one pass, only without autodiff and if the backend implements it.
     pub(crate) adamw: Option<AdamWFn<B>>,
-    /// The whole of a weight, of which this process may have some rows.
+    /// Gathers a weight if it is sharded.
     pub(crate) full_tensor: FullTensorFn<B>,
-    /// A weight with one more adapter.
+    /// Attaches one more adapter to a weight.
     pub(crate) with_adapter: fn(FloatTensor<B>, Adapter<B>) -> FloatTensor<B>,
-    /// The sum of a weight and its adapters, in the weight's place of autodiff; none for a weight without adapters.
+    /// Merges the adapters of a weight into it, at the same autodiff node. None without adapters.
     pub(crate) merge_adapters: fn(FloatTensor<B>) -> Option<FloatTensor<B>>,
 }
 
 type Registry = HashMap<TypeId, &'static (dyn Any + Send + Sync)>;
 static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 
-/// Registers `Float8<W>` and the backend of its `valid()`. All operations that make a tensor of none call this, so it comes before a
-/// model has parameters.
+/// Registers `Float8<W>` and the backend of its `valid()`. Every operation that creates a tensor
+/// calls this, so it runs before a model has parameters.
 pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
         accept::<W::Plain>(Some(cached_attention::<W::Plain>), W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
@@ -74,14 +74,14 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
         merge_adapters: |weight| {
             let adapters = weight.adapters()?.map(|t| W::plain(&t).clone());
             let values = weight.plain().with_adapters(Some(Arc::new(adapters))).into_values("merge");
-            // A weight of the same layer.
+            // The result is a weight of the same layer.
             let mark = weight.mark().cloned();
             Some(Float8Tensor::new(W::replace(weight.full().clone(), values)).with_mark(mark))
         },
     });
 }
 
-/// The new parameter is the weight that the old one was.
+/// AdamW step. The new parameter keeps the tag of the old one.
 fn adamw<B: Float8Backend>(
     step: &AdamWStep,
     tensors: AdamWTensors<Float8<B>>,
@@ -112,7 +112,7 @@ fn cached_attention<B: Float8Backend>(attention: CachedAttention<Float8<B>>) -> 
     B::cached_attention(&attention).map(Float8Tensor::new)
 }
 
-/// `Autodiff<Float8<B>>`, which cannot differentiate them.
+/// Registers `Autodiff<Float8<B>>`, which cannot differentiate these functions.
 fn refuse<B: Backend>() {
     insert(Functions::<B> {
         grouped_linear: |_, _, _| wrong_order(),
@@ -125,7 +125,7 @@ fn refuse<B: Backend>() {
     });
 }
 
-/// None if `B` has no FP8.
+/// Functions of `B`. None if `B` has no FP8.
 pub(crate) fn find<B: Backend>() -> Option<&'static Functions<B>> {
     REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref()
 }

@@ -1,4 +1,4 @@
-//! [`Fused`] operations as nodes: they keep their inputs, and backward computes the rest again.
+//! [`Fused`] operations as nodes: they keep their inputs, and backward recomputes the rest.
 use burn_autodiff::Autodiff;
 use burn_autodiff::NodeId;
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -11,13 +11,13 @@ use super::register_gradients;
 use crate::backend::{Float8Backend, Fused, FusedBackward};
 use crate::profile::operation;
 
-/// Forward on the backend that computes: y, and what else backward reads.
+/// Forward on the compute backend: y, then other outputs that backward reads.
 pub(super) fn forward<B: Float8Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> Vec<FloatTensor<B>> {
     let _timer = operation(op.names()[0]);
     B::fused(op, inputs, None)
 }
 
-/// The node on autodiff, of one to three inputs.
+/// The autodiff node, with one to three inputs.
 pub(super) fn node<B: Float8Backend, C: CheckpointStrategy>(
     op: Fused<B>,
     inputs: Vec<FloatTensor<Autodiff<B, C>>>,
@@ -49,12 +49,12 @@ fn node_of<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
     }
 }
 
-/// The state of a node. Inputs are kept as Burn keeps them: gradient checkpointing may compute them again.
+/// State of a node. Inputs are checkpointed like Burn's: gradient checkpointing may recompute them.
 #[derive(Clone, Debug)]
 struct State<B: Float8Backend, const N: usize> {
     op: Fused<B>,
     inputs: [NodeId; N],
-    /// All outputs, if backward reads them.
+    /// All outputs of forward, if backward reads them.
     outputs: Vec<FloatTensor<B>>,
 }
 

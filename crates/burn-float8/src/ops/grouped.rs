@@ -1,4 +1,4 @@
-//! The linears of a mixture's experts, one GEMM for all of them in forward and one in each gradient.
+//! Linears of a mixture's experts: one GEMM for all of them in forward and in each gradient.
 //!
 //! ```text
 //! y  [M, N]     rows of group g:  x · w_g       reads x by rows,   w as [K, G·N] transposed
@@ -6,9 +6,10 @@
 //! dw [G, K, N]                    x_gᵀ · dy_g   reads x and dy transposed, group by group
 //! ```
 //!
-//! Where groups end is known to the device alone. For dw the rows of each group are moved to the next multiple of
-//! [`GROUP_ALIGN`], with zeros between, so that no block of scales belongs to two groups. One scale for the tensor is that of x
-//! and of dy, as fprop and dgrad have found it: rows of no group count in it.
+//! Only the device knows the group ends. For dw, each group is moved to the next row at a multiple
+//! of [`GROUP_ALIGN`], with zeros in between. No block of scales then belongs to two groups. With
+//! one scale per tensor, wgrad reuses the scales of x and dy from fprop and dgrad. These include
+//! rows outside of the groups.
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorPrimitive};
@@ -41,14 +42,15 @@ impl Dims {
     }
 
     fn call<'a, B: Float8Backend>(&self, used: &'a Use<B>, gemm: Gemm) -> GemmCall<'a, B> {
-        // wgrad contracts the rows as they are padded.
+        // wgrad contracts the padded rows.
         let rows = if gemm == Gemm::Wgrad && self.m > 0 { padded_rows(self.m, self.groups) } else { self.m };
         let unpadded = (gemm == Gemm::Wgrad).then_some(self.m);
         GemmCall { used, gemm, dims: [rows, self.k, self.n], groups: self.groups, unpadded }
     }
 }
 
-/// The most rows that any `m` rows in groups take when each group begins at a multiple of [`GROUP_ALIGN`].
+/// Maximum number of rows that `m` rows in groups take if each group begins at a multiple of
+/// [`GROUP_ALIGN`].
 ///
 /// ```text
 /// Σ ceil(s / 128) · 128 ≤ Σ (s + 127)     over the groups that have rows, min(groups, m) at most
@@ -57,20 +59,20 @@ fn padded_rows(m: usize, groups: usize) -> usize {
     (m + groups.min(m) * (GROUP_ALIGN - 1)) / GROUP_ALIGN * GROUP_ALIGN
 }
 
-/// The ends as kernels take them.
+/// Group ends in the kernels' dtype, i32.
 fn groups<B: Float8Backend>(ends: IntTensor<B>, grouping: Grouping) -> Option<GroupEnds<IntTensor<B>>> {
     Some(GroupEnds { ends: B::int_cast(ends, IntDType::I32), grouping })
 }
 
-/// x padded and transposed, in FP8, and where its rows come from.
+/// Padded and transposed FP8 copy of x, with its padding.
 pub(super) type PaddedCopy<B> = (Arc<Fp8Copy<B>>, Padding<B>);
 
-/// What the node of a grouped linear keeps from forward for its backward.
+/// State of a grouped linear's node for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
     used: Use<B>,
     pub(super) x: SavedInput<PaddedCopy<B>>,
-    /// If x wants a gradient.
+    /// Kept if x wants a gradient.
     w: Option<Float8Tensor<B>>,
     ends: IntTensor<B>,
     dims: Dims,
@@ -83,7 +85,7 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
     }
 }
 
-/// y, and what its node keeps if a gradient is wanted. `x: [M, K]`, `w: [G, K, N]`, `ends: [G]`.
+/// y, and the state of its node if a gradient is wanted. `x: [M, K]`, `w: [G, K, N]`, `ends: [G]`.
 pub(super) fn forward<B: Float8Backend>(
     x: &Float8Tensor<B>,
     w: &Float8Tensor<B>,
@@ -138,7 +140,7 @@ pub(super) fn forward<B: Float8Backend>(
     (y, Some(Saved { x: saved_input, w, ends, dims, seen, used }))
 }
 
-/// The gradients of x and w that are wanted. `x` is the tensor itself if forward has asked to keep it.
+/// Wanted gradients of x and w. `x` is the tensor itself if forward kept it.
 pub(super) fn backward<B: Float8Backend>(
     saved: Saved<B>,
     dy: FloatTensor<B>,
@@ -165,7 +167,7 @@ fn dgrad<B: Float8Backend>(
     w.cache().note_dgrad();
     let call = dims.call(used, Gemm::Dgrad);
     let dx = call.plan().map(|plan| {
-        // By rows alone: wgrad reads another transpose.
+        // Only by rows: wgrad reads a padded transpose.
         let a = fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT)).confirmed();
         // As `[G·K, N]`.
         let b = fp8_copy(used.request(plan, w, Operand::WEIGHT)).confirmed();
@@ -219,20 +221,20 @@ fn wgrad<B: Float8Backend>(
     }
 }
 
-/// Where the rows of wgrad's operands come from.
+/// Mapping from padded rows to the rows of wgrad's operands.
 #[derive(Clone)]
 pub(super) struct Padding<B: Backend> {
-    /// The row of each padded row, any where there is none.
+    /// Row index of each padded row; arbitrary for padding.
     source: Tensor<B, 1, Int>,
-    /// Whether there is none.
+    /// Whether the padded row is padding.
     missing: Tensor<B, 2, burn::tensor::Bool>,
-    /// Where each group ends in the padded rows.
+    /// End of each group in the padded rows.
     ends: Tensor<B, 1, Int>,
 }
 
 impl<B: Backend> Padding<B> {
     fn new(ends: IntTensor<B>, Dims { m, groups, .. }: Dims, device: &Device<B>) -> Self {
-        // As the kernels take what cannot be: an end beyond the rows for theirs, one below its predecessor for that.
+        // Clamps invalid ends like the kernels: to the number of rows, and to the previous end.
         let ends = Tensor::<B, 1, Int>::from_primitive(ends).clamp(0, m as i64).cummax(0);
         let starts = Tensor::cat(vec![ends.zeros_like().slice(0..1), ends.clone().slice(0..groups - 1)], 0);
         let sizes = ends.clone() - starts.clone();
@@ -242,7 +244,8 @@ impl<B: Backend> Padding<B> {
         let padded_starts = padded_ends.clone() - padded;
         let rows = padded_rows(m, groups);
         let row = Tensor::<B, 1, Int>::arange(0..rows as i64, device).cast(ends.dtype());
-        // Past the last group its own end says that there is no row.
+        // Padded rows after the last group use that group and lie beyond its end, so they are
+        // padding.
         let of = row.clone().unsqueeze_dim::<2>(1).expand([rows, groups]);
         let ended = of.greater_equal(padded_ends.unsqueeze_dim::<2>(0).expand([rows, groups]));
         let group = ended.int().cast(ends.dtype()).sum_dim(1).reshape([rows]).clamp_max(groups as i64 - 1);
@@ -256,7 +259,8 @@ impl<B: Backend> Padding<B> {
 }
 
 impl<B: Float8Backend> Padding<B> {
-    /// `[M, C]` → `[padded rows, C]`: a tensor of its own, so that nothing takes copies of it for those of `t`; zeros change no amax.
+    /// `[M, C]` → `[padded rows, C]`, as a new tensor with its own FP8 copies. Zeros change no
+    /// amax.
     fn apply(&self, t: &Float8Tensor<B>) -> Float8Tensor<B> {
         let _timer = operation("group_padding");
         let rows = float::<B, 2>(t.full().clone()).select(0, self.source.clone());

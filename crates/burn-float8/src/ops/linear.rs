@@ -1,4 +1,4 @@
-//! A linear on the backend that computes: forward, the state of its node, and backward.
+//! A linear on the compute backend: forward, the state of its node, and backward.
 //!
 //! ```text
 //! fprop   y  [M,N] = x  [M,K] · w [K,N] + b   reads x by rows,    w transposed
@@ -6,8 +6,8 @@
 //! wgrad   dw [K,N] = xᵀ [K,M] · dy[M,N]       reads x transposed, dy transposed
 //! ```
 //!
-//! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight: each is quantized from
-//! its own dtype, y and dx have x's dtype, dw has w's, db has b's.
+//! M is the product of the leading dimensions. x may be bf16 while w is an f32 master weight. Each
+//! is quantized from its own dtype. y and dx have x's dtype, dw has w's, db has b's.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -25,18 +25,18 @@ use crate::tensor::{
 };
 use crate::terms::{Gemm, Operand};
 
-/// Which gradients a node is to give.
+/// Gradients wanted from a node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wanted {
     pub(super) x: bool,
     pub(super) w: bool,
     pub(super) bias: bool,
-    /// None, as there is no autodiff.
+    /// Whether this is a forward without autodiff.
     pub(super) evaluates: bool,
 }
 
 impl Wanted {
-    /// Those of a forward without autodiff.
+    /// For a forward without autodiff.
     pub(super) const EVALUATION: Self = Self { x: false, w: false, bias: false, evaluates: true };
 
     pub(super) fn any(self) -> bool {
@@ -44,14 +44,14 @@ impl Wanted {
     }
 }
 
-/// What wgrad reads of x.
+/// Input of wgrad saved from x.
 #[derive(Clone)]
 pub(super) enum SavedInput<T> {
-    /// Nothing: the weight wants no gradient, or there are no rows.
+    /// Nothing: the weight wants no gradient, or x has no rows.
     None,
     /// xᵀ in FP8.
     Float8(T),
-    /// x, in high precision.
+    /// x in high precision.
     Full,
 }
 
@@ -62,12 +62,12 @@ impl<T> SavedInput<T> {
     }
 }
 
-/// What a linear's node keeps from forward for its backward.
+/// State of a linear's node for its backward.
 #[derive(Clone)]
 pub(super) struct Saved<B: Float8Backend> {
     used: Use<B>,
     pub(super) x: SavedInput<Arc<Fp8Copy<B>>>,
-    /// If x wants a gradient.
+    /// Kept if x wants a gradient.
     w: Option<Float8Tensor<B>>,
     x_shape: Shape,
     /// M, K and N.
@@ -81,7 +81,7 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
     }
 }
 
-/// The amaxes and samples of a forward, which count once backward reaches its node.
+/// Amaxes and samples of a forward. They count once backward reaches its node.
 #[derive(Clone)]
 pub(super) struct Seen<B: Float8Backend> {
     observations: Vec<Arc<Observation<B>>>,
@@ -112,7 +112,7 @@ impl<B: Float8Backend> Seen<B> {
         }
     }
 
-    /// Counts a forward whose node backward has reached.
+    /// Counts a forward once backward reaches its node.
     pub(super) fn count(self, layer: &Layer, device: &Device<B>) {
         on_backward::<B>(layer, device);
         self.observations.iter().for_each(|observation| observation.confirm());
@@ -123,8 +123,8 @@ impl<B: Float8Backend> Seen<B> {
     }
 }
 
-/// y = x · w + b, and what its node keeps if a gradient is wanted. `x: [.., K]`, `w: [K, N]`, `bias: [N]`, y: `[.., N]`, of shapes that
-/// [fit](fits).
+/// y = x · w + b, and the state of its node if a gradient is wanted. `x: [.., K]`, `w: [K, N]`,
+/// `bias: [N]`, y: `[.., N]`. The shapes must [fit](fits).
 pub(super) fn forward<B: Float8Backend>(
     x: &Float8Tensor<B>,
     w: &Float8Tensor<B>,
@@ -172,7 +172,7 @@ pub(super) fn forward<B: Float8Backend>(
             seen.sample(used.request(plan, x, Operand::INPUT));
             seen.sample(used.request(plan, x, Operand::INPUT_T));
         }
-        // Where dgrad runs it samples the weight.
+        // If dgrad runs, it samples the weight.
         if !wanted.x {
             seen.sample(used.request(plan, w, Operand::WEIGHT_T));
         }
@@ -181,7 +181,7 @@ pub(super) fn forward<B: Float8Backend>(
     (y, Some(Saved { x: saved_input, w, x_shape, dims: [m, k, n], seen, used }))
 }
 
-/// The gradients of x, w and b that are wanted. `x` is the tensor itself if forward has asked to keep it.
+/// Wanted gradients of x, w and b. `x` is the tensor itself if forward kept it.
 pub(super) fn backward<B: Float8Backend>(
     saved: Saved<B>,
     dy: FloatTensor<B>,
@@ -228,8 +228,8 @@ fn dgrad<B: Float8Backend>(
     })
 }
 
-/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`, or the rows of it that this process
-/// has.
+/// dw = xᵀ · dy, summed over the leading dimensions. `x: [.., K]`, `dy: [.., N]`, dw: `[K, N]`, or
+/// this process' rows of it.
 fn wgrad<B: Float8Backend>(
     call: &GemmCall<'_, B>,
     saved_input: SavedInput<Arc<Fp8Copy<B>>>,
@@ -255,7 +255,7 @@ fn wgrad<B: Float8Backend>(
     reduced::<B>(&used.layer, dw)
 }
 
-/// The gradient of a weight, of the rows that this process has, where those are not all.
+/// Gradient of a weight. If the weight is sharded, reduces it to this process' rows.
 pub(super) fn reduced<B: Float8Backend>(layer: &Layer, dw: FloatTensor<B>) -> FloatTensor<B> {
     match source_of::<B>(layer) {
         Some(source) => source.gradient(dw),
@@ -269,13 +269,13 @@ fn bias_grad<B: Float8Backend>(dy: FloatTensor<B>, dtype: Option<DType>, device:
     if rows(&shape) == 0 {
         return zeros::<B>(Shape::from(vec![last(&shape)]), dtype, device);
     }
-    // Cast first: a sum over all tokens loses too much in bf16.
+    // Cast first: a sum over all tokens in bf16 is too inaccurate.
     let dy = in_dtype::<B>(dy, dtype);
     let _timer = operation("linear_bias_backward");
     B::linear_bias_backward(dy)
 }
 
-/// Whether these are an x `[.., K]`, a w `[K, N]` and a bias `[N]`.
+/// Whether the shapes are x `[.., K]`, w `[K, N]` and bias `[N]`.
 pub(super) fn fits<W: Wrapped>(x: &Float8Tensor<W>, w: &Float8Tensor<W>, bias: Option<&FloatTensor<W>>) -> bool {
     let (xs, ws) = (x.shape(), w.whole_shape());
     xs.num_dims() > 0
@@ -292,7 +292,7 @@ fn last(shape: &Shape) -> usize {
     shape[shape.num_dims() - 1]
 }
 
-/// The product of all dimensions but the last.
+/// Product of all dimensions except the last.
 fn rows(shape: &Shape) -> usize {
     shape.iter().take(shape.num_dims() - 1).product()
 }

@@ -1,4 +1,5 @@
-//! `Tensor::matmul` where a linear's weight is involved: in FP8 if the layer's configuration says so, else noted.
+//! `Tensor::matmul` with a linear's weight: in FP8 if the layer's configuration enables it,
+//! otherwise counted.
 use burn_backend::TensorMetadata;
 use burn_backend::ops::ModuleOps;
 

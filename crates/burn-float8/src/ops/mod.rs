@@ -1,4 +1,4 @@
-//! [`Float8`]: the operations of a wrapped backend, all but the linears forwarded.
+//! [`Float8`]: forwards all operations of a wrapped backend except linears.
 mod attention;
 mod autodiff;
 mod call;
@@ -22,10 +22,10 @@ use burn_autodiff::grads::Gradients;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// A backend whose linear layers run in FP8: wrap the backend that you train with.
+/// Backend that runs linear layers in FP8. It wraps the backend that you train with.
 ///
-/// `Float8<W>` forwards every operation to `W` and replaces `linear`: its three GEMMs run in FP8, and it is one node of
-/// autodiff, which keeps xᵀ in FP8 instead of x.
+/// `Float8<W>` forwards every operation to `W` except `linear`. A linear runs its three GEMMs in
+/// FP8. It is one autodiff node, which keeps xᵀ in FP8 instead of x.
 ///
 /// ```
 /// # #[cfg(feature = "flex")] {
@@ -37,8 +37,8 @@ use burn_backend::tensor::FloatTensor;
 /// # }
 /// ```
 ///
-/// In the other order backward would not know which linear it is of; [`Float8Config::apply`](crate::Float8Config::apply) does not compile
-/// there:
+/// In the other order backward would not know the layer of a linear.
+/// [`Float8Config::apply`](crate::Float8Config::apply) does not compile for it:
 ///
 /// ```compile_fail
 /// use burn::backend::{Autodiff, Flex};
@@ -51,7 +51,7 @@ use burn_backend::tensor::FloatTensor;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Float8<W>(PhantomData<W>);
 
-/// Gives each parent of a node that is tracked its gradient.
+/// Registers the gradient of each tracked parent of a node.
 fn register_gradients<B: Backend>(
     grads: &mut Gradients,
     parents: impl IntoIterator<Item = Option<NodeId>>,

@@ -1,14 +1,14 @@
 //! Nodes that [`Float8<Autodiff<B>>`](crate::Float8) adds to autodiff: linear, grouped linear,
-//! attention, fused operations, a sharded weight, and embeddings of sharded or bf16 tables. Without
-//! autodiff they are the same operations.
+//! attention, fused operations, gathers of sharded weights, and embeddings of sharded or bf16
+//! tables. Without autodiff they are the same operations.
 //!
 //! ```text
 //! x ──casts──► x, xᵀ ──┐             y
-//! w ──casts──► wᵀ, w ──┴─ GEMM ────► │ node: the layer and how it runs, xᵀ, w with its copies, what the casts found out
+//! w ──casts──► wᵀ, w ──┴─ GEMM ────► │ node: layer, plan, xᵀ, w with its copies, amaxes
 //!                                   dy ──casts──► dy, dyᵀ ──► two GEMMs ──► dx, dw
 //! ```
 //!
-//! A node's state is fixed in forward. Backward reads it and dy, and guesses nothing.
+//! Forward fixes a node's state. Backward reads only this state and dy.
 use std::sync::Arc;
 
 use burn_autodiff::checkpoint::base::Checkpointer;
@@ -149,11 +149,11 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 }
 
-/// Whether a weight wants a gradient.
+/// Whether a weight requires a gradient.
 ///
 /// # Panics
 ///
-/// With the text of [`Float8Error::Fp8OnlyTrained`], if it is FP8-only.
+/// With the message of [`Float8Error::Fp8OnlyTrained`], if it is FP8-only.
 fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff<B, C>>) -> bool {
     let is_tracked = w.full().is_tracked();
     if is_tracked && w.is_fp8_only() {
@@ -163,8 +163,8 @@ fn is_trained<B: Float8Backend, C: CheckpointStrategy>(w: &Float8Tensor<Autodiff
     is_tracked
 }
 
-/// What the node of a linear keeps, with groups or without. x itself is kept as Burn's linear keeps it: gradient checkpointing may
-/// compute it again.
+/// Node state of a linear, grouped or not. x is checkpointed like the input of Burn's linear:
+/// gradient checkpointing may recompute it.
 #[derive(Clone, Debug)]
 struct State<S> {
     saved: S,

@@ -1,23 +1,24 @@
-//! [`AmaxState`]: the history of one cast as checkpoints hold it.
+//! [`AmaxState`]: amax history of one cast, for checkpoints.
 use crate::config::{AmaxComputeAlgo, DelayedScaling};
 
-/// A cast's history on the host; all values by their bits, so that infinities and NaN survive any file format.
+/// Amax history of a cast on the host. Values are stored as bits, so that infinities and NaN
+/// survive any file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AmaxState {
-    /// Newest first, padded with zeros to the length of the history; empty if no step has ended.
+    /// Newest first, padded with zeros to the length of the history. Empty if no step has ended.
     pub history: Vec<u32>,
-    /// What the scale is made of.
+    /// Amax that sets the scale.
     pub scaling_amax: Option<u32>,
-    /// The largest amax of the step under way, if it has one; of several, the largest counts.
+    /// Amaxes of the current step, if any. The largest counts.
     pub observed: Vec<u32>,
 }
 
 impl AmaxState {
-    /// The amax of which the scale of the next cast is made, the step under way being over; none without a step that had one, in which
-    /// case the tensor's own counts.
+    /// Amax for the scale of the next cast, assuming that the current step ends. None if no step
+    /// had an amax: the tensor's own amax is used then.
     pub fn next_scaling_amax(&self, scaling: DelayedScaling) -> Option<f32> {
-        // By their bits NaN is the largest.
+        // Compared by bits, NaN is the largest.
         let observed = self.observed.iter().copied().max().map(f32::from_bits);
         match (observed.filter(|amax| 0.0 < *amax && *amax <= f32::MAX), self.scaling_amax) {
             (Some(observed), _) => {

@@ -1,5 +1,5 @@
-//! Amax histories of delayed scaling, on the device: one row of a `[n, len]` tensor for each cast of each layer, all of
-//! them moved on at once when an optimizer step begins. Nothing waits for the device.
+//! Amax histories of delayed scaling on the device: one row of a `[n, len]` tensor per cast of each
+//! layer. All rows advance together when an optimizer step begins. Nothing waits for the device.
 //!
 //! ```text
 //! running  ← max(running, amax)                               for each observation of the step; NaN wins
@@ -23,7 +23,7 @@ use crate::config::{AmaxComputeAlgo, DelayedScaling};
 use crate::profile::operation;
 use crate::terms::Role;
 
-/// The amax of a tensor for the history of delayed scaling that its cast belongs to.
+/// Amax of a tensor for the delayed scaling history of its cast.
 pub(crate) struct Observation<B: Float8Backend> {
     pub(crate) state: Arc<DeviceState<B>>,
     pub(crate) observed: Observed<B>,
@@ -31,7 +31,7 @@ pub(crate) struct Observation<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Observation<B> {
-    /// Adds the amax to the step, once: backward has come to a linear that read the tensor.
+    /// Adds the amax to the step, once. Called when backward reaches a linear that read the tensor.
     pub(crate) fn confirm(&self) {
         if !self.is_confirmed.swap(true, Relaxed) {
             let _timer = operation("amax_history");
@@ -39,19 +39,19 @@ impl<B: Float8Backend> Observation<B> {
         }
     }
 
-    /// Notes the amax of a forward to which no backward can come.
+    /// Records the amax of a forward that no backward can reach.
     pub(crate) fn note_without_backward(&self) {
         self.state.lock().histories.without_backward.note(&self.observed);
     }
 }
 
-/// The histories of all casts of a conversion on one device.
+/// Histories of all casts of a conversion on one device.
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
     without_backward: WithoutBackward<B>,
-    /// The number of the last step that each layer has told an amax.
+    /// Number of the last step with an amax of each layer.
     told_in: HashMap<String, u64>,
-    /// Whether every cast is known, in this process and all that train the model with it.
+    /// Whether every cast is known, in this process or a peer.
     is_all_known: bool,
 }
 
@@ -62,15 +62,18 @@ impl<B: Float8Backend> Default for Histories<B> {
     }
 }
 
-/// The histories with the same parameters.
+/// Histories with the same parameters.
 struct Table<B: Float8Backend> {
     rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
-    /// `[capacity]`: the largest amax of each row that was observed in the step under way; of others, any.
+    /// `[capacity]`: the largest amax of each row observed in the current step. Entries of other
+    /// rows are arbitrary.
     running: Option<FloatTensor<B>>,
-    /// Which rows were last not observed, and that on the device: most steps observe the same.
+    /// Rows without an observation in the last step, on host and device. Most steps observe the
+    /// same rows.
     stale: Option<(Vec<bool>, BoolTensor<B>)>,
-    /// `[n, len]`, newest first, unused entries 0; and the scaling amaxes `[n, 1]`, of the first n rows. Others are new.
+    /// `[n, len]`, newest first, unused entries 0, and the scaling amaxes `[n, 1]`, of the first n
+    /// rows. Later rows are new.
     state: Option<(FloatTensor<B>, FloatTensor<B>)>,
 }
 
@@ -78,21 +81,22 @@ struct Table<B: Float8Backend> {
 struct Row<B: Float8Backend> {
     layer: String,
     role: Role,
-    /// Whether there was an amax ever, in any process.
+    /// Whether any process ever observed an amax.
     is_known: bool,
-    /// Whether there may be one in the step under way.
+    /// Whether the current step may have an amax.
     is_observed: bool,
-    /// Whether a step with one has ended, in any process, so that the history gives the scale.
+    /// Whether a step with an amax has ended in any process, so that the history sets the scale.
     has_scale: bool,
-    /// Its entry of the scaling amaxes, `[1]`.
+    /// Its scaling amax, `[1]`.
     scaling_amax: Option<FloatTensor<B>>,
-    /// Where scaling starts if the first step gives no amax: a scale of 1.
+    /// Initial scaling amax, for a scale of 1. Used if the first step has no valid amax.
     initial: f32,
 }
 
 impl<B: Float8Backend> Histories<B> {
-    /// The amax of which the scale of a cast is made in the step `number`, `[1]`, once its first step has ended. None if the history
-    /// stands still while steps go on, since the layer is left out: it told this step nothing, nor the one before.
+    /// Amax `[1]` that sets the scale of a cast in the step `number`, once its first step has
+    /// ended. None if the layer had no amax in this step and the previous one: its history is
+    /// outdated.
     pub(super) fn scaling_amax(
         &mut self,
         layer: &str,
@@ -107,13 +111,13 @@ impl<B: Float8Backend> Histories<B> {
         if has_left { None } else { table.scaling_amax(row) }
     }
 
-    /// Notes that backward has come to a layer in the step `number`.
+    /// Records that backward reached a layer in the step `number`.
     pub(super) fn note_backward(&mut self, layer: &str, number: u64) {
         self.without_backward.note_backward();
         self.note_told(layer, number);
     }
 
-    /// Notes that a call ends the step under way: nothing else does where backward comes to no linear.
+    /// Ends the current step by a call. It is the only end of a step if backward reaches no linear.
     pub(super) fn end(&mut self) {
         self.without_backward.end();
     }
@@ -131,7 +135,8 @@ impl<B: Float8Backend> Histories<B> {
         table.observe(row, amax.clone());
     }
 
-    /// Completes the amaxes of the step `number`: with those of layers that no backward has come to in it, and of all processes.
+    /// Completes the amaxes of the step `number`: adds layers that backward did not reach, and the
+    /// amaxes of all processes.
     pub(crate) fn complete(&mut self, number: u64, peers: Option<&Peers<B>>) {
         let mut seen = self.without_backward.take();
         seen.retain(|observed| self.told_in.get(&observed.cast.layer) != Some(&number));
@@ -144,14 +149,14 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    /// Gives each of these casts a row, in their order.
+    /// Creates a row for each of these casts, in their order.
     pub(crate) fn declare(&mut self, casts: &[TrackedCast]) {
         for cast in casts {
             self.table(cast.scaling).place(cast);
         }
     }
 
-    /// Puts the largest of all processes' amaxes of each cast in the place of this one's, at once.
+    /// Replaces the running amaxes with the maximum over all processes, in one exchange.
     fn reduce(&mut self, peers: &Peers<B>) {
         if self.tables.is_empty() {
             return;
@@ -168,10 +173,10 @@ impl<B: Float8Backend> Histories<B> {
         }
     }
 
-    /// Finds out which casts any process has seen.
+    /// Exchanges which casts any process has observed.
     fn share_known(&mut self, peers: &Peers<B>) {
         let rows = || self.tables.iter().flat_map(|(_, table)| &table.rows);
-        // Rows stay known, so it is the same everywhere.
+        // Rows stay known, so this is the same in all processes.
         if self.is_all_known {
             return;
         }
@@ -203,7 +208,7 @@ impl<B: Float8Backend> Histories<B> {
         &mut self.tables[i].1
     }
 
-    /// Reads all histories back, by layer; this waits for the device.
+    /// Reads all histories to the host, by layer. Waits for the device.
     pub(crate) fn export(&self) -> BTreeMap<String, (DelayedScaling, BTreeMap<Role, AmaxState>)> {
         let bits = |t: &FloatTensor<B>| -> Vec<u32> { read_f32::<B>(t.clone()).iter().map(|x| x.to_bits()).collect() };
         let mut layers = BTreeMap::<_, (_, BTreeMap<_, _>)>::new();
@@ -226,13 +231,13 @@ impl<B: Float8Backend> Histories<B> {
         layers
     }
 
-    /// Puts a cast's saved history back; its length has been checked.
+    /// Restores a cast's saved history. The caller has checked its length.
     pub(crate) fn restore(&mut self, cast: &TrackedCast, saved: &AmaxState, device: &Device<B>) {
         let scaling = cast.scaling;
         let table = self.table(scaling);
         let at = table.place(cast);
         table.rows[at].is_known = true;
-        // By their bits NaN is the largest.
+        // Compared by bits, NaN is the largest.
         if let Some(bits) = saved.observed.iter().max() {
             table.observe(at, tensor::<B>(vec![f32::from_bits(*bits)], [1], device));
         }
@@ -261,7 +266,7 @@ impl<B: Float8Backend> Table<B> {
         place
     }
 
-    /// The running maxima `[rows]`, zero where this step has none.
+    /// Running maxima `[rows]`, zero for rows that this step did not observe.
     fn running(&mut self, device: &Device<B>) -> FloatTensor<B> {
         let rows = self.rows.len();
         let running = self.with_capacity(rows, device);
@@ -282,7 +287,7 @@ impl<B: Float8Backend> Table<B> {
         B::float_mask_fill(running, mask, Scalar::from(0f32))
     }
 
-    /// The running maxima with place for so many rows.
+    /// Running maxima with space for `rows` rows.
     fn with_capacity(&mut self, rows: usize, device: &Device<B>) -> FloatTensor<B> {
         let zeros = |n: usize| B::float_zeros(Shape::from(vec![n]), device, FloatDType::F32);
         match self.running.take() {
@@ -295,7 +300,7 @@ impl<B: Float8Backend> Table<B> {
         }
     }
 
-    /// Adds an amax `[1]` to the step under way.
+    /// Adds an amax `[1]` to the current step.
     fn observe(&mut self, row: usize, amax: FloatTensor<B>) {
         let running = self.with_capacity(row + 1, &B::float_device(&amax));
         let at = [Slice::from(row..row + 1)];
@@ -319,7 +324,7 @@ impl<B: Float8Backend> Table<B> {
         Some(self.rows[row].scaling_amax.get_or_insert_with(slice).clone())
     }
 
-    /// Gives the first `rows` casts a place in the history.
+    /// Extends the history to the first `rows` casts.
     fn grow(&mut self, scaling: DelayedScaling, rows: usize, device: &Device<B>) {
         let known = self.state.as_ref().map_or(0, |(_, amaxes)| amaxes.shape()[0]);
         if rows <= known {

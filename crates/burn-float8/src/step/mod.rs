@@ -1,9 +1,12 @@
-//! A device's optimizer step, the amax histories and the statistics of the step, for the layers of one conversion.
+//! Optimizer step, amax histories and statistics of a device, for the layers of one conversion.
 //!
-//! A step begins when a linear reads a weight that was built since the last step began, and backward has come through a layer
-//! since then: optimizers build new tensors after a backward pass, and all linears of a step, over all micro-batches, read the
-//! same ones. Weights that are computed in forward are new every time, but only the first of them follows a backward pass. So
-//! nothing has to call a `step` function, unless weights are computed in forward and gradients accumulated, or weights are frozen
+//! A step begins when a linear reads a weight built since the last step began, if backward has
+//! passed a layer since then. Optimizers build new tensors after a backward pass, and all linears
+//! of a step, over all micro-batches, read the same ones. Weights computed in forward are new in
+//! every pass, but only the first of them follows a backward pass.
+//!
+//! Programs therefore need no `step` call, with two exceptions: frozen weights, and weights
+//! computed in forward together with gradient accumulation
 //! ([`begin_float8_step`](crate::begin_float8_step)).
 mod amax_state;
 mod delayed;
@@ -29,20 +32,20 @@ pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
 pub(crate) use without_backward::Observed;
 
-/// What the layers of one conversion share on one device.
+/// State shared by the layers of one conversion on one device.
 pub(crate) struct DeviceState<B: Float8Backend> {
-    /// The newest stamp when the last step began.
+    /// Newest stamp when the last step began.
     begun_at: AtomicU64,
-    /// Whether backward has come through a layer since then.
+    /// Whether backward has passed a layer since then.
     has_backward: AtomicBool,
     step: Mutex<Step<B>>,
-    /// With whom the steps are made.
+    /// Processes that end steps together with this one.
     peers: Mutex<Option<Arc<Peers<B>>>>,
 }
 
-/// The step under way.
+/// The current step.
 pub(crate) struct Step<B: Float8Backend> {
-    /// Optimizer steps begun.
+    /// Number of optimizer steps begun.
     pub(crate) number: u64,
     pub(crate) histories: Histories<B>,
     pub(crate) samples: Samples<B>,
@@ -62,7 +65,7 @@ impl<B: Float8Backend> Default for DeviceState<B> {
 }
 
 impl<B: Float8Backend> DeviceState<B> {
-    /// The share of a layer's conversion in this device.
+    /// State of a layer's conversion on a device.
     pub(crate) fn of(layer: &Layer, device: &Device<B>) -> Arc<Self> {
         layer.conversion().state(device.id())
     }
@@ -71,7 +74,7 @@ impl<B: Float8Backend> DeviceState<B> {
         self.step.lock()
     }
 
-    /// With whom the steps are made.
+    /// Processes that end steps together with this one.
     pub(crate) fn peers(&self) -> Option<Arc<Peers<B>>> {
         self.peers.lock().clone()
     }
@@ -81,18 +84,18 @@ impl<B: Float8Backend> DeviceState<B> {
         *self.peers.lock() = Some(Arc::new(peers));
     }
 
-    /// The amax of which the scale of a layer's cast is made, `[1]`, if its history gives one now.
+    /// Amax `[1]` that sets the scale of a layer's cast, if its history has one.
     pub(crate) fn scaling_amax(&self, layer: &Layer, role: Role, scaling: DelayedScaling) -> Option<FloatTensor<B>> {
         let Step { number, histories, .. } = &mut *self.lock();
         histories.scaling_amax(layer.name(), role, scaling, *number)
     }
 
-    /// The newest stamp when the last step began.
+    /// Newest stamp when the last step began.
     pub(crate) fn begun_at(&self) -> u64 {
         self.begun_at.load(Relaxed)
     }
 
-    /// Ends a step, by a call, and begins the next.
+    /// Ends the step by a call, and begins the next.
     pub(crate) fn begin(&self) {
         let mut step = self.lock();
         step.histories.end();
@@ -109,7 +112,8 @@ impl<B: Float8Backend> DeviceState<B> {
         self.has_backward.store(false, Relaxed);
     }
 
-    /// Puts the device back to where a run was saved: `has_begun` if the parameters' step had begun.
+    /// Resets the device to a saved step. `has_begun` tells whether the step of the saved
+    /// parameters had begun.
     pub(crate) fn reset(&self, number: u64, has_begun: bool) {
         let mut step = self.lock();
         step.histories = Histories::default();
@@ -127,20 +131,20 @@ impl<B: Float8Backend> DeviceState<B> {
     }
 }
 
-/// Notes that fprop reads a weight, which may be the first that an optimizer step has built.
+/// Records that fprop reads a weight. The first weight built by an optimizer step begins a step.
 pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
     let conversion = tag.layer.conversion();
     let state = conversion.state::<DeviceState<B>>(device.id());
     if state.ends_before(tag.stamp) && !conversion.has_manual_steps() {
         let mut step = state.lock();
-        // Another thread may have begun it.
+        // Another thread may have begun the step.
         if state.ends_before(tag.stamp) {
             state.begin_locked(&mut step);
         }
     }
 }
 
-/// Notes that backward has come to a linear.
+/// Records that backward reached a linear.
 pub(crate) fn on_backward<B: Float8Backend>(layer: &Layer, device: &Device<B>) {
     let state = DeviceState::<B>::of(layer, device);
     state.has_backward.store(true, Relaxed);

@@ -1,5 +1,7 @@
-//! [`StepPeers`]: what the processes that train one model decide together when a step ends. Alone, each would scale by the amaxes of its
-//! own part of the batch; and one that alone moved a layer out of FP8 would wait for values while the others exchange codes.
+//! [`StepPeers`]: decisions that all processes of a model's training make together when a step
+//! ends. Otherwise each process would scale by the amaxes of only its part of the batch. A process
+//! that moved a layer out of FP8 without the others would wait for values while they exchange
+//! codes.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -9,15 +11,15 @@ use crate::config::{DelayedScaling, Policy};
 use crate::layer::{CastPlan, Fallback, Layer, LinearPlan};
 use crate::terms::{Operand, Role};
 
-/// The processes that train one model together: all call the same methods in the same order.
+/// Processes that train one model together. All call the same methods in the same order.
 pub trait StepPeers<B: Float8Backend>: Send + Sync {
-    /// The largest of all processes' amaxes `[n]`; NaN wins.
+    /// Element-wise maximum of all processes' amaxes `[n]`; NaN wins.
     fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// The largest of all processes' words, each by itself.
+    /// Element-wise maximum of all processes' words.
     fn max_bits(&self, label: &str, bits: Vec<u32>) -> Vec<u32>;
 
-    /// The decisions of all processes, one for a layer.
+    /// Fallbacks decided by all processes, at most one per layer.
     fn union(&self, own: Vec<(Arc<Layer>, Fallback)>) -> Vec<(Arc<Layer>, Fallback)>;
 }
 
@@ -27,15 +29,16 @@ pub(crate) struct TrackedCast {
     pub(crate) layer: String,
     pub(crate) role: Role,
     pub(crate) scaling: DelayedScaling,
-    /// An amax whose scale is 1.
+    /// An amax with a scale of 1.
     pub(crate) initial: f32,
 }
 
-/// With whom the steps of a device are made.
+/// Peers of a device's steps.
 pub(crate) struct Peers<B: Float8Backend> {
     pub(super) others: Arc<dyn StepPeers<B>>,
     pub(super) device: Device<B>,
-    /// In the order of the model, the same everywhere: a process may have cast nothing in a step.
+    /// Casts in the order of the model, the same in every process. A process may have cast nothing
+    /// in a step.
     pub(super) casts: Vec<TrackedCast>,
 }
 
@@ -46,7 +49,7 @@ impl<B: Float8Backend> Peers<B> {
 }
 
 impl TrackedCast {
-    /// The casts of a layer that are scaled by a history.
+    /// Casts of a layer with delayed scaling.
     pub(crate) fn all_of(layer: &Layer) -> Vec<Self> {
         let policy = layer.configured();
         let Policy::Float8(config) = policy.as_ref() else { return vec![] };

@@ -1,5 +1,5 @@
-//! Statistics of the step under way: how well codes represent the tensors that they were cast from, by which a layer may be
-//! moved out of FP8.
+//! Statistics of the current step: quantization errors of operands, which may move a layer out of
+//! FP8.
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 
@@ -13,24 +13,24 @@ use crate::config::{FallbackConfig, FallbackTo, Policy};
 use crate::layer::{CastHealth, Fallback, Layer, OperandHealth};
 use crate::terms::{Operand, Recipe, Role};
 
-/// Statistics of the step under way.
+/// Statistics of the current step.
 pub(crate) struct Samples<B: Float8Backend> {
     seen: HashSet<(usize, Operand)>,
-    /// Still on the device.
+    /// Samples still on the device.
     pending: Vec<Sample<B>>,
-    /// Read, and to be checked against limits when the step ends.
+    /// Samples on the host, to be checked against limits when the step ends.
     unchecked: Vec<(Weak<Layer>, Role, u64, CastHealth)>,
 }
 
-/// One operand of a layer, sampled.
+/// One sampled operand of a layer.
 #[derive(Clone)]
 pub(crate) struct Sample<B: Float8Backend> {
-    /// The layer owns its conversion, and that this sample.
+    /// Weak, since the layer owns its conversion, which owns this sample.
     pub(crate) layer: Weak<Layer>,
     pub(crate) operand: Operand,
     pub(crate) step: u64,
     pub(crate) elements: u64,
-    /// The cast that ran, then one for each recipe to compare with.
+    /// Partial sums of the cast that ran, then of each recipe to compare with.
     pub(crate) partials: Vec<(Option<Recipe>, FloatTensor<B>)>,
 }
 
@@ -41,11 +41,12 @@ impl<B: Float8Backend> Default for Samples<B> {
 }
 
 impl<B: Float8Backend> Samples<B> {
-    /// Ends the step: reads the samples, which waits for the device if there are any, and moves layers that crossed limits.
+    /// Ends the step: reads the samples and moves layers that crossed limits. Waits for the device
+    /// if there are samples.
     pub(crate) fn resolve(&mut self, peers: Option<&Peers<B>>) {
         self.read();
         self.seen.clear();
-        // Of several operands beyond a limit the reason names the first, x before w before dy.
+        // If several operands cross a limit, the reason names the first: x before w before dy.
         self.unchecked.sort_by_key(|(_, role, ..)| *role);
         let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
@@ -68,7 +69,7 @@ impl<B: Float8Backend> Samples<B> {
         }
     }
 
-    /// Whether an operand has been sampled in this step.
+    /// Whether an operand was sampled in this step.
     pub(crate) fn has_seen(&self, layer: &Arc<Layer>, operand: Operand) -> bool {
         self.seen.contains(&(Arc::as_ptr(layer) as usize, operand))
     }
@@ -95,7 +96,7 @@ impl<B: Float8Backend> Samples<B> {
     }
 }
 
-/// Where a layer is to go whose operand is beyond a limit.
+/// Fallback of a layer with an operand beyond a limit.
 fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: FallbackConfig) -> Option<Fallback> {
     let moved = layer.fallback();
     let is_rowwise =
@@ -103,7 +104,7 @@ fn check(layer: &Layer, role: Role, step: u64, health: &CastHealth, limits: Fall
     let to = match (&moved, limits.to) {
         (None, FallbackTo::Rowwise) if is_rowwise => FallbackTo::HighPrecision,
         (None, to) => to,
-        // Rowwise was not enough.
+        // Rowwise did not suffice.
         (Some(Fallback { to: FallbackTo::Rowwise, step: then, .. }), _) if step > *then => FallbackTo::HighPrecision,
         (Some(_), _) => return None,
     };

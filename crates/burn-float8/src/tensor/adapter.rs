@@ -1,4 +1,4 @@
-//! [`Adapter`]: the two small matrices that LoRA adds to a frozen weight.
+//! [`Adapter`]: the two low-rank matrices that LoRA adds to a frozen weight.
 //!
 //! ```text
 //! y = x · w + scale · (drop(x) · a) · b        a [K, r], b [r, N], scale = α / r
@@ -13,12 +13,12 @@ use rayon::prelude::*;
 
 use crate::backend::in_dtype;
 
-/// The adapters of a weight, in the order in which they add up.
+/// Adapters of a weight, in the order of their sum.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapters<B: Backend>(Vec<Adapter<B>>);
 
 impl<B: Backend> Adapters<B> {
-    /// These and one more, which replaces the one of its id.
+    /// Adds an adapter, or replaces the one with its id.
     pub(crate) fn with(attached: Option<&Self>, adapter: Adapter<B>) -> Self {
         let mut all = attached.map_or_else(Vec::new, |attached| attached.0.clone());
         match all.iter_mut().find(|other| other.id == adapter.id) {
@@ -28,26 +28,26 @@ impl<B: Backend> Adapters<B> {
         Self(all)
     }
 
-    /// The adapters on another backend, or with another place in autodiff.
+    /// Adapters on another backend, or at another autodiff node.
     pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapters<C> {
         Adapters(self.0.iter().map(|adapter| adapter.map(&f)).collect())
     }
 
-    /// `y` `[.., N]` of a linear of `x: [.., K]`, and what each adapter adds.
+    /// Adds the output of each adapter for `x: [.., K]` to a linear's `y` `[.., N]`.
     pub(crate) fn add_to(&self, y: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
         self.0.iter().fold(y, |y, adapter| B::float_add(y, adapter.apply(x.clone())))
     }
 
-    /// The weight `[K, N]` that gives the same y without dropout, in its dtype.
+    /// Weight `[K, N]` with the adapters added, in its dtype: the same y without dropout.
     pub(crate) fn merged(&self, weight: FloatTensor<B>) -> FloatTensor<B> {
         self.0.iter().fold(weight, |weight, adapter| adapter.merged(weight))
     }
 }
 
-/// See the module.
+/// A LoRA adapter of one weight; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter<B: Backend> {
-    /// The id of the parameter A.
+    /// Id of the parameter A.
     pub(crate) id: ParamId,
     /// `[K, r]`
     pub(crate) a: FloatTensor<B>,
@@ -55,27 +55,27 @@ pub(crate) struct Adapter<B: Backend> {
     pub(crate) b: FloatTensor<B>,
     /// α / r
     pub(crate) scale: f64,
-    /// While it is trained.
+    /// Set only in training.
     pub(crate) dropout: Option<Dropout>,
 }
 
-/// Which elements of an adapter's input are dropped.
+/// Dropout of an adapter's input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Dropout {
-    /// Which share, from 0 to below 1.
+    /// Dropped share, from 0 to below 1.
     pub(crate) probability: f64,
-    /// One for each layer and forward: the same seed drops the same elements.
+    /// Seed of a layer and forward. The same seed drops the same elements.
     pub(crate) seed: u64,
 }
 
 impl<B: Backend> Adapter<B> {
-    /// The adapter on another backend, or with another place in autodiff.
+    /// Adapter on another backend, or at another autodiff node.
     pub(crate) fn map<C: Backend>(&self, f: impl Fn(FloatTensor<B>) -> FloatTensor<C>) -> Adapter<C> {
         let Self { id, a, b, scale, dropout } = self;
         Adapter { id: *id, a: f(a.clone()), b: f(b.clone()), scale: *scale, dropout: *dropout }
     }
 
-    /// What is added to y `[.., N]` for `x: [.., K]`, in x's dtype.
+    /// Output added to y `[.., N]` for `x: [.., K]`, in x's dtype.
     fn apply(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         let dtype = x.dtype();
         let x = match self.dropout {
@@ -98,15 +98,15 @@ impl<B: Backend> Adapter<B> {
     }
 }
 
-/// Elements that one task draws.
+/// Elements drawn per task.
 const TASK: usize = 1 << 14;
 
 impl Dropout {
-    /// 0 where an element is dropped, `1 / (1 - probability)` elsewhere: element `i` is dropped if the number that SplitMix64 makes of the
-    /// seed and `i` is below the probability.
+    /// Mask with 0 for dropped elements and `1 / (1 - probability)` for others. Element `i` is
+    /// dropped if SplitMix64 of the seed and `i` is below the probability.
     fn mask(self, len: usize) -> Vec<f32> {
         let kept = (1.0 / (1.0 - self.probability)) as f32;
-        // Of 2^64, so that nothing is dropped at 0.
+        // Threshold out of 2^64, so that a probability of 0 drops nothing.
         let threshold = (self.probability * 2f64.powi(64)) as u64;
         let mut mask = vec![0.0; len];
         mask.par_chunks_mut(TASK).enumerate().for_each(|(task, part)| {

@@ -1,16 +1,21 @@
-//! [`Fp8Cache`]: the FP8 copies of a tensor and the results of their casts, shared by all of its clones.
+//! [`Fp8Cache`]: FP8 copies of a tensor and results of their casts, shared by all of its clones.
 //!
-//! | operand | made | held |
+//! | operand | cast in | held by |
 //! | --- | --- | --- |
-//! | x, by rows | fprop, with the transpose in one pass if the weight wants a gradient and both are cast alike | weakly, plus by `shared_input_cast` |
-//! | x, transposed | fprop, if the weight wants a gradient | weakly, plus by the linear's node until its backward |
-//! | w, transposed | fprop, with the other in one pass if x wants a gradient and both are cast alike | by the weight, so until the optimizer replaces it |
-//! | w, of which this process has some rows | when a GEMM first reads it, only that orientation, by its source | by the weight, or by the GEMM, as the source says |
-//! | w, by rows | fprop or dgrad | by the weight, unless no dgrad follows; with `force_recompute_fp8_weight_in_bwd` each when it is needed, by the GEMM; without autodiff by the weight |
-//! | dy, both orientations in one pass if they are cast alike | the node's backward | by that |
+//! | x, by rows | fprop | weakly, and `shared_input_cast` |
+//! | x, transposed | fprop, if w needs a gradient | weakly, and the node until its backward |
+//! | w, transposed | fprop | the weight, until the optimizer replaces it |
+//! | w, by rows | fprop or dgrad | the weight, unless no dgrad follows |
+//! | w, sharded | its first GEMM, by its source | the weight or the GEMM, as the source decides |
+//! | dy, both | the node's backward | the node's backward |
 //!
-//! All copies of one cast of a tensor have one scale. The first one's result is kept, also for a
-//! tensor of the same elements with zeros between ([`Fp8Cache::inherit`]).
+//! Both orientations of a tensor are cast in one pass if both are needed and have the same cast.
+//! This does not apply to a sharded weight: its source makes only the orientation that a GEMM
+//! reads. With `force_recompute_fp8_weight_in_bwd`, each copy of a weight is cast when a GEMM needs
+//! it, and held by the GEMM. Without autodiff, the weight holds it.
+//!
+//! All copies of one cast of a tensor with one scale share the result of the first. A tensor of the
+//! same elements with zeros in between shares it too ([`Fp8Cache::inherit`]).
 use std::any::Any;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -25,14 +30,16 @@ use crate::layer::{ConversionNumber, Layer, ReadAmax};
 use crate::step::Observation;
 use crate::terms::Operand;
 
-/// Drops a weight's copy for dgrad after this many forwards without a backward: evaluations read the other one.
+/// Number of forwards without a backward after which a weight drops its dgrad copy. Evaluations
+/// read only the other copy.
 const MAX_UNREAD_FPROPS: u32 = 256;
 
-/// Distinguishes the casts of one tensor.
+/// Key of a tensor's casts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CastKey {
     pub(super) cast: Cast,
-    /// Scaled by a history: the codes then differ from those that the tensor's own amax would give.
+    /// The history that scales the cast. Its codes differ from codes scaled by the tensor's own
+    /// amax.
     pub(super) delayed: Option<HistoryKey>,
 }
 
@@ -43,20 +50,21 @@ impl CastKey {
     }
 }
 
-/// Which history scales a cast: layers of one conversion that read the same tensor share the first one's.
+/// History that scales a cast. Layers of one conversion that read the same tensor share the first
+/// layer's history.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct HistoryKey {
     pub(super) scaling: DelayedScaling,
     pub(super) conversion: ConversionNumber,
 }
 
-/// The amaxes of a cast.
+/// Amaxes of a cast.
 pub(crate) struct CastResult<B: Float8Backend> {
-    /// The amax that the scale is made of: `[1]`, or an array with that maximum.
+    /// Amax that sets the scale: `[1]`, or an array with that maximum.
     pub(super) scaling: FloatTensor<B>,
-    /// The tensor's own, if observed.
+    /// Amax of the tensor itself, if observed.
     pub(super) observed: Option<FloatTensor<B>>,
-    /// For the history of the layer that cast the tensor first, shared by the other layers.
+    /// Observation for the history of the layer that cast the tensor first, shared by other layers.
     pub(crate) observation: Option<Arc<Observation<B>>>,
 }
 
@@ -72,7 +80,7 @@ pub(crate) struct Fp8Copy<B: Float8Backend> {
     pub(crate) operand: B::Operand,
     pub(crate) cast: Cast,
     pub(crate) result: Arc<CastResult<B>>,
-    /// The layer that it was made for. `shared_input_cast` must not keep that alive.
+    /// The layer it was cast for. Weak, so that `shared_input_cast` does not keep the layer alive.
     layer: Weak<Layer>,
     bytes: i64,
 }
@@ -84,7 +92,7 @@ impl<B: Float8Backend> Fp8Copy<B> {
         Arc::new(Self { operand, cast, result, layer: Arc::downgrade(layer), bytes })
     }
 
-    /// This copy of a tensor that backward reads first: its amax counts in this step.
+    /// Counts the amax in this step, for a tensor that backward reads first.
     pub(crate) fn confirmed(self: Arc<Self>) -> Arc<Self> {
         self.result.observation.iter().for_each(|observation| observation.confirm());
         self
@@ -99,7 +107,7 @@ impl<B: Float8Backend> Drop for Fp8Copy<B> {
     }
 }
 
-/// The matrix of a tensor that is cast.
+/// Matrix form of a tensor for a cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// `[.., C]` as `[rows, C]`.
@@ -109,7 +117,7 @@ pub(crate) enum Layout {
     ExpertsAlongN,
 }
 
-/// A copy, and its cast.
+/// Key of a copy: its cast, layout and operand.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct CopyKey {
     pub(super) cast: CastKey,
@@ -122,12 +130,12 @@ pub(super) enum Held<B: Float8Backend> {
     Weak(Weak<Fp8Copy<B>>),
 }
 
-/// See the module.
+/// Cache of a tensor; see the module.
 pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
-    /// Locked before `entries`, where both are.
+    /// Lock this before `entries` if both are needed.
     sourced: Mutex<Sourced<B>>,
-    /// Elements that come from another tensor, if the rest are zeros.
+    /// Number of elements from another tensor, if the rest are zeros.
     elements: OnceLock<u64>,
 }
 
@@ -137,19 +145,19 @@ pub(super) struct Entries<B: Float8Backend> {
     fprops_since_dgrad: u32,
 }
 
-/// The data of a weight that its source made.
+/// Data of a weight created by its source.
 pub(super) struct Sourced<B: Float8Backend> {
     pub(super) cache: WeightCache,
-    /// The whole in high precision, by dtype.
+    /// The gathered weight in high precision, by dtype.
     pub(super) values: Vec<FloatTensor<B>>,
 }
 
-/// A source's own data for one value of a weight.
+/// Data of a source for one value of a weight.
 #[derive(Default)]
 pub struct WeightCache(Option<Box<dyn Any + Send>>);
 
 impl WeightCache {
-    /// The data in the source's own type, created by the first call.
+    /// Data of the source's own type, created by the first call.
     pub fn get<T: Any + Default + Send>(&mut self) -> &mut T {
         let kept = self.0.get_or_insert_with(|| Box::new(T::default()));
         kept.downcast_mut().expect("a source keeps one type")
@@ -176,20 +184,20 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.sourced.lock()
     }
 
-    /// Takes the results of casts of `other` with one scale. This tensor has its `elements`, and zeros
-    /// that no share counts.
+    /// Takes over the results of `other`'s casts with one scale. This tensor has `elements`
+    /// elements of `other`, and zeros that statistics do not count.
     pub(crate) fn inherit(&self, other: &Self, elements: u64) {
         self.elements.get_or_init(|| elements);
         let results = other.lock().results.iter().filter(|(key, _)| key.has_one_scale()).cloned().collect();
         self.lock().results = results;
     }
 
-    /// Elements of `all` that count in shares.
+    /// Number of elements that count in shares, of `all` elements.
     pub(super) fn elements(&self, all: usize) -> u64 {
         self.elements.get().copied().unwrap_or(all as u64)
     }
 
-    /// Notes that fprop reads this tensor as a weight.
+    /// Records that fprop reads this tensor as a weight.
     pub(crate) fn note_fprop(&self) {
         let mut entries = self.lock();
         entries.fprops_since_dgrad += 1;
@@ -201,12 +209,12 @@ impl<B: Float8Backend> Fp8Cache<B> {
         };
     }
 
-    /// Notes that dgrad reads this tensor as a weight.
+    /// Records that dgrad reads this tensor as a weight.
     pub(crate) fn note_dgrad(&self) {
         self.lock().fprops_since_dgrad = 0;
     }
 
-    /// Drops copies and results of delayed scaling: a step begins that has other scales.
+    /// Drops copies and results of delayed scaling, because a step with other scales begins.
     pub(super) fn forget_delayed(&self) {
         let mut entries = self.lock();
         let _copies: Vec<_> = entries.copies.extract_if(.., |(key, _)| key.cast.delayed.is_some()).collect();

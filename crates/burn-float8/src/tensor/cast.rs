@@ -1,4 +1,4 @@
-//! [`CastRequest`]: a cast of a tensor for a linear, and the scale that it takes.
+//! [`CastRequest`]: a cast of a tensor for a linear, with its scale.
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -16,14 +16,14 @@ use crate::terms::{Operand, Role};
 /// A cast of a tensor, and the layer that needs it.
 pub(crate) struct CastRequest<'a, B: Float8Backend> {
     pub(crate) tensor: &'a Float8Tensor<B>,
-    /// The matrix that is cast.
+    /// Matrix form of the tensor.
     pub(crate) layout: Layout,
     pub(crate) operand: Operand,
     pub(crate) layer: &'a Arc<Layer>,
     pub(crate) plan: &'a LinearPlan,
     /// Whether another GEMM will read the tensor's other copy.
     pub(crate) both: bool,
-    /// Whether no backward can follow. The next forward then finds a copy that training makes again.
+    /// Whether no backward can follow. The weight then keeps copies that training would recompute.
     pub(crate) evaluates: bool,
 }
 
@@ -48,7 +48,7 @@ impl<B: Float8Backend> CastRequest<'_, B> {
         }
     }
 
-    /// Whether only the GEMM holds the copy, as of a weight that is cast again in backward.
+    /// Whether only the GEMM holds the copy: a weight that is recast in backward.
     pub(super) fn is_transient(&self) -> bool {
         self.operand.role == Role::Weight && self.plan.recasts_weight && !self.evaluates
     }
@@ -60,8 +60,8 @@ impl<B: Float8Backend> CastRequest<'_, B> {
         CopyKey { cast: CastKey { cast, delayed }, layout: self.layout, operand: self.operand }
     }
 
-    /// The scale of the cast: `known` from the tensor's other copies, from the history, or from the
-    /// tensor's amax.
+    /// Scale of the cast: from `known`, the result of the tensor's other copies, else from the
+    /// history, else from the tensor's amax.
     pub(super) fn scale(&self, known: Option<Arc<CastResult<B>>>) -> CastScale<B> {
         let key = self.key().cast;
         if let Some(known) = known {
@@ -76,7 +76,7 @@ impl<B: Float8Backend> CastRequest<'_, B> {
             History { state, cast, amax }
         });
         let from = match history.as_ref().and_then(|history| history.amax.clone()) {
-            // Both orientations have the same amax: the first cast observes it.
+            // Both orientations have the same amax. The first cast observes it.
             Some(amax) => ScaleFrom::Amax { amax, observe: true },
             None => ScaleFrom::Dynamic,
         };
@@ -84,7 +84,7 @@ impl<B: Float8Backend> CastRequest<'_, B> {
     }
 }
 
-/// The scale of a cast.
+/// Scale of a cast.
 pub(super) struct CastScale<B: Float8Backend> {
     pub(super) from: ScaleFrom<FloatTensor<B>>,
     known: Option<Arc<CastResult<B>>>,
@@ -95,12 +95,12 @@ pub(super) struct CastScale<B: Float8Backend> {
 struct History<B: Float8Backend> {
     state: Arc<DeviceState<B>>,
     cast: TrackedCast,
-    /// The amax that the history gives, if it gives one.
+    /// Amax of the history, if it has one.
     amax: Option<FloatTensor<B>>,
 }
 
 impl<B: Float8Backend> CastScale<B> {
-    /// The result of the cast, which gave this amax.
+    /// Result of the cast with this observed amax.
     pub(super) fn result(self, amax: FloatTensor<B>) -> Arc<CastResult<B>> {
         if let Some(known) = self.known {
             return known;
@@ -124,13 +124,13 @@ impl<B: Float8Backend> Entries<B> {
         }
     }
 
-    /// The result of a cast whose copies all have one scale.
+    /// Result of a cast with one scale for all copies.
     pub(super) fn known(&self, key: CastKey) -> Option<Arc<CastResult<B>>> {
         let result = self.results.iter().find(|(k, _)| *k == key).filter(|_| key.has_one_scale());
         result.map(|(_, result)| result.clone())
     }
 
-    /// Keeps the result of a cast. Copies that share one keep the first.
+    /// Stores the result of a cast. Copies with one scale share the first result.
     pub(super) fn keep(&mut self, key: CastKey, result: Arc<CastResult<B>>) -> Arc<CastResult<B>> {
         match self.results.iter_mut().find(|(k, _)| *k == key) {
             Some((_, known)) if key.has_one_scale() => return known.clone(),

@@ -1,4 +1,4 @@
-//! [`Codes`]: a weight that is its FP8 codes, without a high-precision copy.
+//! [`Codes`]: an FP8-only weight, without a high-precision copy.
 use std::sync::Arc;
 
 use burn_backend::DType;
@@ -8,15 +8,15 @@ use float8_kernels::{Cast, Format, Granularity, ScaleMode};
 use super::cache::Fp8Copy;
 use crate::backend::{Float8Backend, HostCodes, in_dtype};
 
-/// See the module.
+/// Codes of a weight; see the module.
 pub(crate) struct Codes<B: Float8Backend> {
     /// `[N, K]`
     pub(super) operand: B::Operand,
     pub(super) format: Format,
     pub(super) granularity: Granularity,
-    /// Whether scales of blocks of 32 are equal in squares of 32 by 32.
+    /// Whether block-of-32 scales are equal in squares of 32 by 32.
     is_square: bool,
-    /// `[1]` or more, of which the largest gives the smallest scale: for the report.
+    /// Amax of one or more values, for the report. The largest gives the smallest scale.
     pub(super) amax: FloatTensor<B>,
 }
 
@@ -27,7 +27,7 @@ impl<B: Float8Backend> core::fmt::Debug for Codes<B> {
 }
 
 impl<B: Float8Backend> Codes<B> {
-    /// What a copy of a weight `[N, K]` holds.
+    /// Codes of a weight's copy `[N, K]`.
     pub(crate) fn of(copy: &Fp8Copy<B>) -> Arc<Self> {
         let Cast { format, granularity, scale_mode } = copy.cast;
         let is_square = matches!(scale_mode, ScaleMode::E8m0Square(_));
@@ -40,11 +40,12 @@ impl<B: Float8Backend> Codes<B> {
         })
     }
 
-    /// Codes `[N, K]` that are there already, on a device, and the amax of what they stand for.
+    /// Uploads existing codes `[N, K]` to the device of `amax`, the amax of their values.
     pub(crate) fn new(codes: HostCodes, amax: FloatTensor<B>) -> Arc<Self> {
         let HostCodes { format, granularity, .. } = codes;
         let is_square = codes.is_square();
-        // On a host they lie [K, N], as those of a weight that was cast there: the same order of sums, and the layout that its GEMV is fast with.
+        // A host stores them as [K, N], like a weight cast there: the same order of sums, and the
+        // fast layout of its GEMV.
         let operand = B::fp8_write(HostCodes { transposed: true, ..codes }, &B::float_device(&amax));
         Arc::new(Self { operand, format, granularity, is_square, amax })
     }
@@ -54,7 +55,7 @@ impl<B: Float8Backend> Codes<B> {
         Self::new(self.read(), B::float_to_device(self.amax.clone(), device))
     }
 
-    /// The codes on the host.
+    /// Reads the codes to the host.
     pub(crate) fn read(&self) -> HostCodes {
         B::fp8_read(&self.operand)
     }
@@ -72,12 +73,12 @@ impl<B: Float8Backend> Codes<B> {
         B::fp8_size(&self.operand).bytes
     }
 
-    /// The values `[K, N]` in a dtype.
+    /// Values `[K, N]` in a dtype.
     pub(crate) fn values(&self, dtype: DType) -> FloatTensor<B> {
         in_dtype::<B>(B::float_transpose(B::fp8_dequantize(&self.operand)), dtype)
     }
 
-    /// Whether the same codes and scales, transposed, are this cast of the transpose.
+    /// Whether the transposed codes and scales equal this cast of the transpose.
     pub(super) fn serves_both(&self, cast: Cast) -> bool {
         match self.granularity {
             Granularity::Tensor | Granularity::Block128x128 => true,

@@ -1,4 +1,4 @@
-//! [`fp8_copy`]: the copy of a tensor that a GEMM reads.
+//! [`fp8_copy`]: the FP8 copy of a tensor for a GEMM.
 use std::sync::Arc;
 
 use float8_kernels::Orientation;
@@ -12,9 +12,10 @@ use crate::backend::{Float8Backend, Quantized, ScaleFrom};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// The copy of a tensor that a GEMM reads: found in the tensor's cache, or made now.
+/// FP8 copy of a tensor for a GEMM, from the tensor's cache or a new cast.
 ///
-/// Threads that race for one tensor may each cast it, to the same codes. They share the first one's.
+/// Threads that race for one tensor may each cast it, with the same codes. They share the first
+/// result.
 pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8Copy<B>> {
     let (CastRequest { tensor, operand, layer, plan, both, .. }, key) = (request, request.key());
     let mut entries = tensor.cache().lock();
@@ -23,7 +24,8 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
         return copy;
     }
     let known = entries.known(key.cast);
-    // Not under the lock: a thread of rayon's pool that waits for the parts of its cast may take up a forward which reads this tensor.
+    // Releases the lock: a rayon thread that waits for its cast may start another forward that
+    // reads this tensor.
     drop(entries);
     if let Some(codes) = tensor.codes() {
         return copy_of_codes(codes, request, key);
@@ -43,14 +45,14 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
     keep(request, quantized, result)
 }
 
-/// The copy of an FP8-only weight that a GEMM reads, which no clone of it has. Casts are not made under the cache's lock: they run
-/// in a pool whose threads may take up other forwards.
+/// Copy of an FP8-only weight for a GEMM, not yet in the cache. Casts must not hold the cache's
+/// lock, since pool threads may start other forwards.
 ///
-/// | a GEMM reads | copy | held |
+/// | the GEMM reads | copy | held by |
 /// | --- | --- | --- |
-/// | wᵀ `[N, K]` in the cast of the codes | the codes | by the weight |
-/// | w `[K, N]`, where one scale serves both orientations | their transpose | by the GEMM |
-/// | anything else | a cast of the decoded values | by the GEMM |
+/// | wᵀ `[N, K]` in the cast of the codes | the codes | the weight |
+/// | w `[K, N]`, if one scale serves both orientations | their transpose | the GEMM |
+/// | anything else | a cast of the decoded values | the GEMM |
 fn copy_of_codes<B: Float8Backend>(
     codes: &Arc<Codes<B>>,
     request: CastRequest<'_, B>,
@@ -80,7 +82,7 @@ fn copy_of_codes<B: Float8Backend>(
     copy
 }
 
-/// Keeps the copies of a cast as the cache's module says, and returns the requested one.
+/// Stores the copies of a cast by the rules of the cache, and returns the requested one.
 fn keep<B: Float8Backend>(
     request: CastRequest<'_, B>,
     Quantized { rows, cols, .. }: Quantized<B>,
@@ -112,22 +114,23 @@ fn keep<B: Float8Backend>(
     wanted.expect("fp8_quantize returns every orientation that it is asked for")
 }
 
-/// A tensor cast as requested, with the scale of other copies of the cast; nothing is kept or counted.
+/// Casts a tensor as requested, with the scale of other copies of the cast. Stores and counts
+/// nothing.
 pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B::Operand> {
     let key = request.key();
     let has_source = request.source().is_some();
-    // The scales of the whole weight are not known from some of its rows.
+    // The scales of whole columns are unknown, since this process has only some rows.
     if has_source && WeightCast::new(request).scales_columns() {
         return None;
     }
     let entries = request.tensor.cache().lock();
-    // The copy that a source makes has more rows.
+    // The copy of a source has more rows.
     if !has_source && let Some(copy) = entries.find(key) {
         return Some(copy.operand.clone());
     }
     let scale = match (entries.known(key.cast), key.cast.delayed) {
         (Some(known), _) => ScaleFrom::Amax { amax: known.scaling.clone(), observe: false },
-        // Its history is not to be guessed.
+        // The scale of a history cannot be guessed.
         (None, Some(_)) => return None,
         (None, None) => ScaleFrom::Dynamic,
     };
@@ -151,7 +154,7 @@ mod tests {
     use crate::config::{Float8LinearConfig, Policy};
     use crate::layer::{Layer, LinearPlan};
 
-    /// The next cast finds no lock held, and nothing half made.
+    /// After a panic the next cast finds no held lock and no partial result.
     #[test]
     fn a_panic_in_a_cast_poisons_nothing() {
         let ones = Flex::float_ones(Shape::from(vec![3, 5]), &Default::default(), FloatDType::F32);
@@ -168,7 +171,7 @@ mod tests {
             both: false,
             evaluates: false,
         };
-        // It has no third axis.
+        // The tensor has no third axis.
         let cast = || fp8_copy(CastRequest { layout: Layout::ExpertsAlongN, ..request });
         for _ in 0..2 {
             assert!(catch_unwind(AssertUnwindSafe(cast)).is_err());

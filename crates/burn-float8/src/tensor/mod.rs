@@ -1,4 +1,4 @@
-//! Tensors of the decorator, and their FP8 copies: when a tensor is cast, and how long the codes live.
+//! Tensors of the decorator and their FP8 copies: time of the cast, and lifetime of the codes.
 mod adapter;
 mod cache;
 mod cast;

@@ -1,4 +1,5 @@
-//! Statistics of an operand, taken while its tensor exists, and counted once backward has reached its linear.
+//! Statistics of an operand. They are taken while its tensor exists and count once backward reaches
+//! its linear.
 use std::sync::Arc;
 
 use burn_backend::TensorMetadata;
@@ -20,7 +21,7 @@ pub(crate) fn sample<B: Float8Backend>(request: CastRequest<'_, B>) {
     }
 }
 
-/// Counts a sample in the step that it was taken in.
+/// Counts a sample if its step is still the current one.
 pub(crate) fn push_sample<B: Float8Backend>(state: &Arc<DeviceState<B>>, sample: Sample<B>) {
     let mut step = state.lock();
     if sample.step == step.number {
@@ -28,8 +29,8 @@ pub(crate) fn push_sample<B: Float8Backend>(state: &Arc<DeviceState<B>>, sample:
     }
 }
 
-/// The statistics of an operand, if they are due. None if this copy, or the other one of the same
-/// codes, has been sampled in the step. None for empty tensors and FP8-only weights, which have no
+/// Statistics of an operand, if they are due. None if this copy, or the other one with the same
+/// codes, was sampled in the step. None for empty tensors and FP8-only weights, which have no
 /// original to compare with.
 pub(crate) fn take_sample<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<Sample<B>> {
     let CastRequest { tensor, operand, layer, plan, .. } = request;
@@ -60,7 +61,8 @@ pub(crate) fn take_sample<B: Float8Backend>(request: CastRequest<'_, B>) -> Opti
     Some(Sample { layer: Arc::downgrade(layer), operand, step: number, elements, partials })
 }
 
-/// The number of the step under way, from 1, if it is one of every `every_n_steps` and the condition holds.
+/// Number of the current step, from 1. None unless it is one of every `every_n_steps` and the
+/// condition holds.
 fn due_step<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,

@@ -1,7 +1,7 @@
-//! [`WeightSource`]: gives a weight whole, if this process has some of its rows.
+//! [`WeightSource`]: gathers a sharded weight from all processes.
 //!
-//! A layer may have one. Its linears then take from it the operands of GEMMs, the values that high
-//! precision reads, and the gradient of the rows.
+//! If a layer has a source, its linears take GEMM operands and high-precision values from it. The
+//! source also reduces the gradient to the rows of this process.
 use std::any::Any;
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -20,47 +20,48 @@ use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// Gives a weight `[K, N]` whole. This process has some of its rows, zeros below them included.
+/// Source of a sharded weight `[K, N]`. This process holds some of its rows, including zero padding
+/// below them.
 pub trait WeightSource<B: Float8Backend>: Send + Sync + 'static {
-    /// K and N of the whole.
+    /// K and N of the whole weight.
     fn shape(&self) -> [usize; 2];
 
-    /// The shape of the rows that this process has.
+    /// Shape of this process' rows.
     fn own_shape(&self) -> [usize; 2];
 
     /// Whether this process lacks some rows.
     fn is_divided(&self) -> bool;
 
-    /// Whether operands and values of a weight live as long as it, for the next GEMM that reads it.
+    /// Whether a weight keeps its gathered operands and values for the next GEMM that reads it.
     fn keeps(&self) -> bool;
 
-    /// The operand of the whole in one orientation, and the amax of the cast of the rows. There is one
-    /// call at a time with the same cache.
+    /// Operand of the whole weight in one orientation, and the amax of the cast of the rows. Calls
+    /// with the same cache do not run concurrently.
     fn operand(&self, cast: &WeightCast<'_, B>, cache: &mut WeightCache) -> (B::Operand, CastAmax<B>);
 
-    /// Called after [`operand`](Self::operand): the next operand may be started.
+    /// Called after [`operand`](Self::operand), when the next operand may be started.
     fn after_operand(&self, cast: &WeightCast<'_, B>);
 
-    /// The optimizer step changes: operands that were started with the scale of a history are not used.
+    /// Drops started operands with the scale of a history, because the optimizer step changes.
     fn forget_delayed(&self, cache: &mut WeightCache);
 
-    /// The whole in high precision, in the dtype of the rows.
+    /// The whole weight in high precision, in the dtype of the rows.
     fn values(&self, rows: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// The rows of the sum over all processes of a gradient `[K, N]`.
+    /// This process' rows of a gradient `[K, N]`, summed over all processes.
     fn gradient(&self, whole: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// For the layer's report.
+    /// Sharding of the weight, for the layer's report.
     fn report(&self) -> ShardingReport;
 
     /// The source by its own type.
     fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// A weight of which each process keeps some rows.
+/// Sharding of a weight: each process keeps some of its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardingReport {
-    /// The first row that this process keeps, and the first that it does not.
+    /// First row of this process, and the row after its last.
     pub rows: [usize; 2],
     /// Rows of the whole weight.
     pub k: usize,
@@ -68,7 +69,7 @@ pub struct ShardingReport {
     pub float8_gathers: u64,
     /// Gathers in FP8 that ran while other layers computed.
     pub float8_gathers_ahead: u64,
-    /// Gathers of values, in the dtype of x.
+    /// Gathers of high-precision values, in the dtype of x.
     pub high_precision_gathers: u64,
 }
 
@@ -86,15 +87,15 @@ impl core::fmt::Display for ShardingReport {
     }
 }
 
-/// The amax of a cast of this process' rows, returned with the operand of the whole.
+/// Amax of a cast of this process' rows, returned with the operand of the whole weight.
 pub struct CastAmax<B: Float8Backend>(Arc<CastResult<B>>);
 
-/// The source of a layer's weight, if it has one.
+/// Source of a layer's weight, if it has one.
 pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn WeightSource<B>>> {
     layer.source().map(|source| source.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
-/// One cast of a weight that has a source.
+/// One cast of a weight with a source.
 pub struct WeightCast<'a, B: Float8Backend> {
     request: CastRequest<'a, B>,
 }
@@ -104,27 +105,27 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         Self { request }
     }
 
-    /// The rows that this process has.
+    /// This process' rows.
     pub fn rows(&self) -> FloatTensor<B> {
         self.request.tensor.full().clone()
     }
 
-    /// Where they are.
+    /// Device of the rows.
     pub fn device(&self) -> Device<B> {
         B::float_device(self.request.tensor.full())
     }
 
-    /// Whose weight it is.
+    /// Layer of the weight.
     pub fn layer(&self) -> &Arc<Layer> {
         self.request.layer
     }
 
-    /// How it is cast.
+    /// Kernel settings of the cast.
     pub fn cast(&self) -> Cast {
         self.request.key().cast.cast
     }
 
-    /// Whether the operand is `[N, K]`, which contracts K, and not `[K, N]`.
+    /// Whether the operand is `[N, K]`, with K contracted, instead of `[K, N]`.
     pub fn is_transposed(&self) -> bool {
         self.request.operand.axis == ContractionAxis::Leading
     }
@@ -134,24 +135,24 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         self.is_transposed() && self.cast().granularity == Granularity::Row
     }
 
-    /// Whether a history gives the scale.
+    /// Whether a history sets the scale.
     pub fn is_delayed(&self) -> bool {
         self.request.key().cast.delayed.is_some()
     }
 
-    /// Whether the one scale of the cast is known: another copy has it, or a history gives it.
+    /// Whether the single scale of the cast is known from another copy or a history.
     pub fn is_scale_known(&self) -> bool {
         let known = self.request.tensor.cache().lock().known(self.request.key().cast);
         !matches!(self.request.scale(known).from, ScaleFrom::Dynamic)
     }
 
-    /// Whether the operand of the whole exists.
+    /// Whether the operand of the whole weight exists.
     pub fn is_held(&self) -> bool {
         self.request.tensor.cache().lock().find(self.request.key()).is_some()
     }
 
-    /// Casts rows. The scale comes from other copies, else from the history, else from `amax`, `[1]`
-    /// in f32. Else each part has its own.
+    /// Casts rows. The scale comes from other copies, else from the history, else from `amax`,
+    /// `[1]` in f32. If there is none of these, each group of the granularity gets its own scale.
     pub fn quantize(
         &self,
         rows: FloatTensor<B>,
@@ -182,19 +183,19 @@ pub struct SourcedWeight<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> SourcedWeight<B> {
-    /// None if it has no source, or is not to be read in FP8.
+    /// None if the weight has no source or is not read in FP8.
     pub(crate) fn new(weight: Float8Tensor<B>, Tag { layer, enabled, .. }: Tag) -> Option<Self> {
         let is_read = enabled && layer.has_source();
         let plan = layer.plan(None).ok().filter(|_| is_read)?;
         Some(Self { weight, layer, plan })
     }
 
-    /// Whose weight it is.
+    /// Layer of the weight.
     pub fn layer(&self) -> &Arc<Layer> {
         &self.layer
     }
 
-    /// Its casts: that of `[N, K]`, then that of `[K, N]`.
+    /// Casts to `[N, K]` and `[K, N]`, without disabled ones.
     pub fn casts(&self) -> impl Iterator<Item = WeightCast<'_, B>> {
         let Self { weight, layer, plan } = self;
         let operands = [Operand::WEIGHT_T, Operand::WEIGHT].into_iter().filter(|operand| plan.cast(*operand).is_some());
@@ -211,24 +212,24 @@ impl<B: Float8Backend> SourcedWeight<B> {
         })
     }
 
-    /// Its source's data.
+    /// Data of its source.
     pub fn cache(&self) -> impl DerefMut<Target = WeightCache> {
         parking_lot::MutexGuard::map(self.weight.cache().sourced(), |sourced| &mut sourced.cache)
     }
 
-    /// Data of this type that the layers of its conversion share on its device.
+    /// Data of this type, shared by the layers of its conversion on its device.
     pub fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         shared(&self.layer, &B::float_device(self.weight.full()))
     }
 }
 
-/// Data of this type that the layers of a conversion share on a device.
+/// Data of this type, shared by the layers of a conversion on a device.
 pub fn shared<T: Any + Default + Send + Sync>(layer: &Layer, device: &impl DeviceOps) -> Arc<T> {
     layer.conversion().state(device.id())
 }
 
 impl<W: Wrapped> Float8Tensor<W> {
-    /// The shape of the whole weight, of which this may be some rows.
+    /// Shape of the whole weight, also for a shard.
     pub(crate) fn whole_shape(&self) -> Shape {
         match self.layer().and_then(|layer| source_of::<W::Plain>(layer)) {
             Some(source) => Shape::from(source.shape().to_vec()),
@@ -236,7 +237,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         }
     }
 
-    /// The layer of a weight of which this process has some rows, if this is those rows or their gradient.
+    /// Layer of the sharded weight, if this tensor is its shard or the shard's gradient.
     pub(crate) fn divided(&self) -> Option<&Arc<Layer>> {
         let layer = match self.mark() {
             Some(Mark::Weight(Tag { layer, .. }) | Mark::ShardGradient(layer)) => layer,
@@ -247,7 +248,7 @@ impl<W: Wrapped> Float8Tensor<W> {
 }
 
 impl<B: Float8Backend> Float8Tensor<B> {
-    /// The values of the whole weight in a dtype.
+    /// Values of the whole weight in a dtype.
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let source = self.layer().and_then(|layer| source_of::<B>(layer)).cloned();
         let Some(source) = source else { return in_dtype::<B>(self.into_values("linear"), dtype) };
@@ -263,7 +264,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
         whole
     }
 
-    /// Drops copies and results of delayed scaling: a step begins that has other scales.
+    /// Drops copies and results of delayed scaling, because a step with other scales begins.
     pub(crate) fn forget_delayed(&self) {
         let Some(cache) = self.known_cache() else { return };
         if let Some(source) = self.layer().and_then(|layer| source_of::<B>(layer)) {
@@ -274,19 +275,19 @@ impl<B: Float8Backend> Float8Tensor<B> {
 }
 
 impl<'a, B: Float8Backend> CastRequest<'a, B> {
-    /// The source of a weight, if it has one.
+    /// Source of a weight, if it has one.
     pub(super) fn source(&self) -> Option<&'a Arc<dyn WeightSource<B>>> {
         if self.operand.role == Role::Weight { source_of(self.layer) } else { None }
     }
 }
 
-/// The copy of a weight that its source makes.
+/// Copy of a weight from its source.
 pub(super) fn sourced_copy<B: Float8Backend>(
     request: CastRequest<'_, B>,
     source: &Arc<dyn WeightSource<B>>,
 ) -> Arc<Fp8Copy<B>> {
     let (cast, key, cache) = (WeightCast { request }, request.key(), request.tensor.cache());
-    // Held until the copy is kept: each is made once.
+    // Held until the copy is stored, so that each copy is made once.
     let mut sourced = cache.sourced();
     if let Some(copy) = cache.lock().find(key) {
         return copy;

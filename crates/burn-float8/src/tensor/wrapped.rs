@@ -1,4 +1,4 @@
-//! [`Float8Tensor`], and [`Wrapped`]: what [`Float8`](crate::Float8) can wrap.
+//! [`Float8Tensor`], and [`Wrapped`]: backends that [`Float8`](crate::Float8) can wrap.
 use std::sync::{Arc, OnceLock};
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
@@ -15,14 +15,14 @@ pub(crate) mod sealed {
     pub trait Sealed {}
 }
 
-/// What [`Float8`](crate::Float8) can wrap: a backend that computes, any [`Float8Backend`], or `Autodiff` of one. There is nothing to
-/// implement.
+/// Backends that [`Float8`](crate::Float8) can wrap: a compute backend, which is any
+/// [`Float8Backend`], or `Autodiff` of one. The trait is sealed.
 #[diagnostic::on_unimplemented(
     message = "`Float8<{Self}>` is no backend: `{Self}` neither computes in FP8 nor is `Autodiff` of what does",
     note = "Float8 wraps the backend that you train with: `Float8<Autodiff<B>>`"
 )]
 pub trait Wrapped: Backend + sealed::Sealed {
-    /// The backend that computes.
+    /// The compute backend.
     type Plain: Float8Backend<
             Device = Self::Device,
             IntTensorPrimitive = Self::IntTensorPrimitive,
@@ -32,7 +32,7 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// The tensor below autodiff.
     #[doc(hidden)]
     fn plain(tensor: &FloatTensor<Self>) -> &FloatTensor<Self::Plain>;
-    /// This leaf with another value.
+    /// Replaces the value of this leaf.
     #[doc(hidden)]
     fn replace(leaf: FloatTensor<Self>, value: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
     /// y `[.., N]` = x `[.., K]` · w `[K, N]` + bias `[N]`.
@@ -47,18 +47,19 @@ pub trait Wrapped: Backend + sealed::Sealed {
     /// Whether a gradient of this tensor is wanted.
     #[doc(hidden)]
     fn is_tracked(tensor: &FloatTensor<Self>) -> bool;
-    /// The whole of a weight of which this process has some rows.
+    /// Gathers a sharded weight.
     #[doc(hidden)]
     fn fp8_full_tensor(weight: Float8Tensor<Self>) -> Float8Tensor<Self>;
-    /// Rows of a table of which this process has some.
+    /// Rows of a table, which may be sharded.
     #[doc(hidden)]
     fn fp8_embedding(weights: Float8Tensor<Self>, indices: IntTensor<Self>) -> FloatTensor<Self>;
 }
 
-/// The float primitive of [`Float8<W>`](crate::Float8): the full-precision tensor, the layer it belongs to if it is a
-/// linear's weight, and the FP8 copies that all clones of it share, above and below autodiff.
+/// Float primitive of [`Float8<W>`](crate::Float8): the full-precision tensor, its layer if it is a
+/// linear's weight, and its FP8 copies. All clones share the copies, above and below autodiff.
 ///
-/// A weight may be [FP8 codes alone](crate::weights), without a full-precision tensor, and it may have [adapters](crate::lora).
+/// A weight may be [FP8-only](crate::weights), without a full-precision tensor, and it may have
+/// [adapters](crate::lora).
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
 pub struct Float8Tensor<W: Wrapped> {
@@ -68,41 +69,43 @@ pub struct Float8Tensor<W: Wrapped> {
     codes: Option<Arc<Codes<W::Plain>>>,
     adapters: Option<Arc<Adapters<W>>>,
     mark: Option<Mark>,
-    /// Filled by the first linear that reads the tensor: any other tensor pays one small allocation.
+    /// Filled by the first linear that reads the tensor. Other tensors cost one small allocation.
     cache: Arc<OnceLock<Box<Fp8Cache<W::Plain>>>>,
 }
 
 impl<W: Wrapped> Float8Tensor<W> {
-    /// Wraps a tensor that no linear has seen.
+    /// Wraps a tensor that no linear has read.
     #[inline]
     pub fn new(full: FloatTensor<W>) -> Self {
         Self { full, codes: None, adapters: None, mark: None, cache: Arc::default() }
     }
 
-    /// A weight that is these codes, in the place of `full`, which says its shape, dtype, device and place in autodiff alone.
+    /// An FP8-only weight. Only shape, dtype, device and autodiff node of `full` are valid.
     pub(crate) fn of_codes(full: FloatTensor<W>, codes: Arc<Codes<W::Plain>>) -> Self {
         Self { codes: Some(codes), ..Self::new(full) }
     }
 
-    /// The full-precision tensor; of a weight that [is FP8 codes alone](Self::is_fp8_only) only its shape, dtype and device say something.
+    /// The full-precision tensor. For an [FP8-only](Self::is_fp8_only) weight, only its shape,
+    /// dtype and device are valid.
     #[inline]
     pub fn full(&self) -> &FloatTensor<W> {
         &self.full
     }
 
-    /// Where it is.
+    /// Device of the tensor.
     #[inline]
     pub(crate) fn device(&self) -> Device<W> {
         W::float_device(&self.full)
     }
 
-    /// The full-precision tensor, without the rest: decoded if the weight is FP8 codes alone, and with its adapters added.
+    /// The full-precision values: decoded if the weight is FP8-only, and with its adapters added.
     #[inline]
     pub fn into_full(self) -> FloatTensor<W> {
         self.into_values("into_full")
     }
 
-    /// [`into_full`](Self::into_full) for an operation, which the report names where codes are decoded.
+    /// [`into_full`](Self::into_full) for an operation, which the report names if codes are
+    /// decoded.
     #[inline]
     pub(crate) fn into_values(self, operation: &'static str) -> FloatTensor<W> {
         let Self { full, codes, adapters, mark, .. } = self;
@@ -122,23 +125,23 @@ impl<W: Wrapped> Float8Tensor<W> {
         }
     }
 
-    /// Whether the weight is FP8 codes alone.
+    /// Whether the weight is FP8-only.
     #[inline]
     pub fn is_fp8_only(&self) -> bool {
         self.codes.is_some()
     }
 
-    /// What the weight is, if it is FP8 codes alone.
+    /// Codes of an FP8-only weight.
     pub(crate) fn codes(&self) -> Option<&Arc<Codes<W::Plain>>> {
         self.codes.as_ref()
     }
 
-    /// The adapters that are added to what a linear makes of the weight.
+    /// Adapters of the weight.
     pub(crate) fn adapters(&self) -> Option<&Arc<Adapters<W>>> {
         self.adapters.as_ref()
     }
 
-    /// This weight with these adapters, in the place of any.
+    /// Replaces the adapters of this weight.
     pub(crate) fn with_adapters(self, adapters: Option<Arc<Adapters<W>>>) -> Self {
         Self { adapters, ..self }
     }
@@ -148,20 +151,20 @@ impl<W: Wrapped> Float8Tensor<W> {
         &mut self.full
     }
 
-    /// The layer whose weight this is.
+    /// Layer of this weight.
     #[inline]
     pub fn layer(&self) -> Option<&Arc<Layer>> {
         self.tag().map(|tag| &tag.layer)
     }
 
-    /// This tensor as the weight of a layer that has not seen it. Copies that another layer's linears made stay with that:
-    /// a history that counts them would be the other's.
+    /// Tags this tensor as the weight of a layer that has not read it. The result starts without
+    /// FP8 copies, since the amaxes of existing copies belong to another layer's history.
     pub(crate) fn tagged(self, tag: Tag) -> Self {
         let Self { full, codes, adapters, .. } = self;
         Self { mark: Some(Mark::Weight(tag)), codes, adapters, ..Self::new(full) }
     }
 
-    /// The tag of a linear's weight.
+    /// Tag of a linear's weight.
     #[inline]
     pub(crate) fn tag(&self) -> Option<&Tag> {
         match &self.mark {
@@ -175,14 +178,14 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.mark.as_ref()
     }
 
-    /// The result of an operation on marked tensors.
+    /// Sets the mark of an operation's result.
     #[inline]
     pub(crate) fn with_mark(mut self, mark: Option<Mark>) -> Self {
         self.mark = mark;
         self
     }
 
-    /// The result of an operation that changes no value: everything stays.
+    /// Applies an operation that changes no value. Everything else stays.
     #[inline]
     pub(crate) fn map<V: Wrapped<Plain = W::Plain>>(
         self,
@@ -192,7 +195,8 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.placed(f).with_adapters(adapters)
     }
 
-    /// This tensor in another place of autodiff, or below it: all that its clones share, but for adapters.
+    /// Moves this tensor to another autodiff node, or below autodiff. Keeps everything that clones
+    /// share, but no adapters.
     pub(crate) fn placed<V: Wrapped<Plain = W::Plain>>(
         self,
         f: impl FnOnce(FloatTensor<W>) -> FloatTensor<V>,
@@ -201,7 +205,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         Float8Tensor { full: f(full), codes, adapters: None, mark, cache }
     }
 
-    /// The tensor below autodiff, with all that its clones share, but for adapters.
+    /// The tensor below autodiff. Keeps everything that clones share, but no adapters.
     pub(crate) fn plain(&self) -> Float8Tensor<W::Plain> {
         self.clone().placed(|full| W::plain(&full).clone())
     }
@@ -210,7 +214,7 @@ impl<W: Wrapped> Float8Tensor<W> {
         self.cache.get_or_init(Box::default)
     }
 
-    /// The cache of a tensor that a linear has read.
+    /// Cache of the tensor, if a linear has read it.
     pub(crate) fn known_cache(&self) -> Option<&Fp8Cache<W::Plain>> {
         self.cache.get().map(|cache| &**cache)
     }

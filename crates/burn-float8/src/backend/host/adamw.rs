@@ -1,4 +1,4 @@
-//! A step of AdamW on the host: one pass over the parameter, on all cores, that changes tensors where they lie.
+//! AdamW step on the host: one in-place pass over the parameter, on all cores.
 use std::borrow::Cow;
 
 #[cfg(feature = "flex")]
@@ -13,7 +13,7 @@ use super::vector::{narrow, nearest, vectorized, widen};
 use super::{floats, read_f32, tensor_on};
 use crate::backend::adamw::{AdamWStep, AdamWTensors, RoundingKeys};
 
-/// Elements that are in f32 at a time: what they need stays in the first cache.
+/// Elements widened to f32 at a time: the blocks stay in the L1 cache.
 const BLOCK: usize = 512;
 
 /// [`Float8Backend::adamw`](crate::backend::Float8Backend::adamw) on the host.
@@ -35,13 +35,13 @@ pub(super) fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad
     AdamWTensors { param: stored(param, own_param), moments: [stored(first, own_first), stored(second, own_second)] }
 }
 
-/// Values that are changed.
+/// Values to update.
 enum Values<'a> {
     F32(&'a mut [f32]),
     Bf16(&'a mut [bf16]),
 }
 
-/// The values of a tensor: where they lie if the backend lets them be changed there, otherwise in `own`.
+/// Values of a tensor, in place if the backend allows it, otherwise a copy in `own`.
 fn changed<'a, B: Backend>(tensor: &'a mut FloatTensor<B>, own: &'a mut Vec<f32>) -> Values<'a> {
     #[cfg(feature = "flex")]
     if (&*tensor as &dyn core::any::Any).is::<burn_flex::FlexTensor>()
@@ -62,7 +62,7 @@ fn changed<'a, B: Backend>(tensor: &'a mut FloatTensor<B>, own: &'a mut Vec<f32>
 }
 
 impl<'a> Values<'a> {
-    /// In parts that are a task each.
+    /// Splits the values into one part per task.
     fn tasks(self) -> Vec<Values<'a>> {
         match self {
             Self::F32(values) => values.chunks_mut(TASK).map(Values::F32).collect(),
@@ -70,7 +70,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Reads those from `first` on.
+    /// Reads values from index `first` on.
     #[inline(always)]
     fn load(&self, first: usize, block: &mut [f32]) {
         match self {
@@ -79,7 +79,7 @@ impl<'a> Values<'a> {
         }
     }
 
-    /// Writes those from `first` on, rounded by the bits of `noise` if there are any.
+    /// Writes values from index `first` on, rounded stochastically with `noise` if given.
     #[inline(always)]
     fn store(&mut self, first: usize, block: &[f32], noise: Option<&[u16]>) {
         match (self, noise) {
@@ -99,7 +99,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// Values that are read.
+/// Values to read.
 enum Read<'a> {
     F32(Cow<'a, [f32]>),
     #[cfg(feature = "flex")]
@@ -127,21 +127,21 @@ impl<'a> Read<'a> {
     }
 }
 
-/// The bits of x in bf16 as [`RoundingKeys`] says, `r` being its random bits.
+/// bf16 bits of x, rounded with random bits `r` as [`RoundingKeys`] defines.
 #[inline(always)]
 fn round(x: f32, r: u32) -> u32 {
-    /// The smallest normal number and the largest number of bf16.
+    /// Bits of the smallest normal and the largest finite bf16.
     const NORMAL: core::ops::RangeInclusive<u32> = 0x0080..=0x7f7f;
     let (bits, nearest) = (x.to_bits(), nearest(x));
     let is_between = NORMAL.contains(&(nearest & 0x7fff)) & (bits & 0x7fff_ffff <= 0x7f7f_0000);
     if is_between { bits.wrapping_add(r) >> 16 } else { nearest }
 }
 
-/// The random bits of a tensor's elements.
+/// Random bits of a tensor's elements.
 struct Bits<'a> {
-    /// Those of places along the last axis.
+    /// Bits of indices of the last axis.
     last: &'a [u16],
-    /// Those of each row, in the order of rows.
+    /// Bits of each row, in row order.
     rows: Vec<u16>,
 }
 
@@ -155,7 +155,7 @@ impl<'a> Bits<'a> {
         Self { last, rows }
     }
 
-    /// Those of the elements from `first` on.
+    /// Bits of the elements from `first` on.
     #[inline(always)]
     fn fill(&self, first: usize, bits: &mut [u16]) {
         let (mut row, mut place) = (first / self.last.len(), first % self.last.len());
@@ -178,7 +178,7 @@ fn all(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], [param, first, second]: [
     });
 }
 
-/// The step of the elements from `begin` on, as many as there are values.
+/// Step of the elements from index `begin` on, one for each of `values`.
 #[inline(always)]
 fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>; 3], begin: usize, grad: &Read<'_>) {
     let AdamWStep { lr, betas: [beta_1, beta_2], epsilon, decay, time, .. } = *step;
@@ -237,7 +237,8 @@ mod tests {
             (0x3f80_0001, 0xfffe, 0x3f80),
             (0xbf80_8000, 0x8000, 0xbf81),
             (0xbf80_8000, 0x7fff, 0xbf80),
-            // Subnormal numbers, the first that is nearest to a normal one, and beyond the largest.
+            // Subnormal numbers, the first one whose nearest bf16 is normal, and values beyond the
+            // largest.
             (0x0001_ffff, 0x0000, 0x0002),
             (0x0001_0001, 0xffff, 0x0001),
             (0x007f_7fff, 0xffff, 0x007f),

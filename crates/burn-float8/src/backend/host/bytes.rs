@@ -1,4 +1,4 @@
-//! [`Codes`]: bytes of FP8, and whether one of them is a NaN.
+//! [`Codes`]: FP8 bytes, and whether they contain an e4m3 NaN.
 use core::ops::Deref;
 use std::sync::OnceLock;
 
@@ -14,7 +14,8 @@ pub(super) struct Codes {
 }
 
 impl Codes {
-    /// Whether a code has no value by which its bits alone tell it from a number: the NaN of e4m3. They are read once.
+    /// Whether a code is the NaN of e4m3. Unlike the NaNs of e5m2, it does not decode to NaN by a
+    /// shift of its bits. The bytes are read once.
     pub(super) fn has_nan(&self, format: Format) -> bool {
         let is_nan = |code: &u8| code & 0x7f == 0x7f;
         let any = || self.bytes.par_chunks(TASK).any(|codes| codes.iter().fold(false, |any, code| any | is_nan(code)));

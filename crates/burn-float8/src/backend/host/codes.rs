@@ -1,4 +1,4 @@
-//! Codes in host memory: the values that they stand for, their transpose, and casts of values without a tensor.
+//! Codes in host memory: their values, their transpose, and casts of values without a tensor.
 use std::sync::Arc;
 
 use burn_backend::tensor::{Device, FloatTensor};
@@ -16,13 +16,13 @@ pub(super) fn dequantize<B: Backend>(operand: &HostOperand<Device<B>>) -> FloatT
     if *transposed { B::float_transpose(values) } else { values }
 }
 
-/// `fp8_transpose` on the host, where the codes stay where they are.
+/// `fp8_transpose` on the host. The codes are shared, not moved.
 pub(super) fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOperand<D> {
     let transposed = HostOperand { transposed: !operand.transposed, ..operand.clone() };
     if operand.granularity != Granularity::Block1x32 {
         return transposed;
     }
-    // Of a square, one scale for each of the codes' rows becomes one for each of their columns.
+    // In a square, one scale per row of the codes becomes one per column.
     let ([_, width], [rows, cols]) = (operand.scale_dims(), transposed.scale_dims());
     let [height, length] = operand.group();
     let [step_down, step_right] = transposed.group();
@@ -31,24 +31,26 @@ pub(super) fn transpose_operand<D: Clone>(operand: &HostOperand<D>) -> HostOpera
     HostOperand { inv_scales: Arc::new(inv_scales), ..transposed }
 }
 
-/// Max |x|; NaN if `values` hold one, 0 if there are none.
+/// Max |x|. NaN if `values` contain a NaN, 0 if they are empty.
 pub fn amax(values: &[f32]) -> f32 {
     loops::amax(values)
 }
 
-/// What multiplies the codes of a cast with one scale, that of this amax.
+/// Inverse scale of a cast with one scale from this amax.
 pub fn inv_scale(amax: f32, cast: Cast) -> InvScale {
     reference::amax_to_scale(amax, cast.format, cast.scale_mode).inverse()
 }
 
 impl HostCodes {
-    /// Casts `values`, row-major `dims` = `[rows, k]` with the contraction last, as [`Float8Backend::fp8_quantize`] does on every device.
-    /// With an amax, of which the one scale of [`Granularity::Tensor`] is then made, what exceeds the format saturates.
+    /// Casts `values`, row-major `dims` = `[rows, k]` with the contraction last. The result equals
+    /// [`Float8Backend::fp8_quantize`] on every device. An amax sets the single scale of
+    /// [`Granularity::Tensor`]; values beyond the format saturate.
     ///
     /// [`Float8Backend::fp8_quantize`]: crate::backend::Float8Backend::fp8_quantize
     ///
     /// # Panics
-    /// If there are not `rows · k` values, or an amax is given with more than one scale.
+    /// If there are not `rows · k` values, or an amax is given with a granularity of several
+    /// scales.
     pub fn quantize(values: &[f32], dims: [usize; 2], cast: Cast, amax: Option<f32>) -> Self {
         let Cast { format, granularity, scale_mode } = cast;
         assert_eq!(values.len(), dims[0] * dims[1], "HostCodes::quantize: the values are not {dims:?}");
@@ -70,7 +72,7 @@ impl HostCodes {
     /// `decode(code) · inv_scale`, each rounded once to f32, row-major `dims`.
     ///
     /// # Panics
-    /// If there are not as many codes and scales as `dims` and the granularity say.
+    /// If the numbers of codes and scales do not match `dims` and the granularity.
     pub fn dequantize(&self) -> Vec<f32> {
         let [rows, k] = self.dims;
         let [height, width] = self.granularity.scale_dims(rows, k);
@@ -84,10 +86,11 @@ impl HostCodes {
         loops::dequantize(&self.codes, k, self.format, size, &self.inv_scales)
     }
 
-    /// Whether these are blocks of 32 whose scales are equal in squares of 32 by 32, so that the transposed codes are a cast too.
+    /// Whether the scales are blocks of 32 that are equal in squares of 32 by 32. The transposed
+    /// codes are then a valid cast too.
     ///
     /// # Panics
-    /// If there are fewer scales than `dims` and the granularity say.
+    /// If there are fewer scales than `dims` and the granularity require.
     pub fn is_square(&self) -> bool {
         let [height, blocks] = self.granularity.scale_dims(self.dims[0], self.dims[1]);
         let are_equal = |band: &[InvScale]| band.chunks(blocks).all(|row| row == &band[..blocks]);
@@ -95,10 +98,11 @@ impl HostCodes {
             && self.inv_scales[..height * blocks].chunks(32 * blocks).all(are_equal)
     }
 
-    /// Index of the first scale that is 0 for a code that is not. A group of zeros may have such a scale.
+    /// Index of the first scale that is 0 for a nonzero code. A group of zeros may have the scale
+    /// 0.
     ///
     /// # Panics
-    /// If there are fewer codes or scales than `dims` and the granularity say.
+    /// If there are fewer codes or scales than `dims` and the granularity require.
     pub fn zero_scale(&self) -> Option<usize> {
         if self.inv_scales.iter().all(|scale| scale.get() != 0.0) {
             return None;
@@ -107,18 +111,18 @@ impl HostCodes {
         scaled.find(|index| self.inv_scales[*index].get() == 0.0)
     }
 
-    /// The place of each code, and of its scale.
+    /// Index of each code, and index of its scale.
     fn scale_indices(&self) -> impl Iterator<Item = (usize, usize)> {
         let [rows, k] = self.dims;
         let ([height, width], [_, blocks]) = (self.granularity.group(rows, k), self.granularity.scale_dims(rows, k));
         (0..rows * k).map(move |i| (i, i / k / height * blocks + i % k / width))
     }
 
-    /// Place in the row-major codes, and the scale, of the first that is finite and beyond f32 with its scale, as a code of 448 with the
-    /// E8M0 byte 254, 2^127, is.
+    /// Row-major index and scale of the first code that is finite but overflows f32 with its scale.
+    /// An example is code 448 with E8M0 byte 254, 2^127.
     ///
     /// # Panics
-    /// If there are fewer codes or scales than `dims` and the granularity say.
+    /// If there are fewer codes or scales than `dims` and the granularity require.
     pub fn overflow(&self) -> Option<(usize, InvScale)> {
         let largest = self.inv_scales.iter().fold(0.0, |largest: f32, scale| largest.max(scale.get()));
         if (largest * self.format.max()).is_finite() {

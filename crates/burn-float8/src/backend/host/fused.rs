@@ -10,8 +10,9 @@ use super::view::View;
 use super::{attention, floats, matrix, read_ints, tensor_on};
 use crate::backend::fused::{Fused, FusedBackward};
 
-/// Fills rows of `$width` elements of `$out`, many at a time, each of which takes as long as `$work` elements: `$fill` gets the first row
-/// and some. A macro, so that what fills is [`vectorized`] too.
+/// Fills rows of `$width` elements of `$out` in parallel tasks. A row costs as much as `$work`
+/// elements. `$fill` gets the first row and a slice of rows. A macro, so that `$fill` is
+/// [`vectorized`] too.
 macro_rules! by_rows {
     ($out:expr, $width:expr, $work:expr, |$first:ident, $part:ident| $fill:expr) => {{
         let rows = TASK.div_ceil($work);
@@ -106,7 +107,7 @@ fn gradients<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>], dy: &FloatTen
     }
 }
 
-/// In the dtype of another.
+/// A tensor with the dtype of `like`.
 fn tensor<B: Backend>(like: &FloatTensor<B>, values: Vec<f32>, shape: impl Into<Shape>) -> FloatTensor<B> {
     tensor_on::<B>(like, values, shape, like.dtype())
 }
@@ -114,7 +115,7 @@ fn tensor<B: Backend>(like: &FloatTensor<B>, values: Vec<f32>, shape: impl Into<
 /// `1 / (1 + e^-x)`
 #[inline(always)]
 fn sigmoid(x: f32) -> f32 {
-    // From there on it is 0. NaN stays.
+    // Below -88 the result is 0. NaN stays.
     let x = if x < -88.0 { -88.0 } else { x };
     1.0 / (1.0 + exp(-x))
 }
@@ -170,7 +171,7 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     let rows = TASK.div_ceil(width) * width;
     let mut dx = vec![0.0; x.len()];
     let tasks = dx.par_chunks_mut(rows).zip(x.par_chunks(rows)).zip(dy.par_chunks(rows));
-    // Of some rows each, added in their order.
+    // Partial sums over some rows each, added in order.
     let partial: Vec<Vec<f32>> = tasks
         .map(|((dx, x), dy)| {
             let mut dgamma = vec![0.0; width];
@@ -198,8 +199,8 @@ fn rms_norm_backward([x, gamma, dy]: [&[f32]; 3], epsilon: f32) -> [Vec<f32>; 2]
     [dx, dgamma]
 }
 
-/// Rotates the two halves of each head of x `[B, T, heads, d]`, whose first three axes may have any order.
-/// `back` rotates by the negative angles.
+/// Rotates the two halves of each head of x `[B, T, heads, d]`. Its first three axes may be strided
+/// in any order. `back` rotates by the negative angles.
 fn rotary<B: Backend>(
     x: &FloatTensor<B>,
     tables: [&FloatTensor<B>; 2],
@@ -229,12 +230,12 @@ fn rotary<B: Backend>(
     y
 }
 
-/// The maximum, and `ln Σ exp(l - max)`.
+/// Maximum, and `ln Σ exp(l - max)`.
 #[inline(always)]
 fn log_sum(logits: &[f32]) -> (f32, f32) {
     let max = max(logits);
     let mut sum = 0.0;
-    // In parts that stay in registers and the first cache.
+    // Parts that stay in registers and the L1 cache.
     for part in logits.chunks(256) {
         let mut buffer = [0.0; 256];
         let buffer = &mut buffer[..part.len()];

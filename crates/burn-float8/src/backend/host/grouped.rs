@@ -1,4 +1,4 @@
-//! The grouped GEMM on the host: a GEMM for each group.
+//! Grouped GEMM on the host: one GEMM per group.
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use float8_kernels::{GROUP_ALIGN, Granularity, Grouping};
 
 use super::{GroupEnds, HostOperand, product, read_ints, transpose};
 
-/// The rows of each group; this waits for the device. Ends are clamped to the rows, and to their predecessors.
+/// Rows of each group. Waits for the device. Ends are clamped to the rows and to their
+/// predecessors.
 pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usize>> {
     let mut start = 0;
     let range = |end: i64| {
@@ -19,7 +20,7 @@ pub(crate) fn ranges<B: Backend>(ends: &IntTensor<B>, m: usize) -> Vec<Range<usi
     read_ints::<B>(ends).into_iter().map(range).collect()
 }
 
-/// The product of each group.
+/// Product of each group.
 pub(super) fn matmul<B: Backend>(
     [a, b]: [&HostOperand<Device<B>>; 2],
     GroupEnds { ends, grouping }: GroupEnds<IntTensor<B>>,
@@ -61,7 +62,8 @@ pub(super) fn matmul<B: Backend>(
 }
 
 impl<D: Clone> HostOperand<D> {
-    /// The operand of some rows and some of the contraction, which begin at a multiple of [`GROUP_ALIGN`].
+    /// Operand of some rows and a part of the contraction. The part begins at a multiple of
+    /// [`GROUP_ALIGN`].
     fn part(&self, rows: Range<usize>, k: Range<usize>) -> Self {
         let inv_scales = match self.granularity {
             Granularity::Tensor => self.inv_scales.clone(),
@@ -87,7 +89,7 @@ impl<D: Clone> HostOperand<D> {
             codes: Arc::new(codes.collect::<Vec<_>>().into()),
             dims: [stored_rows.len(), stored_cols.len()],
             inv_scales,
-            // The rows may begin inside a square, so that each has scales of its own.
+            // Rows may begin inside a square, so each gets its own scales.
             granularity: match self.granularity {
                 Granularity::Block128x128 => Granularity::Block1x128,
                 granularity => granularity,

@@ -9,15 +9,16 @@ use crate::backend::{
     Quantized, ScaleFrom,
 };
 
-/// A CPU backend that computes in FP8 by the host path: [`host_backend!`](crate::host_backend) makes it one.
+/// A CPU backend that computes FP8 on the host path. [`host_backend!`](crate::host_backend)
+/// implements it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not compute in FP8",
     note = "`Float8` wraps a backend once: write `Float8<B>` in place of `Float8<Float8<B>>`"
 )]
 pub trait HostBackend: Backend {}
 
-/// Makes a CPU backend of your own a [`HostBackend`](crate::backend::host::HostBackend). `Flex` and
-/// `NdArray` are.
+/// Implements [`HostBackend`](crate::backend::host::HostBackend) for your CPU backend. `Flex` and
+/// `NdArray` implement it already.
 ///
 /// ```text
 /// burn_float8::host_backend!(MyCpuBackend);
@@ -37,7 +38,7 @@ host_backend!(burn_ndarray::NdArray);
 impl<B: HostBackend> Float8Backend for B {
     type Operand = HostOperand<Device<B>>;
 
-    /// Rows that are multiplied from the codes are independent.
+    /// GEMMs of up to `MAX_ROWS` rows compute each row independently.
     fn fp8_facts(device: &Device<B>) -> DeviceFacts {
         let facts = DeviceFacts::new(|dtype| B::supports_dtype(device, dtype));
         DeviceFacts { independent_rows: gemv::MAX_ROWS, attention: "tiles", ..facts }
@@ -74,7 +75,7 @@ impl<B: HostBackend> Float8Backend for B {
         Some(super::adamw::adamw::<B>)
     }
 
-    /// Nothing is padded.
+    /// Rows have no padding.
     fn fp8_size(operand: &Self::Operand) -> OperandSize {
         let [rows, k] = operand.matrix();
         let bytes = operand.codes.len() as u64 + operand.inv_scales.bytes();

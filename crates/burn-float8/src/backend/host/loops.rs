@@ -1,6 +1,7 @@
-//! The loops over all elements, on all cores: the reference's, a band of rows each.
+//! Loops over all elements, on all cores: the reference implementation on a band of rows per task.
 //!
-//! Nothing here is generic over the backend, so that it is optimized here and not as the user's crate is.
+//! Nothing here is generic over the backend, so it is compiled with this crate's optimization level
+//! instead of the user's.
 
 use core::mem::MaybeUninit;
 
@@ -12,14 +13,14 @@ use rayon::prelude::*;
 #[cfg(feature = "flex")]
 use super::vector::{narrow, vectorized, widen};
 
-/// Elements that one task has at least: they take some ten microseconds.
+/// Minimum number of elements per task: some ten microseconds.
 pub(super) const TASK: usize = 1 << 15;
 
-/// Codes, the scales of the parts that share one, row by row as they lie, and max |x|.
+/// Codes, row-major scales, and max |x|.
 pub(super) type Codes = (Vec<u8>, Vec<Scale>, f32);
 
-/// Runs several parallel loops on a thread of the pool. One outside it sleeps until each of its loops has ended, and to wake it
-/// takes as long as a task.
+/// Runs several parallel loops from a thread of the pool. A thread outside the pool sleeps until
+/// each of its loops ends, and waking it takes as long as a task.
 pub(super) fn in_pool<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     rayon::join(run, || ()).0
 }
@@ -30,7 +31,7 @@ pub(super) fn amax(values: &[f32]) -> f32 {
     reference::amax(&parts)
 }
 
-/// Codes under one scale.
+/// Codes with one scale.
 pub(super) fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
     let mut codes = vec![0; values.len()];
     let tasks = codes.par_chunks_mut(TASK).zip(values.par_chunks(TASK));
@@ -38,7 +39,7 @@ pub(super) fn encode(values: &[f32], scale: Scale, format: Format) -> Vec<u8> {
     codes
 }
 
-/// The same values in f32.
+/// Widens values to f32.
 #[cfg(feature = "flex")]
 pub(super) fn widened(values: &[bf16]) -> Vec<f32> {
     let mut wide = vec![0.0; values.len()];
@@ -47,7 +48,7 @@ pub(super) fn widened(values: &[bf16]) -> Vec<f32> {
     wide
 }
 
-/// The nearest values in bf16.
+/// Rounds values to the nearest bf16.
 #[cfg(feature = "flex")]
 pub(super) fn narrowed(values: &[f32]) -> Vec<bf16> {
     let mut narrowed = vec![bf16::ZERO; values.len()];
@@ -56,7 +57,7 @@ pub(super) fn narrowed(values: &[f32]) -> Vec<bf16> {
     narrowed
 }
 
-/// [`reference::quantize_into`], with one scale, by rows, columns or blocks.
+/// [`reference::quantize_into`] in parallel: with one scale, by rows, by columns or by blocks.
 pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, transposed: bool) -> Codes {
     let mut codes = vec![0; values.len()];
     if values.is_empty() {
@@ -65,7 +66,8 @@ pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, tra
     }
     // Rows that share scales.
     let height = match (cast.granularity, transposed) {
-        // Its blocks are one row high, but squares share a scale over as many rows as columns.
+        // MX blocks are one row high, but squares share a scale over an equal number of rows and
+        // columns.
         _ if matches!(cast.scale_mode, ScaleMode::E8m0Square(_)) => cast.granularity.group(rows, cols)[1],
         (Granularity::Tensor, _) => {
             let amax = amax(values);
@@ -88,12 +90,12 @@ pub(super) fn quantize(values: &[f32], [rows, cols]: [usize; 2], cast: Cast, tra
     (codes, parts.into_iter().flat_map(|(scales, _)| scales).collect(), reference::amax(&amaxes))
 }
 
-/// Elements of a task's rows, which are a multiple of `height`.
+/// Elements of a task: whole rows, a multiple of `height`.
 fn band(cols: usize, height: usize) -> usize {
     TASK.div_ceil(cols).next_multiple_of(height) * cols
 }
 
-/// A scale for each column: their maxima first, then the codes.
+/// Casts with one scale per column: computes all maxima first, then the codes.
 fn quantize_columns(values: &[f32], cols: usize, cast: Cast, codes: &mut [u8]) -> (Vec<Scale>, f32) {
     let band = band(cols, 1);
     let parts: Vec<Vec<f32>> = values.par_chunks(band).map(|part| reference::column_amaxes(part, cols)).collect();
@@ -105,14 +107,14 @@ fn quantize_columns(values: &[f32], cols: usize, cast: Cast, codes: &mut [u8]) -
     (scales, reference::amax(&amaxes))
 }
 
-/// The exact values of codes, unscaled.
+/// Exact values of codes, unscaled.
 pub(super) fn decode(codes: &[u8], format: Format) -> Vec<f32> {
     filled(codes.len(), TASK, |first, values| {
         reference::decode_slice(&codes[first..][..values.len()], format, values);
     })
 }
 
-/// [`reference::dequantize_into`] with parts of `height` rows and `width` columns.
+/// [`reference::dequantize_into`] with blocks of `height` rows and `width` columns.
 pub(super) fn dequantize(
     codes: &[u8],
     cols: usize,
@@ -129,12 +131,13 @@ pub(super) fn dequantize(
     })
 }
 
-/// `len` values: `fill` writes those from its first argument on, `task` of them or what is left.
+/// `len` values. `fill` gets the index of the first value and a slice of at most `task` values.
 fn filled(len: usize, task: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let mut values = Vec::with_capacity(len);
     let tasks = values.spare_capacity_mut()[..len].par_chunks_mut(task).enumerate();
     tasks.for_each(|(i, part)| {
-        // Zeroed by each task, which then has them in its cache, and not by one thread before.
+        // Each task zeroes its part, which is then in its cache. A single thread would zero it too
+        // early.
         part.fill(MaybeUninit::new(0.0));
         // SAFETY: all of them have just been written, and `MaybeUninit<f32>` has the layout of f32.
         fill(i * task, unsafe { core::slice::from_raw_parts_mut(part.as_mut_ptr().cast(), part.len()) });
@@ -146,7 +149,7 @@ fn filled(len: usize, task: usize, fill: impl Fn(usize, &mut [f32]) + Sync) -> V
 
 /// Row-major `[rows, cols]` as `[cols, rows]`.
 pub(super) fn transpose<T: Copy + Send + Sync>(values: &[T], [rows, cols]: [usize; 2]) -> Vec<T> {
-    /// Of a tile that is read and written by whole cache lines.
+    /// Side of a tile that is read and written by whole cache lines.
     const SIDE: usize = 64;
     let Some(any) = values.first() else { return vec![] };
     let mut transposed = vec![*any; values.len()];
@@ -161,8 +164,8 @@ pub(super) fn transpose<T: Copy + Send + Sync>(values: &[T], [rows, cols]: [usiz
     transposed
 }
 
-/// What becomes of the sums of a GEMM: `y[i, j] = sum[i, j] · scale · (rows[i] · cols[j]) + bias[j]`, each operation rounded to
-/// f32. A factor that is missing is 1.
+/// Epilogue of a GEMM: `y[i, j] = sum[i, j] · scale · (rows[i] · cols[j]) + bias[j]`. Each
+/// operation is rounded to f32. Missing factors are 1.
 pub(super) struct Epilogue<'a> {
     pub(super) scale: f32,
     pub(super) rows: Option<&'a [InvScale]>,
@@ -171,7 +174,7 @@ pub(super) struct Epilogue<'a> {
 }
 
 impl Epilogue<'_> {
-    /// Whether it leaves the sums as they are.
+    /// Whether the sums stay unchanged.
     pub(super) fn is_identity(&self) -> bool {
         self.scale == 1.0 && self.rows.is_none() && self.cols.is_none() && self.bias.is_none()
     }
@@ -187,7 +190,7 @@ impl Epilogue<'_> {
             for (i, sums) in sums.chunks_mut(n).enumerate() {
                 let row = self.rows.map_or(1.0, |scales| scales[task * rows + i].get());
                 match self.cols {
-                    // One of them alone may overflow the sum.
+                    // The factors are multiplied first, since a single one may overflow the sum.
                     Some(cols) => factors.iter_mut().zip(cols).for_each(|(factor, col)| *factor = row * col.get()),
                     None => factors.fill(row),
                 }

@@ -1,5 +1,6 @@
-//! The host path: a tensor is read back, cast by the kernels' reference, decoded and multiplied by the backend's own f32
-//! matmul. It serves CPU backends, where reading back is free or a copy.
+//! The host path for CPU backends. It reads a tensor to the host and casts it with the kernels'
+//! reference implementation. The GEMM decodes the codes and runs the backend's f32 matmul. Reading
+//! a CPU tensor is free or a copy.
 mod adamw;
 mod attention;
 mod bytes;
@@ -31,7 +32,7 @@ use scales::Scales;
 
 /// FP8 codes in host memory.
 ///
-/// Where one scale serves both orientations, both share the codes.
+/// Both orientations share the codes if one scale serves both.
 #[derive(Clone)]
 pub struct HostOperand<D> {
     device: D,
@@ -40,7 +41,8 @@ pub struct HostOperand<D> {
     dims: [usize; 2],
     /// Whether the operand is the transpose of `codes`.
     transposed: bool,
-    /// `granularity.scale_dims` of the operand; transposed if it is, so that they lie as the codes do.
+    /// Inverse scales with `granularity.scale_dims` of the operand, transposed together with the
+    /// codes.
     inv_scales: Arc<Scales>,
     format: Format,
     granularity: Granularity,
@@ -67,13 +69,13 @@ impl<D> HostOperand<D> {
         if self.transposed { [width, height] } else { [height, width] }
     }
 
-    /// [`group`](Self::group), if there are several scales in both directions.
+    /// [`group`](Self::group), if scales are per block.
     fn block(&self) -> Option<[usize; 2]> {
         let is_block = !matches!(self.granularity, Granularity::Tensor | Granularity::Row);
         is_block.then(|| self.group())
     }
 
-    /// Rows and columns of the scales, as they lie.
+    /// Rows and columns of the scales in memory.
     fn scale_dims(&self) -> [usize; 2] {
         let [rows, k] = self.matrix();
         let [height, width] = self.granularity.scale_dims(rows, k);
@@ -81,10 +83,10 @@ impl<D> HostOperand<D> {
     }
 }
 
-/// Copies by rows and by columns, where they are asked for.
+/// Copies by rows and by columns, if requested.
 type HostCopies<D> = [Option<HostOperand<D>>; 2];
 
-/// `fp8_quantize` of a tensor of any backend: the copies, and the amax.
+/// `fp8_quantize` of a tensor of any backend: the copies and the amax.
 pub(super) fn quantize<B: Backend>(
     x: FloatTensor<B>,
     cast: Cast,
@@ -104,7 +106,7 @@ pub(super) fn quantize<B: Backend>(
         granularity: cast.granularity,
     };
     let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
-    // The same codes and scales in both orientations.
+    // Whether both orientations have the same codes and scales.
     let shared = matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128);
     let (by_rows, by_cols, amax) = match (cast.granularity, scale) {
         (Granularity::Tensor, ScaleFrom::Amax { amax, observe }) => {
@@ -127,11 +129,11 @@ pub(super) fn quantize<B: Backend>(
     ([rows.filter(|_| orientation.rows()), cols.or(flipped.filter(|_| orientation.cols()))], amax)
 }
 
-/// `fp8_matmul` on the host: `B`'s f32 matmul, or a product of the codes if there are few rows. With
-/// groups this waits for the device.
+/// `fp8_matmul` on the host: `B`'s f32 matmul, or a product on the codes if there are few rows.
+/// With groups it waits for the device.
 ///
-/// Scales of tensors and rows are applied to the sums; those of blocks to the decoded values, each then rounded once to
-/// f32 unless scales are powers of two, as E8M0 scales are.
+/// Tensor and row scales are applied to the sums. Block scales are applied to the decoded values,
+/// each rounded once to f32. This is exact if scales are powers of two (E8M0).
 pub(super) fn matmul<B: Backend>(
     operands: [&HostOperand<Device<B>>; 2],
     bias: Option<FloatTensor<B>>,
@@ -233,7 +235,7 @@ pub(super) fn write_codes<D: Clone>(codes: HostCodes, device: &D) -> HostOperand
     HostOperand { device: device.clone(), codes, dims, transposed, inv_scales, format, granularity }
 }
 
-/// The values of a tensor in f32; this waits for the device.
+/// Values of a tensor in f32. Waits for the device.
 #[doc(hidden)]
 pub fn read_f32<B: Backend>(x: FloatTensor<B>) -> Vec<f32> {
     read::<B>(x).into_vec().expect("converted to f32")
@@ -243,7 +245,7 @@ fn read<B: Backend>(x: FloatTensor<B>) -> TensorData {
     data(B::float_into_data(x)).convert::<f32>()
 }
 
-/// The values of a tensor of integers; this waits for the device.
+/// Values of an int tensor. Waits for the device.
 fn read_ints<B: Backend>(x: &IntTensor<B>) -> Vec<i64> {
     data(B::int_into_data(x.clone())).iter::<i64>().collect()
 }
@@ -252,7 +254,7 @@ fn data(of: impl Future<Output = Result<TensorData, ExecutionError>>) -> TensorD
     burn_std::future::block_on(of).expect("a tensor that exists can be read")
 }
 
-/// A tensor of these values in a dtype, on the device of another.
+/// A tensor of these values and dtype, on the device of `like`.
 fn tensor_on<B: Backend>(
     like: &FloatTensor<B>,
     values: Vec<f32>,
@@ -263,8 +265,8 @@ fn tensor_on<B: Backend>(
     in_dtype::<B>(tensor, dtype)
 }
 
-/// A tensor of f32 as bf16 or the reverse, on all cores; `None` if Burn's own cast, which goes through a copy in f64 on one core, has to do
-/// it.
+/// Casts between f32 and bf16 on all cores. None for other dtypes, which Burn casts through an f64
+/// copy on one core.
 #[cfg(feature = "flex")]
 pub(super) fn cast<B: Backend>(x: &FloatTensor<B>, dtype: DType) -> Option<FloatTensor<B>> {
     let flex = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()?;
@@ -276,7 +278,7 @@ pub(super) fn cast<B: Backend>(x: &FloatTensor<B>, dtype: DType) -> Option<Float
     Some(B::float_from_data(data, &B::float_device(x)))
 }
 
-/// The values of a tensor in f32, where they lie if the backend shows them.
+/// Values of a tensor in f32, borrowed if the backend exposes them.
 fn floats<B: Backend>(x: &FloatTensor<B>) -> Cow<'_, [f32]> {
     #[cfg(feature = "flex")]
     if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>() {
@@ -290,7 +292,7 @@ fn floats<B: Backend>(x: &FloatTensor<B>) -> Cow<'_, [f32]> {
     Cow::Owned(read_f32::<B>(x.clone()))
 }
 
-/// A tensor of changed values, where they lie if the backend lets them be changed there. `x` is f32.
+/// Changes the values of an f32 tensor, in place if the backend allows it.
 fn map_floats<B: Backend>(x: FloatTensor<B>, change: impl FnOnce(&mut [f32])) -> FloatTensor<B> {
     #[cfg(feature = "flex")]
     let mut x = x;
@@ -307,13 +309,13 @@ fn map_floats<B: Backend>(x: FloatTensor<B>, change: impl FnOnce(&mut [f32])) ->
     B::float_from_data(TensorData::new(values, shape), &device)
 }
 
-/// `[rows, cols]` of a tensor seen as a matrix.
+/// `[rows, cols]` of a tensor as a matrix.
 pub(crate) fn matrix(shape: &Shape) -> [usize; 2] {
     let cols = shape[shape.num_dims() - 1];
     [shape.num_elements() / cols, cols]
 }
 
-/// The values of the codes as they lie; unscaled, but for blocks.
+/// Decoded values in memory order. Only block scales are applied.
 fn values<D>(operand: &HostOperand<D>) -> Vec<f32> {
     let HostOperand { codes, format, inv_scales, .. } = operand;
     match operand.block() {
@@ -322,7 +324,7 @@ fn values<D>(operand: &HostOperand<D>) -> Vec<f32> {
     }
 }
 
-/// A tensor of such values: `[rows, k]`, or `[k, rows]` if `transpose`.
+/// A tensor of decoded values: `[rows, k]`, or `[k, rows]` if `transpose`.
 fn stored<B: Backend>(operand: &HostOperand<Device<B>>, values: Vec<f32>, transpose: bool) -> FloatTensor<B> {
     let stored = B::float_from_data(TensorData::new(values, operand.dims), &operand.device);
     if operand.transposed == transpose { stored } else { B::float_transpose(stored) }

@@ -1,4 +1,4 @@
-//! [`Scales`]: what codes in host memory are multiplied by; a byte each where they are E8M0.
+//! [`Scales`]: inverse scales of codes in host memory; one byte each if they are E8M0.
 use std::borrow::Cow;
 
 use float8_kernels::{Granularity, InvScale};
@@ -7,12 +7,12 @@ use float8_kernels::{Granularity, InvScale};
 #[derive(Debug)]
 pub(super) enum Scales {
     F32(Vec<InvScale>),
-    /// Powers of two, and NaN.
+    /// E8M0 bytes: powers of two and NaN.
     E8m0(Vec<u8>),
 }
 
 impl Scales {
-    /// The scales of an operand of this granularity.
+    /// Scales of an operand of this granularity.
     pub(super) fn new(scales: Vec<InvScale>, granularity: Granularity) -> Self {
         if granularity != Granularity::Block1x32 {
             return Self::F32(scales);
@@ -37,7 +37,7 @@ impl Scales {
         }
     }
 
-    /// All of them.
+    /// All scales.
     pub(super) fn values(&self) -> Cow<'_, [InvScale]> {
         match self {
             Self::F32(scales) => Cow::Borrowed(scales),
@@ -45,7 +45,7 @@ impl Scales {
         }
     }
 
-    /// The scales at these places.
+    /// Scales at these indices.
     pub(super) fn at(&self, places: impl Iterator<Item = usize>) -> Self {
         match self {
             Self::F32(scales) => Self::F32(places.map(|i| scales[i]).collect()),

@@ -1,9 +1,9 @@
-//! Functions of slices that the compiler vectorizes for the processor that it finds, with the same bits on each.
+//! Slice functions vectorized for the detected processor, with the same bits on every processor.
 
 use burn_std::bf16;
 
-/// What an expression gives, computed with the widest vectors that the processor has. All that it calls must be `#[inline(always)]`,
-/// closures too: a function of its own is compiled once, for the least processor.
+/// Evaluates an expression with the widest vectors of the processor. Every function and closure in
+/// it must be `#[inline(always)]`: others are compiled once, for the baseline processor.
 macro_rules! vectorized {
     ($run:expr) => {
         pulp::Arch::new().dispatch(
@@ -14,14 +14,14 @@ macro_rules! vectorized {
 }
 pub(super) use vectorized;
 
-/// eˣ, within 2 ulp, for x up to 88: smaller than 2⁻¹²⁶ is 0, NaN stays.
+/// eˣ within 2 ulp, for x up to 88. Results below 2⁻¹²⁶ are 0; NaN stays.
 ///
 /// `x = n ln 2 + r`, `|r| ≤ ln 2 / 2`, and Cephes' polynomial of `e^r`.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    /// 1.5 · 2²³: what is added to it is rounded to a whole number.
+    /// 1.5 · 2²³: adding it rounds to a whole number.
     const ROUND: f32 = 12_582_912.0;
     let shifted = x * core::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
@@ -31,15 +31,16 @@ pub(super) fn exp(x: f32) -> f32 {
         p = p * r + coefficient;
     }
     let e_to_r = p * r * r + r + 1.0;
-    // 2ⁿ by its bits: those of `shifted` end in n.
+    // 2ⁿ from its bits: the low bits of `shifted` are n.
     let power = f32::from_bits(shifted.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23);
     if x < -87.33654 { 0.0 } else { e_to_r * power }
 }
 
-/// Sums of so many interleaved parts are added at the end: the order in which a vector adds, on any processor.
+/// Number of interleaved partial sums, added at the end. The order of summation is the same on
+/// every processor.
 const LANES: usize = 16;
 
-/// Replaces x by `exp(x - max)` and gives their sum.
+/// Replaces x by `exp(x - max)` and returns the sum.
 #[inline(always)]
 pub(super) fn exp_minus(values: &mut [f32], max: f32) -> f32 {
     let mut sums = [0.0; LANES];
@@ -58,7 +59,7 @@ pub(super) fn exp_minus(values: &mut [f32], max: f32) -> f32 {
     sums.iter().sum::<f32>() + of_rest
 }
 
-/// The largest value that is no NaN, `-inf` if there is none.
+/// Largest value that is not NaN, or `-inf`.
 #[inline(always)]
 pub(super) fn max(values: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -72,7 +73,7 @@ pub(super) fn max(values: &[f32]) -> f32 {
     maxima.into_iter().chain(rest.iter().copied()).fold(f32::NEG_INFINITY, larger)
 }
 
-/// The same values in f32.
+/// Widens values to f32.
 #[inline(always)]
 pub(super) fn widen(from: &[bf16], to: &mut [f32]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -80,7 +81,7 @@ pub(super) fn widen(from: &[bf16], to: &mut [f32]) {
     }
 }
 
-/// The nearest values in bf16.
+/// Rounds values to the nearest bf16.
 #[inline(always)]
 pub(super) fn narrow(from: &[f32], to: &mut [bf16]) {
     for (to, from) in to.iter_mut().zip(from) {
@@ -88,7 +89,7 @@ pub(super) fn narrow(from: &[f32], to: &mut [bf16]) {
     }
 }
 
-/// The bits of the nearest bf16, of two the even one; a NaN stays one.
+/// Bits of the nearest bf16, ties to even. NaN stays NaN.
 #[inline(always)]
 pub(super) fn nearest(x: f32) -> u32 {
     let bits = x.to_bits();

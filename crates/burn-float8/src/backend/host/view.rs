@@ -1,4 +1,4 @@
-//! [`View`]: the values of a tensor of four axes where they lie.
+//! [`View`]: values of a tensor of four axes, with strides.
 use std::borrow::Cow;
 
 use burn_backend::tensor::FloatTensor;
@@ -6,14 +6,14 @@ use burn_backend::{Backend, TensorMetadata};
 
 use super::floats;
 
-/// Rows of f32, by three axes in any order; the elements of a row lie side by side.
+/// Rows of f32 with strides of three axes in any order. The elements of a row are contiguous.
 pub(super) struct View<'a> {
     pub(super) values: Cow<'a, [f32]>,
     pub(super) strides: [usize; 3],
 }
 
 impl<'a> View<'a> {
-    /// The values in f32, where they lie if the backend shows them and their rows are whole.
+    /// Values in f32, borrowed if the backend exposes them with contiguous rows.
     pub(super) fn new<B: Backend>(x: &'a FloatTensor<B>) -> Self {
         #[cfg(feature = "flex")]
         if let Some(x) = (x as &dyn core::any::Any).downcast_ref::<burn_flex::FlexTensor>()
@@ -28,7 +28,7 @@ impl<'a> View<'a> {
         Self { values: floats::<B>(x), strides: [j * k * width, k * width, width] }
     }
 
-    /// What lies from a row on.
+    /// Values from a row on.
     #[inline(always)]
     pub(super) fn from(&self, at: [usize; 3]) -> &[f32] {
         let offset: usize = self.strides.iter().zip(at).map(|(stride, at)| stride * at).sum();

@@ -1,4 +1,5 @@
-//! Attention over keys and values as a cache keeps them, decoded tile by tile: each once for the query heads that read it.
+//! Attention over a KV cache. Each tile of keys and values is decoded once for all query heads that
+//! read it.
 
 use core::ops::Range;
 use std::any::Any;
@@ -16,10 +17,10 @@ use super::kernel::{self, QUERIES, Running, Scores, Sizes, matrix};
 use super::product::Matrix;
 use crate::backend::attention::CachedHeads;
 
-/// Keys or values, `[batch, heads, positions, width]`, where they lie.
+/// Keys or values of a cache, `[batch, heads, positions, width]`.
 pub(super) struct Kept<'a> {
     encoded: Encoded<'a>,
-    /// Values are rounded to it, as if they had been decoded into a tensor.
+    /// Dtype of decoded values. They are rounded to it as if decoded into a tensor.
     dtype: DType,
 }
 
@@ -30,7 +31,7 @@ enum Encoded<'a> {
 }
 
 impl<'a> Kept<'a> {
-    /// Those of a cache, as a query of this dtype sees them.
+    /// Values of a cache, rounded to the dtype of the query.
     pub(super) fn new<B: Backend>(heads: &'a CachedHeads<B>, dtype: DType) -> Self {
         let encoded = match heads {
             CachedHeads::Float(values) if values.dtype() == DType::BF16 => {
@@ -45,7 +46,7 @@ impl<'a> Kept<'a> {
         Self { encoded, dtype }
     }
 
-    /// The values of some positions of a head.
+    /// Decodes some positions of a head into `values`.
     #[inline(always)]
     fn read(&self, [batch, head]: [usize; 2], positions: Range<usize>, values: &mut [f32]) {
         let width = values.len() / positions.len();
@@ -84,7 +85,7 @@ impl<'a> Kept<'a> {
         }
     }
 
-    /// All values of so many elements each, head by head.
+    /// Decodes all values, head by head. Each has `width` elements.
     fn whole(&self, sizes: &Sizes, width: usize) -> View<'static> {
         let of_head = sizes.keys * width;
         let mut values = vec![0.0; sizes.batch * sizes.kv_heads * of_head];
@@ -95,14 +96,16 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// The bytes of a tensor of four axes, by the first three; a row's lie side by side.
+/// Bytes of a tensor of four axes, with strides of the first three. The bytes of a row are
+/// contiguous.
 struct Bytes<'a> {
     bytes: Cow<'a, [u8]>,
     strides: [usize; 3],
 }
 
 impl<'a> Bytes<'a> {
-    /// Where they lie if the backend shows them and a word's first byte is its lowest, else what `read` gives.
+    /// Borrows the tensor's bytes if the backend exposes them on a little-endian host. Otherwise
+    /// copies the data of `read`.
     fn new<T: TensorMetadata + Any>(tensor: &'a T, size: usize, read: impl FnOnce() -> TensorData) -> Self {
         #[cfg(all(feature = "flex", target_endian = "little"))]
         if let Some(tensor) = (tensor as &dyn Any).downcast_ref::<burn_flex::FlexTensor>()
@@ -128,16 +131,17 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// y `[batch, heads, queries, value_dim]`, as [`kernel::forward`] gives it of the decoded keys and values. All heads have one mask.
+/// y `[batch, heads, queries, value_dim]`: the result of [`kernel::forward`] on decoded keys and
+/// values. All heads share one mask.
 pub(super) fn forward(sizes: Sizes, q: &View<'_>, [k, v]: [&Kept<'_>; 2], scores: &Scores<'_>) -> Vec<f32> {
     let Sizes { batch, heads, kv_heads, queries, dim, value_dim, .. } = sizes;
     if queries > QUERIES {
-        // Several tiles of queries would decode each tile of keys anew.
+        // Several tiles of queries would decode each tile of keys again.
         let [k, v] = [(k, dim), (v, value_dim)].map(|(kept, width)| kept.whole(&sizes, width));
         return kernel::forward(sizes, [q, &k, &v], scores).0;
     }
     let (group, of_head) = (heads / kv_heads, queries * value_dim);
-    // Query heads of a task: all that share keys, unless threads would have nothing to do.
+    // Query heads per task: all that share keys, unless that leaves threads idle.
     let part = group.div_ceil(rayon::current_num_threads().div_ceil(batch * kv_heads).min(group));
     let mut y = vec![0.0; batch * heads * of_head];
     let of_keys = y.par_chunks_mut(group * of_head).enumerate();

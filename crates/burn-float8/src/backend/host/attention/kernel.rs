@@ -1,12 +1,13 @@
-//! Attention over slices of f32 on all cores: memory that grows with T + S, and results that depend on no number of threads.
+//! Attention over f32 slices on all cores. Memory grows with T + S. Results do not depend on the
+//! number of threads.
 //!
 //! ```text
-//! S = mask(softcap(scale · q kᵀ)) + bias        P = exp(S - lse)        lse = ln Σ exp S        y = P v
+//! S = mask(softcap(scale · q kᵀ)) + bias       P = exp(S - lse)     lse = ln Σ exp S     y = P v
 //! D = Σ y ∘ dy       dP = dy vᵀ      dS = P ∘ (dP - D) · scale · softcap'
 //! dq = dS k          dk = dSᵀ q      dv = Pᵀ dy
 //! ```
-//! Forward goes over tiles of queries by keys with a running maximum and sum (Dao, FlashAttention-2); backward makes P again, tile by
-//! tile. Tiles in which nothing is visible are skipped.
+//! Forward iterates over tiles of queries by keys with a running maximum and sum (Dao,
+//! FlashAttention-2). Backward recomputes P tile by tile. Fully hidden tiles are skipped.
 
 use core::ops::Range;
 
@@ -16,17 +17,18 @@ use super::super::vector::{dot, exp, exp_minus, max, vectorized};
 use super::super::view::View;
 use super::product::{Keep, Matrix, add_row, multiply};
 
-/// Queries of a tile.
+/// Queries per tile.
 pub(super) const QUERIES: usize = 64;
-/// Keys of a tile: its scores, 128 KiB, stay in a core's cache.
+/// Keys per tile: the scores, 128 KiB, stay in a core's cache.
 const KEYS: usize = 512;
-/// Keys of a tile where there is one query. A cache's keys and values are decoded tile by tile: so few stay in a core's first-level cache, and
-/// `malloc` reuses their memory, where for larger tiles it maps and returns pages each time.
+/// Keys per tile for a single query. The decoded keys and values of a cache then stay in the L1
+/// cache, and `malloc` reuses their memory. For larger tiles it maps and returns pages each time.
 const KEYS_OF_ONE: usize = 128;
-/// Backward's tasks at least, if there are as many tiles: each but the first of a key head adds a copy of dk and dv.
+/// Minimum number of tasks in backward, if there are enough tiles. Each task after the first of a
+/// key head adds a copy of dk and dv.
 const TASKS: usize = 16;
 
-/// Numbers of batches and heads, positions, and widths.
+/// Batch size, heads, positions and widths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     pub(super) batch: usize,
@@ -39,33 +41,34 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// Keys of a tile at most.
+    /// Maximum number of keys per tile.
     pub(super) fn tile_keys(&self) -> usize {
         let most = if self.queries == 1 { KEYS_OF_ONE } else { KEYS };
         most.min(self.keys)
     }
 }
 
-/// The rows of one head from a position on.
+/// Rows of one head from a position on.
 pub(super) fn matrix<'a>(view: &'a View<'_>, at: [usize; 3]) -> Matrix<'a> {
     Matrix { values: view.from(at), row: view.strides[2], column: 1 }
 }
 
-/// Which scores there are, and what they become.
+/// Masks and transformations of scores.
 pub(super) struct Scores<'a> {
     pub(super) scale: f32,
     pub(super) softcap: Option<f32>,
-    /// Whether query `t` sees keys up to `t + keys - queries` alone.
+    /// Whether query `t` sees only keys up to `t + keys - queries`.
     pub(super) is_causal: bool,
-    /// True where a key is hidden, by batch, head, query and key; strides are 0 where all share.
+    /// True hides a key, with strides by batch, head, query and key. Broadcast axes have stride 0.
     pub(super) mask: Option<(&'a [bool], [usize; 4])>,
-    /// What is added, the same way.
+    /// Added to scores, with strides of the same axes.
     pub(super) bias: Option<(&'a [f32], [usize; 4])>,
-    /// The document of each position, `[batch, keys]`; queries see keys of their own. There are as many queries as keys.
+    /// Document of each position, `[batch, keys]`. Queries see only keys of their document. The
+    /// numbers of queries and keys are equal.
     pub(super) documents: Option<&'a [i64]>,
 }
 
-/// Where a tile lies.
+/// Position of a tile.
 #[derive(Clone)]
 pub(super) struct Tile {
     batch: usize,
@@ -81,12 +84,13 @@ impl Tile {
 }
 
 impl Scores<'_> {
-    /// Keys that the query may see as far as order goes: those before this one.
+    /// End of the keys that the query may see by causality.
     fn limit(&self, sizes: &Sizes, query: usize) -> usize {
         if self.is_causal { (query + 1 + sizes.keys).saturating_sub(sizes.queries) } else { sizes.keys }
     }
 
-    /// The keys between the first and the last that a mask shows, where all queries of a head share it.
+    /// Range from the first to the last key that the mask shows, if all queries of a head share the
+    /// mask.
     fn shown(&self, sizes: &Sizes, batch: usize, head: usize) -> Range<usize> {
         let Some((mask, [of_batch, of_head, 0, 1])) = self.mask else { return 0..sizes.keys };
         let mask = &mask[batch * of_batch + head * of_head..][..sizes.keys];
@@ -97,8 +101,8 @@ impl Scores<'_> {
         }
     }
 
-    /// The tiles of a head's queries, first to last, without those that are hidden whole: from the first key that may be seen on, so that
-    /// what is hidden before it makes no difference.
+    /// Tiles of a head's queries in key order, without fully hidden tiles. They start at the first
+    /// visible key, so hidden keys before it do not change the result.
     pub(super) fn tiles(
         &self,
         sizes: &Sizes,
@@ -122,7 +126,8 @@ impl Scores<'_> {
         })
     }
 
-    /// Turns products q kᵀ of a tile, which are scaled, into scores: `-inf` where a key is hidden. `slopes` become softcap's derivative.
+    /// Turns scaled products q kᵀ of a tile into scores; hidden keys get `-inf`. `slopes` receives
+    /// the derivative of softcap.
     #[inline(always)]
     fn finish(&self, sizes: &Sizes, tile: &Tile, scores: &mut [f32], mut slopes: Option<&mut [f32]>) {
         let width = tile.keys.len();
@@ -160,8 +165,8 @@ impl Scores<'_> {
     }
 }
 
-/// y `[batch, heads, queries, value_dim]`, and the logarithm of each row's sum, `[batch, heads, queries]`: `-inf` for a query that sees
-/// nothing, whose y is 0.
+/// y `[batch, heads, queries, value_dim]`, and the log-sum-exp of each row,
+/// `[batch, heads, queries]`. A query that sees no key has y = 0 and log-sum-exp `-inf`.
 pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'_>) -> (Vec<f32>, Vec<f32>) {
     let Sizes { heads, queries, value_dim, .. } = sizes;
     let mut y = vec![0.0; sizes.batch * heads * queries * value_dim];
@@ -186,7 +191,7 @@ pub(super) fn forward(sizes: Sizes, [q, k, v]: [&View<'_>; 3], scores: &Scores<'
     (y, lse)
 }
 
-/// The largest score so far, and the sum, of each query of a tile.
+/// Running maximum and sum of each query of a tile.
 pub(super) struct Running {
     maxima: [f32; QUERIES],
     sums: [f32; QUERIES],
@@ -197,7 +202,8 @@ impl Running {
         Self { maxima: [f32::NEG_INFINITY; QUERIES], sums: [0.0; QUERIES] }
     }
 
-    /// Adds a tile of keys and values to y, `[queries, value_dim]`; `p` is memory for its scores.
+    /// Adds a tile of keys and values to y, `[queries, value_dim]`. `p` is scratch memory for
+    /// scores.
     pub(super) fn add(
         &mut self,
         sizes: &Sizes,
@@ -232,7 +238,7 @@ impl Running {
         }
     }
 
-    /// Divides y by the sums, whose logarithms are the result if they are asked for.
+    /// Divides y by the sums. Writes the log-sum-exp to `lse` if given.
     pub(super) fn finish(&self, sizes: &Sizes, y: &mut [f32], mut lse: Option<&mut [f32]>) {
         let rows = y.chunks_exact_mut(sizes.value_dim).zip(self.sums).zip(self.maxima).enumerate();
         for (row, ((y, sum), max)) in rows {
@@ -246,14 +252,14 @@ impl Running {
     }
 }
 
-/// A forward's results, and the gradient of the first.
+/// Outputs of forward, and dy.
 pub(super) struct Output<'a> {
     pub(super) y: &'a [f32],
     pub(super) lse: &'a [f32],
     pub(super) dy: View<'a>,
 }
 
-/// Gradients of q, k and v, each in its shape, one head after another.
+/// Gradients of q, k and v in their shapes, one head after another.
 pub(super) fn backward(
     sizes: Sizes,
     inputs: [&View<'_>; 3],
@@ -263,7 +269,7 @@ pub(super) fn backward(
     let Sizes { batch, heads, kv_heads, queries, keys, dim, value_dim } = sizes;
     let group = heads / kv_heads;
     let blocks = queries.div_ceil(QUERIES);
-    // Their number decides the order in which gradients are added: it depends on the shape alone.
+    // The number of parts fixes the order of summation, so it depends only on the shape.
     let parts = TASKS.div_ceil(batch * kv_heads).min(blocks);
     let tasks = (0..batch * kv_heads * parts).into_par_iter();
     let partial: Vec<Gradients> = tasks
@@ -290,15 +296,15 @@ pub(super) fn backward(
     [dq, dk, dv]
 }
 
-/// What one task adds to the gradients of a key head.
+/// Contribution of one task to the gradients of a key head.
 struct Gradients {
-    /// Rows of the part's queries: head by head, block by block.
+    /// Rows of the part's queries, head by head, block by block.
     dq: Vec<f32>,
     dk: Vec<f32>,
     dv: Vec<f32>,
 }
 
-/// The gradients by every `parts`-th block of queries, from `part` on.
+/// Gradients of every `parts`-th block of queries, from `part` on.
 fn part_of_backward(
     sizes: &Sizes,
     [q, k, v]: [&View<'_>; 3],

@@ -26,7 +26,8 @@ pub(super) fn forward<B: Backend>(attention: &Attention<B>, inputs: [&FloatTenso
     ]
 }
 
-/// [`Float8Backend::cached_attention`](crate::backend::Float8Backend::cached_attention) on the host.
+/// Runs [`Float8Backend::cached_attention`](crate::backend::Float8Backend::cached_attention) on the
+/// host.
 pub(super) fn cached<B: Backend>(attention: &CachedAttention<B>) -> FloatTensor<B> {
     let CachedAttention { query, key, value, head_dim, hidden, options } = attention;
     let [batch, heads, queries, dim] = query.shape().dims();
@@ -67,7 +68,7 @@ fn sizes<B: Backend>([query, _, value]: [&FloatTensor<B>; 3]) -> Sizes {
     Sizes { batch, heads, kv_heads, queries, keys, dim, value_dim }
 }
 
-/// Reads what hides and changes scores, for as long as `run` takes.
+/// Reads mask, bias and documents, and passes them to `run`.
 fn with_scores<B: Backend, T>(
     attention: &Attention<B>,
     query: &FloatTensor<B>,
@@ -90,7 +91,7 @@ fn bools<B: Backend>(mask: &BoolTensor<B>) -> Vec<bool> {
     data(B::bool_into_data(mask.clone())).iter::<bool>().collect()
 }
 
-/// Strides of a tensor that lies row by row; 0 along what has one element, which all share.
+/// Row-major strides, with 0 for axes of size 1, which broadcast.
 fn shared_strides(shape: &Shape) -> [usize; 4] {
     let dims: [usize; 4] = shape.dims();
     std::array::from_fn(|axis| if dims[axis] == 1 { 0 } else { dims[axis + 1..].iter().product() })

@@ -1,6 +1,6 @@
-//! Products of matrices that lie anywhere, on one core.
+//! Products of strided matrices, on one core.
 
-/// A matrix whose rows and columns are so many elements apart.
+/// A matrix with strides of rows and columns, in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
     pub(super) values: &'a [f32],
@@ -9,7 +9,7 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// Rows of so many columns one after another.
+    /// Contiguous rows of `columns` elements.
     pub(super) fn of(values: &'a [f32], columns: usize) -> Self {
         Self { values, row: columns, column: 1 }
     }
@@ -18,20 +18,20 @@ impl<'a> Matrix<'a> {
         Self { row: self.column, column: self.row, ..self }
     }
 
-    /// How far its elements reach.
+    /// Number of elements from the first to the last.
     fn reach(&self, [rows, columns]: [usize; 2]) -> usize {
         if rows == 0 || columns == 0 { 0 } else { (rows - 1) * self.row + (columns - 1) * self.column + 1 }
     }
 }
 
-/// What becomes of a product's old values.
+/// Treatment of a product's old values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
     Nothing,
     Sum,
 }
 
-/// c `[m, n]`, whose rows are so many elements apart, is or grows by `factor · a [m, k] · b [k, n]`.
+/// c `[m, n]`, with row stride `row`, is set to or increased by `factor · a [m, k] · b [k, n]`.
 pub(super) fn multiply(
     c: &mut [f32],
     row: usize,
@@ -43,7 +43,7 @@ pub(super) fn multiply(
 ) {
     let reach = Matrix { values: &[], row, column: 1 }.reach([m, n]);
     assert!(reach <= c.len() && a.reach([m, k]) <= a.values.len() && b.reach([k, n]) <= b.values.len(), "inside");
-    // SAFETY: no element is outside of its slice, and `c` is borrowed alone.
+    // SAFETY: no element is outside of its slice, and `c` is borrowed exclusively.
     unsafe {
         gemm::gemm(
             m,
@@ -69,7 +69,8 @@ pub(super) fn multiply(
     }
 }
 
-/// c `[n]` grows by `a [k] · b [k, n]`, where the elements of b's rows lie side by side: [`multiply`] would pack b for this one row.
+/// c `[n]` += `a [k] · b [k, n]`. The elements of a row of b are contiguous. [`multiply`] would
+/// pack b for this single row.
 #[inline(always)]
 pub(super) fn add_row(c: &mut [f32], a: &[f32], b: Matrix<'_>) {
     /// Sums that stay in registers.

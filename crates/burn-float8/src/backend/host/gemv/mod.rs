@@ -1,11 +1,15 @@
-//! The GEMM of a few rows, as of one generated token: bound by reading the weight, which is read once, as the bytes that its codes are.
+//! GEMM of few rows, for decoding. It is bound by reading the weight, so each byte of codes is read
+//! once.
 //!
 //! ```text
-//! sum[m, n] = Σ_g s[g] · scale[g, n],   s[g] = fma(x[k+15], w[k+15, n], .. fma(x[k+1], w[k+1, n], x[k] · w[k, n])),   k = 16 g
+//! sum[m, n] = Σ_g s[g] · scale[g, n],   k = 16 g
+//! s[g] = fma(x[k+15], w[k+15, n], .. fma(x[k+1], w[k+1, n], x[k] · w[k, n]))
 //! ```
-//! scale[g, n] is that of a block; without scales of blocks it is 1, and s[g] is added as it is. Codes become f32 in registers. The order of an
-//! output's sum depends neither on the number of rows, nor on the layout of the codes, the processor or the number of threads, so that each
-//! row is what it would be alone.
+//! scale[g, n] is the scale of a block. Without block scales it is 1, and s[g] is added unchanged.
+//! Codes become f32 in registers.
+//!
+//! The order of summation does not depend on the number of rows, layout of the codes, processor or
+//! number of threads. A row therefore has the same bits in every batch of up to four rows.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(unused_mut, unused_variables))]
 
@@ -18,20 +22,22 @@ use rayon::prelude::*;
 
 use super::{HostOperand, Scales, loops, transpose, values};
 
-/// Rows at most: with more of them it is arithmetic that takes the time, and a GEMM of tiles is faster.
+/// Maximum number of rows. With more rows arithmetic dominates, and a tiled GEMM is faster.
 pub(super) const MAX_ROWS: usize = 4;
-/// Elements of the contraction that are added before they join the sum.
+/// Elements of the contraction that are summed before they are added to the output.
 const GROUP: usize = 16;
-/// Groups that share a scale in every granularity: the smallest block, of MX, has 32 elements.
+/// Groups that share a scale in every granularity: the smallest block, MX, has 32 elements.
 const SPAN: usize = 2;
-/// Outputs of a vector.
+/// Outputs per vector.
 const LANES: usize = 16;
-/// Outputs of a block: a cache line of codes where outputs lie side by side.
+/// Outputs per block: a cache line of codes if outputs are contiguous.
 const BLOCK: usize = 64;
-/// Bytes of codes that a thread reads in a row at least, where there are as many: less is not fetched ahead by the processor.
+/// Minimum number of consecutive bytes of codes per thread. The processor does not prefetch shorter
+/// runs.
 const BAND: usize = 256;
 
-/// Σ a[m, k] b[n, k], `[M, N]`, without the scales of tensors and rows; none if `a` has too many rows, or `b` a code that is no number.
+/// Σ a[m, k] b[n, k], `[M, N]`, without tensor and row scales. None if `a` has too many rows, or
+/// `b` contains an e4m3 NaN.
 pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Vec<f32>> {
     let ([m, k], [n, _]) = (a.matrix(), b.matrix());
     if m > MAX_ROWS || [m, k, n].contains(&0) || b.codes.has_nan(b.format) {
@@ -53,24 +59,25 @@ pub(super) fn sums<D: Sync>(a: &HostOperand<D>, b: &HostOperand<D>) -> Option<Ve
     })
 }
 
-/// Codes as they lie.
+/// Codes in their memory layout.
 struct Weight<'a> {
     codes: &'a [u8],
     format: Format,
     /// Rows and columns of `codes`.
     dims: [usize; 2],
-    /// Whether `codes` is `[K, N]`; `[N, K]` if not.
+    /// Whether `codes` is `[K, N]` instead of `[N, K]`.
     k_is_rows: bool,
     scales: Option<Blocks<'a>>,
 }
 
-/// Scales of parts of the codes, which lie as those do.
+/// Block scales, in the layout of the codes.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
     scales: &'a Scales,
-    /// Rows and columns of the codes that share one, powers of two: one output, or a multiple of 16.
+    /// Rows and columns of the codes that share a scale, powers of two. Covers one output, or a
+    /// multiple of 16.
     size: [usize; 2],
-    /// Scales of a row.
+    /// Scales per row.
     row: usize,
 }
 
@@ -80,15 +87,16 @@ impl Weight<'_> {
         if self.k_is_rows { [rows, cols] } else { [cols, rows] }
     }
 
-    /// Reads 64 codes of several rows, zeros beyond the end. Prefetches the codes `ahead` bytes behind them.
+    /// Reads 64 codes of several rows, with zeros beyond the end. Prefetches the codes `ahead`
+    /// bytes later.
     #[inline(always)]
     fn read(&self, [row, col]: [usize; 2], ahead: usize, lines: &mut [[u8; BLOCK]]) {
         let [rows, cols] = self.dims;
         for (row, line) in (row..).zip(lines) {
             let codes = if row < rows { &self.codes[row * cols + col.min(cols)..(row + 1) * cols] } else { &[] };
-            // Into L2, which can wait for more cache lines at a time than L1.
+            // Into L2, which supports more outstanding cache lines than L1.
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: to prefetch any address is no access.
+            // SAFETY: a prefetch may take any address.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T1>(codes.as_ptr().wrapping_add(ahead).cast());
             }
@@ -101,7 +109,8 @@ impl Weight<'_> {
         }
     }
 
-    /// The scales of a block of outputs' elements from `k` on, as far as there are so many outputs. A span has one for each output.
+    /// Scales of a block of outputs for elements from `k` on. Outputs beyond the end repeat the
+    /// last scale. A span has one scale per output.
     #[inline(always)]
     fn factors(&self, k: usize, first: usize) -> [f32; BLOCK] {
         let Some(Blocks { scales, size: [height, width], row }) = self.scales else { return [1.0; BLOCK] };
@@ -119,7 +128,8 @@ impl Weight<'_> {
         match scales {
             Scales::E8m0(bytes) if side_by_side => {
                 let bytes: &[u8; BLOCK] = bytes[at(first)..].first_chunk().expect("a scale for each output");
-                // All but 0 (2^-127) and 255 (NaN) are the exponent field of an f32. Without those two the product takes a fifth less time.
+                // Except 0 (2^-127) and 255 (NaN), a byte is the exponent field of an f32. Without
+                // these two the product takes a fifth less time.
                 let are_exponents = bytes.iter().fold(true, |all, byte| all & (byte.wrapping_add(1) > 1));
                 for (factor, byte) in factors.iter_mut().zip(bytes) {
                     let exponent = f32::from_bits(u32::from(*byte) << 23);
@@ -132,11 +142,11 @@ impl Weight<'_> {
     }
 }
 
-/// Sums of all outputs, some on each core.
+/// Sums of all outputs, in bands on all cores.
 fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
     let [k, n] = weight.k_and_n();
     let x = &pack::<M>(x, k);
-    // One band a thread: the longer its parts of rows are, the nearer reading is to a stream.
+    // One band per thread: longer runs of a row come closer to a streaming read.
     let width = n.div_ceil(rayon::current_num_threads()).max(BAND).max(loops::TASK / k).next_multiple_of(BLOCK);
     let kernel = kernels::<M>().next().expect("one is for any processor");
     let bands: Vec<Vec<f32>> = (0..n.div_ceil(width))
@@ -149,7 +159,7 @@ fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
             y
         })
         .collect();
-    // A decoded code of e4m3 is as small as an f16 with its bits.
+    // A decoded e4m3 code has the value of an f16 with its bits, which is 256 times too small.
     let factor = if weight.format == Format::E4m3 { 256.0 } else { 1.0 };
     let mut sums = vec![0.0; M * n];
     for (m, sums) in sums.chunks_exact_mut(n).enumerate() {
@@ -160,7 +170,7 @@ fn run<const M: usize>(x: &[f32], weight: &Weight<'_>) -> Vec<f32> {
     sums
 }
 
-/// x `[M, K]` as `[K / 16, M, 16]`, with zeros behind it.
+/// x `[M, K]` as `[K / 16, M, 16]`, padded with zeros.
 fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
     let mut packed = vec![0.0; k.div_ceil(GROUP) * M * GROUP];
     for (m, row) in x.chunks_exact(k).enumerate() {
@@ -171,10 +181,10 @@ fn pack<const M: usize>(x: &[f32], k: usize) -> Vec<f32> {
     packed
 }
 
-/// Sums of the outputs from one on, for x in groups.
+/// Computes sums of outputs from an index on, for packed x.
 type Kernel = fn(&[f32], &Weight<'_>, usize, &mut [f32]);
 
-/// The kernels that this processor can run, the fastest first.
+/// Kernels that this processor supports, fastest first.
 fn kernels<const M: usize>() -> impl Iterator<Item = Kernel> {
     let mut kernels: [Option<Kernel>; 3] = [None, None, Some(band::<false, M>)];
     #[cfg(target_arch = "x86_64")]
@@ -185,7 +195,7 @@ fn kernels<const M: usize>() -> impl Iterator<Item = Kernel> {
                 fn vectorized<const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
                     band::<true, M>(x, weight, first, y);
                 }
-                // SAFETY: the processor has what the function takes.
+                // SAFETY: the processor has the features of the function.
                 let kernel: Kernel = |x, weight, first, y| unsafe { vectorized::<M>(x, weight, first, y) };
                 ($(is_x86_feature_detected!($feature))&&*).then_some(kernel)
             }};
@@ -197,7 +207,7 @@ fn kernels<const M: usize>() -> impl Iterator<Item = Kernel> {
     kernels.into_iter().flatten()
 }
 
-/// Sums of the outputs from `first` on into `y`, `[M, width]`, of which those that there are not stay 0.
+/// Sums of the outputs from `first` on into `y`, `[M, width]`. Outputs beyond the last stay 0.
 #[inline(always)]
 fn band<const F16C: bool, const M: usize>(x: &[f32], weight: &Weight<'_>, first: usize, y: &mut [f32]) {
     let width = y.len() / M;
@@ -218,7 +228,7 @@ fn band<const F16C: bool, const M: usize>(x: &[f32], weight: &Weight<'_>, first:
     for column in (0..width).step_by(BLOCK) {
         let (n, mut codes) = (first + column, [[0; BLOCK]; BLOCK]);
         for (part, x) in x.chunks(BLOCK * M).enumerate() {
-            // Whole cache lines are read.
+            // Reads whole cache lines.
             weight.read([n, part * BLOCK], 4 * BLOCK, &mut codes);
             for (group, x) in x.chunks_exact(M * GROUP).enumerate() {
                 let factors = &weight.factors(part * BLOCK + group * GROUP, n);
@@ -259,14 +269,16 @@ fn block<const F16C: bool, const M: usize>(
     }
 }
 
-/// Values of codes without NaNs, by shifting their bits into an f16. Values of e4m3 are divided by 256.
+/// Decodes codes other than the e4m3 NaN by shifting their bits into an f16. Values of e4m3 are
+/// divided by 256.
 #[inline(always)]
 fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES] {
-    // Of e4m3 the sign, a zero before the four bits of the exponent, three of the mantissa.
+    // For e4m3: the sign, a zero before the four exponent bits, and three mantissa bits.
     let (shift, mask) = if format == Format::E4m3 { (1, 0xbfff_u16) } else { (0, 0xffff) };
     #[cfg(target_arch = "x86_64")]
     if F16C {
-        // SAFETY: `kernels` has asked the processor; sixteen bytes are a vector, sixteen f32 are two.
+        // SAFETY: `kernels` checked the processor. Sixteen bytes are one vector, sixteen f32 are
+        // two.
         return unsafe {
             let codes = core::mem::transmute::<[u8; LANES], __m128i>(*codes);
             let shifted =
@@ -283,7 +295,7 @@ fn decode<const F16C: bool>(codes: &[u8; LANES], format: Format) -> [f32; LANES]
     values
 }
 
-/// The columns of a group, from one on.
+/// Columns of a group, from `first` on.
 #[inline(always)]
 fn by_element(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP] {
     let mut columns = [[0; BLOCK]; GROUP];
@@ -292,7 +304,8 @@ fn by_element(codes: &[[u8; BLOCK]; BLOCK], first: usize) -> [[u8; BLOCK]; GROUP
         // SAFETY: sixteen bytes are a vector, and every x86-64 has SSE2.
         let vectors: [[u8; LANES]; GROUP] = unsafe {
             let mut rows: [__m128i; 16] = codes.map(|row| _mm_loadu_si128(row[first..][..GROUP].as_ptr().cast()));
-            // Row i with row i + 8, four times: the bits of a byte's place go round by one each time.
+            // Interleaves row i with row i + 8, four times. Each time the bits of a byte's index
+            // rotate by one.
             for _ in 0..4 {
                 let was = rows;
                 for i in 0..8 {

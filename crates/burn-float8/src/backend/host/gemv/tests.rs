@@ -14,13 +14,13 @@ const CASTS: [(Granularity, ScaleMode); 6] = [
     (Granularity::Row, ScaleMode::PowerOfTwo),
 ];
 
-/// Values of both signs whose magnitudes differ, so that small ones are subnormal codes.
+/// Values of both signs with different magnitudes, so that small ones become subnormal codes.
 fn random(len: usize, seed: usize) -> Vec<f32> {
     let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
     (0..len).map(|i| value(i) * f32::powi(2.0, -((i * 31 + seed) as i32 % 14))).collect()
 }
 
-/// `[rows, k]` of values, whose codes are `[k, rows]` if `transposed`.
+/// Operand `[rows, k]`. Its codes are `[k, rows]` if `transposed`.
 fn operand(rows: usize, k: usize, cast: Cast, transposed: bool, seed: usize) -> HostOperand<()> {
     let dims = if transposed { [k, rows] } else { [rows, k] };
     let (codes, scales, _) = loops::quantize(&random(rows * k, seed), dims, cast, transposed);
@@ -35,12 +35,12 @@ fn operand(rows: usize, k: usize, cast: Cast, transposed: bool, seed: usize) -> 
     }
 }
 
-/// The same operand, with its codes the other way round.
+/// The same operand with its codes in the other layout.
 fn flipped(operand: &HostOperand<()>) -> HostOperand<()> {
     crate::backend::host::write_codes(HostCodes { transposed: !operand.transposed, ..read_codes(operand) }, &())
 }
 
-/// The sums with the scales that are still missing.
+/// Sums multiplied by the missing tensor and row scales.
 fn scaled(a: &HostOperand<()>, b: &HostOperand<()>) -> Vec<f32> {
     let mut sums = sums(a, b).expect("few rows, and numbers");
     let of_tensor =
@@ -55,7 +55,7 @@ fn scaled(a: &HostOperand<()>, b: &HostOperand<()>) -> Vec<f32> {
     sums
 }
 
-/// What is wrong at most: each sum is rounded once an element.
+/// Checks sums against f64. Tolerance: one rounding per element.
 fn check(a: &HostOperand<()>, b: &HostOperand<()>, what: &str) {
     let got = scaled(a, b);
     let [codes_a, codes_b] = [a, b].map(read_codes);
@@ -147,7 +147,7 @@ fn rows_layouts_and_processors_make_no_difference() {
     }
 }
 
-/// 2^-127 and NaN, which are no exponents of an f32, beside scales that are.
+/// 2^-127 and NaN, which are not exponents of an f32, among other scales.
 #[test]
 fn each_byte_of_mx_is_its_scale() {
     let cast = Cast {
@@ -156,7 +156,7 @@ fn each_byte_of_mx_is_its_scale() {
         scale_mode: ScaleMode::E8m0(Default::default()),
     };
     let (a, b) = (operand(1, 64, cast, false, 9), operand(256, 64, cast, true, 10));
-    // Of the first 32 elements; the others' is 1.
+    // Scales of the first 32 elements; the others have scale 1.
     let byte = |n: usize| if n == 255 { 255 } else { n.div_ceil(2) as u8 };
     let bytes = (0..2 * 256).map(|i| if i < 256 { byte(i) } else { 127 }).collect();
     let b = HostOperand { inv_scales: Arc::new(Scales::E8m0(bytes)), ..b };
@@ -183,7 +183,7 @@ fn a_nan_in_the_weight_and_many_rows_are_for_the_gemm() {
     assert!(sums(&a, &HostOperand { codes: Arc::new(codes.into()), ..b }).is_none());
 }
 
-/// A NaN or an infinity of the other operand reaches every output, and infinities of e5m2 theirs.
+/// NaN or infinity in the other operand, and infinities of e5m2, reach the outputs.
 #[test]
 fn what_is_not_finite_is_not_lost() {
     let cast = |format| Cast { format, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
