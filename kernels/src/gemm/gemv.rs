@@ -336,7 +336,7 @@ fn decode_word(
 }
 
 /// Two codes of a word as f16: the second and fourth, or with `upper` the first and third.
-/// The upper byte of each half is the code.
+///
 /// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, placed under f16's five exponent
 /// bits, give the value times 2⁻⁸, including subnormals. Only NaN needs separate treatment.
 #[cube]

@@ -86,7 +86,7 @@ struct Config {
     /// Blocks that multiply together: 1, or a cluster of 2 with 128 rows of its tile each.
     ctas: u32,
     stages: usize,
-    /// Chunks of the output that a warp has in shared memory.
+    /// Output chunks that a warp has in shared memory.
     chunks: usize,
     store: Store,
     scaling: Scaling,
