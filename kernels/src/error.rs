@@ -78,7 +78,7 @@ pub enum KernelError {
         rows: usize,
         /// Claimed contraction length.
         k: usize,
-        /// Bytes that such codes need.
+        /// Bytes that the claimed codes need.
         needed: u64,
         /// Bytes that the handle covers.
         available: u64,
@@ -92,7 +92,7 @@ pub enum KernelError {
         rows: usize,
         /// Claimed contraction length.
         k: usize,
-        /// Bytes that such scales need.
+        /// Bytes that the claimed scales need.
         needed: u64,
         /// Bytes that the handle covers.
         available: u64,
@@ -121,7 +121,7 @@ pub enum KernelError {
         /// Requested scale mode.
         scale_mode: ScaleMode,
     },
-    /// All kernels for this call failed their self-checks on the device.
+    /// All kernels for this call are disabled on the device, because their self-checks failed.
     #[error("every kernel that could compute this is disabled on this device: their self-checks failed")]
     Disabled,
     /// The kernel needs contiguous memory, but the view is transposed or has gaps.

@@ -30,8 +30,8 @@ const MANY_CUBES: usize = 1024;
 /// Quads of 2^20 elements. f32 counts up to that are exact.
 const MAX_QUADS: usize = 1 << 18;
 
-/// f32 ulps by which `|x|` may exceed FMAX / scale without saturating. The scale, its inverse and
-/// the product here are each rounded once.
+/// f32 ulps beyond FMAX / scale that do not count as saturated. The scale, its inverse and the
+/// product here are each rounded once.
 const SLACK: u32 = 4;
 
 /// Quality of a cast. `x̂ = value(code) · inv_scale`.
@@ -109,8 +109,8 @@ pub const fn health_len(rows: usize, k: usize) -> usize {
 /// below 1e-38 are lost.
 ///
 /// # Errors
-/// As [`quantize`](crate::quantize()) for `x` and as [`scaled_gemm`](crate::scaled_gemm) for the operand;
-/// [`KernelError::ShapeMismatch`].
+/// As [`quantize`](crate::quantize()) for `x` and as [`scaled_gemm`](crate::scaled_gemm) for the
+/// operand; [`KernelError::ShapeMismatch`].
 pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &Operand) -> Result<Handle, KernelError> {
     let x = Checked::new(client, x)?;
     operand.check()?;

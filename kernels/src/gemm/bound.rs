@@ -20,17 +20,17 @@ impl GemmPath {
     ///   lost  <  (n   +    (i - 1)      -      i      +   i) · 2^-13 · Σ |a·b|   ≤   (n + 16) · 2^-13 · Σ |a·b|
     ///   ```
     ///
-    ///   The 16 leaves room for the losses' own effect on the sums, for f32 sums and scales, and
-    /// for products of subnormal codes, which are aligned as if they were larger. Random data lose
-    /// a tenth of the bound if bits are dropped toward zero. They lose a third if bits are dropped
-    /// downward, always in the same direction.
+    ///   The 16 leaves room for the losses' effect on the sums, and for f32 sums and scales. It
+    ///   also leaves room for products of subnormal codes, which are aligned as if they were
+    ///   larger. Random data lose a tenth of the bound if bits are dropped toward zero. They lose a
+    ///   third if bits are dropped downward, always in the same direction.
     /// - With fast accumulation the running sum, which grows as √k, is truncated too: √k · 2^-15
     ///   more if toward zero. Truncated downward, it would lose 33 / 2 · 2^-13 of itself in each of
     ///   k / 32 instructions, about √k · 2^-12 · Σ |a·b|. With 16384 products that is as large as
     ///   the result. The bound does not allow this, so it would fail the check beyond 512 products.
     ///   MMA-Sim matches the hardware bit for bit by truncating toward zero.
-    /// - Others keep 23 bits or more (ib.): about k · 2^-24 in the worst case, which is 2^-10 at k
-    ///   = 16384.
+    /// - Others keep 23 bits or more (ib.): about k · 2^-24 in the worst case. At k = 16384 that is
+    ///   the bound of 2^-10.
     pub fn error_bound(self, config: GemmConfig, granularities: [Granularity; 2], k: usize) -> f64 {
         let promoted = k.min(128) as f64;
         let additions = if Granularity::any_blocks(granularities) { k.min(128) + k.div_ceil(128) } else { k };

@@ -243,8 +243,8 @@ pub fn scaled_gemm<R: Runtime>(
 /// added to the scaled f32 sum and the bias, and the result is rounded once.
 ///
 /// # Errors
-/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the
-/// output's memory.
+/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and
+/// [`Misaligned`](KernelError::Misaligned) for the output's memory.
 pub fn scaled_gemm_into<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,

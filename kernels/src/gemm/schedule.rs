@@ -1,5 +1,5 @@
-//! [`Work`]: the part of a GEMM that one tile computes. All kernels traverse the tiles of one matrix in
-//! bands, and grouped tiles one group after the other.
+//! [`Work`]: the part of a GEMM that one tile computes. All kernels traverse the tiles of one
+//! matrix in bands, and grouped tiles one group after the other.
 
 use cubecl::prelude::*;
 

@@ -132,7 +132,7 @@ impl Config {
         }
     }
 
-    /// Bytes of scales in a stage. Those for A come first.
+    /// Bytes of scales in a stage, first for A.
     const fn stage_scales(&self) -> usize {
         if self.block_scaled() { (1 + self.scale_tiles_b) * SCALES } else { 0 }
     }

@@ -26,9 +26,9 @@
 //! - Tiles have 64 columns, as for small outputs. A pair would save a sixth of a step there, for
 //!   more kernels to compile.
 //!
-//! Where the storing warps accumulate the sums of each 128, an epilogue does not overlap the next
-//! tile's products. Their one or two operations per sum take 256 cycles for 128 columns. Shared
-//! memory takes 512.
+//! If the storing warps accumulate the sums of each 128 ([`Scaling::is_promoted`]), an epilogue
+//! does not overlap the next tile's products. Their one or two operations per sum take 256 cycles
+//! for 128 columns. Shared memory takes 512.
 //!
 //! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of
 //! dense FP8, 148 SMs, 1.85 GHz). Assumed: shared memory moves 128 bytes a cycle, as on Hopper.
@@ -57,7 +57,7 @@ const SCALED_COLS: [usize; 3] = [192, 128, 64];
 /// Minimum columns of a tile that two blocks make together.
 const MIN_PAIR_COLS: usize = 128;
 
-/// Where scales are applied.
+/// Stage of the kernel that applies scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scaling {
     /// In the epilogue: scales per tensor or per row.

@@ -88,7 +88,7 @@ struct Config {
     tile: Tile,
     cluster: usize,
     stages: usize,
-    /// Where the sums of a stage go.
+    /// Destination of a stage's sums.
     promotion: Promotion,
     /// Output chunks that a warpgroup has in shared memory.
     chunks: usize,

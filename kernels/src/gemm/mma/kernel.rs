@@ -133,8 +133,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
-            // All but the newest copies of this thread have arrived, and after the barrier those of
-            // every thread. All threads also have finished with the stage that is written next.
+            // Waits for all but the newest copies of this thread, and by the barrier of all
+            // threads. All threads have then also finished with the stage that is written next.
             wait_copies(comptime!(stages - 2));
             sync_cube();
             load_step(a, b, write + place, &copied, word, problem.words, tile);

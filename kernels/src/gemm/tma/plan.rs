@@ -56,7 +56,8 @@ pub struct GemmShape {
     pub product: [usize; 3],
     /// Granularities of the operands.
     pub granularities: [Granularity; 2],
-    /// Whether all scales are powers of two ([`Operand::power_of_two`](crate::Operand::power_of_two)).
+    /// Whether all scales are powers of two
+    /// ([`Operand::power_of_two`](crate::Operand::power_of_two)).
     pub power_of_two: bool,
     /// Whether the tensor cores' accumulators may sum the whole contraction.
     pub use_fast_accum: bool,
