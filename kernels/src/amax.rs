@@ -29,8 +29,8 @@ const CUBES_PER_SM: u32 = 8;
 const CPU_CUBES: u32 = 64;
 const CPU_ROUNDS: u32 = 8;
 
-/// Partial maxima that a unit loads at a time when folding. [`find_maxima`] leaves at most `UNITS ·
-/// FOLDED`: one round.
+/// Partial maxima that a unit loads at a time when folding. [`find_maxima`] leaves at most
+/// `UNITS · FOLDED`: one round.
 const FOLDED: u32 = 4;
 
 /// Number of SMs if the device does not report it.

@@ -1,5 +1,5 @@
-//! Dequantizes operands: any operand to f32, and operands with E8M0 scales to bf16, `value(code) ·
-//! 2^(byte - 127)`.
+//! Dequantizes operands: any operand to f32, and operands with E8M0 scales to bf16,
+//! `value(code) · 2^(byte - 127)`.
 //!
 //! A value has at most four significant bits. So the product is exact in bf16 if its last bit is at
 //! least 2^-133: always from 2^-126 up, and mostly below. Other small products are rounded to
@@ -26,8 +26,8 @@ const BF16_NAN: u32 = 0x7fff;
 const PIECE: usize = 8;
 const PIECES: u32 = 4;
 
-/// Dequantizes an operand of any granularity to f32 `[rows, k]` without padding. Each `value(code)
-/// · inv_scale` is rounded once.
+/// Dequantizes an operand of any granularity to f32 `[rows, k]` without padding. Each
+/// `value(code) · inv_scale` is rounded once.
 ///
 /// Equals [`reference::dequantize_into`](crate::reference::dequantize_into) bit for bit, with two
 /// exceptions: devices may flush f32 subnormals, and the bits of a NaN may differ.

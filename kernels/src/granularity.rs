@@ -17,8 +17,8 @@ pub(crate) const TILE_WORDS: usize = 128;
 
 /// Granularity of the scales of an operand `[rows, k]`.
 ///
-/// Groups of `height` by `width` elements share a scale. Element `(r, c)` has scale `(r / height, c
-/// / width)` of `inv_scale` ([`scale_dims`](Granularity::scale_dims)):
+/// Groups of `height` by `width` elements share a scale. Element `(r, c)` has scale
+/// `(r / height, c / width)` of `inv_scale` ([`scale_dims`](Granularity::scale_dims)):
 ///
 /// | | group | torchao, others |
 /// | --- | --- | --- |

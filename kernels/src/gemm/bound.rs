@@ -3,8 +3,8 @@
 use crate::{GemmConfig, GemmPath, Granularity};
 
 impl GemmPath {
-    /// Maximum error of this path before the result is rounded, as a fraction of `Σ |a·b|`, for a
-    /// contraction of length `k` and operands with these granularities.
+    /// Maximum error of this path before the result is rounded, as a fraction of `Σ |a·b|`. The
+    /// contraction has length `k` and the operands these granularities.
     ///
     /// - Emulated and GEMV: products are exact and sums f32. Every addition and the four operations
     ///   after them round by at most 2^-24 of the terms. If scales change every 128, the additions

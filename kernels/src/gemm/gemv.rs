@@ -1,7 +1,7 @@
 //! GEMV: the GEMM of a few rows, as in decoding. Bound by reading B; each code of B is loaded once.
 //!
 //! A cube makes [`COLS`] columns of the output for all rows. Its units share the contraction and
-//! take one chunk of codes per column at a time, so that the loads of all columns are in flight
+//! take one chunk of codes per column at a time. So the loads of all columns are in flight
 //! together. Codes become f32 in registers. Each unit adds products in contraction order, and the
 //! cube adds the units' sums. So an element's sum does not depend on the other rows or their
 //! number.

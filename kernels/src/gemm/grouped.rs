@@ -7,9 +7,9 @@
 //! ```
 //!
 //! `ends[g]` is the end of group `g`. A group starts at the end of group `g - 1`. Along the
-//! contraction it starts at the next multiple of [`GROUP_ALIGN`] after that end, so that no block
-//! of scales and no 16 bytes belong to two groups. Codes between an end and that multiple are zero,
-//! also after the last group.
+//! contraction it starts at the next multiple of [`GROUP_ALIGN`]. So no block of scales and no 16
+//! bytes belong to two groups. Codes between an end and that multiple are zero, also after the last
+//! group.
 //!
 //! 128x128 blocks of scales are counted over all rows of an operand, independent of groups. Tiles
 //! of A start at multiples of their height, so groups change nothing for A. If the rows of a
@@ -110,9 +110,9 @@ impl Groups {
     }
 }
 
-/// Products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M,
-/// N]` for [`Grouping::Contraction`]. Rows outside all groups are zero, and so is the product of an
-/// empty group.
+/// Products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`],
+/// `[G, M, N]` for [`Grouping::Contraction`]. Rows outside all groups are zero, and so is the
+/// product of an empty group.
 ///
 /// Sums and scales are the same as for [`scaled_gemm`](crate::scaled_gemm). Scales are looked up by
 /// the operand's row. A per-tensor scale is shared by all groups. A per-row scale is shared by all

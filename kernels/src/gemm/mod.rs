@@ -99,8 +99,8 @@ impl fmt::Display for GemmPath {
 /// Options of a GEMM, with torchao's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
-    /// Sums the whole contraction in the tensor core's accumulator (about 14 bits of mantissa on
-    /// Hopper), instead of adding its sums to f32 registers every 128.
+    /// Sums the whole contraction in the tensor core's accumulator, with about 14 bits of mantissa
+    /// on Hopper. Otherwise its sums are added to f32 registers every 128.
     ///
     /// No effect on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose sums are f32. No effect on
     /// [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no
@@ -206,8 +206,8 @@ impl Gemm<'_> {
 /// the dtype `out`.
 ///
 /// Products are exact and sums are f32. Per-tensor and per-row scales are applied to the sum. If
-/// either operand has block scales, the sum of each 128 of the contraction is multiplied by the
-/// scales and added to a second f32 sum (as in DeepGEMM):
+/// either operand has block scales, the sum of each 128 of the contraction is scaled and added to a
+/// second f32 sum (as in DeepGEMM):
 ///
 /// ```text
 /// out[i, j] = Σ_b (Σ_{k in block b} A[i, k] · B[j, k]) · (inv_scale_a[i, b] · inv_scale_b[j, b]) + bias[j]

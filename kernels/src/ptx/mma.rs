@@ -32,8 +32,8 @@ pub(crate) enum MmaKind {
 pub(crate) enum ScaleSource {
     /// All scales are one.
     Ones,
-    /// Byte `byte` of word `word`. With `g = l / 4` and `t = l mod 4`, lane `l` supplies the scale
-    /// of row `g + 8 (t mod 2)` of A if `t / 2 = lanes`, and of row `g` of B if `t = lanes`.
+    /// Byte `byte` of word `word`. With `g = l / 4` and `t = l mod 4`, lane `l` supplies a scale:
+    /// of row `g + 8 (t mod 2)` of A if `t / 2 = lanes`, or of row `g` of B if `t = lanes`.
     Word {
         /// Index in the lane's array.
         word: u32,
@@ -79,8 +79,8 @@ ptx! {
 }
 
 /// Loads four matrices of eight rows of 16 bytes into `fragments[place..place + 4]`. Lane `l`
-/// supplies the address of row `l mod 8` of matrix `l / 8`. It receives word `l mod 4` of row `l /
-/// 4` of each matrix.
+/// supplies the address of row `l mod 8` of matrix `l / 8`. It receives word `l mod 4` of row
+/// `l / 4` of each matrix.
 #[cube]
 pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32) {
     intrinsic!(|scope| {

@@ -1,9 +1,9 @@
 //! PTX instructions as `#[cube]` functions, for operations that CubeCL 0.10 does not have.
 //!
-//! CubeCL prints a comment that contains a newline as `/* content */`, unescaped. So `\n*/ code
-//! /*\n` is C++ in the kernel. Operands are named as in cubecl-cpp 0.10.0. A changed name does not
-//! compile, and the code-generation test compiles every kernel. Other compilers print comments too,
-//! so callers need a comptime check of the device.
+//! CubeCL prints a comment that contains a newline as `/* content */`, unescaped. So
+//! `\n*/ code /*\n` is C++ in the kernel. Operands are named as in cubecl-cpp 0.10.0. A changed
+//! name does not compile, and the code-generation test compiles every kernel. Other compilers print
+//! comments too, so callers need a comptime check of the device.
 
 // Parameters of an intrinsic are only used while a kernel is generated.
 #![allow(unused_variables)]

@@ -57,8 +57,8 @@ pub(crate) fn store_shared_quad(address: u32, words: &Array<u32>) {
 }
 
 /// Writes four 8 by 8 matrices of 16-bit elements to shared memory. Lane `l` supplies the address
-/// of row `l mod 8` of matrix `l / 8`. `words[i]` has columns `2 (l mod 4)` and the next of row `l
-/// / 4` of matrix `i`.
+/// of row `l mod 8` of matrix `l / 8`. `words[i]` has columns `2 (l mod 4)` and the next of row
+/// `l / 4` of matrix `i`.
 #[cube]
 pub(crate) fn stmatrix_x4(address: u32, words: &Array<u32>) {
     intrinsic!(|scope| {

@@ -135,8 +135,8 @@ pub(super) fn scales<R: Runtime>(
     (copies, scales)
 }
 
-/// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows, `[tiles_x,
-/// R]`.
+/// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows,
+/// `[tiles_x, R]`.
 #[cube(launch_unchecked)]
 fn line_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,

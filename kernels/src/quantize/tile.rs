@@ -85,8 +85,8 @@ impl Tile {
         (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
     }
 
-    /// Loads this unit's elements by [`load_sector`]: sector `s` of row `i` is `raw[8 · (4s +
-    /// i)..]`.
+    /// Loads this unit's elements by [`load_sector`]: sector `s` of row `i` is
+    /// `raw[8 · (4s + i)..]`.
     pub(super) fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, #[comptime] isa: Isa) -> Array<u32> {
         let mut raw = Array::<u32>::new(comptime!((self.sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
         let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
@@ -103,8 +103,8 @@ impl Tile {
         raw
     }
 
-    /// Casts sector `sector` of this unit. Returns its codes by rows, row `i` in words from `i ·
-    /// sector_quads` on, and stages its codes by columns in `stage`.
+    /// Casts sector `sector` of this unit. Returns its codes by rows, row `i` in words from
+    /// `i · sector_quads` on, and stages its codes by columns in `stage`.
     pub(super) fn cast_sector(
         &self,
         raw: &Array<u32>,

@@ -10,8 +10,8 @@ use crate::Grouping;
 /// [`Grouping::Contraction`].
 ///
 /// # Panics
-/// If the contraction lengths differ, codes or scales are too short, or the rows of B are not a
-/// multiple of the number of groups.
+/// If the contraction lengths differ, codes or scales are too short, or the rows of B do not divide
+/// among the groups.
 pub fn grouped_scaled_gemm_f64(a: &HostOperand<'_>, b: &HostOperand<'_>, ends: &[i32], grouping: Grouping) -> Vec<f64> {
     assert_eq!(a.k, b.k, "grouped_scaled_gemm: contraction lengths");
     let (left, right, k) = (a.values(), b.values(), a.k);

@@ -18,8 +18,8 @@ pub struct HostQuantized {
     pub amax: f32,
 }
 
-/// Codes of `x [rows, cols]` with their scales: for the operand `x`, contraction over columns, or
-/// with `transposed` for the operand `xᵀ [cols, rows]`, contraction over rows.
+/// Codes of `x [rows, cols]` with their scales. The operand is `x`, with contraction over columns.
+/// With `transposed` it is `xᵀ [cols, rows]`, with contraction over rows.
 ///
 /// The codes have the layout of `x` in both cases. An `x` without elements has scales of amax 0.
 ///
@@ -230,8 +230,8 @@ vectorized! {
     }
 
     /// Values of `codes [_, cols]` in f32. Parts of `size` rows and columns share a scale; the
-    /// scales are row-major: `out[r, c] = f32(decode(codes[r, c]) · inv_scales[r / size[0], c /
-    /// size[1]])`.
+    /// scales are row-major:
+    /// `out[r, c] = f32(decode(codes[r, c]) · inv_scales[r / size[0], c / size[1]])`.
     ///
     /// # Panics
     /// If `size` or `cols` is zero, the number of values differs from the number of codes, or

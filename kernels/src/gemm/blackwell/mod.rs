@@ -21,10 +21,10 @@
 //! - 1x32 ([`Granularity::Block1x32`]): `kind::mxf8f6f4`, which applies the scales.
 //! - Per tensor or per row: `kind::f8f6f4`. The epilogue scales the sums.
 //! - Per 128 of the contraction, all powers of two: an extra launch converts them to 1x32 E8M0
-//!   scales, so that pairs of blocks multiply them like MX.
+//!   scales. Pairs of blocks then multiply them like MX.
 //! - Per 128 of the contraction otherwise: each step has separate sums. Warps 2 to 5 scale them and
-//!   add them to f32 registers as soon as they are ready, while the next steps are multiplied.
-//!   Single blocks do this in 512 cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
+//!   add them to f32 registers while the next steps are multiplied. Single blocks do this in 512
+//!   cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
 
 mod e8m0;
 mod epilogue;

@@ -3,7 +3,7 @@
 //!
 //! Both formats decode exactly to f16. If an operand has E8M0 scales, both operands are decoded to
 //! bf16, codes times scales. A value of at most four significant bits times a power of two is exact
-//! in bf16 down to 2^-126, and below that in steps of 2^-133. Products are exact in f32. The
+//! in bf16 down to 2^-126. Smaller ones have steps of 2^-133. Products are exact in f32. The
 //! rounding of sums depends on the device. NVIDIA's units keep f32 accumulators whose additions
 //! truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*). For others little is
 //! published. None has the short accumulator of FP8, so `use_fast_accum` changes nothing.

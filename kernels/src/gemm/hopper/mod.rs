@@ -105,9 +105,9 @@ impl Config {
         sum_registers(self.tile, self.promotion) > 112
     }
 
-    /// Registers of a producer thread and of a consumer thread if they are moved. 128 times the
-    /// first plus 256 times the second is 384 times 168. Threads that fetch block scales hold up to
-    /// 16 of them.
+    /// Registers of a producer and of a consumer thread, if they are moved. 128 times the first
+    /// plus 256 times the second is 384 times 168. Threads that fetch block scales hold up to 16 of
+    /// them.
     const fn registers(&self) -> [u32; 2] {
         if self.promotion.is_scaled() { [56, 224] } else { [40, 232] }
     }

@@ -5,8 +5,8 @@
 //! the operand's end are filled with zeros. Each warp multiplies its part of the tile from
 //! fragments that `ldmatrix` loads.
 //!
-//! For FP8 the accumulators of the tensor cores keep fewer bits than f32: about 14 on Hopper
-//! (DeepSeek-V3's technical report), 13 of mantissa on Ada (Zhang et al., *SageAttention2*). For
+//! For FP8 the accumulators of the tensor cores keep fewer bits than f32. On Hopper these are about
+//! 14 (DeepSeek-V3's technical report), on Ada 13 of mantissa (Zhang et al., *SageAttention2*). For
 //! sm_120 nothing is published. So two steps, 128 of the contraction, are summed there and then
 //! added to f32 registers. With `use_fast_accum` this happens only if scales change.
 //!
@@ -19,10 +19,10 @@
 //! total ← total + (sum · 2^(byte_a - 127)) · 2^(byte_b - 127)
 //! ```
 //!
-//! These are two operations per 32 products, half of the time of the products at 1024 a cycle. `sum
-//! · 2^(byte_a - 127)` is exact while it is normal. It is infinite if the scale of A alone takes
-//! the unscaled sum beyond f32. That cannot happen for e4m3 with scales up to 2^105 and for e5m2
-//! with scales up to 2^91. No infinity is multiplied by zero, as no scale is infinite or zero.
+//! These are two operations per 32 products, half of the time of the products at 1024 a cycle.
+//! `sum · 2^(byte_a - 127)` is exact while it is normal. It is infinite if the scale of A alone
+//! takes the unscaled sum beyond f32. That cannot happen for e4m3 with scales up to 2^105 and for
+//! e5m2 with scales up to 2^91. No infinity is multiplied by zero, as no scale is infinite or zero.
 //!
 //! | tile | threads | products of a warp | |
 //! | --- | --- | --- | --- |

@@ -41,8 +41,8 @@ impl Config {
     pub(super) const fn word_count(self, side: usize) -> u32 {
         match self.kind {
             MmaKind::Plain => self.line_count(side),
-            // A lane's word has the scales of one row; a warp's words cover 32 rows: two products
-            // with 16 rows of A, or four with 8 rows of B.
+            // A lane's word has the scales of one row, so a warp's words cover 32 rows. These are
+            // two products with 16 rows of A, or four with 8 rows of B.
             MmaKind::BlockScaled => self.tile.products()[side].div_ceil([2, 4][side]),
         }
     }

@@ -7,25 +7,25 @@
 //! total    = ceil(items / blocks that run at once) · item + (splits > 1) · combine
 //! ```
 //!
-//! If a tile's epilogue overlaps the next tile's products, an item takes `max(steps · step,
-//! epilogue)`, and the last epilogue is added to the total. The costs of an epilogue and a launch
-//! are assumptions: stores by TMA, and of 16 bytes a thread at the end of a group. Outputs whose
-//! row stride is not a multiple of 16 bytes are stored by elements. That takes several times as
-//! long for any tile and is not counted.
+//! If a tile's epilogue overlaps the next tile's products, an item takes
+//! `max(steps · step, epilogue)`, and the last epilogue is added to the total. The costs of an
+//! epilogue and a launch are assumptions: stores by TMA, and of 16 bytes a thread at the end of a
+//! group. Outputs whose row stride is not a multiple of 16 bytes are stored by elements. That takes
+//! several times as long for any tile and is not counted.
 //!
 //! **Groups.** Their sizes are on the device. The host knows only their number G and the total of
 //! `M` rows. Tiles are aligned over all rows together, so a group of `r` rows starts and ends
-//! inside tiles, and a tile of two groups is computed twice. A cluster's tile, of height `h = rows
-//! · blocks`, belongs to one group, so that its blocks share B. The estimate counts
+//! inside tiles. A tile of two groups is computed twice. A cluster's tile, of height
+//! `h = rows · blocks`, belongs to one group, so that its blocks share B. The estimate counts
 //!
 //! ```text
 //! rows of A:        ceil(M / h) + G     tiles of height h along M: a whole one more for each group's end
 //! contraction:      ceil(M / h) · G     a matrix of M rows for each group, steps / G
 //! ```
 //!
-//! The first is the maximum. On average a group of `r` rows that starts anywhere has rows in `1 +
-//! (r - 1) / h` tiles. In tiles of one block, that is about `r / rows + 1` for single blocks and `r
-//! / rows + 2` for clusters of two. A cluster must save more than this extra tile costs.
+//! The first is the maximum. On average a group of `r` rows that starts anywhere has rows in
+//! `1 + (r - 1) / h` tiles. In tiles of one block, that is about `r / rows + 1` for single blocks
+//! and `r / rows + 2` for clusters of two. A cluster must save more than this extra tile costs.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,6 +1,6 @@
 //! Stores of output tiles.
 //!
-//! Chunks of some rows by 128 bytes go through shared memory, in the 128-byte swizzle of TMA:
+//! Chunks of some rows by 128 bytes go through shared memory, in the 128-byte swizzle of TMA.
 //! 16-byte piece `c` of row `r` is at `128 r + 16 (c xor r mod 8)`.
 
 use cubecl::prelude::*;

@@ -74,8 +74,7 @@ const fn element(format: Format) -> u32 {
 /// | 24–28 | M / 16 | |
 /// | 30–31 | shift of `.ws` | 0 |
 ///
-/// M is 64 with N a multiple of 8, 128 with N a multiple of 16, or 256, for a pair of blocks, with
-/// N a multiple of 32. N is at most 256.
+/// M is 64, 128, or 256 for a pair of blocks. N is a multiple of M / 8 and at most 256.
 pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) -> u32 {
     let n_step = rows / 8;
     assert!(matches!(rows, 64 | 128 | 256) && cols.is_multiple_of(n_step), "no such M");
@@ -97,7 +96,7 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
 /// | 29–30 | byte of A's scales | `block` |
 /// | 31 | K | 0: 32 |
 ///
-/// M is 128 with N a multiple of 16, or 256, for a pair of blocks, with N a multiple of 32.
+/// M is 128, or 256 for a pair of blocks. N is a multiple of M / 8.
 pub(crate) const fn mxfp8_instruction(rows: u32, cols: u32, formats: [Format; 2], block: u32) -> u32 {
     assert!(matches!(rows, 128 | 256), "no such M");
     assert!(cols >= 16 && cols <= 256 && cols.is_multiple_of(rows / 8), "no such N");
