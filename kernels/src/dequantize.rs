@@ -111,8 +111,8 @@ fn dequantize_f32<N: Size>(
 }
 
 /// Dequantizes a [`Block1x32`](Granularity::Block1x32) operand to bf16 `[rows, 4 · row_words(k)]`
-/// on the device. Rows are padded with zeros to 32 bytes of codes. Two values share a `u32` word,
-/// the first in the low half, so that devices without 16-bit types can run it.
+/// on the device. Rows are padded with zeros to 32 bytes. Two values share a `u32` word, the first
+/// in the low half, so that devices without 16-bit types can run it.
 ///
 /// Gives the same bits on every device as
 /// [`reference::dequantize_mx`](crate::reference::dequantize_mx). Every NaN is `0x7fff`.

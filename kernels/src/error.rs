@@ -132,7 +132,7 @@ pub enum KernelError {
         /// Strides in elements.
         strides: [usize; 2],
     },
-    /// The shapes of a matrix and an operand differ.
+    /// The shapes of two matrices, or of a matrix and an operand, do not match.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
     ShapeMismatch {
         /// Rows and columns of the matrix.

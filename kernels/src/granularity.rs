@@ -42,8 +42,8 @@ pub enum Granularity {
     /// 128 rows by 128 of the contraction, fewer at the edges.
     #[serde(rename = "128x128")]
     Block128x128,
-    /// 32 adjacent elements of a row, fewer at its end, with an E8M0 scale. Requires
-    /// [`ScaleMode::E8m0`](crate::ScaleMode::E8m0).
+    /// 32 adjacent elements of a row, fewer at its end, with an E8M0 scale. Requires an E8M0
+    /// [`ScaleMode`](crate::ScaleMode).
     #[serde(rename = "1x32")]
     Block1x32,
 }

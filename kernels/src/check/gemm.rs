@@ -64,7 +64,7 @@ impl Matrix {
                 *code = if spans.iter().any(|span| span.contains(&col)) { *code } else { 0 };
             }
         }
-        // With few rows, NaN and infinity would cover every row.
+        // With few rows, NaN and infinity would leave few finite results.
         if rows > 8 {
             codes[rows / 2 * k + special] = 0x7f;
             if format == Format::E5m2 {

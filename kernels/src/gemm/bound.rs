@@ -12,8 +12,9 @@ impl GemmPath {
     /// - FP8 tensor cores of sm_89 and sm_90 align the products of an instruction and the
     ///   accumulator to the largest of them. They drop bits 13 or 14 below it and truncate the sum
     ///   to the same width (DeepSeek-V3, arXiv:2412.19437, 3.5.2; MMA-Sim, arXiv:2511.10909). The
-    ///   largest term loses nothing. Until the sum is added to f32 registers, there are n = min(k,
-    ///   128) products in i ≤ ⌈n / 16⌉ instructions. In any direction of rounding and for any data,
+    ///   largest term loses nothing. Until the sum is added to f32 registers, there are
+    ///   `n = min(k, 128)` products in `i ≤ ⌈n / 16⌉` instructions. For any direction of rounding
+    ///   and any data,
     ///
     ///   ```text
     ///           products, accumulators, except the largest; sums

@@ -54,7 +54,7 @@ pub enum GemmPath {
     Gemv,
     /// Decodes in the tile, f32 multiply-add. Runs on any device.
     Emulated,
-    /// No kernel: codes are decoded and multiplied on the host, in f32 on CPUs. A CubeCL device
+    /// No kernel: codes are decoded on the host. CPUs multiply them there in f32. A CubeCL device
     /// uses it only if all of its kernels are disabled ([`disable_path`](crate::disable_path)).
     Host,
 }
@@ -263,7 +263,7 @@ pub struct GemmArgs<'a> {
     pub a: &'a Operand,
     /// B.
     pub b: &'a Operand,
-    /// Bias, added to each row of the output. Not used with groups.
+    /// Bias, added to each row of the output. `None` with groups.
     pub bias: Option<&'a VectorView>,
     /// The groups of a grouped GEMM.
     pub groups: Option<&'a Groups>,

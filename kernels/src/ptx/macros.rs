@@ -14,7 +14,6 @@
 /// In braces, `out` is the result, a run-time parameter its register, and a comptime parameter its
 /// value. Run-time parameters are u32, u64 or f32. The statement is volatile and clobbers memory
 /// ([`asm`](super::asm)) unless it is `pure` ([`pure_asm`](super::pure_asm)).
-/// ([`pure_asm`](super::pure_asm)).
 macro_rules! ptx {
     ($(
         $(#[doc = $doc:literal])*

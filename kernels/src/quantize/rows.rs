@@ -124,8 +124,8 @@ impl RowSplit {
     /// so that few units wait for each other and four cubes fit on an SM. If that exceeds a cube,
     /// each unit keeps more, up to [`MOST_HELD`].
     ///
-    /// On a CPU it uses the fewest units with at most [`MOST_HELD`] sectors each, because the
-    /// maximum of fewer units is faster.
+    /// On a CPU it uses the fewest units with at most [`MOST_HELD`] sectors each, because a maximum
+    /// over fewer units is faster.
     fn new(sectors: usize, cpu: bool) -> Self {
         let sectors = sectors as u32;
         let each = if cpu { MOST_HELD } else { 4 };

@@ -30,7 +30,6 @@ const _: () = assert!(tile_cols(LAYOUT, 1) == TILE_ROWS && TILE_ROWS == BLOCK as
 ///
 /// Equals [`reference::transpose`](crate::reference::transpose) bit for bit. The host does not wait
 /// for the device.
-/// Bit for bit [`reference::transpose`](crate::reference::transpose); nothing waits for the device.
 ///
 /// # Errors
 /// [`KernelError::UnfitGranularity`] for per-row scales or 1×128 blocks. Otherwise as

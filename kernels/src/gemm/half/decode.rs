@@ -75,9 +75,9 @@ fn f16_pair<E: Float>(codes: u32, #[comptime] format: Format) -> u32 {
 
 /// Two codes, each in the low byte of a half word, as bf16.
 ///
-/// Exponent and mantissa, placed under bf16's eight exponent bits, give the value times 2^(bias -
-/// 127), including subnormals. Only NaN and infinity need separate treatment; their mantissas
-/// already are correct.
+/// Exponent and mantissa, placed under bf16's eight exponent bits, give the value times
+/// `2^(bias - 127)`, including subnormals. Only NaN and infinity need separate treatment; their
+/// mantissas are already correct.
 #[cube]
 fn bf16_pair<E: Float>(codes: u32, #[comptime] format: Format) -> u32 {
     let magnitude = codes & 0x007f_007fu32;

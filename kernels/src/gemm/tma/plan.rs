@@ -133,7 +133,7 @@ pub struct FixedPlan {
 static FIXED: Mutex<Option<FixedPlan>> = Mutex::new(None);
 
 /// Overrides the estimated plan of TMA GEMMs on all devices of the process, if their kernel has
-/// this tile. Used to measure the estimate. `None` restores the estimate.
+/// this tile. Used to benchmark the estimate. `None` restores it.
 pub fn fix_gemm_plan(plan: Option<FixedPlan>) {
     *FIXED.lock().unwrap_or_else(PoisonError::into_inner) = plan;
 }
