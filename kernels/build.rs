@@ -1,4 +1,4 @@
-//! Hashes the crate's sources: `FLOAT8_KERNELS_SOURCE`, part of every kernel's key.
+//! Hashes the crate's sources into `FLOAT8_KERNELS_SOURCE`, part of every kernel's key.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src");
     let mut paths = vec![];
     files(Path::new("src"), &mut paths);
-    // FNV-1a, of 64 bits: the same on every machine and with every compiler.
+    // 64-bit FNV-1a: the same on every machine and with every compiler.
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in paths.iter().flat_map(|path| fs::read(path).expect("a file")) {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);

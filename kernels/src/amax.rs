@@ -1,8 +1,8 @@
-//! `amax = max |x|` over a tensor, exact, NaN in, NaN out.
+//! `amax = max |x|` over a tensor. Exact; a NaN in x gives NaN.
 //!
-//! No atomics: a launch leaves partial maxima, one per cube. Every cube of the kernel that needs the amax folds all of them.
-//! Nothing is uploaded and the host never waits. The maximum is taken over the bits of |x|, which order like the values, with
-//! NaN on top.
+//! No atomics: a launch leaves one partial maximum per cube. Every cube of the kernel that needs
+//! the amax folds all of them. Nothing is uploaded and the host never waits. The maximum is taken
+//! over the bits of |x|, which order like the values, with NaN above all.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -17,21 +17,23 @@ use crate::view::Checked;
 use crate::words::words;
 use crate::{KernelError, MatrixView};
 
-/// Vectors of 16 bytes that a unit has in flight.
+/// 16-byte vectors that a unit has in flight.
 const IN_FLIGHT: u32 = 4;
 
-/// Cubes on an SM: with 256 units each they have 128 KiB in flight, four times what the memory of an H200 needs
-/// to stay busy (4.8 TB/s for 0.8 µs over 132 SMs, 29 KB).
+/// Cubes per SM. With 256 units each they have 128 KiB in flight. An H200 needs 29 KB per SM to
+/// keep its memory busy (4.8 TB/s for 0.8 µs over 132 SMs).
 const CUBES_PER_SM: u32 = 8;
 
-/// Cubes on a CPU, a few for each core, and the fewest rounds of a cube: starting one takes as long as dozens of loads.
+/// Cubes on a CPU, a few per core, and the minimum rounds of a cube. Starting a cube takes as long
+/// as dozens of loads.
 const CPU_CUBES: u32 = 64;
 const CPU_ROUNDS: u32 = 8;
 
-/// Partial maxima that a unit loads at a time when they are folded. [`find_maxima`] leaves at most `UNITS · FOLDED`: one round.
+/// Partial maxima that a unit loads at a time when folding. [`find_maxima`] leaves at most
+/// `UNITS · FOLDED`: one round.
 const FOLDED: u32 = 4;
 
-/// SMs, if the device does not report them.
+/// Number of SMs if the device does not report it.
 const SMS: u32 = 128;
 
 /// `max |x|` as f32 `[1]` on the device; NaN if `x` holds one.
@@ -47,36 +49,36 @@ pub fn amax<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView) -> Result<Han
     Ok(find_maxima(client, &x).fold(client))
 }
 
-/// Raw magnitudes on the device, of which the largest is an amax.
+/// Raw magnitudes on the device. The largest is the amax.
 pub(crate) struct Maxima {
     handle: Handle,
-    /// Where they begin in `handle`.
+    /// Index of the first one in `handle`.
     base: usize,
     count: usize,
     source: Source,
-    /// Whether there is but one, so that no cube has to fold them.
+    /// Whether there is only one, so that no cube has to fold.
     is_amax: bool,
 }
 
 impl Maxima {
-    /// The first `count` words of `handle`, magnitudes of `source`.
+    /// The first `count` words of `handle`, as magnitudes of `source`.
     pub(crate) fn partial(handle: Handle, count: usize, source: Source) -> Self {
         Self { handle, base: 0, count, source, is_amax: false }
     }
 
-    /// An amax that is known, the first element of a checked f32 vector.
+    /// A known amax: the first element of a checked f32 vector.
     pub(crate) fn of_amax(amax: &Checked) -> Self {
         let (handle, base) = amax.memory();
         Self { handle, base, count: 1, source: Source::F32, is_amax: true }
     }
 
-    /// The amax as the only maximum, and its handle: a launch finds it.
+    /// Folds into one maximum with a launch. Returns it with its handle.
     pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
         let amax = self.fold(client);
         (Self { handle: amax.clone(), base: 0, count: 1, source: Source::F32, is_amax: true }, amax)
     }
 
-    /// Launches what finds the largest, f32 `[1]`.
+    /// Launches the fold to the largest, f32 `[1]`.
     pub(crate) fn fold<R: Runtime>(&self, client: &ComputeClient<R>) -> Handle {
         let amax = words(client, 1);
         let isa = Isa::of(client);
@@ -95,9 +97,9 @@ impl Maxima {
         amax
     }
 
-    /// The kernel's argument.
+    /// Kernel argument.
     pub(crate) fn arg<R: Runtime>(&self) -> MaximaArrayLaunch<R> {
-        // SAFETY: whoever made this has allocated as many.
+        // SAFETY: constructors receive a handle with at least this many words.
         let values = unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.base + self.count) };
         MaximaArrayLaunch::new(values, self.base as u32, self.count as u32, self.source, self.is_amax)
     }
@@ -117,7 +119,7 @@ pub(crate) struct MaximaArray {
 
 #[cube]
 impl MaximaArray {
-    /// f32 bits of the largest, in every unit of the cube, with one NaN for all.
+    /// f32 bits of the largest, in every unit of the cube. Every NaN becomes the canonical one.
     pub(crate) fn amax(&self, #[comptime] isa: Isa) -> u32 {
         if comptime!(self.is_amax) {
             amax_bits(magnitude(self.values[self.base as usize], comptime!(self.source)), comptime!(self.source))
@@ -137,7 +139,7 @@ impl MaximaArray {
     }
 }
 
-/// Launches what finds the largest magnitudes of parts of `x`, one for each cube.
+/// Launches the kernel that leaves one partial maximum of `x` per cube.
 pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Maxima {
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
     let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
@@ -153,7 +155,8 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     let rounds = vectors.div_ceil(count * (UNITS * IN_FLIGHT) as usize);
     let handle = client.empty(count * 4);
     let isa = Isa::of(client);
-    // SAFETY: `x` is checked, `load_vector` reads only inside it, and cube `i` of `count` writes word `i` of `count`.
+    // SAFETY: `x` is checked and `load_vector` reads only inside it. Cube `i` of `count` writes
+    // word `i`.
     unsafe {
         partial_maxima::launch_unchecked::<R>(
             client,
@@ -175,8 +178,8 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
     Maxima::partial(handle, count, x.source)
 }
 
-/// Cubes go through the vectors of `x` in step, row by row. On a CPU each plane goes through a part of its own, so that it reads
-/// memory in order.
+/// Cubes step together through the vectors of `x`, row by row. On a CPU each plane reads a
+/// contiguous part, in memory order.
 #[cube(launch_unchecked)]
 fn partial_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -213,7 +216,7 @@ fn partial_maxima<N: Size>(
     }
 }
 
-/// The next vectors of this unit, `step` apart.
+/// Loads the next vectors of this unit, `step` apart.
 #[cube]
 fn load_round<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -248,7 +251,7 @@ pub(crate) fn largest_magnitude(
     largest
 }
 
-/// f32 bits of a raw magnitude, with one NaN for all.
+/// f32 bits of a raw magnitude. Every NaN becomes the canonical one.
 #[cube]
 pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
     let bits = widen(raw, source);

@@ -1,10 +1,10 @@
-//! Which CUDA architecture a client's device is, read off the features that CubeCL reports.
+//! Detects a client's CUDA architecture from the features that CubeCL reports.
 
 use cubecl::features::{Tma, TypeUsage};
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 use cubecl::prelude::*;
 
-/// CUDA architectures with kernels of their own, each standing for the later ones up to the next.
+/// CUDA architectures with separate kernels. Each includes the later ones up to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CudaArch {
     /// Ampere: f16 tensor cores and asynchronous copies.
@@ -13,13 +13,13 @@ pub enum CudaArch {
     Sm89,
     /// Hopper: FP8 tensor cores through `wgmma`, and TMA.
     Sm90,
-    /// Blackwell of data centres: `tcgen05`.
+    /// Data-center Blackwell: `tcgen05`.
     Sm100,
-    /// Blackwell of workstations: FP8 tensor cores through `mma.sync`, block-scaled too.
+    /// Workstation Blackwell: FP8 tensor cores through `mma.sync`, also block-scaled.
     Sm120,
 }
 
-/// The architecture of this client's device; `None` if it is no CUDA device, or one older than Ampere.
+/// Architecture of this client's device. `None` if it is not a CUDA device or is older than Ampere.
 pub fn cuda_arch<R: Runtime>(client: &ComputeClient<R>) -> Option<CudaArch> {
     if R::name(client) != "cuda" {
         return None;

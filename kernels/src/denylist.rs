@@ -1,4 +1,4 @@
-//! Per-device denylist of failed kernels: paths of GEMMs, instructions of casts, and fused operations.
+//! Per-device denylist of failed kernels: GEMM paths, cast instructions and fused operations.
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -8,23 +8,24 @@ use std::sync::{PoisonError, RwLock};
 
 use cubecl::prelude::*;
 
-/// The disabled kernels of each device.
+/// Disabled kernels of each device.
 static DISABLED: RwLock<BTreeMap<usize, Disabled>> = RwLock::new(BTreeMap::new());
 
-/// Whether it has an entry. The lock is not taken while it has none.
+/// Whether [`DISABLED`] has an entry. While it has none, its lock is not taken.
 static IS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// A number that all clients of one device have, and no others: the address of its server's properties.
+/// Key of a device: the address of its server's properties. Equal for all clients of one device and
+/// different for others.
 pub fn device_key<R: Runtime>(client: &ComputeClient<R>) -> usize {
     core::ptr::from_ref(client.properties()).addr()
 }
 
-/// The kernels that are disabled on one device, as hashes.
+/// Kernels that are disabled on one device, as hashes.
 #[derive(Clone, Debug, Default)]
 pub struct Disabled(Vec<u64>);
 
 impl Disabled {
-    /// The kernels that are disabled now on the device with this [`device_key`].
+    /// Kernels that are now disabled on the device with this [`device_key`].
     pub fn on(device: usize) -> Self {
         if !IS_ANY.load(Ordering::Acquire) {
             return Self::default();
@@ -32,12 +33,12 @@ impl Disabled {
         DISABLED.read().unwrap_or_else(PoisonError::into_inner).get(&device).cloned().unwrap_or_default()
     }
 
-    /// Disables one more.
+    /// Disables a kernel.
     pub(crate) fn add(&mut self, what: impl Hash + 'static) {
         self.0.push(hash(what));
     }
 
-    /// Whether this is disabled.
+    /// Whether a kernel is disabled.
     pub(crate) fn contains(&self, what: impl Hash + 'static) -> bool {
         !self.0.is_empty() && self.0.contains(&hash(what))
     }
@@ -47,13 +48,13 @@ fn hash<T: Hash + 'static>(what: T) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one((TypeId::of::<T>(), what))
 }
 
-/// Disables this on the device.
+/// Disables a kernel on a device.
 pub(crate) fn disable<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) {
     DISABLED.write().unwrap_or_else(PoisonError::into_inner).entry(device_key(client)).or_default().add(what);
     IS_ANY.store(true, Ordering::Release);
 }
 
-/// Whether this is disabled on the device.
+/// Whether a kernel is disabled on a device.
 pub(crate) fn is_disabled<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) -> bool {
     Disabled::on(device_key(client)).contains(what)
 }

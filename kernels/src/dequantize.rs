@@ -1,7 +1,9 @@
-//! Codes to the values that they stand for: of any operand to f32, and times E8M0 scales to bf16, `value(code) · 2^(byte - 127)`.
+//! Dequantizes operands: any operand to f32, and operands with E8M0 scales to bf16,
+//! `value(code) · 2^(byte - 127)`.
 //!
-//! A value has at most four significant bits, so the product is a bf16: exactly, where its last bit is at least 2^-133, as it is
-//! from 2^-126 on and for most products below. Smaller ones are rounded to nearest even, those of 2^128 or more become infinite.
+//! A value has at most four significant bits. So the product is exact in bf16 if its last bit is at
+//! least 2^-133: always from 2^-126 up, and mostly below. Other small products are rounded to
+//! nearest even. Products of 2^128 or more become infinite.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -16,18 +18,19 @@ use crate::scale::scale_index;
 use crate::version::Version;
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
-/// bf16's infinity, and the NaN that the kernel writes.
+/// bf16 infinity, and the NaN that the kernel writes.
 const BF16_INF: u32 = 0x7f80;
 const BF16_NAN: u32 = 0x7fff;
 
-/// Codes that a unit converts at a time, and how often.
+/// Codes that a unit converts at a time, and how often it does so.
 const PIECE: usize = 8;
 const PIECES: u32 = 4;
 
-/// f32 `[rows, k]`, without padding: `value(code) · inv_scale`, rounded once, of an operand of any granularity.
+/// Dequantizes an operand of any granularity to f32 `[rows, k]` without padding. Each
+/// `value(code) · inv_scale` is rounded once.
 ///
-/// Bit for bit [`reference::dequantize_into`](crate::reference::dequantize_into), but for values below f32's normal ones, which devices may
-/// flush, and for which NaN it is.
+/// Equals [`reference::dequantize_into`](crate::reference::dequantize_into) bit for bit, with two
+/// exceptions: devices may flush f32 subnormals, and the bits of a NaN may differ.
 ///
 /// # Errors
 /// As [`scaled_gemm`](crate::scaled_gemm) for the operand.
@@ -38,7 +41,8 @@ pub fn dequantize_to_f32<R: Runtime>(client: &ComputeClient<R>, operand: &Operan
     let out = client.empty(rows * k * 4);
     let words = rows * row_words(k);
     let width = if k.is_multiple_of(4) { 4 } else { 1 };
-    // SAFETY: the operand is checked; words are guarded by their number, and stores by the length of a row.
+    // SAFETY: the operand is checked. Words are guarded by their count, and stores by the row
+    // length.
     unsafe {
         dequantize_f32::launch_unchecked::<R>(
             client,
@@ -59,7 +63,7 @@ pub fn dequantize_to_f32<R: Runtime>(client: &ComputeClient<R>, operand: &Operan
     Ok(out)
 }
 
-/// A unit takes a word: what a warp reads and what it writes lie side by side.
+/// Each unit takes one word, so a warp's reads and writes are contiguous.
 #[cube(launch_unchecked)]
 fn dequantize_f32<N: Size>(
     codes: &Array<u32>,
@@ -106,18 +110,20 @@ fn dequantize_f32<N: Size>(
     }
 }
 
-/// bf16 `[rows, 4 · row_words(k)]` of a [`Block1x32`](Granularity::Block1x32) operand on the device: codes times scales,
-/// rows padded with zeros to 32 bytes. Two to a `u32` word, the first in the low half, for devices without 16-bit types.
+/// Dequantizes a [`Block1x32`](Granularity::Block1x32) operand to bf16 `[rows, 4 · row_words(k)]`
+/// on the device. Rows are padded with zeros to 32 bytes. Two values share a `u32` word, the first
+/// in the low half, so that devices without 16-bit types can run it.
 ///
-/// Dequantizes to the same bits on every device as [`reference::dequantize_mx`](crate::reference::dequantize_mx); every NaN is `0x7fff`.
+/// Gives the same bits on every device as
+/// [`reference::dequantize_mx`](crate::reference::dequantize_mx). Every NaN is `0x7fff`.
 ///
 /// # Errors
-/// [`KernelError::UnfitGranularity`] for other granularities. For the operand as
-/// [`scaled_gemm`](crate::scaled_gemm).
+/// [`KernelError::UnfitGranularity`] for other granularities. Otherwise as
+/// [`scaled_gemm`](crate::scaled_gemm) for the operand.
 pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Handle, KernelError> {
     operand.check()?;
     let granularity = operand.granularity;
-    // Only E8M0 scales leave a product of code and scale that is a bf16.
+    // Only with E8M0 scales is the product of code and scale a bf16.
     let reason = "operands cannot be written as bf16 exactly: only 1x32";
     if granularity.is_mx() {
         Ok(to_bf16(client, operand))
@@ -126,12 +132,12 @@ pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -
     }
 }
 
-/// [`dequantize_mx`] of a checked operand.
+/// Runs [`dequantize_mx`] on a checked operand.
 pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);
     let isa = Isa::of(client);
-    // SAFETY: by the caller codes and scales are as many as the shape says, and a unit stays below the number of pieces.
+    // SAFETY: the caller has checked the lengths of codes and scales. A unit stays below `pieces`.
     unsafe {
         dequantize::launch_unchecked::<R>(
             client,
@@ -168,7 +174,7 @@ fn dequantize(
     let mut bytes = Array::<u32>::new(comptime!(PIECES as usize));
     #[unroll]
     for i in 0..PIECES {
-        // Spare units convert the last piece, and keep it.
+        // Units past the end load the last piece and do not store it.
         let piece = min(first + comptime!(i * UNITS), pieces - 1);
         held[i as usize] = codes[piece as usize];
         let block = piece % row_pieces / comptime!((MX_BLOCK / PIECE) as u32);
@@ -195,16 +201,16 @@ fn dequantize(
     }
 }
 
-/// bf16 of a code times `2^(byte - 127)`, in integers: devices may flush subnormal products.
+/// bf16 of a code times `2^(byte - 127)`, in integers because devices may flush subnormal products.
 #[cube]
 fn scaled_bf16(code: u32, byte: u32, #[comptime] format: Format) -> u32 {
     let sign = (code & 0x80u32) << 8u32;
-    // Zero or normal; not finite from infinity on.
+    // Zero or normal; infinity or NaN from f32's infinity on.
     let value = u32::reinterpret(decode(code & 0x7fu32, format));
-    // Of f32 and of the scale, so biased twice.
+    // Sum of the f32's and the scale's exponents, so biased twice.
     let exponent = (value >> 23u32) + byte;
     let normal = min((value + (byte << 23u32) - comptime!(127u32 << 23)) >> 16u32, BF16_INF);
-    // Below the smallest normal the significand, with its leading one, shifts right.
+    // Below the smallest normal, the significand with its leading one shifts right.
     let shift = clamp(128u32 - min(exponent, 128u32), 1u32, 24u32);
     let significand = ((value >> 16u32) & 0x7fu32) | 0x80u32;
     let odd = (significand >> shift) & 1u32;

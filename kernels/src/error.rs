@@ -1,16 +1,17 @@
-//! What can be wrong with a call, each case with the values that were wrong.
+//! Errors of kernel calls, each with the offending values.
 
 use cubecl::ir::StorageType;
 
 use crate::{Format, Granularity, ScaleMode};
 
-/// Why a kernel was not launched.
+/// Reason why a kernel was not launched.
 ///
-/// Every check runs on the host before anything is allocated or launched, so an error leaves no trace on the device.
+/// Every check runs on the host before anything is allocated or launched. So an error leaves no
+/// trace on the device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A dimension is zero: there is no amax, no scale and nothing to multiply.
+    /// A dimension is zero, so there is no amax, no scale and no product.
     #[error("an empty matrix of shape [{rows}, {cols}] has no amax and no scale")]
     EmptyMatrix {
         /// Rows of the matrix.
@@ -18,7 +19,7 @@ pub enum KernelError {
         /// Columns of the matrix (the contraction length of an operand).
         cols: usize,
     },
-    /// The operands of a GEMM do not contract over the same length.
+    /// The operands of a GEMM have different contraction lengths.
     #[error("the operands contract over different lengths: k = {a} and k = {b}")]
     ContractionMismatch {
         /// Contraction length of the left operand.
@@ -26,7 +27,7 @@ pub enum KernelError {
         /// Contraction length of the right operand.
         b: usize,
     },
-    /// The bias is not one value per output column.
+    /// The bias does not have one value per output column.
     #[error("the bias has {bias} elements, the output has {n} columns")]
     BiasMismatch {
         /// Elements of the bias.
@@ -34,10 +35,10 @@ pub enum KernelError {
         /// Columns of the output.
         n: usize,
     },
-    /// The kernels take f32, f16 and bf16, and write 16-bit floats only where the device has them.
+    /// The dtype is not f32, f16 or bf16, or it is a 16-bit float that the device does not support.
     #[error("dtype {dtype} cannot be used here: the kernels take f32, f16 and bf16 where the device has them")]
     UnsupportedDtype {
-        /// The dtype that was asked for.
+        /// Requested dtype.
         dtype: StorageType,
     },
     /// The memory behind a view ends before the view does.
@@ -56,7 +57,7 @@ pub enum KernelError {
         /// Bytes of one element.
         size: usize,
     },
-    /// The kernels index with 32 bits.
+    /// The matrix needs indices above the limit of 32-bit kernels.
     #[error("a matrix of shape [{rows}, {cols}] (strides {strides:?}) needs indices above {limit}")]
     TooLarge {
         /// Rows of the matrix.
@@ -65,10 +66,10 @@ pub enum KernelError {
         cols: usize,
         /// Strides in elements.
         strides: [usize; 2],
-        /// The largest index that the kernels reach.
+        /// Largest index that the kernels reach.
         limit: u64,
     },
-    /// An operand was not made by the quantize kernels for the format that it claims.
+    /// The codes' handle is too short for the operand's format and shape.
     #[error("the {format} operand [{rows}, {k}] needs {needed} bytes of codes, its handle has {available}")]
     BadOperand {
         /// Claimed format.
@@ -77,12 +78,12 @@ pub enum KernelError {
         rows: usize,
         /// Claimed contraction length.
         k: usize,
-        /// Bytes that such codes take.
+        /// Bytes that the claimed codes need.
         needed: u64,
         /// Bytes that the handle covers.
         available: u64,
     },
-    /// An operand has fewer scales than its granularity asks for.
+    /// The operand has fewer scales than its granularity needs.
     #[error("the {granularity} operand [{rows}, {k}] needs {needed} bytes of scales, its handle has {available}")]
     BadScales {
         /// Claimed granularity.
@@ -91,7 +92,7 @@ pub enum KernelError {
         rows: usize,
         /// Claimed contraction length.
         k: usize,
-        /// Bytes that such scales take.
+        /// Bytes that the claimed scales need.
         needed: u64,
         /// Bytes that the handle covers.
         available: u64,
@@ -99,31 +100,31 @@ pub enum KernelError {
     /// The granularity does not fit the operation.
     #[error("{granularity} {reason}")]
     UnfitGranularity {
-        /// The granularity that was asked for.
+        /// Requested granularity.
         granularity: Granularity,
-        /// Why it does not fit, as the end of a sentence.
+        /// Reason, as the end of a sentence.
         reason: &'static str,
     },
-    /// The matrices of B, one for each of at least one group, have the same number of rows.
+    /// The rows of B are not a multiple of the number of groups, or there are no groups.
     #[error("B has {rows} rows, which {groups} groups cannot share evenly")]
     UnevenGroups {
         /// Rows of B.
         rows: usize,
-        /// Groups.
+        /// Number of groups.
         groups: usize,
     },
-    /// E8M0 scales belong to blocks of 32, and blocks of 32 to E8M0 scales.
+    /// E8M0 scales without 1x32 blocks, or 1x32 blocks without E8M0 scales.
     #[error("{granularity} scales cannot be {scale_mode}: e8m0 goes with 1x32, and with nothing else")]
     ScaleModeMismatch {
-        /// The granularity that was asked for.
+        /// Requested granularity.
         granularity: Granularity,
-        /// The scale mode that was asked for.
+        /// Requested scale mode.
         scale_mode: ScaleMode,
     },
-    /// Nothing that could compute this on the device gave right results.
+    /// All kernels for this call are disabled on the device, because their self-checks failed.
     #[error("every kernel that could compute this is disabled on this device: their self-checks failed")]
     Disabled,
-    /// A kernel that goes through memory as it lies was given a view with gaps, or a transpose.
+    /// The kernel needs contiguous memory, but the view is transposed or has gaps.
     #[error("the elements of a matrix of shape {shape:?} with strides {strides:?} do not follow each other")]
     NotContiguous {
         /// Rows and columns.
@@ -131,7 +132,7 @@ pub enum KernelError {
         /// Strides in elements.
         strides: [usize; 2],
     },
-    /// A matrix is compared with an operand of another shape, or computed with one.
+    /// The shapes of two matrices, or of a matrix and an operand, do not match.
     #[error("x is [{}, {}] but the operand [{}, {}]", x[0], x[1], operand[0], operand[1])]
     ShapeMismatch {
         /// Rows and columns of the matrix.
@@ -142,7 +143,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// An amax from outside belongs to the whole tensor.
+    /// Error of a given amax with scales that are not per-tensor.
     pub(crate) fn not_tensorwise(granularity: Granularity) -> Self {
         Self::UnfitGranularity {
             granularity,

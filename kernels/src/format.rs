@@ -1,5 +1,5 @@
-//! The two 8-bit formats, and encode and decode on the device in integer arithmetic: the same bits whatever the
-//! device does with subnormals, NaN and fast math.
+//! The two 8-bit formats. Encode and decode on the device use integer arithmetic, so the bits do
+//! not depend on how the device treats subnormals, NaN and fast math.
 
 use core::fmt;
 
@@ -13,24 +13,25 @@ use serde::{Deserialize, Serialize};
 /// | [`E4m3`](Format::E4m3) | 4, 3 | 7 | 448 | 2⁻⁹ | none | `0x7f`, `0xff` |
 /// | [`E5m2`](Format::E5m2) | 5, 2 | 15 | 57344 | 2⁻¹⁶ | `0x7c`, `0xfc` | `0x7d..=0x7f`, `0xfd..=0xff` |
 ///
-/// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8 specification.
+/// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8
+/// specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub enum Format {
-    /// OFP8 E4M3: finite only, "fn" in torch's `float8_e4m3fn`.
+    /// OFP8 E4M3: finite only, torch's `float8_e4m3fn`.
     E4m3,
     /// OFP8 E5M2: IEEE-like, torch's `float8_e5m2`.
     E5m2,
 }
 
-/// What casts write for any NaN: all ones but the sign, in both formats.
+/// Code that casts write for any NaN: every bit set except the sign, in both formats.
 pub(crate) const NAN_CODE: u32 = 0x7f;
 
-/// Bits of f32's infinity: magnitudes above it are NaN.
+/// Bits of f32 infinity. Magnitudes above it are NaN.
 pub(crate) const F32_INF: u32 = 0x7f80_0000;
 
-/// The one NaN that the kernels write into f32 results.
+/// Canonical NaN of the kernels' f32 results.
 pub(crate) const F32_NAN: u32 = 0x7fc0_0000;
 
 impl Format {
@@ -45,7 +46,7 @@ impl Format {
         }
     }
 
-    /// Bits of mantissa.
+    /// Number of mantissa bits.
     pub const fn mantissa_bits(self) -> u32 {
         match self {
             Format::E4m3 => 3,
@@ -74,7 +75,7 @@ impl Format {
         127 + 1 - self.bias()
     }
 
-    /// f32 value of one step of the subnormals, `2^(1 - bias - mantissa bits)`.
+    /// f32 value of one subnormal step, `2^(1 - bias - mantissa bits)`.
     pub(crate) const fn subnormal_step(self) -> f32 {
         f32::from_bits((self.min_normal_exponent() - self.mantissa_bits()) << 23)
     }
@@ -82,17 +83,19 @@ impl Format {
 
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The names of configuration files.
+        // The same names as in configuration files.
         self.serialize(f)
     }
 }
 
-/// Code of `x · scale` for an f32 `x` given by its bits: rounded to nearest even, saturating; that of a NaN is [`NAN_CODE`].
-/// `nan_by_scale` promises that `x` is NaN only if `scale` is: one test of the scale then serves all elements that share it.
+/// Code of `x · scale` for the bits of an f32 `x`: rounded to nearest even, saturating. NaN gives
+/// [`NAN_CODE`]. `nan_by_scale` promises that `x` is NaN only if `scale` is. One test of the scale
+/// then serves all elements that share it.
 ///
-/// The sign and whether `x` is inf or NaN are read from the bits of `x`, so only finite products and sums have to come from the
-/// device, where WGSL asks for correct rounding. A subnormal operand or product may be flushed: both
-/// encode to a zero of the sign of `x` anyway, because a scale is at most 57344 / 1e-12 and the smallest code is 2⁻¹⁶.
+/// The sign, infinity and NaN are read from the bits of `x`. So only finite products and sums
+/// depend on the device, and WGSL requires their correct rounding. A subnormal operand or product
+/// may be flushed. Both encode to a zero with the sign of `x` anyway, because a scale is at most
+/// 57344 / 1e-12 and the smallest code is 2⁻¹⁶.
 #[cube]
 pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] nan_by_scale: bool, #[comptime] format: Format) -> u32 {
     let sign = (x >> 24u32) & 0x80u32;
@@ -105,16 +108,17 @@ pub(crate) fn encode_scaled(x: u32, scale: f32, #[comptime] nan_by_scale: bool, 
     select(is_nan, NAN_CODE.runtime(), sign | code)
 }
 
-/// Code of a non-negative f32 given by its bits; anything from `max` up, infinity included, gives the largest code.
+/// Code of a non-negative f32 given by its bits. Anything from `max` up, including infinity, gives
+/// the largest code.
 ///
 /// ```text
-/// e = max(exponent of |x|, that of the smallest normal)
+/// e = max(exponent of |x|, exponent of the smallest normal)
 /// u = 2^(e + 23 - mantissa bits), the power of two whose ulp is a step of codes at e
 /// significand = ((|x| + u) - u) / ulp(u), rounded by the addition
 /// code = (e - exponent of the smallest normal) · 2^mantissa bits + significand
 /// ```
-/// The significand has the leading one of a normal, which counts the exponent of the smallest normal as one; where it is rounded up to the
-/// next power of two, the carry raises the exponent.
+/// The significand of a normal includes its leading one, which supplies the exponent field of 1 at
+/// the smallest normal. If it rounds up to the next power of two, the carry raises the exponent.
 #[cube]
 fn encode_magnitude(abs: u32, #[comptime] format: Format) -> u32 {
     let drop = comptime!(23 - format.mantissa_bits());

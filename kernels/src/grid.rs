@@ -1,78 +1,84 @@
-//! Cubes and blocks: how many to launch, and the maximum or sum over a block.
+//! Grid sizes, and maxima and sums over a cube.
 
 use cubecl::prelude::*;
 
 use crate::ptx::cvt::Isa;
 
-/// Widest vectors of a CPU, in units. GPUs have wider planes.
+/// Maximum vector width of a CPU, in units. GPUs have wider planes.
 pub(crate) const CPU_PLANE: u32 = 8;
 
-/// Whether the device's units are lanes of a CPU's vectors: of a software driver, or of a runtime for CPUs. There a barrier, and a
-/// load of an address that each unit has for itself, cost as much as dozens of operations, and the vectors of a cube run one after
-/// another: each goes through a loop to its end before the next begins.
+/// Whether the device's units are lanes of a CPU's vectors: a software driver, or a CPU runtime.
+///
+/// There a barrier costs as much as dozens of operations, and so does a load with a separate
+/// address per unit. The vectors of a cube run one after another: each completes a loop before the
+/// next begins.
 pub(crate) fn is_cpu<R: Runtime>(client: &ComputeClient<R>) -> bool {
     let hardware = &client.properties().hardware;
     hardware.num_cpu_cores.is_some() || hardware.plane_size_max <= CPU_PLANE
 }
 
-/// Units of a cube of all kernels but GEMMs, which choose their own: four planes of 64 or eight of 32, and WebGPU's guaranteed limit.
+/// Units per cube, except in GEMMs, which choose theirs: four planes of 64 or eight of 32. Also the
+/// limit that WebGPU guarantees.
 pub(crate) const UNITS: u32 = 256;
 
-/// A grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on wgpu).
+/// Grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on
+/// wgpu).
 ///
-/// A kernel finds its number as `CUBE_POS` and leaves if that is not below `cubes`.
+/// A kernel uses `CUBE_POS` as its index and exits unless it is below `cubes`.
 pub(crate) fn fold<R: Runtime>(client: &ComputeClient<R>, cubes: u32) -> CubeCount {
     let limit = client.properties().hardware.max_cube_count.0;
     let x = cubes.min(limit);
     CubeCount::Static(x, cubes.div_ceil(x), 1)
 }
 
-/// The first of the `each` items of this cube. The spare cubes of a folded grid get ones past the last, and none wraps around, though
-/// there may be nearly 2^32.
+/// First of the `each` items of this cube. Spare cubes of a folded grid get items past the last.
+/// None wraps around, even if there are nearly 2^32.
 #[cube]
 pub(crate) fn cube_first(#[comptime] each: u32) -> u32 {
     min(CUBE_POS as u32, comptime!(u32::MAX / each)) * each
 }
 
-/// Rows of tiles that are gone through together.
+/// Rows of tiles in a band.
 const BAND: u32 = 8;
 
-/// Row and column of tile `number` of `rows` by `cols`: bands of rows, each column by column. Cubes that run at the same time
-/// then make about a square of the output and share operands in L2.
+/// Row and column of tile `number` of `rows` by `cols`, in bands of rows, each column by column.
+/// Cubes that run at the same time then cover roughly a square of the output and share operands in
+/// L2.
 #[cube]
 pub(crate) fn banded_tile(number: u32, rows: u32, cols: u32) -> (u32, u32) {
     let first = number / (BAND * cols) * BAND;
-    // Of the spare cubes of a folded grid, which get rows past the last one, a band may be empty.
+    // Spare cubes of a folded grid get rows past the last one, and their band may be empty.
     let height = clamp(rows - first, 1u32, BAND);
     let within = number % (BAND * cols);
     (first + within % height, within / height)
 }
 
-/// The maximum of `value` over the cube, in every unit. All [`UNITS`] units must call it, and it synchronizes them.
+/// Maximum of `value` over the cube, in every unit. Synchronizes the cube: all [`UNITS`] units must
+/// call it.
 #[cube]
 pub(crate) fn cube_max(value: u32, #[comptime] isa: Isa) -> u32 {
     lanes_max(value, UNITS, isa)
 }
 
-/// The maximum of `value` over each `lanes` neighbouring units, in every one of them; `lanes` is a power of two. All
-/// [`UNITS`] units must call it.
+/// Maximum of `value` over each `lanes` adjacent units, in every one of them. `lanes` is a power of
+/// two. All [`UNITS`] units must call it.
 #[cube]
 pub(crate) fn lanes_max(value: u32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> u32 {
     lanes_fold(value, lanes, Fold::Max, isa)
 }
 
-/// The sum of `value` over each `lanes` neighbouring units, as [`lanes_max`]; always in the same order. Between two calls the cube must
-/// be synchronized.
+/// Sum of `value` over each `lanes` adjacent units, like [`lanes_max`], always in the same order.
+/// The cube must be synchronized between two calls.
 #[cube]
 pub(crate) fn lanes_sum(value: f32, #[comptime] lanes: u32, #[comptime] isa: Isa) -> f32 {
     f32::reinterpret(lanes_fold(u32::reinterpret(value), lanes, Fold::Sum, isa))
 }
 
-/// How two values of neighbouring units become one.
+/// Operation that folds the values of adjacent units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Fold {
     Max,
-    /// Of the bits of f32.
+    /// Sum of f32 values, given as bits.
     Sum,
 }
 
@@ -81,7 +87,7 @@ fn folded(a: u32, b: u32, #[comptime] fold: Fold) -> u32 {
     if comptime!(fold == Fold::Max) { max(a, b) } else { u32::reinterpret(f32::reinterpret(a) + f32::reinterpret(b)) }
 }
 
-/// Units of a warp, on every CUDA device.
+/// Units of a warp on every CUDA device.
 const WARP: u32 = 32;
 
 #[cube]
@@ -89,7 +95,7 @@ fn lanes_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold, #[comp
     if comptime!(isa.has_ptx()) { warps_fold(value, lanes, fold) } else { shared_fold(value, lanes, fold) }
 }
 
-/// By shuffles within warps, whose results then meet in shared memory: at most one barrier.
+/// Folds by shuffles within warps, then across warps through shared memory. At most one barrier.
 #[cube]
 fn warps_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u32 {
     let mut result = value;
@@ -110,11 +116,12 @@ fn warps_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u32
     result
 }
 
-/// Units whose values one of them folds in [`shared_fold`], the square root of [`UNITS`]. Halving them step by step would take a barrier
-/// a step, and barriers are slow where a CPU core runs a cube's units one after another.
+/// Values that one unit folds in [`shared_fold`]: the square root of [`UNITS`]. Halving step by
+/// step needs a barrier per step, and barriers are slow where a CPU core runs a cube's units one
+/// after another.
 const FOLDED: u32 = 16;
 
-/// Through shared memory, with at most two barriers.
+/// Folds through shared memory, with at most two barriers.
 #[cube]
 fn shared_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u32 {
     let mut shared = SharedMemory::<u32>::new(comptime!(UNITS as usize));
@@ -124,7 +131,7 @@ fn shared_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u3
     sync_cube();
     if comptime!(parts > 1) {
         if UNIT_POS.is_multiple_of(part) {
-            // Nobody else reads or writes these before the barrier.
+            // No other unit accesses these values before the barrier.
             shared[UNIT_POS as usize] = strided_fold(&shared, UNIT_POS, part, 1u32, fold);
         }
         sync_cube();
@@ -134,7 +141,7 @@ fn shared_fold(value: u32, #[comptime] lanes: u32, #[comptime] fold: Fold) -> u3
     }
 }
 
-/// What `count` values from `first` on, `stride` apart, become.
+/// Fold of `count` values from `first` on, `stride` apart.
 #[cube]
 fn strided_fold(
     values: &SharedMemory<u32>,

@@ -1,6 +1,7 @@
-//! How well an operand represents the matrix that it was cast from: signal, noise, and what was saturated or lost.
+//! Quality of a cast: signal, noise, and counts of saturated and flushed elements.
 //!
-//! One launch, one pass over both; a row of partial sums per cube, added up on the host in f64.
+//! One launch reads the matrix and its operand once. Each cube writes a row of partial sums, which
+//! the host adds in f64.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -17,22 +18,23 @@ use crate::version::Version;
 use crate::view::Checked;
 use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
 
-/// Numbers in a row of partials: signal, noise, saturated, flushed, not finite.
+/// Values in a row of partials: signal, noise, saturated, flushed, not finite.
 const FIELDS: usize = 5;
 
-/// Quads that a unit takes before another cube pays.
+/// Quads per unit from which another cube pays off.
 const QUADS_PER_UNIT: usize = 4;
 
 /// Cubes that fill a large device.
 const MANY_CUBES: usize = 1024;
 
-/// Quads of 2^20 elements: f32 counts of so many are exact.
+/// Quads of 2^20 elements. f32 counts up to that are exact.
 const MAX_QUADS: usize = 1 << 18;
 
-/// Steps of f32 by which `|x|` may pass FMAX / scale: scale, its inverse and the product here are each rounded once.
+/// f32 ulps beyond FMAX / scale that do not count as saturated. The scale, its inverse and the
+/// product here are each rounded once.
 const SLACK: u32 = 4;
 
-/// How well codes represent a matrix. `x̂ = value(code) · inv_scale`.
+/// Quality of a cast. `x̂ = value(code) · inv_scale`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Health {
     /// Elements of the matrix.
@@ -41,16 +43,16 @@ pub struct Health {
     pub signal: f64,
     /// `Σ (x - x̂)²` over the same elements.
     pub noise: f64,
-    /// Elements beyond the format's largest value, `|x| · scale > FMAX`, infinities among them.
+    /// Elements beyond the format's largest value, `|x| · scale > FMAX`, including infinities.
     pub saturated: u64,
-    /// Elements that are not zero but whose code is.
+    /// Nonzero elements whose code is zero.
     pub flushed: u64,
     /// Elements where `x` or `x̂` is not finite.
     pub non_finite: u64,
 }
 
 impl Health {
-    /// Adds up what [`health()`] left on the device for a matrix of `elements`: rows of five.
+    /// Sums the partials that [`health()`] wrote for a matrix of `elements`, in rows of five.
     pub fn from_partials(elements: u64, partials: &[f32]) -> Self {
         let sum = |field| partials.chunks_exact(FIELDS).map(|row| f64::from(row[field])).sum::<f64>();
         Self {
@@ -63,19 +65,19 @@ impl Health {
         }
     }
 
-    /// Signal to quantization noise ratio, `10 log10(signal / noise)` in dB; infinite without noise, `None` without signal
-    /// or if either is not finite.
+    /// Signal to quantization noise ratio, `10 log10(signal / noise)` in dB. Infinite without
+    /// noise. `None` without signal or if either is not finite.
     pub fn sqnr_db(&self) -> Option<f64> {
         let finite = self.signal.is_finite() && self.noise.is_finite();
         (finite && self.signal > 0.0).then(|| 10.0 * (self.signal / self.noise).log10())
     }
 
-    /// Saturated elements among all, 0 to 1.
+    /// Fraction of saturated elements, 0 to 1.
     pub fn saturated_share(&self) -> f64 {
         self.share(self.saturated)
     }
 
-    /// Elements flushed to zero among all, 0 to 1.
+    /// Fraction of elements flushed to zero, 0 to 1.
     pub fn flushed_share(&self) -> f64 {
         self.share(self.flushed)
     }
@@ -99,15 +101,16 @@ pub const fn health_len(rows: usize, k: usize) -> usize {
     if exact > parallel { exact } else { parallel }
 }
 
-/// How well `operand` represents the `x [rows, k]` that it was cast from: f32 `[health_len(rows, k), 5]` on the device, to
-/// be summed by [`Health::from_partials`].
+/// Quality of `operand` as a cast of `x [rows, k]`: f32 `[health_len(rows, k), 5]` on the device,
+/// to be summed by [`Health::from_partials`].
 ///
-/// For the copy by columns `x` is the transposed view. The counts are those of
-/// [`reference::health`](crate::reference::health()); signal and noise are f32 sums, so squares below 1e-38 are lost.
+/// For the transposed copy, `x` is the transposed view. The counts equal
+/// [`reference::health`](crate::reference::health()). Signal and noise are f32 sums, so squares
+/// below 1e-38 are lost.
 ///
 /// # Errors
-/// As [`quantize`](crate::quantize()) for `x` and as [`scaled_gemm`](crate::scaled_gemm) for the operand;
-/// [`KernelError::ShapeMismatch`].
+/// As [`quantize`](crate::quantize()) for `x` and as [`scaled_gemm`](crate::scaled_gemm) for the
+/// operand; [`KernelError::ShapeMismatch`].
 pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &Operand) -> Result<Handle, KernelError> {
     let x = Checked::new(client, x)?;
     operand.check()?;
@@ -117,8 +120,8 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
     }
     let partials = health_len(rows, k);
     let out = client.empty(partials * FIELDS * 4);
-    // SAFETY: `x` is checked and as large as the operand, whose codes and scales `check` has measured; cube `i` of
-    // `partials` writes row `i`, and the spare cubes of a folded grid none.
+    // SAFETY: `x` is checked and has the operand's size; `check` has checked codes and scales. Cube
+    // `i` of `partials` writes row `i`, and spare cubes of a folded grid write none.
     unsafe {
         partial_health::launch_unchecked::<R>(
             client,
@@ -186,7 +189,7 @@ fn partial_health<N: Size>(
         let limit = magnitude(inv_scale * comptime!(format.max())) + SLACK;
         #[unroll]
         for q in 0..comptime!(len / 4) {
-            // Past the last column there is the padding, which is zero.
+            // Past the last column there is padding, which is zero.
             let packed = codes[(row * pitch + col / 4 + q) as usize];
             #[unroll]
             for j in 0..4u32 {
@@ -197,7 +200,8 @@ fn partial_health<N: Size>(
                 let code = (packed >> comptime!(8 * j)) & 0xffu32;
                 let value = decode(code, format);
                 let restored = value * inv_scale;
-                // Decided by the bits, as devices may assume that floats are finite; the factors too, as NaN need not spread.
+                // Decided from bits, since devices may assume finite floats. The factors are
+                // checked too, because NaN may not propagate.
                 let largest = max(max(magnitude(value), magnitude(inv_scale)), max(magnitude(restored), mag));
                 let finite = largest < F32_INF;
                 let x = f32::reinterpret(select(finite, bits, zero));

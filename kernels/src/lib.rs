@@ -1,4 +1,5 @@
-//! FP8 amax, quantize, scaled GEMM and health kernels, written once in CubeCL and run on any of its runtimes.
+//! FP8 amax, quantize, scaled GEMM and health kernels, written once in CubeCL for all of its
+//! runtimes.
 //!
 //! ```text
 //! amax  = max |x|
@@ -6,15 +7,17 @@
 //! out   = (A · Bᵀ) · (1/scale_a · 1/scale_b) + bias
 //! ```
 //!
-//! with one amax and scale for the tensor, for each row of the contraction or for each block of 128 ([`Granularity`]), or with
-//! E8M0 scales for blocks of 32 ([`mod@mx`]).
+//! There is one amax and scale per tensor, per row of the contraction, or per block of 128
+//! ([`Granularity`]). Blocks of 32 have E8M0 scales ([`mod@mx`]).
 //!
-//! Scales and codes are the same bits on every device and in [`mod@reference`], the scalar host oracle beside the kernels.
-//! Codes are stored four to a `u32` word, rows padded with zero codes to 16 bytes ([`row_words`]), always
-//! *contraction-major*: the axis that a GEMM sums over is the contiguous one.
+//! Scales and codes have the same bits on every device and in [`mod@reference`], the scalar host
+//! oracle of the kernels. Codes are stored four per `u32` word, with rows padded to 16 bytes by
+//! zero codes ([`row_words`]). They are always *contraction-major*: the axis that a GEMM sums over
+//! is the contiguous one.
 
 #![warn(missing_docs)]
-// In kernels the outer of two nested `if`s is often resolved while the kernel is generated, and the inner one when it runs.
+// In kernels the outer of two nested `if`s is often resolved at compile time and the inner one at
+// run time.
 #![allow(clippy::collapsible_if)]
 
 mod amax;

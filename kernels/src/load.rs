@@ -1,7 +1,7 @@
 //! Loads of elements of any dtype as raw bits, never past the end of a view.
 //!
-//! Elements are read as `u32` words and widened to f32 by integer arithmetic. So every device reads f16 and bf16, also
-//! one that has neither, and none flushes a subnormal on the way.
+//! Elements are read as `u32` words and widened to f32 by integer arithmetic. So every device can
+//! read f16 and bf16, and none flushes subnormals.
 
 use cubecl::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::ptx::cvt::{Isa, cvt_f32_f16};
 use crate::ptx::memory::{load_global, pin};
 use crate::source::Source;
 
-/// A checked view's numbers on the device.
+/// Dimensions, strides and offset of a checked view on the device.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Geometry {
     pub(crate) rows: u32,
@@ -19,7 +19,8 @@ pub(crate) struct Geometry {
     base: u32,
 }
 
-/// Where a unit is in a matrix whose rows have the same number of pieces, while it goes on by the same number of them.
+/// Position of a unit that steps through a matrix by a fixed number of pieces. All rows have the
+/// same number of pieces.
 #[derive(CubeType)]
 pub(crate) struct Cursor {
     pub(crate) row: u32,
@@ -33,15 +34,15 @@ pub(crate) struct Cursor {
 
 #[cube]
 impl Cursor {
-    /// At piece `first` of all, to go on by `step`. Divides by `per_row`, which takes long, unless there is but one row; there
-    /// pieces may come to lie past its end.
+    /// Cursor at piece `first`, with step `step`. Divides by `per_row`, which is slow, unless there
+    /// is only one row. Then pieces may be past its end.
     pub(crate) fn new(first: u32, step: u32, per_row: u32, #[comptime] one_row: bool) -> Cursor {
         let (row, piece) = row_and_piece(first, per_row, one_row);
         let (row_step, piece_step) = row_and_piece(step, per_row, one_row);
         Cursor { row, piece, per_row, row_step, piece_step, one_row }
     }
 
-    /// Goes on by one step.
+    /// Advances by one step.
     pub(crate) fn advance(&mut self) {
         self.piece += self.piece_step;
         if comptime!(!self.one_row) {
@@ -52,18 +53,18 @@ impl Cursor {
     }
 }
 
-/// The row and the piece within it of piece `number` of all.
+/// Row of piece `number`, and its piece within the row.
 #[cube]
 fn row_and_piece(number: u32, per_row: u32, #[comptime] one_row: bool) -> (u32, u32) {
     if comptime!(one_row) { (0u32.runtime(), number) } else { (number / per_row, number % per_row) }
 }
 
-/// Raw bits of the 16 bytes of `x` from `(r, c)` on as words `raw[first..first + 4]`, each of one f32 or of two 16-bit
-/// elements. `c` must be a multiple of [`Source::vector_len`].
+/// Raw bits of 16 bytes of `x` from `(r, c)` on, as words `raw[first..first + 4]`. Each word has
+/// one f32 or two 16-bit elements. `c` must be a multiple of [`Source::vector_len`].
 ///
-/// A row or column past the last one repeats the last: nothing outside the matrix is read, a maximum does not change by
-/// what is repeated, and without a branch the loads of several calls overlap. Codes of such elements are for the caller to
-/// drop.
+/// A row or column past the end repeats the last one. So nothing outside the matrix is read, and a
+/// maximum does not change. Without a branch, the loads of several calls overlap. The caller must
+/// drop codes of such elements.
 #[cube]
 pub(crate) fn load_vector<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -78,7 +79,7 @@ pub(crate) fn load_vector<N: Size>(
     let start = geometry.base + min(r, geometry.rows - 1) * geometry.row_stride;
     let width = N::value();
     if comptime!(width > 1) {
-        // `has_vector_loads`: the columns are all inside or all outside.
+        // `has_vector_loads`: the columns are either all inside or all outside.
         let len = comptime!(source.vector_len());
         let index = (start + min(c, geometry.cols - len)) / len;
         load_pinned(x, index, raw, first, isa);
@@ -97,7 +98,8 @@ pub(crate) fn load_vector<N: Size>(
     }
 }
 
-/// Scalars `to[first..first + N]` from element `index` of `x`; with PTX, loads before [`all_loaded`] stay before it.
+/// Loads scalars `to[first..first + N]` from element `index` of `x`. With PTX, loads before
+/// [`all_loaded`] stay before it.
 #[cube]
 pub(crate) fn load_pinned<T: Scalar, N: Size>(
     x: &Array<Vector<T, N>>,
@@ -118,7 +120,8 @@ pub(crate) fn load_pinned<T: Scalar, N: Size>(
     }
 }
 
-/// Called between loads and the use of what they load, by all units: the loads stay in flight together.
+/// Separates loads from uses of their values, so that the loads stay in flight together. All units
+/// must call it.
 #[cube]
 pub(crate) fn all_loaded(#[comptime] isa: Isa) {
     if comptime!(isa.has_ptx()) {
@@ -126,10 +129,10 @@ pub(crate) fn all_loaded(#[comptime] isa: Isa) {
     }
 }
 
-/// Words of a sector.
+/// Words of a 32-byte sector.
 pub(crate) const SECTOR_WORDS: u32 = 8;
 
-/// The 32 bytes from `(r, c)` on as words `raw[first..first + 8]`: two of [`load_vector`].
+/// Loads 32 bytes from `(r, c)` on as words `raw[first..first + 8]`, by two [`load_vector`].
 #[cube]
 pub(crate) fn load_sector<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -168,13 +171,13 @@ pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptim
     f32::reinterpret(widen(raw, source))
 }
 
-/// Raw bits of |x|: magnitudes order like their bits in all three formats, with NaN above infinity.
+/// Raw bits of |x|. In all three formats magnitudes order like their bits, with NaN above infinity.
 #[cube]
 pub(crate) fn magnitude(raw: u32, #[comptime] source: Source) -> u32 {
     if comptime!(source.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
 }
 
-/// The largest of `largest` and the [`magnitude`]s of the elements in a word.
+/// Maximum of `largest` and the [`magnitude`]s of the elements in a word.
 #[cube]
 pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] source: Source) -> u32 {
     if comptime!(source.per_word() == 1) {
@@ -184,7 +187,7 @@ pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] source: Source)
     }
 }
 
-/// f32 bits of an element; exact for every value.
+/// f32 bits of an element. Exact for every value.
 #[cube]
 pub(crate) fn widen(raw: u32, #[comptime] source: Source) -> u32 {
     if comptime!(source == Source::F32) {
@@ -203,7 +206,7 @@ pub(crate) fn widen(raw: u32, #[comptime] source: Source) -> u32 {
     }
 }
 
-/// f32 bits of element `j` of those in the words `raw[first..]`; of a NaN, perhaps without its sign.
+/// f32 bits of element `j` in the words `raw[first..]`. A NaN may lose its sign.
 #[cube]
 pub(crate) fn element(
     raw: &Array<u32>,

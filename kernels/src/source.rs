@@ -1,10 +1,10 @@
-//! [`Source`]: the dtype of what a kernel reads.
+//! [`Source`]: dtype of a kernel's input.
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 
 use crate::KernelError;
 
-/// How the bits of an element become an f32.
+/// Dtype of an element, which determines its conversion to f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     F32,
@@ -23,7 +23,7 @@ impl Source {
         }
     }
 
-    /// The dtype that is stored: f32 for flex32, which not every device has under its own name.
+    /// Dtype in memory: f32 for flex32, which not every device reports.
     pub(crate) const fn storage(self) -> StorageType {
         StorageType::Scalar(ElemType::Float(match self {
             Self::F32 => FloatKind::F32,
@@ -39,7 +39,7 @@ impl Source {
         }
     }
 
-    /// Elements in a word.
+    /// Elements per word.
     pub(crate) const fn per_word(self) -> u32 {
         4 / self.size() as u32
     }

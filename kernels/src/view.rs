@@ -1,4 +1,4 @@
-//! Strided views of device memory, checked on the host: what kernels are given lies inside it.
+//! Strided views of device memory. The host checks that they are inside their memory.
 
 use cubecl::features::TypeUsage;
 use cubecl::ir::StorageType;
@@ -9,37 +9,39 @@ use crate::KernelError;
 use crate::load::GeometryLaunch;
 use crate::source::Source;
 
-/// Strided rank-2 view of device memory: element `(r, c)` lies at `r * strides[0] + c * strides[1]`, in elements.
+/// Strided rank-2 view of device memory. Element `(r, c)` is at `r * strides[0] + c * strides[1]`,
+/// in elements.
 #[derive(Clone, Debug)]
 pub struct MatrixView {
-    /// Memory; its offset is element `(0, 0)`.
+    /// Memory. Its offset is element `(0, 0)`.
     pub handle: Handle,
     /// Rows and columns.
     pub shape: [usize; 2],
-    /// Elements between rows and between columns; zero repeats.
+    /// Elements between rows and between columns. Zero repeats.
     pub strides: [usize; 2],
     /// f32, f16 or bf16.
     pub dtype: StorageType,
 }
 
-/// Strided rank-1 view of device memory: element `i` lies at `i * stride`, in elements.
+/// Strided rank-1 view of device memory. Element `i` is at `i * stride`, in elements.
 #[derive(Clone, Debug)]
 pub struct VectorView {
-    /// Memory; its offset is element 0.
+    /// Memory. Its offset is element 0.
     pub handle: Handle,
     /// Number of elements.
     pub len: usize,
-    /// Elements between neighbours; zero repeats.
+    /// Distance between elements. Zero repeats.
     pub stride: usize,
     /// f32, f16 or bf16.
     pub dtype: StorageType,
 }
 
-/// Whether tensors of `dtype` may pass through the kernels on this device: f32 always, f16 and bf16 if the client
-/// reports that it stores and converts them.
+/// Whether kernels can write `dtype` on this device: f32 always, f16 and bf16 if the client reports
+/// that it stores and converts them.
 ///
-/// This limits only what [`scaled_gemm`](crate::scaled_gemm) writes. [`amax`](crate::amax()),
-/// [`quantize`](crate::quantize()), [`health`](crate::health()) and the bias read f16 and bf16 on every device.
+/// This limits the outputs of [`scaled_gemm`](crate::scaled_gemm) and the operations in
+/// [`fused`](crate::fused). [`amax`](crate::amax()), [`quantize`](crate::quantize()),
+/// [`health`](crate::health()) and the bias read f16 and bf16 on every device.
 pub fn supports<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
     match Source::of(dtype) {
         Ok(Source::F32) => true,
@@ -51,22 +53,24 @@ pub fn supports<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bo
     }
 }
 
-/// Largest index that a kernel computes. The rest of u32 is room for the last step of a grid-stride loop.
+/// Largest index that a kernel computes. The rest of u32 leaves room for the last step of a
+/// grid-stride loop.
 pub const MAX_INDEX: u64 = u32::MAX as u64 - (1 << 20);
 
-/// Where memory begins in its allocation, if that is a multiple of `size` bytes.
+/// Checks that memory is aligned to `size` bytes. Returns its offset in the allocation.
 pub(crate) fn check_aligned(memory: &Handle, size: usize) -> Result<u64, KernelError> {
     let offset = memory.offset_start.unwrap_or(0);
     if offset.is_multiple_of(size as u64) { Ok(offset) } else { Err(KernelError::Misaligned { offset, size }) }
 }
 
-/// Whether memory has so many bytes.
+/// Checks that memory has at least `needed` bytes.
 pub(crate) fn check_bytes(memory: &Handle, needed: u64) -> Result<(), KernelError> {
     let available = memory.size_in_used();
     if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { needed, available }) }
 }
 
-/// A checked view, ready to launch: at least one element, all of them inside the memory and reachable by u32 indices.
+/// Checked view, ready to launch: at least one element, all inside the memory and reachable by u32
+/// indices.
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
     handle: Handle,
@@ -85,7 +89,8 @@ impl Checked {
         if rows == 0 || cols == 0 {
             return Err(KernelError::EmptyMatrix { rows, cols });
         }
-        // Bind from an address that every device accepts, and count the rest of the offset in elements.
+        // Binds at an address that every device accepts. The rest of the offset is counted in
+        // elements.
         let (start, size) = (check_aligned(&x.handle, source.size())?, source.size() as u64);
         let aligned = start - start % client.properties().memory.alignment.max(16);
         let base = (start - aligned) / size;
@@ -110,19 +115,20 @@ impl Checked {
         Self::new(client, &view)
     }
 
-    /// The transpose, in the same memory.
+    /// Transpose, in the same memory.
     pub(crate) fn transpose(self) -> Self {
         let [row, col] = self.strides;
         Self { rows: self.cols, cols: self.rows, strides: [col, row], ..self }
     }
 
-    /// Whether neighbours in memory are neighbours in a column rather than in a row: the transpose reads faster.
+    /// Whether adjacent elements in memory are in a column rather than in a row. The transpose then
+    /// reads faster.
     pub(crate) fn is_column_major(&self) -> bool {
         let [row, col] = self.strides;
         self.rows > 1 && (self.cols == 1 || (col != 1 && (row == 1 || row < col)))
     }
 
-    /// One long row if the rows follow each other without a gap, for kernels that do not care about the shape.
+    /// Views rows without gaps as one long row, for kernels that do not need the shape.
     pub(crate) fn flatten(self) -> Self {
         let [row, col] = self.strides;
         if self.rows > 1 && self.cols.checked_mul(col) == Some(row) {
@@ -132,54 +138,56 @@ impl Checked {
         }
     }
 
-    /// Whether elements follow each other without a gap, row by row.
+    /// Whether elements are contiguous, row by row.
     pub(crate) fn is_dense(&self) -> bool {
         let [row, col] = self.strides;
         (col == 1 || self.cols == 1) && (row == self.cols || self.rows == 1)
     }
 
-    /// Elements of a dense view that can be loaded at once, none of them in two rows: those of 16 bytes, or one.
+    /// Elements per vector load of a dense view: 16 bytes, or one element if vectors would span
+    /// rows or be misaligned.
     pub(crate) fn dense_width(&self) -> usize {
         let len = self.source.vector_len() as usize;
         if self.cols.is_multiple_of(len) && self.base.is_multiple_of(len) { len } else { 1 }
     }
 
-    /// A dense view as a kernel's array of vectors of so many elements, no more than [`dense_width`](Self::dense_width); its first is
-    /// that of [`memory`](Self::memory).
+    /// A dense view as a kernel array of vectors of `width` elements, at most
+    /// [`dense_width`](Self::dense_width). It starts where [`memory`](Self::memory) does.
     pub(crate) fn dense_array<R: Runtime>(&self, width: usize) -> ArrayArg<R> {
-        // SAFETY: `new` has checked that all elements lie inside the handle.
+        // SAFETY: `new` has checked that all elements are inside the handle.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), (self.base + self.rows * self.cols) / width) }
     }
 
-    /// Whether every 16 bytes of columns are one aligned vector load. Ragged and gapped rows take scalar loads: a vector load at the end
-    /// of the last row would leave the memory.
+    /// Whether every 16 bytes of columns are one aligned vector load. Ragged and gapped rows need
+    /// scalar loads: a vector load at the end of the last row would leave the memory.
     pub(crate) fn has_vector_loads(&self) -> bool {
         let [row, col] = self.strides;
         let aligned = |elements: usize| elements.is_multiple_of(self.source.vector_len() as usize);
         col == 1 && aligned(self.cols) && (self.rows == 1 || aligned(row)) && aligned(self.base)
     }
 
-    /// Words in one element of the input array of a kernel that calls [`load_vector`](crate::load::load_vector).
+    /// Words per array element in a kernel that calls [`load_vector`](crate::load::load_vector).
     pub(crate) fn vector_words(&self) -> usize {
         if self.has_vector_loads() { 4 } else { 1 }
     }
 
-    /// The kernel's input array.
+    /// Input array of the kernel.
     pub(crate) fn array<R: Runtime>(&self) -> ArrayArg<R> {
         let [row, col] = self.strides;
         let elements = self.base + (self.rows - 1) * row + (self.cols - 1) * col + 1;
         let words = (elements * self.source.size()).div_ceil(4);
-        // SAFETY: `new` has checked that all elements lie inside the handle. The last word may hold one 16-bit element
-        // past the end, which stays inside the allocation: runtimes round allocations and bindings up to 4 bytes or more.
+        // SAFETY: `new` has checked that all elements are inside the handle. The last word may
+        // contain one 16-bit element past the end. It is inside the allocation, as runtimes round
+        // allocations and bindings up to 4 bytes or more.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), words) }
     }
 
-    /// The memory, and the index of the view's first element in it.
+    /// Memory, and the index of the view's first element in it.
     pub(crate) fn memory(&self) -> (Handle, usize) {
         (self.handle.clone(), self.base)
     }
 
-    /// The kernel's geometry.
+    /// Geometry for the kernel.
     pub(crate) fn geometry<R: Runtime>(&self) -> GeometryLaunch<R> {
         let [row, col] = self.strides;
         let [rows, cols, row, col, base] = [self.rows, self.cols, row, col, self.base].map(|number| number as u32);

@@ -1,8 +1,8 @@
-//! Memory for scales, amaxes and codes.
+//! Allocates memory for scales, amaxes and codes.
 //!
-//! CubeCL's pool visits every live allocation of a page for each new one: with thousands of live
-//! scales, allocating costs the host more than launching. Small arrays are cut from a larger
-//! allocation, which is free again when all of its parts are.
+//! CubeCL's pool visits every live allocation of a page for each new one. With thousands of live
+//! scales, allocating costs the host more than launching. So small arrays are parts of a larger
+//! allocation, which is freed with the last of its parts.
 
 use std::cell::RefCell;
 
@@ -12,13 +12,13 @@ use cubecl::stream_id::StreamId;
 
 use crate::denylist::device_key;
 
-/// Bytes of the largest array that is cut from another: one f32 for each of 8,192 rows.
+/// Bytes of the largest array that shares an allocation: one f32 for each of 8,192 rows.
 const SMALL: usize = 32 << 10;
 
-/// Bytes of an allocation that arrays are cut from.
+/// Bytes of a shared allocation.
 const WHOLE: usize = 256 << 10;
 
-/// The unused rest of an allocation, of one device and stream.
+/// Unused rest of an allocation, for one device and stream.
 struct Rest {
     of: (usize, StreamId),
     whole: Handle,
@@ -29,7 +29,7 @@ thread_local! {
     static REST: RefCell<Option<Rest>> = const { RefCell::new(None) };
 }
 
-/// Memory for `len` words.
+/// Allocates `len` words.
 pub(crate) fn words<R: Runtime>(client: &ComputeClient<R>, len: usize) -> Handle {
     let bytes = 4 * len;
     if bytes > SMALL {

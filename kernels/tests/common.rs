@@ -1,4 +1,4 @@
-//! Every cast, and operands on the host.
+//! All casts, and operands on the host.
 
 use float8_kernels::reference::{HostOperand, HostQuantized, encode, quantize};
 use float8_kernels::{Cast, Format, Granularity, InvScale, ScaleCalculationMode, ScaleMode};
@@ -8,7 +8,7 @@ use test_data::Random;
 
 pub(crate) const MODES: [ScaleMode; 2] = [ScaleMode::F32, ScaleMode::PowerOfTwo];
 
-/// Every cast there is.
+/// All valid combinations of format, granularity and scale mode, except E8M0 squares.
 pub(crate) fn casts() -> impl Iterator<Item = Cast> {
     Format::ALL.into_iter().flat_map(|format| {
         Granularity::ALL.into_iter().flat_map(move |granularity| {
@@ -36,7 +36,7 @@ pub(crate) struct HostMatrix {
 }
 
 impl HostMatrix {
-    /// Any finite codes, so sums that cancel, and scales over some binades.
+    /// Finite codes, so that sums cancel, and scales over some binades.
     pub(crate) fn random(shape: [usize; 2], format: Format, granularity: Granularity, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let codes = random.values(shape[0] * shape[1]).into_iter().map(|x| encode(x, format)).collect();
@@ -46,7 +46,7 @@ impl HostMatrix {
         Self { codes, inv_scales, shape, format, granularity }
     }
 
-    /// The copy by rows of `x [rows, k]`.
+    /// Copy by rows of `x [rows, k]`.
     pub(crate) fn cast(x: &[f32], shape @ [rows, k]: [usize; 2], cast: Cast) -> Self {
         let HostQuantized { codes, scales, .. } = quantize(x, rows, k, cast, false);
         let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();

@@ -1,4 +1,4 @@
-//! Bad arguments are typed errors that name the values, and never reach the device.
+//! Bad arguments give typed errors with their values and never reach the device.
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -20,16 +20,16 @@ const F32: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F32));
 const F16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::F16));
 const BF16: StorageType = StorageType::Scalar(ElemType::Float(FloatKind::BF16));
 
-/// The machine's default wgpu device. Without one the test says that it is skipped, and fails in CI.
+/// Default wgpu device. Without one, prints that the test is skipped; fails in CI.
 fn client() -> Option<Client> {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     let available = *AVAILABLE.get_or_init(|| {
-        // Type 4 is every adapter. Asking for a client without one panics.
+        // Type 4 is every adapter. Creating a client without one panics.
         !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty()
     });
     if !available {
         assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
-        // Not by `println!`, which the harness holds back while a test passes.
+        // Not `println!`, which the harness captures in passing tests.
         let test = std::thread::current().name().unwrap_or_default().to_string();
         writeln!(std::io::stdout(), "{test}: skipped, no wgpu adapter").expect("standard output is open");
         return None;
@@ -45,7 +45,7 @@ fn upload_f32(client: &Client, x: &[f32]) -> Handle {
     client.create_from_slice(f32::as_bytes(x))
 }
 
-/// Zeros, with scales of zero.
+/// Operand of zero codes and zero scales.
 fn operand(client: &Client, [rows, k]: [usize; 2], format: Format, granularity: Granularity) -> Operand {
     let zeros = |words: usize| client.create_from_slice(&vec![0; 4 * words]);
     let (codes, inv_scale) = (zeros(rows * row_words(k)), zeros(granularity.scale_words(rows, k)));
@@ -56,7 +56,7 @@ fn zeros(client: &Client, shape: [usize; 2]) -> Operand {
     operand(client, shape, Format::E4m3, Granularity::Tensor)
 }
 
-/// The error of all kernels that take a matrix, which must agree.
+/// Error of all kernels that take a matrix. They must agree.
 fn error(client: &Client, view: &MatrixView) -> KernelError {
     let error = amax(client, view).unwrap_err();
     for granularity in Granularity::ALL {

@@ -1,5 +1,5 @@
-//! What needs no comparison of kernels: the scalar reference against definitions of its own, scales against formulas, and errors.
-//! Kernels are compared with the reference in the crate `checks`.
+//! Tests without comparisons of kernels: the scalar reference against independent definitions,
+//! scales against formulas, and errors. The crate `checks` compares kernels with the reference.
 
 mod common;
 mod errors;

@@ -1,4 +1,4 @@
-//! E8M0 bytes and the tiles that they lie in.
+//! E8M0 bytes and their tiles.
 
 use float8_kernels::InvScale;
 use float8_kernels::mx::{from_blocked, to_blocked};
@@ -21,7 +21,7 @@ fn tiles_hold_every_scale_once() {
         assert_eq!(from_blocked(&tiles, rows, blocks), scales);
         assert_eq!(tiles.iter().filter(|&&byte| byte != 0).count(), scales.len());
     }
-    // The tile of cuBLASLt: rows 0, 32, 64 and 96 begin the first 16 bytes.
+    // cuBLASLt's tile: rows 0, 32, 64 and 96 are the first 16 bytes.
     let tiles = to_blocked(&(0..512).map(|i| (i / 4) as u8).collect::<Vec<_>>(), 128, 4);
     assert_eq!(tiles[..16], [0, 0, 0, 0, 32, 32, 32, 32, 64, 64, 64, 64, 96, 96, 96, 96]);
     assert_eq!(tiles[16..20], [1; 4]);

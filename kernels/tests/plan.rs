@@ -1,19 +1,20 @@
-//! Plans of GEMMs that TMA feeds, on an H200, a B200, and the small machines whose GEMMs are interpreted (`tests/codegen`).
+//! Plans of TMA GEMMs on an H200, a B200, and the small machines of the interpreted GEMMs
+//! (`tests/codegen`).
 
 use float8_kernels::{GemmPath, GemmPlan, GemmShape, GemmTile, Granularity, Grouping, gemm_plan};
 
 const H200: usize = 132;
 const B200: usize = 148;
 
-/// Length of the contraction in a stage.
+/// Contraction length of a stage.
 const STEP: usize = 128;
 
-/// Rows of a tile of Blackwell.
+/// Rows of a Blackwell tile.
 const ROWS: usize = 128;
 
 const TENSOR: [Granularity; 2] = [Granularity::Tensor; 2];
 const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
-/// A scale of B for 128 columns, and one for each.
+/// One scale of B per 128 columns, and one per column.
 const BLOCKS: [Granularity; 2] = [Granularity::Block1x128, Granularity::Block128x128];
 const COLUMNS: [Granularity; 2] = [Granularity::Block1x128; 2];
 
@@ -21,13 +22,14 @@ fn dense(product: [usize; 3], granularities: [Granularity; 2]) -> GemmShape {
     GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups: None }
 }
 
-/// On Hopper: sums that stay in the tensor cores, that are added up each step, and that are scaled each step.
+/// Hopper shapes: sums that stay in the tensor cores, that are added each step, and that are scaled
+/// each step.
 fn on_hopper(product: [usize; 3]) -> [GemmShape; 4] {
     let fast = GemmShape { use_fast_accum: true, ..dense(product, TENSOR) };
     [fast, dense(product, TENSOR), dense(product, BLOCKS), dense(product, COLUMNS)]
 }
 
-/// On Blackwell: scales that the epilogue applies, that the tensor cores do, and that are applied each step.
+/// Blackwell shapes: scales applied by the epilogue, by the tensor cores, and each step.
 fn on_blackwell(product: [usize; 3]) -> [GemmShape; 4] {
     [TENSOR, MX, BLOCKS, COLUMNS].map(|granularities| dense(product, granularities))
 }
@@ -40,7 +42,7 @@ fn blackwell(shape: &GemmShape, sms: usize) -> GemmPlan {
     gemm_plan(GemmPath::Tcgen05, shape, sms).expect("TMA feeds it")
 }
 
-/// Added up each step, on an H200.
+/// Plan on an H200 for sums that are added each step.
 fn hopper_of(product: [usize; 3]) -> GemmPlan {
     hopper(&dense(product, TENSOR), H200)
 }
@@ -81,7 +83,7 @@ fn large_gemms_take_the_widest_tile_in_pairs() {
     }
 }
 
-/// The tensor cores apply them, as they do MX.
+/// The tensor cores apply these scales, like MX.
 #[test]
 fn powers_of_two_are_planned_as_mx() {
     for product in LARGE {
@@ -125,12 +127,12 @@ fn small_outputs_of_long_contractions_are_split() {
     assert!(plans(256).all(|plan| plan.splits == 1));
 }
 
-/// An odd number of tiles along M leaves the last pair a block without rows.
+/// With an odd number of tiles along M, one block of the last pair has no rows.
 #[test]
 fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
     let of = |product| blackwell(&dense(product, TENSOR), B200);
     let pairs = plan([ROWS, 256], 2);
-    // 147 tiles are one round on 148 SMs, and so are their 74 pairs, which take fewer cycles a step.
+    // 147 tiles are one round on 148 SMs. So are their 74 pairs, which take fewer cycles per step.
     assert_eq!(pairs.items(147 * ROWS, 256), B200 / 2);
     assert_eq!(of([147 * ROWS, 256, 4096]), pairs);
     // 3 by 49 tiles are one round too, but their 98 pairs are two.
@@ -138,7 +140,8 @@ fn odd_numbers_of_tiles_take_pairs_where_that_is_faster() {
     assert_eq!(of([3 * ROWS, 49 * 256, 4096]), GemmPlan { cluster: 1, ..pairs });
 }
 
-/// The shapes of the interpreted GEMMs of pairs, on so many SMs, and what they are to show: columns, clusters' tiles, splits.
+/// Shapes of the interpreted GEMMs of pairs and the number of SMs, with the expected columns,
+/// cluster tiles and splits.
 #[test]
 fn small_machines_take_pairs_too() {
     for (product, sms, [plain, mx]) in [
@@ -173,7 +176,8 @@ fn large_grouped_gemms_take_the_largest_tile_in_clusters() {
     }
 }
 
-/// The shapes of the interpreted grouped GEMMs in clusters, on so many SMs, and their tiles by where sums are added up.
+/// Shapes of the interpreted grouped GEMMs in clusters and the number of SMs, with the expected
+/// tiles by destination of the sums.
 #[test]
 fn groups_take_clusters_on_small_machines() {
     for (grouping, count, product, sms, tiles) in [
@@ -192,7 +196,8 @@ fn groups_take_clusters_on_small_machines() {
     }
 }
 
-/// The shapes of the interpreted grouped GEMMs of pairs, on so many SMs, and their columns, plain and with scales of 1 x 32.
+/// Shapes of the interpreted grouped GEMMs of pairs and the number of SMs, with the expected
+/// columns, per-tensor and with 1x32 scales.
 #[test]
 fn groups_take_pairs_on_small_machines() {
     for (grouping, count, product, sms, [plain, mx]) in [

@@ -1,4 +1,5 @@
-//! Scales of the reference against their formulas: quotients in f64, exponents by logarithms, for every kind of amax.
+//! Scales of the reference against their formulas: quotients in f64, exponents by logarithms, for
+//! every kind of amax.
 
 use float8_kernels::{Format, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
@@ -23,7 +24,7 @@ fn reference_scale_is_the_formula(#[case] format: Format) {
         let want = (f64::from(format.max()) / f64::from(amax).max(1e-12)) as f32;
         assert_eq!(scale.to_bits(), want.to_bits(), "{format} {amax:e}");
         assert!(scale.is_normal() && scale > 0.0);
-        // The largest power of two that is not above the scale.
+        // Largest power of two that is not above the scale.
         assert!(power <= scale && scale < 2.0 * power && power.to_bits().trailing_zeros() >= 23, "{amax:e}");
     }
 }
@@ -37,7 +38,8 @@ fn inverse_is_one_correctly_rounded_division() {
 }
 
 proptest! {
-    /// The scale is the f64 quotient rounded once; the power of two is exact, not above it and above half of it.
+    /// The scale is the f64 quotient rounded once. The power of two is exact, not above it, and
+    /// above half of it.
     #[test]
     fn any_scale_is_exact(bits in 0u32..=0x7f80_0000) {
         let amax = f32::from_bits(bits);

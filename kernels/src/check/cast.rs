@@ -1,4 +1,4 @@
-//! Judges casts on edge cases of floats: codes, scales, padding and amax must equal the scalar
+//! Checks casts on floating-point edge cases. Codes, scales, padding and amax must equal the scalar
 //! reference bit for bit.
 
 use core::fmt;
@@ -16,33 +16,35 @@ use crate::{
     quantize_with_amax, row_words,
 };
 
-/// Compile-time parameters of a cast, and the shape of a small matrix that compiles to the same kernels.
+/// Compile-time parameters of a cast, and the shape of a small matrix that compiles to the same
+/// kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CastVariant {
     /// Format, granularity and scale mode.
     pub cast: Cast,
-    /// The copies, of a matrix that lies in memory by rows.
+    /// Copies to write, for a matrix that is row-major in memory.
     pub orientation: Orientation,
     /// The dtype of x.
     pub dtype: StorageType,
     /// `Some` if the amax is given; true if max |x| is computed too.
     pub amax: Option<bool>,
-    /// The conversions that the device has left.
+    /// Conversion instructions that are not disabled on the device.
     pub instructions: Option<&'static str>,
     shape: [usize; 2],
     strides: [usize; 2],
-    /// Elements before the first.
+    /// Elements before the first one of the view.
     base: usize,
 }
 
-/// The largest power of two, 16 at most, that divides `n`.
+/// Largest power of two up to 16 that divides `n`.
 const fn alignment(n: usize) -> usize {
     let zeros = n.trailing_zeros();
     1 << if zeros < 4 { zeros } else { 4 }
 }
 
 impl CastVariant {
-    /// The variant that [`quantize`], or with an amax [`quantize_with_amax`], runs on this device.
+    /// Variant that [`quantize`] runs on this device, or [`quantize_with_amax`] if an amax is
+    /// given.
     ///
     /// # Errors
     /// As [`quantize`] and [`quantize_with_amax`].
@@ -59,7 +61,7 @@ impl CastVariant {
             (checked, orientation) = (checked.transpose(), orientation.transposed());
         }
         let ([rows, cols], [row, col]) = (view.shape, view.strides);
-        // How a row is divided among units depends on its length.
+        // The split of a row among units depends on its length.
         let by_row = cast.granularity == Granularity::Row && orientation == Orientation::Rows;
         let own_cols = if by_row { cols } else { 192 + alignment(cols) };
         let own_col = if cols == 1 { 1 } else { col.clamp(1, 2) };
@@ -88,7 +90,7 @@ impl CastVariant {
     }
 
     /// Element `i` of a matrix: values over many binades, ties between codes, subnormals, zeros and
-    /// the largest code. With `not_finite`, one NaN and one infinity as well.
+    /// the largest code. With `not_finite`, also one NaN and one infinity.
     fn value(&self, i: usize, not_finite: bool, seed: u64) -> f32 {
         let [rows, cols] = self.shape;
         let (bits, row, col) = (split_mix(seed, i as u64), i / cols, i % cols);
@@ -97,11 +99,11 @@ impl CastVariant {
         sign * match bits % 16 {
             _ if not_finite && (row, col) == (rows / 2, cols / 3) => f32::NAN,
             _ if not_finite && (row, col) == (rows / 3, cols / 2) => f32::INFINITY,
-            // A row, or a block, of zeros and of little else.
+            // Every 64 rows: one of zeros and one of tiny values.
             _ if row % 64 == 63 => 0.0,
             _ if row % 64 == 62 => sixteenths * 1e-7,
             0 => 0.0,
-            // The largest code's amax makes these ties.
+            // With the largest code as amax, the next values are ties.
             1 => 448.0,
             2..=7 => sixteenths * 2f32.powi((bits >> 24) as i32 % 8 - 6),
             8..=9 => sixteenths * 2f32.powi(-14),

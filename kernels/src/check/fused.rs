@@ -1,4 +1,5 @@
-//! Fused operations against the scalar reference, within a rounding error of the largest value.
+//! Checks fused operations against the scalar reference, within a rounding error of the largest
+//! value.
 
 use core::fmt;
 
@@ -15,9 +16,9 @@ use crate::source::Source;
 pub struct FusedVariant {
     /// The operation.
     pub kernel: FusedKernel,
-    /// Whether it is the gradient.
+    /// Whether to run the gradient.
     pub backward: bool,
-    /// Elements of a row: of the last axis.
+    /// Length of a row (the last axis).
     pub cols: usize,
     /// The dtype of x.
     pub dtype: StorageType,
@@ -25,7 +26,7 @@ pub struct FusedVariant {
     pub gamma: StorageType,
 }
 
-/// Rows: of rotary positions two sequences of seven positions with three heads.
+/// Rows. For rotary embeddings: two sequences of seven positions with three heads.
 const ROWS: usize = 2 * 7 * 3;
 
 const EPSILON: f32 = 1e-5;
@@ -39,7 +40,7 @@ impl FusedVariant {
         };
         let matrix = |i: u64| upload(client, &values(ROWS, cols, seed + i), cols, dtype);
         let ((a, x), (b, y), (d, dy)) = (matrix(1)?, matrix(2)?, matrix(3)?);
-        // The largest term of a result: where terms cancel, errors are relative to it.
+        // Largest term of a result. Errors are relative to it where terms cancel.
         let mut term = 0f64;
         let results = match kernel {
             FusedKernel::SwiGlu if backward => {

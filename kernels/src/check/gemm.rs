@@ -1,8 +1,8 @@
-//! Judges GEMMs on codes of -1, 0 and 1 with power-of-two scales. Every sum is exact on every path,
+//! Checks GEMMs on codes of -1, 0 and 1 with power-of-two scales. Every sum is exact on every path,
 //! so results must equal the scalar reference bit for bit.
 //!
-//! Neighbouring scales differ, tiles are ragged, and there are a bias and an empty group. The first
-//! row of each operand is dense, so that sums use all 14 bits of an accumulator. A NaN code, and in
+//! Adjacent scales differ, tiles are ragged, and there are a bias and an empty group. The first row
+//! of each operand is dense, so that sums use all 14 bits of an accumulator. A NaN code, and in
 //! e5m2 an infinity, reach a whole row and a whole column.
 
 use core::ops::Range;
@@ -15,13 +15,14 @@ use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm
 use crate::source::Source;
 use crate::{Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, InvScale, Output, VectorView};
 
-/// Ends of three groups: the first inside a block, the second empty, the third before the end of the axis.
+/// Ends of three groups: the first inside a block, the second empty, the third before the end of
+/// the axis.
 fn group_ends(len: usize) -> [i32; 3] {
     let first = len as i32 / 3 + 1;
     [first, first, len as i32 - 3]
 }
 
-/// Contraction, format and granularity of an operand.
+/// Contraction length, format and granularity of an operand.
 const fn operand(variant: &GemmVariant, side: usize) -> (usize, Format, Granularity) {
     let GemmProblem { formats, shape, .. } = &variant.small;
     (shape.product[2], formats[side], shape.granularities[side])
@@ -35,8 +36,8 @@ struct Matrix {
 }
 
 impl Matrix {
-    /// The left or the right operand, zero outside `spans` of the contraction. NaN and infinity are
-    /// in column `special`.
+    /// The left or right operand, zero outside `spans` of the contraction. NaN and infinity are in
+    /// column `special`.
     fn new(
         variant: &GemmVariant,
         side: usize,
@@ -63,7 +64,7 @@ impl Matrix {
                 *code = if spans.iter().any(|span| span.contains(&col)) { *code } else { 0 };
             }
         }
-        // A row of few would leave nothing else.
+        // With few rows, NaN and infinity would leave few finite results.
         if rows > 8 {
             codes[rows / 2 * k + special] = 0x7f;
             if format == Format::E5m2 {
@@ -93,8 +94,8 @@ pub(super) fn judge<R: Runtime>(variant: &GemmVariant, client: &ComputeClient<R>
     judge_changed(variant, client, seed, |_| {})
 }
 
-/// [`judge`] of a kernel whose operands `change` modifies after the reference has read them: a
-/// stand-in for its faults.
+/// Runs [`judge`] with operands that `change` modifies after the reference has read them. Simulates
+/// a faulty kernel.
 fn judge_changed<R: Runtime>(
     variant: &GemmVariant,
     client: &ComputeClient<R>,
@@ -128,7 +129,7 @@ fn judge_changed<R: Runtime>(
 
     let ends = client.create_from_slice(&ends.map(i32::to_le_bytes).concat());
     let groups = grouping.map(|grouping| Groups { ends, count: 3, grouping });
-    // NaN, where nothing is written.
+    // NaN in every element, to detect ones that are not written.
     let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(dtype)?.size()]);
     let [left, right] = [(&a, 0), (&b, 1)]
         .map(|(matrix, side)| upload_operand(client, &matrix.host(variant, side), shape.power_of_two));
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
     use crate::{GemmDevice, GemmShape, select};
 
-    /// Judges variants of this granularity of A on wgpu with a change.
+    /// Checks the variant of this granularity of A on wgpu, after `change`.
     fn judged(left: Granularity, change: impl FnOnce((&mut Matrix, &mut Vec<f32>))) -> Option<Result<(), Flaw>> {
         let client = std::panic::catch_unwind(|| WgpuRuntime::client(&Default::default())).ok()?;
         let granularities = [left, if left == Granularity::Block1x128 { Granularity::Block128x128 } else { left }];

@@ -1,7 +1,7 @@
-//! Judges kernel variants on operands of their own, against the scalar reference.
+//! Checks kernel variants against the scalar reference, on generated operands.
 //!
-//! Operands depend on a seed. Otherwise memory of an earlier judgement could pass for the result of
-//! a lost launch.
+//! Operands depend on a seed. Otherwise memory from an earlier check could pass for the result of a
+//! lost launch.
 
 mod cast;
 mod fused;
@@ -35,14 +35,14 @@ pub enum Variant {
     Fused(FusedVariant),
 }
 
-/// Why a variant is not right.
+/// Reason why a variant failed its check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Flaw {
-    /// It does not compute this.
+    /// The variant does not support these operands.
     Unsupported(KernelError),
-    /// The result is not the reference's.
+    /// The result differs from the reference.
     Wrong(String),
-    /// The device gave an error instead of a result.
+    /// The device returned an error instead of a result.
     Refused(String),
 }
 
@@ -62,7 +62,8 @@ impl fmt::Display for Flaw {
 }
 
 impl Variant {
-    /// Runs the variant on operands of its own, and compares all of the result with the scalar reference.
+    /// Runs the variant on generated operands and compares the whole result with the scalar
+    /// reference.
     ///
     /// # Errors
     /// The first flaw.
@@ -85,8 +86,8 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Number `i` of the sequence that the seed begins. Source: Steele, Lea and Flood, *Fast Splittable Pseudorandom Number Generators*
-/// (2014), and Vigna's `splitmix64.c`.
+/// Number `i` of the SplitMix64 sequence of a seed. Source: Steele, Lea and Flood, *Fast Splittable
+/// Pseudorandom Number Generators* (2014), and Vigna's `splitmix64.c`.
 pub fn split_mix(seed: u64, i: u64) -> u64 {
     let z = seed.wrapping_add((i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -94,7 +95,7 @@ pub fn split_mix(seed: u64, i: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Bytes of values in a dtype, and the values as it rounds them.
+/// Bytes of values in a dtype, and the values after rounding to it.
 ///
 /// # Errors
 /// [`KernelError::UnsupportedDtype`].
@@ -110,10 +111,10 @@ pub fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>
     })
 }
 
-/// The operand on a device.
+/// Uploads an operand to a device.
 ///
 /// # Panics
-/// If a slice does not have the length of its shape, or an E8M0 scale is no power of two.
+/// If a slice does not have the length of its shape, or an E8M0 scale is not a power of two.
 pub fn upload_operand<R: Runtime>(client: &ComputeClient<R>, operand: &HostOperand<'_>, power_of_two: bool) -> Operand {
     let &HostOperand { codes, rows, k, format, granularity, inv_scales } = operand;
     let pitch = 4 * row_words(k);
@@ -131,7 +132,7 @@ pub fn upload_operand<R: Runtime>(client: &ComputeClient<R>, operand: &HostOpera
     Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
 }
 
-/// A dense matrix on the device, and its values as the dtype rounds them.
+/// Uploads a dense matrix. Also returns its values after rounding to the dtype.
 fn upload<R: Runtime>(
     client: &ComputeClient<R>,
     values: &[f32],
@@ -143,14 +144,14 @@ fn upload<R: Runtime>(
     Ok((MatrixView { handle, shape: [values.len() / cols, cols], strides: [cols, 1], dtype }, values))
 }
 
-/// Bytes of device memory.
+/// Reads bytes from device memory.
 fn read<R: Runtime>(client: &ComputeClient<R>, handles: &[&Handle]) -> Result<Vec<Vec<u8>>, Flaw> {
     let handles = handles.iter().map(|handle| (*handle).clone()).collect();
     let read = block_on(client.read_async(handles)).map_err(|error| Flaw::Refused(error.to_string()))?;
     Ok(read.iter().map(|bytes| bytes.to_vec()).collect())
 }
 
-/// The f32 values of bytes in a dtype.
+/// f32 values of bytes in a dtype.
 ///
 /// # Errors
 /// [`KernelError::UnsupportedDtype`].
@@ -167,7 +168,7 @@ pub fn floats(bytes: &[u8], dtype: StorageType) -> Result<Vec<f32>, KernelError>
 mod tests {
     use super::*;
 
-    /// The first numbers of the seed 1234567, as published with `splitmix64.c`.
+    /// First numbers of the seed 1234567, as published with `splitmix64.c`.
     #[test]
     fn split_mix_is_the_published_sequence() {
         let numbers = [0, 1, 2].map(|i| split_mix(1_234_567, i));

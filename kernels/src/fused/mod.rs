@@ -1,4 +1,4 @@
-//! Fused operations of a transformer, forward and backward, each in one kernel that writes no tensor between.
+//! Fused operations of a transformer, forward and backward, each without intermediate tensors.
 //!
 //! ```text
 //! SwiGLU     y = a s b,               s = σ(a)             da = dy b s (a (1 - s) + 1),     db = dy a s
@@ -6,7 +6,7 @@
 //!            dx = r (g - n mean(g n)),   g = dy γ,  n = x r   dγ = Σ_rows dy n
 //! rotary     y₁ = x₁ c - x₂ s,        y₂ = x₂ c + x₁ s     back: the same with -s
 //! ```
-//! Computed in f32; results have the dtype of the first input.
+//! Computed in f32. Results have the dtype of the first input.
 
 mod rms_norm;
 mod rotary;
@@ -25,21 +25,21 @@ use crate::grid::UNITS;
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
 
-/// An operation of this module.
+/// A fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FusedKernel {
     /// [`swiglu`] and [`swiglu_backward`].
     SwiGlu,
     /// [`rms_norm`] and [`rms_norm_backward`].
     RmsNorm,
-    /// [`rotary`], both ways.
+    /// [`rotary`], forward and backward.
     Rotary,
 }
 
-/// Elements of a unit in one round.
+/// Elements per unit in one round.
 const EACH: usize = 8;
 
-/// Most cubes of a kernel whose cubes go through the elements in step.
+/// Maximum cubes of a kernel whose cubes stride through the elements.
 const MOST_CUBES: usize = 1024;
 
 /// Number of cubes for an operation on `elements` elements.
@@ -47,22 +47,22 @@ fn cubes(elements: usize) -> usize {
     elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
 }
 
-/// From here on the operation returns [`KernelError::Disabled`] on this device.
+/// Disables the operation on this device. It then returns [`KernelError::Disabled`].
 pub fn disable_fused<R: Runtime>(client: &ComputeClient<R>, kernel: FusedKernel) {
     disable(client, kernel);
 }
 
-/// Tensors of one dtype whose elements follow each other in memory.
+/// Contiguous tensors of one dtype.
 struct Dense<const N: usize> {
     tensors: [Checked; N],
     dtype: StorageType,
-    /// Elements in a vector that is loaded at once.
+    /// Elements per vector load.
     width: usize,
 }
 
 impl<const N: usize> Dense<N> {
     /// # Errors
-    /// As the operations: what cannot be computed here.
+    /// The same as for the operations.
     fn new<R: Runtime>(
         client: &ComputeClient<R>,
         kernel: FusedKernel,
@@ -93,7 +93,7 @@ impl<const N: usize> Dense<N> {
         Ok(Self { tensors, dtype, width })
     }
 
-    /// The kernel's arrays, and where each tensor begins in its own, in vectors.
+    /// Kernel arrays, and the offset of each tensor in its array, in vectors.
     fn args<R: Runtime>(&self) -> ([ArrayArg<R>; N], [u32; N]) {
         let args = self.tensors.each_ref().map(|tensor| tensor.dense_array(self.width));
         (args, self.tensors.each_ref().map(|tensor| (tensor.memory().1 / self.width) as u32))
@@ -107,16 +107,16 @@ impl<const N: usize> Dense<N> {
         (self.elements() / self.width) as u32
     }
 
-    /// Memory for a result, and a kernel's argument that fills it.
+    /// Allocates a result. Returns its memory and the kernel argument.
     fn output<R: Runtime>(&self, client: &ComputeClient<R>) -> (Handle, ArrayArg<R>) {
         let memory = client.empty(self.elements() * self.dtype.size());
-        // SAFETY: it has as many elements.
+        // SAFETY: the memory has this many elements.
         let arg = unsafe { ArrayArg::from_raw_parts(memory.clone(), self.vectors() as usize) };
         (memory, arg)
     }
 }
 
-/// γ, if it is as long as the rows of x.
+/// Checks that γ is as long as the rows of x.
 fn gamma_of<R: Runtime>(
     client: &ComputeClient<R>,
     kernel: FusedKernel,
@@ -129,7 +129,7 @@ fn gamma_of<R: Runtime>(
     Dense::new(client, kernel, [gamma])
 }
 
-/// In f32.
+/// Casts a vector to f32.
 #[cube]
 fn wide<O: Float, N: Size>(values: Vector<O, N>) -> Vector<f32, N> {
     Vector::<f32, N>::cast_from(values)

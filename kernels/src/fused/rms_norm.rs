@@ -1,4 +1,4 @@
-//! RMSNorm: some units go through a row side by side, and the sum over it passes between them.
+//! RMSNorm. Several units share a row and exchange partial sums.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -10,20 +10,21 @@ use crate::ptx::cvt::Isa;
 use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
-/// Rows of partial sums of dγ, about: enough cubes for any device, and memory for a few hundred rows.
+/// Approximate number of rows of partial sums of dγ: enough cubes for any device, and memory for a
+/// few hundred rows.
 const MOST_PARTIAL: usize = 512;
 
-/// Units that go through a row, a power of two.
+/// Units per row, a power of two.
 fn lanes(cols: usize) -> u32 {
     (cols.div_ceil(EACH) as u32).next_power_of_two().min(UNITS)
 }
 
-/// Rows that a cube goes through at a time.
+/// Rows that a cube processes at a time.
 fn rows_per_cube(cols: usize) -> usize {
     (UNITS / lanes(cols)) as usize
 }
 
-/// Cubes for so many rows.
+/// Number of cubes for `rows` rows.
 fn cubes(rows: usize, cols: usize, most: usize) -> usize {
     rows.div_ceil(rows_per_cube(cols)).min(most)
 }
@@ -68,7 +69,7 @@ pub fn rms_norm<R: Runtime>(
     Ok(y)
 }
 
-/// The gradients of x and γ, of which y has `dy`: that of γ is f32 `[cols]`.
+/// Gradients of x and γ from `dy`. The gradient of γ is f32 `[cols]`.
 ///
 /// # Errors
 /// As [`rms_norm`].
@@ -89,7 +90,8 @@ pub fn rms_norm_backward<R: Runtime>(
     let ([gamma_arg], [gamma_base]) = gamma.args();
     let (dx, dx_arg) = inputs.output(client);
     let (lanes, isa) = (lanes(cols), Isa::of(client));
-    // SAFETY: as in forward; each row of a cube has a row of `partial`, and `sum_rows` reads those and writes `cols` sums.
+    // SAFETY: as in forward. Each row of a cube has a row of `partial`; `sum_rows` reads all of
+    // them and writes `cols` sums.
     unsafe {
         rms_norm_gradients::launch_unchecked::<R>(
             client,
@@ -124,7 +126,7 @@ pub fn rms_norm_backward<R: Runtime>(
     Ok([dx, dgamma])
 }
 
-/// The tensors of x's shape, γ, and the elements in a vector of any of them.
+/// Checks the inputs. Returns the tensors, γ, and the common vector width in elements.
 fn checked<R: Runtime, const N: usize>(
     client: &ComputeClient<R>,
     tensors: [&MatrixView; N],
@@ -137,13 +139,13 @@ fn checked<R: Runtime, const N: usize>(
     Ok((tensors, gamma, width))
 }
 
-/// The rows of a matrix in a kernel.
+/// Shape and constants of a matrix in a kernel.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Rows {
     rows: u32,
     /// Vectors in a row.
     vectors: u32,
-    /// `1 / H`: a division would take a call, and a call memory.
+    /// `1 / cols`. A division would be a function call, which uses local memory.
     per_element: f32,
     epsilon: f32,
     #[cube(comptime)]
@@ -152,7 +154,7 @@ struct Rows {
 
 #[cube]
 impl Rows {
-    /// The first row of this unit; it goes on by [`step`](Self::step).
+    /// First row of this unit. It advances by [`step`](Self::step).
     fn first(&self) -> u32 {
         CUBE_POS as u32 * comptime!(UNITS / self.lanes) + UNIT_POS / self.lanes
     }
@@ -161,22 +163,24 @@ impl Rows {
         CUBE_COUNT as u32 * comptime!(UNITS / self.lanes)
     }
 
-    /// Steps until all units of all cubes are past the last row: the same for each of them, since they meet at barriers.
+    /// Steps until all units of all cubes are past the last row. Equal in every unit, since they
+    /// synchronize at barriers.
     fn steps(&self) -> u32 {
         self.rows.div_ceil(self.step())
     }
 
-    /// `1 / √(mean x² + ε)` of a sum of squares.
+    /// `1 / √(mean x² + ε)` from a sum of squares.
     fn inverse_rms(&self, squares: f32) -> f32 {
         (squares * self.per_element + self.epsilon).inverse_sqrt()
     }
 
-    /// The first vector of a row, past the last row of that.
+    /// Index of a row's first vector. Past the end, the last row's.
     fn first_vector(&self, row: u32) -> u32 {
         min(row, self.rows - 1) * self.vectors
     }
 
-    /// [`inverse_rms`](Self::inverse_rms) of a row of x from its vector `first` on. All units of the cube must call it; it synchronizes them.
+    /// [`inverse_rms`](Self::inverse_rms) of the row of x whose first vector is `first`.
+    /// Synchronizes the cube: all units must call it.
     fn inverse<O: Float, N: Size>(&self, x: &Array<Vector<O, N>>, first: u32, #[comptime] isa: Isa) -> f32 {
         let lanes = comptime!(self.lanes);
         let mut squares = f32::new(0.0);
@@ -186,13 +190,13 @@ impl Rows {
             squares += sum::<N>(value * value);
             at += lanes;
         }
-        // Sums of the row before may still be read.
+        // Units may still read the previous row's sums.
         sync_cube();
         self.inverse_rms(lanes_sum(squares, lanes, isa))
     }
 }
 
-/// The sum of a vector's elements.
+/// Sum of a vector's elements.
 #[cube]
 fn sum<N: Size>(values: Vector<f32, N>) -> f32 {
     let mut sum = values[0];
@@ -236,7 +240,7 @@ fn rms_norm_forward<O: Float, E: Float, N: Size>(
     }
 }
 
-/// A unit alone reads and writes its elements of `partial`, of which each row of a cube has one.
+/// Each row of a cube has a row of `partial`. Only one unit reads and writes each element.
 #[cube(launch_unchecked)]
 fn rms_norm_gradients<O: Float, E: Float, N: Size>(
     x: &Array<Vector<O, N>>,
@@ -295,13 +299,13 @@ fn rms_norm_gradients<O: Float, E: Float, N: Size>(
     }
 }
 
-/// Columns that a cube of [`sum_rows`] takes, neighbours in memory; the other units share the rows of each.
+/// Adjacent columns that a cube of [`sum_rows`] takes. Units of the same column share its rows.
 const SUM_COLS: u32 = 32;
 
 /// Rows that a unit has in flight.
 const IN_FLIGHT: u32 = 4;
 
-/// The sums over the rows of a matrix, in an order of their own that is always the same.
+/// Sums the rows of a matrix, in a fixed order.
 #[cube(launch_unchecked)]
 fn sum_rows(matrix: &Array<f32>, sums: &mut Array<f32>, rows: u32, cols: u32, #[comptime] _version: Version) {
     let groups = comptime!(UNITS / SUM_COLS);

@@ -1,4 +1,4 @@
-//! Rotary positions: the halves of each head turned against each other, and heads and positions swapped on the way.
+//! Rotary embeddings: rotates the halves of each head, and swaps the axes of heads and positions.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -10,11 +10,12 @@ use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
 /// Rotates contiguous x `[B, T, heads, d]` by the angles of its positions into `[B, heads, T, d]`.
-/// `back` is the inverse, and the gradient. `x.shape` is `[B · T · heads, d]`, d even; cos and sin
-/// are f32 `[T, d/2]`.
+/// `back` computes the inverse, which is also the gradient. `x.shape` is `[B · T · heads, d]`, d
+/// even; cos and sin are f32 `[T, d/2]`.
 ///
 /// # Errors
-/// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for dimensions or tables that do not fit x.
+/// As [`swiglu`](super::swiglu), and [`KernelError::ShapeMismatch`] for dimensions or tables that
+/// do not fit x.
 pub fn rotary<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -34,7 +35,7 @@ pub fn rotary<R: Runtime>(
     }
     let mut inputs = Dense::new(client, FusedKernel::Rotary, [x])?;
     let mut tables = Dense::new(client, FusedKernel::Rotary, [cos, sin])?;
-    // Of 16 bytes of x, whose halves may begin between two.
+    // At most 16 bytes of x. If the second half would start inside a vector, single elements.
     let width = if (dim / 2).is_multiple_of(inputs.width) { inputs.width.min(tables.width) } else { 1 };
     (inputs.width, tables.width) = (width, width);
     let ([x], [x_base]) = inputs.args();
@@ -57,7 +58,7 @@ pub fn rotary<R: Runtime>(
             sin_base,
             pairs,
             (dim / 2 / width) as u32,
-            // The axis of x that runs slower, and the one that runs faster; in y it is the other way.
+            // The slower and the faster axis of x; y has them swapped.
             if back { heads } else { len } as u32,
             if back { len } else { heads } as u32,
             back,
@@ -68,7 +69,7 @@ pub fn rotary<R: Runtime>(
     Ok(y)
 }
 
-/// Cubes go through the pairs of vectors in step.
+/// Cubes stride through the pairs of vectors.
 #[cube(launch_unchecked)]
 fn rotate<O: Float, N: Size>(
     x: &Array<Vector<O, N>>,
@@ -88,7 +89,7 @@ fn rotate<O: Float, N: Size>(
 ) {
     let mut pair = ABSOLUTE_POS as u32;
     while pair < pairs {
-        // In the order of x, which is read as it lies.
+        // In the order of x, so that its reads are contiguous.
         let (row, within) = (pair / half, pair % half);
         let (outer, b) = (row / fast, row / fast / slow);
         let (i, j) = (outer % slow, row % fast);

@@ -1,4 +1,4 @@
-//! SwiGLU, element by element.
+//! Elementwise SwiGLU.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -12,9 +12,11 @@ use crate::{KernelError, MatrixView};
 /// `y = a σ(a) b` of contiguous `[rows, cols]`.
 ///
 /// # Errors
-/// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch), [`NotContiguous`](KernelError::NotContiguous),
-/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
+/// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch),
+/// [`NotContiguous`](KernelError::NotContiguous),
+/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds),
+/// [`Misaligned`](KernelError::Misaligned), [`TooLarge`](KernelError::TooLarge),
+/// [`Disabled`](KernelError::Disabled).
 pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixView) -> Result<Handle, KernelError> {
     let inputs = Dense::new(client, FusedKernel::SwiGlu, [a, b])?;
     let ([a, b], [a_base, b_base]) = inputs.args();
@@ -39,7 +41,7 @@ pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixV
     Ok(y)
 }
 
-/// Gradients of a and b, given the gradient `dy` of y.
+/// Gradients of a and b from the gradient `dy` of y.
 ///
 /// # Errors
 /// As [`swiglu`].
@@ -82,7 +84,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     one / (one + (Vector::<f32, N>::new(0.0f32) - x).exp())
 }
 
-/// Cubes go through the vectors in step.
+/// Cubes stride through the vectors.
 #[cube(launch_unchecked)]
 fn swiglu_forward<O: Float, N: Size>(
     a: &Array<Vector<O, N>>,
@@ -103,7 +105,7 @@ fn swiglu_forward<O: Float, N: Size>(
     }
 }
 
-/// Cubes go through the vectors in step.
+/// Cubes stride through the vectors.
 #[cube(launch_unchecked)]
 fn swiglu_gradients<O: Float, N: Size>(
     a: &Array<Vector<O, N>>,

@@ -1,19 +1,20 @@
-//! The GEMM of any device: codes are decoded to f32 on their way into shared memory, then an f32 tile product.
+//! GEMM for any device. Decodes codes to f32 into shared memory and multiplies f32 tiles.
 //!
-//! A cube of 8x8 units makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. Tiles lie in shared memory as
-//! `[k, row]`, four rows to a vector.
+//! A cube of 8x8 units makes one output tile ([`Tile`]), with 32 codes of the contraction per step.
+//! Tiles are stored in shared memory as `[k, row]`, four rows per vector.
 //!
-//! | device | tile | sums of a unit | values that it reads from shared memory for them |
+//! | device | tile | sums of a unit | values read from shared memory per `k` |
 //! | --- | --- | --- | --- |
 //! | GPU | 64x64 | 8x8 | 16 |
 //! | CPU behind a graphics driver | 64x128 | 8x16 | 24 |
 //! | either, for at most 32 rows | half as high | half as many | 12, 20 |
 //!
-//! Such a driver makes vectors of neighbouring units and loads what each of them reads one by one, so that loads take most of the
-//! time. Larger tiles are faster still, but take it tens of seconds to compile.
+//! A CPU driver vectorizes over adjacent units and loads the values of each unit one by one, so
+//! loads take most of the time. Larger tiles are faster still, but take the driver tens of seconds
+//! to compile.
 //!
-//! With blocks of 128, the sums of every fourth step are scaled and added to a second set. E8M0 scales multiply the
-//! decoded values, which is exact but for values below f32's normal ones.
+//! With blocks of 128, the sums of every four steps are scaled and added to a second set. E8M0
+//! scales multiply the decoded values. That is exact except for f32 subnormals.
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
@@ -31,16 +32,16 @@ use crate::{Format, Granularity};
 /// Units along each side of a tile.
 const SIDE: u32 = 8;
 
-/// Rows that have a tile of their own.
+/// Maximum rows that use the half-height tile.
 pub(super) const FEW: usize = 4 * SIDE as usize;
 
-/// A cube's part of the output: groups of four rows, and of four columns, that each unit holds. Unit `u` holds the groups `u`,
-/// `u + SIDE` and so on: neighbours read neighbouring vectors.
+/// Tile of a cube: groups of four rows, and of four columns, per unit. Unit `u` has the groups `u`,
+/// `u + SIDE` and so on, so adjacent units read adjacent vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tile([u32; 2]);
 
 impl Tile {
-    /// For an output of `rows` rows.
+    /// Tile for an output of `rows` rows.
     const fn new(rows: usize, cpu: bool) -> Self {
         Self([if rows <= FEW { 1 } else { 2 }, if cpu { 4 } else { 2 }])
     }
@@ -50,18 +51,18 @@ impl Tile {
         [4 * SIDE * self.0[0], 4 * SIDE * self.0[1]]
     }
 
-    /// Vectors from one `k` to the next in shared memory, with one of padding against bank conflicts.
+    /// Vectors from one `k` to the next in shared memory. One is padding against bank conflicts.
     const fn pitch(self, side: usize) -> u32 {
         SIDE * self.0[side] + 1
     }
 
-    /// Vectors of four columns that hold a unit's sums: as many as it has groups of them, for each of its rows.
+    /// Four-column vectors of a unit's sums: one per column group, for each of its rows.
     const fn sums(self) -> u32 {
         4 * self.0[0] * self.0[1]
     }
 }
 
-/// Words of contraction in a step: 32 codes, one memory sector of a row.
+/// Contraction words of a step: 32 codes, one memory sector of a row.
 const STEP_WORDS: u32 = 8;
 
 /// Contraction length of a step.
@@ -76,8 +77,8 @@ type Quad = Vector<f32, Const<4>>;
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, matrices) = gemm.matrices();
     let tile = Tile::new(m, is_cpu(client));
-    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
-    // the rows and words of the operands, stores by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are guarded by
+    // the operands' rows and words, stores by `m` and `n`.
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
@@ -122,10 +123,10 @@ fn gemm_emulated<O: Float>(
     let [quads_y, quads_x] = comptime!(tile.0);
     let count = comptime!(tile.sums());
 
-    // Row `i` of the unit, columns of its group `j`, at `quads_x * i + j`.
+    // Row `i` of the unit and its column group `j` are at `quads_x * i + j`.
     let mut sums = zeros(count);
     let mut totals = zeros(count);
-    // Where the tile's columns begin and end among the rows of B.
+    // First row of B for the tile's columns, and the end of this matrix's rows.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
     let mut step = work.k_begin / 4;
@@ -204,7 +205,7 @@ fn zeros(#[comptime] count: u32) -> Array<Quad> {
     zeros
 }
 
-/// Inverse scales of the groups of four rows (or columns) that a unit holds, the first beginning at `first`.
+/// Inverse scales of a unit's groups of four rows (or columns). The first group starts at `first`.
 #[cube]
 fn factors(
     problem: &Problem,
@@ -227,8 +228,8 @@ fn factors(
     factors
 }
 
-/// Decodes a step of operand `side` into shared memory: a unit takes one word of each of four neighbouring rows at a time. A step is
-/// one block of E8M0 scales.
+/// Decodes a step of operand `side` into shared memory. A unit takes one word of four adjacent rows
+/// at a time. A step is one block of E8M0 scales.
 #[cube]
 fn load_tile(
     codes: &Array<u32>,

@@ -1,8 +1,10 @@
-//! The GEMM of a few rows, as of one generated token: bound by reading B, every code of which is loaded once.
+//! GEMV: the GEMM of a few rows, as in decoding. Bound by reading B; each code of B is loaded once.
 //!
-//! A cube makes [`COLS`] columns of the output for all rows. Its units go through the contraction side by side, a chunk of codes of each
-//! column at a time, so that the loads of all columns are in flight together. Codes become f32 in registers. Each unit adds products in the
-//! order of the contraction, and the cube adds up its units: an element's sum is the same whatever the other rows are and however many.
+//! A cube makes [`COLS`] columns of the output for all rows. Its units share the contraction and
+//! take one chunk of codes per column at a time. So the loads of all columns are in flight
+//! together. Codes become f32 in registers. Each unit adds products in contraction order, and the
+//! cube adds the units' sums. So an element's sum does not depend on the other rows or their
+//! number.
 //!
 //! | | CUDA | other devices |
 //! | --- | --- | --- |
@@ -26,22 +28,22 @@ use crate::scale::scale_index;
 use crate::version::Version;
 use crate::{Format, Granularity, cuda_arch};
 
-/// Rows at most. A code of B takes about two operations, and two more for each row: with four rows an SM of Hopper still keeps up with its
-/// part of the memory's bandwidth. From there on tensor cores, whose tiles read B once too, are expected to be faster; no GPU has
-/// said so yet.
+/// Maximum rows. A code of B takes about two operations, and two more per row. With four rows an SM
+/// of Hopper still keeps up with its share of the memory bandwidth. With more rows tensor cores,
+/// whose tiles also read B once, are expected to be faster. This is not measured on a GPU yet.
 pub const GEMV_ROWS: usize = 4;
 
-/// Columns of a cube: as many chunks of B are on their way to each unit.
+/// Columns of a cube, and chunks of B that each unit has in flight.
 const COLS: u32 = 4;
 
-/// The byte of a scale of one.
+/// E8M0 byte of the scale 1.
 const E8M0_ONE: u32 = 127;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Config {
     formats: [Format; 2],
-    /// Rows.
+    /// Number of rows.
     m: u32,
     accumulate: bool,
     isa: Isa,
@@ -53,23 +55,24 @@ impl Config {
         if self.isa.has_ptx() { 128 } else { 64 }
     }
 
-    /// Neighbouring units whose sums shuffles add up.
+    /// Adjacent units whose sums are added by shuffles.
     const fn lanes(self) -> u32 {
         if self.isa.has_ptx() { 32 } else { 1 }
     }
 
-    /// Words of a chunk.
+    /// Words in a chunk.
     const fn words(self) -> u32 {
         if self.isa.has_ptx() { 4 } else { 1 }
     }
 
-    /// Chunks of so many codes.
+    /// Chunks in `codes` codes.
     const fn chunks(self, codes: usize) -> u32 {
         codes as u32 / (4 * self.words())
     }
 }
 
-/// Whether it is for a GEMM that has no path of its own for few rows.
+/// Whether the GEMV runs this GEMM: few rows, no groups, and no CUDA architecture with other
+/// kernels.
 pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) -> bool {
     gemm.groups.is_none() && gemm.a.rows <= GEMV_ROWS && cuda_arch(client).is_none()
 }
@@ -79,8 +82,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
     let config = Config { formats: gemm.formats(), m: m as u32, accumulate: gemm.accumulate, isa: Isa::of(client) };
     let words = config.words() as usize;
-    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are of rows and chunks that exist,
-    // stores guarded by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are of existing
+    // rows and chunks; stores are guarded by `m` and `n`.
     unsafe {
         gemv::launch_unchecked::<R>(
             client,
@@ -116,7 +119,7 @@ fn gemv<N: Size, O: Float>(
     let (units, lanes, words) = comptime!((config.units(), config.lanes(), config.words()));
     let by_block = comptime!(Granularity::any_blocks(problem.granularities));
     let by_mx = comptime!(Granularity::any_mx(problem.granularities));
-    // Whether products of a chunk are summed apart.
+    // Whether a chunk's products are summed separately.
     let apart = comptime!(by_block || by_mx || !isa.has_ptx());
     let count = comptime!(m * COLS);
     let chunks = problem.words / words;
@@ -126,7 +129,7 @@ fn gemv<N: Size, O: Float>(
         sums[i as usize] = f32::new(0.0);
     }
     let (lane, warp) = (UNIT_POS % lanes, UNIT_POS / lanes);
-    // The first chunk of the warp, whose lanes stay together.
+    // First chunk of the warp, whose lanes stay together.
     let mut first = warp * lanes;
     while first < chunks {
         let chunk = first + lane;
@@ -137,7 +140,7 @@ fn gemv<N: Size, O: Float>(
         let mut scales = Array::<u32>::new(comptime!(COLS as usize));
         #[unroll]
         for j in 0..COLS {
-            // Past the last column any will do: its sum is not stored.
+            // Past the last column, loads repeat it; its sum is not stored.
             load_pinned(b, min(col0 + j, problem.n - 1) * chunks + at, &mut right, comptime!(j * words), isa);
         }
         #[unroll]
@@ -152,7 +155,8 @@ fn gemv<N: Size, O: Float>(
         }
         all_loaded(isa);
         if comptime!(lanes > 1) {
-            // Lanes past the end multiply zeros: an infinity would make NaN of another zero.
+            // Lanes past the end multiply zeros. Clearing only one operand could give NaN, as
+            // infinity · 0.
             let exists = chunk < chunks;
             clear_unless(&mut right, exists, comptime!(COLS * words));
             clear_unless(&mut left, exists, comptime!(m * words));
@@ -196,7 +200,7 @@ fn gemv<N: Size, O: Float>(
         for i in 0..m {
             let mut of_row = Array::<u32>::new(1usize);
             if comptime!(by_block || by_mx) {
-                // Only now, as they are in the cache, and registers are few.
+                // Loaded late, because they are cached and registers are scarce.
                 load_scale(problem, &mut of_row, 0u32, i.runtime(), block, isa, 0usize);
             }
             #[unroll]
@@ -244,7 +248,7 @@ fn gemv<N: Size, O: Float>(
     }
 }
 
-/// The scale of a block of 128, or the word of its E8M0 bytes, to `to[place]`.
+/// Loads a scale of a block of 128, or the word of its E8M0 bytes, into `to[place]`.
 #[cube]
 fn load_scale(
     problem: &Problem,
@@ -271,13 +275,13 @@ fn clear_unless(words: &mut Array<u32>, keep: bool, #[comptime] count: u32) {
     }
 }
 
-/// What sums of a block are multiplied by, beside E8M0 scales.
+/// Factor for the sums of a block. One for E8M0 scales, which are applied separately.
 #[cube]
 fn factor(scale: u32, #[comptime] granularity: Granularity) -> f32 {
     if comptime!(granularity.is_mx()) { 1.0f32.runtime() } else { f32::reinterpret(scale) }
 }
 
-/// The E8M0 byte of a chunk in the word of its block of 128.
+/// E8M0 byte of a chunk, from the word of its block of 128.
 #[cube]
 fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity, #[comptime] config: Config) -> u32 {
     if comptime!(granularity.is_mx()) {
@@ -287,7 +291,8 @@ fn e8m0(word: u32, chunk: u32, #[comptime] granularity: Granularity, #[comptime]
     }
 }
 
-/// `value · 2^(a - 127) · 2^(b - 127)`, NaN where a byte is 255. The two are made equal, so that none leaves f32 where the product does not.
+/// `value · 2^(a - 127) · 2^(b - 127)`, NaN if a byte is 255. The exponent is split evenly, so that
+/// no intermediate product leaves f32's range unless the result does.
 #[cube]
 fn times_e8m0(value: f32, a: u32, b: u32) -> f32 {
     let sum = a + b;
@@ -296,7 +301,7 @@ fn times_e8m0(value: f32, a: u32, b: u32) -> f32 {
     f32::reinterpret(select(max(a, b) == 255u32, F32_NAN.runtime(), u32::reinterpret(scaled)))
 }
 
-/// The four codes of a word as f32, exact, in an order that is the same for both operands.
+/// Decodes the four codes of a word to f32. Exact; the order is the same for both operands.
 #[cube]
 fn decode_word(
     word: u32,
@@ -314,7 +319,7 @@ fn decode_word(
             } else {
                 f16_pair(word, upper, format)
             };
-            // E4M3 by moving bits is the value times 2⁻⁸.
+            // E4M3 by shifts gives the value times 2⁻⁸.
             let is_shifted = comptime!(!isa.has_fp8_cvt() && matches!(format, Format::E4m3));
             #[unroll]
             for half in 0..2usize {
@@ -330,10 +335,10 @@ fn decode_word(
     }
 }
 
-/// Every other code of a word as f16, from the second or, `upper`, from the first on.
+/// Two codes of a word as f16: the second and fourth, or with `upper` the first and third.
 ///
-/// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, put under f16's five bits of exponent, are the value times 2⁻⁸, subnormals
-/// included; only its NaN would become a number.
+/// E5M2 is the upper byte of f16. E4M3's exponent and mantissa, placed under f16's five exponent
+/// bits, give the value times 2⁻⁸, including subnormals. Only NaN needs separate treatment.
 #[cube]
 fn f16_pair(word: u32, #[comptime] upper: bool, #[comptime] format: Format) -> u32 {
     // The upper byte of each half is the code.
@@ -342,7 +347,7 @@ fn f16_pair(word: u32, #[comptime] upper: bool, #[comptime] format: Format) -> u
         codes & 0xff00_ff00u32
     } else {
         let magnitude = codes & 0x7f00_7f00u32;
-        // 0x80 where the magnitude is 0x7f, then all ones in the exponent and its neighbour.
+        // 0x80 where the magnitude is 0x7f, then ones in the whole exponent and the next bit.
         let nan = (((magnitude + 0x0100_0100u32) & 0x8000_8000u32) >> 8u32) * 0xfcu32;
         (codes & 0x8000_8000u32) | (magnitude >> 1u32) | nan
     }

@@ -1,18 +1,21 @@
-//! One GEMM for each group of tokens, in one launch: what the experts of a mixture multiply. Group sizes are on the device; the
-//! host knows only how many groups there are.
+//! Grouped GEMM: one product per group of tokens in a single launch, as for mixture-of-experts
+//! layers. Group sizes are on the device; the host knows only the number of groups.
 //!
 //! ```text
 //! Rows         out [M, N],    row i of group g:  out_i = A_i · B_gᵀ        A [M, K], B [G·N, K]       forward, input gradient
 //! Contraction  out [G, M, N],  out_g = Σ over the k of group g  A_k · B_kᵀ  A [M, K], B [N, K]        weight gradient
 //! ```
 //!
-//! `ends[g]` is where group `g` ends. It begins where group `g - 1` ends; along the contraction at the next multiple of
-//! [`GROUP_ALIGN`] after that, so that no block of scales and no 16 bytes belong to two groups. From each end to there, the
-//! last one's too, codes are zero.
+//! `ends[g]` is the end of group `g`. A group starts at the end of group `g - 1`. Along the
+//! contraction it starts at the next multiple of [`GROUP_ALIGN`]. So no block of scales and no 16
+//! bytes belong to two groups. Codes between an end and that multiple are zero, also after the last
+//! group.
 //!
-//! Squares of 128 by 128 are counted over all rows of an operand, whatever groups they belong to. Tiles of A begin at multiples of
-//! their height, so groups change nothing for it. If a group's matrix of B has no multiple of 128 rows, two groups share a square, a
-//! tile's columns can lie in one square more, and each column has a scale of its own ([`GemmShape::scales_b_differ`](super::GemmShape::scales_b_differ)).
+//! 128x128 blocks of scales are counted over all rows of an operand, independent of groups. Tiles
+//! of A start at multiples of their height, so groups change nothing for A. If the rows of a
+//! group's matrix of B are not a multiple of 128, two groups share a block. A tile's columns then
+//! can reach one more block, and each column has a separate scale
+//! ([`GemmShape::scales_b_differ`](super::GemmShape::scales_b_differ)).
 
 use core::ops::Range;
 
@@ -24,20 +27,20 @@ use crate::granularity::BLOCK;
 use crate::view::{check_aligned, check_bytes};
 use crate::{KernelError, Operand};
 
-/// What the first of a group's contraction is a multiple of.
+/// Alignment of a group's start along the contraction.
 pub const GROUP_ALIGN: usize = BLOCK;
 
-/// Which axis of the operands the groups divide.
+/// Axis of the operands that the groups divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Grouping {
-    /// The rows of A; B has as many matrices as there are groups, stacked by rows.
+    /// Rows of A. B has one matrix per group, stacked by rows.
     Rows,
-    /// The contraction of both.
+    /// Contraction of both.
     Contraction,
 }
 
 impl Grouping {
-    /// Where each group begins and ends on an axis of this length, given their ends as [`Groups::ends`] has them.
+    /// Range of each group on an axis of this length, from their [`Groups::ends`].
     pub fn spans(self, ends: &[i32], len: usize) -> Vec<Range<usize>> {
         let align = match self {
             Grouping::Rows => 1,
@@ -52,10 +55,11 @@ impl Grouping {
         ends.iter().map(span).collect()
     }
 
-    /// Tiles of `height` rows along M, for `count` groups of matrices of `m` rows: as many as there can be, whatever the groups' sizes.
+    /// Maximum number of tiles of `height` rows along M, for `count` groups of matrices of `m` rows
+    /// and any group sizes.
     pub(super) const fn row_tiles(self, count: usize, m: usize, height: usize) -> usize {
         match self {
-            // Where a group ends, and the rows that none has begin, a tile may be the work of two.
+            // Two groups, or a group and the rows after the last, may share a tile.
             Grouping::Rows => m.div_ceil(height) + count,
             Grouping::Contraction => m.div_ceil(height) * count,
         }
@@ -65,17 +69,17 @@ impl Grouping {
 /// The groups of a grouped GEMM.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// `count` signed 32-bit integers, ascending: the end of each group. An end is clamped to the length of the
-    /// axis, and from below to 0 and to the end before it.
+    /// `count` signed 32-bit integers, ascending: the end of each group. An end is clamped to the
+    /// length of the axis, and from below to 0 and to the previous end.
     pub ends: Handle,
-    /// How many, from 1.
+    /// Number of groups, at least 1.
     pub count: usize,
-    /// What they divide.
+    /// Axis that they divide.
     pub grouping: Grouping,
 }
 
 impl Groups {
-    /// For operands whose second has `rows_b` rows.
+    /// Checks the groups for a second operand of `rows_b` rows.
     pub(super) fn check(&self, rows_b: usize) -> Result<(), KernelError> {
         if self.count == 0 {
             return Err(KernelError::UnevenGroups { rows: rows_b, groups: 0 });
@@ -90,7 +94,8 @@ impl Groups {
         }
     }
 
-    /// Rows and columns of one matrix of the output, and how many there are, for operands of `rows_a` and `rows_b` rows.
+    /// Rows and columns of one output matrix, and the number of matrices, for operands of `rows_a`
+    /// and `rows_b` rows.
     pub(super) const fn matrices(&self, rows_a: usize, rows_b: usize) -> (usize, usize, usize) {
         match self.grouping {
             Grouping::Rows => (rows_a, rows_b / self.count, 1),
@@ -98,22 +103,24 @@ impl Groups {
         }
     }
 
-    /// The ends as a kernel argument.
+    /// Ends as a kernel argument.
     pub(super) fn array<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: `check` has measured them.
+        // SAFETY: `check` has checked their length.
         unsafe { ArrayArg::from_raw_parts(self.ends.clone(), self.count) }
     }
 }
 
-/// The products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for
-/// [`Grouping::Contraction`]. Rows that no group has are zero, and so is the product of an empty group.
+/// Products of each group, contiguous, in the dtype `out`: `[M, N]` for [`Grouping::Rows`],
+/// `[G, M, N]` for [`Grouping::Contraction`]. Rows outside all groups are zero, and so is the
+/// product of an empty group.
 ///
-/// Sums and scales are those of [`scaled_gemm`](crate::scaled_gemm). Scales are looked up by the row of the operand: with one
-/// scale for the tensor all groups share it, with one for each row of the contraction all groups along it do.
+/// Sums and scales are the same as for [`scaled_gemm`](crate::scaled_gemm). Scales are looked up by
+/// the operand's row. A per-tensor scale is shared by all groups. A per-row scale is shared by all
+/// groups along the contraction.
 ///
 /// # Errors
-/// The errors of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::UnevenGroups`] if the rows
-/// of B are no multiple of the groups.
+/// The errors of [`scaled_gemm`](crate::scaled_gemm); [`KernelError::UnevenGroups`] if the rows of
+/// B are not a multiple of the number of groups.
 pub fn grouped_scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,

@@ -1,5 +1,5 @@
-//! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias` for any two granularities: checks, then the kernel that fits the
-//! device.
+//! `out = (A · Bᵀ) · (inv_scale_a · inv_scale_b) + bias` for any two granularities. Checks the
+//! arguments and selects the kernel for the device.
 
 mod blackwell;
 mod bound;
@@ -31,34 +31,37 @@ use crate::source::Source;
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{Format, Granularity, KernelError, Operand, VectorView, supports};
 
-/// What computes a GEMM. The repository's `docs/verified.md` says what has run on a GPU.
+/// Implementation of a GEMM. `docs/verified.md` in the repository lists what has run on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
-    /// TMA and `tcgen05`: Blackwell of data centres, whose tensor cores apply E8M0 scales, and those of blocks of 128 where all are
-    /// powers of two ([`Operand::power_of_two`]).
+    /// TMA and `tcgen05`, on data-center Blackwell. The tensor cores apply E8M0 scales, and
+    /// 128-block scales if all are powers of two ([`Operand::power_of_two`]).
     Tcgen05,
-    /// TMA and FP8 `wgmma`: Hopper.
+    /// TMA and FP8 `wgmma`, on Hopper.
     Wgmma,
-    /// The kernel of `wgmma` with bf16 operands, which a launch before it writes: Hopper, where an operand has E8M0 scales, that its
-    /// FP8 tensor cores know nothing of.
+    /// The `wgmma` kernel with bf16 operands, which an earlier launch writes. For operands with
+    /// E8M0 scales on Hopper, whose FP8 tensor cores cannot apply them.
     Bf16Wgmma,
-    /// FP8 tensor cores through `mma.sync`: sm_89, where E8M0 scales multiply the sums of each 32, and sm_120, block-scaled,
-    /// where the tensor cores multiply by them; other operands have unit scales there.
+    /// FP8 tensor cores through `mma.sync`. On sm_89, E8M0 scales multiply the sums of each 32. On
+    /// sm_120 the tensor cores apply them; other operands have unit scales there.
     Mma,
-    /// Decode to f16 in the tile, or to bf16 where an operand has E8M0 scales; multiply on 16-bit matrix units with f32 sums. For
-    /// CUDA devices that no FP8 kernel here fits, and for devices of other runtimes that offer CubeCL cooperative matrices.
+    /// Decodes to f16 in the tile, or to bf16 if an operand has E8M0 scales, and multiplies on
+    /// 16-bit matrix units with f32 sums. For CUDA devices without a matching FP8 kernel, and for
+    /// devices of other runtimes that offer CubeCL cooperative matrices.
     F16Mma,
-    /// Up to [`GEMV_ROWS`] rows on CUDA, as of a generated token: each code of B is loaded once and decoded in registers; f32 sums.
+    /// GEMV on CUDA for up to [`GEMV_ROWS`] rows, as in decoding. Loads each code of B once and
+    /// decodes in registers; f32 sums.
     Gemv,
-    /// Decode in the tile, f32 multiply and add: any device.
+    /// Decodes in the tile, f32 multiply-add. Runs on any device.
     Emulated,
-    /// No kernel: codes are decoded on the host. CPUs multiply them there in f32; a device of CubeCL takes it where all of its kernels
-    /// were found to be wrong ([`disable_path`](crate::disable_path)).
+    /// No kernel: codes are decoded on the host. CPUs multiply them there in f32. A CubeCL device
+    /// uses it only if all of its kernels are disabled ([`disable_path`](crate::disable_path)).
     Host,
 }
 
 impl GemmPath {
-    /// Whether it has FP8's speed: FP8 tensor cores do the work, or reading the codes takes longest.
+    /// Whether the path has FP8's speed: it uses FP8 tensor cores, or is bound by reading the
+    /// codes.
     pub fn is_native(self) -> bool {
         match self {
             GemmPath::Mma | GemmPath::Wgmma | GemmPath::Tcgen05 | GemmPath::Gemv => true,
@@ -66,7 +69,8 @@ impl GemmPath {
         }
     }
 
-    /// Why it is slower than the FP8 path that operands of other granularities take on the same device; nothing where it is not.
+    /// Reason why it is slower than the FP8 path of other granularities on the same device. `None`
+    /// if it is not slower.
     pub const fn cost(self) -> Option<&'static str> {
         match self {
             GemmPath::Bf16Wgmma => {
@@ -92,19 +96,21 @@ impl fmt::Display for GemmPath {
     }
 }
 
-/// How a GEMM may be computed; the names are torchao's.
+/// Options of a GEMM, with torchao's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct GemmConfig {
-    /// Sum in the tensor core's own accumulator (about 14 bits of mantissa on Hopper) along the whole contraction, instead
-    /// of adding its sums to f32 registers every 128 of it. Changes nothing on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose
-    /// sums are f32, on [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no shorter accumulator, nor where
-    /// scales are applied every 128 or every 32.
+    /// Sums the whole contraction in the tensor core's accumulator, with about 14 bits of mantissa
+    /// on Hopper. Otherwise its sums are added to f32 registers every 128.
+    ///
+    /// No effect on [`GemmPath::Emulated`] and [`GemmPath::Gemv`], whose sums are f32. No effect on
+    /// [`GemmPath::Bf16Wgmma`], [`GemmPath::F16Mma`] and [`GemmPath::Tcgen05`], which have no
+    /// shorter accumulator. No effect if scales are applied every 128 or every 32.
     pub use_fast_accum: bool,
-    /// Take [`GemmPath::Emulated`] also where the device has FP8 tensor cores.
+    /// Uses [`GemmPath::Emulated`] even if the device has FP8 tensor cores.
     pub emulate: bool,
 }
 
-/// Path on this device now of [`scaled_gemm`] of many rows, and of [`grouped_scaled_gemm`].
+/// Current path of [`scaled_gemm`] with many rows, and of [`grouped_scaled_gemm`], on this device.
 pub fn gemm_path<R: Runtime>(
     client: &ComputeClient<R>,
     granularities: [Granularity; 2],
@@ -113,8 +119,8 @@ pub fn gemm_path<R: Runtime>(
     GemmDevice::of(client).path(None, granularities, config)
 }
 
-/// The plan that an estimate of cycles chooses for such a GEMM on a device of `sms` SMs, and that is taken unless [`fix_gemm_plan`] has
-/// set another; `None` for paths that TMA does not feed.
+/// Plan with the fewest estimated cycles for a GEMM on a device of `sms` SMs. It is used unless
+/// [`fix_gemm_plan`] overrides it. `None` for paths without TMA.
 pub fn gemm_plan(path: GemmPath, shape: &GemmShape, sms: usize) -> Option<GemmPlan> {
     match path {
         GemmPath::Wgmma | GemmPath::Bf16Wgmma => Some(hopper::plan(shape, sms)),
@@ -123,23 +129,23 @@ pub fn gemm_plan(path: GemmPath, shape: &GemmShape, sms: usize) -> Option<GemmPl
     }
 }
 
-/// From here on GEMMs of such operands take another path on this device than this one.
+/// Disables this path on this device for operands of these granularities.
 pub fn disable_path<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granularities: [Granularity; 2]) {
     disable(client, (path, granularities));
 }
 
-/// Where a GEMM writes: `[M, N]`, contiguous.
+/// Destination of a GEMM: `[M, N]`, contiguous.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// Memory of at least M · N elements.
     pub handle: Handle,
     /// f32, f16 or bf16.
     pub dtype: StorageType,
-    /// Add to what the memory holds: `out ← out + result`, rounded once.
+    /// Adds to the memory's values: `out ← out + result`, rounded once.
     pub accumulate: bool,
 }
 
-/// Checked arguments of a GEMM, as every path takes them.
+/// Checked arguments of a GEMM, for every path.
 #[derive(Clone)]
 struct Gemm<'a> {
     a: &'a Operand,
@@ -154,23 +160,23 @@ struct Gemm<'a> {
 }
 
 impl Gemm<'_> {
-    /// Rows and columns of one matrix of the output, and how many there are.
+    /// Rows and columns of one output matrix, and the number of matrices.
     fn matrices(&self) -> (usize, usize, usize) {
         let (m, n) = (self.a.rows, self.b.rows);
         self.groups.map_or((m, n, 1), |groups| groups.matrices(m, n))
     }
 
-    /// Tiles of `height` rows along M, of all matrices of the output.
+    /// Tiles of `height` rows along M, over all output matrices.
     fn row_tiles(&self, height: usize) -> usize {
         self.shape().row_tiles(height)
     }
 
-    /// Tiles of `height` by `width`, of all matrices of the output.
+    /// Tiles of `height` by `width`, over all output matrices.
     fn tiles(&self, size: [u32; 2]) -> u32 {
         self.shape().tiles(size)
     }
 
-    /// What the groups divide.
+    /// Axis that the groups divide.
     fn grouping(&self) -> Option<Grouping> {
         self.groups.map(|groups| groups.grouping)
     }
@@ -190,33 +196,36 @@ impl Gemm<'_> {
         Granularity::any_blocks(self.granularities())
     }
 
-    /// What its plan depends on.
+    /// Shape that determines the plan.
     fn shape(&self) -> GemmShape {
         GemmShape::of([self.a, self.b], self.groups, self.use_fast_accum)
     }
 }
 
-/// `out [M, N] = (A [M, K] · B [N, K]ᵀ) · (inv_scale_a · inv_scale_b) + bias [N]`, contiguous, in the dtype `out`.
+/// `out [M, N] = (A [M, K] · B [N, K]ᵀ) · (inv_scale_a · inv_scale_b) + bias [N]`, contiguous, in
+/// the dtype `out`.
 ///
-/// Products are exact and sums are f32. Scales of tensors and rows are applied to the sum; if either operand has blocks,
-/// the sum of each 128 of the contraction is multiplied by their scales and added to a second f32 sum (as DeepGEMM does):
+/// Products are exact and sums are f32. Per-tensor and per-row scales are applied to the sum. If
+/// either operand has block scales, the sum of each 128 of the contraction is scaled and added to a
+/// second f32 sum (as in DeepGEMM):
 ///
 /// ```text
 /// out[i, j] = Σ_b (Σ_{k in block b} A[i, k] · B[j, k]) · (inv_scale_a[i, b] · inv_scale_b[j, b]) + bias[j]
 /// ```
 ///
-/// The two inverse scales are multiplied with each other first. The bias is added to the scaled sum and the result is
-/// rounded once. E8M0 scales multiply the codes' values instead, or the sums of 32 products, which is exact. A NaN code makes
-/// NaN of every output that it contributes to. The bias may have another dtype than the output. The granularities of the
-/// operands need not agree.
+/// The two inverse scales are multiplied with each other first. The bias is added to the scaled
+/// sum, and the result is rounded once. E8M0 scales multiply the codes' values instead, or the sums
+/// of 32 products, which is exact. A NaN code makes every output that it contributes to NaN. The
+/// bias and the output may have different dtypes, and the operands different granularities.
 ///
 /// # Errors
-/// [`KernelError::EmptyMatrix`] for a zero M, N or K, [`ContractionMismatch`](KernelError::ContractionMismatch),
-/// [`BiasMismatch`](KernelError::BiasMismatch), [`UnsupportedDtype`](KernelError::UnsupportedDtype) for an `out` that the
-/// device cannot write, [`BadOperand`](KernelError::BadOperand) and [`BadScales`](KernelError::BadScales) if codes or scales
-/// are too short,
-/// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the bias,
-/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
+/// [`KernelError::EmptyMatrix`] for a zero M, N or K,
+/// [`ContractionMismatch`](KernelError::ContractionMismatch),
+/// [`BiasMismatch`](KernelError::BiasMismatch), [`UnsupportedDtype`](KernelError::UnsupportedDtype)
+/// for an `out` that the device cannot write, [`BadOperand`](KernelError::BadOperand) and
+/// [`BadScales`](KernelError::BadScales) if codes or scales are too short,
+/// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the
+/// bias, [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,
@@ -228,14 +237,14 @@ pub fn scaled_gemm<R: Runtime>(
     GemmArgs { a, b, bias, groups: None, dtype: out, config }.run(client, None)
 }
 
-/// [`scaled_gemm`] into memory that exists already, in place of what it holds or added to it.
+/// [`scaled_gemm`] into existing memory, which is overwritten or accumulated into.
 ///
-/// With [`Output::accumulate`] this is a weight gradient summed over micro-batches: the old value is added to the scaled
-/// f32 sum and the bias, and the result is rounded once.
+/// With [`Output::accumulate`] this sums a weight gradient over micro-batches. The old value is
+/// added to the scaled f32 sum and the bias, and the result is rounded once.
 ///
 /// # Errors
-/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the
-/// output's memory.
+/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and
+/// [`Misaligned`](KernelError::Misaligned) for the output's memory.
 pub fn scaled_gemm_into<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,
@@ -247,32 +256,32 @@ pub fn scaled_gemm_into<R: Runtime>(
     GemmArgs { a, b, bias, groups: None, dtype: out.dtype, config }.launch(client, None, out)
 }
 
-/// A GEMM: its operands, and how it is to be computed.
+/// Arguments of a GEMM.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmArgs<'a> {
     /// A.
     pub a: &'a Operand,
     /// B.
     pub b: &'a Operand,
-    /// Added to each row of the output; none with groups.
+    /// Bias, added to each row of the output. `None` with groups.
     pub bias: Option<&'a VectorView>,
     /// The groups of a grouped GEMM.
     pub groups: Option<&'a Groups>,
-    /// The output's dtype.
+    /// Dtype of the output.
     pub dtype: StorageType,
-    /// Accumulation and emulation.
+    /// Accumulation and emulation options.
     pub config: GemmConfig,
 }
 
 impl GemmArgs<'_> {
-    /// The GEMM as [`select`] reads it.
+    /// Description of the GEMM for [`select`].
     pub fn problem(&self) -> GemmProblem {
         let &Self { a, b, bias, groups, dtype, config: GemmConfig { use_fast_accum, emulate } } = self;
         let shape = GemmShape::of([a, b], groups, use_fast_accum);
         GemmProblem { formats: [a.format, b.format], shape, bias: bias.map(|bias| bias.dtype), dtype, emulate }
     }
 
-    /// Computes it into new memory, by a variant that [`select`] gives for its
+    /// Runs the GEMM into new memory, with a variant that [`select`] returns for its
     /// [`problem`](Self::problem). `None` selects one.
     ///
     /// # Errors
@@ -288,7 +297,8 @@ impl GemmArgs<'_> {
         Ok(handle)
     }
 
-    /// Elements of the output, if the operands can be read and fit each other, and their product an index.
+    /// Checks the operands, their fit, and that the output is indexable. Returns the output's
+    /// elements.
     fn check(&self) -> Result<usize, KernelError> {
         let &Self { a, b, groups, .. } = self;
         a.check()?;

@@ -1,4 +1,4 @@
-//! [`Problem`]: what a GEMM computes, as every kernel is given it, and which [`Work`] a tile of it is.
+//! [`Problem`]: kernel arguments that all GEMMs share, and the [`Work`] of a tile.
 
 use cubecl::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::source::Source;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
-/// A vector to add to every row, or none.
+/// Optional vector that is added to every row.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Bias {
     pub(super) values: ComptimeOption<Array<u32>>,
@@ -25,7 +25,7 @@ pub(super) struct Bias {
 }
 
 impl<R: Runtime> BiasLaunch<R> {
-    /// The kernel's argument for a checked bias.
+    /// Kernel argument for a checked bias.
     fn of(bias: Option<&Checked>) -> Self {
         let geometry = bias.map_or_else(|| GeometryLaunch::new(0, 0, 0, 0, 0), Checked::geometry);
         Self::new(bias.map(Checked::array).into(), geometry, bias.map_or(Source::F32, |bias| bias.source))
@@ -34,7 +34,7 @@ impl<R: Runtime> BiasLaunch<R> {
 
 #[cube]
 impl Bias {
-    /// What is added to column `col`.
+    /// Bias of column `col`.
     pub(super) fn at(&self, col: u32) -> f32 {
         #[comptime]
         match &self.values {
@@ -51,9 +51,9 @@ pub(super) struct Problem {
     pub(super) inv_scale_b: Array<u32>,
     pub(super) bias: Bias,
     ends: ComptimeOption<Array<u32>>,
-    /// Rows of one matrix of the output.
+    /// Rows of one output matrix.
     pub(super) m: u32,
-    /// Columns of one matrix of the output.
+    /// Columns of one output matrix.
     pub(super) n: u32,
     /// Words of a row of codes.
     pub(super) words: u32,
@@ -67,7 +67,7 @@ pub(super) struct Problem {
 }
 
 impl<R: Runtime> ProblemLaunch<R> {
-    /// The kernel's argument, with this bias.
+    /// Kernel argument, with this bias.
     pub(super) fn of(gemm: &Gemm, bias: Option<&Checked>) -> Self {
         let (m, n, _) = gemm.matrices();
         // SAFETY: the operands of a `Gemm` are checked.
@@ -90,16 +90,16 @@ impl<R: Runtime> ProblemLaunch<R> {
 
 #[cube]
 impl Problem {
-    /// The scales of operand 0, A, or 1, B.
+    /// Scales of operand 0 (A) or 1 (B).
     pub(super) fn inv_scales(&self, #[comptime] side: usize) -> &Array<u32> {
         if comptime!(side == 0) { &self.inv_scale_a } else { &self.inv_scale_b }
     }
 
-    /// What a sum over block `block` of 128 is multiplied by for row `row` of operand 0, A, or 1, B.
+    /// Factor of a sum over block `block` of 128, for row `row` of operand 0 (A) or 1 (B).
     pub(super) fn factor(&self, row: u32, block: u32, #[comptime] side: usize) -> f32 {
         let granularity = comptime!(self.granularities[side]);
         if comptime!(granularity.is_mx()) {
-            // They multiply codes or products before.
+            // E8M0 scales are applied earlier, to codes or products.
             1.0f32.runtime()
         } else {
             let inv_scales = self.inv_scales(side);
@@ -107,8 +107,9 @@ impl Problem {
         }
     }
 
-    /// [`factor`](Self::factor) of `width` blocks from `block` on, which is a multiple of it, to `to[first..]`. More than one are one
-    /// load of scales of blocks, whose rows then have a multiple of `width` of them.
+    /// Loads [`factor`](Self::factor) of `width` blocks into `to[first..]`, starting at `block`, a
+    /// multiple of `width`. If `width` is above 1 this is one load of block scales, and the blocks
+    /// of a row must be a multiple of `width`.
     pub(super) fn load_factors(
         &self,
         to: &mut Array<f32>,
@@ -126,13 +127,13 @@ impl Problem {
         }
     }
 
-    /// The E8M0 scale of row `row` of operand 0, A, or 1, B, for block `block` of 32.
+    /// E8M0 byte of row `row` of operand 0 (A) or 1 (B), for block `block` of 32.
     pub(super) fn e8m0(&self, row: u32, block: u32, #[comptime] side: usize) -> u32 {
         e8m0_byte(self.inv_scales(side), row, block, self.blocks)
     }
 
-    /// The row of operand 0, A, or 1, B, that belongs to row or column `line` of the output. Past the last one, where there is nothing to
-    /// scale, it is the last.
+    /// Row of operand 0 (A) or 1 (B) for row or column `line` of the output. Past the end, where
+    /// the scale is arbitrary, it is the last row.
     pub(super) fn row_of(&self, line: u32, work: &Work, #[comptime] side: usize) -> u32 {
         if comptime!(side == 0) { min(line, self.m - 1) } else { work.row0_b + min(line, self.n - 1) }
     }
@@ -142,8 +143,8 @@ impl Problem {
         self.factor(self.row_of(line, work, side), block, side)
     }
 
-    /// An element of the output: a sum, times the product of its row's and its column's scale unless scales of blocks are in it, and the
-    /// bias. Where nothing was multiplied, as `any` says, no scale counts, not even NaN.
+    /// Output element: a sum, scaled unless block scales are already applied, plus the bias. If
+    /// `any` is false, nothing was multiplied, and no scale has an effect, not even NaN.
     pub(super) fn finish(&self, sum: f32, scale: f32, bias: f32, any: bool) -> f32 {
         let mut total = sum;
         if comptime!(!Granularity::any_blocks(self.granularities)) {
@@ -155,7 +156,8 @@ impl Problem {
         total + bias
     }
 
-    /// Stores element `[row, col]` if it is the work's; with `accumulate`, added to what is there. It is rounded once.
+    /// Stores element `[row, col]` if the work owns it. With `accumulate`, adds it to the old
+    /// value. Rounds once.
     pub(super) fn put<O: Float>(
         &self,
         out: &mut Array<O>,
@@ -172,7 +174,7 @@ impl Problem {
         }
     }
 
-    /// Stores the element `[row, col]` of an output that is one matrix, given its sum.
+    /// Stores element `[row, col]` of a single-matrix output from its sum.
     pub(super) fn store<O: Float>(
         &self,
         out: &mut Array<O>,
@@ -188,7 +190,8 @@ impl Problem {
         self.put::<O>(out, value, row, col, &work, accumulate);
     }
 
-    /// Tile `number` of size `tile`, in bands; of groups, one after the other.
+    /// Work of tile `number` of size `tile`, in bands. Grouped GEMMs go through one group after the
+    /// other.
     pub(super) fn work(&self, number: u32, #[comptime] tile: [u32; 2]) -> Work {
         let [height, width] = comptime!(tile);
         let cols = self.n.div_ceil(width);
@@ -197,13 +200,13 @@ impl Problem {
             self.group_work(number, cols, &mut cursor, tile, 1u32)
         } else {
             let (row, col) = banded_tile(number, self.m.div_ceil(height), cols);
-            // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+            // Keeps spare cubes from wrapping around in a matrix of nearly 2^32 rows.
             let row = min(row, comptime!(u32::MAX / tile[0]));
             self.whole_work(row * height, col * width)
         }
     }
 
-    /// The work of a tile of an output that is one matrix.
+    /// Work of a tile of a single-matrix output.
     pub(super) fn whole_work(&self, row0: u32, col0: u32) -> Work {
         let (zero, m, k) = (0u32.runtime(), self.m, self.words * 4);
         Work {
@@ -219,7 +222,8 @@ impl Problem {
         }
     }
 
-    /// Tile `number` of groups, `cols` along N, beginning where the row of B is a multiple of `align`.
+    /// Work of tile `number` of a grouped GEMM, with `cols` tiles along N. Tiles start at rows of B
+    /// that are multiples of `align`.
     pub(super) fn group_work(
         &self,
         number: u32,

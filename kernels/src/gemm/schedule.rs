@@ -1,46 +1,48 @@
-//! [`Work`]: the part of a GEMM that a tile is. All kernels go through the tiles of one matrix in bands, and through those of groups
-//! one group after the other.
+//! [`Work`]: the part of a GEMM that one tile computes. All kernels traverse the tiles of one
+//! matrix in bands, and grouped tiles one group after the other.
 
 use cubecl::prelude::*;
 
 use super::grouped::{GROUP_ALIGN, Grouping};
 use crate::grid::banded_tile;
 
-/// A tile's part of the work.
+/// Part of a GEMM that a tile computes.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Work {
-    /// First row of A, and of the output: a multiple of the tile's rows, if the tile exists. It may have none of the rows to write.
+    /// First row of A and of the output. A multiple of the tile's rows if the tile exists. It may
+    /// have no rows to write.
     pub(super) row0: u32,
-    /// Where the rows to write begin and end.
+    /// Range of rows to write.
     pub(super) row_begin: u32,
     pub(super) row_end: u32,
-    /// First column of the output; before column 0 if it wraps around.
+    /// First column of the output. Before column 0 if it wraps around.
     pub(super) col0: u32,
-    /// Row of B that belongs to column 0.
+    /// Row of B for column 0.
     pub(super) row0_b: u32,
-    /// Where the contraction begins and ends, in codes.
+    /// Range of the contraction, in codes.
     pub(super) k_begin: u32,
     pub(super) k_end: u32,
-    /// Matrix of the output, where each group has one.
+    /// Output matrix, if each group has one.
     pub(super) matrix: u32,
-    /// Element of the output that belongs to row 0 and column 0 of that matrix.
+    /// Output element at row 0 and column 0 of that matrix.
     pub(super) out0: u32,
 }
 
-/// End number `group`, `limit` at most.
+/// End of group `group`, at most `limit`. Negative ends count as 0.
 #[cube]
 fn end_of(ends: &Array<u32>, group: u32, limit: u32) -> u32 {
     let end = ends[group as usize];
     select(end > comptime!(i32::MAX as u32), 0u32, min(end, limit))
 }
 
-/// Tiles of `height` rows that have rows of `start..end`.
+/// Tiles of `height` rows that overlap `start..end`.
 #[cube]
 fn tiles_of(start: u32, end: u32, #[comptime] height: u32) -> u32 {
     select(start < end, end.div_ceil(height) - start / height, 0u32)
 }
 
-/// Sizes of a grouped GEMM: how many groups, rows and columns of one matrix of the output, the contraction of all.
+/// Sizes of a grouped GEMM: groups, rows and columns of one output matrix, and the whole
+/// contraction.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct GroupSizes {
     pub(super) groups: u32,
@@ -49,33 +51,38 @@ pub(super) struct GroupSizes {
     pub(super) k: u32,
 }
 
-/// The group that a block has come to. Its tiles have ascending numbers, so it goes on from here and looks at no group twice.
+/// Group that a block has reached. A block's tile numbers ascend, so it resumes from here and
+/// visits no group twice.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct GroupCursor {
     group: u32,
-    /// Tiles of the groups before it, where groups divide rows.
+    /// Tiles of the preceding groups, if groups divide rows.
     passed: u32,
-    /// Where it begins, as if without alignment: at the end of the one before.
+    /// Start of the group before alignment: the end of the previous group.
     start: u32,
 }
 
-/// Before the first group.
+/// Cursor at the first group.
 #[cube]
 pub(super) fn first_group() -> GroupCursor {
     let zero = 0u32.runtime();
     GroupCursor { group: zero, passed: zero, start: zero }
 }
 
-/// Where the rows of the cursor's group end. Those after the last group are one more, without a matrix.
+/// End of the rows of the cursor's group. Rows after the last group count as one more group,
+/// without a matrix.
 #[cube]
 fn rows_end(cursor: &GroupCursor, ends: &Array<u32>, sizes: &GroupSizes) -> u32 {
     let end = max(cursor.start, end_of(ends, min(cursor.group, sizes.groups - 1), sizes.m));
     select(cursor.group < sizes.groups, end, sizes.m)
 }
 
-/// Tile `number` of the size `tile`, of a block or of a cluster, `cols` along N: one group after the other, each in bands. A tile that
-/// has rows of two groups is the work of both, each writing its own, so that tiles stay aligned. Columns begin where the row of B is a
-/// multiple of `align`. A tile that does not exist has no rows. The cursor has passed no group of this tile or of a later one.
+/// Work of tile `number` of size `tile`, for a block or a cluster, with `cols` tiles along N.
+///
+/// Groups come one after the other, each in bands. A tile with rows of two groups is computed for
+/// both, and each writes its rows, so that tiles stay aligned. Columns start where the row of B is
+/// a multiple of `align`. A tile that does not exist has no rows. The cursor must not be past the
+/// group of this or a later tile.
 #[cube]
 pub(super) fn grouped_tile(
     number: u32,

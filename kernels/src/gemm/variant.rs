@@ -1,4 +1,4 @@
-//! [`select`]: path and compile-time parameters of a GEMM, chosen before a launch.
+//! [`select`]: chooses the path and compile-time parameters of a GEMM before launch.
 
 use core::fmt;
 
@@ -13,18 +13,18 @@ use crate::granularity::BLOCK;
 use crate::source::Source;
 use crate::{Format, Granularity};
 
-/// The facts about a device that [`select`] reads.
+/// Device properties that [`select`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmDevice {
     key: usize,
     arch: Option<CudaArch>,
     sms: Option<u32>,
-    /// Matrix units of f16, and of bf16.
+    /// Matrix units for f16 and for bf16.
     units: [Option<half::Units>; 2],
 }
 
 impl GemmDevice {
-    /// The facts about a client's device.
+    /// Properties of a client's device.
     pub fn of<R: Runtime>(client: &ComputeClient<R>) -> Self {
         Self {
             key: device_key(client),
@@ -34,35 +34,35 @@ impl GemmDevice {
         }
     }
 
-    /// The kernels that are disabled on the device now.
+    /// Kernels that are now disabled on the device.
     pub fn disabled(&self) -> Disabled {
         Disabled::on(self.key)
     }
 
-    /// The path of a GEMM now: [`GemmPath::Host`] if no kernel is left. `rows` are the output's,
-    /// or `None` with groups.
+    /// Current path of a GEMM, [`GemmPath::Host`] if no kernel is left. `rows` are the output's
+    /// rows, or `None` with groups.
     pub fn path(&self, rows: Option<usize>, granularities: [Granularity; 2], config: GemmConfig) -> GemmPath {
         select_path(self, rows, granularities, config.emulate, &self.disabled()).unwrap_or(GemmPath::Host)
     }
 
-    /// The units for operands of these granularities.
+    /// Matrix units for operands of these granularities.
     fn units(&self, granularities: [Granularity; 2]) -> Option<half::Units> {
         self.units[usize::from(Granularity::any_mx(granularities))]
     }
 }
 
-/// A GEMM as [`select`] reads it.
+/// Description of a GEMM for [`select`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
     /// Formats of the operands.
     pub formats: [Format; 2],
     /// Sizes, granularities, accumulation and groups.
     pub shape: GemmShape,
-    /// The bias's dtype.
+    /// Dtype of the bias.
     pub bias: Option<StorageType>,
-    /// The output's dtype.
+    /// Dtype of the output.
     pub dtype: StorageType,
-    /// Whether [`GemmPath::Emulated`] is asked for.
+    /// Whether [`GemmPath::Emulated`] is requested.
     pub emulate: bool,
 }
 
@@ -71,15 +71,15 @@ pub struct GemmProblem {
 pub struct GemmVariant {
     /// The path.
     pub path: GemmPath,
-    /// A small product that compiles to the same kernels: ragged, with several tiles and several
+    /// Small product that compiles to the same kernels: ragged, with several tiles and several
     /// rounds of a ring.
     pub small: GemmProblem,
     pub(super) plan: Plan,
 }
 
-/// The path of a GEMM: the first kernel of the device that is not disabled. `None` if none is left.
+/// Path of a GEMM: the device's first kernel that is not disabled. `None` if none is left.
 ///
-/// In this order: [`GemmPath::Gemv`] for at most [`GEMV_ROWS`] rows on CUDA, the architecture's own,
+/// The order is [`GemmPath::Gemv`] for at most [`GEMV_ROWS`] rows on CUDA, the architecture's path,
 /// [`GemmPath::F16Mma`], [`GemmPath::Emulated`].
 fn select_path(
     device: &GemmDevice,
@@ -115,11 +115,11 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
             .unwrap_or(Plan::of_tile([if m <= emulated::FEW { emulated::FEW as u32 - 3 } else { 128 }, 128])),
     };
     let is_few = groups.is_none() && m <= GEMV_ROWS;
-    // Matrices of whole blocks of 128 columns share no square of scales.
+    // If each matrix has a multiple of 128 columns, no two share a 128x128 block of scales.
     let is_whole = matches!(groups, Some((Grouping::Rows, _))) && n.is_multiple_of(BLOCK);
     let width = plan.tile.cols;
     let cols = if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
-    // Blocks of the contraction: several rounds of every ring, and every width of loads of scales.
+    // Blocks of the contraction: several rounds of every ring, and every width of scale loads.
     let rounds = match path {
         GemmPath::Gemv => 32,
         GemmPath::Emulated if !is_few => 4,
@@ -133,8 +133,8 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
 }
 
 impl GemmVariant {
-    /// The variant that self-checks judge for this one: the same kernels, with at most two splits of
-    /// the contraction.
+    /// Variant that self-checks run for this one: the same kernels, with at most two splits of the
+    /// contraction.
     pub fn judged(self) -> Self {
         Self { plan: Plan { splits: self.plan.splits.min(2), ..self.plan }, ..self }
     }
@@ -159,7 +159,8 @@ mod tests {
     const MX: [Granularity; 2] = [Granularity::Block1x32; 2];
     const MIXED: [Granularity; 2] = [Granularity::Block1x32, Granularity::Row];
 
-    /// Architecture, matrix units, operands, and paths of many rows in the order in which the test disables them.
+    /// Architecture, matrix units, operands, and paths for many rows in the order that the test
+    /// disables them.
     type Case = (Option<CudaArch>, bool, [Granularity; 2], &'static [GemmPath]);
 
     #[rustfmt::skip]

@@ -1,35 +1,37 @@
-//! mbarriers, fences, clusters and the registers of a warpgroup. Addresses are bytes in the shared window.
+//! mbarriers, fences, clusters and warpgroup registers. Addresses are bytes in the shared window.
 
 use cubecl::prelude::*;
 
 use super::{asm, input};
 
 ptx! {
-    /// Makes an mbarrier that completes a phase after `count` arrivals and the bytes that they announce.
+    /// Initializes an mbarrier that completes a phase after `count` arrivals and their announced
+    /// bytes.
     pub(crate) fn mbarrier_init(barrier: u32, #[comptime] count: u32) {
         "mbarrier.init.shared::cta.b64 [{barrier}], {count};\n"
     }
 
-    /// Makes the mbarriers that this thread has made visible to the cluster and to TMA.
+    /// Makes this thread's initialized mbarriers visible to the cluster and to TMA.
     pub(crate) fn fence_mbarrier_init() { "fence.mbarrier_init.release.cluster;\n" }
 
     /// Arrives at an mbarrier of this block.
     pub(crate) fn mbarrier_arrive(barrier: u32) { "mbarrier.arrive.shared::cta.b64 _, [{barrier}];\n" }
 
-    /// Arrives at the mbarrier that lies at `barrier` in block `rank` of the cluster, which then may have TMA overwrite what this thread
-    /// has read. It publishes no ordinary writes: `.release.cluster` would, by a fence of the whole GPU (`MEMBAR.ALL.GPU`).
+    /// Arrives at the mbarrier at `barrier` in block `rank` of the cluster. TMA may then overwrite
+    /// what this thread has read. Does not publish ordinary writes: `.release.cluster` would need a
+    /// fence of the whole GPU (`MEMBAR.ALL.GPU`).
     pub(crate) fn mbarrier_arrive_remote(barrier: u32, rank: u32) {
         "{{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, {barrier}, {rank};\n\
          mbarrier.arrive.shared::cluster.b64 _, [remote];\n}}\n"
     }
 
-    /// Where what lies at `address` in this block lies in block `rank` of the cluster, for instructions that take addresses of the
-    /// cluster.
+    /// Cluster address in block `rank` of `address` in this block, for instructions that take
+    /// cluster addresses.
     pub(crate) fn cluster_address(address: u32, rank: u32) -> u32 {
         "mapa.shared::cluster.u32 {out}, {address}, {rank};\n"
     }
 
-    /// Arrives at an mbarrier of this block and announces `bytes` that TMA will bring.
+    /// Arrives at an mbarrier of this block and announces `bytes` from TMA.
     pub(crate) fn mbarrier_arrive_expect_tx(barrier: u32, #[comptime] bytes: u32) {
         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{barrier}], {bytes};\n"
     }
@@ -37,10 +39,10 @@ ptx! {
     /// Makes this thread's ordinary writes to shared memory visible to TMA and the tensor cores.
     pub(crate) fn fence_proxy_async() { "fence.proxy.async.shared::cta;\n" }
 
-    /// Barrier `id` of the block's 16, for `threads` threads that all name it. 0 is `sync_cube`'s.
+    /// Barrier `id` of the block's 16, for `threads` threads that all use it. `sync_cube` uses 0.
     pub(crate) fn named_barrier(id: u32, #[comptime] threads: u32) { "barrier.cta.sync {id}, {threads};\n" }
 
-    /// All threads of the cluster meet.
+    /// Synchronizes all threads of the cluster.
     pub(crate) fn cluster_sync() {
         "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n"
     }
@@ -48,21 +50,25 @@ ptx! {
     /// Lowers the registers of each thread of the warpgroup to `count`, a multiple of 8.
     pub(crate) fn setmaxnreg_dec(#[comptime] count: u32) { "setmaxnreg.dec.sync.aligned.u32 {count};\n" }
 
-    /// Raises them, as soon as other warpgroups have given theirs away.
+    /// Raises the registers to `count`, as soon as other warpgroups have released theirs.
     pub(crate) fn setmaxnreg_inc(#[comptime] count: u32) { "setmaxnreg.inc.sync.aligned.u32 {count};\n" }
 }
 
-/// Nanoseconds of a wait after which a barrier counts as stuck.
+/// Nanoseconds of waiting after which a barrier counts as stuck.
 const STUCK: u64 = 10_000_000_000;
 
-/// Waits until the phase of this parity is complete; a barrier that has just been made counts as having completed parity 1.
+/// Waits until the phase of this parity is complete. A new barrier counts as having completed
+/// parity 1.
 ///
-/// What TMA has brought is then visible, from whichever block, and what threads of this block wrote before they arrived. Ordinary
-/// writes of other blocks are not: `.acquire.cluster` would see them, by emptying the SM's L1 cache at every wait (`CCTL.IVALL`).
+/// Bytes that TMA has loaded are then visible, from any block, and also writes that threads of this
+/// block made before they arrived. Ordinary writes of other blocks are not. `.acquire.cluster`
+/// would make them visible, but it empties the SM's L1 cache at every wait (`CCTL.IVALL`).
 ///
-/// With `traps`, a wait of ten seconds traps: the launch fails. The clock is read only after a first wait in vain.
+/// With `traps`, a wait of ten seconds traps and the launch fails. The clock is read only after a
+/// first failed wait.
 ///
-/// Waits beside `wgmma` in flight do not trap: `ptxas` serializes the products if the loop holds a trap.
+/// Waits while `wgmma` is in flight must not trap: `ptxas` serializes the products if the loop has
+/// a trap.
 #[cube]
 pub(crate) fn mbarrier_wait(barrier: u32, parity: u32, #[comptime] traps: bool) {
     intrinsic!(|scope| {

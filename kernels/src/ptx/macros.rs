@@ -1,19 +1,19 @@
-//! The macro of functions that are one PTX statement each.
+//! Macro for functions that are one PTX statement each.
 
-/// Functions whose body is a PTX statement, written as the arguments of `format!`:
+/// Defines functions whose body is a PTX statement, written as the arguments of `format!`:
 ///
 /// ```text
 /// ptx! {
-///     /// What it does.
+///     /// Shifts a word.
 ///     pub(crate) fn shift(a: u32, by: u32, #[comptime] left: bool) -> u32 {
 ///         pure "{shift}.b32 {out}, {a}, {by};\n", shift = if left { "shl" } else { "shr" }
 ///     }
 /// }
 /// ```
 ///
-/// In braces `out` is the result, a parameter of the run time its register, and a comptime one its value. What is passed at run time
-/// is u32, u64 or f32. The statement is volatile and clobbers memory ([`asm`](super::asm)) unless it is `pure`
-/// ([`pure_asm`](super::pure_asm)).
+/// In braces, `out` is the result, a run-time parameter its register, and a comptime parameter its
+/// value. Run-time parameters are u32, u64 or f32. The statement is volatile and clobbers memory
+/// ([`asm`](super::asm)) unless it is `pure` ([`pure_asm`](super::pure_asm)).
 macro_rules! ptx {
     ($(
         $(#[doc = $doc:literal])*
@@ -46,6 +46,6 @@ macro_rules! ptx {
     };
     (@statement pure) => { $crate::ptx::pure_asm };
     (@statement) => { $crate::ptx::asm };
-    // What stands where there is a result: a repetition must name a variable of the pattern.
+    // Expands only if there is a result. A repetition must name a variable of the pattern.
     (@if $condition:ident $($then:tt)*) => { $($then)* };
 }

@@ -1,14 +1,14 @@
 //! Loads that overlap, and stores of 16 bytes.
 //!
-//! A load of CubeCL's is one of read-only data, which the compiler moves to where it is used, so as to need fewer registers:
-//! then a thread waits for each in turn. Loads by [`load_global`] stay before a [`pin`], and what needs a value that was
-//! loaded after the pin stays behind it: all of the first are in flight together.
+//! CubeCL's loads are of read-only data, so the compiler moves them to their use to save registers.
+//! Then a thread waits for each in turn. Loads by [`load_global`] stay before a [`pin`], and uses
+//! of their values after the pin stay after it. So all of these loads are in flight together.
 
 use cubecl::prelude::*;
 
 use super::{asm, constraints, element_address, elements, input, name, operand, places};
 
-/// Scalars `to[first..first + N]` from element `index` of `x`, of `N` scalars of 32 bits.
+/// Loads scalars `to[first..first + N]` from element `index` of `x`, of `N` 32-bit scalars.
 #[cube]
 pub(crate) fn load_global<T: Scalar, N: Size>(
     x: &Array<Vector<T, N>>,
@@ -29,8 +29,8 @@ pub(crate) fn load_global<T: Scalar, N: Size>(
     })
 }
 
-/// Words `to[first..first + width]`, 1, 2 or 4 of them, f32 or u32, from element `index` of `x` by one load, which is aligned to its
-/// size.
+/// Loads `width` words, 1, 2 or 4, f32 or u32, to `to[first..first + width]` from element `index`
+/// of `x`. One load, aligned to its size.
 #[cube]
 pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
     x: &Array<T>,
@@ -50,7 +50,8 @@ pub(crate) fn load_global_words<T: CubePrimitive, W: Scalar>(
     })
 }
 
-/// Copies 16 bytes of shared memory at `from` to `x` from element `index` on; both are aligned to their size.
+/// Copies 16 bytes of shared memory at `from` to `x` from element `index` on. Both are aligned to
+/// 16 bytes.
 #[cube]
 pub(crate) fn store_from_shared<T: CubePrimitive>(x: &mut Array<T>, index: u32, from: u32) {
     intrinsic!(|scope| {
@@ -64,6 +65,7 @@ pub(crate) fn store_from_shared<T: CubePrimitive>(x: &mut Array<T>, index: u32, 
 }
 
 ptx! {
-    /// Loads before this are issued before those after it; all threads of the warp must come here.
+    /// Separates loads: the ones before it are issued before the ones after it. All threads of the
+    /// warp must call it.
     pub(crate) fn pin() { "bar.warp.sync 0xffffffff;" }
 }

@@ -1,6 +1,8 @@
-//! A warp's FP8 products (`mma.sync`), the loads that feed them (`ldmatrix`) and asynchronous copies to shared memory.
+//! FP8 products of a warp (`mma.sync`), loads of their fragments (`ldmatrix`), and asynchronous
+//! copies to shared memory.
 //!
-//! In `D [16, 8] += A [16, 32] · B [8, 32]ᵀ` lane `l` holds, with `g = l / 4` and `t = l mod 4`, four codes to a word,
+//! In `D [16, 8] += A [16, 32] · B [8, 32]ᵀ` lane `l` holds, with `g = l / 4` and `t = l mod 4`,
+//! four codes per word,
 //!
 //! ```text
 //! A: rows g, g + 8, g, g + 8, at k = 4 t, 4 t, 4 t + 16, 4 t + 16        B: row g, at k = 4 t, 4 t + 16
@@ -14,50 +16,51 @@ use cubecl::prelude::*;
 use super::{asm, element_address, elements, input, name, pure_asm};
 use crate::Format;
 
-/// Which instruction multiplies FP8.
+/// Instruction that multiplies FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum MmaKind {
-    /// The plain one, of sm_89.
+    /// Plain instruction, for sm_89.
     Plain,
-    /// The block-scaled one of sm_120, each of 32 codes with an E8M0 scale. Also for operands without such scales, as ones: it
-    /// has twice the rate of the plain one, whose f32 accumulation is halved on consumer devices.
+    /// Block-scaled instruction of sm_120, with an E8M0 scale per 32 codes. Operands without E8M0
+    /// scales use ones. It has twice the rate of the plain one, whose f32 accumulation is halved on
+    /// consumer devices.
     BlockScaled,
 }
 
-/// Where a block-scaled product finds the E8M0 scales of one operand's rows.
+/// Source of the E8M0 scales of one operand's rows in a block-scaled product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScaleSource {
-    /// All are one.
+    /// All scales are one.
     Ones,
-    /// In byte `byte` of word `word`. With `g = l / 4` and `t = l mod 4`, lane `l` supplies the scale of row `g + 8 (t mod 2)`
-    /// of A if `t / 2 = lanes`, and of row `g` of B if `t = lanes`.
+    /// Byte `byte` of word `word`. With `g = l / 4` and `t = l mod 4`, lane `l` supplies a scale:
+    /// of row `g + 8 (t mod 2)` of A if `t / 2 = lanes`, or of row `g` of B if `t = lanes`.
     Word {
-        /// Place in the lane's array.
+        /// Index in the lane's array.
         word: u32,
-        /// 0 to 3, the low one first.
+        /// 0 to 3; 0 is the low byte.
         byte: u32,
-        /// Which lanes supply scales: 0 or 1 for A, 0 to 3 for B.
+        /// Lanes that supply scales: 0 or 1 for A, 0 to 3 for B.
         lanes: u32,
     },
 }
 
-/// A product among others of a warp.
+/// One of a warp's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
-    /// First of its sums, of its codes of A and of B.
+    /// First index of its sums, of its codes of A, and of its codes of B.
     pub(crate) places: [u32; 3],
     pub(crate) formats: [Format; 2],
-    /// For the block-scaled instruction.
+    /// Scales for the block-scaled instruction.
     pub(crate) scales: Option<[ScaleSource; 2]>,
-    /// Start from zero.
+    /// Whether the sums start from zero.
     pub(crate) fresh: bool,
 }
 
 /// Four E8M0 scales of `2^(0x7f - 127) = 1`.
 const UNIT_SCALES: &str = "0x7f7f7f7fu";
 
-/// Starts a copy of 16 bytes from word `index` of `from` to the address `to`, both multiples of 16 bytes: `bytes` of them
-/// are read, 0 or 16, and the rest is zero.
+/// Starts a copy of 16 bytes from word `index` of `from` to the address `to`, both aligned to 16
+/// bytes. `bytes` of them are read, 0 or 16, and the rest is zero.
 #[cube]
 pub(crate) fn copy_chunk(to: u32, from: &Array<u32>, index: u32, bytes: u32) {
     intrinsic!(|scope| {
@@ -68,15 +71,16 @@ pub(crate) fn copy_chunk(to: u32, from: &Array<u32>, index: u32, bytes: u32) {
 }
 
 ptx! {
-    /// Closes a group of copies.
+    /// Commits a group of copies.
     pub(crate) fn commit_copies() { "cp.async.commit_group;\n" }
 
     /// Waits for all but the last `pending` groups of this thread's copies.
     pub(crate) fn wait_copies(#[comptime] pending: u32) { "cp.async.wait_group {pending};\n" }
 }
 
-/// Loads four matrices of eight rows of 16 bytes into `fragments[place..place + 4]`: lane `l` gives the address of row
-/// `l mod 8` of matrix `l / 8`, and gets of each the word `l mod 4` of row `l / 4`.
+/// Loads four matrices of eight rows of 16 bytes into `fragments[place..place + 4]`. Lane `l`
+/// supplies the address of row `l mod 8` of matrix `l / 8`. It receives word `l mod 4` of row
+/// `l / 4` of each matrix.
 #[cube]
 pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32) {
     intrinsic!(|scope| {
@@ -87,7 +91,7 @@ pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, 
 
 /// `sums[d..d + 4] += a[a..a + 4] · b[b..b + 2]ᵀ` for `places = [d, a, b]`, times the scales.
 ///
-/// Source of where scales lie: PTX ISA, *Block scaling for mma.sync*, with `scale_vec::1X`.
+/// Source for the layout of scales: PTX ISA, *Block scaling for mma.sync*, with `scale_vec::1X`.
 #[cube]
 pub(crate) fn mma_fp8(
     sums: &mut Array<f32>,

@@ -1,10 +1,11 @@
-//! PTX instructions as `#[cube]` functions, for what CubeCL 0.10 has no operation for.
+//! PTX instructions as `#[cube]` functions, for operations that CubeCL 0.10 does not have.
 //!
-//! CubeCL prints a comment that holds a newline as `/* content */`, unescaped, so `\n*/ code /*\n` is C++ in the kernel.
-//! Operands are named as cubecl-cpp 0.10.0 names them; a name that changed does not compile, and the code-generation test
-//! compiles every kernel. Other compilers print comments too, so callers are guarded by a comptime check of the device.
+//! CubeCL prints a comment that contains a newline as `/* content */`, unescaped. So
+//! `\n*/ code /*\n` is C++ in the kernel. Operands are named as in cubecl-cpp 0.10.0. A changed
+//! name does not compile, and the code-generation test compiles every kernel. Other compilers print
+//! comments too, so callers need a comptime check of the device.
 
-// The parameters of an intrinsic are used only while a kernel is generated.
+// Parameters of an intrinsic are only used while a kernel is generated.
 #![allow(unused_variables)]
 
 #[macro_use]
@@ -23,18 +24,18 @@ use std::ops::Range;
 
 use cubecl::ir::{Instruction, NonSemantic, Operation, Scope, Variable, VariableKind};
 
-/// A constraint, such as `=r`, and a C++ expression.
+/// Constraint, such as `=r`, and C++ expression.
 type Operand = (&'static str, String);
 
-/// Adds a statement of C++ to the kernel.
+/// Adds a C++ statement to the kernel.
 fn statement(scope: &mut Scope, code: &str) {
     scope.register(NonSemantic::Comment { content: format!("\n*/ {code} /*\n") });
 }
 
-/// What cubecl-cpp calls a variable.
+/// Name of a variable in cubecl-cpp.
 ///
 /// # Panics
-/// For kinds that are no C++ name, such as builtins: pass those through [`operand`].
+/// For kinds without a C++ name, such as builtins. Pass those through [`operand`].
 fn name(variable: &Variable) -> String {
     match variable.kind {
         VariableKind::LocalMut { id } | VariableKind::Versioned { id, .. } => format!("l_mut_{id}"),
@@ -47,15 +48,16 @@ fn name(variable: &Variable) -> String {
     }
 }
 
-/// The name of a new local that holds `value`, whatever kind of variable that is.
+/// Name of a new local that holds `value`, for any kind of variable.
 fn operand(scope: &mut Scope, value: Variable) -> String {
-    // Not `create_local_mut`: CubeCL reuses those once nothing refers to them, and a name in a statement does not count.
+    // Not `create_local_mut`: CubeCL reuses such locals when unreferenced, and a name in a
+    // statement is no reference.
     let local = *scope.create_local(value.ty);
     scope.register(Instruction::new(Operation::Copy(value), local));
     name(&local)
 }
 
-/// Constraints of a register of the variable's type, read and written.
+/// Register constraints of the variable's type, for reads and for writes.
 fn constraints(variable: &Variable) -> [&'static str; 2] {
     match (variable.ty.elem_type().is_float(), variable.ty.elem_type().size()) {
         (true, 4) => ["f", "=f"],
@@ -65,49 +67,50 @@ fn constraints(variable: &Variable) -> [&'static str; 2] {
     }
 }
 
-/// A value in a register.
+/// Value in a register, as an input.
 fn input(scope: &mut Scope, value: Variable) -> Operand {
     (constraints(&value)[0], operand(scope, value))
 }
 
-/// A local that the statement writes.
+/// Local that the statement writes.
 fn output(local: &Variable) -> Operand {
     (constraints(local)[1], name(local))
 }
 
-/// Elements of an array in registers.
+/// Array elements in registers.
 fn elements(constraint: &'static str, array: &Variable, indices: Range<u32>) -> Vec<Operand> {
     let array = name(array);
     indices.map(|i| (constraint, format!("{array}[{i}]"))).collect()
 }
 
-/// The address of an element.
+/// Address of an element.
 fn element_address(scope: &mut Scope, array: &Variable, index: Variable) -> Operand {
     let index = operand(scope, index);
     ("l", format!("{} + {index}", name(array)))
 }
 
-/// The places `%0, %1, ...` of the first `count` operands.
+/// Placeholders `%0, %1, ...` of the first `count` operands.
 fn places(count: u32) -> String {
     (0..count).map(|i| format!("%{i}")).collect::<Vec<_>>().join(", ")
 }
 
-/// An `asm volatile` statement.
+/// Adds an `asm volatile` statement.
 ///
-/// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`. Memory is clobbered, so that the compiler
-/// moves no access across the statement.
+/// `template` is PTX whose operands `%0`, `%1`, ... are first `outputs`, then `inputs`. Memory is
+/// clobbered, so that the compiler moves no access across the statement.
 fn asm(scope: &mut Scope, template: &str, outputs: &[Operand], inputs: &[Operand]) {
     let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm volatile(\"{template}\" : {operands} : \"memory\");"));
 }
 
-/// An `asm` statement whose outputs follow from its inputs alone: the compiler may move, merge or drop it.
+/// Adds an `asm` statement whose outputs depend only on its inputs. The compiler may move, merge or
+/// drop it.
 fn pure_asm(scope: &mut Scope, template: &str, outputs: &[Operand], inputs: &[Operand]) {
     let (template, operands) = (escape(template), operands(outputs, inputs));
     statement(scope, &format!("asm(\"{template}\" : {operands});"));
 }
 
-/// The inside of a C++ string.
+/// Escapes a template for a C++ string.
 fn escape(template: &str) -> String {
     template.replace('\n', "\\n")
 }

@@ -1,12 +1,12 @@
-//! Shared memory by address: bytes in the shared window.
+//! Shared memory by address, in bytes of the shared window.
 
 use cubecl::ir::{Scope, Variable};
 use cubecl::prelude::*;
 
 use super::{Operand, asm, elements, input, name, places, statement};
 
-/// Address of the start of `memory`, which the kernel must also use otherwise: CubeCL allocates none for a name in a
-/// statement.
+/// Address of the start of `memory`. The kernel must also use the memory otherwise, because CubeCL
+/// allocates none for a name in a statement.
 #[cube]
 pub(crate) fn shared_address(memory: &SharedMemory<u32>) -> u32 {
     intrinsic!(|scope| {
@@ -30,8 +30,8 @@ ptx! {
     }
 }
 
-/// Reads `width` words of shared memory, 2 or 4, `offset` bytes past `address`, together aligned to their size, to `words` from
-/// `first` on.
+/// Reads `width` words of shared memory, 2 or 4, at `offset` bytes past `address` into `words` from
+/// `first` on. The address is aligned to the size of the read.
 #[cube]
 pub(crate) fn load_shared_words(
     words: &mut Array<f32>,
@@ -56,8 +56,9 @@ pub(crate) fn store_shared_quad(address: u32, words: &Array<u32>) {
     })
 }
 
-/// Writes four 8 by 8 matrices of 16-bit elements to shared memory: lane `l` gives the address of row `l mod 8` of matrix
-/// `l / 8`, and `words[i]` holds of matrix `i` the columns `2 (l mod 4)` and the next of row `l / 4`.
+/// Writes four 8 by 8 matrices of 16-bit elements to shared memory. Lane `l` supplies the address
+/// of row `l mod 8` of matrix `l / 8`. `words[i]` has columns `2 (l mod 4)` and the next of row
+/// `l / 4` of matrix `i`.
 #[cube]
 pub(crate) fn stmatrix_x4(address: u32, words: &Array<u32>) {
     intrinsic!(|scope| {
@@ -66,7 +67,7 @@ pub(crate) fn stmatrix_x4(address: u32, words: &Array<u32>) {
     })
 }
 
-/// An address and the first four words of an array, as inputs.
+/// Address and first four words of an array, as inputs.
 fn address_and_quad(scope: &mut Scope, address: Variable, words: &Variable) -> Vec<Operand> {
     [input(scope, address)].into_iter().chain(elements("r", words, 0..4)).collect()
 }

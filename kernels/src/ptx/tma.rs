@@ -1,4 +1,4 @@
-//! Copies between device memory and shared memory (TMA): of tensors of two dimensions, and of bytes.
+//! Copies between device memory and shared memory (TMA): two-dimensional tensors, and bytes.
 
 use cubecl::ir::Variable;
 use cubecl::prelude::*;
@@ -9,19 +9,19 @@ fn address(map: &Variable) -> Operand {
     ("l", format!("&{}", name(map)))
 }
 
-/// Where a box is brought to.
+/// Destination of a box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reach {
-    /// To this block.
+    /// This block.
     Block,
-    /// To this block. Its bytes count at an mbarrier of the pair's other block, or of this one: an address in the cluster.
+    /// This block. Its bytes count at an mbarrier of either block of the pair, a cluster address.
     Pair,
-    /// To every block of the cluster whose bit is set, at the same addresses in each.
+    /// Every block of the cluster whose bit is set, at the same addresses in each.
     Cluster(u32),
 }
 
-/// Starts to bring the map's box at column `x`, row `y` to `shared`; its bytes count at `barrier`. What lies outside the
-/// tensor is zero.
+/// Starts to load the map's box at column `x`, row `y` to `shared`. Its bytes count at `barrier`.
+/// Elements outside the tensor are zero.
 #[cube]
 pub(crate) fn tma_load<T: CubePrimitive>(
     map: &TensorMap<T, Tiled>,
@@ -49,7 +49,8 @@ pub(crate) fn tma_load<T: CubePrimitive>(
     })
 }
 
-/// Starts to bring `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes; they count at `barrier`.
+/// Starts to load `bytes` from word `index` of `from` to `shared`, all multiples of 16 bytes. They
+/// count at `barrier`.
 #[cube]
 pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32, #[comptime] bytes: u32) {
     intrinsic!(|scope| {
@@ -61,8 +62,8 @@ pub(crate) fn bulk_load(from: &Array<u32>, index: u32, shared: u32, barrier: u32
     })
 }
 
-/// Starts to write the map's box at column `x`, row `y` of matrix `z` from `shared`, and closes a group of stores; what lies outside
-/// the matrix is not written.
+/// Starts to write the map's box at column `x`, row `y` of matrix `z` from `shared`, and commits a
+/// group of stores. Elements outside the matrix are not written.
 #[cube]
 pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32, x: u32, y: u32, z: u32) {
     intrinsic!(|scope| {
@@ -75,14 +76,15 @@ pub(crate) fn tma_store<T: CubePrimitive>(map: &TensorMap<T, Tiled>, shared: u32
 }
 
 ptx! {
-    /// Closes a group of stores that has none, for [`tma_store_wait_read`] to count.
+    /// Commits an empty group of stores, so that [`tma_store_wait_read`] counts it.
     pub(crate) fn tma_store_none() { "cp.async.bulk.commit_group;\n" }
 
-    /// Waits until all but the last `pending` groups of stores of this thread have read their shared memory.
+    /// Waits until all but the last `pending` groups of stores of this thread have read their
+    /// shared memory.
     pub(crate) fn tma_store_wait_read(#[comptime] pending: u32) { "cp.async.bulk.wait_group.read {pending};\n" }
 }
 
-/// Has the map fetched before its first use.
+/// Prefetches the map before its first use.
 #[cube]
 pub(crate) fn tma_prefetch_map<T: CubePrimitive>(map: &TensorMap<T, Tiled>) {
     intrinsic!(|scope| { asm(scope, "prefetch.tensormap [%0];\n", &[], &[address(&map.expand)]) })

@@ -1,6 +1,8 @@
-//! Matrix products of a warpgroup (`wgmma`), FP8 or bf16 operands in shared memory, f32 accumulators in registers.
+//! Matrix products of a warpgroup (`wgmma`): FP8 or bf16 operands in shared memory, f32
+//! accumulators in registers.
 //!
-//! Element `i` of a thread's accumulators of a product 64 by N lies, with `w` the warp in the group and `l` the lane, at
+//! Position of a thread's accumulator `i` in a product 64 by N, with `w` the warp in the group and
+//! `l` the lane:
 //!
 //! ```text
 //! row = 16 w + l / 4 + 8 (i / 2 mod 2)        col = 8 (i / 4) + 2 (l mod 4) + i mod 2
@@ -14,8 +16,9 @@ use cubecl::prelude::*;
 use super::{Operand, asm, elements, input, places};
 use crate::Format;
 
-/// Descriptor of an operand in shared memory: rows of 128 bytes along the contraction, swizzled by 128 bytes, eight rows
-/// (1024 bytes) after each other. `address` is a multiple of 1024, plus the bytes of the contraction that are left out.
+/// Descriptor of an operand in shared memory: rows of 128 bytes along the contraction, with
+/// 128-byte swizzle. Groups of eight rows (1024 bytes) follow each other. `address` is a multiple
+/// of 1024, plus the bytes of the contraction to skip.
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
@@ -29,12 +32,13 @@ pub(crate) fn descriptor(address: u32) -> u64 {
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | layout
 }
 
-/// The accumulators of a product `n` wide as operands: the compiler moves no access to them across the statement that has them.
+/// Accumulators of a product `n` wide, as operands. The compiler moves no access to them across a
+/// statement with these operands.
 fn accumulators(acc: &Variable, n: u32) -> Vec<Operand> {
     elements("+f", acc, 0..n / 2)
 }
 
-/// Orders what was written to the accumulators of products `n` wide before the products that follow.
+/// Orders earlier writes to the accumulators of products `n` wide before the next products.
 #[cube]
 pub(crate) fn wgmma_fence(acc: &mut Array<f32>, #[comptime] n: u32) {
     intrinsic!(|scope| {
@@ -51,21 +55,22 @@ pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] p
     })
 }
 
-/// What is multiplied.
+/// Element type of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
-    /// Codes of A and of B, 32 of the contraction a product.
+    /// Codes of A and of B, 32 of the contraction per product.
     Fp8([Format; 2]),
-    /// bf16, 16 of the contraction.
+    /// bf16, 16 of the contraction per product.
     Bf16,
 }
 
-/// `acc [64, n] = A [64, _] · B [n, _]ᵀ`, whose descriptors these are, added to `acc` where `add` is not zero.
+/// `acc [64, n] = A [64, _] · B [n, _]ᵀ` for the operands' descriptors, added to `acc` unless `add`
+/// is zero.
 #[cube]
 pub(crate) fn wgmma(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32, #[comptime] element: Element) {
     intrinsic!(|scope| {
         let (count, inputs) = (n / 2, [*a.expand, *b.expand, *add.expand].map(|value| input(scope, value)));
-        // Neither sign is changed, and no operand of bf16 transposed, as none of codes can be.
+        // No sign change. bf16 operands are not transposed, which FP8 does not support.
         let (types, rest) = match element {
             Element::Fp8([a, b]) => (format!("k32.f32.{a}.{b}"), "1, 1"),
             Element::Bf16 => ("k16.f32.bf16.bf16".into(), "1, 1, 0, 0"),
@@ -82,15 +87,16 @@ pub(crate) fn wgmma(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] 
 }
 
 ptx! {
-    /// Closes a group of products.
+    /// Commits a group of products.
     pub(crate) fn wgmma_commit() { "wgmma.commit_group.sync.aligned;\n" }
 
-    /// Two 16-bit floats in a word, `low` in the low half, each rounded to nearest even from f32.
+    /// Packs two f32 as 16-bit floats in a word, each rounded to nearest even, `low` in the low
+    /// half.
     pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
         pure "cvt.rn.{to}.f32 {out}, {high}, {low};\n", to = if bf16 { "bf16x2" } else { "f16x2" }
     }
 
-    /// The low or the high one of two 16-bit floats in a word.
+    /// Low or high one of two 16-bit floats in a word, as f32.
     pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
         pure "{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, {word};\ncvt.f32.{from} {out}, {half};\n}}\n",
         half = if high { "high" } else { "low" },

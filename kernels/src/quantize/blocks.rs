@@ -1,8 +1,10 @@
-//! One scale per block: 1x32 or 1x128 along the contraction, or 128x128, from the maxima of a tile of 128x128.
+//! One scale per block: 1x32 or 1x128 along the contraction, or 128x128, from the maxima of a
+//! 128x128 tile.
 //!
-//! A cube keeps its tile in registers, 64 elements per unit, while the maxima of its blocks and then their scales pass through
-//! shared memory: of each row one block of 128 or four of 32, of each column as many; the square is the same for both
-//! orientations. The E8M0 bytes of each orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
+//! A cube keeps its tile in registers, 64 elements per unit. The maxima of its blocks, and then
+//! their scales, pass through shared memory. Each row has one block of 128 or four of 32, and each
+//! column too. A 128x128 block is the same for both orientations. The E8M0 bytes of each
+//! orientation are one tile of [`mod@crate::mx`], which the cube writes whole.
 
 use cubecl::prelude::*;
 
@@ -23,7 +25,7 @@ pub(super) const TILE: u32 = BLOCK as u32;
 
 const _: () = assert!(TILE == TILE_ROWS);
 
-/// How E8M0 scales are found, if blocks are of 32.
+/// Calculation mode of E8M0 scales, if blocks have 32 elements.
 fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
     match encoding.cast.scale_mode {
         ScaleMode::E8m0(mode) | ScaleMode::E8m0Square(mode) => Some(mode),
@@ -31,7 +33,7 @@ fn mx(encoding: Encoding) -> Option<ScaleCalculationMode> {
     }
 }
 
-/// Blocks in a line of a tile.
+/// Blocks per line of a tile.
 fn per_line(encoding: Encoding) -> u32 {
     if mx(encoding).is_some() { TILE / MX_BLOCK as u32 } else { 1 }
 }
@@ -42,7 +44,7 @@ pub(super) fn col_stage_words(cast: TileCast) -> u32 {
     if cast.by_cols && has_maxima && !cast.one_scale { col_stage(TILE) } else { 1 }
 }
 
-/// Memory for the copies, and the kernel's argument.
+/// Allocates the copies. Returns them with the kernel argument.
 pub(super) fn scales<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -59,7 +61,8 @@ pub(super) fn scales<R: Runtime>(
     (copies, scales)
 }
 
-/// What the scales of blocks leave for the rest: of each tile the amax, and in each orientation inverse scales or E8M0 bytes.
+/// Outputs of block scaling: the amax of each tile, and inverse scales or E8M0 bytes per
+/// orientation.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct BlockScales {
     pub(super) amax: Array<u32>,
@@ -69,7 +72,8 @@ pub(super) struct BlockScales {
 
 #[cube]
 impl BlockScales {
-    /// Scales of this unit's elements `raw`. All units of the cube must call it; `stage` is then free again.
+    /// Computes the scales of this unit's elements `raw`. Synchronizes the cube: all units must
+    /// call it. `stage` is free afterwards.
     pub(super) fn make(
         &mut self,
         tile: &Tile,
@@ -80,14 +84,15 @@ impl BlockScales {
         let Encoding { source, isa, .. } = comptime!(cast.encoding);
         let (by_rows, by_cols) = comptime!((cast.by_rows && !cast.one_scale, cast.by_cols && !cast.one_scale));
         let per_line = comptime!(per_line(cast.encoding));
-        // A unit's two sectors of f32 lie in different blocks of 32.
+        // The two f32 sectors of a unit are in different blocks of 32.
         let parts = comptime!(if per_line == 1 { 1 } else { cast.sectors });
         let mut row_stage = SharedMemory::<u32>::new(comptime!((if by_rows { row_stage(parts) } else { 1 }) as usize));
-        // Of block `b` of row `r` at `per_line · r + b`, then of block `b` of column `c` at `TILE · b + c`; of the square the first.
+        // Block `b` of row `r` is at `per_line · r + b`, followed by block `b` of column `c` at
+        // `TILE · b + c`. A 128x128 block only uses the first scale.
         let mut scales = SharedMemory::<f32>::new(comptime!((2 * per_line * TILE) as usize));
 
         let largest = stage_maxima(tile, raw, &mut row_stage, stage, by_rows, by_cols, parts);
-        // This synchronizes the stages too.
+        // Also synchronizes the stages.
         let largest = amax_bits(cube_max(largest, isa), source);
         if UNIT_POS == 0 {
             self.amax[CUBE_POS] = largest;
@@ -110,13 +115,13 @@ impl BlockScales {
     }
 }
 
-/// The lines of a tile along one contraction: the rows along k, or the columns.
+/// Lines of a tile along one contraction: its rows along k, or its columns.
 #[derive(CubeType)]
 pub(super) struct Side {
-    /// The first of them, and how many the matrix has.
+    /// First line, and number of lines in the matrix.
     line0: u32,
     lines: u32,
-    /// Where the tile begins in them, and their length.
+    /// Start of the tile along the lines, and their length.
     k0: u32,
     k: u32,
 }
@@ -132,14 +137,15 @@ impl Side {
         }
     }
 
-    /// The E8M0 byte of block `block` of line `line` in the word of the line, zero past the end of the matrix.
+    /// E8M0 byte of block `block` of line `line`, shifted to its place in the line's word. Zero
+    /// past the end of the matrix.
     pub(super) fn e8m0_byte(&self, line: u32, byte: u32, #[comptime] block: u32) -> u32 {
         let exists = self.line0 + line < self.lines && self.k0 + comptime!(block * MX_BLOCK as u32) < self.k;
         select(exists, byte << comptime!(8 * block), 0u32.runtime())
     }
 }
 
-/// Makes the scales of a line of the tile, one line a unit, from the staged maxima.
+/// Computes the scales of a line of the tile from the staged maxima. Each unit takes one line.
 #[cube]
 fn line_scales(
     maxima: &SharedMemory<u32>,
@@ -153,7 +159,7 @@ fn line_scales(
     let blocks = comptime!(per_line(cast.encoding));
     let unit = UNIT_POS % TILE;
     let side = Side::new(tile, by_rows);
-    // Lanes read neighbouring units, which hold rows four apart.
+    // Lanes read the maxima of adjacent units, whose rows are four apart.
     let line = if comptime!(by_rows) { unit % 32 * UNIT_ROWS + unit / 32 } else { line_col(unit, source) };
     let mut word = 0u32.runtime();
     #[unroll]
@@ -173,7 +179,8 @@ fn line_scales(
     store_inverse(inverses, word, line, &side, cast.encoding);
 }
 
-/// Puts the scale of a block with this amax at `at` of `scales`. Gives what is stored of it.
+/// Stores the scale of a block with this amax at `at` of `scales`. Returns the operand's value of
+/// it.
 #[cube]
 fn put_scale(scales: &mut SharedMemory<f32>, amax: u32, at: u32, #[comptime] cast: TileCast) -> u32 {
     let (scale, stored) = block_scale(amax, comptime!(cast.encoding));
@@ -181,7 +188,7 @@ fn put_scale(scales: &mut SharedMemory<f32>, amax: u32, at: u32, #[comptime] cas
     stored
 }
 
-/// The scale of a block with this amax, and what is stored of it: its inverse, or its E8M0 byte.
+/// Scale of a block with this amax, and its value in the operand: the inverse, or the E8M0 byte.
 #[cube]
 pub(super) fn block_scale(amax: u32, #[comptime] encoding: Encoding) -> (f32, u32) {
     let isa = comptime!(encoding.isa);
@@ -196,7 +203,8 @@ pub(super) fn block_scale(amax: u32, #[comptime] encoding: Encoding) -> (f32, u3
     }
 }
 
-/// Writes what an operand keeps of the scale of line `line` of the tile. Words of E8M0 bytes are padded to whole tiles.
+/// Stores the operand's value of the scale of line `line` of the tile. Words of E8M0 bytes fill
+/// whole tiles.
 #[cube]
 pub(super) fn store_inverse(
     inverses: &mut ComptimeOption<Array<u32>>,
@@ -216,7 +224,7 @@ pub(super) fn store_inverse(
     }
 }
 
-/// The scales of this unit's elements.
+/// Scales of this unit's elements.
 #[cube]
 fn unit_scales(tile: &Tile, scales: &SharedMemory<f32>, #[comptime] cast: TileCast) -> UnitScales {
     let TileCast { sectors, by_rows, by_cols, one_scale, .. } = comptime!(cast);

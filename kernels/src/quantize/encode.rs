@@ -1,8 +1,8 @@
-//! Codes of elements that lie in registers as the words that they were loaded in: four codes a word, and 4x4 codes
-//! transposed.
+//! Encodes elements in registers, in the words that they were loaded in: four codes per word, and
+//! 4x4 codes transposed.
 //!
-//! `raw[first..]` are words of [`load_vector`](crate::load::load_vector): a quad of elements is four words of f32, or two of
-//! 16-bit floats.
+//! `raw[first..]` are words of [`load_vector`](crate::load::load_vector). A quad of elements is
+//! four words of f32, or two of 16-bit floats.
 
 use cubecl::prelude::*;
 
@@ -15,16 +15,16 @@ use crate::scale::scale_bits;
 use crate::source::Source;
 use crate::view::Checked;
 
-/// Compile-time parameters of a cast, apart from where its scales come from.
+/// Compile-time parameters of a cast, except for the source of its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Encoding {
     pub(super) source: Source,
     pub(super) cast: crate::Cast,
     pub(super) isa: Isa,
-    /// Whether rows of `x` end where its vectors do.
+    /// Whether rows of `x` end at a vector boundary.
     aligned: bool,
-    /// Whether each scale is made of the amax of the elements that it scales, so that it is NaN if one of them is. False where
-    /// `cvt` casts, which does not need to know.
+    /// Whether each scale comes from the amax of the elements that it scales, so that it is NaN if
+    /// one of them is. False if `cvt` casts, which does not need it.
     nan_by_scale: bool,
 }
 
@@ -34,7 +34,7 @@ impl Encoding {
         Self { source: x.source, cast, isa, aligned: x.has_vector_loads(), nan_by_scale: !isa.has_fp8_cvt() }
     }
 
-    /// This encoding for a scale of an amax that was given, whatever `x` holds.
+    /// This encoding for a scale from a given amax, independent of the elements of `x`.
     pub(super) fn of_given_amax(self) -> Self {
         Self { nan_by_scale: false, ..self }
     }
@@ -44,19 +44,19 @@ impl Encoding {
         4 / self.source.per_word()
     }
 
-    /// Quads of 32 bytes of elements, and so words of their codes.
+    /// Quads in 32 bytes of elements, which is also the words of their codes.
     pub(super) const fn sector_quads(self) -> u32 {
         self.source.sector_len() / 4
     }
 
-    /// Whether scales may be so large that a subnormal element has a code other than zero. All are then at least 2^-126, and
-    /// powers of two or NaN.
+    /// Whether scales may be so large that a subnormal element has a nonzero code. All of these
+    /// scales are at least 2^-126, and powers of two or NaN.
     const fn has_subnormals(self) -> bool {
         self.cast.granularity.is_mx()
     }
 }
 
-/// Codes of the sector that begins at `raw[first]`, in column `col`, all scaled by the one scale.
+/// Codes of the sector that starts at `raw[first]`, in column `col`, with one scale for all.
 #[cube]
 pub(super) fn encode_sector(
     raw: &Array<u32>,
@@ -76,10 +76,12 @@ pub(super) fn encode_sector(
     words
 }
 
-/// Codes of the quad that begins at `raw[first]`, element `j` scaled by `scales[scale + j]`, or all by `scales[scale]`.
+/// Codes of the quad that starts at `raw[first]`. Element `j` is scaled by `scales[scale + j]`, or
+/// all by `scales[scale]`.
 ///
-/// They are those of [`encode_scaled`] on every path: `cvt.rn.satfinite` rounds, saturates and has subnormals as that does, and an
-/// infinite product and an infinity are one to it. Which NaN it writes the PTX ISA leaves open.
+/// The codes equal [`encode_scaled`] on every path. `cvt.rn.satfinite` rounds, saturates and treats
+/// subnormals in the same way, and gives the same code for an infinite product and an infinity. The
+/// PTX ISA does not specify which NaN it writes.
 #[cube]
 pub(super) fn encode_quad(
     raw: &Array<u32>,
@@ -121,22 +123,22 @@ pub(super) fn encode_quad(
     }
 }
 
-/// An element and a scale with the product of these, for devices that take a subnormal element for zero: that is then an integer of up
-/// to 23 bits, and its unit, 2^-149, goes to the scale.
+/// Element and scale with the same product, for devices that treat a subnormal element as zero. The
+/// element becomes an integer of up to 23 bits, and its unit, 2^-149, moves to the scale.
 #[cube]
 fn normalized(bits: u32, scale: f32) -> (u32, f32) {
     let mag = bits & 0x7fff_ffffu32;
     let integer = u32::reinterpret(f32::cast_from(mag)) | (bits & 0x8000_0000u32);
     let scale_bits = u32::reinterpret(scale);
     let unit = comptime!(149u32 << 23);
-    // A scale that has no such exponent brings the product below every code.
+    // A scale that is too small for this takes the product below every code.
     let lowered = select(scale_bits > unit, scale_bits - unit, 0u32.runtime());
     let lowered = select(scale_bits > F32_INF, scale_bits, lowered);
     let is_subnormal = mag < 0x0080_0000u32;
     (select(is_subnormal, integer, bits), f32::reinterpret(select(is_subnormal, lowered, scale_bits)))
 }
 
-/// The transpose of 4x4 bytes: byte `i` of word `j` is byte `j` of `rows[i]`.
+/// Transpose of 4x4 bytes: byte `i` of word `j` is byte `j` of `rows[i]`.
 #[cube]
 pub(super) fn transpose(rows: &Array<u32>, #[comptime] isa: Isa) -> Array<u32> {
     let mut columns = Array::<u32>::new(4usize);
@@ -152,30 +154,30 @@ pub(super) fn transpose(rows: &Array<u32>, #[comptime] isa: Isa) -> Array<u32> {
     columns
 }
 
-/// Four codes, those of NaN as `0x7f`. Once for all of them it costs less than in each.
+/// Replaces NaN codes by `0x7f`. One pass over four codes is cheaper than one per code.
 #[cube]
 fn canonicalize_nan(codes: u32, #[comptime] format: Format) -> u32 {
-    // NaN are the magnitudes from 0x7f, or 0x7d, on: the high bit of their bytes.
+    // NaN are the magnitudes from 0x7f or 0x7d up. The sum sets the high bit of their bytes.
     let above = comptime!(match format {
         Format::E4m3 => 0x0101_0101u32,
         Format::E5m2 => 0x0303_0303u32,
     });
     let nan = ((codes & 0x7f7f_7f7fu32) + above) & 0x8080_8080u32;
-    // Of each such byte all bits but the highest.
+    // All bits of such a byte except the highest.
     let ones = nan - (nan >> 7u32);
     (codes ^ (codes & nan)) | ones
 }
 
-/// `word` without the codes of elements `at..at + 4` that lie at `len` or beyond: padding is zero whatever the scale, and a
-/// NaN scale would make it NaN.
+/// Zeroes the codes of elements `at..at + 4` at `len` or beyond. Padding must be zero for any
+/// scale, and a NaN scale would make it NaN.
 #[cube]
 pub(super) fn zero_past_end(word: u32, at: u32, len: u32, #[comptime] encoding: Encoding) -> u32 {
-    // Of an aligned row either all four lie beyond or none.
+    // In an aligned row either all four or none are past the end.
     if comptime!(encoding.aligned) { select(at < len, word, 0u32.runtime()) } else { word & mask(at, len) }
 }
 
-/// Bits of the scale for an amax that each `lanes` neighbouring units have in common. A division in integers is left to one of
-/// them. All units of the cube must call it.
+/// Bits of the scale for an amax that each `lanes` adjacent units share. Only one of them does an
+/// integer division. All units of the cube must call it.
 #[cube]
 pub(super) fn lanes_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encoding: Encoding) -> u32 {
     let Encoding { cast, isa, .. } = comptime!(encoding);
@@ -193,10 +195,10 @@ pub(super) fn lanes_scale(amax: u32, #[comptime] lanes: u32, #[comptime] encodin
     }
 }
 
-/// All ones in the bytes of elements `at..at + 4` that lie below `len`.
+/// Mask of the bytes of elements `at..at + 4` below `len`.
 #[cube]
 pub(super) fn mask(at: u32, len: u32) -> u32 {
     let inside = max(len, at) - at;
-    // No shift by 32, of which devices disagree.
+    // Avoids a shift by 32, which differs between devices.
     select(inside < 4, (1u32 << (8u32 * (inside & 3u32))) - 1u32, 0xffff_ffffu32.runtime())
 }

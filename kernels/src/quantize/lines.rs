@@ -1,5 +1,5 @@
-//! One scale for each row and column, from the maxima of all lines that are asked for: partial maxima tile by tile in one read of
-//! `x`, then a launch that folds them.
+//! One scale per row and per column. One read of `x` finds partial maxima tile by tile, and a
+//! second launch folds them.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -17,10 +17,10 @@ use crate::version::Version;
 use crate::view::Checked;
 use crate::{Cast, Orientation};
 
-/// Scales of neighbouring lines that are read at once. Arrays of scales are allocated in multiples of so many.
+/// Adjacent scales that are read at once. Arrays of scales are allocated in multiples of this.
 const SCALE_VECTOR: usize = 4;
 
-/// Scales of the rows and of the columns of a matrix, as the orientation asks for.
+/// Scales of a matrix's rows and columns, depending on the orientation.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct LineScales {
     rows: ComptimeOption<Array<Vector<f32, Const<SCALE_VECTOR>>>>,
@@ -41,8 +41,8 @@ impl LineScales {
     }
 }
 
-/// Scales of the `count` lines from `first` on, a multiple of four; past the last line, any. Without scales the result is not to
-/// be read.
+/// Scales of the `count` lines from `first` on, a multiple of four. Past the last line they are
+/// arbitrary. If `scales` is `None`, the result must not be read.
 #[cube]
 fn load_scales(
     scales: &ComptimeOption<Array<Vector<f32, Const<SCALE_VECTOR>>>>,
@@ -57,7 +57,7 @@ fn load_scales(
         let width = comptime!(SCALE_VECTOR as u32);
         #[unroll]
         for v in 0..comptime!(count / width) {
-            // Past the last line there is padding, which no scale touches.
+            // Past the last line there is only padding, which needs no scale.
             let index = min(first / width + v, (lines - 1) / width);
             load_pinned(scales, index, &mut of_lines, comptime!(v * width), isa);
         }
@@ -72,7 +72,7 @@ struct Folded {
     inv_scale: Handle,
 }
 
-/// Launches the kernels that find the scales. Gives memory for the copies, and the kernel's argument.
+/// Launches the kernels that compute the scales. Returns allocated copies and the kernel argument.
 pub(super) fn scales<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -111,7 +111,8 @@ pub(super) fn scales<R: Runtime>(
     let (rows, row_lines) = row_partials.map(|partials| folded(&partials, x.rows, tiles_x)).unzip();
     let (cols, col_lines) = folded(&col_partials, x.cols, tiles_y);
     let row_cubes = if rows.is_some() { (x.rows as u32).div_ceil(FOLD_LINES) } else { 0 };
-    // SAFETY: the kernel reads `count · lines` words of either and writes `lines` of each output.
+    // SAFETY: the kernel reads `count · lines` words of each input and writes `lines` words of each
+    // output.
     unsafe {
         fold_lines::launch_unchecked::<R>(
             client,
@@ -134,7 +135,8 @@ pub(super) fn scales<R: Runtime>(
     (copies, scales)
 }
 
-/// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows, `[tiles_x, R]`.
+/// Largest raw magnitudes of the columns of each tile, `[tiles_y, C]`, and of its rows,
+/// `[tiles_x, R]`.
 #[cube(launch_unchecked)]
 fn line_maxima<N: Size>(
     x: &Array<Vector<u32, N>>,
@@ -175,13 +177,14 @@ fn line_maxima<N: Size>(
     }
 }
 
-/// Lines that a cube of `fold_lines` takes, neighbours in memory; the other units share the partial maxima of each.
+/// Adjacent lines that a cube of `fold_lines` takes. Units of the same line share its partial
+/// maxima.
 const FOLD_LINES: u32 = 32;
 
 /// Partial maxima that a unit has in flight.
 const FOLDED: u32 = 4;
 
-/// Partial maxima of lines, `[count, lines]`, and what is made of them.
+/// Partial maxima of lines, `[count, lines]`, and the outputs of the fold.
 #[derive(CubeType, CubeLaunch)]
 struct Lines {
     partials: Array<u32>,
@@ -192,7 +195,7 @@ struct Lines {
     count: u32,
 }
 
-/// amax and scales of each row, by the first `row_cubes` cubes, and of each column.
+/// Computes amax and scales of each row, by the first `row_cubes` cubes, and of each column.
 #[cube(launch_unchecked)]
 fn fold_lines(
     rows: &mut ComptimeOption<Lines>,
@@ -217,7 +220,7 @@ fn fold_lines(
     }
 }
 
-/// amax and scales of the lines from `line0` on that a cube takes.
+/// Computes amax and scales of a cube's lines, from `line0` on.
 #[cube]
 fn fold_cube(of: &mut Lines, line0: u32, #[comptime] source: Source, #[comptime] cast: Cast, #[comptime] isa: Isa) {
     let groups = comptime!(UNITS / FOLD_LINES);

@@ -1,5 +1,5 @@
-//! Maxima of the rows and columns of a tile: each unit stages those of its elements in shared memory, then one unit finds that of a
-//! line, or of a block of it.
+//! Maxima of a tile's rows and columns. Each unit stages the maxima of its elements in shared
+//! memory. Then one unit folds each line, or each block of a line.
 
 use cubecl::prelude::*;
 
@@ -9,11 +9,11 @@ use crate::granularity::MX_BLOCK;
 use crate::load::{SECTOR_WORDS, magnitude};
 use crate::source::Source;
 
-/// Words between the maxima of one line of every unit and the next: eight more than there are units, so that a reader's
-/// neighbours, who read other lines, meet other banks.
+/// Words between the units' maxima of one line and the next: the number of units, plus eight. So
+/// adjacent readers, which read other lines, use different banks.
 const LINE_PITCH: u32 = UNITS_X * UNITS_Y + 8;
 
-/// Words that stage the maxima of the rows, `parts` for each.
+/// Words that stage the maxima of the rows, `parts` per row.
 pub(super) const fn row_stage(parts: u32) -> u32 {
     parts * UNIT_ROWS * LINE_PITCH
 }
@@ -23,8 +23,8 @@ pub(super) const fn col_stage(cols: u32) -> u32 {
     cols / UNITS_X * LINE_PITCH
 }
 
-/// Puts the maximum of each of this unit's columns where [`col_maximum`] looks for it, and that of each of its rows, or of each
-/// sector of them, where [`row_maximum`] does; returns the largest of all.
+/// Stages the maximum of each of this unit's columns for [`col_maximum`], and of each of its rows,
+/// or row sectors, for [`row_maximum`]. Returns the maximum of all.
 #[cube]
 pub(super) fn stage_maxima(
     tile: &Tile,
@@ -70,7 +70,7 @@ pub(super) fn stage_maxima(
     largest
 }
 
-/// The maximum of row `row` of a tile, or of block `block` of the `blocks` of 32 that it has.
+/// Maximum of row `row` of a tile, or of block `block` of its `blocks` blocks of 32.
 #[cube]
 pub(super) fn row_maximum(
     rows: &SharedMemory<u32>,
@@ -81,11 +81,11 @@ pub(super) fn row_maximum(
 ) -> u32 {
     let units = comptime!(if blocks == 1 { UNITS_X } else { MX_BLOCK as u32 / source.sector_len() });
     let sector = comptime!(block * units);
-    // Sector `s` of a unit is `UNITS_X · s` further.
+    // Sector `s` of a unit is `UNITS_X · s` sectors further.
     let line = row % UNIT_ROWS + comptime!(sector / UNITS_X * UNIT_ROWS);
     let y = row / UNIT_ROWS;
     let first = line * LINE_PITCH + y * UNITS_X + comptime!(sector % UNITS_X);
-    // Rows begin in few banks: neighbours begin with different units.
+    // Rows start in few banks, so adjacent rows start with different units.
     let unit = y + y / 4;
     let mut largest = 0u32.runtime();
     #[unroll]
@@ -95,8 +95,8 @@ pub(super) fn row_maximum(
     largest
 }
 
-/// The maximum of column `line` of a tile, or of block `block` of the `blocks` that it has. Lines are counted unit by unit:
-/// [`line_col`] is the column.
+/// Maximum of column `line` of a tile, or of block `block` of its `blocks`. Lines are counted by
+/// unit; [`line_col`] is the column.
 #[cube]
 pub(super) fn col_maximum(cols: &SharedMemory<u32>, line: u32, #[comptime] block: u32, #[comptime] blocks: u32) -> u32 {
     let first = line / UNITS_X * LINE_PITCH + line % UNITS_X;
@@ -109,7 +109,7 @@ pub(super) fn col_maximum(cols: &SharedMemory<u32>, line: u32, #[comptime] block
     largest
 }
 
-/// Column in the tile of line `line`.
+/// Column of line `line` in the tile.
 #[cube]
 pub(super) fn line_col(line: u32, #[comptime] source: Source) -> u32 {
     let len = comptime!(source.sector_len());

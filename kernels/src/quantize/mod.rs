@@ -1,5 +1,5 @@
-//! `code = cast_rne(clamp(f32(x) · scale, ±FMAX))` for a whole matrix, in either or both orientations, for scales of every
-//! granularity.
+//! `code = cast_rne(clamp(f32(x) · scale, ±FMAX))` for a whole matrix, in one or both orientations,
+//! for every granularity.
 //!
 //! | granularity | reads of `x` | launches |
 //! | --- | --- | --- |
@@ -35,18 +35,20 @@ use crate::view::{Checked, MAX_INDEX};
 use crate::words::words;
 use crate::{Cast, Granularity, KernelError, MatrixView, Operand, Orientation, Quantized, VectorView, row_words};
 
-/// Casts `x [R, C]` to FP8 with scales from its own maxima, and writes the copies that `orientation` names, each scaled
-/// along its own contraction.
+/// Casts `x [R, C]` to FP8 with scales from its maxima. Writes the copies of `orientation`, each
+/// scaled along its contraction.
 ///
 /// `x` is any strided view of f32, f16 or bf16. Scales and codes equal
-/// [`reference::quantize`](crate::reference::quantize) to the bit; see there and at
-/// [`reference::amax_to_scale`](crate::reference::amax_to_scale) for how NaN, infinities and zeros are treated: they
-/// touch the group that shares their scale. Nothing waits for the device.
+/// [`reference::quantize`](crate::reference::quantize) to the bit. The treatment of NaN, infinities
+/// and zeros is described there and at
+/// [`reference::amax_to_scale`](crate::reference::amax_to_scale). They only affect the group that
+/// shares their scale. The host does not wait for the device.
 ///
 /// # Errors
 /// [`KernelError::EmptyMatrix`], [`ScaleModeMismatch`](KernelError::ScaleModeMismatch),
-/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds), [`Misaligned`](KernelError::Misaligned),
-/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
+/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds),
+/// [`Misaligned`](KernelError::Misaligned), [`TooLarge`](KernelError::TooLarge),
+/// [`Disabled`](KernelError::Disabled).
 pub fn quantize<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -72,13 +74,13 @@ pub fn quantize<R: Runtime>(
     }))
 }
 
-/// An amax that was given, f32 `[1]`.
+/// Checks a given amax, f32 `[1]`.
 fn checked_amax<R: Runtime>(client: &ComputeClient<R>, amax: &Handle) -> Result<Checked, KernelError> {
     let dtype = f32::as_type_native_unchecked().storage_type();
     Checked::vector(client, &VectorView { handle: amax.clone(), len: 1, stride: 1, dtype })
 }
 
-/// With one scale from the tensor's own amax.
+/// Casts with one scale, from the tensor's amax.
 fn tensorwise<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -86,8 +88,9 @@ fn tensorwise<R: Runtime>(
     orientation: Orientation,
 ) -> Copies {
     let maxima = find_maxima(client, x);
-    // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch folds them once: folding them in each
-    // cube, by barriers and without shuffles, may take as long as the cast.
+    // With PTX each cube of the cast folds the maxima, which saves a launch. Elsewhere a launch
+    // folds them once. Folding in each cube, with barriers and without shuffles, may take as long
+    // as the cast.
     let (maxima, amax) = if Isa::of(client).has_ptx() {
         (maxima, None)
     } else {
@@ -97,7 +100,7 @@ fn tensorwise<R: Runtime>(
     launch_one_scale(client, x, encoding, tensor::scale(client, x, orientation, &maxima, amax.as_ref(), None))
 }
 
-/// By rows elementwise, else tile by tile.
+/// Casts elementwise if only by rows, otherwise tile by tile.
 fn launch_one_scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -110,7 +113,7 @@ fn launch_one_scale<R: Runtime>(
     }
 }
 
-/// Whether the cast has one scale for the tensor.
+/// Checks that the cast has per-tensor scaling.
 fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
     match cast.granularity {
         Granularity::Tensor => cast.check(),
@@ -118,15 +121,16 @@ fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
     }
 }
 
-/// Casts `x [R, C]` to FP8 with one scale from an `amax` that is on the device already, f32 `[1]`, whatever that of `x`
-/// is: what exceeds the format saturates. This is the cast of delayed scaling.
+/// Casts `x [R, C]` to FP8 with one scale from a given `amax` on the device, f32 `[1]`. It need not
+/// be the amax of `x`; values beyond the format saturate. This is the cast of delayed scaling.
 ///
-/// With `observe`, [`Quantized::amax`] is max |x| of this `x`, taken in the pass that casts it; without, it is `amax`
-/// itself and nothing is computed. Codes and scale are those of [`quantize`] for an `x` of that amax; a
-/// NaN gives NaN codes.
+/// With `observe`, [`Quantized::amax`] is max |x| of this `x`, computed in the same pass. Otherwise
+/// it is `amax` and nothing is computed. Codes and scale equal [`quantize`] for an `x` with that
+/// amax. A NaN gives NaN codes.
 ///
 /// # Errors
-/// [`KernelError::UnfitGranularity`] for any other granularity; as [`quantize`], for `amax` too.
+/// [`KernelError::UnfitGranularity`] for any other granularity. Otherwise as [`quantize`], also for
+/// `amax`.
 pub fn quantize_with_amax<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -153,8 +157,8 @@ pub fn quantize_with_amax<R: Runtime>(
     Ok(done)
 }
 
-/// The newest instructions that casts on this device use; `None` if all are disabled and nothing is
-/// cast there.
+/// Newest instructions that casts on this device use. `None` if all are disabled and the device
+/// cannot cast.
 pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'static str> {
     Isa::left(client).map(|isa| match isa {
         Isa::PtxFp8 => "cvt to FP8",
@@ -163,8 +167,8 @@ pub fn cast_instructions<R: Runtime>(client: &ComputeClient<R>) -> Option<&'stat
     })
 }
 
-/// From here on casts on this device do without the newest of the instructions that they use: with `cvt` to FP8, then with other PTX, then
-/// with integers alone, then not at all.
+/// Disables the newest instructions that casts use on this device: first `cvt` to FP8, then other
+/// PTX, then integer arithmetic. After that the device cannot cast.
 pub fn disable_casts<R: Runtime>(client: &ComputeClient<R>) {
     if let Some(isa) = Isa::left(client) {
         disable(client, isa);
@@ -178,14 +182,15 @@ struct Copy {
     amax: Handle,
 }
 
-/// The copies that an orientation names, at least one.
+/// Copies of an orientation, at least one.
 struct Copies {
     rows: Option<Copy>,
     cols: Option<Copy>,
 }
 
 impl Copies {
-    /// Memory for the codes. `scales` gives inverse scales and amax of a copy, of that by rows if it is told so.
+    /// Allocates the codes. `scales` returns inverse scales and amax of a copy; its argument is
+    /// true for the copy by rows.
     fn new<R: Runtime>(
         client: &ComputeClient<R>,
         x: &Checked,
@@ -202,12 +207,12 @@ impl Copies {
         }
     }
 
-    /// The amax, which both copies share; of a scale for each row, that of the rows if they are cast.
+    /// The amax that both copies share. With per-row scales, the amax of the rows if they are cast.
     fn amax(&self) -> &Handle {
         &self.rows.as_ref().or(self.cols.as_ref()).expect("an orientation names a copy").amax
     }
 
-    /// As copies of `x`.
+    /// Result as copies of `x`.
     fn finished(self, x: &Checked, cast: Cast) -> Quantized {
         let amax = self.amax().clone();
         let operand = |copy: Copy, rows, k| Operand {
@@ -227,8 +232,8 @@ impl Copies {
     }
 }
 
-/// Runs `launch` on `x`, or on its transpose if that is how it lies in memory: the transpose of a column-major matrix is
-/// row-major, and has the same two copies in the other order.
+/// Runs `launch` on `x`, or on its transpose if `x` is column-major. The transpose is then
+/// row-major and has the same two copies in the other order.
 fn by_memory_order(
     x: &Checked,
     cast: Cast,
@@ -244,7 +249,7 @@ fn by_memory_order(
     copies.finished(x, cast)
 }
 
-/// The view, if it and the copies are within reach of the kernels.
+/// Checks that the kernels can index the view and the copies.
 fn check<R: Runtime>(
     client: &ComputeClient<R>,
     x: &MatrixView,
@@ -263,13 +268,13 @@ fn check<R: Runtime>(
     Ok(x)
 }
 
-/// All of a piece of memory from [`words`], as a kernel's argument.
+/// Memory from [`words`] as a kernel argument.
 fn array<R: Runtime>(memory: &Handle) -> ArrayArg<R> {
-    // SAFETY: it has so many bytes.
+    // SAFETY: the memory has this many words.
     unsafe { ArrayArg::from_raw_parts(memory.clone(), memory.size_in_used() as usize / 4) }
 }
 
-/// Memory that a kernel may do without, as its argument.
+/// Optional memory as a kernel argument.
 fn optional<T: LaunchArg<RuntimeArg<R> = ArrayArg<R>>, R: Runtime>(
     memory: Option<&Handle>,
 ) -> ComptimeOptionArgs<T, R> {

@@ -1,5 +1,6 @@
-//! The casts by rows alone. With one scale for the tensor it is elementwise: units take sectors of 32 bytes as they follow each
-//! other. With a scale for each row, amax and cast are one launch, the row kept in registers between the two ([`RowSplit`]).
+//! Casts by rows only. With per-tensor scaling the cast is elementwise: units take consecutive
+//! sectors of 32 bytes. With per-row scales, amax and cast are one launch, which keeps the row in
+//! registers ([`RowSplit`]).
 
 use cubecl::prelude::*;
 
@@ -15,15 +16,15 @@ use crate::version::Version;
 use crate::view::Checked;
 use crate::{Orientation, row_words};
 
-/// Sectors that a unit has in flight, 128 bytes of `x`, where it does not keep a row.
+/// Sectors that a unit has in flight, 128 bytes of `x`, if it does not keep a row.
 const SECTORS: u32 = 4;
 
-/// Sectors of a row that is padded like one of codes.
+/// Sectors of a row, padded like a row of codes.
 fn sectors_per_row(x: &Checked) -> usize {
     row_words(x.cols) * 4 / x.source.sector_len() as usize
 }
 
-/// Cubes of [`launch_linear`].
+/// Number of cubes of [`launch_linear`].
 pub(super) fn linear_cubes(x: &Checked) -> usize {
     (x.rows * sectors_per_row(x)).div_ceil((UNITS * SECTORS) as usize)
 }
@@ -37,12 +38,13 @@ pub(super) fn launch_linear<R: Runtime>(
     copies: Copies,
 ) -> Copies {
     let cubes = linear_cubes(x);
-    // Without padding between them, rows of codes follow each other as those of a dense `x` do.
+    // If rows of codes have no padding, they are contiguous like rows of a dense `x`.
     let dense = x.clone().flatten();
     let x = if x.cols == row_words(x.cols) * 4 { &dense } else { x };
     let per_row = sectors_per_row(x);
-    // SAFETY: `x` is checked and `load_sector` reads only inside it; a sector's codes are as many as the copy was allocated
-    // with, and stores are guarded by the number of sectors. Cube `i` writes word `i` of what `TensorScale` observes.
+    // SAFETY: `x` is checked and `load_sector` reads only inside it. The copy has room for every
+    // sector's codes, and stores are guarded by the number of sectors. Cube `i` writes word `i` of
+    // `observed`.
     unsafe {
         cast_linear::launch_unchecked::<R>(
             client,
@@ -108,19 +110,22 @@ fn cast_linear<N: Size, M: Size>(
     scale.observe(largest, isa);
 }
 
-/// How many units work on a row and how many sectors of 32 bytes each of them keeps in registers.
+/// Units that share a row, and sectors of 32 bytes that each keeps in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct RowSplit {
-    /// Units per row, a power of two; a cube takes `UNITS / lanes` rows.
+    /// Units per row, a power of two. A cube takes `UNITS / lanes` rows.
     lanes: u32,
-    /// Sectors per unit; zero for rows too long to keep, which the cube reads twice.
+    /// Sectors per unit. Zero for rows that are too long to keep, which the cube reads twice.
     held: u32,
 }
 
 impl RowSplit {
-    /// The fewest units that keep a row of so many sectors four to each, so that few of them wait for each other and four
-    /// cubes fit on an SM; from the whole cube on in as many as it takes, up to [`MOST_HELD`]. On a CPU the fewest that keep
-    /// [`MOST_HELD`]: the maximum of fewer units is found sooner.
+    /// Split of a row of `sectors` sectors. Uses the fewest units with at most four sectors each,
+    /// so that few units wait for each other and four cubes fit on an SM. If that exceeds a cube,
+    /// each unit keeps more, up to [`MOST_HELD`].
+    ///
+    /// On a CPU it uses the fewest units with at most [`MOST_HELD`] sectors each, because a maximum
+    /// over fewer units is faster.
     fn new(sectors: usize, cpu: bool) -> Self {
         let sectors = sectors as u32;
         let each = if cpu { MOST_HELD } else { 4 };
@@ -130,10 +135,10 @@ impl RowSplit {
     }
 }
 
-/// Most sectors that a unit keeps in registers.
+/// Maximum sectors that a unit keeps in registers.
 const MOST_HELD: u32 = 8;
 
-/// Launches the cast with a scale for each row.
+/// Launches the cast with per-row scales.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encoding: Encoding) -> Copies {
     let per_row = sectors_per_row(x);
     let split = RowSplit::new(per_row, is_cpu(client));
@@ -220,7 +225,7 @@ fn cast_rows<N: Size, M: Size>(
     }
 }
 
-/// Sectors `first`, `first + lanes`, ... of a row, `held` of them.
+/// Sectors `first`, `first + lanes`, ... of a row; `held` in total.
 #[derive(CubeType)]
 struct Sectors {
     geometry: Geometry,
@@ -237,7 +242,7 @@ struct Sectors {
 
 #[cube]
 impl Sectors {
-    /// Loads them one after another into `raw`.
+    /// Loads the sectors one after another into `raw`.
     fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, raw: &mut Array<u32>) {
         let Encoding { source, isa, .. } = comptime!(self.encoding);
         #[unroll]
@@ -248,7 +253,7 @@ impl Sectors {
         all_loaded(isa);
     }
 
-    /// Casts what was loaded.
+    /// Casts the loaded sectors and stores their codes.
     fn store<M: Size>(&self, codes: &mut Array<Vector<u32, M>>, raw: &Array<u32>, scales: &Array<f32>) {
         let encoding = comptime!(self.encoding);
         #[unroll]

@@ -1,7 +1,9 @@
-//! One E8M0 scale for each square of 32 by 32, from its maximum in a tile of 128x128: the same for both orientations.
+//! One E8M0 scale per square of 32 by 32, from its maximum in a 128x128 tile. The scale is the same
+//! for both orientations.
 //!
-//! A unit's four rows of a sector lie in one square, so that each unit leaves one maximum of each of its sectors in shared memory. Sixteen
-//! units make the scales of the tile's squares of these, and 128 write the E8M0 bytes of each orientation, a line of the tile each.
+//! A unit's four rows of a sector are in one square, so each unit stages one maximum per sector in
+//! shared memory. Sixteen units compute the scales of the tile's squares. 128 units write the E8M0
+//! bytes of each orientation, one line of the tile each.
 
 use cubecl::prelude::*;
 
@@ -17,19 +19,20 @@ use crate::source::Source;
 /// Rows and columns of a square.
 const SQUARE: u32 = MX_BLOCK as u32;
 
-/// Squares in a line of a tile.
+/// Squares per line of a tile.
 const PER_LINE: u32 = TILE / SQUARE;
 
-/// Rows of units, of which there are [`UNITS_X`] in each, on a square.
+/// Rows of units in a square. Each row has [`UNITS_X`] units.
 const SQUARE_Y: u32 = SQUARE / UNIT_ROWS;
 
-/// Makes the scales, and gives that of each sector of this unit. All units of the cube must call it.
+/// Computes the scales and returns the scale of each of this unit's sectors. All units of the cube
+/// must call it.
 #[cube]
 pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comptime] cast: TileCast) -> UnitScales {
     let Encoding { source, isa, .. } = comptime!(cast.encoding);
     let sectors = comptime!(cast.sectors);
     let mut maxima = SharedMemory::<u32>::new(comptime!((sectors * UNITS) as usize));
-    // Of square `c` of band `r` at `PER_LINE · r + c`.
+    // Square `c` of band `r` is at `PER_LINE · r + c`.
     let mut scales = SharedMemory::<f32>::new(comptime!((PER_LINE * PER_LINE) as usize));
     let mut bytes = SharedMemory::<u32>::new(comptime!((PER_LINE * PER_LINE) as usize));
     let mut largest = 0u32.runtime();
@@ -40,7 +43,7 @@ pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comp
         maxima[(UNIT_POS + comptime!(s * UNITS)) as usize] = maximum;
         largest = max(largest, maximum);
     }
-    // This synchronizes the maxima too.
+    // Also synchronizes the maxima.
     let largest = amax_bits(cube_max(largest, isa), source);
     if UNIT_POS == 0 {
         made.amax[CUBE_POS] = largest;
@@ -68,7 +71,8 @@ pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comp
     UnitScales { rows: of_sectors, cols: Array::<f32>::new(1usize) }
 }
 
-/// The maximum of square `square` of band `band` of what the units have left: sector `s` of all of them from `s · UNITS` on.
+/// Maximum of square `square` of band `band`. Sector `s` of all units is staged from `s · UNITS`
+/// on.
 #[cube]
 fn square_maximum(maxima: &SharedMemory<u32>, band: u32, square: u32, #[comptime] source: Source) -> u32 {
     let across = comptime!(SQUARE / source.sector_len());
@@ -85,7 +89,7 @@ fn square_maximum(maxima: &SharedMemory<u32>, band: u32, square: u32, #[comptime
     largest
 }
 
-/// Writes the word of E8M0 bytes of a line of the tile, a unit each.
+/// Stores the word of E8M0 bytes of a line of the tile. Each unit takes one line.
 #[cube]
 fn store_line(
     inverses: &mut ComptimeOption<Array<u32>>,

@@ -1,4 +1,4 @@
-//! One scale for the tensor, which each cube makes of its maxima.
+//! Per-tensor scale, which each cube computes from the maxima.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;
@@ -13,8 +13,10 @@ use crate::scale::inverse_bits;
 use crate::source::Source;
 use crate::view::Checked;
 
-/// What the scale is made of: maxima, or `amax` too if that is known; then the kernel writes none. `observed` has a word per cube, for
-/// the largest raw magnitude that it sees. Gives memory for the copies, and the kernel's argument.
+/// Allocates the copies. Returns them with the kernel argument.
+///
+/// The scale comes from `maxima`. The kernel writes an amax only if `amax` is `None`. `observed`
+/// has a word per cube for the largest raw magnitude that it reads.
 pub(super) fn scale<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -31,7 +33,7 @@ pub(super) fn scale<R: Runtime>(
     (Copies::new(client, x, orientation, |_| (inv_scale.clone(), amax.clone())), scale)
 }
 
-/// The scale of a tensor in a kernel.
+/// Per-tensor scale in a kernel.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct TensorScale {
     maxima: MaximaArray,
@@ -42,7 +44,8 @@ pub(super) struct TensorScale {
 
 #[cube]
 impl TensorScale {
-    /// The scale, in every unit; the first cube writes amax and inverse scale. All units of a cube must call it.
+    /// Scale, in every unit. The first cube writes amax and inverse scale. All units of a cube must
+    /// call it.
     pub(super) fn make(&mut self, #[comptime] encoding: Encoding) -> Array<f32> {
         let amax = self.maxima.amax(encoding.isa);
         let scale = lanes_scale(amax, UNITS, encoding);
@@ -58,13 +61,13 @@ impl TensorScale {
         scales
     }
 
-    /// The largest magnitude in `raw`, of so many words, if it is to be observed.
+    /// Largest magnitude in the first `words` words of `raw`, if it is observed.
     pub(super) fn largest(&self, raw: &Array<u32>, #[comptime] words: u32, #[comptime] source: Source) -> u32 {
         let none = 0u32.runtime();
         if comptime!(self.observed.is_some()) { largest_magnitude(none, raw, 0u32, words, source) } else { none }
     }
 
-    /// Leaves the largest that the units of the cube have seen. All of them must call it.
+    /// Stores the largest magnitude of the cube's units, if observed. All units must call it.
     pub(super) fn observe(&mut self, largest: u32, #[comptime] isa: Isa) {
         #[comptime]
         if let ComptimeOption::Some(observed) = &mut self.observed {

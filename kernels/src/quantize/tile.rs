@@ -1,9 +1,9 @@
-//! Tiles: how the units of a cube share one, and its codes in both orientations.
+//! Tiles: their split among the units of a cube, and their codes in both orientations.
 //!
-//! 8x32 units stand on a tile, `unit = 8y + x`. Each holds `4 · SECTORS` sectors of 32 bytes: of the four rows from `4y` on,
-//! sector `x`, then sector `x + 8` and so on. So a warp reads rows in runs of 256 bytes and every sector once, a unit has
-//! four rows of its columns, which make words of the transposed codes, and a tile has 128 rows: its transposed codes are
-//! written in runs of 128 bytes.
+//! 8x32 units share a tile, `unit = 8y + x`. Each holds `4 · SECTORS` sectors of 32 bytes: of the
+//! four rows from `4y` on, sector `x`, then sector `x + 8` and so on. So a warp reads rows in runs
+//! of 256 bytes and every sector once. A unit has four rows of its columns, which make words of the
+//! transposed codes. A tile has 128 rows, so its transposed codes are written in runs of 128 bytes.
 
 use cubecl::prelude::*;
 
@@ -27,7 +27,7 @@ pub(super) const TILE_ROWS: u32 = UNITS_Y * UNIT_ROWS;
 /// Words of transposed codes in a column of a tile.
 pub(super) const COL_WORDS: u32 = TILE_ROWS / 4;
 
-/// Columns of a tile in whose rows each unit holds so many sectors.
+/// Columns of a tile whose units hold `sectors` sectors per row.
 pub(super) const fn tile_cols(source: Source, sectors: u32) -> u32 {
     UNITS_X * source.sector_len() * sectors
 }
@@ -36,31 +36,31 @@ pub(super) const fn tile_cols(source: Source, sectors: u32) -> u32 {
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Tile {
     pub(super) geometry: Geometry,
-    /// Row and column of its first element.
+    /// Row and column of the first element.
     pub(super) row0: u32,
     pub(super) col0: u32,
     #[cube(comptime)]
     pub(super) source: Source,
-    /// Sectors of a row that a unit holds.
+    /// Sectors per row that a unit holds.
     #[cube(comptime)]
     pub(super) sectors: u32,
 }
 
-/// Scales of the elements that a unit holds: of row `i` in sector `s` at `4s + i`, of column `c` of that sector at `s · sector_len + c`;
-/// where a sector has one scale, of sector `s` at `s` of the rows.
+/// Scales of a unit's elements. Row `i` of sector `s` is at `4s + i` of `rows`, column `c` of that
+/// sector at `s · sector_len + c` of `cols`. If a sector has one scale, it is at `s` of `rows`.
 #[derive(CubeType)]
 pub(super) struct UnitScales {
     pub(super) rows: Array<f32>,
     pub(super) cols: Array<f32>,
 }
 
-/// What the code that casts a tile is generated for.
+/// Compile-time parameters of the cast of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct TileCast {
     pub(super) encoding: Encoding,
-    /// Sectors of a row that a unit holds.
+    /// Sectors per row that a unit holds.
     pub(super) sectors: u32,
-    /// Which copies are written.
+    /// Copies to write.
     pub(super) by_rows: bool,
     pub(super) by_cols: bool,
     /// Whether all elements of a sector have one scale, in both orientations.
@@ -69,12 +69,13 @@ pub(super) struct TileCast {
 
 #[cube]
 impl Tile {
-    /// The tile of this cube, tiles being counted row by row. The spare cubes of a folded grid get rows past the last one.
+    /// Tile of this cube, counted row by row. Spare cubes of a folded grid get rows past the last
+    /// one.
     pub(super) fn of_cube(geometry: Geometry, #[comptime] source: Source, #[comptime] sectors: u32) -> Tile {
         let cols = comptime!(tile_cols(source, sectors));
         let across = geometry.cols.div_ceil(cols);
         let number = CUBE_POS as u32;
-        // No wrapping around for spare cubes of a matrix of nearly 2^32 rows.
+        // Keeps spare cubes from wrapping around in a matrix of nearly 2^32 rows.
         let tile_row = min(number / across, comptime!(u32::MAX / TILE_ROWS));
         Tile { geometry, row0: tile_row * TILE_ROWS, col0: number % across * cols, source, sectors }
     }
@@ -84,7 +85,8 @@ impl Tile {
         (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
     }
 
-    /// This unit's elements as [`load_sector`] leaves them: sector `s` of row `i` is `raw[8 · (4s + i)..]`.
+    /// Loads this unit's elements by [`load_sector`]: sector `s` of row `i` is
+    /// `raw[8 · (4s + i)..]`.
     pub(super) fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, #[comptime] isa: Isa) -> Array<u32> {
         let mut raw = Array::<u32>::new(comptime!((self.sectors * UNIT_ROWS * SECTOR_WORDS) as usize));
         let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
@@ -101,8 +103,8 @@ impl Tile {
         raw
     }
 
-    /// Casts sector `sector` of this unit: its codes by rows, those of row `i` in words `i · sector_quads` on of the result, and
-    /// those by columns in `stage`.
+    /// Casts sector `sector` of this unit. Returns its codes by rows, row `i` in words from
+    /// `i · sector_quads` on, and stages its codes by columns in `stage`.
     pub(super) fn cast_sector(
         &self,
         raw: &Array<u32>,
@@ -142,7 +144,8 @@ impl Tile {
         by_row
     }
 
-    /// Puts the codes of quad `quad` of a sector, those of row `i` in word `i` of `along`, by columns in `stage`.
+    /// Stages the codes of quad `quad` of a sector by columns. Word `i` of `along` has the codes of
+    /// row `i`.
     pub(super) fn stage_cols(
         &self,
         stage: &mut SharedMemory<u32>,
@@ -162,7 +165,7 @@ impl Tile {
         }
     }
 
-    /// Writes what [`cast_sector`](Self::cast_sector) gives of the codes by rows of a sector.
+    /// Stores the codes by rows of a sector from [`cast_sector`](Self::cast_sector).
     pub(super) fn store_rows<M: Size>(
         &self,
         words: &Array<u32>,
@@ -181,7 +184,8 @@ impl Tile {
         }
     }
 
-    /// Writes the staged codes by columns, 16 bytes a unit. The stage must have been synchronized.
+    /// Stores the staged codes by columns, 16 bytes per unit. The stage must be synchronized
+    /// before.
     pub(super) fn store_cols(&self, stage: &SharedMemory<u32>, codes: &mut Array<Vector<u32, Const<4>>>, pitch: u32) {
         let chunk = UNIT_POS % UNITS_X;
         let at = self.row0 / 16 + chunk;
@@ -202,15 +206,16 @@ impl Tile {
     }
 }
 
-/// Where 16 codes of a column of the transposed tile begin, those of rows `16 · chunk` on. The chunks of a column are
-/// exchanged so that the units of a warp, who write one word each, and those who read 16 bytes meet different banks.
+/// Start of 16 codes in a column of the transposed tile, for rows from `16 · chunk` on. The chunks
+/// of a column are swizzled. So units of a warp that write one word each use different banks, and
+/// also units that read 16 bytes.
 #[cube]
 fn chunk_place(col: u32, chunk: u32, #[comptime] source: Source) -> u32 {
     let swizzled = chunk ^ (col / comptime!(source.sector_len()) % UNITS_X);
     col * COL_WORDS + swizzled * 4
 }
 
-/// Writes a vector of the codes by rows: words `first..` of `words`.
+/// Stores a vector of the codes by rows: words `first..` of `words`.
 #[cube]
 pub(super) fn store_words<M: Size>(
     codes: &mut Array<Vector<u32, M>>,

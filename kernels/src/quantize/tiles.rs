@@ -1,5 +1,5 @@
-//! The cast tile by tile, in any orientation and with scales of any granularity: a cube loads a [`Tile`], takes its scales from where
-//! they come ([`ScaleSource`]), and writes the copies that are asked for.
+//! Tile-wise cast, in any orientation and for any granularity. A cube loads a [`Tile`], gets its
+//! scales from a [`ScaleSource`], and writes the requested copies.
 
 use cubecl::prelude::*;
 
@@ -18,16 +18,16 @@ use crate::version::Version;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
-/// Where the scales of a tile come from, chosen when the kernel is generated.
-// Launches make `ScaleSourceArgs`, and code that is generated the expanded type.
+/// Source of a tile's scales, chosen at compile time.
+// Launches construct `ScaleSourceArgs`, and generated code the expanded type.
 #[allow(dead_code)]
 #[derive(CubeType, CubeLaunch)]
 pub(super) enum ScaleSource {
-    /// One scale, made of the maxima of the tensor.
+    /// One scale, from the maxima of the tensor.
     Tensor(TensorScale),
-    /// Scales of rows and columns, which are on the device.
+    /// Scales of rows and columns that are on the device.
     Lines(LineScales),
-    /// Scales of blocks, or of the square, made of their maxima in the tile.
+    /// Scales of blocks or squares, from their maxima in the tile.
     Blocks(BlockScales),
 }
 
@@ -56,7 +56,7 @@ impl ScaleSource {
         }
     }
 
-    /// The largest magnitude in `raw`, if [`observe`](Self::observe) needs it.
+    /// Largest magnitude in `raw`, if [`observe`](Self::observe) needs it.
     fn largest(&self, raw: &Array<u32>, #[comptime] source: Source) -> u32 {
         match self {
             ScaleSource::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), source),
@@ -65,7 +65,7 @@ impl ScaleSource {
         }
     }
 
-    /// Leaves the largest magnitude of the cube where it is to be observed.
+    /// Stores the largest magnitude of the cube, if observed.
     fn observe(&mut self, largest: u32, #[comptime] isa: Isa) {
         match self {
             ScaleSource::Tensor(scale) => scale.observe(largest, isa),
@@ -75,7 +75,8 @@ impl ScaleSource {
     }
 }
 
-/// Sectors of a row that a unit holds: one, or as many as make tiles of blocks square, two of f32.
+/// Sectors per row that a unit holds: one, or for blocks the number that makes tiles square, two of
+/// f32.
 fn sectors(source: Source, granularity: Granularity) -> u32 {
     match granularity {
         Granularity::Tensor | Granularity::Row => 1,
@@ -83,13 +84,13 @@ fn sectors(source: Source, granularity: Granularity) -> u32 {
     }
 }
 
-/// Cubes that cast `x`.
+/// Number of cubes that cast `x`.
 pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
     let cols = tile_cols(x.source, sectors(x.source, granularity));
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
-/// Launches the cast into `copies`, with scales from there.
+/// Launches the cast into `copies` with these scales.
 pub(super) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     x: &Checked,
@@ -109,9 +110,9 @@ pub(super) fn launch<R: Runtime>(
     };
     // SAFETY: `x` is checked and `Tile::load` reads only inside it. Stores of codes are guarded by
     // the pitches and the rows of the copies. `LineScales` reads below the number of lines.
-    // `BlockScales` writes word `i` of the amaxes in cube `i`, its scales are guarded by the number
-    // of lines, and there are as many tiles of E8M0 scales, and of their mirror images, as cubes.
-    // `TensorScale` writes word `i` of the observed maxima in cube `i`.
+    // `BlockScales` writes word `i` of the amaxes in cube `i`. Its scales are guarded by the number
+    // of lines, and there is one tile of E8M0 scales per cube in each orientation. `TensorScale`
+    // writes word `i` of the observed maxima in cube `i`.
     unsafe {
         cast_tiles::launch_unchecked::<R>(
             client,
@@ -151,7 +152,7 @@ fn cast_tiles<N: Size, M: Size>(
         terminate!();
     }
     let raw = tile.load(x, isa);
-    // Of the maxima of columns, and then of their codes.
+    // First for the maxima of columns, then for their codes.
     let codes = comptime!(if cast.by_cols { tile_cols(dtype, cast.sectors) * COL_WORDS } else { 1 });
     let words = comptime!(codes.max(blocks::col_stage_words(cast)));
     let mut stage = SharedMemory::<u32>::new_aligned(comptime!(words as usize), 16usize);

@@ -1,5 +1,6 @@
-//! The transpose of codes and scales that serve both orientations: a tile of 128x128 codes passes through shared memory, so that both
-//! operands are reached in runs of 128 bytes, and its scale, or its tile of E8M0 bytes, goes to the mirrored place.
+//! Transposes codes with scales that serve both orientations. A tile of 128x128 codes passes
+//! through shared memory, so that both operands are accessed in runs of 128 bytes. Its scale, or
+//! tile of E8M0 bytes, moves to the mirrored position.
 
 use cubecl::prelude::*;
 
@@ -15,22 +16,24 @@ use crate::source::Source;
 use crate::version::Version;
 use crate::{Granularity, KernelError, Operand, row_words};
 
-/// A unit holds 16 codes of a row, as many as it holds elements where a cast reads 16-bit floats.
+/// A unit holds 16 codes of a row, like the 16 elements per unit in a cast of 16-bit floats.
 const LAYOUT: Source = Source::Bf16;
 
-/// Words of a unit in one row.
+/// Words of a unit per row.
 const CHUNK_WORDS: u32 = 4;
 
 const _: () = assert!(tile_cols(LAYOUT, 1) == TILE_ROWS && TILE_ROWS == BLOCK as u32);
 
-/// The operand `[k, rows]` of the same codes and scales. Scales of blocks of 32 must be equal in squares of 32 by 32, as
-/// [`ScaleMode::E8m0Square`](crate::ScaleMode::E8m0Square) leaves them: of each square the scale of its first row is taken.
+/// Operand `[k, rows]` with the same values as `operand`, transposed. Scales of blocks of 32 must
+/// be equal in squares of 32 by 32, as [`ScaleMode::E8m0Square`](crate::ScaleMode::E8m0Square)
+/// makes them. Only the scale of each square's first row is read.
 ///
-/// Bit for bit [`reference::transpose`](crate::reference::transpose); nothing waits for the device.
+/// Equals [`reference::transpose`](crate::reference::transpose) bit for bit. The host does not wait
+/// for the device.
 ///
 /// # Errors
-/// [`KernelError::UnfitGranularity`] for scales of rows or of 1×128 blocks. For the operand as
-/// [`scaled_gemm`](crate::scaled_gemm).
+/// [`KernelError::UnfitGranularity`] for per-row scales or 1×128 blocks. Otherwise as
+/// [`scaled_gemm`](crate::scaled_gemm) for the operand.
 pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Result<Operand, KernelError> {
     operand.check()?;
     let &Operand { rows, k, granularity, .. } = operand;
@@ -38,7 +41,7 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
         Granularity::Tensor => None,
         Granularity::Block128x128 | Granularity::Block1x32 => Some(words(client, granularity.scale_words(k, rows))),
         Granularity::Row | Granularity::Block1x128 => {
-            // The transpose has other scales.
+            // The transpose would need other scales.
             let reason = "codes have other scales when transposed: only tensorwise, 128x128, and 1x32 in squares serve both ways";
             return Err(KernelError::UnfitGranularity { granularity, reason });
         }
@@ -48,8 +51,9 @@ pub fn transpose<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Re
     let [row_pitch, col_pitch] = [k, rows].map(|len| row_words(len) / CHUNK_WORDS as usize);
     let cubes = rows.div_ceil(BLOCK) * k.div_ceil(BLOCK);
     let isa = Isa::of(client);
-    // SAFETY: the operand is checked, and the other has memory of the size given here. Loads are of rows and chunks that exist; stores
-    // of codes are guarded by the columns and by the pitch, and tile `(r, c)` writes the scales of tile `(c, r)` alone.
+    // SAFETY: the operand is checked, and the outputs have the sizes given here. Loads are of
+    // existing rows and chunks. Stores of codes are guarded by the columns and by the pitch. Only
+    // tile `(r, c)` writes the scales of tile `(c, r)`.
     unsafe {
         transpose_codes::launch_unchecked::<R>(
             client,
@@ -93,7 +97,7 @@ fn transpose_codes(
     let mut raw = Array::<u32>::new(comptime!((UNIT_ROWS * CHUNK_WORDS) as usize));
     #[unroll]
     for i in 0..UNIT_ROWS {
-        // Rows past the last one repeat it, and are masked.
+        // Rows past the end repeat the last one and are masked.
         let at = min(row + i, tile.geometry.rows - 1) * row_pitch + chunk;
         load_pinned(codes, at, &mut raw, comptime!(i * CHUNK_WORDS), isa);
     }
@@ -119,7 +123,7 @@ fn transpose_codes(
     tile.store_cols(&stage, to_codes, col_pitch);
 }
 
-/// Writes what scales the tile's codes, transposed.
+/// Writes the transposed scales of the tile.
 #[cube]
 fn mirror_scales(from: &Array<u32>, to: &mut Array<u32>, tile: &Tile, #[comptime] granularity: Granularity) {
     let block = comptime!(BLOCK as u32);
@@ -133,7 +137,7 @@ fn mirror_scales(from: &Array<u32>, to: &mut Array<u32>, tile: &Tile, #[comptime
             let mut word = 0u32.runtime();
             #[unroll]
             for band in 0..4u32 {
-                // The word of the band's first row.
+                // Word of the band's first row.
                 let of_band = from[(first * comptime!(TILE_WORDS as u32) + band) as usize];
                 word |= ((of_band >> shift) & 0xffu32) << comptime!(8 * band);
             }

@@ -1,4 +1,4 @@
-//! The operations of [`fused`](crate::fused) in f64.
+//! Operations of [`fused`](crate::fused) in f64.
 
 fn sigmoid(x: f64) -> f64 {
     (1.0 + (-x).exp()).recip()
@@ -14,7 +14,7 @@ pub fn swiglu(a: &[f32], b: &[f32]) -> Vec<f64> {
     wide(a).into_iter().zip(wide(b)).map(|(a, b)| a * sigmoid(a) * b).collect()
 }
 
-/// The gradients of a and b, as [`fused::swiglu_backward`](crate::fused::swiglu_backward).
+/// Gradients of a and b, as [`fused::swiglu_backward`](crate::fused::swiglu_backward).
 #[must_use]
 pub fn swiglu_backward(a: &[f32], b: &[f32], dy: &[f32]) -> [Vec<f64>; 2] {
     let terms = wide(a).into_iter().zip(wide(b)).zip(wide(dy));
@@ -31,7 +31,7 @@ fn inverse_rms(x: &[f64], epsilon: f64) -> f64 {
     (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + epsilon).sqrt().recip()
 }
 
-/// RMSNorm of rows as long as γ, as [`fused::rms_norm`](crate::fused::rms_norm).
+/// RMSNorm of rows with the length of γ, as [`fused::rms_norm`](crate::fused::rms_norm).
 #[must_use]
 pub fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f64) -> Vec<f64> {
     let gamma = wide(gamma);
@@ -43,7 +43,7 @@ pub fn rms_norm(x: &[f32], gamma: &[f32], epsilon: f64) -> Vec<f64> {
     normed.collect()
 }
 
-/// The gradients of x and γ, as [`fused::rms_norm_backward`](crate::fused::rms_norm_backward).
+/// Gradients of x and γ, as [`fused::rms_norm_backward`](crate::fused::rms_norm_backward).
 #[must_use]
 pub fn rms_norm_backward(x: &[f32], gamma: &[f32], dy: &[f32], epsilon: f64) -> [Vec<f64>; 2] {
     let (x, gamma, dy, width) = (wide(x), wide(gamma), wide(dy), gamma.len());
@@ -59,7 +59,8 @@ pub fn rms_norm_backward(x: &[f32], gamma: &[f32], dy: &[f32], epsilon: f64) -> 
     [dx, dgamma]
 }
 
-/// Rotary positions of x `[B, T, heads, d]`, or `back`, as [`fused::rotary`](crate::fused::rotary).
+/// Rotary embedding of x `[B, T, heads, d]`, or with `back` its inverse, as
+/// [`fused::rotary`](crate::fused::rotary).
 #[must_use]
 pub fn rotary(x: &[f32], [cos, sin]: [&[f32]; 2], [batch, len, heads, dim]: [usize; 4], back: bool) -> Vec<f64> {
     let half = dim / 2;

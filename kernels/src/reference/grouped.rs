@@ -1,15 +1,17 @@
-//! The grouped GEMM, plain and in f64.
+//! Grouped GEMM in f64.
 
 use core::ops::Range;
 
 use super::HostOperand;
 use crate::Grouping;
 
-/// Products of each group as [`grouped_scaled_gemm`](crate::grouped_scaled_gemm) defines them, with `ends` taken as
-/// [`Groups::ends`](crate::Groups::ends) says: `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for [`Grouping::Contraction`].
+/// Products of each group, as defined by [`grouped_scaled_gemm`](crate::grouped_scaled_gemm) and
+/// [`Groups::ends`](crate::Groups::ends): `[M, N]` for [`Grouping::Rows`], `[G, M, N]` for
+/// [`Grouping::Contraction`].
 ///
 /// # Panics
-/// If the contraction lengths differ, codes or scales are too short, or the rows of B are no multiple of the groups.
+/// If the contraction lengths differ, codes or scales are too short, or the rows of B do not divide
+/// among the groups.
 pub fn grouped_scaled_gemm_f64(a: &HostOperand<'_>, b: &HostOperand<'_>, ends: &[i32], grouping: Grouping) -> Vec<f64> {
     assert_eq!(a.k, b.k, "grouped_scaled_gemm: contraction lengths");
     let (left, right, k) = (a.values(), b.values(), a.k);

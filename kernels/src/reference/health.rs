@@ -1,14 +1,14 @@
-//! How well codes represent a matrix, counted on the host in f64.
+//! Quality of a cast, computed on the host in f64.
 
 use super::{HostOperand, decode, magnitude};
 use crate::Health;
 use crate::format::F32_INF;
 use crate::health::saturation_limit;
 
-/// How well `operand` represents `x [rows, k]`.
+/// Quality of `operand` as a cast of `x [rows, k]`.
 ///
 /// # Panics
-/// If `x`, the codes or the scales do not have the length that the operand's shape says.
+/// If `x`, the codes or the scales do not have the length of the operand's shape.
 pub fn health(x: &[f32], operand: &HostOperand<'_>) -> Health {
     let &HostOperand { rows, k, format, .. } = operand;
     operand.assert_lengths();

@@ -6,38 +6,39 @@ use super::{amax_to_scale, cast_all, cast_each, decode, decode_each, from_magnit
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::{Cast, Format, Granularity, InvScale, Scale, ScaleMode};
 
-/// What [`quantize`] returns for `x [rows, cols]`.
+/// Result of [`quantize`] for `x [rows, cols]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostQuantized {
     /// One code per element, in the row-major layout of `x`, without padding.
     pub codes: Vec<u8>,
-    /// Scales of the operand, row-major, [`scale_dims`](Granularity::scale_dims) of them.
+    /// Scales of the operand, row-major, with the dimensions
+    /// [`scale_dims`](Granularity::scale_dims).
     pub scales: Vec<Scale>,
-    /// max |x|; NaN if `x` holds one.
+    /// max |x|, NaN if `x` contains one.
     pub amax: f32,
 }
 
-/// Codes of `x [rows, cols]` with the scales that made them: of the operand `x`, contraction over columns, or with
-/// `transposed` of the operand `xᵀ [cols, rows]`, contraction over rows.
+/// Codes of `x [rows, cols]` with their scales. The operand is `x`, with contraction over columns.
+/// With `transposed` it is `xᵀ [cols, rows]`, with contraction over rows.
 ///
-/// The codes lie in the layout of `x` in both cases. An `x` without elements has scales of amax 0.
+/// The codes have the layout of `x` in both cases. An `x` without elements has scales of amax 0.
 ///
 /// # Panics
-/// If `x` does not hold `rows · cols` elements.
+/// If `x` does not have `rows · cols` elements.
 pub fn quantize(x: &[f32], rows: usize, cols: usize, cast: Cast, transposed: bool) -> HostQuantized {
     let mut codes = vec![0; x.len()];
     let (scales, amax) = quantize_into(x, rows, cols, cast, transposed, &mut codes);
     let [height, width] = if transposed { cast.granularity.scale_dims(cols, rows) } else { [1, scales.len()] };
-    // From [width, height], as the parts of x lie.
+    // Transposes from [width, height], the order of the parts of x.
     let of_operand = (0..height).flat_map(|r| (0..width).map(move |c| c * height + r)).map(|i| scales[i]);
     HostQuantized { scales: of_operand.collect(), codes, amax }
 }
 
-/// [`quantize`] to codes that are there already; scales and amax. The scales lie as the parts of `x` that they belong to, row
-/// by row: with `transposed` they are the transpose of the operand's.
+/// [`quantize`] into existing codes. Returns scales and amax. The scales have the order of their
+/// parts of `x`, row by row. With `transposed` this is the transpose of the operand's order.
 ///
 /// # Panics
-/// If `x` or `codes` do not hold `rows · cols` elements.
+/// If `x` or `codes` do not have `rows · cols` elements.
 pub fn quantize_into(
     x: &[f32],
     rows: usize,
@@ -62,7 +63,8 @@ pub fn quantize_into(
     (if is_square { spread_squares(&scales, [rows, cols], transposed) } else { scales }, amax)
 }
 
-/// The scales of squares of `x [rows, cols]` for each of their rows, or columns, as those of blocks of 32 lie.
+/// Copies the scales of squares of `x [rows, cols]` to each of their rows, or columns, in the
+/// layout of blocks of 32.
 fn spread_squares(scales: &[Scale], [rows, cols]: [usize; 2], transposed: bool) -> Vec<Scale> {
     let squares = cols.div_ceil(MX_BLOCK);
     match transposed {
@@ -74,7 +76,7 @@ fn spread_squares(scales: &[Scale], [rows, cols]: [usize; 2], transposed: bool) 
     }
 }
 
-/// How a matrix is divided into parts that share a scale.
+/// Partition of a matrix into parts that share a scale.
 #[derive(Clone, Copy)]
 struct Parts {
     /// Rows and columns of a part.
@@ -84,7 +86,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Elements of a band, the parts beside each other.
+    /// Elements of a band of adjacent parts.
     const fn band(self) -> usize {
         self.size[0] * self.cols
     }
@@ -104,14 +106,14 @@ vectorized! {
                 1 => largest_of_columns(band, maxima),
                 MX_BLOCK => largest_of_blocks::<MX_BLOCK>(band, parts.cols, maxima),
                 BLOCK => largest_of_blocks::<BLOCK>(band, parts.cols, maxima),
-                // As wide as the matrix.
+                // Parts as wide as the matrix.
                 _ => maxima[0] = largest(band),
             }
         }
         maxima
     }
 
-    /// The scales of such maxima, and the amax of all.
+    /// Scales of the maxima, and the amax of all.
     fn scale_maxima(maxima: &[i32], cast: Cast) -> (Vec<Scale>, f32) {
         let Cast { format, scale_mode, .. } = cast;
         let mut scales = vec![Scale::new(0.0); maxima.len()];
@@ -126,7 +128,7 @@ vectorized! {
         (scales, from_magnitude(maxima.iter().fold(0, |amax, &bits| larger(amax, bits))))
     }
 
-    /// Codes of the parts of `x [_, cols]`, each with its scale.
+    /// Casts the parts of `x [_, cols]`, each with its scale.
     fn cast_parts(x: &[f32], parts: Parts, scales: &[Scale], format: Format, codes: &mut [u8]) -> () {
         let cols = parts.cols;
         let bands = x.chunks(parts.band()).zip(codes.chunks_mut(parts.band()));
@@ -141,7 +143,7 @@ vectorized! {
     }
 }
 
-/// Rows and columns of `x [rows, cols]`, which has elements, that share one scale.
+/// Rows and columns of the parts of a non-empty `x [rows, cols]` that share a scale.
 fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -> [usize; 2] {
     let [height, width] = if transposed {
         let [height, width] = granularity.group(cols, rows);
@@ -152,7 +154,7 @@ fn group(granularity: Granularity, rows: usize, cols: usize, transposed: bool) -
     [height.min(rows), width.min(cols)]
 }
 
-/// Raises the bits of each column's largest magnitude, row by row so that memory is read in order.
+/// Updates the bits of each column's largest magnitude, row by row so that memory is read in order.
 #[inline(always)]
 fn largest_of_columns(x: &[f32], maxima: &mut [i32]) {
     for row in x.chunks(maxima.len()) {
@@ -162,8 +164,8 @@ fn largest_of_columns(x: &[f32], maxima: &mut [i32]) {
     }
 }
 
-/// Raises the bits of the largest magnitudes of each `WIDTH` columns, fewer at the end of a row. The width is a constant, so
-/// that a block is a few vectors and no loop.
+/// Updates the bits of the largest magnitude of each `WIDTH` columns, fewer at the end of a row.
+/// The width is a constant, so that a block is a few vectors without a loop.
 #[inline(always)]
 fn largest_of_blocks<const WIDTH: usize>(x: &[f32], cols: usize, maxima: &mut [i32]) {
     for row in x.chunks(cols) {
@@ -193,7 +195,7 @@ fn cast_rows(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) {
     }
 }
 
-/// Casts each row with a scale for `WIDTH` columns.
+/// Casts each row with one scale per `WIDTH` columns.
 #[inline(always)]
 fn cast_blocks<const WIDTH: usize>(x: &[f32], cols: usize, scales: &[Scale], format: Format, codes: &mut [u8]) {
     for (row, codes) in x.chunks(cols).zip(codes.chunks_mut(cols)) {
@@ -208,7 +210,7 @@ fn cast_blocks<const WIDTH: usize>(x: &[f32], cols: usize, scales: &[Scale], for
 }
 
 vectorized! {
-    /// The amax of each column of `x [_, cols]`, of a part of the rows of a larger matrix, say.
+    /// Amax of each column of `x [_, cols]`, which may be some rows of a larger matrix.
     ///
     /// # Panics
     /// If `cols` is zero.
@@ -221,17 +223,19 @@ vectorized! {
     /// `codes[r, c] = encode(x[r, c] · scales[c])`.
     ///
     /// # Panics
-    /// If there are no scales, or the codes are not as many as the elements.
+    /// If there are no scales, or the number of codes differs from the number of elements.
     pub fn cast_columns(x: &[f32], scales: &[Scale], format: Format, codes: &mut [u8]) -> () {
         assert_eq!(codes.len(), x.len(), "cast_columns: one code per element");
         cast_rows(x, scales, format, codes)
     }
 
-    /// The values of `codes [_, cols]` in f32, by the scales of parts of `size` rows and columns, which lie row by row:
+    /// Values of `codes [_, cols]` in f32. Parts of `size` rows and columns share a scale; the
+    /// scales are row-major:
     /// `out[r, c] = f32(decode(codes[r, c]) · inv_scales[r / size[0], c / size[1]])`.
     ///
     /// # Panics
-    /// If `size` or `cols` is zero, the values are not as many as the codes, or scales are missing.
+    /// If `size` or `cols` is zero, the number of values differs from the number of codes, or
+    /// scales are missing.
     pub fn dequantize_into(
         codes: &[u8],
         cols: usize,
@@ -254,7 +258,7 @@ fn dequantize_parts(codes: &[u8], parts: Parts, format: Format, inv_scales: &[In
         for (codes, out) in codes.chunks(parts.cols).zip(out.chunks_mut(parts.cols)) {
             match parts.size[1] {
                 1 => {
-                    // As many as codes, for the compiler to see.
+                    // The same length as the codes, visible to the compiler.
                     let scales = &scales[..codes.len()];
                     decode_each(codes, format, |i| scales[i].get(), out);
                 }
@@ -270,7 +274,7 @@ fn dequantize_parts(codes: &[u8], parts: Parts, format: Format, inv_scales: &[In
     }
 }
 
-/// A row, with a scale for `WIDTH` columns.
+/// Dequantizes a row with one scale per `WIDTH` columns.
 #[inline(always)]
 fn dequantize_blocks<const WIDTH: usize>(codes: &[u8], format: Format, scales: &[InvScale], out: &mut [f32]) {
     let ((blocks, rest), (block_out, rest_out)) = (codes.as_chunks::<WIDTH>(), out.as_chunks_mut::<WIDTH>());
@@ -293,14 +297,14 @@ pub struct HostOperand<'a> {
     pub k: usize,
     /// Format of the codes.
     pub format: Format,
-    /// What shares one scale.
+    /// Elements that share a scale.
     pub granularity: Granularity,
-    /// What dequantizes them, row-major [`scale_dims`](Granularity::scale_dims).
+    /// Inverse scales, row-major, with the dimensions [`scale_dims`](Granularity::scale_dims).
     pub inv_scales: &'a [InvScale],
 }
 
 impl HostOperand<'_> {
-    /// Panics if a slice does not have the length that the shape says.
+    /// Panics if a slice does not have the length of the shape.
     pub(super) fn assert_lengths(&self) {
         let &HostOperand { rows, k, granularity, .. } = self;
         assert_eq!(self.codes.len(), rows * k, "the codes are not [{rows}, {k}]");
@@ -308,10 +312,10 @@ impl HostOperand<'_> {
         assert_eq!(self.inv_scales.len(), height * width, "the {granularity} scales are not [{height}, {width}]");
     }
 
-    /// What dequantizes the code `(row, col)`.
+    /// Inverse scale of the code `(row, col)`.
     ///
     /// # Panics
-    /// If there is no scale for it.
+    /// If it has no scale.
     pub fn inv_scale(&self, row: usize, col: usize) -> f32 {
         let [height, width] = self.granularity.group(self.rows, self.k);
         let [_, groups] = self.granularity.scale_dims(self.rows, self.k);
@@ -333,12 +337,14 @@ impl HostOperand<'_> {
     }
 }
 
-/// `bf16(value(code) · inv_scale)` of an operand with E8M0 scales, `[rows, k]` without padding; every NaN is `0x7fff`.
+/// `bf16(value(code) · inv_scale)` of an operand with E8M0 scales, `[rows, k]` without padding.
+/// Every NaN is `0x7fff`.
 ///
 /// The products are exact in f32, or infinite.
 ///
 /// # Panics
-/// If the operand is not [`Granularity::Block1x32`], or a slice does not have the length that its shape says.
+/// If the operand is not [`Granularity::Block1x32`], or a slice does not have the length of its
+/// shape.
 pub fn dequantize_mx(operand: &HostOperand<'_>) -> Vec<bf16> {
     operand.assert_lengths();
     assert!(operand.granularity.is_mx(), "dequantize_mx: {} scales are not E8M0", operand.granularity);
@@ -349,11 +355,11 @@ pub fn dequantize_mx(operand: &HostOperand<'_>) -> Vec<bf16> {
     operand.codes.iter().enumerate().map(value).collect()
 }
 
-/// Codes `[k, rows]` and scales of the transpose of an operand whose scales serve both orientations; of blocks of 32, the scale of the first
-/// row of each square of 32 by 32 is that of the square.
+/// Codes `[k, rows]` and scales of the transpose of an operand whose scales serve both
+/// orientations. For blocks of 32, each square of 32 by 32 has the scale of its first row.
 ///
 /// # Panics
-/// If scales are those of rows or of blocks of 128 in a row, or a slice does not have the length that its shape says.
+/// If scales are per row or of 1x128 blocks, or a slice does not have the length of its shape.
 pub fn transpose(operand: &HostOperand<'_>) -> (Vec<u8>, Vec<InvScale>) {
     operand.assert_lengths();
     let &HostOperand { codes, rows, k, granularity, .. } = operand;
@@ -365,11 +371,11 @@ pub fn transpose(operand: &HostOperand<'_>) -> (Vec<u8>, Vec<InvScale>) {
     (transposed, (0..down).flat_map(|i| (0..across).map(move |j| scale(i, j))).collect())
 }
 
-/// `out [M, N] = Â [M, K] · B̂ [N, K]ᵀ + bias [N]` with `value · inv_scale` for each code, in f64, row-major: what the error
-/// of a GEMM is measured against. Any two granularities.
+/// `out [M, N] = Â [M, K] · B̂ [N, K]ᵀ + bias [N]` with `value · inv_scale` for each code, in f64,
+/// row-major, for any two granularities. The reference for the error of a GEMM.
 ///
 /// # Panics
-/// If the operands differ in `k`, or a slice does not have the length that the shapes say.
+/// If the operands differ in `k`, or a slice does not have the length of its shape.
 pub fn scaled_gemm_f64(a: &HostOperand<'_>, b: &HostOperand<'_>, bias: Option<&[f32]>) -> Vec<f64> {
     assert_eq!(a.k, b.k, "scaled_gemm: contraction lengths");
     let (left, right) = (a.values(), b.values());

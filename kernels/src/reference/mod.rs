@@ -1,15 +1,17 @@
-//! The kernels' results on the host, in plain loops over scalars: the oracle of the tests and the CPU backend's cast.
+//! The kernels' results on the host, by loops over scalars: the oracle of the tests and the CPU
+//! backend's cast.
 //!
-//! The loops are branch-free over slices, so that the compiler vectorizes them, and compiled for each vector extension that the
-//! machine may have.
+//! The loops are branch-free over slices, so that the compiler vectorizes them. They are compiled
+//! for each vector extension that the machine may have.
 
 use crate::format::{F32_INF, NAN_CODE};
 use crate::mx::{amax_to_e8m0, e8m0_scale};
 use crate::scale::MIN_AMAX;
 use crate::{Format, Scale, ScaleMode};
 
-/// Defines functions that are compiled for each vector extension; the best one of the machine runs. All that they call must be
-/// `#[inline(always)]`: a function of its own is compiled once, for the least of them.
+/// Defines functions that are compiled for each vector extension. The best one of the machine runs.
+/// All functions that they call must be `#[inline(always)]`: otherwise these are compiled once, for
+/// the baseline.
 macro_rules! vectorized {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) -> $out:ty $body:block)*) => { $(
         $(#[$meta])*
@@ -29,7 +31,7 @@ macro_rules! vectorized {
     )* };
 }
 
-/// An expression for each format, so that the format is a constant in each.
+/// Expands an expression once per format, so that the format is a constant in each.
 macro_rules! for_each_format {
     ($format:ident => $result:expr) => {
         match $format {
@@ -57,13 +59,14 @@ pub use matrix::{
     scaled_gemm_f64, transpose,
 };
 
-/// FP8 code of `x`: rounded to nearest even, saturating. ±inf gives ±max, any NaN gives `0x7f`, in both formats.
+/// FP8 code of `x`, rounded to nearest even, saturating. In both formats, ±inf gives ±max, and any
+/// NaN gives `0x7f`.
 ///
-/// Subnormals by the addition that leaves the rounded code in the low bits of the sum, normals by integer rounding of the
-/// f32 bits.
+/// Subnormals use an addition that leaves the rounded code in the low bits of the sum. Normals use
+/// integer rounding of the f32 bits.
 #[inline(always)]
 pub fn encode(x: f32, format: Format) -> u8 {
-    // Signed integers, which the baseline vector instructions can compare; magnitudes fit.
+    // Signed integers, which the baseline vector instructions can compare. Magnitudes fit.
     let bits = x.to_bits();
     let sign = ((bits >> 24) & 0x80) as i32;
     let mag = (bits & 0x7fff_ffff) as i32;
@@ -84,16 +87,17 @@ pub fn encode(x: f32, format: Format) -> u8 {
     code as u8
 }
 
-/// Value of a code. E4M3 `0x7f` and `0xff` are NaN; E5M2 has infinities at `0x7c` and `0xfc` and NaN above them.
+/// Value of a code. E4M3 `0x7f` and `0xff` are NaN. E5M2 has infinities at `0x7c` and `0xfc` and
+/// NaN above them.
 ///
-/// Without a table, as vector units have no fast look-up: normals by moving the bits, subnormals by a product.
+/// Uses no table, as vector units have no fast look-up: normals by shifts, subnormals by a product.
 #[inline(always)]
 pub fn decode(code: u8, format: Format) -> f32 {
     let mag = i32::from(code & 0x7f);
     let normal = ((mag as u32) << (23 - format.mantissa_bits())) + ((127 - format.bias()) << 23);
     let subnormal = (mag as f32 * format.subnormal_step()).to_bits();
     let bits = if mag < 1 << format.mantissa_bits() { subnormal } else { normal };
-    // Of infinity, or of the NaN where there is none.
+    // Magnitude of infinity, or of NaN if there is no infinity.
     let special = if matches!(format, Format::E4m3) { 0x7f } else { 0x7c };
     let is_inf = matches!(format, Format::E5m2) && mag == special;
     let not_finite = if is_inf { F32_INF } else { f32::NAN.to_bits() };
@@ -111,7 +115,7 @@ vectorized! {
         for_each_format!(format => decode_each(codes, format, |_| 1.0, out))
     }
 
-    /// `max |x|`; NaN if `x` holds one, 0 if `x` is empty.
+    /// `max |x|`, NaN if `x` contains one, 0 if `x` is empty.
     pub fn amax(x: &[f32]) -> f32 {
         from_magnitude(largest(x))
     }
@@ -136,7 +140,7 @@ fn decode_each(codes: &[u8], format: Format, scale: impl Fn(usize) -> f32, out: 
     }
 }
 
-/// Bits of |x|: magnitudes order like their bits, with NaN on top.
+/// Bits of |x|. Magnitudes order like their bits, with NaN on top.
 #[inline(always)]
 fn magnitude(x: f32) -> i32 {
     (x.to_bits() & 0x7fff_ffff) as i32
@@ -152,19 +156,21 @@ fn largest(x: &[f32]) -> i32 {
     x.iter().fold(0, |largest, &x| larger(largest, magnitude(x)))
 }
 
-/// The value of such bits, with one NaN for all.
+/// Value of the bits of a magnitude. Every NaN becomes the canonical one.
 fn from_magnitude(bits: i32) -> f32 {
     if bits > F32_INF as i32 { f32::NAN } else { f32::from_bits(bits as u32) }
 }
 
-/// `scale = f32(FMAX / max(f64(amax), 1e-12))`, as torchao's `amax_to_scale`, rounded down to a power of two if asked.
+/// `scale = f32(FMAX / max(f64(amax), 1e-12))`, as torchao's `amax_to_scale`, rounded down to a
+/// power of two if `mode` is [`ScaleMode::PowerOfTwo`].
 ///
-/// A NaN amax gives a NaN scale. An infinite one counts as `f32::MAX`, so that the scale stays positive and an infinity
-/// saturates instead of turning into `inf · 0 = NaN`. [`ScaleMode::E8m0`] is another rule ([`mod@crate::mx`]): its scale is the
-/// reciprocal of the power of two that the byte means, NaN for an amax that is not finite.
+/// A NaN amax gives a NaN scale. An infinite one counts as `f32::MAX`, so that the scale stays
+/// positive and an infinity saturates instead of becoming `inf · 0 = NaN`. [`ScaleMode::E8m0`]
+/// differs ([`mod@crate::mx`]): its scale is the reciprocal of the byte's power of two, and NaN for
+/// an amax that is not finite.
 #[inline(always)]
 pub fn amax_to_scale(amax: f32, format: Format, mode: ScaleMode) -> Scale {
-    // Without branches, for the loops over many.
+    // Without branches, for loops over many amaxes.
     let quotient = || (f64::from(format.max()) / f64::from(amax.min(f32::MAX)).max(MIN_AMAX)) as f32;
     let scale = match mode {
         ScaleMode::F32 => quotient(),

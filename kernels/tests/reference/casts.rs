@@ -1,4 +1,5 @@
-//! Casts: each code by search, each scale from all the elements of its group, and where what is not finite goes.
+//! Casts: each code by search, each scale from all elements of its group, and the effect of
+//! non-finite values.
 
 use float8_kernels::{Cast, Format, Granularity, Orientation, ScaleCalculationMode, ScaleMode, reference};
 use proptest::prelude::*;
@@ -18,7 +19,7 @@ fn group(granularity: Granularity, [rows, k]: [usize; 2]) -> [usize; 2] {
     }
 }
 
-/// Codes and scales of the operand `x [rows, k]`: each scale from all the elements of its group.
+/// Codes and scales of the operand `x [rows, k]`. Each scale uses all elements of its group.
 fn by_definition(x: &[f32], shape: [usize; 2], cast: Cast) -> (Vec<u8>, Vec<f32>) {
     let [rows, k] = shape;
     let [height, width] = group(cast.granularity, shape);
@@ -119,7 +120,7 @@ fn dimensions_and_names() {
     assert_eq!(Granularity::Row.amax_len(130, 257, Orientation::Cols), 257);
 }
 
-/// NaN wins over infinity; no elements, and zeros of any sign, have amax 0.
+/// NaN wins over infinity. No elements, and zeros of any sign, have amax 0.
 #[test]
 fn amax_of_anything() {
     assert_eq!(reference::amax(&[1.0, f32::NEG_INFINITY, 2.0]), f32::INFINITY);
@@ -128,7 +129,8 @@ fn amax_of_anything() {
     assert_eq!([reference::amax(&[]), reference::amax(&[-0.0; 12])].map(f32::to_bits), [0; 2]);
 }
 
-/// A NaN poisons amax and scale, so every code of its group is NaN, but no other; an infinity saturates and leaves zeros.
+/// A NaN poisons amax and scale, so all codes of its group are NaN, and no others. An infinity
+/// saturates and leaves zeros.
 #[test]
 fn non_finite_values_stay_in_their_group() {
     let shape @ [rows, cols] = [139, 261];
@@ -169,7 +171,7 @@ fn mx_cast(format: Format, mode: ScaleCalculationMode) -> Cast {
     Cast { format, granularity: Granularity::Block1x32, scale_mode: ScaleMode::E8m0(mode) }
 }
 
-/// An MX block that is not finite is NaN as a whole, its neighbours are as they were.
+/// A non-finite MX block is NaN as a whole. Adjacent blocks are unchanged.
 #[test]
 fn blocks_that_are_not_finite() {
     let (rows, cols) = (3, 100);
@@ -186,7 +188,7 @@ fn blocks_that_are_not_finite() {
     }
 }
 
-/// `Floor` saturates what the others do not, for the same amax.
+/// For the same amax, only `Floor` saturates.
 #[test]
 fn modes_differ_where_they_should() {
     let health = |mode| {

@@ -8,13 +8,13 @@ use test_data::{Random, encoder_edges};
 
 use crate::reference::oracle::{Nearest, magnitudes, value};
 
-/// Bit patterns all over f32, NaNs and subnormals included.
+/// Bit patterns from all of f32, including NaN and subnormals.
 fn any_bits(len: usize, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     (0..len).map(|_| f32::from_bits(random.bits())).collect()
 }
 
-/// f32 values within and just around the range of a format.
+/// f32 values within and slightly outside the range of a format.
 fn in_range(len: usize, format: Format, seed: u64) -> Vec<f32> {
     let mut random = Random::new(seed);
     let (low, high) = match format {
@@ -97,7 +97,7 @@ proptest! {
         }
     }
 
-    /// Decoding what was encoded gives the nearest value, and again the same code.
+    /// Decoding an encoded value gives the nearest value, and encoding it again the same code.
     #[test]
     fn encoding_is_idempotent_and_nearest(bits: u32) {
         let x = f32::from_bits(bits);

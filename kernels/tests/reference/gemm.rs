@@ -1,4 +1,4 @@
-//! The GEMM and the grouped GEMM in f64 against sums written out.
+//! GEMM and grouped GEMM in f64 against explicit sums.
 
 use core::ops::Range;
 
@@ -6,7 +6,8 @@ use float8_kernels::{Format, Granularity, Grouping, reference};
 
 use crate::common::HostMatrix;
 
-/// The f64 reference against sums written out, with the scale of each element looked up by its row and column.
+/// Compares the f64 reference with explicit sums that look up each element's scale by row and
+/// column.
 #[test]
 fn the_reference_is_the_definition() {
     let (m, n, k) = (131, 3, 260);
@@ -39,8 +40,8 @@ fn the_reference_is_the_definition() {
     }
 }
 
-/// Ends beyond the axis, or below their predecessors or zero, leave the spans that are written here. The scale of each element is that
-/// of its place in the operand.
+/// Ends beyond the axis, or below the previous end or zero, give the spans listed here. The scale
+/// of each element is the one of its position in the operand.
 #[test]
 fn groups_are_sums_of_their_own() {
     type Spans<'a> = &'a [Range<usize>];
@@ -57,7 +58,7 @@ fn groups_are_sums_of_their_own() {
         let of_rows = grouping == Grouping::Rows;
         let a = HostMatrix::random([m, k], Format::E4m3, granularity, 45);
         let b = HostMatrix::random([if of_rows { n * ends.len() } else { n }, k], Format::E5m2, granularity, 46);
-        // Ones give the values of each operand, scaled.
+        // Products with ones give the scaled values of each operand.
         let values = |matrix: &HostMatrix| {
             let ones = |at: usize| {
                 let mut one = HostMatrix::random([1, k], Format::E4m3, Granularity::Tensor, 47);

@@ -1,4 +1,4 @@
-//! Signal, noise and counts: of elements that are written out, and as sums of partials.
+//! Signal, noise and counts of listed elements, and from sums of partials.
 
 use float8_kernels::{Cast, Format, Granularity, Health, InvScale, ScaleMode, health_len, reference};
 use half::bf16;
@@ -7,10 +7,10 @@ use test_data::{Random, normal};
 
 use crate::common::{HostMatrix, casts};
 
-/// What a cast of known values loses.
+/// Loss of a cast of known values.
 #[test]
 fn counts_are_what_was_put_in() {
-    // Under scale 1 of e4m3: kept, clamped twice, flushed, exact zeros, not numbers.
+    // With scale 1 and e4m3: kept, clamped twice, flushed, exact zeros, not numbers.
     let x = [1.0, 448.0, 1000.0, -449.0, 1e-4, -1e-40, 0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 2.0];
     let host = HostMatrix {
         codes: x.iter().map(|&x| reference::encode(x, Format::E4m3)).collect(),
@@ -27,7 +27,7 @@ fn counts_are_what_was_put_in() {
     assert_eq!((got.saturated_share(), got.flushed_share()), (4.0 / 12.0, 2.0 / 12.0));
 }
 
-/// An amax of its own never counts as saturated, whatever the roundings of scale and inverse.
+/// A tensor's own amax never counts as saturated, for any rounding of scale and inverse.
 #[test]
 fn the_amax_is_not_saturated() {
     let mut random = Random::new(72);
@@ -38,7 +38,8 @@ fn the_amax_is_not_saturated() {
     }
 }
 
-/// torchao asks 25 dB of a cast. Normal inputs keep more at every granularity: a bit of mantissa is 6 dB.
+/// torchao requires 25 dB of a cast. Normal inputs keep more at every granularity: a mantissa bit
+/// is 6 dB.
 #[rstest]
 fn casts_keep_25_db(#[values(false, true)] is_bf16: bool) {
     let shape = [256, 512];
@@ -49,7 +50,7 @@ fn casts_keep_25_db(#[values(false, true)] is_bf16: bool) {
     for cast in casts() {
         let got = reference::health(&x, &HostMatrix::cast(&x, shape, cast).view()).sqnr_db().expect("signal and noise");
         let floor = match cast {
-            // OCP's own exponent saturates the largest of some blocks.
+            // OCP's exponent saturates the largest elements of some blocks.
             Cast { format: Format::E4m3, scale_mode: ScaleMode::E8m0(_), .. } => 30.0,
             Cast { format: Format::E4m3, .. } => 31.0,
             Cast { format: Format::E5m2, .. } => 25.0,

@@ -1,4 +1,5 @@
-//! The scalar reference against definitions of its own, one element at a time, in f64 and by search.
+//! The scalar reference against independent definitions, one element at a time, in f64 and by
+//! search.
 
 mod casts;
 mod codes;

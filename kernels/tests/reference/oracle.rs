@@ -1,8 +1,10 @@
-//! Independent oracles: a format's values from its definition in f64, encoding by search over them, and E8M0 scales by logarithms.
+//! Independent oracles: a format's values by definition in f64, encoding by search over them, and
+//! E8M0 scales by logarithms.
 
 use float8_kernels::{Format, ScaleCalculationMode};
 
-/// Value of a code by the definition `±(1 + f/2^m) · 2^(e - bias)`, subnormals `±f/2^m · 2^(1 - bias)`.
+/// Value of a code by the definition `±(1 + f/2^m) · 2^(e - bias)`, for subnormals
+/// `±f/2^m · 2^(1 - bias)`.
 pub(crate) fn value(code: u8, format: Format) -> f64 {
     let (mantissa, bias) = match format {
         Format::E4m3 => (3, 7),
@@ -25,7 +27,7 @@ pub(crate) fn magnitudes(format: Format) -> Vec<f64> {
     (0..=0x7f).map(|code| value(code, format)).take_while(|value| value.is_finite()).collect()
 }
 
-/// The nearest value of a format, ties to the even code, saturating, NaN to `0x7f`.
+/// Nearest value of a format, ties to the even code, saturating, NaN to `0x7f`.
 pub(crate) struct Nearest(Vec<f64>);
 
 impl Nearest {

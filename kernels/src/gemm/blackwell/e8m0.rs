@@ -1,4 +1,4 @@
-//! Scales that are powers of two, as the E8M0 scales of 1 x 32 that the tensor cores apply.
+//! Converts power-of-two f32 scales to the 1x32 E8M0 scales that the tensor cores apply.
 //!
 //! ```text
 //! byte(row, block of 32) = exponent of inv_scale(row, block / 4)
@@ -12,8 +12,8 @@ use crate::scale::scale_index;
 use crate::version::Version;
 use crate::{Granularity, Operand};
 
-/// The operands with scales of [`Granularity::Block1x32`] in the place of their f32 scales, which are powers of two. Both are checked and
-/// have the same contraction.
+/// Replaces the operands' f32 scales, which are powers of two, by scales of
+/// [`Granularity::Block1x32`]. Both operands are checked and have the same contraction length.
 pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: [&Operand; 2]) -> [Operand; 2] {
     let granularity = Granularity::Block1x32;
     let [a, b] = operands;
@@ -21,7 +21,8 @@ pub(super) fn with_e8m0_scales<R: Runtime>(client: &ComputeClient<R>, operands: 
     let words = words_a + words_b;
     let out = client.empty(4 * words);
     let granularities = operands.map(|operand| operand.granularity);
-    // SAFETY: the operands have as many scales as their rows and blocks ask for, and a unit stays below the number of words.
+    // SAFETY: the operands have a scale for each of their rows and blocks. A unit stays below
+    // `words`.
     unsafe {
         scales_to_e8m0::launch_unchecked::<R>(
             client,
@@ -67,13 +68,14 @@ fn scales_to_e8m0(
     };
 }
 
-/// Word `word` of the tiles: the four bytes that a row has for 128 of the contraction, all the same; zero past the last row.
+/// Word `word` of the tiles: a row's four equal bytes for 128 of the contraction. Zero past the
+/// last row.
 #[cube]
 fn e8m0_word(inv_scales: &Array<u32>, word: u32, rows: u32, blocks: u32, #[comptime] granularity: Granularity) -> u32 {
     let (tile, place) = (word / comptime!(TILE_WORDS as u32), word % comptime!(TILE_WORDS as u32));
     let row = tile / blocks * comptime!(BLOCK as u32) + place % 4 * 32 + place / 4;
     let scale = inv_scales[scale_index(min(row, rows - 1), tile % blocks, blocks, granularity) as usize];
-    // A NaN's exponent is the byte of NaN.
+    // The exponent bits of a NaN are 255, the E8M0 NaN.
     let byte = (scale >> 23u32) & 0xffu32;
     select(row < rows, byte * 0x0101_0101u32, 0u32)
 }

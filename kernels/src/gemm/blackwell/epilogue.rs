@@ -1,6 +1,7 @@
-//! From the sums of a tile to its part of the output: scales, bias, one rounding, and the store.
+//! Epilogue of a tile: scales, bias, one rounding, and the store.
 //!
-//! A thread has a row. Chunks of 32 rows by 128 bytes go through shared memory ([`tma::store`](crate::gemm::tma::store)).
+//! Each thread has one row. Chunks of 32 rows by 128 bytes go through shared memory
+//! ([`tma::store`](crate::gemm::tma::store)).
 
 use cubecl::prelude::*;
 
@@ -17,36 +18,36 @@ use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::{pack_half, unpack_half};
 use crate::source::Source;
 
-/// The 32 rows of this warp: their place in a tile, which is that of the lanes of tensor memory that it may read.
+/// First of this warp's 32 rows in a tile. Also the first lane of tensor memory that it may read.
 #[cube]
 pub(super) fn warp_row() -> u32 {
     UNIT_POS / 32 % 4 * comptime!(WARP_ROWS as u32)
 }
 
-/// What a warp that stores keeps: how far it is, and its part of the tile at hand.
+/// State of a warp that stores tiles: its progress, and its part of the current tile.
 #[derive(CubeType)]
 pub(super) struct Storer {
-    /// Where the block's shared memory begins.
+    /// Address of the block's shared memory.
     base: u32,
     /// Chunks that the warp has stored.
     chunks: u32,
     /// The warp's first row of the output.
     first_row: u32,
-    /// Columns to store; none if the tile's rows end before the warp's.
+    /// Columns to store. Zero if the tile's rows end before the warp's.
     cols: u32,
-    /// The inverse scale of A for this thread's row.
+    /// Inverse scale of A for this thread's row.
     scale_a: f32,
 }
 
 #[cube]
 impl Storer {
-    /// Before the first tile.
+    /// State before the first tile.
     pub(super) fn new(base: u32) -> Self {
         let zero = 0u32.runtime();
         Storer { base, chunks: zero, first_row: zero, cols: zero, scale_a: 1.0f32.runtime() }
     }
 
-    /// Turns to the next tile.
+    /// Starts the next tile.
     pub(super) fn begin(&mut self, problem: &Problem, item: &Item, #[comptime] config: Config) {
         self.first_row = item.work.row0 + warp_row();
         let cols = comptime!(config.cols as u32).runtime();
@@ -57,7 +58,7 @@ impl Storer {
     }
 }
 
-/// Stores this warp's rows of a tile whose sums begin at column `sums` of tensor memory.
+/// Stores this warp's rows of a tile whose sums start at column `sums` of tensor memory.
 #[cube]
 pub(super) fn store_tile<O: Float>(
     sums: u32,
@@ -79,7 +80,7 @@ pub(super) fn store_tile<O: Float>(
     }
 }
 
-/// Stores this warp's rows of a tile whose sums are in registers, a row in each thread.
+/// Stores this warp's rows of a tile whose sums are in registers, one row per thread.
 #[cube]
 pub(super) fn store_sums<O: Float>(
     sums: &Array<f32>,
@@ -105,7 +106,8 @@ pub(super) fn store_sums<O: Float>(
     }
 }
 
-/// Scales a chunk of the warp's rows, from column `at` of the tile on, adds the bias and what the output holds, and stores it.
+/// Scales a chunk of the warp's rows that starts at column `at` of the tile. Adds the bias and,
+/// when accumulating, the output. Stores the result.
 #[cube]
 fn store_columns<O: Float>(
     values: &mut Array<f32>,
@@ -146,8 +148,9 @@ fn store_columns<O: Float>(
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of this thread's row from column `col` on. Each lane loads what belongs
-/// to its column of 32, the others get it by shuffles.
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for a chunk of this thread's row that starts at
+/// column `col`. Each lane loads the scale and bias of one of 32 columns and shares them by
+/// shuffles.
 #[cube]
 fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, item: &Item, #[comptime] config: Config) {
     let by_col = comptime!(matches!(problem.granularities[1], Granularity::Row));
@@ -170,7 +173,7 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
     }
 }
 
-/// Adds what the output holds, whose rows are a multiple of 16 bytes apart.
+/// Adds the output's values. Its rows are a multiple of 16 bytes apart.
 #[cube]
 fn add_vectors<O: Float>(
     values: &mut Array<f32>,
@@ -204,7 +207,7 @@ fn add_vectors<O: Float>(
     }
 }
 
-/// Adds what the output holds, whatever its rows' distance.
+/// Adds the output's values, for any row stride.
 #[cube]
 fn add_elements<O: Float>(
     values: &mut Array<f32>,
@@ -222,14 +225,15 @@ fn add_elements<O: Float>(
     }
 }
 
-/// Writes the warp's next chunk to shared memory, for TMA and all of its threads to read, and gives its address.
+/// Writes the warp's next chunk to shared memory, visible to TMA and all threads of the warp.
+/// Returns its address.
 #[cube]
 fn stage_chunk(values: &Array<f32>, storer: &Storer, #[comptime] config: Config) -> u32 {
     let chunks = comptime!(config.chunks as u32);
     let slot = warp_row() / comptime!(WARP_ROWS as u32) * chunks + storer.chunks % chunks;
     let to = storer.base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32);
     if leads(32u32) {
-        // The store that used these bytes last has read them.
+        // The last store from these bytes has finished reading them.
         tma_store_wait_read(comptime!(chunks - 1));
     }
     sync_plane();

@@ -1,4 +1,4 @@
-//! The kernel: what each warp does with each tile.
+//! The kernel: the role of each warp for each tile.
 
 use cubecl::prelude::*;
 
@@ -24,14 +24,15 @@ use crate::ptx::tcgen05::{
 use crate::ptx::tma::{Reach, bulk_load, tma_load, tma_prefetch_map};
 use crate::version::Version;
 
-/// The warp that multiplies; warp 0 fills stages.
+/// Warp that multiplies. Warp 0 fills stages.
 const MULTIPLIER: u32 = 1;
 
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.ctas, 1))]
 pub(super) fn gemm_blackwell<O: Float>(
     maps: &Maps,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
-    // Not read here. CubeCL makes a launch wait for other streams that write its arrays, but not for those that write its maps.
+    // Not read here. CubeCL orders a launch after other streams' writes to its arrays, but not
+    // after writes to its tensor maps.
     _codes_a: &Array<u32>,
     problem: &Problem,
     out: &mut Array<O>,
@@ -48,7 +49,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     let read = ready + comptime!(8 * config.buffers() as u32);
     let places = Places { ring, ready, read };
     if UNIT_POS == 0 {
-        // All other uses are by address; without this one CubeCL would take the memory for unused.
+        // All other uses are by address. Without this one CubeCL would treat the memory as unused.
         shared[comptime!(config.slot_at() / 4)] = 0u32;
         ring.init(comptime!(config.stages), 1u32, 1u32);
         #[unroll]
@@ -60,7 +61,8 @@ pub(super) fn gemm_blackwell<O: Float>(
         tma_prefetch_map(&maps.a);
         tma_prefetch_map(&maps.b);
     }
-    // The other block of a pair must run, and have made its mbarriers, before anything is told to it.
+    // The other block of a pair must be running and have initialized its mbarriers before it is
+    // signaled.
     sync_blocks(config.ctas);
     let warp = UNIT_POS / 32;
     if warp == MULTIPLIER {
@@ -72,7 +74,8 @@ pub(super) fn gemm_blackwell<O: Float>(
     tcgen05_after_wait();
     let tmem = shared[comptime!(config.slot_at() / 4)];
 
-    // One thread each: the assembler knows by `elect.sync` that it is alone, and puts addresses in uniform registers.
+    // One thread each. With `elect.sync` the assembler knows that one thread is active, and keeps
+    // addresses in uniform registers.
     if warp == 0 {
         if plane_elect() {
             fill_stages(maps, problem, &places.ring, &extent, config);
@@ -86,7 +89,7 @@ pub(super) fn gemm_blackwell<O: Float>(
     } else {
         let mut buffer = first_place(0u32);
         let mut storer = Storer::new(base);
-        // Of this thread's row, where they are added up in registers.
+        // Sums of this thread's row, if they accumulate in registers.
         let mut sums = Array::<f32>::new(comptime!(if config.scaling.is_promoted() { config.cols } else { 1 }));
         let mut index = first_item(config.ctas);
         let mut group = first_group();
@@ -102,7 +105,7 @@ pub(super) fn gemm_blackwell<O: Float>(
                 let tile = tmem + buffer.at * comptime!(config.cols as u32);
                 store_tile::<O>(tile, &mut storer, out_map, out, problem, &item, config);
                 tcgen05_before_signal();
-                // To the thread that issues the products.
+                // Signals the thread that issues the products.
                 arrive(places.read + 8 * buffer.at, 0u32.runtime(), config.ctas);
                 advance(&mut buffer, comptime!(config.buffers() as u32));
             }
@@ -115,13 +118,14 @@ pub(super) fn gemm_blackwell<O: Float>(
     tcgen05_before_signal();
     sync_blocks(config.ctas);
     tcgen05_after_wait();
-    // `warp == MULTIPLIER`, from the thread's index: ptxas spills `warp` in some kernels if it is needed until here.
+    // `warp == MULTIPLIER`, from the thread's index. In some kernels ptxas spills `warp` if it must
+    // live until here.
     if (UNIT_POS ^ comptime!(32 * MULTIPLIER)) < 32u32 {
         tmem_dealloc(tmem, comptime!(config.tmem_columns() as u32), comptime!(config.ctas));
     }
 }
 
-/// Whether this block issues the products: alone, or the first of a pair.
+/// Whether this block issues the products: a single block, or the first of a pair.
 #[cube]
 fn leads_pair(#[comptime] config: Config) -> bool {
     if comptime!(config.ctas > 1) {
@@ -132,16 +136,16 @@ fn leads_pair(#[comptime] config: Config) -> bool {
     }
 }
 
-/// Has TMA fill one stage after the other, as they become free.
+/// Fills the stages by TMA in order, as they become free.
 #[cube]
 fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[comptime] config: Config) {
-    // Of a pair all loads count at the mbarriers of the block that issues the products.
+    // In a pair, all loads report to the mbarriers of the block that issues the products.
     let full = if comptime!(config.ctas > 1) {
         cluster_address(ring.full(0u32.runtime()), 0u32.runtime())
     } else {
         ring.full(0u32.runtime())
     };
-    // The first round finds every stage empty.
+    // In the first round every stage is empty.
     let mut place = first_place(1u32);
     let mut index = first_item(config.ctas);
     let mut group = first_group();
@@ -157,7 +161,7 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
         index += items_at_once(config.ctas);
     }
     if comptime!(config.ctas > 1) {
-        // What the other block's products free is told to this one, which must not have gone by then.
+        // The commits of a pair arrive at the mbarriers of both blocks. Neither may exit before.
         for _ in 0..comptime!(config.stages as u32) {
             ring.wait_empty(&place);
             advance(&mut place, comptime!(config.stages as u32));
@@ -165,11 +169,11 @@ fn fill_stages(maps: &Maps, problem: &Problem, ring: &Ring, extent: &Extent, #[c
     }
 }
 
-/// Issues the products of one tile after the other, as stages become full and sums have been read.
+/// Issues the products of each tile, as stages become full and buffers of sums become free.
 #[cube]
 fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent, #[comptime] config: Config) {
     let mut place = first_place(0u32);
-    // The first round finds no sums that are still to be read.
+    // In the first round the buffers hold no unread sums.
     let mut buffer = first_place(1u32);
     let mut index = first_item(config.ctas);
     let mut group = first_group();
@@ -202,21 +206,21 @@ fn multiply_tiles(problem: &Problem, tmem: u32, places: &Places, extent: &Extent
     }
 }
 
-/// Waits until the last sums in a buffer have been read.
+/// Waits until the previous sums in a buffer have been read.
 #[cube]
 fn wait_for_room(places: &Places, buffer: &Place) {
     mbarrier_wait(places.read + 8 * buffer.at, buffer.parity, true);
     tcgen05_after_wait();
 }
 
-/// Has the sums in a buffer read when they are done, and goes on to the next.
+/// Signals the readers when the sums in a buffer are done, and advances to the next buffer.
 #[cube]
 fn finish_sums(places: &Places, buffer: &mut Place, #[comptime] config: Config) {
     tcgen05_commit(places.ready + 8 * buffer.at, comptime!(config.ctas));
     advance(buffer, comptime!(config.buffers() as u32));
 }
 
-/// Has TMA fill a stage, and count at that of the mbarriers from `full` on which is the stage's.
+/// Starts the TMA loads of a stage. They report to the stage's mbarrier in the array at `full`.
 #[cube]
 fn fill(
     maps: &Maps,
@@ -234,7 +238,7 @@ fn fill(
     let column = step * comptime!(STEP as u32);
     let announced = ring.full(stage);
     if leads_pair(config) {
-        // What it brings to both blocks.
+        // Bytes that arrive for all blocks.
         let bytes = comptime!((layout.stage_a + layout.stage_b + layout.stage_scales) as u32 * config.ctas);
         mbarrier_arrive_expect_tx(announced, bytes);
     }
@@ -252,7 +256,7 @@ fn fill(
         load_scales(&maps.scales_a, &problem.inv_scale_a, work.row0 / 128 * problem.blocks + step, at, full);
         #[unroll]
         for i in 0..comptime!(config.scale_tiles_b as u32) {
-            // Columns past the last are not stored; any scales will do for them.
+            // Columns past the last are not stored, so their scales are arbitrary.
             let tile_b = min(row_b / 128 + i, (work.row0_b + problem.n - 1) / 128);
             let to = at + comptime!((1 + i) * SCALES as u32);
             load_scales(&maps.scales_b, &problem.inv_scale_b, tile_b * problem.blocks + step, to, full);
@@ -260,7 +264,7 @@ fn fill(
     }
 }
 
-/// Has TMA bring tile `tile` of an operand's scales.
+/// Loads tile `tile` of an operand's scales by TMA.
 #[cube]
 fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>, tile: u32, to: u32, full: u32) {
     #[comptime]
@@ -272,7 +276,7 @@ fn load_scales(map: &ComptimeOption<TensorMap<u32, Tiled>>, scales: &Array<u32>,
     }
 }
 
-/// Issues the four `tcgen05.mma` of a stage, the first added to the sums if `add` is not zero.
+/// Issues the four `tcgen05.mma` of a stage. The first adds to the sums unless `add` is zero.
 #[cube]
 fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &Item, #[comptime] config: Config) {
     let layout = comptime!(config.layout());
@@ -292,12 +296,12 @@ fn multiply_stage(base: u32, tmem: u32, sums: u32, stage: u32, add: u32, item: &
     }
     #[unroll]
     for k in 0..4u32 {
-        // 32 bytes of the contraction further, in units of 16.
+        // Next 32 bytes of the contraction, in units of 16.
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
         let (rows, cols) = comptime!((ROWS as u32 * config.ctas, config.cols as u32));
         if comptime!(config.block_scaled()) {
-            // Scales of 32 columns are in one column of tensor memory.
+            // One column of tensor memory holds the scales of 32 columns.
             let scales_b = to_b + (item.work.row0_b + item.work.col0) % 128 / 32;
             let instruction = comptime!(mxfp8_instruction(rows, cols, config.formats, k));
             mma_mxfp8(sums, a + offset, b + offset, to_a, scales_b, add, instruction, comptime!(config.ctas));

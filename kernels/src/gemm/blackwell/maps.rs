@@ -1,4 +1,4 @@
-//! [`Maps`]: what TMA brings to the stages.
+//! [`Maps`]: tensor maps of the TMA loads.
 
 use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
@@ -7,8 +7,8 @@ use crate::Operand;
 use crate::gemm::tma::maps::without_shape;
 use crate::granularity::TILE_WORDS;
 
-/// The codes of both operands. In a pair of blocks tiles of E8M0 scales have maps too: plain copies of bytes report to no mbarrier of
-/// another block.
+/// Maps of both operands' codes. In a pair of blocks, tiles of E8M0 scales have maps too, because
+/// bulk copies cannot report to an mbarrier of another block.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Maps {
     pub(super) a: TensorMap<u8, Tiled>,
@@ -17,14 +17,14 @@ pub(super) struct Maps {
     pub(super) scales_b: ComptimeOption<TensorMap<u32, Tiled>>,
 }
 
-/// The map of an operand's tiles of E8M0 scales, a row each.
+/// Map of an operand's tiles of E8M0 scales, one row per tile.
 ///
 /// # Safety
 /// The operand is checked, and its scales are E8M0.
 pub(super) unsafe fn scales_map<R: Runtime>(operand: &Operand) -> TensorMapArg<R, Tiled> {
     let (tiles, word) = (operand.scales() / TILE_WORDS, StorageType::Scalar(ElemType::UInt(UIntKind::U32)));
     let (strides, shape) = ([TILE_WORDS, 1], [tiles, TILE_WORDS]);
-    // SAFETY: by the caller, the scales are as many.
+    // SAFETY: the caller guarantees the number of scales.
     let words = unsafe { TensorArg::from_raw_parts(operand.inv_scale.clone(), strides.into(), shape.into()) };
     let map = TensorMapArg::new(TiledArgs { tile_size: [1, TILE_WORDS].into() }, words, word);
     without_shape(map, &operand.inv_scale)

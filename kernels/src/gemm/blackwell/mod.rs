@@ -1,20 +1,30 @@
-//! The GEMM of Blackwell (sm_100a): TMA brings tiles of codes, and scales of blocks, to shared memory, `tcgen05` multiplies them.
+//! GEMM for Blackwell (sm_100a). TMA loads tiles of codes and block scales to shared memory, and
+//! `tcgen05` multiplies them.
 //!
 //! ```text
-//! warp 0        one thread waits for a free stage and has TMA fill it
-//! warp 1        one thread waits for a full stage, has the scales copied to tensor memory, and the stage multiplied
+//! warp 0        one thread waits for a free stage and fills it by TMA
+//! warp 1        one thread waits for a full stage, copies its scales to tensor memory, and multiplies it
 //! warps 2 to 5  wait for the sums of a tile, scale them, add the bias, and store the tile by TMA
 //! ```
 //!
-//! A block works on one tile of the output after the other (a persistent grid), alone or in a cluster of two. These make a tile of 256
-//! rows together: warp 0 of each fills its own stages, with half of the rows of B, and tells the mbarriers of block 0, whose warp 1
-//! issues the products of both; what these free or finish is told to both. Sums are f32 in tensor memory, which has room
-//! for two tiles: one is multiplied while the one before is stored. Operands with scales of 1 x 32
-//! ([`Granularity::Block1x32`]) are multiplied by `kind::mxf8f6f4`, which applies the scales; those of tensors and rows by
-//! `kind::f8f6f4`, whose sums the epilogue scales. Where scales change every 128 of the contraction and all are powers of two, a launch
-//! before makes E8M0 scales of 1 x 32 of them, so that pairs multiply them as they do MX. Other such scales leave the sums of each step
-//! apart: warps 2 to 5 add them, times their scales, to f32 registers as soon as they are there, while the next steps are multiplied. That
-//! is done by single blocks, in 512 cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
+//! The grid is persistent: a block works on one output tile after the other, alone or in a cluster
+//! of two. The blocks of a pair make a tile of 256 rows together:
+//!
+//! - Warp 0 of each fills that block's stages, with half of the rows of B, and signals the
+//!   mbarriers of block 0.
+//! - Warp 1 of block 0 issues the products of both blocks, and signals both when stages become free
+//!   or sums are done.
+//!
+//! Sums are f32 in tensor memory, which has room for two tiles. One is multiplied while the
+//! previous one is stored. The scales determine the instruction:
+//!
+//! - 1x32 ([`Granularity::Block1x32`]): `kind::mxf8f6f4`, which applies the scales.
+//! - Per tensor or per row: `kind::f8f6f4`. The epilogue scales the sums.
+//! - Per 128 of the contraction, all powers of two: an extra launch converts them to 1x32 E8M0
+//!   scales. Pairs of blocks then multiply them like MX.
+//! - Per 128 of the contraction otherwise: each step has separate sums. Warps 2 to 5 scale them and
+//!   add them to f32 registers while the next steps are multiplied. Single blocks do this in 512
+//!   cycles for 128 columns; a pair takes 448 for 192 ([`plan`]).
 
 mod e8m0;
 mod epilogue;
@@ -40,32 +50,32 @@ use e8m0::with_e8m0_scales;
 use maps::{MapsLaunch, scales_map};
 use plan::{ROWS, STEP, Scaling};
 
-/// Threads of a block: a warp that fills stages, one that multiplies them, and four that store tiles.
+/// Threads of a block: one warp that fills stages, one that multiplies, and four that store tiles.
 const THREADS: u32 = 32 * 6;
 
 /// Warps that store tiles, 32 rows each.
 const STORERS: usize = 4;
 
-/// Rows of a warp's part of a tile.
+/// Rows of one warp in a tile.
 const WARP_ROWS: usize = 32;
 
-/// Bytes of a chunk of the output on its way to TMA: 32 rows of 128 bytes.
+/// Bytes of an output chunk that TMA stores: 32 rows of 128 bytes.
 const CHUNK: usize = WARP_ROWS * 128;
 
 /// Bytes of the scales of 128 rows in a stage.
 const SCALES: usize = 512;
 
-/// Columns of tensor memory that they take.
+/// Columns of tensor memory for [`SCALES`].
 const SCALE_COLUMNS: usize = 4;
 
-/// Rows whose scales are two columns of tensor memory.
+/// Rows whose scales take two columns of tensor memory.
 const SCALE_ALIGN: usize = 64;
 
 /// Tiles whose sums are in tensor memory.
 const BUFFERS: usize = 2;
 
-/// Steps whose sums are in tensor memory, where each is added up apart: all that its 512 columns have room for, so that
-/// the tensor cores go on while a step is added up.
+/// Steps whose sums are in tensor memory when each step is accumulated separately. They fill its
+/// 512 columns, so that the tensor cores continue while a step is accumulated.
 const PROMOTED_BUFFERS: usize = 4;
 
 /// Compile-time parameters.
@@ -73,16 +83,17 @@ const PROMOTED_BUFFERS: usize = 4;
 struct Config {
     /// Columns of a tile.
     cols: usize,
-    /// Blocks that multiply together: 1, or 2, which are a cluster, 128 rows of its tile each.
+    /// Blocks that multiply together: 1, or a cluster of 2 with 128 rows of its tile each.
     ctas: u32,
     stages: usize,
-    /// Chunks of the output that a warp has in shared memory.
+    /// Output chunks that a warp has in shared memory.
     chunks: usize,
     store: Store,
     scaling: Scaling,
-    /// Parts of 128 rows of B whose scales a tile needs.
+    /// Groups of 128 rows of B whose scales a tile needs.
     scale_tiles_b: usize,
-    /// Blocks whose scales of A, and of B, one load brings where sums are added up in registers: 1, 2 or 4.
+    /// Blocks of A's and of B's scales that one load covers, if sums accumulate in registers: 1, 2
+    /// or 4.
     scale_widths: [u32; 2],
     formats: [Format; 2],
 }
@@ -93,7 +104,7 @@ impl Config {
         matches!(self.scaling, Scaling::TensorCores)
     }
 
-    /// Sums that are in tensor memory, of tiles or of steps.
+    /// Buffers of sums in tensor memory, one per tile or step.
     const fn buffers(&self) -> usize {
         if self.scaling.is_promoted() { PROMOTED_BUFFERS } else { BUFFERS }
     }
@@ -107,13 +118,13 @@ impl Config {
         }
     }
 
-    /// What the first row of B of a tile is a multiple of, where matrices of B follow each other: scales of 32 rows are one column
-    /// of tensor memory, and the tensor cores read them from an even one on.
+    /// Alignment of a tile's first row of B where the matrices of B are stacked. Scales of 32 rows
+    /// take one column of tensor memory, and the tensor cores read them from an even column.
     const fn column_align(&self) -> usize {
         if self.block_scaled() { SCALE_ALIGN } else { 1 }
     }
 
-    /// Columns of a matrix of `n`, and the most that a tile has before it.
+    /// Columns of a matrix with `n` columns, plus the maximum that alignment puts before them.
     const fn columns(&self, n: usize, grouping: Option<Grouping>) -> usize {
         match grouping {
             Some(Grouping::Rows) if !n.is_multiple_of(self.column_align()) => n + self.column_align() - 1,
@@ -121,17 +132,17 @@ impl Config {
         }
     }
 
-    /// Bytes of a stage of scales, those of A first.
+    /// Bytes of scales in a stage, first for A.
     const fn stage_scales(&self) -> usize {
         if self.block_scaled() { (1 + self.scale_tiles_b) * SCALES } else { 0 }
     }
 
-    /// Bytes of the columns' scales of one step, which the warps that store keep for each other.
+    /// Bytes of one step's column scales, which the storing warps share.
     const fn column_scales(&self) -> usize {
         if matches!(self.scaling, Scaling::EachStepByColumn) { self.cols * 4 } else { 0 }
     }
 
-    /// Where stages and chunks lie in shared memory.
+    /// Layout of stages and chunks in shared memory.
     const fn layout(&self) -> Layout {
         Layout {
             stages: self.stages,
@@ -142,17 +153,18 @@ impl Config {
         }
     }
 
-    /// Where the columns' scales begin: two buffers, of the last step and of this one.
+    /// Offset of the column scales: two buffers, for the previous and the current step.
     const fn column_scales_at(&self) -> usize {
         self.layout().end()
     }
 
-    /// Where the mbarriers begin: those of full stages, of empty ones, of finished sums, and of sums that have been read.
+    /// Offset of the mbarriers: full stages, empty stages, finished sums, then sums that have been
+    /// read.
     const fn barriers_at(&self) -> usize {
         self.column_scales_at() + 2 * self.column_scales()
     }
 
-    /// Where the word is that holds the address in tensor memory.
+    /// Offset of the word that receives the tensor memory address.
     const fn slot_at(&self) -> usize {
         self.barriers_at() + 2 * (self.stages + self.buffers()) * 8
     }
@@ -162,18 +174,18 @@ impl Config {
         self.slot_at() / 4 + 1
     }
 
-    /// Columns of tensor memory of a stage's scales. Each stage has its own: what has been multiplied is not ordered before
-    /// the next copy in any other way than by the stage's mbarriers.
+    /// Columns of tensor memory for a stage's scales. Each stage has separate columns, because only
+    /// its mbarriers order its products before the next copy.
     const fn stage_scale_columns(&self) -> usize {
         self.stage_scales() / SCALES * SCALE_COLUMNS
     }
 
-    /// Columns of tensor memory: of sums, then of scales.
+    /// Columns of tensor memory: sums, then scales.
     const fn tmem_columns(&self) -> usize {
         (self.buffers() * self.cols + self.stages * self.stage_scale_columns()).next_power_of_two()
     }
 
-    /// With as many stages as fit, and two chunks where that costs no stage.
+    /// Uses the maximum number of stages, and two chunks if that costs no stage.
     fn with_stages(self, max_shared: usize) -> Self {
         let stages = |chunks: usize| {
             Layout::most_stages(max_shared, |stages| Config { stages, chunks, ..self }.shared_words() * 4)
@@ -183,7 +195,8 @@ impl Config {
     }
 }
 
-/// Launches the kernel, one before where scales become E8M0, and one more if the contraction is split.
+/// Launches the kernel. A launch before it converts scales to E8M0 if needed; one more follows if
+/// the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let scaling = Scaling::of(&gemm.shape());
     let launch = |gemm: &Gemm| {
@@ -197,14 +210,14 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     }
 }
 
-/// The plan that the estimate chooses.
+/// Plan that the cost estimate chooses.
 pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
     Plan::of(&Scaling::of(shape), shape, STEP, sms)
 }
 
-/// Parts of 128 rows of B whose scales a tile of `cols` columns needs.
+/// Groups of 128 rows of B whose scales a tile of `cols` columns needs.
 const fn scale_tiles_b(cols: usize, grouping: Option<Grouping>) -> usize {
-    // Tiles of one matrix begin at multiples of their columns.
+    // With one matrix of B, tiles start at multiples of their columns.
     let before = if matches!(grouping, Some(Grouping::Rows)) { SCALE_ALIGN } else { 0 };
     (before + cols).div_ceil(128)
 }
@@ -226,8 +239,9 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
     let (_, n, _) = gemm.matrices();
     let columns = config.columns(n, gemm.grouping());
     let has_scale_maps = config.block_scaled() && ctas == 2;
-    // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
-    // maps and the scales of existing rows, and ordinary loads and stores are guarded by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales, bias and output. TMA stays
+    // inside its maps and the scales of existing rows. Other loads and stores are guarded by `m`
+    // and `n`.
     unsafe {
         kernel::gemm_blackwell::launch_unchecked::<R>(
             client,
@@ -258,8 +272,9 @@ mod tests {
     use crate::gemm::tma::plan::{Machine, Tile};
     use crate::source::Source;
 
-    /// Every tile's sums and scales fit in the 512 columns of tensor memory, and stages, chunks and barriers in a block's shared
-    /// memory, at the addresses that TMA and the tensor cores ask for.
+    /// Sums and scales of every tile fit in the 512 columns of tensor memory. Stages, chunks and
+    /// barriers fit in a block's shared memory, at the alignment that TMA and the tensor cores
+    /// need.
     #[test]
     fn memory_suffices() {
         let scalings = [Scaling::Epilogue, Scaling::TensorCores, Scaling::EachStep, Scaling::EachStepByColumn];

@@ -1,13 +1,14 @@
-//! Tiles of Blackwell, what applies the scales of their sums, whether two blocks multiply them together, and the cycles that they
-//! take.
+//! Tiles on Blackwell: how their scales are applied, whether two blocks multiply them together, and
+//! their cost in cycles.
 //!
 //! ```text
 //! step         = max(128 · cols · 128 / 8192,  shared bytes / 128)      cycles per 128 of the contraction
 //! shared bytes = 2 · (128 + cols / blocks) · 128                        written by TMA, read by the tensor cores
 //! ```
 //!
-//! Two blocks of a cluster multiply 256 rows together (`.cta_group::2`), each for its tile of 128. Each brings half of the rows of B,
-//! which halves what its shared memory and L2 move for B; a multicast, as on Hopper, would halve the reads of L2 alone:
+//! Two blocks of a cluster multiply 256 rows together (`.cta_group::2`), each for its tile of 128.
+//! Each loads half of the rows of B, which halves the shared memory and L2 traffic for B. A
+//! multicast, as on Hopper, would only halve the L2 reads. Cycles per 128 of the contraction:
 //!
 //! | columns | one block | two | tensor cores |
 //! | --- | --- | --- | --- |
@@ -15,52 +16,58 @@
 //! | 192 | 640 | 448 | 384 |
 //! | 128 | 512 | 384 | 256 |
 //!
-//! A block stays alone
+//! A block works alone in these cases:
 //!
-//! - for an output, or groups of rows on average, of up to 128 rows, where the other would have none;
-//! - where scales change every 128 of the contraction: four sums of 128 columns are apart in tensor memory, and the threads that read
-//!   one say so every 384 cycles. In a pair half of these arrivals would cross to the other SM;
-//! - in tiles of 64 columns, which small outputs take: a pair would save a sixth of a step there, for more kernels to compile.
+//! - The output, or the average group of rows, has up to 128 rows. The second block would have
+//!   none.
+//! - Scales change every 128 of the contraction. Tensor memory has four buffers of 128 columns of
+//!   sums, and the threads that read one signal it. In a pair they would do so every 384 cycles,
+//!   half of them to the other SM.
+//! - Tiles have 64 columns, as for small outputs. A pair would save a sixth of a step there, for
+//!   more kernels to compile.
 //!
-//! Where the warps that store tiles add up the sums of each 128, they do nothing beside that, so that an epilogue does not run beside
-//! the next tile's products. Their one or two operations for each sum, 256 cycles for 128 columns, are fewer than the 512 that shared
-//! memory takes.
+//! If the storing warps accumulate the sums of each 128 ([`Scaling::is_promoted`]), an epilogue
+//! does not overlap the next tile's products. Their one or two operations per sum take 256 cycles
+//! for 128 columns. Shared memory takes 512.
 //!
-//! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of dense FP8, 148
-//! SMs, 1.85 GHz). That shared memory moves 128 bytes a cycle as on Hopper is assumed.
+//! An SM multiplies 8192 pairs of codes a cycle: NVIDIA, *Blackwell Architecture* (4.5 PFLOP/s of
+//! dense FP8, 148 SMs, 1.85 GHz). Assumed: shared memory moves 128 bytes a cycle, as on Hopper.
 
 use crate::gemm::tma::maps::ROW_BYTES;
 use crate::gemm::tma::plan::{GemmShape, Machine, Tile};
 
-/// Length of the contraction in a pipeline stage, a byte each; four blocks of 32.
+/// Contraction length of a pipeline stage, one byte per code; four blocks of 32.
 pub(super) const STEP: usize = ROW_BYTES;
 
-/// Rows of the output that a block makes at a time: those of a product, and the lanes of tensor memory.
+/// Rows of the output that a block makes at a time: the rows of a product, and the lanes of tensor
+/// memory.
 pub(super) const ROWS: usize = 128;
 
-/// Tiles' columns, the fastest per element first. Sums of two tiles fit in the 512 columns of tensor memory.
+/// Tile columns, the fastest per element first. Sums of two tiles fit in the 512 columns of tensor
+/// memory.
 const PLAIN_COLS: [usize; 3] = [256, 128, 64];
 
-/// Tiles' columns where sums are added up in registers, one for each column of a thread's row.
+/// Tile columns if a thread accumulates its row in registers, one per column.
 const PROMOTED_COLS: [usize; 2] = [128, 64];
 
-/// Tiles' columns where scales need columns of tensor memory. A tile begins at a multiple of 64, so that its scales do at an even column.
+/// Tile columns if scales take columns of tensor memory. A tile starts at a multiple of 64, so that
+/// its scales start at an even column.
 const SCALED_COLS: [usize; 3] = [192, 128, 64];
 
-/// Fewest columns of a tile that two blocks make together.
+/// Minimum columns of a tile that two blocks make together.
 const MIN_PAIR_COLS: usize = 128;
 
-/// What applies the scales.
+/// Stage of the kernel that applies scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scaling {
-    /// The epilogue: they are of tensors and rows.
+    /// In the epilogue: scales per tensor or per row.
     Epilogue,
-    /// The tensor cores: they are of blocks of 32.
+    /// By the tensor cores: E8M0 scales of blocks of 32.
     TensorCores,
-    /// The warps that store tiles, which add the sums of each 128 of the contraction times their scales to f32 registers; all columns
-    /// of a tile share that of B.
+    /// By the warps that store tiles. They scale the sums of each 128 of the contraction and add
+    /// them to f32 registers. All columns of a tile share one scale of B.
     EachStep,
-    /// As [`EachStep`](Self::EachStep), with a scale of B for each column.
+    /// Like [`EachStep`](Self::EachStep), with a scale of B for each column.
     EachStepByColumn,
 }
 
@@ -80,7 +87,7 @@ impl Scaling {
         matches!(self, Scaling::EachStep | Scaling::EachStepByColumn)
     }
 
-    /// Columns that a tile may have.
+    /// Possible columns of a tile.
     const fn cols(self) -> &'static [usize] {
         match self {
             Scaling::Epilogue => &PLAIN_COLS,
@@ -102,13 +109,14 @@ impl Machine for Scaling {
         if self.is_promoted() || m <= tile.rows || tile.cols < MIN_PAIR_COLS { &[1] } else { &[2, 1] }
     }
 
-    /// What the tensor cores take, or shared memory if that is more, which TMA writes and the tensor cores read.
+    /// Cycles of the tensor cores, or of shared memory traffic (TMA writes, tensor core reads) if
+    /// more.
     fn step_cycles(&self, tile: Tile, cluster: usize) -> usize {
         let moved = 2 * (tile.rows + tile.cols / cluster) * STEP;
         (tile.rows * tile.cols * STEP / 8192).max(moved / 128)
     }
 
-    /// Tensor memory holds the sums of two tiles, but not where they are added up in registers.
+    /// Tensor memory holds the sums of two tiles, unless they accumulate in registers.
     fn overlaps_epilogue(&self) -> bool {
         !self.is_promoted()
     }
@@ -118,7 +126,7 @@ impl Machine for Scaling {
 mod tests {
     use super::*;
 
-    /// As the table of the module says.
+    /// Checks the table in the module docs.
     #[test]
     fn two_blocks_move_half_of_b() {
         for (cols, alone, pair) in [(256, 768, 512), (192, 640, 448), (128, 512, 384)] {

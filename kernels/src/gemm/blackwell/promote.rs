@@ -1,4 +1,4 @@
-//! Sums of 128 of the contraction, times their scales, added up in f32 registers.
+//! Accumulates scaled sums of each 128 of the contraction in f32 registers.
 
 use cubecl::prelude::*;
 
@@ -13,23 +13,24 @@ use crate::ptx::barrier::{mbarrier_arrive, mbarrier_wait, named_barrier};
 use crate::ptx::shared::{load_shared_words, store_shared};
 use crate::ptx::tcgen05::{tcgen05_after_wait, tcgen05_before_signal, tmem_load};
 
-/// The stages, and addresses of the mbarriers of sums.
+/// Stages, and addresses of the mbarriers for sums.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Places {
     pub(super) ring: Ring,
     /// Address of the first mbarrier of finished sums.
     pub(super) ready: u32,
-    /// Address of the first mbarrier of sums that have been read, so that others may take their place.
+    /// Address of the first mbarrier of sums that have been read, so that their buffer is free.
     pub(super) read: u32,
 }
 
 /// Columns that a thread reads from tensor memory at once.
 const READ: usize = 64;
 
-/// Columns whose scales it has in registers at once.
+/// Columns whose scales a thread has in registers at once.
 const SCALED: usize = 4;
 
-/// Adds up this thread's row of a tile: the sums of each of the item's steps, as they become ready, times their scales.
+/// Accumulates this thread's row of a tile: the sums of each step of the item, scaled as they
+/// become ready.
 #[cube]
 pub(super) fn add_steps(
     sums: &mut Array<f32>,
@@ -53,11 +54,12 @@ pub(super) fn add_steps(
     let mut step = item.step_begin;
     while step < item.step_end {
         let scale_a = step_factor(&mut held_a, problem, row, step, item, width_a, 0usize);
-        // All columns share it, or it is that of the column that this thread brings for all.
+        // Shared by all columns, or the scale of the column that this thread loads for all threads.
         let scale_b = step_factor(&mut held_b, problem, row_b, step, item, width_b, 1usize);
         let scales_b = column_scales(places.ring.base, buffer.at, config);
         if comptime!(config.scaling == Scaling::EachStepByColumn) {
-            // This buffer held the scales of two steps ago, which every thread had read before the barrier of the last step.
+            // This buffer held the scales of two steps ago. Every thread read them before the last
+            // step's barrier.
             store_shared(scales_b + 4 * own_col(config), scale_b);
             named_barrier(1u32.runtime(), comptime!(32 * STORERS as u32));
         }
@@ -79,24 +81,24 @@ pub(super) fn add_steps(
     }
 }
 
-/// The column of the tile whose scale this thread brings.
+/// Column of the tile whose scale this thread loads.
 #[cube]
 fn own_col(#[comptime] config: Config) -> u32 {
     if comptime!(config.scaling == Scaling::EachStepByColumn) {
-        // Of the first columns, if there are fewer than threads, twice.
+        // With fewer columns than threads, two threads load each column.
         UNIT_POS % comptime!(if config.cols < ROWS { config.cols as u32 } else { ROWS as u32 })
     } else {
         0u32.runtime()
     }
 }
 
-/// Where the columns' scales of a step lie, whose sums are in buffer `buffer`.
+/// Address of the column scales for the step whose sums are in buffer `buffer`.
 #[cube]
 fn column_scales(base: u32, buffer: u32, #[comptime] config: Config) -> u32 {
     base + comptime!(config.column_scales_at() as u32) + buffer % 2 * comptime!(config.column_scales() as u32)
 }
 
-/// Adds sums of a step that were read from column `first` of the tile on.
+/// Adds a step's sums that were read from tile column `first` on.
 #[cube]
 fn add_part(
     sums: &mut Array<f32>,

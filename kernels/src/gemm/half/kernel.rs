@@ -11,10 +11,10 @@ use crate::gemm::schedule::Work;
 use crate::granularity::BLOCK;
 use crate::version::Version;
 
-/// Codes of a chunk: four words.
+/// Codes in a chunk: four words.
 const CHUNK_CODES: u32 = 16;
 
-/// Chunks in a row of a step.
+/// Chunks per row in a step.
 const ROW_CHUNKS: u32 = STEP / CHUNK_CODES;
 
 /// Steps in a block of the contraction.
@@ -43,7 +43,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     if row0 >= work.row_end {
         terminate!();
     }
-    // Where the tile's columns begin and end among the rows of B.
+    // First row of B for the tile's columns, and the end of this matrix's rows.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
     let first_block = work.k_begin / comptime!(BLOCK as u32);
@@ -61,7 +61,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     for i in 0..comptime!(config.sums()) {
         totals[i as usize] = 0.0f32;
     }
-    // Of this unit's sums: row of the first, and column.
+    // Row and column of this unit's first sum.
     let row = row0 + plane_row + UNIT_POS_X / part_cols;
     let col = col0 + plane_col + UNIT_POS_X % part_cols;
 
@@ -76,7 +76,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
     while block < end_block {
         for step in 0..BLOCK_STEPS {
             if comptime!(config.by_block) {
-                // Since the first step's barrier nobody reads those of the block before.
+                // After the first step's barrier, no unit reads the previous block's factors.
                 let are_free = step == 1;
                 if are_free {
                     load_factors(problem, &mut factors, &work, block, config);
@@ -115,14 +115,14 @@ pub(super) fn gemm_half<O: Float, E: Float>(
         #[unroll]
         for i in 0..comptime!(config.sums()) {
             let row = row + comptime!(i * (config.unit.plane / part_cols));
-            // The totals are scaled.
+            // The totals are already scaled.
             let total = select(first_block < end_block, totals[i as usize], 0.0f32);
             problem.put::<O>(out, total + shift, row, col, &work, comptime!(config.accumulate));
         }
     }
 }
 
-/// The plane's accumulators, row by row of its products.
+/// Accumulators of the plane, in row-major order of its products.
 #[cube]
 fn zeros(#[comptime] config: Config) -> Sequence<cmma::Matrix<f32>> {
     let mut sums = Sequence::<cmma::Matrix<f32>>::new();
@@ -148,14 +148,14 @@ fn clear(sums: &Sequence<cmma::Matrix<f32>>, #[comptime] config: Config) {
     }
 }
 
-/// This unit's chunks of one step of an operand's rows, and what multiplies their values.
+/// This unit's chunks of one step of an operand, and the scales of their values.
 #[derive(CubeType)]
 struct Held {
     chunks: Array<Chunk>,
     scales: Array<u32>,
 }
 
-/// This unit's chunks of one step of operand 0, A, or 1, B; zeros outside of it.
+/// Loads this unit's chunks of one step of operand 0 (A) or 1 (B). Zeros outside the operand.
 #[cube]
 fn load_step(
     codes: &Array<Chunk>,
@@ -186,7 +186,8 @@ fn load_step(
         }
         held.chunks[pass as usize] = value;
         if comptime!(problem.granularities[side].is_mx()) {
-            // Zeros outside stay zeros but under a NaN, which the row has then anyway.
+            // Zeros outside stay zero, except under a NaN scale, which makes the whole row NaN
+            // anyway.
             let (row, chunk) = (min(row, rows - 1), min(chunk, chunks - 1));
             held.scales[pass as usize] = chunk_scales(problem, row, chunk, side);
         }
@@ -194,7 +195,7 @@ fn load_step(
     held
 }
 
-/// Decodes them into the stage that begins at `start`, the rows of B after those of A.
+/// Decodes the chunks into the stage at `start`. The rows of B follow the rows of A.
 #[cube]
 fn store_step<E: Float>(
     held: &Held,
@@ -260,7 +261,7 @@ fn multiply<E: Float>(
     }
 }
 
-/// A product's operand: rows from `start` on, of A, or of B, which are its columns.
+/// Operand of a product: rows of A from `start`, or rows of B, which are its columns.
 #[cube]
 fn fragment<E: Float>(
     stages: &SharedMemory<Halves<E>>,
@@ -284,7 +285,7 @@ fn fragment<E: Float>(
     )
 }
 
-/// Brings the inverse scales of the tile's rows, then of its columns.
+/// Loads the inverse scales of the tile's rows, then of its columns.
 #[cube]
 fn load_factors(
     problem: &Problem,
@@ -307,8 +308,8 @@ fn load_factors(
     }
 }
 
-/// Adds the scaled sums of a block of the contraction to the totals of the units that have their rows and columns, strip by
-/// strip of the plane's part.
+/// Scales the sums of a block of the contraction and adds them to the totals, strip by strip of the
+/// plane's part. Each unit keeps the totals of its rows and columns.
 #[cube]
 fn scale(
     sums: &Sequence<cmma::Matrix<f32>>,
@@ -350,7 +351,7 @@ fn scale(
     }
 }
 
-/// Waits for the plane, which alone uses its strip.
+/// Synchronizes the plane. No other plane uses its strip.
 #[cube]
 fn sync_strips(#[comptime] config: Config) {
     if comptime!(config.unit.plane_sync) {

@@ -1,15 +1,17 @@
-//! The GEMM of GPUs with f16 or bf16 matrix units but none for FP8: codes are decoded in the tile, then cooperative
-//! matrix products with f32 accumulators.
+//! GEMM for GPUs with f16 or bf16 matrix units but none for FP8. Decodes codes in the tile, then
+//! multiplies cooperative matrices with f32 accumulators.
 //!
-//! Both formats decode exactly to f16. Where an operand has E8M0 scales, both are decoded to bf16, and its codes times their
-//! scales: a value of at most four significant bits times a power of two is a bf16, exactly down to 2^-126 and in steps of 2^-133
-//! below. Products are exact in f32. How the sum is rounded is the device's: NVIDIA's
-//! units keep f32 accumulators whose additions truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*); of
-//! others little is published. It is not the short accumulator that FP8 has, so `use_fast_accum` changes nothing.
+//! Both formats decode exactly to f16. If an operand has E8M0 scales, both operands are decoded to
+//! bf16, codes times scales. A value of at most four significant bits times a power of two is exact
+//! in bf16 down to 2^-126. Smaller ones have steps of 2^-133. Products are exact in f32. The
+//! rounding of sums depends on the device. NVIDIA's units keep f32 accumulators whose additions
+//! truncate (Fasi et al., *Numerical behavior of NVIDIA tensor cores*). For others little is
+//! published. None has the short accumulator of FP8, so `use_fast_accum` changes nothing.
 //!
-//! A block of threads makes a tile of the output ([`Tile`]), 32 codes of the contraction a step. A step's codes are in
-//! registers while the step before is multiplied, then decoded into the other of two stages of shared memory. Cooperative
-//! matrices do not tell which unit holds which element, so sums reach their scales through shared memory.
+//! A thread block makes one output tile ([`Tile`]), with 32 codes of the contraction per step. A
+//! step's codes are in registers while the previous step is multiplied. Then they are decoded into
+//! the other of two stages of shared memory. The mapping of cooperative matrix elements to units is
+//! unspecified, so sums pass through shared memory to be scaled.
 
 mod decode;
 mod kernel;
@@ -24,23 +26,23 @@ use crate::source::Source;
 use crate::version::Version;
 use crate::{Format, Granularity};
 
-/// Codes of the contraction in a step.
+/// Contraction length of a step, in codes.
 const STEP: u32 = 32;
 
-/// Elements from one row to the next in shared memory: with eight of padding, the rows that a matrix load reads at a time
-/// lie in different banks, and stay aligned to 16 bytes.
+/// Elements from one row to the next in shared memory. Eight are padding: the rows that a matrix
+/// load reads at a time are in different banks and stay aligned to 16 bytes.
 const PITCH: u32 = STEP + 8;
 
-/// A cube's part of the output, and how it is cut among planes.
+/// Output tile of a cube, and its split among planes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tile {
-    /// Rows, columns.
+    /// Rows and columns.
     size: [u32; 2],
-    /// Planes along the rows, along the columns.
+    /// Planes along the rows and along the columns.
     planes: [u32; 2],
 }
 
-/// Largest first; the second fits into 32 KiB of shared memory.
+/// Tiles, largest first. The second fits into 32 KiB of shared memory.
 const TILES: [Tile; 2] = [Tile { size: [128, 128], planes: [2, 4] }, Tile { size: [64, 64], planes: [2, 2] }];
 
 impl Tile {
@@ -53,12 +55,13 @@ impl Tile {
         [self.size[0] / self.planes[0], self.size[1] / self.planes[1]]
     }
 
-    /// Elements of one operand's rows, then the other's, in one of the two stages.
+    /// Elements of both operands' rows in one of the two stages.
     const fn stage(self) -> u32 {
         (self.size[0] + self.size[1]) * PITCH
     }
 
-    /// Elements of the planes' strips, `strip` rows of each part, in which sums go to the units that scale them.
+    /// Elements of the planes' strips, `strip` rows of each part. Sums pass through them to the
+    /// units that scale them.
     const fn strips(self, strip: u32) -> u32 {
         self.plane_count() * strip * self.part()[1]
     }
@@ -69,25 +72,25 @@ impl Tile {
     }
 }
 
-/// What codes are decoded to: f16, or for E8M0 scales, whose exponents have eight bits, bf16.
+/// Element type after decoding: f16, or bf16 for E8M0 scales, which have eight exponent bits.
 pub(super) const fn element(granularities: [Granularity; 2]) -> Source {
     if Granularity::any_mx(granularities) { Source::Bf16 } else { Source::F16 }
 }
 
-/// The matrix units of a device.
+/// Matrix units of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Unit {
-    /// m, n and k of one product; 16 or 8 each.
+    /// m, n and k of one product, 16 or 8 each.
     shape: [u32; 3],
     /// Units of a plane: 32 or 64.
     plane: u32,
-    /// Whether a plane can wait for itself alone.
+    /// Whether a plane can synchronize without the rest of the cube.
     plane_sync: bool,
 }
 
 impl Unit {
-    /// The units of this client's device for products of `element` and f32 sums; `None` if it has none that the kernel can
-    /// use, or cannot calculate with such elements.
+    /// Matrix units of this client's device for products of `element` with f32 sums. `None` if
+    /// there are none that the kernel can use, or the device has no arithmetic for `element`.
     pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Source) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
@@ -109,16 +112,16 @@ impl Unit {
             plane,
             plane_sync: properties.features.plane.contains(Plane::Sync),
         };
-        // A plane of unknown size cannot be given a part of the tile.
+        // With an unknown plane size the tile cannot be split.
         let fits = hardware.plane_size_min == plane && matches!(plane, 32 | 64);
         fits.then_some(unit)
     }
 }
 
-/// The matrix units of a device, and the tiles that it can hold.
+/// Tiles that a device with matrix units can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Units {
-    /// Largest first, at least one.
+    /// Largest first; not empty.
     tiles: &'static [Tile],
 }
 
@@ -130,7 +133,7 @@ impl Units {
             tile.plane_count() * unit.plane <= hardware.max_units_per_cube
                 && tile.shared_bytes(unit.shape[0]) <= hardware.max_shared_memory_size
         };
-        // Whatever holds a tile holds smaller ones.
+        // A device that fits one tile fits all smaller ones.
         let tiles: &[Tile] = &TILES;
         Some(Self { tiles: &tiles[tiles.iter().position(fits)?..] })
     }
@@ -140,7 +143,7 @@ impl Units {
         Self { tiles: &TILES }
     }
 
-    /// Rows and columns of the largest tile that gives each SM one; else of the smallest.
+    /// Size of the largest tile with at least one tile per SM, otherwise of the smallest.
     pub(super) fn tile(self, shape: &GemmShape, sms: u32) -> [u32; 2] {
         let is_large = |size: &[u32; 2]| shape.product[0] > size[0] as usize / 2 && shape.tiles(*size) >= sms;
         let sizes = || self.tiles.iter().map(|tile| tile.size);
@@ -154,7 +157,7 @@ struct Config {
     tile: Tile,
     unit: Unit,
     formats: [Format; 2],
-    /// What codes are decoded to.
+    /// Element type after decoding.
     element: Source,
     /// Whether scales change along the contraction.
     by_block: bool,
@@ -167,13 +170,13 @@ impl Config {
         self.unit.plane * self.tile.plane_count()
     }
 
-    /// Products that a plane makes along the rows, along the columns.
+    /// Products that a plane makes along the rows and along the columns.
     const fn products(self) -> [u32; 2] {
         let [rows, cols] = self.tile.part();
         [rows / self.unit.shape[0], cols / self.unit.shape[1]]
     }
 
-    /// Sums that a unit scales: its column's in every `plane / columns`-th row of the plane's part.
+    /// Sums that a unit scales: one column, in every `plane / columns`-th row of the plane's part.
     const fn sums(self) -> u32 {
         let [rows, cols] = self.tile.part();
         rows * cols / self.unit.plane
@@ -183,7 +186,7 @@ impl Config {
 /// Launches the kernel.
 ///
 /// # Panics
-/// If the device has no units for it; the path asks for them.
+/// If the device has no matrix units for it. Selection of the path checks this.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let element = element(gemm.granularities());
     let unit = Unit::of(client, element).expect("the path asks for them");
@@ -191,8 +194,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
     let config =
         Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
-    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; loads are guarded by
-    // the rows and words of the operands, stores by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are guarded by
+    // the operands' rows and words, stores by `m` and `n`.
     unsafe {
         kernel::gemm_half::launch_unchecked::<R>(
             client,
@@ -220,7 +223,8 @@ mod tests {
             let ([rows, cols], [part_rows, part_cols]) = (tile.size, tile.part());
             assert_eq!([part_rows * tile.planes[0], part_cols * tile.planes[1]], [rows, cols]);
             for (side, plane) in [(16, 32), (16, 64), (8, 32)] {
-                // A unit keeps one column in all strips, and a strip is whole rows of units.
+                // A unit has the same column in all strips, and the units cover whole rows of a
+                // strip.
                 assert!(plane % part_cols == 0 && side % (plane / part_cols) == 0 && part_rows % side == 0);
             }
         }

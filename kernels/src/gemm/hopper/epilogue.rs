@@ -1,5 +1,5 @@
-//! From a warpgroup's sums to its part of the output: scales, bias, one rounding, and the store.
-//! Chunks of 64 rows by 128 bytes go through shared memory ([`tma::store`](crate::gemm::tma::store)).
+//! Epilogue of a warpgroup's sums: scales, bias, one rounding, and the store. Chunks of 64 rows by
+//! 128 bytes go through shared memory ([`tma::store`](crate::gemm::tma::store)).
 
 use cubecl::prelude::*;
 
@@ -15,7 +15,8 @@ use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::pack_half;
 use crate::source::Source;
 
-/// Scales a warpgroup's sums in place, adds the bias and what the output holds, and stores them.
+/// Scales a warpgroup's sums in place, adds the bias and, when accumulating, the output, and stores
+/// them.
 #[cube]
 pub(super) fn store_tile<O: Float>(
     sums: &mut Array<f32>,
@@ -58,7 +59,7 @@ pub(super) fn store_tile<O: Float>(
                 #[unroll]
                 for i in 0..4u32 {
                     let (row, col) = (own.row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
-                    // TMA cannot write outputs whose rows are no multiple of 16 bytes apart.
+                    // TMA cannot write outputs whose row stride is not a multiple of 16 bytes.
                     problem.put::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work, false);
                 }
             }
@@ -66,8 +67,8 @@ pub(super) fn store_tile<O: Float>(
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, the first and their number, and what the output holds if that is to
-/// be added to. Partial sums stay as they are.
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, given as the first and the count. Adds
+/// the output when accumulating. Partial sums stay unchanged.
 #[cube]
 fn finish<O: Float>(
     sums: &mut Array<f32>,
@@ -109,7 +110,7 @@ fn finish<O: Float>(
     }
 }
 
-/// Address where this warpgroup may put a chunk: the store that used it last has read it.
+/// Address of a free chunk of this warpgroup. The last store from it has finished reading.
 #[cube]
 fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> u32 {
     if leads(GROUP) {
@@ -120,7 +121,8 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
     base + comptime!(config.layout().chunks_at() as u32) + slot * comptime!(CHUNK as u32)
 }
 
-/// Writes the chunk of the sums from `first` on to shared memory at `at`, for TMA and all threads of the warpgroup to read.
+/// Writes a chunk of sums, from `first` on, to shared memory at `at`. It is then visible to TMA and
+/// all threads of the warpgroup.
 #[cube]
 fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config: Config) {
     if comptime!(config.store.dtype == Source::F32) {
@@ -132,7 +134,7 @@ fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config:
     named_barrier(1 + consumer(), GROUP);
 }
 
-/// 32 columns of f32, from sum `first` on.
+/// Writes 32 columns of f32, from sum `first` on.
 #[cube]
 fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
     let thread = UNIT_POS % GROUP;
@@ -149,12 +151,13 @@ fn stage_f32(sums: &Array<f32>, at: u32, #[comptime] first: u32) {
     }
 }
 
-/// 64 columns of f16 or bf16, from sum `first` on.
+/// Writes 64 columns of f16 or bf16, from sum `first` on.
 #[cube]
 fn stage_half(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] bf16: bool) {
     let thread = UNIT_POS % GROUP;
     let lane = thread % 32;
-    // Matrices: 16 bytes of the upper eight rows, of the lower, then both of the next 16 bytes.
+    // Matrices: 16 bytes of the upper eight rows, of the lower eight, then both for the next 16
+    // bytes.
     let row = thread / 32 * 16 + lane % 16;
     #[unroll]
     for j in 0..4u32 {

@@ -1,4 +1,4 @@
-//! The kernel: what each warpgroup does with each tile.
+//! The kernel: the role of each warpgroup for each tile.
 
 use cubecl::prelude::*;
 
@@ -26,7 +26,8 @@ pub(super) fn gemm_hopper<O: Float>(
     a: &TensorMap<u8, Tiled>,
     b: &TensorMap<u8, Tiled>,
     out_map: &mut ComptimeOption<TensorMap<O, Tiled>>,
-    // Not read here. CubeCL makes a launch wait for other streams that write its arrays, but not for those that write its maps.
+    // Not read here. CubeCL orders a launch after other streams' writes to its arrays, but not
+    // after writes to its tensor maps.
     _codes_a: &Array<u32>,
     problem: &Problem,
     out: &mut Array<O>,
@@ -39,11 +40,11 @@ pub(super) fn gemm_hopper<O: Float>(
     let mut shared = SharedMemory::<u32>::new_aligned(comptime!(config.shared_words()), 1024usize);
     let ring = Ring::new(shared_address(&shared), comptime!(config.barriers_at()), comptime!(config.stages));
     if UNIT_POS == 0 {
-        // All other uses are by address; without this one CubeCL would take the memory for unused.
+        // All other uses are by address. Without this one CubeCL would treat the memory as unused.
         shared[comptime!(config.shared_words() - 1)] = 0u32;
-        // The thread that asks TMA, and those that fetch scales.
+        // The thread that issues TMA loads, and the threads that fetch scales.
         let fillers = comptime!(1 + if config.promotion.is_scaled() { SCALE_THREADS } else { 0 });
-        // Every consuming warp of the cluster.
+        // All consumer warps of the cluster.
         let readers = comptime!((4 * CONSUMERS * config.cluster) as u32);
         ring.init(comptime!(config.stages), fillers, readers);
         fence_mbarrier_init();
@@ -62,7 +63,7 @@ pub(super) fn gemm_hopper<O: Float>(
         if comptime!(config.moves_registers()) {
             setmaxnreg_dec(comptime!(config.registers()[0]));
         }
-        // The first round finds every stage empty.
+        // In the first round every stage is empty.
         let mut place = first_place(1u32);
         if UNIT_POS == 0 {
             while index < items {
@@ -77,7 +78,7 @@ pub(super) fn gemm_hopper<O: Float>(
                 index += stride;
             }
             if comptime!(config.promotion == Promotion::Never) {
-                // The consumers' waits do not trap: this one does if a stage is never full.
+                // The consumers' waits do not trap. This one does if a stage never becomes full.
                 ring.drain(&mut place, comptime!(config.stages));
             }
         } else if comptime!(config.promotion.is_scaled()) {
@@ -114,12 +115,12 @@ pub(super) fn gemm_hopper<O: Float>(
         }
     }
     if comptime!(config.cluster > 1) {
-        // Nobody leaves while others of the cluster may still write to its shared memory.
+        // No block exits while others of the cluster may still write to its shared memory.
         cluster_sync();
     }
 }
 
-/// Has TMA fill a stage; of B each block of the cluster brings its share to all.
+/// Fills a stage by TMA. Each block of the cluster multicasts its share of B to all.
 #[cube]
 fn fill(
     a: &TensorMap<u8, Tiled>,
@@ -148,7 +149,7 @@ fn fill(
     }
 }
 
-/// This warp no longer reads a stage: tells every producer of the cluster.
+/// Signals every producer of the cluster that this warp has finished reading a stage.
 #[cube]
 fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
     let lane = UNIT_POS % 32;
@@ -157,7 +158,7 @@ fn release(ring: &Ring, stage: u32, #[comptime] config: Config) {
     }
 }
 
-/// [`release`], where all lanes may have read the stage's scales: one speaks for the warp.
+/// [`release`] after all lanes have read the stage's scales; one arrival covers the whole warp.
 #[cube]
 fn release_read(ring: &Ring, stage: u32, #[comptime] config: Config) {
     if comptime!(config.promotion.is_scaled()) {
@@ -174,7 +175,8 @@ fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     (a + row * comptime!(ROW_BYTES as u32), b + col * comptime!(ROW_BYTES as u32))
 }
 
-/// Sums in the tensor cores' accumulators; a stage is freed when the products after it have been issued.
+/// Accumulates in the tensor cores. A stage is released when the next stage's products have been
+/// issued.
 #[cube]
 fn multiply_fast(
     sums: &mut Array<f32>,
@@ -187,7 +189,7 @@ fn multiply_fast(
     let mut step = item.step_begin;
     let mut previous = place.at;
     while step < item.step_end {
-        // Products of the stage before are in flight.
+        // Products of the previous stage are in flight.
         ring.wait_full(place, false);
         let (a, b) = operands(ring.base, place.at, config);
         multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
@@ -200,21 +202,21 @@ fn multiply_fast(
         step += 1;
     }
     wgmma_wait(sums, comptime!(group_cols(config.tile) as u32), 0u32);
-    // Where a group is empty no stage was read.
+    // An empty group has read no stage.
     let any = if comptime!(problem.grouping.is_none()) { true.runtime() } else { item.step_begin < item.step_end };
     if any {
         release(ring, previous, config);
     }
 }
 
-/// Issues the four `wgmma` of a stage; the first adds to the accumulators if `add` is not zero.
+/// Issues the four `wgmma` of a stage. The first adds to the accumulators unless `add` is zero.
 #[cube]
 fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
     let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
     wgmma_fence(acc, cols);
     #[unroll]
     for k in 0..4u32 {
-        // 32 bytes of the contraction further, in units of 16.
+        // Next 32 bytes of the contraction, in units of 16.
         let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
         wgmma(acc, a + offset, b + offset, add, cols, config.element);
@@ -222,9 +224,9 @@ fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] co
     wgmma_commit();
 }
 
-/// Sums each stage apart and adds it, times its scales if they change along the contraction, to f32 registers. A stage is freed
-/// as soon as its last product is done, and its scales are in registers. Those of columns are too many to be there at once: two are
-/// loaded for four sums.
+/// Sums each stage separately and adds it to f32 registers, scaled if scales change along the
+/// contraction. A stage is released as soon as its last product is done and its scales are in
+/// registers. Per-column scales do not all fit in registers: two are loaded for every four sums.
 #[cube]
 fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
     let cols = comptime!(mma_cols(config.tile, config.promotion));

@@ -1,28 +1,31 @@
-//! The GEMM of Hopper (sm_90a): TMA brings tiles of codes to shared memory, `wgmma` multiplies them.
+//! GEMM for Hopper (sm_90a). TMA loads tiles of codes to shared memory, and `wgmma` multiplies
+//! them.
 //!
 //! ```text
-//! warpgroup 0       waits for a free stage, has TMA fill it; with blocks, fetches the stage's scales
-//! warpgroups 1, 2   wait for a full stage, multiply it, free it; scale, add the bias, store the tile by TMA
+//! warpgroup 0       waits for a free stage, fills it by TMA; with block scales, fetches the stage's scales
+//! warpgroups 1, 2   wait for a full stage, multiply it, release it; scale, add the bias, store the tile by TMA
 //! ```
 //!
-//! A block works on one tile of the output after the other (a persistent grid), so the next tile's loads run during an
-//! epilogue. The tensor cores keep about 14 bits of a sum (DeepSeek-V3, section 3.3.2), so sums of 128 products are
-//! added to f32 registers, unless fast accumulation is asked for.
+//! The grid is persistent: a block works on one output tile after the other, so the next tile's
+//! loads run during an epilogue. The tensor cores keep about 14 bits of a sum (DeepSeek-V3, section
+//! 3.3.2). So sums of 128 products are added to f32 registers, unless fast accumulation is enabled.
 //!
-//! **E8M0 scales**, of blocks of 32, go into bf16 operands: [`to_bf16`] writes codes times scales, and the same kernel multiplies bf16, 64 of the contraction a stage. That is exact down to bf16's normal
-//! values, needs no promotion, and nothing in the count is faster, in cycles per 32 of the contraction for a tile of 128 by 256
-//! on an SM:
+//! **E8M0 scales** of blocks of 32 use bf16 operands. [`to_bf16`] writes codes times scales, and
+//! the same kernel multiplies bf16, 64 of the contraction per stage. That is exact down to bf16's
+//! normal values and needs no promotion. By the cycle counts below no alternative is faster. Cycles
+//! per 32 of the contraction, for a tile of 128 by 256 on an SM:
 //!
 //! | | tensor cores | f32 units | shared memory |
 //! | --- | --- | --- | --- |
 //! | FP8, the sums of each 32 scaled by row and by column | 128 · 256 · 32 / 4096 = 256 | 2 · 128 · 256 / 128 = 512, and the tensor cores wait | 288 |
-//! | bf16 that a launch before has written | 128 · 256 · 32 / 2048 = 512 | | 512 |
+//! | bf16 written by an earlier launch | 128 · 256 · 32 / 2048 = 512 | | 512 |
 //! | bf16 that a warpgroup writes from codes in the kernel | 512 | 3 · 384 · 32 / 128 = 288 | 320 to read, 3 · 384 · 32 / 128 = 288 to convert, 96 for TMA: 704 |
 //!
-//! The first does as well only if all of its arithmetic is hidden behind the tensor cores' and theirs behind it, with 128 more
-//! registers a thread for sums that are scaled while others are made. The third saves the launch, 3 (M + N) K bytes of device
-//! memory, and pays with shared memory; it is the better one where blocks of a cluster convert for each other, so that each
-//! converts half of B: the next step, should the launch show in profiles.
+//! The first is equal only if its arithmetic and the tensor cores' products fully overlap. That
+//! needs 128 more registers a thread, for sums that are scaled while others are computed. The third
+//! saves the launch and 3 (M + N) K bytes of device memory, at the cost of shared memory. It would
+//! be better if the blocks of a cluster each converted half of B for both. That is the next step if
+//! the launch shows up in profiles.
 
 mod epilogue;
 mod kernel;
@@ -49,14 +52,14 @@ use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
 /// Threads of a warpgroup.
 const GROUP: u32 = 128;
 
-/// Threads of a block: the producer's warpgroup and the consumers'.
+/// Threads of a block: the producer's and the consumers' warpgroups.
 const THREADS: u32 = GROUP * (1 + CONSUMERS as u32);
 
-/// Bytes of a chunk of the output on its way to TMA: 64 rows of 128 bytes.
+/// Bytes of an output chunk that TMA stores: 64 rows of 128 bytes.
 const CHUNK: usize = MMA_ROWS * 128;
 
 impl Element {
-    /// The codes; or bf16, their values times their E8M0 scales.
+    /// FP8 codes, or bf16 values of codes times E8M0 scales.
     const fn of(gemm: &Gemm) -> Self {
         if Granularity::any_mx(gemm.granularities()) { Self::Bf16 } else { Self::Fp8(gemm.formats()) }
     }
@@ -69,12 +72,12 @@ impl Element {
     }
 }
 
-/// Length of the contraction in a stage, of codes or of bf16.
+/// Contraction length of a stage, in codes or bf16 values.
 const fn step(granularities: [Granularity; 2]) -> usize {
     if Granularity::any_mx(granularities) { ROW_BYTES / 2 } else { ROW_BYTES }
 }
 
-/// The plan that the estimate chooses.
+/// Plan that the cost estimate chooses.
 pub(super) fn plan(shape: &GemmShape, sms: usize) -> Plan {
     Plan::of(&Promotion::of(shape), shape, step(shape.granularities), sms)
 }
@@ -85,25 +88,26 @@ struct Config {
     tile: Tile,
     cluster: usize,
     stages: usize,
-    /// Where the sums of a stage go.
+    /// Destination of a stage's sums.
     promotion: Promotion,
-    /// Chunks of the output that a warpgroup has in shared memory.
+    /// Output chunks that a warpgroup has in shared memory.
     chunks: usize,
     store: Store,
     element: Element,
-    /// Blocks whose scales of A, and of B, one load brings: 1, 2 or 4.
+    /// Blocks of A's and of B's scales that one load covers: 1, 2 or 4.
     scale_widths: [u32; 2],
 }
 
 impl Config {
-    /// Whether sums take more than the 168 registers that each of 384 threads can have, so that the producer gives some of its
-    /// own away.
+    /// Whether sums do not fit in the 168 registers that each of 384 threads can have. The producer
+    /// then gives up some of its registers.
     const fn moves_registers(&self) -> bool {
         sum_registers(self.tile, self.promotion) > 112
     }
 
-    /// Registers of a producer's and of a consumer's thread where they are moved: 128 times the first and twice the second are 384
-    /// times 168. Threads that fetch scales of blocks hold up to 16 of them.
+    /// Registers of a producer and of a consumer thread, if they are moved. 128 times the first
+    /// plus 256 times the second is 384 times 168. Threads that fetch block scales hold up to 16 of
+    /// them.
     const fn registers(&self) -> [u32; 2] {
         if self.promotion.is_scaled() { [56, 224] } else { [40, 232] }
     }
@@ -117,9 +121,9 @@ impl Config {
         }
     }
 
-    /// Where stages and chunks lie in shared memory.
+    /// Layout of stages and chunks in shared memory.
     const fn layout(&self) -> Layout {
-        // Those of A, then those of B.
+        // Scales of A, then of B.
         let scales = 4 * (self.scale_lines(0) + self.scale_lines(1));
         Layout {
             stages: self.stages,
@@ -130,19 +134,19 @@ impl Config {
         }
     }
 
-    /// Where the mbarriers begin: those of full stages, then those of empty ones.
+    /// Offset of the mbarriers: full stages, then empty stages.
     const fn barriers_at(&self) -> usize {
         self.layout().end()
     }
 
     /// Words of shared memory.
     const fn shared_words(&self) -> usize {
-        // And the one that CubeCL sees used.
+        // Includes one word for the use that CubeCL sees.
         (self.barriers_at() + 2 * self.stages * 8) / 4 + 1
     }
 }
 
-/// What TMA reads of an operand: its codes, or what a launch writes as bf16.
+/// Matrix of an operand that TMA reads: its codes, or bf16 values that a launch writes.
 fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Matrix {
     let codes = Matrix::codes(operand);
     match element {
@@ -151,7 +155,8 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
     }
 }
 
-/// Launches the kernel, one before for each operand that it takes as bf16, and one more if the contraction is split.
+/// Launches the kernel. A launch before it converts each operand used as bf16; one more follows if
+/// the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let promotion = Promotion::of(&gemm.shape());
     launch::launch(client, gemm, &promotion, step(gemm.granularities()), |pass| {
@@ -166,7 +171,8 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
         cluster: plan.cluster,
         stages: 1,
         promotion,
-        // Successive chunks must alternate, also from one tile to the next. Scales need the room of the second.
+        // Successive chunks must alternate, also from one tile to the next. With scales there is no
+        // room for a second chunk.
         chunks: if promotion.is_scaled() || group_cols(plan.tile) == store.chunk_cols() { 1 } else { 2 },
         store,
         element: Element::of(gemm),
@@ -176,8 +182,8 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
     let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
     let (_, n, _) = gemm.matrices();
-    // SAFETY: `scaled_gemm` has checked that codes, scales, bias and output have the sizes given here; TMA stays inside its
-    // maps, and ordinary loads and stores are guarded by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales, bias and output. TMA stays
+    // inside its maps. Other loads and stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_hopper::launch_unchecked::<R>(
             client,

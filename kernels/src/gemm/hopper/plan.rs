@@ -1,23 +1,24 @@
-//! Tiles and clusters of Hopper, and the cycles that they take.
+//! Tiles and clusters on Hopper, and their cost in cycles.
 //!
 //! ```text
 //! step = max(rows · cols · 128 / 4096,  shared bytes / 128)     cycles per 128 bytes of the contraction
 //! ```
 //!
-//! An SM multiplies 4096 pairs of codes a cycle, or 2048 of bf16, which have twice the bytes, and moves 128 bytes of shared memory: NVIDIA, *H100 Tensor Core
-//! GPU Architecture* (1979 TFLOP/s, 132 SMs, 1.83 GHz).
+//! An SM multiplies 4096 pairs of codes a cycle, or 2048 pairs of bf16, which have twice the bytes.
+//! It moves 128 bytes of shared memory a cycle: NVIDIA, *H100 Tensor Core GPU Architecture* (1979
+//! TFLOP/s, 132 SMs, 1.83 GHz).
 //!
-//! What a cluster saves, reads of L2, is not in these cycles, so that shapes alone say whether there is one. A group of `r` rows
-//! that begins anywhere has rows in `1 + r / rows` tiles along M, and in as many as `2 + r / rows` of clusters of two. L2 brings each of
-//! them, a step,
+//! Clusters save reads of L2, which these cycles do not include. So only shapes decide whether to
+//! use one. A group of `r` rows that starts anywhere has rows in `1 + r / rows` tiles along M. With
+//! clusters of two it has rows in up to `2 + r / rows` tiles. L2 reads per step:
 //!
 //! ```text
 //! alone     (1 + r / rows) · (rows + cols)     · 128 bytes
 //! clusters  (2 + r / rows) · (rows + cols / 2) · 128 bytes,      which is less if  r > 2 · rows² / cols
 //! ```
 //!
-//! of 128 by 256 more than 128 rows, of 128 by 128 more than 256. The tensor cores multiply a tile more a group: at 16 tiles a group 6%,
-//! for a third less to read.
+//! For tiles of 128 by 256 that is more than 128 rows, for 128 by 128 more than 256. The tensor
+//! cores multiply one more tile per group: 6% more at 16 tiles per group, for a third fewer reads.
 
 use crate::Granularity;
 use crate::gemm::tma::maps::ROW_BYTES;
@@ -29,19 +30,19 @@ pub(super) const MMA_ROWS: usize = 64;
 /// Warpgroups that multiply.
 pub(super) const CONSUMERS: usize = 2;
 
-/// Widest product whose sums fit in registers beside those of the whole tile.
+/// Widest product whose sums fit in registers next to the whole tile's sums.
 const MAX_PROMOTED_COLS: usize = 128;
 
-/// Where the sums of a step go.
+/// Destination of a step's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Promotion {
-    /// They stay in the accumulators of `wgmma`.
+    /// Kept in the accumulators of `wgmma`.
     Never,
-    /// They are added to f32 registers.
+    /// Added to f32 registers.
     EachStep,
-    /// They are scaled and added to f32 registers; the columns of a product share one scale of B.
+    /// Scaled and added to f32 registers. The columns of a product share one scale of B.
     EachStepScaled,
-    /// They are scaled and added to f32 registers; each column has its scale of B.
+    /// Scaled and added to f32 registers. Each column has a scale of B.
     EachStepByColumn,
 }
 
@@ -50,7 +51,7 @@ impl Promotion {
         match shape.by_block() {
             true if shape.scales_b_differ() => Self::EachStepByColumn,
             true => Self::EachStepScaled,
-            // Elements of bf16 have their scales in them, and their sums need no promotion.
+            // bf16 elements include their scales, and their sums need no promotion.
             false if shape.use_fast_accum || Granularity::any_mx(shape.granularities) => Self::Never,
             false => Self::EachStep,
         }
@@ -62,7 +63,7 @@ impl Promotion {
     }
 }
 
-/// From the fastest per element to the smallest.
+/// Tiles, from the fastest per element to the smallest.
 pub(super) const TILES: [Tile; 5] = [
     Tile { rows: 128, cols: 256 },
     Tile { rows: 128, cols: 128 },
@@ -71,7 +72,7 @@ pub(super) const TILES: [Tile; 5] = [
     Tile { rows: 128, cols: 64 },
 ];
 
-/// Warpgroups along M; the others lie along N.
+/// Number of warpgroups along M; the others are along N.
 pub(super) const fn row_groups(tile: Tile) -> usize {
     tile.rows / MMA_ROWS
 }
@@ -90,8 +91,8 @@ pub(super) const fn mma_cols(tile: Tile, promotion: Promotion) -> usize {
     }
 }
 
-/// f32 registers of a thread for the sums of the tile and those of one product: 192 at most, of the 232 that it has, or 224 where
-/// scales are fetched.
+/// f32 registers of a thread for the sums of the tile and of one product. At most 192, of 232
+/// available, or 224 if scales are fetched.
 pub(super) const fn sum_registers(tile: Tile, promotion: Promotion) -> usize {
     let (sums, cols) = (group_cols(tile) / 2, mma_cols(tile, promotion));
     if matches!(promotion, Promotion::Never) { sums } else { sums + cols / 2 }
@@ -105,18 +106,19 @@ impl Machine for Promotion {
         TILES.into_iter()
     }
 
-    /// Two blocks share B where there are two and at most one in eight multiplies rows that do not exist.
+    /// Two blocks share B if the tile rows pair up, or if at most one tile in eight has no existing
+    /// rows.
     fn clusters(&self, tile: Tile, m: usize) -> &'static [usize] {
         let tiles = m.div_ceil(tile.rows);
         if tiles.is_multiple_of(2) || tiles > 7 { &[2] } else { &[1] }
     }
 
-    /// Two blocks share B where a group has rows for two and L2 then brings fewer bytes.
+    /// Two blocks share B if a group has enough rows for two and L2 then reads fewer bytes.
     fn group_clusters(&self, tile: Tile, rows: usize) -> &'static [usize] {
         if rows > tile.rows.max(2 * tile.rows * tile.rows / tile.cols) { &[2] } else { &[1] }
     }
 
-    /// What the tensor cores take, or shared memory if that is more; a cluster saves reads of L2 alone.
+    /// Cycles of the tensor cores, or of shared memory if more. A cluster only saves reads of L2.
     fn step_cycles(&self, tile: Tile, _: usize) -> usize {
         let cols = mma_cols(tile, *self);
         let products = CONSUMERS * group_cols(tile) / cols;
@@ -135,13 +137,14 @@ impl Machine for Promotion {
 mod tests {
     use super::*;
 
-    /// The least rows at which L2 brings fewer bytes, as the module says, if the group has more rows than a block makes.
+    /// Checks the row count of the module docs from which L2 reads fewer bytes, for groups with
+    /// more rows than one block makes.
     #[test]
     fn groups_share_b_where_that_saves_reads() {
         for tile in TILES {
             for rows in 1..1024 {
                 let [alone, shared] = [1, 2].map(|blocks| {
-                    // In units of 128 bytes over the tile's rows, which all counts are fractions of.
+                    // In units of 128 bytes divided by the tile's rows, the common denominator.
                     (blocks * tile.rows + rows) * (tile.rows + tile.cols / blocks)
                 });
                 let want = if rows > tile.rows && shared < alone { 2 } else { 1 };

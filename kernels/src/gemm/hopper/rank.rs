@@ -1,17 +1,17 @@
-//! Which part of a tile a consuming warpgroup has.
+//! Part of a tile that a consumer warpgroup computes.
 
 use cubecl::prelude::*;
 
 use super::plan::{CONSUMERS, MMA_ROWS, group_cols, row_groups};
 use super::{Config, GROUP};
 
-/// Which of the consuming warpgroups this is.
+/// Index of this consumer warpgroup.
 #[cube]
 pub(super) fn consumer() -> u32 {
     (UNIT_POS / GROUP + comptime!(CONSUMERS as u32 - 1)) % comptime!(CONSUMERS as u32)
 }
 
-/// Row and column of the tile where this warpgroup's part begins.
+/// Row and column of the tile where this warpgroup's part starts.
 #[cube]
 pub(super) fn group_origin(#[comptime] config: Config) -> (u32, u32) {
     let group = consumer();

@@ -1,7 +1,8 @@
-//! Scales of blocks, on their way from device memory to the registers of consumers.
+//! Loads block scales from device memory to the registers of consumers.
 //!
-//! In device memory the scales of a row lie by blocks of the contraction, so that a thread which has a row loads those of two or
-//! four blocks at once, keeps them, and writes one to each stage. Past the last row or column any scale will do.
+//! In device memory a row's scales are contiguous along the contraction. So a thread loads a row's
+//! scales for two or four blocks at once, keeps them, and writes one to each stage. Past the last
+//! row or column the scale is arbitrary.
 
 use cubecl::prelude::*;
 
@@ -15,11 +16,12 @@ use crate::gemm::tma::scales::{loads_at, pick};
 use crate::ptx::barrier::mbarrier_arrive;
 use crate::ptx::shared::{load_shared, load_shared_words, store_shared};
 
-/// Threads that fetch scales: the producer's warps but the first.
+/// Threads that fetch scales: the producer's warps except the first.
 pub(super) const SCALE_THREADS: u32 = 96;
 
 impl Config {
-    /// Rows of operand 0, A, or 1, B, whose scales a stage has: of B one for each product if its columns share one.
+    /// Rows of operand 0 (A) or 1 (B) whose scales a stage has. For B, one per product if its
+    /// columns share a scale.
     pub(super) const fn scale_lines(&self, side: usize) -> usize {
         match (side, self.promotion) {
             (0, _) => self.tile.rows,
@@ -28,7 +30,7 @@ impl Config {
         }
     }
 
-    /// Most of them that a thread fetches.
+    /// Maximum rows that a thread fetches scales for.
     const fn lines_per_thread(&self, side: usize) -> u32 {
         (self.scale_lines(side) as u32).div_ceil(SCALE_THREADS)
     }
@@ -38,14 +40,15 @@ impl Config {
         (self.lines_per_thread(side) * self.scale_widths[side]) as usize
     }
 
-    /// Rows of the operand from one of these rows to the next.
+    /// Rows of the operand between two of these rows.
     const fn lines_apart(&self, side: usize) -> u32 {
         let rows = if side == 0 { self.tile.rows } else { self.tile.cols };
         (rows / self.scale_lines(side)) as u32
     }
 }
 
-/// Writes the scales of an item's stages to shared memory, as stages become free. Loads are issued before the wait for a stage.
+/// Writes the scales of an item's stages to shared memory, as stages become free. Issues loads
+/// before waiting for a stage.
 #[cube]
 pub(super) fn fetch_scales(problem: &Problem, ring: &Ring, place: &mut Place, item: &Item, #[comptime] config: Config) {
     let mut of_a = Array::<f32>::new(comptime!(config.fetched(0)));
@@ -64,13 +67,13 @@ pub(super) fn fetch_scales(problem: &Problem, ring: &Ring, place: &mut Place, it
     }
 }
 
-/// The first of the lines that this thread fetches; the others are [`SCALE_THREADS`] apart.
+/// First row that this thread fetches scales for. The others are [`SCALE_THREADS`] apart.
 #[cube]
 fn first_line() -> u32 {
     (UNIT_POS + SCALE_THREADS) % GROUP
 }
 
-/// Loads this thread's scales if those of the step are not among the ones that it holds.
+/// Loads this thread's scales if it does not hold the ones for this step.
 #[cube]
 fn load_lines(
     problem: &Problem,
@@ -95,7 +98,7 @@ fn load_lines(
     }
 }
 
-/// Writes this thread's scales of the step's block to a stage.
+/// Writes this thread's scales for the step's block to a stage.
 #[cube]
 fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config, #[comptime] side: usize) {
     let width = comptime!(config.scale_widths[side]);
@@ -110,7 +113,7 @@ fn store_lines(from: &Array<f32>, to: u32, step: u32, #[comptime] config: Config
     }
 }
 
-/// The scales of this thread's two rows in a stage.
+/// Loads the scales of this thread's two rows from a stage.
 #[cube]
 pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[comptime] config: Config) {
     let (group_row, _) = group_origin(config);
@@ -120,7 +123,7 @@ pub(super) fn load_scales_a(to: &mut Array<f32>, base: u32, stage: u32, #[compti
     to[1] = load_shared(scales + 4 * (row + 8));
 }
 
-/// Address of the first scale of B of product `p` of a stage that this thread needs.
+/// Address of this thread's first scale of B for product `p` of a stage.
 #[cube]
 pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime] config: Config) -> u32 {
     let (_, group_col) = group_origin(config);
@@ -130,7 +133,8 @@ pub(super) fn scales_b_at(base: u32, stage: u32, #[comptime] p: u32, #[comptime]
     if comptime!(config.promotion == Promotion::EachStepByColumn) { line + 8 * (UNIT_POS % 4) } else { line }
 }
 
-/// The scales of B for this thread's two columns of the `j`th 8, of a product whose first scales are at `at`.
+/// Loads the scales of B for this thread's two columns of the `j`th 8, of a product whose first
+/// scales are at `at`.
 #[cube]
 pub(super) fn load_scales_b(to: &mut Array<f32>, at: u32, #[comptime] j: u32) {
     load_shared_words(to, 0u32, at, comptime!(32 * j), 2u32);

@@ -1,5 +1,5 @@
-//! The kernel. A step's rows lie in shared memory as 64 bytes each, their 16-byte chunks exchanged so that the eight rows
-//! that `ldmatrix` reads at a time lie in different banks:
+//! The kernel. A step's rows have 64 bytes each in shared memory. Their 16-byte chunks are
+//! swizzled, so that the eight rows that `ldmatrix` reads at a time are in different banks:
 //!
 //! ```text
 //! place of chunk c of row r = 64 r + 16 (c xor (r / 2 mod 4))
@@ -17,7 +17,7 @@ use crate::ptx::mma::{MmaKind, Product, commit_copies, copy_chunk, load_matrices
 use crate::ptx::shared::shared_address;
 use crate::version::Version;
 
-/// Words of contraction in a step.
+/// Contraction words of a step.
 const STEP_WORDS: u32 = 16;
 
 /// Bytes of a row in shared memory.
@@ -51,27 +51,27 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
             terminate!();
         }
     }
-    // Where the tile's columns begin among the rows of B, and where those of its matrix end.
+    // First row of B for the tile's columns, and the end of this matrix's rows.
     let first_b = work.row0_b + col0;
     let rows_b = work.row0_b + problem.n;
     let first_block = work.k_begin / comptime!(BLOCK as u32);
-    // An empty group at the end begins after the last.
+    // An empty last group may start past the last block.
     let loaded_block = min(first_block, problem.blocks - 1);
     let end_block = min(work.k_end.div_ceil(comptime!(BLOCK as u32)), problem.blocks);
     let mut ring = SharedMemory::<u32>::new_aligned(comptime!((stages * stage / 4) as usize), 128usize);
-    // Never: it is here for CubeCL to allocate the memory, which only statements use.
+    // Never true. It makes CubeCL allocate the memory, which otherwise only raw statements use.
     if problem.words == 0 {
         ring[0] = 0u32;
     }
     let start = shared_address(&ring);
     let end = start + comptime!(stages * stage);
 
-    // Where this thread copies to, and from.
+    // Destination and source of this thread's copies.
     let local_row = UNIT_POS / 4;
     let chunk = UNIT_POS % 4;
     let place = local_row * ROW_BYTES + (chunk ^ (local_row / 2 % 4)) * 16;
     let copied = Corner { row: row0 + local_row, rows: work.row_end, col: first_b + local_row, cols: rows_b };
-    // Where it reads its fragments.
+    // Address offsets of this thread's fragments.
     let lane = UNIT_POS % 32;
     let warp_row = UNIT_POS / 32 % comptime!(tile.warps[0]) * (16 * products_m);
     let warp_col = UNIT_POS / 32 / comptime!(tile.warps[0]) * (8 * products_n);
@@ -133,8 +133,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
         #[unroll]
         for step in 0..BLOCK_STEPS {
-            // All but the newest copies of this thread are here, then those of all threads; and all threads are done with
-            // the stage that is written next.
+            // Waits for all but the newest copies of this thread, and by the barrier of all
+            // threads. All threads have then also finished with the stage that is written next.
             wait_copies(comptime!(stages - 2));
             sync_cube();
             load_step(a, b, write + place, &copied, word, problem.words, tile);
@@ -160,7 +160,7 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
         }
         block += 1;
     }
-    // Nothing is in flight when the block ends.
+    // No copies may be in flight when the block ends.
     wait_copies(0u32);
     scales_a.load_factors(problem, &summed, 0u32.runtime(), config);
     scales_b.load_factors(problem, &summed, 0u32.runtime(), config);
@@ -181,7 +181,8 @@ pub(super) fn gemm_mma<O: Float, W: Size>(
     store(&totals, problem, out, row, col, &work, config);
 }
 
-/// Starts this thread's copies of one step of both operands to their place in a stage, and closes their group.
+/// Starts this thread's copies of one step of both operands into a stage, and commits them as a
+/// group.
 #[cube]
 fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, words: u32, #[comptime] tile: Tile) {
     let pass = comptime!(tile.threads() / 4);
@@ -200,8 +201,8 @@ fn load_step(a: &Array<u32>, b: &Array<u32>, to: u32, from: &Corner, word: u32, 
     commit_copies();
 }
 
-/// Adds the products of step `step` of a block to `sums`; or, where they have scales that the instruction does not know, to
-/// `totals` one by one.
+/// Adds the products of step `step` of a block to `sums`. If the products have scales that the
+/// instruction does not apply, adds each one to `totals`.
 #[cube]
 fn multiply(
     sums: &mut Array<f32>,
@@ -221,10 +222,11 @@ fn multiply(
         let byte = comptime!(STEP_PRODUCTS * step + k);
         let mut codes_a = Array::<u32>::new(comptime!((4 * products_m) as usize));
         let mut codes_b = Array::<u32>::new(comptime!((2 * products_n) as usize));
-        // Overwritten: for CubeCL to declare the arrays, which only statements use.
+        // Overwritten later. Makes CubeCL declare the arrays, which otherwise only raw statements
+        // use.
         codes_a[0] = 0u32;
         codes_b[0] = 0u32;
-        // Two chunks further is the other bit of the exchange.
+        // Two chunks further flips the other bit of the swizzle.
         #[unroll]
         for i in 0..products_m {
             load_matrices(&mut codes_a, comptime!(4 * i), (from_a ^ comptime!(32 * k)) + comptime!(16 * ROW_BYTES * i));
@@ -259,7 +261,8 @@ fn multiply(
     }
 }
 
-/// Writes the finished sums of this thread, with what was there, in pairs of columns if `W` is two.
+/// Writes this thread's finished sums, in pairs of columns if `W` is two. Adds the output's values
+/// when accumulating.
 #[cube]
 fn store<O: Float, W: Size>(
     totals: &Array<f32>,

@@ -1,29 +1,33 @@
-//! The GEMM of sm_89 and sm_120: FP8 tensor cores through `mma.sync`.
+//! GEMM for sm_89 and sm_120: FP8 tensor cores through `mma.sync`.
 //!
-//! A block of threads makes a tile of the output ([`Tile`]), 64 codes of the contraction a step. Copies to shared memory
-//! run some steps ahead of the products (`cp.async`), rows and codes past the operand's end are filled with zeros. Each warp
-//! multiplies its part of the tile from fragments that `ldmatrix` reads.
+//! A thread block makes one output tile ([`Tile`]), with 64 codes of the contraction per step.
+//! Copies to shared memory (`cp.async`) run some steps ahead of the products. Rows and codes past
+//! the operand's end are filled with zeros. Each warp multiplies its part of the tile from
+//! fragments that `ldmatrix` loads.
 //!
-//! For FP8 the accumulators of the tensor cores keep fewer bits than f32: about 14 on Hopper (DeepSeek-V3's technical
-//! report), 13 of mantissa on Ada (Zhang et al., *SageAttention2*); of sm_120 nothing is published. So two steps, 128 of the
-//! contraction, are summed there and then added to f32 registers; with `use_fast_accum` only where scales change.
+//! For FP8 the accumulators of the tensor cores keep fewer bits than f32. On Hopper these are about
+//! 14 (DeepSeek-V3's technical report), on Ada 13 of mantissa (Zhang et al., *SageAttention2*). For
+//! sm_120 nothing is published. So two steps, 128 of the contraction, are summed there and then
+//! added to f32 registers. With `use_fast_accum` this happens only if scales change.
 //!
-//! **E8M0 scales.** A product takes 32 of the contraction, one block of them. On sm_120 the tensor cores multiply by them: a lane's
-//! scale register is a word of the tiles that scales lie in, the four of a row for 128 of the contraction, one a product. An
-//! operand without such scales has unit scales there. On sm_89 each product is summed apart and added to f32 registers as
+//! **E8M0 scales.** A product takes 32 of the contraction, which is one block of scales. On sm_120
+//! the tensor cores apply them. A lane's scale register is one word of the scale tiles: a row's
+//! four scales for 128 of the contraction, one per product. An operand without E8M0 scales has unit
+//! scales there. On sm_89 each product is summed separately and added to f32 registers as
 //!
 //! ```text
 //! total ← total + (sum · 2^(byte_a - 127)) · 2^(byte_b - 127)
 //! ```
 //!
-//! two operations for 32 products, half as long as the products take at 1024 a cycle. `sum · 2^(byte_a - 127)` is exact while it is
-//! normal; it is infinite where the sum of unscaled products is beyond f32 under the scale of A alone, which codes of e4m3 are not
-//! for scales up to 2^105, those of e5m2 up to 2^91. No infinity meets a zero, as no scale is infinite or zero.
+//! These are two operations per 32 products, half of the time of the products at 1024 a cycle.
+//! `sum · 2^(byte_a - 127)` is exact while it is normal. It is infinite if the scale of A alone
+//! takes the unscaled sum beyond f32. That cannot happen for e4m3 with scales up to 2^105 and for
+//! e5m2 with scales up to 2^91. No infinity is multiplied by zero, as no scale is infinite or zero.
 //!
 //! | tile | threads | products of a warp | |
 //! | --- | --- | --- | --- |
 //! | 128 × 128 | 256 | 64 × 32 | |
-//! | 64 × 64 | 128 | 32 × 32 | where the larger leave SMs idle |
+//! | 64 × 64 | 128 | 32 × 32 | if the larger tile leaves SMs idle |
 //! | 32 × 64 | 128 | 32 × 16 | few rows |
 
 mod kernel;
@@ -37,19 +41,19 @@ use crate::ptx::mma::MmaKind;
 use crate::version::Version;
 use crate::{CudaArch, Format, Granularity, cuda_arch};
 
-/// A block's part of the output, and how it is cut among warps and held in shared memory.
+/// Output tile of a block, its split among warps, and its pipeline depth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Tile {
-    /// Rows, columns.
+    /// Rows and columns.
     size: [u32; 2],
-    /// Warps along the rows, along the columns.
+    /// Warps along the rows and along the columns.
     warps: [u32; 2],
-    /// Steps that shared memory holds.
+    /// Steps in shared memory.
     stages: u32,
 }
 
-/// Largest first. Three stages of the first take 48 KiB, so that two blocks fit on an SM where their registers
-/// do.
+/// Tiles, largest first. Three stages of the first take 48 KiB, so that two blocks fit on an SM if
+/// their registers do.
 const TILES: [Tile; 3] = [
     Tile { size: [128, 128], warps: [2, 4], stages: 3 },
     Tile { size: [64, 64], warps: [2, 2], stages: 4 },
@@ -61,19 +65,20 @@ impl Tile {
         32 * self.warps[0] * self.warps[1]
     }
 
-    /// Products of 16 by 8 that a warp makes along the rows, along the columns.
+    /// Products of 16 by 8 that a warp makes along the rows and along the columns.
     const fn products(self) -> [u32; 2] {
         [self.size[0] / self.warps[0] / 16, self.size[1] / self.warps[1] / 8]
     }
 
-    /// The tile for an output, given how many tiles of a size it has: the one with the least work on the busiest of the SMs, the
-    /// larger of equals.
+    /// Tile with the least work on the busiest SM, from the number of tiles of each size. Of equal
+    /// ones, the larger.
     ///
     /// ```text
     /// work = ceil(tiles / SMs) · (rows · cols + 32 (rows + cols))
     /// ```
     ///
-    /// The second term is traffic: an SM multiplies some 32 codes in the time of loading one.
+    /// The second term is memory traffic: an SM multiplies about 32 codes in the time of loading
+    /// one.
     fn of(count: impl Fn([u32; 2]) -> u32, sms: u32) -> Self {
         let work = |tile: &Tile| {
             let [rows, cols] = tile.size;
@@ -96,7 +101,8 @@ struct Config {
     formats: [Format; 2],
     /// Whether scales change along the contraction.
     by_block: bool,
-    /// Whether the sums of each product are scaled: E8M0 scales, and an instruction that takes none.
+    /// Whether each product's sums are scaled: E8M0 scales, and an instruction that does not apply
+    /// them.
     by_product: bool,
     accumulate: bool,
     fast_accum: bool,
@@ -105,12 +111,12 @@ struct Config {
 }
 
 impl Config {
-    /// Whether sums of 128 of the contraction, or of each product, are added to f32 registers.
+    /// Whether sums of each 128 of the contraction, or of each product, are added to f32 registers.
     const fn promotes(self) -> bool {
         self.by_block || self.by_product || !self.fast_accum
     }
 
-    /// Row and column, among those of the thread, of its sum `i`.
+    /// Indices of the row and column of the thread's sum `i`, among the thread's rows and columns.
     const fn lines_of(self, i: u32) -> [u32; 2] {
         let cols = self.tile.products()[1];
         [i / (4 * cols) * 2 + i / 2 % 2, i / 4 % cols * 2 + i % 2]
@@ -133,10 +139,10 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         fast_accum: gemm.use_fast_accum,
         scales_b_differ: gemm.shape().scales_b_differ(),
     };
-    // Two neighbouring columns are one store where every row starts at an even element.
+    // Two adjacent columns are one store if every row starts at an even element.
     let width = if n.is_multiple_of(2) { 2 } else { 1 };
-    // SAFETY: `scaled_gemm` has checked that the codes, scales and bias have the sizes given here; copies read only inside
-    // the rows and words of the operands, stores are guarded by `m` and `n`.
+    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Copies read only
+    // inside the operands' rows and words. Stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
@@ -174,7 +180,8 @@ mod tests {
         for tile in TILES {
             let ([rows, cols], [warps_m, warps_n], [i, j]) = (tile.size, tile.warps, tile.products());
             assert_eq!([16 * i * warps_m, 8 * j * warps_n], [rows, cols]);
-            // `ldmatrix` brings two products' columns at a time, and a pass of copies takes whole swizzle periods.
+            // `ldmatrix` loads the columns of two products at a time, and a pass of copies covers
+            // whole swizzle periods.
             assert!(j.is_multiple_of(2) && (tile.threads() / 4).is_multiple_of(8));
             assert!((rows * 4).is_multiple_of(tile.threads()) && (cols * 4).is_multiple_of(tile.threads()));
         }

@@ -1,4 +1,4 @@
-//! The scales that a thread needs, as the words in which they lie in memory: f32 bits, or four E8M0 bytes for 128 of the
+//! A thread's scales, as words in their memory layout: f32 bits, or four E8M0 bytes for 128 of the
 //! contraction.
 
 use cubecl::prelude::*;
@@ -10,14 +10,14 @@ use crate::mx::e8m0_inverse_bits_of;
 use crate::ptx::mma::{MmaKind, ScaleSource};
 use crate::scale::scale_index;
 
-/// Which rows of an operand a thread asks for, from a first one on.
+/// Offsets of a thread's rows of an operand, relative to its first row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum LinesOf {
     /// Rows of its sums: 0, 8, 16, ...
     Rows,
     /// Columns of its sums: 0, 1, 8, 9, ...
     Cols,
-    /// Rows whose scales its lane gives to block-scaled products: 0, 32, ...
+    /// Rows whose scales its lane supplies to block-scaled products: 0, 32, ...
     Given,
 }
 
@@ -32,26 +32,28 @@ impl LinesOf {
 }
 
 impl Config {
-    /// How many rows of operand 0, A, or 1, B, the sums of a thread have.
+    /// Rows of operand 0 (A) or 1 (B) in a thread's sums.
     pub(super) const fn line_count(self, side: usize) -> u32 {
         2 * self.tile.products()[side]
     }
 
-    /// How many words of E8M0 scales of that operand a thread holds.
+    /// Words of E8M0 scales of that operand that a thread holds.
     pub(super) const fn word_count(self, side: usize) -> u32 {
         match self.kind {
             MmaKind::Plain => self.line_count(side),
-            // A word of each lane has the scales of 32 rows: of two products with 16 rows of A, or of four with 8 rows of B.
+            // A lane's word has the scales of one row, so a warp's words cover 32 rows. These are
+            // two products with 16 rows of A, or four with 8 rows of B.
             MmaKind::BlockScaled => self.tile.products()[side].div_ceil([2, 4][side]),
         }
     }
 
-    /// Whether scales are loaded one block ahead, since the first product of a block needs them: where they take few registers.
+    /// Whether scales are loaded one block ahead, because a block's first product needs them. Only
+    /// if they take few registers.
     pub(super) const fn loads_ahead(self) -> bool {
         matches!(self.kind, MmaKind::BlockScaled)
     }
 
-    /// The rows whose E8M0 scales it holds.
+    /// Rows whose E8M0 scales a thread holds.
     const fn word_source(self, side: usize) -> Lines {
         let of = match self.kind {
             MmaKind::Plain => self.sum_lines(side),
@@ -60,19 +62,19 @@ impl Config {
         Lines { of, count: self.word_count(side), granularity: Granularity::Block1x32, differ: true }
     }
 
-    /// The rows whose f32 scales it holds.
+    /// Rows whose f32 scales a thread holds.
     const fn factor_source(self, side: usize, granularity: Granularity) -> Lines {
         let count = self.line_count(side);
         let differ = if side == 0 { granularity.is_by_row() } else { self.scales_b_differ };
         Lines { of: self.sum_lines(side), count, granularity, differ }
     }
 
-    /// Which rows of an operand the sums of a thread have.
+    /// Rows of an operand in a thread's sums.
     pub(super) const fn sum_lines(self, side: usize) -> LinesOf {
         if side == 0 { LinesOf::Rows } else { LinesOf::Cols }
     }
 
-    /// Where product `[i, j]` of block `byte` of 32 in 128 finds its scales.
+    /// Scale sources of product `[i, j]` for block `byte` of 32 in 128.
     pub(super) fn scale_sources(
         self,
         granularities: [Granularity; 2],
@@ -90,17 +92,18 @@ impl Config {
     }
 }
 
-/// Rows that a thread asks for the scales of.
+/// Rows whose scales a thread loads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Lines {
     of: LinesOf,
     count: u32,
     granularity: Granularity,
-    /// Whether they may have different scales.
+    /// Whether their scales may differ.
     differ: bool,
 }
 
-/// Where a thread's part begins: a row of A and a row of B, which is a column of the output; and where the rows of each end.
+/// Start of a thread's part: a row of A and a row of B, which is a column of the output. Also the
+/// end of each operand's rows.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Corner {
     pub(super) row: u32,
@@ -109,12 +112,12 @@ pub(super) struct Corner {
     pub(super) cols: u32,
 }
 
-/// What a thread holds of the scales of operand 0, A, or 1, B.
+/// Scales of operand 0 (A) or 1 (B) that a thread holds.
 #[derive(CubeType)]
 pub(super) struct Scales {
     /// E8M0 scales of the current block of 128, four to a word.
     pub(super) words: Array<u32>,
-    /// Those that are on their way.
+    /// Words that are being loaded.
     next: Array<u32>,
     /// Bits of the f32 scales of the thread's sums.
     factors: Array<u32>,
@@ -124,7 +127,7 @@ pub(super) struct Scales {
 
 #[cube]
 impl Scales {
-    /// Room for them.
+    /// Allocates the arrays.
     pub(super) fn new(#[comptime] config: Config, #[comptime] side: usize) -> Self {
         Scales {
             words: Array::new(comptime!(config.word_count(side) as usize)),
@@ -134,7 +137,7 @@ impl Scales {
         }
     }
 
-    /// Makes those that were brought the current ones.
+    /// Makes the loaded words current.
     pub(super) fn use_words(&mut self, problem: &Problem, #[comptime] config: Config) {
         if comptime!(problem.granularities[self.side].is_mx()) {
             #[unroll]
@@ -144,7 +147,7 @@ impl Scales {
         }
     }
 
-    /// Starts to bring the E8M0 scales of a block.
+    /// Starts to load the E8M0 scales of a block.
     pub(super) fn load_words(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
         if comptime!(problem.granularities[self.side].is_mx()) {
             let lines = comptime!(config.word_source(self.side));
@@ -152,7 +155,7 @@ impl Scales {
         }
     }
 
-    /// Brings the f32 scales of a block of 128.
+    /// Loads the f32 scales of a block of 128.
     pub(super) fn load_factors(&mut self, problem: &Problem, from: &Corner, block: u32, #[comptime] config: Config) {
         let granularity = comptime!(problem.granularities[self.side]);
         if comptime!(!granularity.is_mx()) {
@@ -161,7 +164,7 @@ impl Scales {
         }
     }
 
-    /// The E8M0 scales of block `byte` of 32, which multiply the sums of one product.
+    /// E8M0 scales of block `byte` of 32, for the sums of one product.
     pub(super) fn of_product(&self, #[comptime] byte: u32, #[comptime] config: Config) -> Array<f32> {
         let count = comptime!(config.line_count(self.side) as usize);
         let mut factors = Array::<f32>::new(count);
@@ -173,8 +176,8 @@ impl Scales {
     }
 }
 
-/// What the thread's sum `i` is multiplied by once it is over the current block of 128, or over all: the product of the
-/// f32 scales. E8M0 scales have multiplied the products.
+/// Factor of the thread's sum `i` over the current block of 128, or over the whole contraction: the
+/// product of the f32 scales. One for E8M0 scales, which have been applied to the products.
 #[cube]
 pub(super) fn sum_factor(
     a: &Scales,
@@ -191,7 +194,7 @@ pub(super) fn sum_factor(
     }
 }
 
-/// Scales of some rows of an operand for block `block` of 128.
+/// Loads the scales of some rows of an operand for block `block` of 128.
 #[cube]
 fn load_scales(
     problem: &Problem,
@@ -206,7 +209,7 @@ fn load_scales(
     #[unroll]
     for i in 0..comptime!(lines.count) {
         if comptime!(i == 0 || lines.differ) {
-            // Past the last row there is nothing to scale; any scale will do.
+            // Past the last row the scale is arbitrary, so the last row's is loaded.
             let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
             to[i as usize] = inv_scales[scale_index(row, block, problem.blocks, comptime!(lines.granularity)) as usize];
         } else {

@@ -1,4 +1,5 @@
-//! A launch: the plan, then one pass over all tiles, and one more that adds up splits of the contraction.
+//! Launches of TMA GEMMs: the plan, one pass over all tiles, and one that adds the splits of the
+//! contraction.
 
 use cubecl::prelude::*;
 
@@ -15,15 +16,15 @@ use crate::source::Source;
 pub(in crate::gemm) struct Pass<'a> {
     gemm: &'a Gemm<'a>,
     pub(in crate::gemm) plan: Plan,
-    /// Where the tiles go.
+    /// Destination of the tiles.
     pub(in crate::gemm) target: &'a Target,
     /// Steps of the whole contraction.
     steps: usize,
     sms: usize,
 }
 
-/// Has `launch` make the tiles of a GEMM, and adds up the splits of the contraction if there are
-/// several. The kernel sums `step` of the contraction a stage.
+/// Runs `launch` for the tiles of a GEMM, then adds the splits of the contraction if there are
+/// several. The kernel sums `step` of the contraction per stage.
 pub(in crate::gemm) fn launch<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,
@@ -44,18 +45,18 @@ pub(in crate::gemm) fn launch<R: Runtime>(
 }
 
 impl Pass<'_> {
-    /// Whether the tiles are sums of one split of the contraction.
+    /// Whether the tiles are partial sums of a split contraction.
     const fn is_partial(&self) -> bool {
         self.plan.splits > 1
     }
 
-    /// Rows of the output, with those of all groups' tiles, a cluster's each.
+    /// Rows of the output, including the padding rows of all groups' cluster tiles.
     fn rows(&self) -> usize {
         let height = self.plan.height();
         self.gemm.row_tiles(height) * height
     }
 
-    /// How tiles are stored.
+    /// Store mode of the tiles.
     pub(in crate::gemm) fn store(&self) -> Store {
         Store {
             tma: self.target.tma_store,
@@ -65,18 +66,18 @@ impl Pass<'_> {
         }
     }
 
-    /// The kernel's argument: scales, groups and sizes, and the bias that it adds, which partial sums do without.
+    /// Kernel argument: scales, groups, sizes and the bias. Partial sums have no bias.
     pub(in crate::gemm) fn problem<R: Runtime>(&self) -> ProblemLaunch<R> {
         ProblemLaunch::of(self.gemm, self.gemm.bias.as_ref().filter(|_| !self.is_partial()))
     }
 
-    /// The kernel's argument: how the work on `columns` of a matrix is divided.
+    /// Kernel argument: division of the work on `columns` of a matrix.
     pub(in crate::gemm) fn extent<R: Runtime>(&self, columns: usize) -> ExtentLaunch<R> {
         let (rows, cols) = (self.plan.row_clusters(self.rows()), columns.div_ceil(self.plan.tile.cols));
         ExtentLaunch::new(self.steps as u32, rows as u32, cols as u32, self.plan.splits as u32)
     }
 
-    /// As many blocks as run at once, or as have work.
+    /// Number of blocks that run at once, or that have work if fewer.
     pub(in crate::gemm) fn cubes(&self, columns: usize) -> CubeCount {
         let at_once = (self.sms / self.plan.cluster).max(1);
         let clusters = self.plan.items(self.rows(), columns).min(at_once);

@@ -1,8 +1,9 @@
-//! What the GEMMs that TMA feeds share: the maps of their operands and of where their tiles go.
+//! Tensor maps of TMA GEMMs, for operands and for the tiles' destination.
 //!
-//! CubeCL keeps shape and strides of every map in device memory too, for kernels that ask for them, and copies them there before
-//! each launch. Ours do not ask: their maps have rank 0 there ([`without_shape`]), so that nothing is left to copy, and
-//! [`InsteadOfShapes`] fills the kernel's parameter for the copy.
+//! CubeCL also keeps the shape and strides of every map in device memory for kernels that use them,
+//! and copies them there before each launch. These kernels do not use them. Their maps have rank 0
+//! there ([`without_shape`]), so that nothing is copied. [`InsteadOfShapes`] fills the kernel's
+//! parameter for the copy.
 
 use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
@@ -12,27 +13,29 @@ use crate::gemm::Gemm;
 use crate::source::Source;
 use crate::{Operand, row_words};
 
-/// Bytes of a box's row, what its swizzle spans. Of codes they are 128 of the contraction, what promotion counts.
+/// Bytes of a box's row, the span of its swizzle. For codes this is 128 of the contraction, the
+/// length that promotion counts.
 pub(in crate::gemm) const ROW_BYTES: usize = 128;
 
-/// CubeCL always knows them on CUDA; else those of an H200.
+/// Number of SMs. Always known on CUDA; the fallback is the H200's.
 pub(in crate::gemm) fn sms<R: Runtime>(client: &ComputeClient<R>) -> usize {
     client.properties().hardware.num_streaming_multiprocessors.unwrap_or(132) as usize
 }
 
-/// The map of this memory, with no shape but that which TMA has.
+/// Removes the map's shape on the CubeCL side. TMA's shape stays.
 pub(in crate::gemm) fn without_shape<R: Runtime>(
     map: TensorMapArg<R, Tiled>,
     handle: &Handle,
 ) -> TensorMapArg<R, Tiled> {
     let (strides, shape): ([usize; 0], [usize; 0]) = ([], []);
-    // SAFETY: a kernel reads nothing through it.
+    // SAFETY: no kernel reads through it.
     let tensor = unsafe { TensorArg::from_raw_parts(handle.clone(), strides.into(), shape.into()) };
     TensorMapArg { tensor, ..map }
 }
 
-/// An array that a kernel with maps has a parameter for and no variable: the pointer to shapes of maps. It must be the last array
-/// in the kernel's signature. Like every array, and unlike a map, it has the launch wait for what another stream writes to it.
+/// Array argument that is a parameter of the kernel but no variable. It fills the pointer to shapes
+/// of maps and must be the last array in the kernel's signature. Like every array, and unlike a
+/// map, it orders the launch after other streams' writes to it.
 pub(in crate::gemm) struct InsteadOfShapes;
 
 impl CubeType for InsteadOfShapes {
@@ -51,7 +54,7 @@ impl LaunchArg for InsteadOfShapes {
     fn expand((): &(), _: &mut KernelBuilder) {}
 }
 
-/// What TMA reads: rows of bytes along the contraction, which the memory has.
+/// Matrix that TMA reads: rows of bytes along the contraction.
 pub(in crate::gemm) struct Matrix {
     pub(in crate::gemm) handle: Handle,
     pub(in crate::gemm) rows: usize,
@@ -60,12 +63,12 @@ pub(in crate::gemm) struct Matrix {
 }
 
 impl Matrix {
-    /// The codes of a checked operand.
+    /// Codes of a checked operand.
     pub(in crate::gemm) fn codes(operand: &Operand) -> Self {
         Self { handle: operand.codes.clone(), rows: operand.rows, pitch: row_words(operand.k) * 4 }
     }
 
-    /// The kernel's argument that stands for the memory; it reads none of it.
+    /// Kernel argument that represents the memory without reading it.
     pub(in crate::gemm) fn array<R: Runtime>(&self) -> ArrayArg<R> {
         // SAFETY: the memory has more words than rows.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
@@ -74,7 +77,7 @@ impl Matrix {
     /// Boxes of `rows` rows and [`ROW_BYTES`] of the contraction.
     pub(in crate::gemm) fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
-        // SAFETY: the memory has as many.
+        // SAFETY: the memory has this many bytes.
         let bytes =
             unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
         let map = TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
@@ -84,7 +87,7 @@ impl Matrix {
     }
 }
 
-/// Where the tiles go: memory of `[matrices, rows, pitch]`.
+/// Destination of the tiles: memory of `[matrices, rows, pitch]`.
 pub(in crate::gemm) struct Target {
     handle: Handle,
     matrices: usize,
@@ -95,14 +98,14 @@ pub(in crate::gemm) struct Target {
 }
 
 impl Target {
-    /// The output itself.
+    /// The output.
     pub(in crate::gemm) fn output(gemm: &Gemm) -> Self {
         let (m, n, matrices) = gemm.matrices();
         let tma_store = (n * gemm.dtype.size()).is_multiple_of(16);
         Self { handle: gemm.out.clone(), matrices, rows: m, pitch: n, dtype: gemm.dtype, tma_store }
     }
 
-    /// Memory for the unscaled f32 sums of `splits` splits of the contraction, `rows` rows each.
+    /// Workspace for the unscaled f32 sums of `splits` splits of the contraction, `rows` rows each.
     pub(in crate::gemm) fn partials<R: Runtime>(
         client: &ComputeClient<R>,
         gemm: &Gemm,
@@ -114,9 +117,9 @@ impl Target {
         Self { handle, matrices: 1, rows, pitch, dtype, tma_store: true }
     }
 
-    /// The memory itself, for threads that store to it.
+    /// The memory as an array, for threads that store to it.
     pub(in crate::gemm) fn array<R: Runtime>(&self) -> ArrayArg<R> {
-        // SAFETY: the memory has as many.
+        // SAFETY: the memory has this many elements.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.matrices * self.rows * self.pitch) }
     }
 
@@ -124,7 +127,7 @@ impl Target {
     pub(in crate::gemm) fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
         let (pitch, cols) = (self.pitch, ROW_BYTES / self.dtype.size());
         let (strides, shape) = ([self.rows * pitch, pitch, 1], [self.matrices, self.rows, pitch]);
-        // SAFETY: the memory has as many.
+        // SAFETY: the memory has this many elements.
         let out = unsafe { TensorArg::from_raw_parts(self.handle.clone(), strides.into(), shape.into()) };
         let map = TensorMapArg::new(TiledArgs { tile_size: [1, rows, cols].into() }, out, self.dtype)
             .with_swizzle(TensorMapSwizzle::B128);

@@ -1,4 +1,5 @@
-//! What the GEMMs that TMA feeds share, those of Hopper and of Blackwell: how they cut up the work, launch, and go round their stages.
+//! Shared parts of the TMA GEMMs, for Hopper and Blackwell: plans, work items, launches and
+//! pipeline stages.
 
 pub(super) mod item;
 pub(super) mod launch;

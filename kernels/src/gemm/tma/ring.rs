@@ -1,11 +1,12 @@
-//! The stages of shared memory that TMA fills and the tensor cores empty, in turn: where they lie, and the mbarriers of each.
+//! Ring of shared memory stages that TMA fills and the tensor cores read: their layout and
+//! mbarriers.
 
 use cubecl::prelude::*;
 
 use super::plan::fixed_plan;
 use crate::ptx::barrier::{mbarrier_arrive, mbarrier_arrive_remote, mbarrier_init, mbarrier_wait};
 
-/// Where the stages of a block, and the chunks in which it stores its output, lie in shared memory: all stages of A, all of B, the
+/// Layout of a block's stages and output chunks in shared memory: all stages of A, all of B, the
 /// chunks, all stages of scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gemm) struct Layout {
@@ -18,7 +19,7 @@ pub(in crate::gemm) struct Layout {
     pub(in crate::gemm) chunks: usize,
 }
 
-/// Most stages of the pipeline; more would only lengthen its start.
+/// Maximum stages of the pipeline. More would only lengthen its start.
 const MAX_STAGES: usize = 8;
 
 impl Layout {
@@ -38,33 +39,36 @@ impl Layout {
         self.scales_at() + self.stages * self.stage_scales
     }
 
-    /// The most stages with which the block, whose shared memory for `n` stages is `shared(n)` bytes, fits in `max_shared`.
+    /// Maximum number of stages that fit in `max_shared`. `shared(n)` is the block's shared memory
+    /// for `n` stages, in bytes.
     pub(in crate::gemm) fn most_stages(max_shared: usize, shared: impl Fn(usize) -> usize) -> usize {
         let most = fixed_plan().map_or(MAX_STAGES, |fixed| fixed.stages.clamp(1, MAX_STAGES));
         (1..=most).take_while(|stages| shared(*stages) <= max_shared).last().expect("a stage fits")
     }
 }
 
-/// Where the stages begin in shared memory, and their mbarriers.
+/// Address of the stages in shared memory, and their mbarriers.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::gemm) struct Ring {
     pub(in crate::gemm) base: u32,
     /// Address of the first mbarrier of full stages.
     full: u32,
-    /// Address of the first mbarrier of stages that have been read.
+    /// Address of the first mbarrier of empty stages.
     pub(in crate::gemm) empty: u32,
 }
 
 #[cube]
 impl Ring {
-    /// The ring whose stages begin at `base`, with mbarriers `barriers_at` bytes further: those of full stages, then those of empty ones.
+    /// Ring whose stages start at `base`. Its mbarriers start `barriers_at` bytes after: full
+    /// stages, then empty stages.
     pub(in crate::gemm) fn new(base: u32, #[comptime] barriers_at: usize, #[comptime] stages: usize) -> Self {
         let full = base + comptime!(barriers_at as u32);
         let empty = full + comptime!(8 * stages as u32);
         Ring { base, full, empty }
     }
 
-    /// Makes the mbarriers: `fillers` arrivals fill a stage, beside the bytes that they announce, and `readers` free it.
+    /// Initializes the mbarriers. A stage is full after `fillers` arrivals and the announced bytes,
+    /// and empty after `readers` arrivals.
     pub(in crate::gemm) fn init(&self, #[comptime] stages: usize, #[comptime] fillers: u32, #[comptime] readers: u32) {
         #[unroll]
         for stage in 0..comptime!(stages as u32) {
@@ -73,17 +77,18 @@ impl Ring {
         }
     }
 
-    /// The mbarrier of a full stage.
+    /// Mbarrier of a full stage.
     pub(in crate::gemm) fn full(&self, stage: u32) -> u32 {
         self.full + 8 * stage
     }
 
-    /// The mbarrier of an empty stage.
+    /// Mbarrier of an empty stage.
     pub(in crate::gemm) fn empty(&self, stage: u32) -> u32 {
         self.empty + 8 * stage
     }
 
-    /// Waits until the stage is full. Without `traps`, [`drain`](Self::drain) is to notice that it never is.
+    /// Waits until the stage is full. Without `traps`, [`drain`](Self::drain) must detect that it
+    /// never becomes full.
     pub(in crate::gemm) fn wait_full(&self, place: &Place, #[comptime] traps: bool) {
         mbarrier_wait(self.full(place.at), place.parity, traps);
     }
@@ -93,7 +98,7 @@ impl Ring {
         mbarrier_wait(self.empty(place.at), place.parity, true);
     }
 
-    /// Waits until all stages are empty; `place` is the one after the last that was filled.
+    /// Waits until all stages are empty. `place` follows the last filled stage.
     pub(in crate::gemm) fn drain(&self, place: &mut Place, #[comptime] stages: usize) {
         for _ in 0..comptime!(stages as u32) {
             self.wait_empty(place);
@@ -102,7 +107,8 @@ impl Ring {
     }
 }
 
-/// Arrives at the mbarrier that lies at `barrier` in block `rank` of a cluster of so many; 0 if the block is alone.
+/// Arrives at the mbarrier at `barrier` in block `rank` of a cluster of `cluster` blocks. `rank` is
+/// 0 for a single block.
 #[cube]
 pub(in crate::gemm) fn arrive(barrier: u32, rank: u32, #[comptime] cluster: u32) {
     if comptime!(cluster > 1) {
@@ -126,7 +132,7 @@ pub(in crate::gemm) fn stage_scales(base: u32, stage: u32, #[comptime] layout: L
     base + comptime!(layout.scales_at() as u32) + stage * comptime!(layout.stage_scales as u32)
 }
 
-/// A position in a ring of stages or of buffers, and the parity of its mbarrier in this round.
+/// Position in a ring of stages or buffers, and the parity of its mbarrier in this round.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::gemm) struct Place {
     pub(in crate::gemm) at: u32,
@@ -139,7 +145,7 @@ pub(in crate::gemm) fn first_place(#[comptime] parity: u32) -> Place {
     Place { at: 0u32.runtime(), parity: parity.runtime() }
 }
 
-/// The next of `count`.
+/// Advances to the next of `count` positions.
 #[cube]
 pub(in crate::gemm) fn advance(place: &mut Place, #[comptime] count: u32) {
     place.at += 1;

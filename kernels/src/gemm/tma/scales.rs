@@ -1,4 +1,5 @@
-//! Loads of f32 scales of blocks, which lie in device memory by blocks of the contraction: those of two or four steps come at once.
+//! Loads of f32 block scales, which are contiguous along the contraction in device memory. One load
+//! covers two or four steps.
 
 use cubecl::prelude::*;
 
@@ -7,23 +8,24 @@ use crate::Operand;
 use crate::gemm::problem::Problem;
 use crate::granularity::BLOCK;
 
-/// Blocks of the contraction whose scales one load brings: as many as 16 bytes have where all rows of scales begin at a multiple of
-/// that.
+/// Blocks of the contraction whose scales one load covers: up to 16 bytes if every row of scales is
+/// aligned to the load.
 pub(in crate::gemm) fn load_width(operand: &Operand) -> u32 {
     let (blocks, offset) = (operand.k.div_ceil(BLOCK), operand.inv_scale.offset_start.unwrap_or(0));
     let fits = |width: &u32| blocks.is_multiple_of(*width as usize) && offset.is_multiple_of(4 * u64::from(*width));
     if operand.granularity.is_blocks() { [4, 2].into_iter().find(fits).unwrap_or(1) } else { 1 }
 }
 
-/// Whether a thread that loads scales for `steps` steps at once, those from a multiple of it on, has to load those of step `step`.
+/// Whether step `step` needs a load, for a thread that loads the scales of `steps` steps at once,
+/// from multiples of `steps`.
 #[cube]
 pub(in crate::gemm) fn loads_at(step: u32, item: &Item, #[comptime] steps: u32) -> bool {
     let since_load = step % steps;
     step == item.step_begin || since_load == 0
 }
 
-/// The inverse scale of row `row` of operand 0, A, or 1, B, for step `step` of 128 of an item's contraction, of the `width` that one
-/// load has brought to `held`.
+/// Inverse scale of row `row` of operand 0 (A) or 1 (B) for step `step` of 128 of an item's
+/// contraction. `held` has the `width` scales of one load.
 #[cube]
 pub(in crate::gemm) fn step_factor(
     held: &mut Array<f32>,
@@ -44,7 +46,8 @@ pub(in crate::gemm) fn step_factor(
     }
 }
 
-/// Word `which` of the `width` words from `first` on, without an index at run time, which registers do not have.
+/// Word `which` of the `width` words from `first` on. Uses selects, because registers have no
+/// run-time index.
 #[cube]
 pub(in crate::gemm) fn pick(words: &Array<f32>, which: u32, #[comptime] first: u32, #[comptime] width: u32) -> f32 {
     let mut word = words[comptime!(first as usize)];

@@ -1,4 +1,4 @@
-//! Split-K: adds up the sums of the splits, in order, and finishes as an epilogue does.
+//! Split-K: adds the sums of the splits in order and finishes like an epilogue.
 
 use cubecl::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::gemm::problem::{Problem, ProblemLaunch};
 use crate::grid::{UNITS, fold};
 use crate::version::Version;
 
-/// Launches what adds up `partials`, the sums of `splits` splits, of `rows` rows each.
+/// Launches the kernel that adds `partials`, the sums of `splits` splits of `rows` rows each.
 pub(in crate::gemm) fn combine<R: Runtime>(
     client: &ComputeClient<R>,
     gemm: &Gemm,

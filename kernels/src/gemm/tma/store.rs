@@ -1,7 +1,7 @@
-//! From a thread's sums to its part of the output.
+//! Stores of output tiles.
 //!
-//! Chunks of some rows by 128 bytes go through shared memory, swizzled by 128 bytes as TMA expects them: 16 bytes `c` of row `r` lie at
-//! `128 r + 16 (c xor r mod 8)`.
+//! Chunks of some rows by 128 bytes go through shared memory, in the 128-byte swizzle of TMA.
+//! 16-byte piece `c` of row `r` is at `128 r + 16 (c xor r mod 8)`.
 
 use cubecl::prelude::*;
 
@@ -13,17 +13,17 @@ use crate::ptx::memory::store_from_shared;
 use crate::ptx::tma::{tma_store, tma_store_none, tma_store_wait_read};
 use crate::source::Source;
 
-/// How a tile's sums are written.
+/// Store mode of a tile's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::gemm) struct Store {
-    /// Chunks go through shared memory: by TMA, or as 16 bytes a thread where a group's rows end in one. Otherwise each thread stores
-    /// its elements.
+    /// Chunks go through shared memory: by TMA, or 16 bytes a thread where a group's rows end
+    /// inside a chunk. Otherwise each thread stores its elements.
     pub(in crate::gemm) tma: bool,
-    /// They are unscaled f32 sums of one split of the contraction.
+    /// The tile has unscaled f32 sums of one split of the contraction.
     pub(in crate::gemm) partial: bool,
-    /// What the output holds is added.
+    /// Adds the output's old values.
     pub(in crate::gemm) accumulate: bool,
-    /// The output's dtype.
+    /// Dtype of the output.
     pub(in crate::gemm) dtype: Source,
 }
 
@@ -34,20 +34,20 @@ impl Store {
     }
 }
 
-/// Row and column of the output that a thread's first sum belongs to.
+/// Output row and column of a thread's first sum.
 #[derive(CubeType, Clone, Copy)]
 pub(in crate::gemm) struct Own {
     pub(in crate::gemm) row: u32,
     pub(in crate::gemm) col: u32,
 }
 
-/// Address of 16 bytes `piece` of a row of the chunk that lies at `chunk`, swizzled.
+/// Swizzled address of 16-byte piece `piece` of a row in the chunk at `chunk`.
 #[cube]
 pub(in crate::gemm) fn swizzled(chunk: u32, row: u32, piece: u32) -> u32 {
     chunk + 128 * row + 16 * (piece ^ (row % 8))
 }
 
-/// Whether this thread speaks to TMA for the `threads` that store a chunk together.
+/// Whether this thread issues TMA operations for the `threads` that store a chunk together.
 #[cube]
 pub(in crate::gemm) fn leads(#[comptime] threads: u32) -> bool {
     let thread = UNIT_POS % threads;
@@ -64,8 +64,9 @@ pub(in crate::gemm) fn has_rows(row: u32, work: &Work, problem: &Problem, #[comp
     }
 }
 
-/// Has a chunk of so many rows, which so many threads have written to shared memory at `at`, go to the output from `own` on, or to the
-/// item's part of the workspace of split-K. All of the threads must call it, after a barrier and a fence.
+/// Stores a chunk from shared memory at `at` to the output from `own` on, or to the item's part of
+/// the split-K workspace. `by` is its rows and the threads that wrote it. All of these threads must
+/// call this after a barrier and a fence.
 #[cube]
 pub(in crate::gemm) fn store_chunk<O: Float>(
     map: &TensorMap<O, Tiled>,
@@ -80,7 +81,7 @@ pub(in crate::gemm) fn store_chunk<O: Float>(
     let [rows, threads] = comptime!(by);
     let work = &item.work;
     if comptime!(problem.grouping == Some(Grouping::Rows)) {
-        // TMA leaves out what lies past the last row of the output, but not what is another group's.
+        // TMA skips rows past the end of the output, but not rows of another group.
         let ends_inside = own.row + rows <= work.row_end || work.row_end == problem.m;
         if own.row >= work.row_begin && ends_inside {
             if leads(threads) {
@@ -97,8 +98,9 @@ pub(in crate::gemm) fn store_chunk<O: Float>(
     }
 }
 
-/// Stores those rows of a chunk that are the group's, 16 bytes a thread at a time. Their first column, like the distance of rows, is a
-/// multiple of 16 bytes, so that no piece is in part before column 0 or past the last.
+/// Stores the rows of a chunk that belong to the group, 16 bytes per thread at a time. The first
+/// column and the row stride are multiples of 16 bytes. So no piece is partly before column 0 or
+/// past the last column.
 #[cube]
 fn store_pieces<O: Float>(
     out: &mut Array<O>,
@@ -120,7 +122,7 @@ fn store_pieces<O: Float>(
     }
 }
 
-/// Waits until TMA has read the last chunks: shared memory goes with the block.
+/// Waits until TMA has read the last chunks, because shared memory is freed with the block.
 #[cube]
 pub(in crate::gemm) fn finish_stores(#[comptime] threads: u32) {
     if leads(threads) {

@@ -1,25 +1,27 @@
-//! What `tcgen05.mma` and `tcgen05.cp` are told by value: instruction descriptors and shared memory descriptors.
+//! Instruction descriptors of `tcgen05.mma`, and shared memory descriptors of `tcgen05.mma` and
+//! `tcgen05.cp`.
 //!
-//! Sources: PTX ISA, *tcgen05 instruction descriptor* and *tcgen05 shared memory descriptor*; CUTLASS has the same fields in
-//! `cute/arch/mma_sm100_desc.hpp`.
+//! Sources: PTX ISA, *tcgen05 instruction descriptor* and *tcgen05 shared memory descriptor*.
+//! CUTLASS has the same fields in `cute/arch/mma_sm100_desc.hpp`.
 
 use cubecl::prelude::*;
 
 use crate::Format;
 
-/// Bits 0–13 of a shared memory descriptor, and the stride fields: an address or offset in units of 16 bytes.
+/// Address or offset in units of 16 bytes, for bits 0–13 and the stride fields of a shared memory
+/// descriptor.
 const fn encode(bytes: u32) -> u64 {
     ((bytes & 0x3_ffff) >> 4) as u64
 }
 
-/// Bits 46–48, which are fixed.
+/// Bits 46–48, a fixed value.
 const VERSION: u64 = 0b001 << 46;
 
-/// Bits 61–63: rows of 128 bytes, their pieces of 16 bytes permuted.
+/// Bits 61–63: rows of 128 bytes with swizzled 16-byte pieces.
 const SWIZZLE_128B: u64 = 2 << 61;
 
-/// All of an operand's descriptor but its address: rows of 128 bytes along the contraction, swizzled by 128 bytes, eight rows
-/// (1024 bytes) after each other.
+/// Descriptor of an operand without its address: rows of 128 bytes along the contraction, with
+/// 128-byte swizzle. Groups of eight rows (1024 bytes) follow each other.
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
@@ -32,18 +34,19 @@ const SWIZZLE_128B: u64 = 2 << 61;
 /// | 61–63 | swizzle | 2: 128 bytes |
 const OPERAND: u64 = (1 << 16) | (encode(1024) << 32) | VERSION | SWIZZLE_128B;
 
-/// All of the descriptor of 32 rows of 16 bytes but its address, as `tcgen05.cp.32x128b` reads them: eight rows (128 bytes)
-/// after each other, not swizzled. There is one column of 16 bytes, so the leading dimension has no offset.
+/// Descriptor, without its address, of 32 rows of 16 bytes, as `tcgen05.cp.32x128b` reads them.
+/// Groups of eight rows (128 bytes) follow each other, without swizzle. There is one column of 16
+/// bytes, so the leading dimension has no offset.
 const SCALES: u64 = (encode(128) << 32) | VERSION;
 
-/// Descriptor of an operand in shared memory. `address` is a multiple of 1024, plus the bytes of the contraction that are left
-/// out.
+/// Descriptor of an operand in shared memory. `address` is a multiple of 1024, plus the bytes of
+/// the contraction to skip.
 #[cube]
 pub(crate) fn operand_descriptor(address: u32) -> u64 {
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | comptime!(OPERAND)
 }
 
-/// Descriptor of 512 bytes of scales, 128 rows by four blocks, at a multiple of 16.
+/// Descriptor of 512 bytes of scales, 128 rows by four blocks. The address is a multiple of 16.
 #[cube]
 pub(crate) fn scales_descriptor(address: u32) -> u64 {
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | comptime!(SCALES)
@@ -57,7 +60,8 @@ const fn element(format: Format) -> u32 {
     }
 }
 
-/// The instruction descriptor of `kind::f8f6f4` for `D [rows, cols]` in f32 and contraction-major operands.
+/// Instruction descriptor of `kind::f8f6f4` for `D [rows, cols]` in f32 and contraction-major
+/// operands.
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
@@ -70,8 +74,7 @@ const fn element(format: Format) -> u32 {
 /// | 24–28 | M / 16 | |
 /// | 30–31 | shift of `.ws` | 0 |
 ///
-/// M is 64 with N a multiple of 8, 128 with N a multiple of 16, or that of a pair of blocks, 256, with N a multiple of 32; N is at
-/// most 256.
+/// M is 64, 128, or 256 for a pair of blocks. N is a multiple of M / 8 and at most 256.
 pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) -> u32 {
     let n_step = rows / 8;
     assert!(matches!(rows, 64 | 128 | 256) && cols.is_multiple_of(n_step), "no such M");
@@ -79,9 +82,11 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
     (1 << 4) | (element(formats[0]) << 7) | (element(formats[1]) << 10) | ((cols / 8) << 17) | ((rows / 16) << 24)
 }
 
-/// The instruction descriptor of `kind::mxf8f6f4` for `D [rows, cols]` in f32, contraction-major operands and E8M0 scales:
-/// byte `block` of the four in each word of scales is that of this product's 32 of the contraction. Bits 0–3 and 7–22 are those of
-/// [`fp8_instruction`].
+/// Instruction descriptor of `kind::mxf8f6f4` for `D [rows, cols]` in f32, contraction-major
+/// operands and E8M0 scales.
+///
+/// This product of 32 of the contraction uses byte `block` of the four in each word of scales. Bits
+/// 0–3 and 7–22 are the same as in [`fp8_instruction`].
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
@@ -91,7 +96,7 @@ pub(crate) const fn fp8_instruction(rows: u32, cols: u32, formats: [Format; 2]) 
 /// | 29–30 | byte of A's scales | `block` |
 /// | 31 | K | 0: 32 |
 ///
-/// M is 128 with N a multiple of 16, or that of a pair of blocks, 256, with N a multiple of 32.
+/// M is 128, or 256 for a pair of blocks. N is a multiple of M / 8.
 pub(crate) const fn mxfp8_instruction(rows: u32, cols: u32, formats: [Format; 2], block: u32) -> u32 {
     assert!(matches!(rows, 128 | 256), "no such M");
     assert!(cols >= 16 && cols <= 256 && cols.is_multiple_of(rows / 8), "no such N");
@@ -109,7 +114,7 @@ pub(crate) const fn mxfp8_instruction(rows: u32, cols: u32, formats: [Format; 2]
 mod tests {
     use super::*;
 
-    /// Fields of a descriptor: first bit, width, value. What no field covers must be zero.
+    /// Checks fields of a descriptor: first bit, width, value. All other bits must be zero.
     fn check(descriptor: u64, bits: u32, fields: &[(u32, u32, u64)]) {
         let mut rest = descriptor;
         for (at, width, value) in fields {
@@ -121,7 +126,8 @@ mod tests {
         assert!(bits == 64 || descriptor >> bits == 0);
     }
 
-    /// PTX ISA, instruction descriptor of `.kind::tf32`, `.kind::f16`, `.kind::f8f6f4` and `.kind::i8`.
+    /// PTX ISA, instruction descriptor of `.kind::tf32`, `.kind::f16`, `.kind::f8f6f4` and
+    /// `.kind::i8`.
     #[test]
     fn fields_of_fp8() {
         for (i, a) in Format::ALL.into_iter().enumerate() {
@@ -146,7 +152,8 @@ mod tests {
         }
     }
 
-    /// PTX ISA, instruction descriptor of `.kind::mxf8f6f4`. CUTLASS has M / 16 from bit 24 on, the same for 128 and 256.
+    /// PTX ISA, instruction descriptor of `.kind::mxf8f6f4`. CUTLASS has M / 16 from bit 24 on,
+    /// which is equal for 128 and 256.
     #[test]
     fn fields_of_mxfp8() {
         for (i, a) in Format::ALL.into_iter().enumerate() {
@@ -175,7 +182,8 @@ mod tests {
         }
     }
 
-    /// PTX ISA, shared memory descriptor; eight rows of 128 bytes are 1024 bytes, eight of 16 bytes 128.
+    /// PTX ISA, shared memory descriptor. Eight rows of 128 bytes are 1024 bytes, eight of 16 bytes
+    /// 128.
     #[test]
     fn fields_of_shared_memory() {
         let operand = [(0, 14, 0), (16, 14, 1), (32, 14, 1024 >> 4), (46, 3, 1), (49, 3, 0), (52, 1, 0), (61, 3, 2)];

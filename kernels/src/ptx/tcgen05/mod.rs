@@ -1,21 +1,23 @@
-//! The tensor cores of sm_100 (`tcgen05`): one thread issues products of operands in shared memory, whose sums, and scales of
-//! blocks, lie in tensor memory.
+//! Tensor cores of sm_100 (`tcgen05`). One thread issues products of operands in shared memory.
+//! Sums and block scales are in tensor memory.
 //!
-//! Tensor memory has 128 lanes of 512 columns of 32 bits; an address is `lane · 2^16 + column`. Row `i` of a product of 128
-//! rows lies in lane `i`, column `j` in column `j` behind the address that it was given. A warp reads the lanes from
-//! `32 (warp mod 4)` on and no others.
+//! Tensor memory has 128 lanes of 512 columns of 32 bits. An address is `lane · 2^16 + column`. For
+//! a product of 128 rows, row `i` is in lane `i`, and column `j` is `j` columns after the given
+//! address. A warp can only read the 32 lanes from `32 (warp mod 4)` on.
 //!
-//! Scales of 128 rows and four blocks of 32 take four columns: word `c` of lane `l` has the four of row `l + 32 c`, the first
-//! block in the low byte, and lanes 32 further on have the same (`32x128b.warpx4`).
+//! Scales of 128 rows and four blocks of 32 take four columns. Word `c` of lane `l` has the four
+//! scales of row `l + 32 c`, the first block in the low byte. The other groups of 32 lanes have the
+//! same values (`32x128b.warpx4`).
 //!
-//! `ctas` is 1, or 2 for a pair of blocks of a cluster, the same in all of a kernel. A pair's product has 256 rows, of which each
-//! block has 128 of A, and of the sums in its tensor memory; of the rows of B each has half in its shared memory. One thread of either
-//! issues it, by addresses that are the same in both. Scales lie in the tensor memory of both: those of A of a block's own rows, those
-//! of B of all, each copied from the block's own shared memory.
+//! `ctas` is 1, or 2 for a pair of blocks of a cluster. It is the same in a whole kernel. A pair's
+//! product has 256 rows. Each block has 128 rows of A, and 128 rows of the sums in its tensor
+//! memory. It has half of the rows of B in its shared memory. One thread of either block issues the
+//! product, with addresses that are the same in both. Both tensor memories hold scales, each copied
+//! from the block's shared memory: scales of the block's rows of A, and of all rows of B.
 //!
-//! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are asynchronous. A copy comes before
-//! the products that the same thread issues after it, and products to the same sums are in order; all else is ordered by
-//! [`tcgen05_commit`] and an mbarrier.
+//! Source: PTX ISA, *TensorCore 5th generation family instructions*. Products and copies are
+//! asynchronous. A copy precedes products that the same thread issues after it, and products to the
+//! same sums are ordered. Everything else is ordered by [`tcgen05_commit`] and an mbarrier.
 
 mod descriptor;
 
@@ -27,33 +29,38 @@ pub(crate) use descriptor::{fp8_instruction, mxfp8_instruction, operand_descript
 use super::{asm, elements, input, places};
 
 ptx! {
-    /// Takes `columns` of tensor memory, a power of two from 32 to 512, and writes their address to the word of shared memory at
-    /// `slot`. The warp gives up taking more. All lanes of one warp; of a pair those of a warp of each block, after both are known to
-    /// run.
+    /// Allocates `columns` of tensor memory, a power of two from 32 to 512. Writes their address to
+    /// the word of shared memory at `slot`. The warp cannot allocate more afterwards.
+    ///
+    /// All lanes of one warp must call it. In a pair, one warp of each block must call it, after
+    /// both blocks are known to run.
     pub(crate) fn tmem_alloc(slot: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
         "tcgen05.alloc.cta_group::{ctas}.sync.aligned.shared::cta.b32 [{slot}], {columns};\n\
          tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;\n"
     }
 
-    /// Gives back what [`tmem_alloc`] took. All lanes of the same warp, before the block ends; of a pair once neither block uses it.
+    /// Frees the columns of [`tmem_alloc`]. All lanes of the same warp must call it before the
+    /// block ends. In a pair, neither block may still use the columns.
     pub(crate) fn tmem_dealloc(tmem: u32, #[comptime] columns: u32, #[comptime] ctas: u32) {
         "tcgen05.dealloc.cta_group::{ctas}.sync.aligned.b32 {tmem}, {columns};\n"
     }
 
-    /// Orders this thread's use of tensor memory before what it signals next.
+    /// Orders this thread's earlier accesses to tensor memory before its next signal.
     pub(crate) fn tcgen05_before_signal() { "tcgen05.fence::before_thread_sync;\n" }
 
-    /// Orders this thread's use of tensor memory after what it has waited for.
+    /// Orders this thread's later accesses to tensor memory after its last wait.
     pub(crate) fn tcgen05_after_wait() { "tcgen05.fence::after_thread_sync;\n" }
 
-    /// Copies 32 rows of 16 bytes to four columns of tensor memory, lanes 0 to 31, and again to each 32 lanes further on.
+    /// Copies 32 rows of 16 bytes to four columns of tensor memory, in lanes 0 to 31 and again in
+    /// each further 32 lanes.
     pub(crate) fn tmem_copy_scales(tmem: u32, scales: u64, #[comptime] ctas: u32) {
         "tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [{tmem}], {scales};\n"
     }
 }
 
-/// Arrives at an mbarrier of this block, and of a pair at that at the same place in the other too, when all that this thread has issued
-/// to the tensor cores is done. The cluster is the pair.
+/// Arrives at an mbarrier of this block when all tensor core operations that this thread has issued
+/// are done. In a pair, which must be the whole cluster, also arrives at the same address in the
+/// other block.
 #[cube]
 pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
@@ -69,8 +76,8 @@ pub(crate) fn tcgen05_commit(barrier: u32, #[comptime] ctas: u32) {
     })
 }
 
-/// `sums = A [M, 32] · B [N, 32]ᵀ`, added to what `sums` holds where `add` is not zero; M, N and formats are those of the
-/// instruction descriptor ([`fp8_instruction`]).
+/// `sums = A [M, 32] · B [N, 32]ᵀ`, added to `sums` unless `add` is zero. M, N and formats are in
+/// the instruction descriptor ([`fp8_instruction`]).
 #[cube]
 pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instruction: u32, #[comptime] ctas: u32) {
     intrinsic!(|scope| {
@@ -79,8 +86,8 @@ pub(crate) fn mma_fp8(sums: u32, a: u64, b: u64, add: u32, #[comptime] instructi
     })
 }
 
-/// [`mma_fp8`] of operands with scales: those of a block's 128 rows of A, and of N rows of B, lie at `scales_a` and `scales_b` in tensor
-/// memory ([`mxfp8_instruction`]).
+/// [`mma_fp8`] for operands with scales. The scales of a block's 128 rows of A and of N rows of B
+/// are at `scales_a` and `scales_b` in tensor memory ([`mxfp8_instruction`]).
 #[cube]
 pub(crate) fn mma_mxfp8(
     sums: u32,
@@ -99,7 +106,8 @@ pub(crate) fn mma_mxfp8(
     })
 }
 
-/// The statement of a product, with the addresses of both operands' scales if the kind has any.
+/// Adds the statement of a product, with the addresses of both operands' scales if the kind has
+/// scales.
 fn product(
     scope: &mut Scope,
     kind: &str,
@@ -120,8 +128,8 @@ fn product(
     asm(scope, &template, &[], &inputs);
 }
 
-/// Loads `count` columns of this thread's lane, a power of two up to 128: lane `l` of the warp gets lane `l` behind `tmem`. All
-/// lanes of the warp, with the same address.
+/// Loads `count` columns of this thread's lane, a power of two up to 128. Lane `l` of the warp
+/// reads lane `l` after `tmem`. All lanes of the warp must call it with the same address.
 #[cube]
 pub(crate) fn tmem_load(to: &mut Array<f32>, tmem: u32, #[comptime] count: u32) {
     intrinsic!(|scope| {
