@@ -274,14 +274,14 @@ pub struct GemmArgs<'a> {
 }
 
 impl GemmArgs<'_> {
-    /// Description of the GEMM for [`select`].
+    /// Description of the GEMM for [`select()`].
     pub fn problem(&self) -> GemmProblem {
         let &Self { a, b, bias, groups, dtype, config: GemmConfig { use_fast_accum, emulate } } = self;
         let shape = GemmShape::of([a, b], groups, use_fast_accum);
         GemmProblem { formats: [a.format, b.format], shape, bias: bias.map(|bias| bias.dtype), dtype, emulate }
     }
 
-    /// Runs the GEMM into new memory, with a variant that [`select`] returns for its
+    /// Runs the GEMM into new memory, with a variant that [`select()`] returns for its
     /// [`problem`](Self::problem). `None` selects one.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! [`select`]: chooses the path and compile-time parameters of a GEMM before launch.
+//! [`select()`]: chooses the path and compile-time parameters of a GEMM before launch.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ use crate::granularity::BLOCK;
 use crate::source::Source;
 use crate::{Format, Granularity};
 
-/// Device properties that [`select`] uses.
+/// Device properties that [`select()`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmDevice {
     key: usize,
@@ -51,7 +51,7 @@ impl GemmDevice {
     }
 }
 
-/// Description of a GEMM for [`select`].
+/// Description of a GEMM for [`select()`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmProblem {
     /// Formats of the operands.
