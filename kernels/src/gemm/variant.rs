@@ -170,10 +170,10 @@ mod tests {
         (Some(CudaArch::Sm80), true, ROWWISE, &[F16Mma, Emulated]),
         (Some(CudaArch::Sm89), true, MX, &[Mma, F16Mma, Emulated]),
         (Some(CudaArch::Sm90), true, ROWWISE, &[Wgmma, F16Mma, Emulated]),
-        (Some(CudaArch::Sm90), true, MIXED, &[Bf16Wgmma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm90), true, MX, &[Bf16Wgmma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm90), true, MIXED, &[F16Mma, Emulated]),
         (Some(CudaArch::Sm100), true, MX, &[Tcgen05, F16Mma, Emulated]),
-        (Some(CudaArch::Sm100), true, MIXED, &[F16Mma, Emulated]),
-        (Some(CudaArch::Sm120), true, MIXED, &[Mma, F16Mma, Emulated]),
+        (Some(CudaArch::Sm120), true, MIXED, &[F16Mma, Emulated]),
     ];
 
     #[test]
