@@ -7,7 +7,8 @@
 # the steps without seconds of their own, to try the script.
 # CUDA_PATH: the toolkit to take, before all that are found. PYTHON: the Python with torch (python3). OUT: the folder for the results
 # (this one): one file, results-first.tar or results-second.tar, of at most 16 MiB, renewed every five seconds and after every step.
-# FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit code 0 if nothing that ran was wrong, whether or not all ran; 2 without a device; 64 for arguments that it does not take.
+# FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit code 0 if nothing that ran was wrong, whether or not all ran; 2 without a
+# device; 64 for arguments that it does not take.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
@@ -206,7 +207,7 @@ finish() {
 }
 trap finish EXIT
 trap 'exit 130' INT TERM HUP
-# A killed run has the results of the step that it was killed in, too.
+# A killed run keeps what its last step has written.
 while kill -0 $$; do
     pack
     sleep 5

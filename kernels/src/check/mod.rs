@@ -89,7 +89,7 @@ impl fmt::Display for Variant {
 /// Number `i` of the SplitMix64 sequence of a seed. Source: Steele, Lea and Flood, *Fast Splittable
 /// Pseudorandom Number Generators* (2014), and Vigna's `splitmix64.c`.
 pub fn split_mix(seed: u64, i: u64) -> u64 {
-    let z = seed.wrapping_add((i.wrapping_add(1)).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let z = seed.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

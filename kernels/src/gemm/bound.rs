@@ -17,8 +17,9 @@ impl GemmPath {
     ///   and any data,
     ///
     ///   ```text
-    ///           products, accumulators, except the largest; sums
-    ///   lost  <  (n   +    (i - 1)      -      i      +   i) · 2^-13 · Σ |a·b|   ≤   (n + 16) · 2^-13 · Σ |a·b|
+    ///            products, accumulators, except the largest; sums
+    ///   lost  <  (n    +    (i - 1)     -      i      +     i)    · 2^-13 · Σ |a·b|
+    ///         ≤  (n + 16) · 2^-13 · Σ |a·b|
     ///   ```
     ///
     ///   The 16 leaves room for the losses' effect on the sums, and for f32 sums and scales. It

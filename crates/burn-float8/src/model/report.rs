@@ -226,16 +226,19 @@ impl LayerReport {
                 if rows > GEMV_ROWS {
                     lost.retain(|lost| *lost != GemmPath::Gemv.to_string());
                 }
-                // Earlier calls whose results were found to be wrong were repeated on the next
-                // path. Earlier calls of correct kernels of the path are counted with them.
+                if lost.is_empty() {
+                    return path.to_string();
+                }
                 let config = GemmConfig { emulate: path == GemmPath::Emulated, ..Default::default() };
                 // Other paths have many rows, or groups.
                 let rows = (path == GemmPath::Gemv).then_some(rows);
                 let now = B::fp8_facts(device).gemm_path(rows, granularities, config);
-                if lost.is_empty() || now == GemmPath::Gemv {
+                if now == GemmPath::Gemv {
                     return path.to_string();
                 }
                 let path = now;
+                // A call counts under the path from before its kernel was judged. After a failure,
+                // all earlier calls of the path count under the path that is left.
                 if !path.is_native() {
                     (native, emulated) = (0, native + emulated);
                 }

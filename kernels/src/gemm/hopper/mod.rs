@@ -2,8 +2,8 @@
 //! them.
 //!
 //! ```text
-//! warpgroup 0       waits for a free stage, fills it by TMA; with block scales, fetches the stage's scales
-//! warpgroups 1, 2   wait for a full stage, multiply it, release it; scale, add the bias, store the tile by TMA
+//! warpgroup 0       waits for a free stage, fills it by TMA; fetches its block scales
+//! warpgroups 1, 2   wait for a full stage, multiply and release it; scale, add the bias, store by TMA
 //! ```
 //!
 //! The grid is persistent: a block works on one output tile after the other, so the next tile's

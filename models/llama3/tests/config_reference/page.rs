@@ -91,7 +91,7 @@ impl Page<'_> {
         if let Some((of, _)) = &named {
             let own = format!("{}.{key}", section.path.dotted());
             match self.listed.get(of) {
-                Some(first) => text += &format!(" The values are those of `{first}`."),
+                Some(first) => text += &format!(" For the values, see `{first}`."),
                 None => drop(self.listed.insert(*of, own.clone())),
             }
             if self.listed[of] != own {
