@@ -15,6 +15,9 @@ use crate::tokenizer::TokenizerError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
+    /// Any other error, with its context.
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -18,6 +18,9 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
+    /// Any other error, with its context.
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
     /// `mpirun` could not be started.
     #[error("cannot start mpirun (apt-get install openmpi-bin)")]
     Launcher(#[source] std::io::Error),
