@@ -210,7 +210,7 @@ fn the_type_or_the_preset_decides_the_architecture() {
 
 #[test]
 fn the_config_file_describes_a_run() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/qwen3_0.6b.toml");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/qwen3_0.6b.toml");
     let config = RunConfig::load(Some(&file), &[]).unwrap();
     config.validate().unwrap();
     assert_eq!(config.dimensions().unwrap(), DecoderConfig::preset("qwen3-0.6b").unwrap());

@@ -93,7 +93,6 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
         arguments.extend(["--set", setting]);
     }
     arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    let arguments = arguments.into_iter().map(Into::into).collect();
     let command = parse_from(arguments).unwrap();
     command.job::<Decoders>(&mut std::io::sink()).unwrap().expect("a run")
 }
