@@ -254,7 +254,7 @@ impl Args {
         training.batch_size = self.batch_size.unwrap_or(training.batch_size);
         training.seed = self.seed.unwrap_or(training.seed);
         // A recipe in the file is allowed: this is how a baseline is run.
-        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe"]));
         if let (Some(Setting { origin, .. }), Precision::F32 | Precision::Bf16) = (recipe, training.precision) {
             let precision = format!("{:?}", training.precision).to_lowercase();
             let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");

@@ -143,7 +143,7 @@ impl ModelArgs {
         if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
             // A recipe set by the user applies to all linears.
-            let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+            let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe"]));
             for (recipe, linears) in if is_set { vec![] } else { others } {
                 let linear = Float8LinearConfig::new(recipe);
                 config.float8.config = config.float8.config.with_override(linears, linear);
