@@ -11,7 +11,7 @@ mod tokenize;
 use std::ffi::OsString;
 use std::io::Write;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use burn_float8::Recipe;
 pub use cache::{CacheCommand, CacheFolder};
@@ -27,6 +27,7 @@ pub use tokenize::TokenizeArgs;
 
 use crate::JobError;
 use crate::config::{ConfigError, Precision, Setting, schema};
+use crate::hub;
 use crate::job::{Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
@@ -159,8 +160,8 @@ pub struct Args {
     /// TOML file; configs/ has examples.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Model to start from: the folder of a Hugging Face checkpoint, or a preset with random
-    /// weights, such as `llama3-1b`.
+    /// Model to start from: a folder of a Hugging Face checkpoint; a name on the Hugging Face Hub,
+    /// `org/name`; or a preset with random weights, such as `llama3-1b`.
     #[arg(long, value_name = "MODEL")]
     pub model: Option<String>,
     /// File or folder to train on: text, JSON Lines of texts or conversations, Parquet, or tokens;
@@ -239,10 +240,13 @@ impl Args {
         };
         // The recipe must be set first, because the file's other keys of [float8] depend on it.
         settings.extend(self.overrides.recipe.map(|name| flag("recipe", "float8.recipe", name.to_string())));
-        settings.extend(self.model.clone().map(|model| {
-            let key = if Path::new(&model).is_dir() { "model.hf_path" } else { "model.preset" };
-            flag("model", key, model)
-        }));
+        if let Some(model) = &self.model {
+            let folder = hub::folder(model)?.or_else(|| Some(model.into()).filter(|path: &PathBuf| path.is_dir()));
+            settings.push(match folder {
+                Some(folder) => flag("model", "model.hf_path", folder.display().to_string()),
+                None => flag("model", "model.preset", model.clone()),
+            });
+        }
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
         config.data.replace_paths(&self.data);
         config.checkpoint.folder = self.output_dir.clone().or(config.checkpoint.folder);

@@ -14,6 +14,7 @@ use crate::checkpoint::{
 };
 use crate::config::{ConfigError, LoraSection, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
+use crate::hub;
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
@@ -21,7 +22,8 @@ use crate::model::{ModelSection, TrainableModel};
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
     /// Folder of a run, as in checkpoint.folder. All commands except `resume` also accept a folder
-    /// of a Hugging Face checkpoint or of a PEFT adapter. The base model of an adapter is set by
+    /// of a Hugging Face checkpoint or of a PEFT adapter, and the name of a model on the Hugging Face
+    /// Hub. The base model of an adapter is set by
     /// its configuration or by model.hf_path.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
@@ -87,14 +89,16 @@ impl ModelArgs {
         &self,
         change: impl FnOnce(Option<&Path>, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
     ) -> Result<(RunConfig<S>, Start), JobError> {
-        if !self.folder.is_dir() {
-            return Err(JobError::NoFolder { folder: self.folder.clone() });
+        let folder = hub::folder(&self.folder.to_string_lossy())?.unwrap_or_else(|| self.folder.clone());
+        let named = Self { folder, ..self.clone() };
+        if !named.folder.is_dir() {
+            return Err(JobError::NoFolder { folder: named.folder });
         }
-        let hf = self.hf_folder::<S>()?;
+        let hf = named.hf_folder::<S>()?;
         let (config, saved) = match &hf {
-            Some(hf) => (self.hugging_face(hf)?, None),
+            Some(hf) => (named.hugging_face(hf)?, None),
             None => {
-                let OpenedRun { config, saved, .. } = self.open_run()?;
+                let OpenedRun { config, saved, .. } = named.open_run()?;
                 let missing =
                     || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
                 (config, Some(saved.ok_or_else(missing)?))
