@@ -3,12 +3,13 @@
 
 use std::rc::Rc;
 
+use anyhow::{Result, anyhow};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
 use super::names;
-use crate::{JobError, ModulePath, TrainError};
+use crate::ModulePath;
 
 /// Parameter that is read on request.
 pub(super) struct Parameter {
@@ -21,7 +22,7 @@ pub(super) struct Parameter {
 }
 
 /// Reads a parameter from its device.
-pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>, JobError>>;
+pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>>>;
 
 /// Parameters of `model` in the order of the module tree.
 pub(super) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> {
@@ -54,11 +55,7 @@ impl<B: Backend> ModuleVisitor<B> for Collect {
 }
 
 /// Values of a tensor in f32, row-major. `doing` names the task in errors.
-pub(super) fn read<B: Backend, const D: usize>(
-    tensor: &Tensor<B, D>,
-    doing: &'static str,
-) -> Result<Vec<f32>, JobError> {
-    let failed = |reason| JobError::from(TrainError::Execution { doing, reason });
-    let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-    data.into_vec().map_err(|error| failed(format!("{error:?}")))
+pub(super) fn read<B: Backend, const D: usize>(tensor: &Tensor<B, D>, doing: &'static str) -> Result<Vec<f32>> {
+    let data = tensor.clone().try_into_data().map_err(|error| anyhow!("the device failed while {doing}: {error}"))?;
+    data.convert::<f32>().into_vec().map_err(|error| anyhow!("the device failed while {doing}: {error:?}"))
 }

@@ -2,33 +2,27 @@
 //! addition to the model.
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 
+use anyhow::{Error, Result, anyhow};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_float8::backend::{Cast, HostCodes};
-use burn_float8::config::{Format, LinearInfo};
+use burn_float8::backend::HostCodes;
+use burn_float8::config::LinearInfo;
 use burn_float8::weights::{linear_infos, load_codes};
-use burn_float8::{Float8Config, Float8Stack, Recipe};
+use burn_float8::{Float8Config, Float8Stack};
 
-use super::check::Checkpoint;
-use super::float8::{Float8Weight, Scheme, quantize};
-use super::float8_export::linear_info;
+use super::checkpoint::Checkpoint;
+use super::float8::quantize;
 use super::names;
-use crate::model::ModelConfig;
-use crate::{JobError, ModulePath, Progress, TrainError};
+use crate::{ModulePath, Progress};
 
 impl Checkpoint {
     /// Replaces every parameter of `model`, whose dimensions were compared with the files.
     ///
     /// # Errors
-    /// [`JobError::TensorFiles`], [`JobError::Float8Files`], [`TrainError::Execution`].
-    pub(crate) fn load<B: Backend, M: Module<B>>(
-        self,
-        model: M,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<M, JobError> {
+    /// Invalid FP8 weights; a file that cannot be read; a device that fails.
+    pub(crate) fn load<B: Backend, M: Module<B>>(self, model: M, progress: &mut dyn FnMut(Progress)) -> Result<M> {
         self.fill(model, HashSet::new(), progress)
     }
 
@@ -38,95 +32,30 @@ impl Checkpoint {
     /// `values`.
     ///
     /// # Errors
-    /// Same as [`load`](Self::load); [`JobError::Float8`] for a configuration that does not fit the
-    /// model; [`Float8FilesError::NotFinite`](super::float8::Float8FilesError).
+    /// The errors of [`load`](Self::load); a configuration that does not fit the model; a weight
+    /// that is not finite.
     pub(crate) fn load_codes<B: Float8Stack, M: Module<B>>(
         self,
         model: M,
         float8: &Float8Config,
         values: DType,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<M, JobError> {
+    ) -> Result<M> {
         let linears = linear_infos::<B, _>(&model, float8);
         let policies = float8.resolve(&linears)?;
         let casts: HashMap<_, _> =
             linears.into_iter().zip(policies).filter_map(|(linear, p)| Some((linear.name, p.weight_cast()?))).collect();
-        let codes = |linear: &LinearInfo| -> Result<Option<HostCodes>, JobError> {
+        let codes = |linear: &LinearInfo| -> Result<Option<HostCodes>> {
             let Some(cast) = casts.get(&linear.name) else { return Ok(None) };
             let (name, dims) = (names::weight_name(&linear.name), [linear.n, linear.k]);
-            match self.float8_weight(&name)? {
-                Some(Float8Weight { codes, .. })
-                    if (codes.format, codes.granularity) == (cast.format, cast.granularity) =>
-                {
-                    Ok(Some(codes))
-                }
-                _ => Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?)),
+            if self.scheme(&linear.name).is_some_and(|scheme| scheme.is_cast_by(*cast)) {
+                return self.codes(&name);
             }
+            Ok(Some(quantize(&name, &self.linear_f32(&name, dims)?, dims, *cast, None)?))
         };
         let (model, loaded) =
-            load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(|error| {
-                error.downcast().map_or_else(
-                    |error| JobError::Float8(*error.downcast().expect("`load_codes` adds its own")),
-                    |error| *error,
-                )
-            })?;
+            load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(Error::from_boxed)?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
-    }
-
-    /// Names of the linears with FP8 weights, and of the ones to requantize. `float8` casts the
-    /// latter with another format or granularity than the files have, so their codes cannot be
-    /// kept.
-    ///
-    /// # Errors
-    /// [`JobError::Float8`] for a configuration that does not fit the model; the errors of
-    /// [`ModelConfig::hf_tensors`].
-    pub(crate) fn cast_anew<C: ModelConfig>(
-        &self,
-        config: &C,
-        folder: &Path,
-        float8: &Float8Config,
-    ) -> Result<[Vec<String>; 2], JobError> {
-        let tensors = config.hf_tensors(folder)?;
-        let linears: Vec<_> = tensors.iter().filter_map(|(path, shape)| linear_info(path, shape)).collect();
-        let policies = float8.resolve(&linears)?;
-        let (mut found, mut anew) = (vec![], vec![]);
-        for (LinearInfo { name, .. }, policy) in linears.into_iter().zip(policies) {
-            let Some(scheme) = self.float8.scheme(&names::weight_name(&name)) else { continue };
-            let reads = |cast: Cast| (cast.format, cast.granularity) == (Format::E4m3, scheme.granularity);
-            if policy.weight_cast().is_some_and(|cast| !reads(cast)) {
-                anew.push(name.clone());
-            }
-            found.push(name);
-        }
-        Ok([found, anew])
-    }
-
-    /// Recipe of the FP8 weights. `None` if no weight is in FP8, or if they have different recipes.
-    pub(crate) fn recipe(&self) -> Option<Recipe> {
-        self.float8.recipe()
-    }
-
-    /// First weight whose inputs are not cast as in [`recipe`](Self::recipe), with its scheme.
-    pub(crate) fn other_inputs(&self) -> Option<(&str, Scheme)> {
-        self.float8.other_inputs()
-    }
-
-    /// Input scales of linears in the files, by the linears' paths.
-    ///
-    /// # Errors
-    /// [`JobError::Float8Files`], [`JobError::TensorFiles`].
-    pub(crate) fn input_scales<C: ModelConfig>(
-        &self,
-        config: &C,
-        folder: &Path,
-    ) -> Result<Vec<(String, f32)>, JobError> {
-        let tensors = config.hf_tensors(folder)?;
-        let linears = tensors.iter().filter_map(|(path, _)| names::linear(path));
-        let scale = |linear: &str| -> Result<Option<(String, f32)>, JobError> {
-            let scale = self.float8.input_scale(&self.files, &names::weight_name(linear))?;
-            Ok(scale.map(|scale| (linear.to_string(), scale)))
-        };
-        linears.filter_map(|linear| scale(linear).transpose()).collect()
     }
 
     /// Replaces every parameter except the weights of the linears `loaded`.
@@ -135,7 +64,7 @@ impl Checkpoint {
         model: M,
         loaded: HashSet<String>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<M, JobError> {
+    ) -> Result<M> {
         let done = self.progress();
         let path = ModulePath::default();
         let mut loader = Loader { checkpoint: &self, loaded, path, done, progress, failure: None };
@@ -153,7 +82,7 @@ struct Loader<'a> {
     done: Progress,
     progress: &'a mut dyn FnMut(Progress),
     /// A mapper cannot return early. After the first failure the rest of the tree passes unchanged.
-    failure: Option<JobError>,
+    failure: Option<Error>,
 }
 
 impl Loader<'_> {
@@ -161,7 +90,7 @@ impl Loader<'_> {
     ///
     /// Half precision widens and FP8 is decoded on the host, since a device may lack the dtype or
     /// flush its subnormal numbers.
-    fn load<B: Backend, const D: usize>(&mut self, shape: Shape, device: &B::Device) -> Result<Tensor<B, D>, JobError> {
+    fn load<B: Backend, const D: usize>(&mut self, shape: Shape, device: &B::Device) -> Result<Tensor<B, D>> {
         let path = self.path.dotted();
         let name = names::hf_name(&path);
         let tensor = match *shape {
@@ -178,8 +107,7 @@ impl Loader<'_> {
             }
         };
         // Values not yet copied to the device are still in host memory.
-        B::sync(device)
-            .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
+        B::sync(device).map_err(|error| anyhow!("the device failed while loading the weights: {error}"))?;
         self.done.bytes += self.checkpoint.num_bytes(&name);
         (self.progress)(self.done);
         Ok(tensor)
