@@ -7,7 +7,7 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use llama3::{Llama, Llama3};
+use models::{Decoder, Decoders};
 use serde::Serialize;
 use train::cli::parse_from;
 use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
@@ -32,9 +32,9 @@ pub struct Row {
 }
 
 fn run(arguments: &[&str]) {
-    let arguments = ["llama3"].iter().chain(arguments).map(|argument| argument.into()).collect();
-    let command = parse_from::<Llama3>("llama3", arguments).expect("arguments");
-    let job = command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run");
+    let arguments = ["float8"].iter().chain(arguments);
+    let command = parse_from(arguments).expect("arguments");
+    let job = command.job::<Decoders>(&mut std::io::sink()).expect("a configuration").expect("a run");
     job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::stdout()).expect("it runs");
 }
 
@@ -47,7 +47,7 @@ fn sources() -> ([PathBuf; 3], PathBuf) {
     )
 }
 
-fn loss(model: &Llama<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
+fn loss(model: &Decoder<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
     let device = Default::default();
     let mut cache = model.new_cache(&CacheOptions { dtype, positions: LEN, rows_alone: false });
     let ids = |at: usize| -> Tensor<Eval, 2, Int> {
@@ -74,7 +74,7 @@ pub fn rows() -> Vec<Row> {
     run(&arguments);
     run(&["export", &checkpoints, &model, "--dtype", "f32", "--device", "cpu"]);
     let text = std::fs::read(held_out).expect("a file of this repository");
-    let model = Llama::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
+    let model = Decoder::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
     let dim = model.config().dims.head_dim as f64;
     let caches =
         [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];

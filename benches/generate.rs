@@ -5,7 +5,7 @@ use burn::backend::Flex;
 use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe};
-use llama3::{Dimensions, Llama, LlamaConfig};
+use models::{Decoder, DecoderConfig, Dimensions};
 use serde::Serialize;
 use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
@@ -28,7 +28,7 @@ pub struct Row {
     ratio: f64,
 }
 
-fn config() -> LlamaConfig {
+fn config() -> DecoderConfig {
     let dims = Dimensions {
         vocab_size: 8192,
         hidden_size: 1024,
@@ -43,12 +43,13 @@ fn config() -> LlamaConfig {
         tie_word_embeddings: false,
         moe: None,
         qk_norm: false,
+        qkv_bias: false,
     };
-    LlamaConfig { dims, rope_scaling: None }
+    DecoderConfig { dims, rope_scaling: None, ..DecoderConfig::preset("debug").expect("a preset") }
 }
 
 /// Median times of the tokens after each position.
-fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) -> [f64; 2] {
+fn measure(model: &Decoder<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) -> [f64; 2] {
     let device = Default::default();
     let mut cache =
         model.new_cache(&CacheOptions { dtype, positions: POSITIONS[1] + TOKENS * repeat as usize, rows_alone: false });
@@ -70,7 +71,7 @@ fn measure(model: &Llama<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32) 
 
 /// Rows in f32 and in FP8.
 pub fn rows(repeat: u32) -> Vec<Row> {
-    let model = || Llama::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
+    let model = || Decoder::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
     let float8 = Float8Config::new(Recipe::Rowwise).apply::<Train, _>(model()).expect("it has linears").0;
     let models = [("f32", model().valid()), ("rowwise", float8.valid())];
     let caches = [("f32", None), ("bf16", Some(CacheDtype::Bf16)), ("e4m3", Some(CacheDtype::E4m3))];

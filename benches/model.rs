@@ -6,7 +6,7 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack};
-use llama3::{CausalLmExt, Llama, Llama3, LlamaConfig, RunConfig};
+use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, RunConfig};
 use train::Job;
 use train::cli::parse_from;
 use train::rng::Rng;
@@ -15,15 +15,15 @@ use train::rng::Rng;
 pub type Train = Float8<Autodiff<Flex>>;
 
 /// Passes `run` the job of a Llama with these settings, on a temporary text.
-pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Llama3>) -> T) -> T {
+pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Decoders>) -> T) -> T {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let data = folder.path().join("data.txt");
     std::fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).expect("a temporary file");
     let data = data.display().to_string();
-    let mut arguments = vec!["llama3", "train", "--device", "cpu", "--data", &data];
+    let mut arguments = vec!["float8", "train", "--device", "cpu", "--data", &data];
     arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    let command = parse_from::<Llama3>("llama3", arguments.into_iter().map(Into::into).collect()).expect("arguments");
-    run(&command.job::<Llama3>(&mut std::io::sink()).expect("a configuration").expect("a run"))
+    let command = parse_from(arguments).expect("arguments");
+    run(&command.job::<Decoders>(&mut std::io::sink()).expect("a configuration").expect("a run"))
 }
 
 /// Sequences of a batch, and tokens of each.
@@ -40,13 +40,13 @@ pub struct Training<B: AutodiffBackend, M: AutodiffModule<B>> {
 }
 
 /// The debug Llama, with equal weights on every backend.
-pub fn plain<B: AutodiffBackend>() -> Llama<B> {
-    let config = LlamaConfig::preset("debug").expect("a preset");
-    Llama::new(config, &B::Device::default()).expect("a valid preset").init_weights(0)
+pub fn plain<B: AutodiffBackend>() -> Decoder<B> {
+    let config = DecoderConfig::preset("debug").expect("a preset");
+    Decoder::new(config, &B::Device::default()).expect("a valid preset").init_weights(0)
 }
 
 /// The debug Llama in FP8, except its output layer.
-pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B> {
+pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Decoder<B> {
     let model = plain::<B>();
     let mut run = RunConfig::default();
     run.float8.config = config;
@@ -54,8 +54,8 @@ pub fn float8<B: AutodiffBackend + Float8Stack>(config: Float8Config) -> Llama<B
     model
 }
 
-impl<B: AutodiffBackend> Training<B, Llama<B>> {
-    pub fn llama(model: Llama<B>) -> Self {
+impl<B: AutodiffBackend> Training<B, Decoder<B>> {
+    pub fn llama(model: Decoder<B>) -> Self {
         let vocab = model.config().dims.vocab_size;
         let [inputs, targets] = ["inputs", "targets"].map(|name| {
             let mut rng = Rng::named(0, name);

@@ -1,11 +1,11 @@
-//! One train step of the debug Llama, each recipe against the plain backend, in alternating
+//! One train step of the debug Decoder, each recipe against the plain backend, in alternating
 //! repetitions.
 use std::time::Instant;
 
 use burn::backend::{Autodiff, Flex, Wgpu};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe};
-use llama3::Llama;
+use models::Decoder;
 use serde::Serialize;
 
 use crate::model::{Training, float8, plain};
@@ -24,7 +24,7 @@ pub struct Row {
 
 type Case = (String, Box<dyn FnMut()>);
 
-fn case<B: AutodiffBackend>(precision: impl Into<String>, model: Llama<B>) -> Case {
+fn case<B: AutodiffBackend>(precision: impl Into<String>, model: Decoder<B>) -> Case {
     let mut training = Training::llama(model);
     (precision.into(), Box::new(move || training.step()))
 }
@@ -59,7 +59,7 @@ pub fn print(rows: &[Row]) {
     if rows.is_empty() {
         return;
     }
-    println!("\ntrain step of the debug Llama, 8 x 128 tokens: forward, backward, AdamW");
+    println!("\ntrain step of the debug Decoder, 8 x 128 tokens: forward, backward, AdamW");
     println!("{:<28}  {:>10}  {:>6}  device", "precision", "ms", "ratio");
     for Row { device, precision, ms, ratio } in rows {
         println!("{precision:<28}  {ms:>10.2}  {ratio:>6.2}  {device}");

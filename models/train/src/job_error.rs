@@ -49,7 +49,7 @@ pub enum JobError {
         /// The given name.
         name: String,
         /// Existing presets.
-        known: Vec<&'static str>,
+        known: Vec<String>,
     },
     /// A file or folder could not be read.
     #[error("cannot read {}", path.display())]

@@ -13,6 +13,7 @@
 
 mod adapted;
 mod atomic;
+pub mod backends;
 pub mod batches;
 mod chat;
 pub mod checkpoint;
@@ -77,7 +78,6 @@ pub use model::{
 };
 pub use module_path::ModulePath;
 pub use optimizer::AdamWStates;
-pub use panics::hide_caught_panics;
 pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;

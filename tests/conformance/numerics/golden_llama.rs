@@ -4,7 +4,7 @@ use burn::backend::Autodiff;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
-use llama3::{CausalLmExt, Llama};
+use models::{CausalLmExt, Decoder};
 use test_data::Golden;
 use train::hf::names;
 
@@ -12,8 +12,8 @@ use crate::support::operand::values;
 use crate::support::runtime::Flex;
 use crate::support::{max_error, relative_error};
 
-fn load<B: Backend>() -> Llama<B> {
-    Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+fn load<B: Backend>() -> Decoder<B> {
+    Decoder::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Token ids, `[batch, tokens]`.

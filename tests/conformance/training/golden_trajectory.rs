@@ -4,24 +4,24 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, backend::Float8Backend, report};
-use llama3::{CausalLmExt, Llama};
+use models::{CausalLmExt, Decoder};
 use test_data::Golden;
 
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::{Flex, Fused, has_wgpu};
 
-fn load<B: AutodiffBackend>() -> Llama<B> {
-    Llama::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
+fn load<B: AutodiffBackend>() -> Decoder<B> {
+    Decoder::load_hf(Golden::folder().join("hf_llama"), &Default::default()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 /// Loss before each update, and the trained model.
-fn train<B: AutodiffBackend>(mut model: Llama<B>, golden: &Golden, steps: usize) -> (Vec<f32>, Llama<B>) {
+fn train<B: AutodiffBackend>(mut model: Decoder<B>, golden: &Golden, steps: usize) -> (Vec<f32>, Decoder<B>) {
     let shape = golden.shape("batches");
     let [rows, len] = [shape[1], shape[2]];
     let batches: Vec<_> = golden.ints("batches").chunks_exact(rows * len).map(<[i32]>::to_vec).collect();
     let config = AdamWConfig::new().with_beta_1(0.9).with_beta_2(0.95).with_epsilon(1e-8).with_weight_decay(0.1);
-    let mut optimizer = config.init::<B, Llama<B>>();
+    let mut optimizer = config.init::<B, Decoder<B>>();
     let losses = (0..steps).map(|step| {
         let batch = TensorData::new(batches[step % 3].clone(), [rows, len]);
         let batch = Tensor::<B, 2, Int>::from_data(batch, &Default::default());
@@ -55,7 +55,7 @@ fn golden_trajectory_without_fp8() {
 }
 
 /// Scales every weight of q_proj, v_proj and up_proj by 1 + 1e-7 · noise, about one f32 rounding.
-fn nudged<B: AutodiffBackend>(mut model: Llama<B>, seed: u64) -> Llama<B> {
+fn nudged<B: AutodiffBackend>(mut model: Decoder<B>, seed: u64) -> Decoder<B> {
     for layer in &mut model.layers {
         let mlp = layer.mlp.as_mut().expect("a dense model");
         for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj, &mut mlp.up_proj] {
@@ -99,7 +99,7 @@ fn trajectory<B: Float8Backend>(runtime: &str, recipe: Recipe, runs: usize) {
 
 /// Every projection ran its GEMMs in FP8 in every step, except wgrad where the recipe disables it.
 /// The output layer ran none in FP8.
-fn proves_fp8<B: Float8Stack>(model: &Llama<B>, steps: u64, recipe: Recipe) {
+fn proves_fp8<B: Float8Stack>(model: &Decoder<B>, steps: u64, recipe: Recipe) {
     let high = if recipe == Recipe::RowwiseWithGwHp { steps } else { 0 };
     for layer in report(model).layers {
         let totals = layer.totals();

@@ -30,14 +30,22 @@ use crate::config::{ConfigError, Precision, Setting, schema};
 use crate::job::{Job, RunConfig, Start};
 use crate::model::{ModelSection, TrainableModel};
 
-/// Parses the arguments of a model's program. Its help begins with the model's title.
-pub fn parse<A: TrainableModel>() -> Command {
-    parse_from::<A>(A::NAME, std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
+/// Parses the arguments of the program.
+pub fn parse() -> Command {
+    Command::parse()
 }
 
-/// Parses the arguments of a model's example, called `name`: a command and its arguments, or only
-/// the arguments of `train`.
-pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
+/// Parses `arguments`, which begin with the program.
+///
+/// # Errors
+/// Invalid arguments, or a request for help or the version.
+pub fn parse_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command, clap::Error> {
+    Command::try_parse_from(arguments)
+}
+
+/// Parses the arguments of an example, called `name`: a command and its arguments, or only the
+/// arguments of `train`.
+pub fn parse_example(name: &'static str) -> Command {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let is_command = |argument: &OsString| {
         Command::command().get_subcommands().any(|command| argument == command.get_name()) || argument == "help"
@@ -46,21 +54,13 @@ pub fn parse_example<A: TrainableModel>(name: &'static str) -> Command {
     if !arguments.get(1).is_some_and(|argument| is_command(argument) || asks(argument)) {
         arguments.insert(arguments.len().min(1), "train".into());
     }
-    parse_from::<A>(name, arguments).unwrap_or_else(|error| error.exit())
+    let command = Command::command().name(name).bin_name(name).try_get_matches_from(arguments);
+    command.and_then(|matches| Command::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit())
 }
 
-/// Parses `arguments`, which begin with the program. `name` is used in its help.
-///
-/// # Errors
-/// Invalid arguments, or a request for help or the version.
-pub fn parse_from<A: TrainableModel>(name: &'static str, arguments: Vec<OsString>) -> Result<Command, clap::Error> {
-    let command = Command::command().name(name).bin_name(name).about(A::TITLE);
-    Command::from_arg_matches(&command.try_get_matches_from(arguments)?)
-}
-
-/// Command of a model's program.
+/// Train, evaluate, run and export language models with FP8 linears.
 #[derive(Clone, Debug, Parser)]
-#[command(version, propagate_version = true)]
+#[command(name = "float8", version, propagate_version = true)]
 pub enum Command {
     /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
     ///

@@ -19,7 +19,6 @@ use crate::{Dataset, JobError, Tokenizer, freeze};
 
 /// Prints the model, device, precision and attention backend.
 pub(super) fn model<S: ModelSection>(
-    kind: &str,
     config: &RunConfig<S>,
     selected: &SelectedDevice,
     computed: (DType, &str),
@@ -30,9 +29,9 @@ pub(super) fn model<S: ModelSection>(
     let count = |n: usize| thousands(&n.to_string());
     device(config, selected, computed, out)?;
     let from_folder = config.model.hf_path();
-    let name = from_folder.map_or_else(|| config.model.preset().to_string(), |path| path.display().to_string());
+    let name = from_folder.map_or_else(|| config.model.preset(), |path| path.display().to_string());
     let ModelSize { num_params, num_active_params, .. } = dims.size();
-    write!(out, "model: {kind} {name}  parameters: {}", count(num_params))?;
+    write!(out, "model: {name}  parameters: {}", count(num_params))?;
     match num_active_params < num_params {
         true => writeln!(out, "  active: {}", count(num_active_params))?,
         false => writeln!(out)?,

@@ -70,7 +70,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let text = setup.text()?;
     let place = setup.place(&text)?;
     let computed = (place.dtype, B::Inner::fp8_facts(device).attention);
-    announce::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
+    announce::model(config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
     let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;

@@ -7,6 +7,7 @@
 //! embedding   N(0, 1), or N(0, 1/H) if it is the output layer too
 //! experts     as linears, each of them
 //! norms       1
+//! biases      0
 //! ```
 //! The division by depth is torchtitan's and keeps the residual stream from growing with depth.
 //! torchtitan's constant standard deviation of 0.02 is about 1/√d_in for the 8B model and too small
@@ -68,6 +69,9 @@ impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
 pub(super) fn deviation(size: &ModelSize, path: &str, d_input: usize) -> Option<f64> {
     if path.ends_with(".gamma") {
         return None;
+    }
+    if path.ends_with(".bias") {
+        return Some(0.0);
     }
     if path.starts_with("embed_tokens.") {
         let tied = (size.hidden_size as f64).sqrt().recip();

@@ -210,7 +210,7 @@ pub trait ModelSection:
     fn of_folder(hf_path: Option<PathBuf>, tie_word_embeddings: Option<bool>) -> Self;
 
     /// Name of the preset, or of the default one.
-    fn preset(&self) -> &str;
+    fn preset(&self) -> String;
 
     /// Folder of a Hugging Face checkpoint to start from.
     fn hf_path(&self) -> Option<&Path>;
@@ -228,10 +228,6 @@ pub trait ModelSection:
 
 /// Kind of model for a [`Job`](crate::Job), on any backend.
 pub trait TrainableModel: Sized + 'static {
-    /// Name of the model and its program.
-    const NAME: &'static str;
-    /// First line of the program's help.
-    const TITLE: &'static str;
     /// Section `[model]` of the configuration.
     type Section: ModelSection<Config = Self::Config>;
     /// Dimensions.

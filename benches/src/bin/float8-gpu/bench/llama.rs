@@ -8,7 +8,7 @@ use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, set_default_config};
 use checks::Failure;
-use llama3::{Llama, LlamaConfig, RunConfig};
+use models::{Decoder, DecoderConfig, RunConfig};
 use serde::{Deserialize, Serialize};
 use train::rng::Rng;
 
@@ -51,8 +51,8 @@ impl Case {
         self.layers.map_or_else(|| self.preset.into(), |layers| format!("{}, {layers} layers", self.preset))
     }
 
-    fn config(&self) -> Result<LlamaConfig, llama3::Error> {
-        let mut config = LlamaConfig::preset(self.preset)?;
+    fn config(&self) -> Result<DecoderConfig, models::Error> {
+        let mut config = DecoderConfig::preset(&format!("llama3-{}", self.preset))?;
         config.dims.num_layers = self.layers.unwrap_or(config.dims.num_layers);
         config.dims.vocab_size = self.vocab.unwrap_or(config.dims.vocab_size);
         Ok(config)
@@ -134,7 +134,7 @@ fn measure<T: Target>(
 ) -> Result<(f64, String), Box<dyn std::error::Error>> {
     let device = Default::default();
     let config = &case.config()?;
-    let model = Llama::<Backend<T>>::new(config.clone(), &device)?.with_compute_dtype(T::compute_dtype());
+    let model = Decoder::<Backend<T>>::new(config.clone(), &device)?.with_compute_dtype(T::compute_dtype());
     let (model, on) = match recipe {
         None => (model, None),
         Some(recipe) => {

@@ -1,0 +1,30 @@
+//! Program `float8`: trains, resumes, evaluates, runs and exports the [decoders](models) on each of
+//! Burn's backends.
+//!
+//! A library starts compiling when the declarations of its dependencies are known, so in parallel
+//! with burn-flex; a program waits for all their code. One library serves all GPU backends: they
+//! share much code, which two libraries would compile twice.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use models::Decoders;
+use train::cli::Command;
+use train::{Job, JobError};
+
+/// Runs the command that `parse` reads from the arguments; a program's `main` should do nothing
+/// else.
+pub fn main(parse: fn() -> Command) -> ExitCode {
+    train::backends::main(|| {
+        let command = parse();
+        train::backends::start(command.trains(), command.nproc(), |out| command.job(out), run)
+    })
+}
+
+/// Runs a job on its device, and writes the log to `out`.
+///
+/// # Errors
+/// Any [`JobError`].
+pub fn run(job: &Job<Decoders>, out: &mut dyn Write) -> Result<(), JobError> {
+    train::backends::run(job, out)
+}

@@ -1,0 +1,95 @@
+//! Starts the program; small models and texts for it.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_float8"));
+    // Folder of the token cache.
+    command.args(arguments).env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+pub(crate) fn llama3(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+pub(crate) fn stdout(output: &Output) -> &str {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    str::from_utf8(&output.stdout).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> &str {
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    str::from_utf8(&output.stderr).unwrap()
+}
+
+/// Tokenizer in Hugging Face's format with 1001 ids.
+pub(crate) fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../train/tests/vectors")
+}
+
+pub(crate) fn file(name: &str, text: &str) -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    (folder, path.display().to_string())
+}
+
+/// Text that a small model can learn.
+pub(crate) fn text() -> (TempDir, String) {
+    file("text.rs", &"fn main() { println!(\"one, two, three\"); }\n".repeat(400))
+}
+
+/// Adds `--set` before each setting.
+pub(crate) fn set(settings: &[&str]) -> Vec<String> {
+    settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]).collect()
+}
+
+/// Arguments for a run of a small model on `data`: one layer, sequences of 16 tokens.
+pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
+    small_on("cpu", data, settings)
+}
+
+/// The same on a device.
+pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<String> {
+    let model = [
+        "model.vocab_size=1008",
+        "model.num_layers=1",
+        "model.hidden_size=32",
+        "model.intermediate_size=64",
+        "model.num_heads=2",
+        "model.num_kv_heads=1",
+        "model.head_dim=16",
+        "training.seq_len=16",
+        "training.batch_size=2",
+        "training.eval_batches=2",
+        "training.log_every=1",
+        "data.held_out_fraction=0.1",
+        "generate.max_new_tokens=4",
+    ];
+    let fixed = ["--device", device, "--data", data].map(String::from);
+    [&fixed[..], &set(&model), &set(settings)].concat()
+}
+
+pub(crate) fn train(arguments: &[String]) -> Command {
+    let mut command = command(&["train"]);
+    command.args(arguments);
+    command
+}
+
+/// Whether there is a wgpu adapter, possibly a software one. If not, prints that the test is
+/// skipped.
+pub(crate) fn has_wgpu(test: &str) -> bool {
+    let adapters = device_select::wgpu_adapters().expect("wgpu is compiled in");
+    if adapters.is_empty() {
+        assert!(std::env::var_os("CI").is_none(), "CI needs a Vulkan adapter: install mesa-vulkan-drivers");
+        // Not `println!`, which the test harness hides for passing tests.
+        let out = &mut std::io::stdout();
+        writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
+    }
+    !adapters.is_empty()
+}

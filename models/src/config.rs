@@ -1,0 +1,107 @@
+//! [`DecoderConfig`]: dimensions of a decoder and its form in Hugging Face's `config.json`.
+
+use std::path::Path;
+
+use serde_json::Value;
+use train::hf::HfReader;
+use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
+
+use crate::ARCHITECTURES;
+use crate::architecture::{Architecture, presets};
+use crate::dims::{Dimensions, MoeConfig};
+use crate::hf;
+use crate::rope_scaling::RopeScaling;
+
+/// Dimensions of a decoder. Create one with [`preset`](DecoderConfig::preset), from a Hugging Face
+/// folder by [`read_config`](train::hf::read_config), or field by field.
+/// [`validate`](train::ModelConfig::validate) is called before a model is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Kind of decoder.
+    pub architecture: &'static Architecture,
+    /// Sizes.
+    pub dims: Dimensions,
+    /// Frequency scaling of Llama 3.1 and later.
+    pub rope_scaling: Option<RopeScaling>,
+}
+
+impl DecoderConfig {
+    /// Dimensions of the preset `name`: `debug` or the name and size of an architecture, such as
+    /// `llama3-8b`; see [`presets`].
+    ///
+    /// # Errors
+    /// [`JobError::UnknownPreset`].
+    pub fn preset(name: &str) -> Result<Self, JobError> {
+        let name = if name == "debug" { "llama3-debug" } else { name };
+        let found = ARCHITECTURES.into_iter().find_map(|architecture| {
+            let size = name.strip_prefix(architecture.name)?.strip_prefix('-')?;
+            let index = architecture.sizes.iter().position(|known| *known == size)?;
+            Some((architecture.size)(index))
+        });
+        found.ok_or_else(|| JobError::UnknownPreset { name: name.into(), known: presets() })
+    }
+}
+
+impl ModelConfig for DecoderConfig {
+    /// Checks every field and the size of the model, see [`Dimensions::validate`].
+    fn validate(&self) -> Result<(), JobError> {
+        self.dims.validate()?;
+        self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
+    }
+
+    fn size(&self) -> ModelSize {
+        self.dims.size()
+    }
+
+    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
+        Some(self.dims.layer_bytes(shape))
+    }
+
+    fn with_max_seq_len(self, max_seq_len: usize) -> Self {
+        Self { dims: Dimensions { max_seq_len, ..self.dims }, ..self }
+    }
+
+    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
+        Self { dims: Dimensions { tie_word_embeddings, ..self.dims }, ..self }
+    }
+
+    /// Output layer and routers: they choose by small differences that FP8 may lose, and are cheap.
+    /// A tied output layer is not a linear of the model and needs no filter.
+    fn high_precision_linears(&self) -> Vec<&'static str> {
+        let names = [(!self.dims.tie_word_embeddings, "lm_head"), (self.dims.moe.is_some(), "moe.router")];
+        names.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name).collect()
+    }
+
+    fn fused_linears(&self) -> Vec<&'static [&'static str]> {
+        hf::FUSED_LINEARS.to_vec()
+    }
+
+    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+        let model_type = json.string("model_type")?.ok_or_else(|| json.missing("model_type"))?;
+        let known = ARCHITECTURES.map(|architecture| architecture.model_type);
+        let Some(index) = known.iter().position(|known| *known == model_type) else {
+            return Err(json.unsupported("model_type", &format!("{} are", known.join(", "))));
+        };
+        let architecture = ARCHITECTURES[index];
+        let (dims, scaled) = hf::read(json, architecture)?;
+        let mut config = Self { architecture, dims, rope_scaling: None };
+        (architecture.read)(json, scaled, &mut config)?;
+        Ok(config)
+    }
+
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+        if let Some(moe) = self.dims.moe {
+            return Err(JobError::MoeExport { num_experts: moe.num_experts });
+        }
+        let mut keys = hf::write(&self.dims, self.architecture);
+        keys.extend((self.architecture.write)(self));
+        Ok(keys)
+    }
+
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+        match self.dims.moe {
+            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
+            None => Ok(self.dims.hf_tensors()),
+        }
+    }
+}

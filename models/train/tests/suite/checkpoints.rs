@@ -1,0 +1,306 @@
+//! Loading: one file, shards, tied outputs, dtypes, and invalid checkpoints.
+
+use std::fs;
+use std::path::Path;
+use train::CausalLmExt;
+
+use burn::backend::Flex;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Tensor, bf16, f16};
+use models::{Decoder, DecoderConfig, Decoders, Error, RunConfig};
+use safetensors::Dtype;
+use serde_json::json;
+use tempfile::TempDir;
+use train::hf::names;
+use train::job::Weights;
+use train::job::prepare;
+use train::{ProgressLine, TensorFilesError};
+
+use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors};
+
+fn folder(config: &DecoderConfig, tensors: &[Stored]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), &hf_json(config));
+    write_safetensors(&dir.path().join("model.safetensors"), tensors);
+    dir
+}
+
+fn load(dir: &Path) -> Result<Decoder<Flex>, Error> {
+    Decoder::load_hf(dir, &Default::default())
+}
+
+/// Every parameter by Hugging Face name, in Burn's layout.
+fn parameters(model: &Decoder<Flex>) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    #[derive(Default)]
+    struct Collect(Vec<String>, Vec<(String, Vec<usize>, Vec<f32>)>);
+    impl ModuleVisitor<Flex> for Collect {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.0.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.0.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
+            let name = names::hf_name(&self.0.join("."));
+            // Contiguous, although a linear's weight was transposed.
+            assert!(param.val().into_primitive().tensor().is_contiguous(), "{name}");
+            self.1.push((name, param.shape().to_vec(), values(param.val())));
+        }
+    }
+    let mut collect = Collect::default();
+    model.visit(&mut collect);
+    collect.1
+}
+
+fn floats(stored: &Stored) -> Vec<f32> {
+    stored.bytes.as_chunks::<4>().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+#[test]
+fn every_tensor_lands_where_its_name_says() {
+    let config = tiny();
+    let tensors = stored_tensors(&config, 1);
+    let loaded = parameters(&load(folder(&config, &tensors).path()).unwrap());
+    assert_eq!(loaded.len(), tensors.len());
+    for (name, shape, values) in loaded {
+        let stored = tensors.iter().find(|t| t.name == name).expect(&name);
+        let expected = floats(stored);
+        if name.contains("proj") || name.starts_with("lm_head") {
+            let [rows, cols] = stored.shape[..] else { panic!("{name}") };
+            assert_eq!(shape, [cols, rows], "{name}");
+            for row in 0..rows {
+                for col in 0..cols {
+                    assert_eq!(values[col * rows + row], expected[row * cols + col], "{name}");
+                }
+            }
+        } else {
+            assert_eq!((shape, values), (stored.shape.clone(), expected), "{name}");
+        }
+    }
+}
+
+#[test]
+fn shards_equal_one_file() {
+    let config = tiny();
+    let tensors = stored_tensors(&config, 2);
+    let single = parameters(&load(folder(&config, &tensors).path()).unwrap());
+
+    let dir = tempfile::tempdir().unwrap();
+    write_json(&dir.path().join("config.json"), &hf_json(&config));
+    let mut weight_map = serde_json::Map::new();
+    for (i, shard) in tensors.chunks(8).enumerate() {
+        let file = format!("model-{:05}-of-00003.safetensors", i + 1);
+        write_safetensors(&dir.path().join(&file), shard);
+        weight_map.extend(shard.iter().map(|t| (t.name.clone(), json!(file))));
+    }
+    let index = dir.path().join("model.safetensors.index.json");
+    write_json(&index, &json!({"metadata": {"total_size": 1}, "weight_map": weight_map}));
+    assert_eq!(parameters(&load(dir.path()).unwrap()), single);
+
+    // The index names a tensor that its shard lacks, then lacks a shard's tensor, then names a
+    // missing shard.
+    let mut wrong = weight_map.clone();
+    wrong.insert("model.extra".into(), json!("model-00001-of-00003.safetensors"));
+    write_json(&index, &json!({"weight_map": wrong}));
+    match load(dir.path()) {
+        Err(Error::TensorFiles(TensorFilesError::Broken { reason, .. })) => {
+            assert!(reason.contains("model.extra"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut wrong = weight_map.clone();
+    wrong.remove("model.norm.weight");
+    write_json(&index, &json!({"weight_map": wrong}));
+    match load(dir.path()) {
+        Err(Error::TensorFiles(TensorFilesError::Broken { reason, .. })) => {
+            assert!(reason.contains("model.norm.weight"), "{reason}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut wrong = weight_map;
+    wrong.insert("model.norm.weight".into(), json!("absent.safetensors"));
+    write_json(&index, &json!({"weight_map": wrong}));
+    match load(dir.path()) {
+        Err(Error::TensorFiles(TensorFilesError::MissingShard { path, name, .. })) => {
+            assert!(path.ends_with("absent.safetensors") && name == "model.norm.weight");
+        }
+        other => panic!("{other:?}"),
+    }
+    fs::write(&index, "{}").unwrap();
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Json { .. }))));
+}
+
+#[test]
+fn half_precision_tensors_widen_exactly() {
+    let config = tiny();
+    let mut tensors = stored_tensors(&config, 3);
+    let mut expected = tensors.clone();
+    for (i, (stored, expected)) in tensors.iter_mut().zip(&mut expected).enumerate() {
+        let narrow = |x: f32| match i % 2 {
+            0 => (bf16::from_f32(x).to_le_bytes(), bf16::from_f32(x).to_f32()),
+            _ => (f16::from_f32(x).to_le_bytes(), f16::from_f32(x).to_f32()),
+        };
+        let (bytes, wide): (Vec<_>, Vec<_>) = floats(stored).into_iter().map(narrow).unzip();
+        stored.dtype = if i % 2 == 0 { Dtype::BF16 } else { Dtype::F16 };
+        stored.bytes = bytes.concat();
+        *expected = Stored::f32(&stored.name, &stored.shape, &wide);
+    }
+    let narrow = parameters(&load(folder(&config, &tensors).path()).unwrap());
+    assert_eq!(narrow, parameters(&load(folder(&config, &expected).path()).unwrap()));
+}
+
+#[test]
+fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
+    let config = tiny_with(|dims| dims.tie_word_embeddings = true);
+    let tensors = stored_tensors(&config, 4);
+    let without = load(folder(&config, &tensors).path()).unwrap();
+    assert!(without.lm_head.is_none());
+    let mut repeated = tensors.clone();
+    repeated.push(Stored { name: "lm_head.weight".into(), ..tensors[0].clone() });
+    assert_eq!(parameters(&load(folder(&config, &repeated).path()).unwrap()), parameters(&without));
+}
+
+/// As in merged adapters: config.json says tied, but the file has an output layer that differs from
+/// the embedding.
+#[test]
+fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() {
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
+    let dir = folder(&tied, &stored_tensors(&tiny(), 4));
+    let error = load(dir.path()).unwrap_err();
+    assert!(matches!(&error, Error::TiedHead { path } if path == dir.path()), "{error}");
+    for name in ["lm_head.weight", "model.embed_tokens.weight", "model.tie_word_embeddings"] {
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    let run = |settings: &[&str]| {
+        let hf = format!("model.hf_path={:?}", dir.path());
+        let settings: Vec<_> = [&*hf].iter().chain(settings).map(|setting| setting.to_string()).collect();
+        let config = RunConfig::load(None, &settings).unwrap();
+        let dims = config.dimensions().unwrap();
+        let out = &mut std::io::sink();
+        let weights = Weights::open(&config, None, dims)?;
+        prepare::<Decoders, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
+    };
+    assert!(matches!(run(&[]), Err(Error::TiedHead { .. })));
+    assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());
+    let own = run(&["model.tie_word_embeddings=false", "training.precision=f32"]).unwrap().lm_head.unwrap();
+    let head = &stored_tensors(&tiny(), 4).pop().unwrap();
+    let transposed: Vec<f32> = values(own.weight.val().transpose());
+    assert_eq!(transposed, floats(head));
+}
+
+/// The shapes do not fit, and the model would not fit in memory.
+#[test]
+fn shapes_are_compared_before_anything_is_allocated() {
+    for huge in [
+        tiny_with(|dims| {
+            dims.hidden_size = 1 << 24;
+            dims.head_dim = 1 << 10
+        }),
+        tiny_with(|dims| dims.vocab_size = 1 << 32),
+    ] {
+        let dir = folder(&huge, &stored_tensors(&tiny(), 1));
+        let error = load(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::TensorFiles(TensorFilesError::Shape { .. })), "{error}");
+    }
+    // The number of positions has no tensor.
+    let positions = tiny_with(|dims| dims.max_seq_len = 1 << 36);
+    load(folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
+}
+
+#[test]
+fn loaded_parameters_are_trainable() {
+    let config = tiny();
+    let dir = folder(&config, &stored_tensors(&config, 5));
+    let model = Decoder::<Train>::load_hf(dir.path(), &Default::default()).unwrap();
+    assert!(model.norm.gamma.is_require_grad());
+    assert!(model.lm_head.unwrap().weight.is_require_grad());
+}
+
+#[test]
+fn missing_unexpected_and_misshapen_tensors_are_named() {
+    let config = tiny();
+    let tensors = stored_tensors(&config, 6);
+    let name = "model.layers.1.mlp.down_proj.weight";
+    let at = tensors.iter().position(|t| t.name == name).unwrap();
+
+    let mut wrong = tensors.clone();
+    wrong.remove(at);
+    match load(folder(&config, &wrong).path()) {
+        Err(Error::TensorFiles(TensorFilesError::Missing { name: n, shape, .. })) => {
+            assert_eq!((n.as_str(), shape), (name, vec![48, 80]))
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut wrong = tensors.clone();
+    wrong[at].shape = vec![80, 48];
+    match load(folder(&config, &wrong).path()) {
+        Err(Error::TensorFiles(TensorFilesError::Shape { name: n, expected, found, .. })) => {
+            assert_eq!((n.as_str(), expected, found), (name, vec![48, 80], vec![80, 48]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut wrong = tensors.clone();
+    wrong[at].dtype = Dtype::I32;
+    match load(folder(&config, &wrong).path()) {
+        Err(Error::TensorFiles(TensorFilesError::Dtype { name: n, dtype, path })) => {
+            assert_eq!((n.as_str(), dtype.as_str()), (name, "I32"));
+            assert!(path.ends_with("model.safetensors"), "{}", path.display());
+        }
+        other => panic!("{other:?}"),
+    }
+    let mut wrong = tensors.clone();
+    wrong.push(Stored::f32("model.layers.2.input_layernorm.weight", &[1], &[1.0]));
+    wrong.push(Stored::f32("model.layers.0.self_attn.q_proj.bias", &[1], &[1.0]));
+    wrong.push(Stored::f32("model.layers.0.self_attn.rotary_emb.inv_freq", &[1], &[1.0]));
+    match load(folder(&config, &wrong).path()) {
+        Err(Error::TensorFiles(TensorFilesError::Unexpected { names, path })) => {
+            assert_eq!(names, ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.input_layernorm.weight"]);
+            assert!(path.ends_with("model.safetensors"), "{}", path.display());
+        }
+        other => panic!("{other:?}"),
+    }
+    // An untied model needs an output layer.
+    let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
+    match load(folder(&config, &stored_tensors(&tied, 6)).path()) {
+        Err(Error::TensorFiles(TensorFilesError::Missing { name, .. })) => assert_eq!(name, "lm_head.weight"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn files_that_are_no_checkpoint_are_errors() {
+    let config = tiny();
+    let dir = folder(&config, &stored_tensors(&config, 7));
+    let file = dir.path().join("model.safetensors");
+    let whole = fs::read(&file).unwrap();
+
+    for (bytes, what) in [
+        (&whole[..whole.len() - 1], "cut at the end"),
+        (&whole[..100], "cut in the header"),
+        (&whole[..5], "shorter than the length"),
+        (&[], "empty"),
+        (&[0xff; 64], "a header beyond the file"),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "a page that says (\"<!DOCTYP\")"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 247\n", "a Git LFS pointer"),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        let error = load(dir.path()).unwrap_err();
+        assert!(matches!(error, Error::TensorFiles(TensorFilesError::Broken { .. })), "{what}");
+        assert_eq!(error.to_string().contains("git lfs pull"), what.contains("LFS"), "{error}");
+        assert_eq!(
+            error.to_string().contains("no safetensors file: it has 44 bytes, and by its first 8 (\"<!DOCTYP\")"),
+            what.contains("page"),
+            "{error}"
+        );
+    }
+    let longer = [&whole[..], &[0]].concat();
+    fs::write(&file, longer).unwrap();
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Broken { .. }))), "bytes left over");
+    fs::write(&file, [&4_u64.to_le_bytes()[..], b"{]}}"].concat()).unwrap();
+    assert!(
+        matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::Json { .. }))),
+        "a header that is no JSON"
+    );
+    fs::remove_file(&file).unwrap();
+    assert!(matches!(load(dir.path()), Err(Error::TensorFiles(TensorFilesError::NoTensors { .. }))));
+}
