@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
 
 use crate::tensor_files::TensorFiles;
 use crate::{atomic, digest, files};
@@ -16,26 +15,16 @@ pub(super) const BASE: &str = "base.json";
 /// Larger files are sampled, so that a run need not read a whole model twice to begin.
 const MAX_HASHED: u64 = 64 << 20;
 
-/// A file of tensors.
-#[derive(PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BaseFile {
-    bytes: u64,
-    /// SHA-256 of the whole file; above 64 MiB, of samples at even distances from its beginning.
-    sha256: String,
-}
-
-/// Records of the tensor files of a folder, by name.
-fn of_folder(folder: &Path) -> Result<BTreeMap<String, BaseFile>> {
+/// Digests of the tensor files of a folder, by name: SHA-256 of a whole file; above 64 MiB, of its
+/// length and samples at even distances from its beginning.
+fn of_folder(folder: &Path) -> Result<BTreeMap<String, String>> {
     let of_file = |path: &Path| {
-        let read = || format!("cannot read {}", path.display());
         let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
-        let bytes = path.metadata().with_context(read)?.len();
-        let sha256 = match bytes > MAX_HASHED {
-            true => digest::of_samples(path).with_context(read)?,
-            false => digest::of_file(path).with_context(read)?.1,
+        let digest = match path.metadata() {
+            Ok(metadata) if metadata.len() > MAX_HASHED => digest::of_samples(path),
+            _ => digest::digest_of_file(path),
         };
-        Ok((name, BaseFile { bytes, sha256 }))
+        Ok((name, digest.with_context(|| format!("cannot read {}", path.display()))?))
     };
     TensorFiles::open_folder(folder)?.paths().map(of_file).collect()
 }
@@ -54,17 +43,14 @@ pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<()> {
 /// # Errors
 /// The first file that differs; files that cannot be read.
 pub(crate) fn check(folder: &Path, assets: &Path) -> Result<()> {
-    let then: BTreeMap<String, BaseFile> = files::read_json(&assets.join(BASE))?;
+    let then: BTreeMap<String, String> = files::read_json(&assets.join(BASE))?;
     let now = of_folder(folder)?;
     for name in then.keys().chain(now.keys()) {
         let difference = match (then.get(name), now.get(name)) {
             (Some(then), Some(now)) if then == now => continue,
-            (Some(then), Some(now)) if then.bytes != now.bytes => {
-                format!("it had {} bytes, now it has {}", then.bytes, now.bytes)
-            }
-            (Some(_), Some(_)) => "it has other contents".into(),
-            (Some(_), None) => "it is not there any more".into(),
-            (None, _) => "it was not there".into(),
+            (Some(_), Some(_)) => "it has other contents",
+            (Some(_), None) => "it is not there any more",
+            (None, _) => "it was not there",
         };
         bail!(
             "{}: {difference} since this run began, whose checkpoints do not have the frozen weights: put the file back, or set model.hf_path \
@@ -107,7 +93,7 @@ mod tests {
         write("b", &[1.0, 2.0]);
         refused(&path, "it has other contents");
         write("a", &[1.0; 100]);
-        refused(&path, "it had 72 bytes, now it has");
+        refused(&path, "it has other contents");
         fs::rename(&path, &other).unwrap();
         let index = r#"{"weight_map":{"a":"other.safetensors"}}"#;
         fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();

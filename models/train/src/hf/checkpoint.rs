@@ -15,7 +15,7 @@ use super::float8::{self, Scheme, StoredWeight};
 use super::{json, names};
 use crate::model::{ModelConfig, ModelSize};
 use crate::tensor_files::{other_dtype, unexpected};
-use crate::{JobError, Progress, TensorFiles};
+use crate::{JobError, TensorFiles};
 
 /// Rows of two matrices compared at once.
 const ROWS: usize = 4096;
@@ -36,7 +36,7 @@ pub(crate) struct Checkpoint {
     /// Linears of the model.
     linears: Vec<LinearInfo>,
     /// FP8 weights of linears, by name.
-    pub(super) float8: BTreeMap<String, StoredWeight>,
+    float8: BTreeMap<String, StoredWeight>,
     /// FP8 scales and keys that are not used.
     unused: Vec<String>,
 }
@@ -112,9 +112,14 @@ impl Checkpoint {
         ))
     }
 
+    /// FP8 weight of a linear, if it is in FP8.
+    pub(super) fn stored(&self, linear: &str) -> Option<&StoredWeight> {
+        self.float8.get(&names::weight_name(linear))
+    }
+
     /// Scheme of a linear's weight, if it is in FP8.
-    pub(crate) fn scheme(&self, linear: &str) -> Option<Scheme> {
-        self.float8.get(&names::weight_name(linear)).map(|weight| weight.scheme)
+    pub(super) fn scheme(&self, linear: &str) -> Option<Scheme> {
+        self.stored(linear).map(|weight| weight.scheme)
     }
 
     /// Recipe of the FP8 weights. `None` if no weight is in FP8, or if they have different recipes.
@@ -153,7 +158,7 @@ impl Checkpoint {
     /// An invalid scale; a file that cannot be read.
     pub(crate) fn input_scales(&self) -> Result<Vec<(String, f32)>> {
         let scale = |LinearInfo { name, .. }: &LinearInfo| {
-            let scale = self.float8.get(&names::weight_name(name))?.input_scale(&self.files).transpose()?;
+            let scale = self.stored(name)?.input_scale(&self.files).transpose()?;
             Some(scale.map(|scale| (name.clone(), scale)))
         };
         self.linears.iter().filter_map(scale).collect()
@@ -183,11 +188,6 @@ impl Checkpoint {
         let scales = self.float8.get(name).into_iter().flat_map(StoredWeight::scales);
         let all = std::iter::once(name).chain(scales).filter_map(|name| self.files.get(name));
         all.map(|stored| stored.num_bytes()).sum()
-    }
-
-    /// Progress at the beginning of a load.
-    pub(super) fn progress(&self) -> Progress {
-        Progress { bytes: 0, total_bytes: self.files.num_bytes() }
     }
 }
 

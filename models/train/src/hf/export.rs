@@ -49,26 +49,15 @@ pub enum ExportDtype {
     Bf16,
 }
 
+/// Converts values to bytes in files.
+type Encode = fn(&[f32]) -> Vec<u8>;
+
 impl ExportDtype {
-    /// Name of the dtype in PyTorch.
-    fn torch_name(self) -> &'static str {
+    /// Name of the dtype in PyTorch, dtype in files, and conversion to it.
+    fn format(self) -> (&'static str, Dtype, Encode) {
         match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
-    fn stored(self) -> Dtype {
-        match self {
-            Self::F32 => Dtype::F32,
-            Self::Bf16 => Dtype::BF16,
-        }
-    }
-
-    fn encode(self, values: &[f32]) -> Vec<u8> {
-        match self {
-            Self::F32 => f32_bytes(values),
-            Self::Bf16 => bf16_bytes(values),
+            Self::F32 => ("float32", Dtype::F32, f32_bytes),
+            Self::Bf16 => ("bfloat16", Dtype::BF16, bf16_bytes),
         }
     }
 }
@@ -91,7 +80,7 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     config.to_hf()?;
     let plan = float8.map(|float8| float8.plan(config)).transpose()?;
     let quantization = plan.as_ref().map(Plan::to_json);
-    let config = json::to_json(config, dtype.torch_name(), quantization, source.as_deref())?;
+    let config = json::to_json(config, dtype.format().0, quantization, source.as_deref())?;
     create_folder(folder, |folder| -> Result<(), JobError> {
         let write = |name: &str, text: &str| {
             let path = folder.join(name);
@@ -117,10 +106,11 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
 
 /// Tensor in high precision.
 fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_> {
+    let (_, dtype, encode) = dtype.format();
     NewTensor {
         name: names::hf_name(&parameter.path),
-        dtype: dtype.stored(),
+        dtype,
         shape: parameter.shape.clone(),
-        bytes: Box::new(move || (parameter.read)().map(|values| dtype.encode(&values))),
+        bytes: Box::new(move || (parameter.read)().map(|values| encode(&values))),
     }
 }

@@ -55,7 +55,7 @@ impl<'a> Float8Export<'a> {
 
     /// Plans which linears of a model of this configuration are written in FP8.
     pub(super) fn plan<C: ModelConfig>(&self, config: &C) -> Result<Plan> {
-        Plan::new(self, &linears(&config.hf_tensors("".as_ref())?), &config.fused_linears())
+        Plan::new(self, &linears(&config.hf_tensors("".as_ref())?), config.fused_linears())
     }
 }
 
@@ -72,13 +72,11 @@ impl<'a> Writer<'a> {
     /// Tensors of a parameter in FP8; `None` if it stays in high precision.
     pub(super) fn tensors<'w>(&'w self, weight: &'w Parameter) -> Option<Vec<NewTensor<'w>>> {
         let linear = names::linear(&weight.path)?;
-        let planned = self.plan.linears.get(linear)?;
+        let planned = self.plan.get(linear)?;
         let dims = <[usize; 2]>::try_from(&weight.shape[..]).ok()?;
         let scheme = self.plan.scheme;
-        let stored = self.checkpoint.filter(|_| planned.is_stored).and_then(|checkpoint| {
-            let name = names::hf_name(&weight.path);
-            Some((checkpoint, checkpoint.float8.get(&name)?))
-        });
+        let stored = self.checkpoint.filter(|_| self.plan.is_stored(planned));
+        let stored = stored.and_then(|checkpoint| Some((checkpoint, checkpoint.stored(linear)?)));
         let codes = move || self.codes(weight, planned, stored, dims);
         let module = names::hf_module(linear);
         let is_mx = scheme.granularity == Granularity::Block1x32;
@@ -97,11 +95,11 @@ impl<'a> Writer<'a> {
             },
         ];
         // A checkpoint may have an input scale even if inputs are scaled dynamically.
-        let is_stored = stored.is_some_and(|(_, stored)| stored.input_scale.is_some());
-        if planned.input_scale.is_some() || is_stored {
-            let scale = move || match (planned.input_scale, stored) {
-                (None, Some((checkpoint, stored))) => stored.input_scale(&checkpoint.files),
-                (scale, _) => Ok(scale),
+        let has_input_scale = stored.map_or(scheme.has_static_inputs(), |(_, stored)| stored.input_scale.is_some());
+        if has_input_scale {
+            let scale = move || match stored {
+                Some((checkpoint, stored)) => stored.input_scale(&checkpoint.files),
+                None => self.plan.input_scale(planned),
             };
             tensors.push(NewTensor {
                 name: format!("{module}.input_scale"),
@@ -131,29 +129,27 @@ impl<'a> Writer<'a> {
     /// Largest amax of the linears that share a tensorwise scale with this one. Each weight is read
     /// once. `None` if the cast can find the amax itself.
     fn amax(&self, planned: &'a Planned) -> Result<Option<f32>> {
-        let first = match &planned.sharers[..] {
-            // The cast finds the amax itself.
-            [] | [(_, None)] => return Ok(None),
-            [(first, _), ..] => first,
-        };
-        if let Some(amax) = self.amaxes.borrow().get(first.as_str()) {
+        let fused: Vec<_> = self.plan.fused(planned).collect();
+        if self.plan.scheme.granularity != Granularity::Tensor || fused.len() == 1 {
+            return Ok(planned.weight_amax);
+        }
+        if let Some(amax) = self.amaxes.borrow().get(fused[0].name.as_str()) {
             return Ok(Some(*amax));
         }
         let mut largest = 0.0_f32;
-        for (linear, known) in &planned.sharers {
-            let name = names::weight_name(linear);
-            let weight = self.parameters.iter().find(|parameter| names::hf_name(&parameter.path) == name);
-            largest = largest.max(match (known, weight) {
-                (Some(amax), _) => *amax,
+        for own in &fused {
+            let weight = self.parameters.iter().find(|parameter| names::linear(&parameter.path) == Some(&own.name));
+            largest = largest.max(match (own.weight_amax, weight) {
+                (Some(amax), _) => amax,
                 (None, Some(weight)) => {
                     let values = (weight.read)()?;
-                    check_finite(&name, &values)?;
+                    check_finite(&names::weight_name(&own.name), &values)?;
                     host::amax(&values)
                 }
                 (None, None) => 0.0,
             });
         }
-        self.amaxes.borrow_mut().insert(first, largest);
+        self.amaxes.borrow_mut().insert(&fused[0].name, largest);
         Ok(Some(largest))
     }
 }

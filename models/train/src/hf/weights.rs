@@ -4,18 +4,20 @@
 use std::collections::{HashMap, HashSet};
 
 use anyhow::{Error, Result, anyhow};
-use burn::module::{Module, ModuleMapper, Param};
+use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::ops::FloatTensor;
+use burn::tensor::{DType, Shape, TensorData};
 use burn_float8::backend::HostCodes;
 use burn_float8::config::LinearInfo;
+use burn_float8::seam::{Change, map_params};
 use burn_float8::weights::{linear_infos, load_codes};
 use burn_float8::{Float8Config, Float8Stack};
 
 use super::checkpoint::Checkpoint;
 use super::float8::quantize;
 use super::names;
-use crate::{ModulePath, Progress};
+use crate::Progress;
 
 impl Checkpoint {
     /// Replaces every parameter of `model`, whose dimensions were compared with the files.
@@ -65,76 +67,50 @@ impl Checkpoint {
         loaded: HashSet<String>,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<M> {
-        let done = self.progress();
-        let path = ModulePath::default();
-        let mut loader = Loader { checkpoint: &self, loaded, path, done, progress, failure: None };
-        let model = model.map(&mut loader);
-        loader.failure.map_or(Ok(model), Err)
+        let mut done = Progress { bytes: 0, total_bytes: self.files.num_bytes() };
+        // The walk goes on after the first failure, and changes nothing more.
+        let mut failure = None;
+        let model = map_params::<B, M>(model, |param| {
+            let path = param.name();
+            if failure.is_some() || names::linear(&path).is_some_and(|linear| loaded.contains(linear)) {
+                return Change::None;
+            }
+            match self.tensor::<B>(&path, param.shape.clone(), &param.device) {
+                Ok(tensor) => {
+                    done.bytes += self.num_bytes(&names::hf_name(&path));
+                    progress(done);
+                    Change::Loaded(tensor)
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    Change::None
+                }
+            }
+        });
+        failure.map_or(Ok(model), Err)
     }
-}
 
-/// Fills parameters in the order of the module tree, one tensor at a time.
-struct Loader<'a> {
-    checkpoint: &'a Checkpoint,
-    /// Linears whose weights are loaded already.
-    loaded: HashSet<String>,
-    path: ModulePath,
-    done: Progress,
-    progress: &'a mut dyn FnMut(Progress),
-    /// A mapper cannot return early. After the first failure the rest of the tree passes unchanged.
-    failure: Option<Error>,
-}
-
-impl Loader<'_> {
-    /// Reads the parameter at the current path, in Burn's layout.
+    /// Reads a parameter in Burn's layout.
     ///
     /// Half precision widens and FP8 is decoded on the host, since a device may lack the dtype or
     /// flush its subnormal numbers.
-    fn load<B: Backend, const D: usize>(&mut self, shape: Shape, device: &B::Device) -> Result<Tensor<B, D>> {
-        let path = self.path.dotted();
-        let name = names::hf_name(&path);
+    fn tensor<B: Backend>(&self, path: &str, shape: Shape, device: &B::Device) -> Result<FloatTensor<B>> {
+        let name = names::hf_name(path);
         let tensor = match *shape {
-            [d_input, d_output] if names::is_linear(&path) => {
+            [d_input, d_output] if names::is_linear(path) => {
                 let stored = [d_output, d_input];
-                let values = self.checkpoint.linear_f32(&name, stored)?;
-                let tensor = Tensor::<B, 2>::from_data(TensorData::new(values, stored), (device, DType::F32));
+                let tensor = B::float_from_data(TensorData::new(self.linear_f32(&name, stored)?, stored), device);
                 // Through one dimension, so that the elements move and not only the strides.
-                tensor.transpose().reshape([d_input * d_output]).reshape(shape)
+                let flat = B::float_reshape(B::float_swap_dims(tensor, 0, 1), Shape::new([d_input * d_output]));
+                B::float_reshape(flat, shape)
             }
             _ => {
-                let values = self.checkpoint.files.expect(&name, &shape)?.to_f32()?;
-                Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+                let values = self.files.expect(&name, &shape)?.to_f32()?;
+                B::float_from_data(TensorData::new(values, shape), device)
             }
         };
         // Values not yet copied to the device are still in host memory.
         B::sync(device).map_err(|error| anyhow!("the device failed while loading the weights: {error}"))?;
-        self.done.bytes += self.checkpoint.num_bytes(&name);
-        (self.progress)(self.done);
         Ok(tensor)
-    }
-}
-
-impl<B: Backend> ModuleMapper<B> for Loader<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let path = self.path.dotted();
-        if self.failure.is_some() || names::linear(&path).is_some_and(|linear| self.loaded.contains(linear)) {
-            return param;
-        }
-        // Shape and device of a lazy parameter, without initializing it first.
-        match self.load(param.lazy_shape(), &param.lazy_device()) {
-            Ok(tensor) => Param::initialized(param.id, tensor.require_grad()),
-            Err(failure) => {
-                self.failure = Some(failure);
-                param
-            }
-        }
     }
 }

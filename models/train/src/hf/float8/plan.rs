@@ -7,7 +7,6 @@
 //! input_scale    from delayed scaling's amax of the inputs for the next step
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -27,36 +26,25 @@ const OUTPUT: &str = "lm_head";
 /// Linears of a model that are written in FP8.
 pub(crate) struct Plan {
     pub(crate) scheme: Scheme,
-    /// Linears in FP8, by path in the module tree.
-    pub(crate) linears: BTreeMap<String, Planned>,
-    /// Paths of the other linears, in order.
+    linears: Vec<Planned>,
+    /// Paths of the other linears.
     others: Vec<String>,
+    /// Names of sibling linears that readers run as one.
+    fused: Vec<&'static [&'static str]>,
 }
 
-/// How the weight of a linear is converted to codes.
+/// A linear that is written in FP8.
 pub(crate) struct Planned {
-    /// Cast of the weight for fprop.
-    pub(crate) cast: Cast,
-    /// Input scale that is written.
-    pub(crate) input_scale: Option<f32>,
-    /// Whether codes and scales come from the checkpoint from which the model was loaded.
-    pub(crate) is_stored: bool,
-    /// Whether that checkpoint has codes, but they are not written.
-    is_cast_anew: bool,
-    /// Linears that share a tensorwise scale, this one included, with the amaxes from their
-    /// histories. Empty for other granularities.
-    pub(crate) sharers: Vec<(String, Option<f32>)>,
-}
-
-/// Linear that is to be in FP8, before its fused linears are considered.
-struct Candidate<'a> {
-    name: &'a str,
+    /// Path in the module tree.
+    pub(crate) name: String,
     scheme: Scheme,
     /// Scheme of its codes in the checkpoint from which the model was loaded.
     stored: Option<Scheme>,
-    cast: Cast,
+    /// Cast of the weight for fprop.
+    pub(crate) cast: Cast,
     input: Cast,
-    weight_amax: Option<f32>,
+    /// Amaxes from the histories of delayed scaling.
+    pub(crate) weight_amax: Option<f32>,
     input_amax: Option<f32>,
 }
 
@@ -66,51 +54,89 @@ impl Plan {
     ///
     /// # Errors
     /// A configuration that does not fit the model; weights that readers would refuse.
-    pub(crate) fn new(export: &Float8Export<'_>, linears: &[LinearInfo], fused: &[&[&str]]) -> Result<Self> {
-        let mut candidates = vec![];
+    pub(crate) fn new(
+        export: &Float8Export<'_>,
+        linears: &[LinearInfo],
+        fused: Vec<&'static [&'static str]>,
+    ) -> Result<Self> {
+        let (mut planned, mut others) = (vec![], vec![]);
         for (linear, policy) in linears.iter().zip(export.config.resolve(linears)?) {
-            candidates.push(candidate(linear, policy, export)?);
+            match Planned::new(linear, policy, export)? {
+                Some(own) => planned.push(own),
+                None => others.push(linear.name.clone()),
+            }
         }
         // Weights that keep their codes have the inputs named in their files. A folder has one format,
         // so other weights have the inputs of the first of them.
-        let kept = |own: &Candidate<'_>| own.stored.filter(|stored| stored.has_tensors_of(own.scheme));
-        let first = candidates.iter().flatten().find_map(kept);
-        for own in candidates.iter_mut().flatten() {
-            let follows = first.filter(|first| first.has_tensors_of(own.scheme));
-            own.scheme = kept(own).or(follows).unwrap_or(own.scheme);
+        let first = planned.iter().find_map(|own| own.stored.filter(|stored| stored.has_tensors_of(own.scheme)));
+        for own in &mut planned {
+            let kept = own.stored.into_iter().chain(first).find(|stored| stored.has_tensors_of(own.scheme));
+            own.scheme = kept.unwrap_or(own.scheme);
         }
-        let Some(first) = candidates.iter().flatten().next() else {
+        let Some(first) = planned.first() else {
             bail!("no linear of the model is to be in FP8: choose another format, or other float8.filter_fqns");
         };
-        let scheme = first.scheme;
-        if let Some(other) = candidates.iter().flatten().find(|other| other.scheme != scheme) {
+        let (name, scheme) = (&first.name, first.scheme);
+        if let Some(other) = planned.iter().find(|other| other.scheme != scheme) {
             bail!(
-                "{} is written as {scheme}, and {} as {}: a folder has one format: choose one for all with --recipe, or keep the linears of \
+                "{name} is written as {scheme}, and {} as {}: a folder has one format: choose one for all with --recipe, or keep the linears of \
                  one in high precision by float8.filter_fqns",
-                first.name,
                 other.name,
                 other.scheme
             );
         }
-        let mut plan = Self { scheme, linears: BTreeMap::new(), others: vec![] };
-        for (linear, own) in linears.iter().zip(&candidates) {
-            let Some(own) = own else {
-                plan.others.push(linear.name.clone());
-                continue;
-            };
-            let alike = linears.iter().zip(&candidates).filter(|(other, _)| is_fused(fused, &linear.name, &other.name));
-            let alike = alike.map(|(other, candidate)| {
-                candidate.as_ref().with_context(|| {
-                    format!(
-                        "{} is in FP8 and {} in high precision, and vLLM runs them as one: quantize both, or keep both in high precision by \
-                         float8.filter_fqns",
-                        linear.name, other.name
-                    )
-                })
-            });
-            plan.linears.insert(linear.name.clone(), own.planned(&alike.collect::<Result<Vec<_>>>()?)?);
+        let plan = Self { scheme, linears: planned, others, fused };
+        for own in &plan.linears {
+            if let Some(other) = plan.others.iter().find(|other| plan.is_fused(&own.name, other)) {
+                bail!(
+                    "{} is in FP8 and {other} in high precision, and vLLM runs them as one: quantize both, or keep both in high precision by \
+                     float8.filter_fqns",
+                    own.name
+                );
+            }
+            plan.input_scale(own)?;
         }
         Ok(plan)
+    }
+
+    /// How the weight of a linear is written; `None` in high precision.
+    pub(crate) fn get(&self, linear: &str) -> Option<&Planned> {
+        self.linears.iter().find(|planned| planned.name == linear)
+    }
+
+    /// Linears that readers run as one with this one, itself included.
+    pub(crate) fn fused(&self, linear: &Planned) -> impl Iterator<Item = &Planned> {
+        self.linears.iter().filter(|other| other.name == linear.name || self.is_fused(&linear.name, &other.name))
+    }
+
+    /// Whether two linears are siblings, and one of the lists contains both of their names.
+    fn is_fused(&self, one: &str, other: &str) -> bool {
+        let (Some((parent, one)), Some((other_parent, other))) = (one.rsplit_once('.'), other.rsplit_once('.')) else {
+            return false;
+        };
+        parent == other_parent && self.fused.iter().any(|list| list.contains(&one) && list.contains(&other))
+    }
+
+    /// Whether codes and scales come from the checkpoint from which the model was loaded.
+    pub(crate) fn is_stored(&self, linear: &Planned) -> bool {
+        let has_tensors = |stored: Scheme| stored.has_tensors_of(self.scheme);
+        self.fused(linear).all(|other| other.stored.is_some_and(has_tensors))
+    }
+
+    /// Static scale of a linear's inputs, unless it comes from that checkpoint.
+    pub(crate) fn input_scale(&self, linear: &Planned) -> Result<Option<f32>> {
+        if !self.scheme.has_static_inputs() || self.is_stored(linear) {
+            return Ok(None);
+        }
+        // They read the same tensor, and only the linear that casts it first has its history.
+        let amax = self.fused(linear).filter_map(|other| other.input_amax).reduce(f32::max).with_context(|| {
+            format!(
+                "{}: there is no amax history of its inputs, of which their scale is made: export a run that was trained by `delayed`, or \
+                 choose --recipe tensorwise",
+                linear.name
+            )
+        })?;
+        Ok(Some(host::inv_scale(amax, linear.input).get()))
     }
 
     /// The `quantization_config`.
@@ -128,8 +154,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (written, all) = (self.linears.len(), self.linears.len() + self.others.len());
         write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;
-        let stored = self.linears.values().filter(|planned| planned.is_stored).count();
-        let anew = self.linears.values().filter(|planned| planned.is_cast_anew).count();
+        let stored = self.linears.iter().filter(|own| self.is_stored(own)).count();
+        let anew = self.linears.iter().filter(|own| own.stored.is_some()).count() - stored;
         for (count, what) in [(stored, "keep their codes"), (anew, "are decoded and cast anew")] {
             if count > 0 {
                 write!(f, "; {count} {what}")?;
@@ -142,53 +168,58 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Format of a linear by its policy and its fallback in training; `None` in high precision.
-fn candidate<'a>(linear: &'a LinearInfo, policy: Policy, export: &Float8Export<'_>) -> Result<Option<Candidate<'a>>> {
-    let LinearInfo { name, k, n } = linear;
-    let state = export.state.and_then(|state| state.layers.get(name));
-    let fallback = state.and_then(|state| state.fallback.as_ref()).map(|fallback| fallback.to);
-    let config = match (policy, fallback) {
-        (Policy::HighPrecision(_), _) | (_, Some(FallbackTo::HighPrecision)) => return Ok(None),
-        (Policy::Float8(_), Some(FallbackTo::Rowwise)) => Float8LinearConfig::new(Recipe::Rowwise),
-        (Policy::Float8(config), None) => config,
-    };
-    let (weight, input) = (config.casts()[Operand::WEIGHT_T], config.casts()[Operand::INPUT]);
-    if weight.is_disabled() {
-        return Ok(None);
-    }
-    ensure!(name != OUTPUT, "{name}: vLLM reads output layers in high precision only: name it in float8.filter_fqns");
-    let scheme = scheme(weight, input).map_err(|found| {
-        anyhow!(
-            "{name}: no format of files has {found}: choose --recipe rowwise, or keep the linear, and those that vLLM joins with it, in high \
-             precision by float8.filter_fqns"
-        )
-    })?;
-    // transformers finds the blocks by division, and vLLM joins the rows of fused parts.
-    let (multiple, axes, reader, format): (_, &[_], _, _) = match scheme.granularity {
-        Granularity::Block128x128 => (128, &[("out", *n), ("in", *k)], "transformers", "blockwise"),
-        Granularity::Block1x32 => (MX_BLOCK, &[("in", *k)], "vLLM", "mxfp8"),
-        _ => (1, &[], "", ""),
-    };
-    if let Some((axis, size)) = axes.iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
-        bail!(
-            "{name}: {axis} = {size} is no multiple of {multiple}, as {reader} wants it of {format} weights: choose --recipe rowwise, or keep the \
-             linear, and those that vLLM joins with it (q, k and v; gate and up), in high precision by float8.filter_fqns"
+impl Planned {
+    /// Format of a linear by its policy and its fallback in training; `None` in high precision.
+    fn new(linear: &LinearInfo, policy: Policy, export: &Float8Export<'_>) -> Result<Option<Self>> {
+        let LinearInfo { name, k, n } = linear;
+        let state = export.state.and_then(|state| state.layers.get(name));
+        let fallback = state.and_then(|state| state.fallback.as_ref()).map(|fallback| fallback.to);
+        let config = match (policy, fallback) {
+            (Policy::HighPrecision(_), _) | (_, Some(FallbackTo::HighPrecision)) => return Ok(None),
+            (Policy::Float8(_), Some(FallbackTo::Rowwise)) => Float8LinearConfig::new(Recipe::Rowwise),
+            (Policy::Float8(config), None) => config,
+        };
+        let (weight, input) = (config.casts()[Operand::WEIGHT_T], config.casts()[Operand::INPUT]);
+        if weight.is_disabled() {
+            return Ok(None);
+        }
+        ensure!(
+            name != OUTPUT,
+            "{name}: vLLM reads output layers in high precision only: name it in float8.filter_fqns"
         );
+        let scheme = scheme(weight, input).map_err(|found| {
+            anyhow!(
+                "{name}: no format of files has {found}: choose --recipe rowwise, or keep the linear, and those that vLLM joins with it, in high \
+                 precision by float8.filter_fqns"
+            )
+        })?;
+        // transformers finds the blocks by division, and vLLM joins the rows of fused parts.
+        let (multiple, axes, reader, format): (_, &[_], _, _) = match scheme.granularity {
+            Granularity::Block128x128 => (128, &[("out", *n), ("in", *k)], "transformers", "blockwise"),
+            Granularity::Block1x32 => (MX_BLOCK, &[("in", *k)], "vLLM", "mxfp8"),
+            _ => (1, &[], "", ""),
+        };
+        if let Some((axis, size)) = axes.iter().find(|(_, size)| !size.is_multiple_of(multiple)) {
+            bail!(
+                "{name}: {axis} = {size} is no multiple of {multiple}, as {reader} wants it of {format} weights: choose --recipe rowwise, or keep the \
+                 linear, and those that vLLM joins with it (q, k and v; gate and up), in high precision by float8.filter_fqns"
+            );
+        }
+        let next = |cast: CastConfig, history: fn(&LayerState) -> &Option<AmaxState>| {
+            let state = state.filter(|_| cast.scaling_type == ScalingType::Delayed)?;
+            let scaling = state.delayed_scaling.unwrap_or(config.delayed_scaling());
+            history(state).as_ref()?.next_scaling_amax(scaling)
+        };
+        Ok(Some(Self {
+            name: name.clone(),
+            scheme,
+            stored: export.checkpoint.and_then(|checkpoint| checkpoint.scheme(name)),
+            cast: config.kernel_cast(Operand::WEIGHT_T),
+            input: config.kernel_cast(Operand::INPUT),
+            weight_amax: next(weight, |state| &state.weight),
+            input_amax: next(input, |state| &state.input),
+        }))
     }
-    let next = |cast: CastConfig, history: fn(&LayerState) -> &Option<AmaxState>| {
-        let state = state.filter(|_| cast.scaling_type == ScalingType::Delayed)?;
-        let scaling = state.delayed_scaling.unwrap_or(config.delayed_scaling());
-        history(state).as_ref()?.next_scaling_amax(scaling)
-    };
-    Ok(Some(Candidate {
-        name,
-        scheme,
-        stored: export.checkpoint.and_then(|checkpoint| checkpoint.scheme(name)),
-        cast: config.kernel_cast(Operand::WEIGHT_T),
-        input: config.kernel_cast(Operand::INPUT),
-        weight_amax: next(weight, |state| &state.weight),
-        input_amax: next(input, |state| &state.input),
-    }))
 }
 
 /// File format of these casts of weight and input, or what no format has.
@@ -207,43 +238,4 @@ fn scheme(weight: CastConfig, input: CastConfig) -> Result<Scheme, String> {
         return Err(format!("{granularity} weights with {found} inputs"));
     }
     Ok(if input.scaling_type == ScalingType::Delayed { Scheme { inputs: Inputs::Static, ..usual } } else { usual })
-}
-
-impl Candidate<'_> {
-    /// Plans the linear together with those that readers run as one with it, itself included.
-    fn planned(&self, fused: &[&Candidate<'_>]) -> Result<Planned> {
-        let is_kept = |other: &&Candidate<'_>| other.stored.is_some_and(|stored| stored.has_tensors_of(self.scheme));
-        let is_stored = fused.iter().all(is_kept);
-        let input_scale = match self.scheme.has_static_inputs() && !is_stored {
-            true => {
-                // They read the same tensor, and only the linear that casts it first has its history.
-                let amax = fused.iter().filter_map(|other| other.input_amax).reduce(f32::max);
-                let amax = amax.with_context(|| {
-                    format!(
-                        "{}: there is no amax history of its inputs, of which their scale is made: export a run that was trained by `delayed`, \
-                         or choose --recipe tensorwise",
-                        self.name
-                    )
-                })?;
-                Some(host::inv_scale(amax, self.input).get())
-            }
-            false => None,
-        };
-        let sharers = match self.scheme.granularity {
-            Granularity::Tensor => fused.iter().map(|other| (other.name.to_string(), other.weight_amax)).collect(),
-            _ => vec![],
-        };
-        let is_cast_anew = !is_stored && self.stored.is_some();
-        Ok(Planned { cast: self.cast, input_scale, is_stored, is_cast_anew, sharers })
-    }
-}
-
-/// Whether two linears are the same, or siblings with names in one of the lists.
-fn is_fused(lists: &[&[&str]], one: &str, other: &str) -> bool {
-    let (Some((parent, name)), Some((other_parent, other_name))) = (one.rsplit_once('.'), other.rsplit_once('.'))
-    else {
-        return one == other;
-    };
-    let are_alike = || lists.iter().any(|list| list.contains(&name) && list.contains(&other_name));
-    one == other || parent == other_parent && are_alike()
 }

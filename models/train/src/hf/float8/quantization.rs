@@ -96,7 +96,8 @@ impl Quantization {
 fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization> {
     // FP8 weights may have either status, depending on the version of the program that wrote them.
     let status = json!([null, "compressed", "frozen"]);
-    allow(config, json!({"transform_config": [null, {}], "quantization_status": status}))?;
+    let formats = json!([null, "float-quantized", "naive-quantized", "mxfp8-quantized"]);
+    allow(config, json!({"transform_config": [null, {}], "quantization_status": status, "format": formats}))?;
     if let Some(sparsity) = config.object("sparsity_config")? {
         allow(&sparsity, json!({"format": [null, "dense"]}))?;
     }
@@ -104,34 +105,29 @@ fn compressed_tensors(config: &HfReader<'_>) -> Result<Quantization> {
     let groups = groups.iter().map(|group| {
         group.get("targets").ok_or_else(|| group.missing("targets"))?;
         let targets = Names::new(group, &["targets"], Words::CompressedTensors)?;
-        let from = if group.get("format").is_some() { group } else { config };
-        let is_mx = match from.string("format")? {
-            None | Some("float-quantized" | "naive-quantized") => false,
-            Some("mxfp8-quantized") => true,
-            Some(_) => return Err(refuse(from, "format")),
-        };
-        Ok((targets, vec![scheme(group, is_mx)?]))
+        allow(group, json!({"format": formats, "output_activations": [null]}))?;
+        Ok((targets, vec![scheme(group)?]))
     });
     let groups = groups.collect::<Result<_>>()?;
     Ok(Quantization { groups, ignored: Names::new(config, &["ignore"], Words::CompressedTensors)?, unused: None })
 }
 
 /// Scheme of a group of `config_groups`. Only static scales of inputs are in the files.
-fn scheme(group: &HfReader<'_>, is_mx: bool) -> Result<Scheme> {
-    allow(group, json!({"output_activations": [null]}))?;
+fn scheme(group: &HfReader<'_>) -> Result<Scheme> {
     let weights = group.object("weights")?.ok_or_else(|| group.missing("weights"))?;
     allow(
         &weights,
         json!({"num_bits": [8], "type": ["float"], "symmetric": [null, true], "dynamic": [null, false], "actorder": [null]}),
     )?;
-    let granularity = match (weights.string("strategy")?, is_mx) {
-        (Some("tensor"), false) => Granularity::Tensor,
-        (Some("channel"), false) => Granularity::Row,
-        (Some("block"), false) => {
+    let granularity = match weights.string("strategy")? {
+        Some("tensor") => Granularity::Tensor,
+        Some("channel") => Granularity::Row,
+        Some("block") => {
             allow(&weights, json!({"block_structure": [[BLOCK, BLOCK]]}))?;
             Granularity::Block128x128
         }
-        (Some("group"), true) => {
+        // The dtype of scales tells whether the format is `mxfp8-quantized`.
+        Some("group") => {
             allow(&weights, json!({"group_size": [MX_BLOCK]}))?;
             Granularity::Block1x32
         }
