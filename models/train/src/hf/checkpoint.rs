@@ -11,7 +11,7 @@ use burn_float8::config::LinearInfo;
 use burn_float8::{Float8Config, Recipe};
 use safetensors::Dtype;
 
-use super::float8::{self, Scheme, StoredWeight};
+use super::float8::{Scheme, StoredWeight};
 use super::{json, names};
 use crate::model::{ModelConfig, ModelSize};
 use crate::tensor_files::{other_dtype, unexpected};
@@ -61,27 +61,29 @@ impl Checkpoint {
     pub(crate) fn open<C: ModelConfig>(dir: &Path, config: &C, head: RepeatedHead) -> Result<Self> {
         let tensors = config.hf_tensors(dir)?;
         let files = TensorFiles::open_folder(dir)?;
-        let linears = linears(&tensors);
-        let weights: Vec<_> = linears.iter().map(|own| (names::weight_name(&own.name), [own.n, own.k])).collect();
         let is_float8 = |name: &str| files.get(name).is_some_and(|stored| stored.dtype() == Dtype::F8_E4M3);
+        let linears = linears(&tensors);
         // The quantization config of other weights does not matter, since the files hold their values.
-        let quantization = match weights.iter().any(|(name, _)| is_float8(name)) {
+        let quantization = match linears.iter().any(|linear| is_float8(&names::weight_name(&linear.name))) {
             true => json::quantization(dir)?,
             false => None,
         };
-        let float8 = float8::find(&files, quantization.as_ref(), &weights)?;
-        let scales = files.names().filter(|name| names::is_unused_scale(name)).map(String::from);
-        let unused: Vec<_> = quantization.and_then(|config| config.unused).into_iter().chain(scales).collect();
-        let mut known: HashSet<_> = unused.iter().map(String::as_str).collect();
-        known.extend(float8.values().flat_map(StoredWeight::scales));
+        let mut float8 = BTreeMap::new();
         for (path, shape) in &tensors {
             let stored = files.expect(&names::hf_name(path), shape)?;
-            let is_read = matches!(stored.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16);
-            if !is_read && !float8.contains_key(stored.name()) {
-                return Err(other_dtype(stored));
+            match (stored.dtype(), &shape[..]) {
+                (Dtype::F32 | Dtype::F16 | Dtype::BF16, _) => {}
+                (Dtype::F8_E4M3, &[out, d_in]) if names::is_linear(path) => {
+                    let weight = StoredWeight::new(&files, stored, [out, d_in], quantization.as_ref())?;
+                    float8.insert(stored.name().to_string(), weight);
+                }
+                _ => return Err(other_dtype(stored)),
             }
-            known.insert(stored.name());
         }
+        let scales = files.names().filter(|name| names::is_unused_scale(name)).map(String::from);
+        let unused: Vec<_> = quantization.and_then(|config| config.unused).into_iter().chain(scales).collect();
+        let mut known: HashSet<String> = tensors.iter().map(|(path, _)| names::hf_name(path)).collect();
+        known.extend(unused.iter().cloned().chain(float8.values().flat_map(StoredWeight::scales).map(String::from)));
         let (size, head_name) = (config.size(), names::hf_name("lm_head.weight"));
         let is_repeated = size.tie_word_embeddings && files.get(&head_name).is_some();
         let is_known = |name: &str| known.contains(name) || is_repeated && name == head_name || names::is_ignored(name);
@@ -98,7 +100,6 @@ impl Checkpoint {
                 dir.display()
             );
         }
-        drop(known);
         Ok(Self { files, linears, float8, unused })
     }
 

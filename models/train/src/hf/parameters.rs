@@ -6,7 +6,7 @@ use std::rc::Rc;
 use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn::tensor::{Shape, Tensor, TensorPrimitive};
+use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
 use burn_float8::seam::visit_params;
 
 use super::names;
@@ -51,4 +51,11 @@ pub(super) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> 
 pub(super) fn read<B: Backend, const D: usize>(tensor: &Tensor<B, D>, doing: &'static str) -> Result<Vec<f32>> {
     let data = tensor.clone().try_into_data().map_err(|error| anyhow!("the device failed while {doing}: {error}"))?;
     data.convert::<f32>().into_vec().map_err(|error| anyhow!("the device failed while {doing}: {error:?}"))
+}
+
+/// Tensor `[cols, rows]` of the values `[rows, cols]`. Elements move and not only strides.
+pub(super) fn transposed<B: Backend>(values: Vec<f32>, [rows, cols]: [usize; 2], device: &B::Device) -> Tensor<B, 2> {
+    let stored = Tensor::<B, 2>::from_data(TensorData::new(values, [rows, cols]), (device, DType::F32));
+    // Through one dimension.
+    stored.transpose().reshape([rows * cols]).reshape([cols, rows])
 }

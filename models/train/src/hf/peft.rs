@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use burn::module::Param;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::lora::{Lora, LoraAdapter, LoraConfig};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 use super::names::{Pattern, hf_module};
-use super::parameters::read;
+use super::parameters::{read, transposed};
 use super::reader::HfReader;
 use crate::files::read_json;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
@@ -265,20 +264,13 @@ pub(crate) fn load<B: Backend>(mut lora: Lora<B>, folder: &Path) -> Result<Lora<
         );
     }
     for LoraAdapter { name, a, b } in &mut lora.adapters {
-        let [of_a, of_b] = names(name);
-        *a = replaced(a, &of_a, &files)?;
-        *b = replaced(b, &of_b, &files)?;
+        for (param, name) in [a, b].into_iter().zip(names(name)) {
+            let ([rows, cols], device) = (param.val().dims(), param.val().device());
+            let values = files.expect(&name, &[cols, rows])?.to_f32()?;
+            *param = Param::initialized(param.id, transposed::<B>(values, [cols, rows], &device).require_grad());
+        }
     }
     Ok(lora)
-}
-
-fn replaced<B: Backend>(param: &Param<Tensor<B, 2>>, name: &str, files: &TensorFiles) -> Result<Param<Tensor<B, 2>>> {
-    let [rows, cols] = param.val().dims();
-    let values = files.expect(name, &[cols, rows])?.to_f32()?;
-    let stored = Tensor::<B, 2>::from_data(TensorData::new(values, [cols, rows]), (&param.val().device(), DType::F32));
-    // Through one dimension, so that the elements move and not only the strides.
-    let tensor = stored.transpose().reshape([rows * cols]).reshape([rows, cols]);
-    Ok(Param::initialized(param.id, tensor.require_grad()))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use burn_float8::{Float8Config, Float8Stack};
 use super::checkpoint::Checkpoint;
 use super::float8::quantize;
 use super::names;
+use super::parameters::transposed;
 use crate::Progress;
 
 impl Checkpoint {
@@ -99,10 +100,7 @@ impl Checkpoint {
         let tensor = match *shape {
             [d_input, d_output] if names::is_linear(path) => {
                 let stored = [d_output, d_input];
-                let tensor = B::float_from_data(TensorData::new(self.linear_f32(&name, stored)?, stored), device);
-                // Through one dimension, so that the elements move and not only the strides.
-                let flat = B::float_reshape(B::float_swap_dims(tensor, 0, 1), Shape::new([d_input * d_output]));
-                B::float_reshape(flat, shape)
+                transposed::<B>(self.linear_f32(&name, stored)?, stored, device).into_primitive().tensor()
             }
             _ => {
                 let values = self.files.expect(&name, &shape)?.to_f32()?;

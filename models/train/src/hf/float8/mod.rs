@@ -9,4 +9,4 @@ mod weight;
 pub(super) use plan::{Plan, Planned};
 pub(super) use quantization::Quantization;
 pub(crate) use scheme::Scheme;
-pub(super) use weight::{StoredWeight, check_finite, find, quantize};
+pub(super) use weight::{StoredWeight, check_finite, quantize};

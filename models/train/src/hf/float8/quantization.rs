@@ -28,23 +28,27 @@ pub(crate) struct Quantization {
     pub(crate) unused: Option<String>,
 }
 
-/// Error of a quantization that is not read. `key` is what tells it apart.
-fn refuse(config: &HfReader<'_>, key: &str) -> Error {
-    config.unsupported(
-        key,
-        "of quantized weights, those in FP8 of compressed-tensors, fp8, fbgemm_fp8, modelopt and quark are read, in E4M3 with scales of tensors, \
-         rows, blocks of 128x128 or 32 elements of a row (docs/float8-files.md): take the folder in high precision, or in one of these formats",
-    )
+/// Values of `quant_method`.
+const METHODS: [&str; 5] = ["compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "quark"];
+
+/// Error of a quantization that is not read, by the key that tells it apart from those that are.
+fn refuse(config: &HfReader<'_>, key: &str, read: &[&str]) -> Error {
+    let may = if read.is_empty() { "must be absent".into() } else { format!("may be {}", read.join(" or ")) };
+    let advice = "take the folder in high precision, or in an FP8 format of docs/float8-files.md";
+    config.unsupported(key, &format!("it {may}: {advice}"))
 }
 
 /// Refuses the first key with a value that is not in its list. `null` stands for a missing key.
 fn allow(config: &HfReader<'_>, values: Value) -> Result<()> {
-    let is_other = |(key, list): &(&String, &Value)| {
-        let value = config.get(key).unwrap_or(&Value::Null);
-        !list.as_array().is_some_and(|list| list.contains(value))
-    };
-    let other = values.as_object().and_then(|values| values.iter().find(is_other));
-    other.map_or(Ok(()), |(key, _)| Err(refuse(config, key)))
+    let Value::Object(values) = values else { return Ok(()) };
+    for (key, list) in values {
+        let list = list.as_array().cloned().unwrap_or_default();
+        if !list.contains(config.get(&key).unwrap_or(&Value::Null)) {
+            let read: Vec<_> = list.iter().filter(|value| !value.is_null()).map(Value::to_string).collect();
+            return Err(refuse(config, &key, &read.iter().map(String::as_str).collect::<Vec<_>>()));
+        }
+    }
+    Ok(())
 }
 
 impl Quantization {
@@ -59,7 +63,7 @@ impl Quantization {
             Some("fbgemm_fp8") => fbgemm(config),
             Some("modelopt") => modelopt(config),
             Some("quark") => quark(config),
-            Some(_) => Err(refuse(config, "quant_method")),
+            Some(_) => Err(refuse(config, "quant_method", &METHODS)),
             // ModelOpt's own file, and the older key of compressed-tensors.
             None if config.get("quant_algo").is_some() => modelopt(config),
             None if config.get("config_groups").is_some() => compressed_tensors(config),
@@ -131,7 +135,7 @@ fn scheme(group: &HfReader<'_>) -> Result<Scheme> {
             allow(&weights, json!({"group_size": [MX_BLOCK]}))?;
             Granularity::Block1x32
         }
-        _ => return Err(refuse(&weights, "strategy")),
+        _ => return Err(refuse(&weights, "strategy", &["tensor", "channel", "block", "group"])),
     };
     let Some(inputs) = group.object("input_activations")? else {
         return Ok(Scheme { granularity, inputs: Inputs::HighPrecision });
@@ -143,13 +147,13 @@ fn scheme(group: &HfReader<'_>) -> Result<Scheme> {
     let is_dynamic = inputs.boolean("dynamic")?.unwrap_or(false);
     let inputs = match (is_dynamic, inputs.string("strategy")?, inputs.integer("group_size")?) {
         (false, None | Some("tensor"), _) if granularity == Granularity::Tensor => Inputs::Static,
-        (false, None | Some("tensor"), _) => return Err(refuse(&inputs, "dynamic")),
+        (false, None | Some("tensor"), _) => return Err(refuse(&inputs, "dynamic", &["true"])),
         (true, None, None) | (true, Some("tensor"), _) => Inputs::Dynamic(Granularity::Tensor),
         (true, Some("token"), _) => Inputs::Dynamic(Granularity::Row),
         (true, None | Some("group"), Some(BLOCK)) => Inputs::Dynamic(Granularity::Block1x128),
         (true, None | Some("group"), Some(MX_BLOCK)) => Inputs::Dynamic(Granularity::Block1x32),
-        (true, None | Some("group"), _) => return Err(refuse(&inputs, "group_size")),
-        _ => return Err(refuse(&inputs, "strategy")),
+        (true, None | Some("group"), _) => return Err(refuse(&inputs, "group_size", &["32", "128"])),
+        _ => return Err(refuse(&inputs, "strategy", &["tensor", "token", "group"])),
     };
     Ok(Scheme { granularity, inputs })
 }
@@ -193,7 +197,7 @@ fn modelopt(config: &HfReader<'_>) -> Result<Quantization> {
         Some("FP8") => Scheme { granularity: Granularity::Tensor, inputs: Inputs::Static },
         Some("FP8_PER_CHANNEL_PER_TOKEN") => Scheme::usual(Granularity::Row),
         Some("MXFP8") => Scheme::usual(Granularity::Block1x32),
-        Some(_) => return Err(refuse(config, "quant_algo")),
+        Some(_) => return Err(refuse(config, "quant_algo", &["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8"])),
         None => return Err(config.missing("quant_algo")),
     };
     Ok(Quantization::of_all(vec![scheme], Names::new(config, &["ignore", "exclude_modules"], Words::Globs)?))
@@ -205,7 +209,7 @@ fn quark(config: &HfReader<'_>) -> Result<Quantization> {
     for key in ["layer_quant_config", "layer_type_quant_config"] {
         let is_other = |layer: &HfReader<'_>| ["weight", "input_tensors"].iter().any(|of| layer.get(of) != all.get(of));
         if config.objects(key)?.unwrap_or_default().iter().any(is_other) {
-            return Err(refuse(config, key));
+            return Err(refuse(config, key, &["of the scheme in global_quant_config"]));
         }
     }
     let weight = all.object("weight")?.ok_or_else(|| all.missing("weight"))?;
@@ -219,7 +223,7 @@ fn quark(config: &HfReader<'_>) -> Result<Quantization> {
             match inputs.boolean("is_dynamic")? {
                 Some(true) => Inputs::Dynamic(granularity),
                 _ if granularity == Granularity::Tensor => Inputs::Static,
-                _ => return Err(refuse(&inputs, "is_dynamic")),
+                _ => return Err(refuse(&inputs, "is_dynamic", &["true"])),
             }
         }
     };

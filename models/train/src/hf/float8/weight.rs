@@ -1,8 +1,6 @@
 //! [`StoredWeight`]: an FP8 weight in files, whose headers were checked. Codes are read one weight
 //! at a time.
 
-use std::collections::BTreeMap;
-
 use anyhow::{Result, anyhow, bail, ensure};
 use burn_float8::backend::{Cast, HostCodes, InvScale};
 use burn_float8::config::{Format, Granularity};
@@ -23,28 +21,12 @@ pub(crate) struct StoredWeight {
     pub(crate) input_scale: Option<String>,
 }
 
-/// Finds the linears that hold FP8 codes, by the names of their weights. `linears` has names
-/// `X.weight` and shapes `[out, in]`. Only headers are read.
-///
-/// # Errors
-/// Codes or scales that `quantization` does not describe.
-pub(crate) fn find(
-    files: &TensorFiles,
-    quantization: Option<&Quantization>,
-    linears: &[(String, [usize; 2])],
-) -> Result<BTreeMap<String, StoredWeight>> {
-    let mut found = BTreeMap::new();
-    for (name, dims) in linears {
-        let Some(stored) = files.get(name).filter(|stored| stored.dtype() == Dtype::F8_E4M3) else { continue };
-        files.expect(name, dims)?;
-        found.insert(name.clone(), StoredWeight::new(files, stored, *dims, quantization)?);
-    }
-    Ok(found)
-}
-
 impl StoredWeight {
-    /// Checks the headers of a weight and of its scales.
-    fn new(
+    /// Checks the headers of a weight `[out, in]` and of its scales.
+    ///
+    /// # Errors
+    /// Codes or scales that `quantization` does not describe.
+    pub(crate) fn new(
         files: &TensorFiles,
         stored: StoredTensor<'_>,
         dims: [usize; 2],
