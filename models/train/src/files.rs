@@ -4,6 +4,9 @@ use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
+use anyhow::Context;
+use serde::de::DeserializeOwned;
+
 /// Maximum bytes of a file that is read whole.
 const MAX_WHOLE: u64 = 1 << 30;
 
@@ -66,6 +69,15 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     let text = io::read_to_string(&read(path)?[..])?;
     if is_lfs_pointer(text.as_bytes()) { Err(io::Error::other(LFS_POINTER)) } else { Ok(text) }
+}
+
+/// Parses a JSON file.
+///
+/// # Errors
+/// The errors of [`read_to_string`]; other JSON.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
 }
 
 /// Why a file is not opened, or not read whole.

@@ -8,11 +8,8 @@ use device_select::DeviceError;
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
-use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
-use crate::{
-    ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
-};
+use crate::{ByteTokenizer, ChatError, DataError, FolderError, TokenizeError, TokenizerError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
@@ -70,42 +67,6 @@ pub enum JobError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Invalid JSON in a file.
-    #[error("{} is not valid", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
-    /// A key of a Hugging Face `config.json` has a value that the model does not implement.
-    #[error("{}: {key} = {value} is not supported; {supported}", path.display())]
-    HfUnsupported {
-        /// The `config.json`.
-        path: PathBuf,
-        /// The key, dotted if nested.
-        key: String,
-        /// Its value, as JSON.
-        value: String,
-        /// Supported values.
-        supported: String,
-    },
-    /// An adapter folder has an adapter for a linear that has none here.
-    #[error("{}: {tensor} belongs to no adapter of lora.target_modules", path.display())]
-    UnknownAdapter {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A Hugging Face `config.json` lacks a key that has no default.
-    #[error("{}: {key} is missing", path.display())]
-    HfMissingKey {
-        /// The `config.json`.
-        path: PathBuf,
-        /// The key, dotted if nested.
-        key: String,
-    },
     /// A Hugging Face checkpoint cannot be loaded into a mixture of experts.
     #[error("{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer", path.display())]
     MoeCheckpoint {
@@ -114,41 +75,12 @@ pub enum JobError {
         /// Experts of the model's config.
         num_experts: usize,
     },
-    /// Frozen weights differ from the ones the run started with. Its checkpoints do not contain
-    /// them.
-    #[error(
-        "{}: {difference} since this run began, whose checkpoints do not have the frozen weights: put the file back, or set model.hf_path \
-         to a folder that has it",
-        path.display()
-    )]
-    Base {
-        /// The file of model.hf_path.
-        path: PathBuf,
-        /// The difference.
-        difference: String,
-    },
-    /// The output layer of a tied checkpoint differs from its embedding.
-    #[error(
-        "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \
-         set model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
-        path.display()
-    )]
-    TiedHead {
-        /// The folder.
-        path: PathBuf,
-    },
     /// A mixture of experts cannot be exported: Hugging Face has no name for it.
     #[error("only dense models are exported: this one has {num_experts} experts in a layer")]
     MoeExport {
         /// Experts of the model's config.
         num_experts: usize,
     },
-    /// Weights cannot be read or written.
-    #[error(transparent)]
-    TensorFiles(#[from] TensorFilesError),
-    /// FP8 weights in files cannot be read or written.
-    #[error(transparent)]
-    Float8Files(#[from] Float8FilesError),
     /// A folder cannot be created.
     #[error(transparent)]
     Folder(#[from] FolderError),

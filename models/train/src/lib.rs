@@ -86,5 +86,5 @@ pub use report::{check_report_path, report_of, write_report};
 pub use run::Run;
 pub use signals::{Signals, file_limits_are_errors};
 pub use steps::{Step, StepConfig, Steps};
-pub use tensor_files::{TensorFiles, TensorFilesError};
+pub use tensor_files::TensorFiles;
 pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};

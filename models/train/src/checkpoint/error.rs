@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use burn_float8::Float8Error;
 
 use crate::config::ConfigError;
-use crate::tensor_files::TensorFilesError;
 
 /// Error of a checkpoint.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +101,7 @@ pub enum CheckpointError {
     },
     /// A tensor file does not fit the model or could not be written.
     #[error(transparent)]
-    Tensors(TensorFilesError),
+    Tensors(anyhow::Error),
     /// A tensor could not be read from its device.
     #[error("the device failed while {tensor} was read: {reason}")]
     Device {
@@ -142,12 +141,9 @@ pub enum CheckpointError {
     Float8(#[from] Float8Error),
 }
 
-impl From<TensorFilesError> for CheckpointError {
-    fn from(error: TensorFilesError) -> Self {
-        match error {
-            TensorFilesError::Write { path, source } => Self::Io { doing: "write", path, source },
-            error => Self::Tensors(error),
-        }
+impl From<anyhow::Error> for CheckpointError {
+    fn from(error: anyhow::Error) -> Self {
+        error.downcast().unwrap_or_else(Self::Tensors)
     }
 }
 

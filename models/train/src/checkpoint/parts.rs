@@ -12,10 +12,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use crate::tensor_files::{TensorFiles, TensorFilesError};
+use crate::tensor_files::{TensorFiles, missing, other_shape, unexpected};
 use crate::{atomic, files};
 
 pub(super) const INDEX: &str = "index.json";
@@ -129,20 +130,12 @@ impl SavedTensors {
 
     /// Returns an error if there are tensors with other names.
     pub(super) fn only(&self, known: &HashSet<String>) -> Result<(), CheckpointError> {
-        const SHOWN: usize = 5;
         let (path, names): (&Path, Vec<&str>) = match self {
             Self::Whole(file) => (file.path(), file.names().collect()),
             Self::Parts { path, index, .. } => (path, index.tensors.keys().map(String::as_str).collect()),
         };
-        let mut names: Vec<_> = names.into_iter().filter(|name| !known.contains(*name)).map(String::from).collect();
-        if names.is_empty() {
-            return Ok(());
-        }
-        names.sort();
-        let more = names.len().saturating_sub(SHOWN);
-        names.truncate(SHOWN);
-        names.extend((more > 0).then(|| format!("and {more} more")));
-        Err(TensorFilesError::Unexpected { names, path: path.into() }.into())
+        let names: Vec<_> = names.into_iter().filter(|name| !known.contains(*name)).collect();
+        if names.is_empty() { Ok(()) } else { Err(unexpected(path, &names).into()) }
     }
 
     /// Rows of the tensor `name` in f32. The tensor must have this shape.
@@ -152,12 +145,10 @@ impl SavedTensors {
             Self::Parts { path, index, files } => (path, index, files),
         };
         let Some(Indexed { shape: found, parts }) = index.tensors.get(name) else {
-            let (name, shape) = (name.into(), shape.to_vec());
-            return Err(TensorFilesError::Missing { name, shape, path: path.clone() }.into());
+            return Err(missing(path, name, shape).into());
         };
         if found != shape {
-            let (name, expected, found) = (name.into(), shape.to_vec(), found.clone());
-            return Err(TensorFilesError::Shape { name, expected, found, path: path.clone() }.into());
+            return Err(other_shape(path, name, found, shape).into());
         }
         let mut values = Vec::with_capacity(rows.len() * shape[1..].iter().product::<usize>());
         let mut next = rows.start;
@@ -175,8 +166,7 @@ impl SavedTensors {
             next = wanted.end;
         }
         if next < rows.end {
-            let reason = format!("rows {next}.. of {name} are in no file");
-            return Err(TensorFilesError::Broken { path: path.clone(), reason }.into());
+            return Err(anyhow!("{}: rows {next}.. of {name} are in no file", path.display()).into());
         }
         Ok(values)
     }
@@ -201,7 +191,7 @@ mod tests {
                 tensors.push(("bias", vec![2], vec![8, 9]));
                 parts.push(Rows { name: "bias".into(), shape: vec![2], rows: 0..2, file: file.clone() });
             }
-            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor::<TensorFilesError> {
+            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
                 name: name.into(),
                 dtype: Dtype::F32,
                 shape,

@@ -96,9 +96,18 @@ pub(super) fn write(
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
         written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
-        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(move || pending.bytes(finite_at)) });
+        new.push(NewTensor {
+            name,
+            dtype: pending.dtype,
+            shape,
+            bytes: Box::new(move || Ok(pending.bytes(finite_at)?)),
+        });
     }
-    write_file(&folder.join(file), &new, None)?;
+    let path = folder.join(file);
+    write_file(&path, &new, None).map_err(|error| match error.downcast() {
+        Ok(source) => CheckpointError::Io { doing: "write", path: path.clone(), source },
+        Err(error) => error.into(),
+    })?;
     Ok(written)
 }
 

@@ -124,7 +124,7 @@ impl ModelArgs {
         }
         let set: Vec<_> = self.settings().into_iter().filter(|setting| setting.is_of(&["model.hf_path"])).collect();
         let base = RunConfig::<S>::default().change(&set)?.model.hf_path().map(Path::to_path_buf);
-        base.map_or_else(|| peft::base(&self.folder), Ok).map(Some)
+        Ok(Some(base.map_or_else(|| peft::base(&self.folder), Ok)?))
     }
 
     /// Configuration of a Hugging Face checkpoint. The precision is the checkpoint's, or f32 for an

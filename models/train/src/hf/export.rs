@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use clap::ValueEnum;
 use safetensors::Dtype;
 
-use super::float8_export::{self, Float8Export, Writer};
+use super::float8::Plan;
+use super::float8_export::{Float8Export, Writer};
 use super::parameters::{Parameter, parameters};
 use super::{files, json, names};
 use crate::model::ModelConfig;
@@ -47,26 +49,15 @@ pub enum ExportDtype {
     Bf16,
 }
 
+/// Converts values to bytes in files.
+type Encode = fn(&[f32]) -> Vec<u8>;
+
 impl ExportDtype {
-    /// Name of the dtype in PyTorch.
-    fn torch_name(self) -> &'static str {
+    /// Name of the dtype in PyTorch, dtype in files, and conversion to it.
+    fn format(self) -> (&'static str, Dtype, Encode) {
         match self {
-            Self::F32 => "float32",
-            Self::Bf16 => "bfloat16",
-        }
-    }
-
-    fn stored(self) -> Dtype {
-        match self {
-            Self::F32 => Dtype::F32,
-            Self::Bf16 => Dtype::BF16,
-        }
-    }
-
-    fn encode(self, values: &[f32]) -> Vec<u8> {
-        match self {
-            Self::F32 => f32_bytes(values),
-            Self::Bf16 => bf16_bytes(values),
+            Self::F32 => ("float32", Dtype::F32, f32_bytes),
+            Self::Bf16 => ("bfloat16", Dtype::BF16, bf16_bytes),
         }
     }
 }
@@ -87,38 +78,39 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     let ExportOptions { dtype, max_shard_bytes, ref source, ref stop } = *options;
     // Refuses a model that Hugging Face has no names for.
     config.to_hf()?;
-    let plan = float8.map(|float8| float8_export::plan(config, folder, float8)).transpose()?;
-    let quantization = plan.as_ref().map(|plan| plan.to_json(names::hf_module));
-    let config = json::to_json(config, dtype.torch_name(), quantization, source.as_deref())?;
-    create_folder(folder, |folder| {
-        let path = folder.join(files::CONFIG);
-        atomic::replace(&path, config.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+    let plan = float8.map(|float8| float8.plan(config)).transpose()?;
+    let quantization = plan.as_ref().map(Plan::to_json);
+    let config = json::to_json(config, dtype.format().0, quantization, source.as_deref())?;
+    create_folder(folder, |folder| -> Result<(), JobError> {
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            atomic::replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
+        };
+        write(files::CONFIG, &config)?;
         if let Some(source) = source {
             files::copy_others(source, folder)?;
         }
         if !stop.is_empty() {
-            let path = folder.join(files::GENERATION);
-            let json = json::generation_json(&path, stop)?;
-            atomic::replace(&path, json.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+            write(files::GENERATION, &json::generation_json(&folder.join(files::GENERATION), stop)?)?;
         }
-        let parameters = parameters(model);
-        let checkpoint = float8.and_then(|float8| float8.checkpoint);
-        let writer = plan.as_ref().map(|plan| Writer::new(plan, &parameters, checkpoint));
+        let (parameters, checkpoint) = (parameters(model), float8.and_then(|float8| float8.checkpoint));
+        let writer =
+            plan.as_ref().map(|plan| Writer { plan, parameters: &parameters, checkpoint, amaxes: Default::default() });
         let tensors = parameters.iter().flat_map(|parameter| {
             let float8 = writer.as_ref().and_then(|writer| writer.tensors(parameter));
             float8.unwrap_or_else(|| vec![plain(parameter, dtype)])
         });
-        let tensors: Vec<_> = tensors.collect();
-        write_shards(folder, &tensors, max_shard_bytes)
+        Ok(write_shards(folder, &tensors.collect::<Vec<_>>(), max_shard_bytes)?)
     })
 }
 
 /// Tensor in high precision.
-fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_, JobError> {
+fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_> {
+    let (_, dtype, encode) = dtype.format();
     NewTensor {
         name: names::hf_name(&parameter.path),
-        dtype: dtype.stored(),
+        dtype,
         shape: parameter.shape.clone(),
-        bytes: Box::new(move || (parameter.read)().map(|values| dtype.encode(&values))),
+        bytes: Box::new(move || (parameter.read)().map(|values| encode(&values))),
     }
 }

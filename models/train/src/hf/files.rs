@@ -5,8 +5,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use anyhow::{Context, Result};
+
 use super::base::BASE;
-use crate::{JobError, atomic};
+use crate::atomic;
 
 /// Dimensions of the model, and other settings that transformers reads.
 pub(super) const CONFIG: &str = "config.json";
@@ -39,10 +41,10 @@ const OTHERS: [&str; 10] = [
 /// `to` when `from` is gone. Files with these names in `to` are replaced.
 ///
 /// # Errors
-/// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
-pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+/// Files that cannot be read or written.
+pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let (from, to) = (from.as_ref(), to.as_ref());
-    let full = |path: &Path| fs::canonicalize(path).map_err(|source| JobError::Io { path: path.into(), source });
+    let full = |path: &Path| fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()));
     if full(from)? == full(to)? {
         return Ok(());
     }
@@ -55,8 +57,8 @@ pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), J
 /// folder `to`.
 ///
 /// # Errors
-/// [`JobError::Io`] if it cannot be read, [`JobError::Write`].
-pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+/// Files that cannot be read or written.
+pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     let (from, to) = (from.as_ref(), to.as_ref());
     if from.is_dir() {
         return copy_others(from, to);
@@ -70,16 +72,16 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
 /// Copies `config.json` and `generation_config.json` into the folder `to`, without a tokenizer.
 ///
 /// # Errors
-/// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
-pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+/// Files that cannot be read or written.
+pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     [CONFIG, GENERATION].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
 }
 
 /// Copies a Jinja file into the folder `to`, as its chat template.
 ///
 /// # Errors
-/// [`JobError::Io`] if it cannot be read, [`JobError::Write`].
-pub fn copy_chat_template(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
+/// Files that cannot be read or written.
+pub fn copy_chat_template(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     copy_file(from.as_ref(), &to.as_ref().join(CHAT_TEMPLATE))
 }
 
@@ -94,24 +96,24 @@ pub(crate) fn is_asset(name: &str) -> bool {
 }
 
 /// Same as [`copy_assets`], without `config.json`.
-pub(super) fn copy_others(from: &Path, to: &Path) -> Result<(), JobError> {
+pub(super) fn copy_others(from: &Path, to: &Path) -> Result<()> {
     OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
 }
 
-fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), JobError> {
+fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
     match from.join(name) {
         from if from.exists() => copy_file(&from, &to.join(name)),
         _ => Ok(()),
     }
 }
 
-fn copy_file(from: &Path, to: &Path) -> Result<(), JobError> {
-    let mut reader = crate::files::open(from).map_err(|source| JobError::Io { path: from.into(), source })?;
+fn copy_file(from: &Path, to: &Path) -> Result<()> {
+    let mut reader = crate::files::open(from).with_context(|| format!("cannot read {}", from.display()))?;
     // Copies only contents: the files of Hugging Face's cache are read-only.
     let mut copy = || {
         let mut file = atomic::create(to)?;
         io::copy(&mut reader, &mut file)?;
         atomic::finish(file, to)
     };
-    copy().map_err(|source| JobError::Write { path: to.into(), source })
+    copy().with_context(|| format!("cannot write {}", to.display()))
 }

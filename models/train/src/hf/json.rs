@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::{Context, Result};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
@@ -11,6 +12,7 @@ use super::files::CONFIG;
 use super::float8::Quantization;
 use super::names::hf_name;
 use super::reader::HfReader;
+use crate::files::read_json;
 use crate::model::ModelConfig;
 use crate::{JobError, TensorFiles};
 
@@ -22,12 +24,11 @@ const QUANTIZATION: [(&str, &str); 3] =
 /// Reads `dir/config.json`. Missing or null keys have transformers' defaults.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`], [`JobError::ModelConfig`].
-/// [`JobError::HfUnsupported`] for a feature that this model lacks, and for unsupported quantized
-/// weights.
+/// A file that cannot be read; a key that is missing or has a value that the model does not
+/// support; dimensions that are not valid; quantized weights that are not read.
 pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
     let path = dir.as_ref().join(CONFIG);
-    let config = C::from_hf(&HfReader::new(&path, &object(&path)?))?;
+    let config = C::from_hf(&HfReader::new(&path, &read_json(&path)?))?;
     config.validate()?;
     quantization(dir.as_ref())?;
     Ok(config)
@@ -36,12 +37,11 @@ pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError>
 /// Schemes of quantized weights in the folder `dir`; `None` if they are not quantized.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::HfMissingKey`],
-/// [`JobError::Float8Files`].
-pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError> {
+/// A file that cannot be read; a quantization that is not read.
+pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>> {
     for (file, key) in QUANTIZATION {
         let path = dir.join(file);
-        let map = if path.exists() { object(&path)? } else { Map::new() };
+        let map = read_if_there(&path)?;
         // ModelOpt's file may describe only a key-value cache.
         if let Some(config) = HfReader::new(&path, &map).object(key)?.filter(|config| !config.is_null("quant_algo")) {
             return Quantization::read(&config).map(Some);
@@ -50,14 +50,18 @@ pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>, JobError>
     Ok(None)
 }
 
+fn read_if_there(path: &Path) -> Result<Map<String, Value>> {
+    if path.exists() { read_json(path) } else { Ok(Map::new()) }
+}
+
 /// Whether the weights in a folder are bf16, according to its `config.json`, or else to the
 /// embedding.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`], [`JobError::TensorFiles`].
-pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
+/// A file that cannot be read.
+pub(crate) fn is_bf16(folder: &Path) -> Result<bool> {
     let path = folder.join(CONFIG);
-    let map = object(&path)?;
+    let map = read_json(&path)?;
     let reader = HfReader::new(&path, &map);
     // Newer and older name of the key.
     let newer = reader.string("dtype")?;
@@ -72,15 +76,24 @@ pub(crate) fn is_bf16(folder: &Path) -> Result<bool, JobError> {
 /// other keys of the `config.json` in the folder `source`, if there is one.
 ///
 /// # Errors
-/// [`JobError::MoeExport`]; [`JobError::Io`] for a missing folder; the errors of [`read_config`].
+/// A mixture of experts; a missing folder; the errors of [`read_config`].
 pub(super) fn to_json<C: ModelConfig>(
     config: &C,
     torch_dtype: &str,
     quantization: Option<Value>,
     source: Option<&Path>,
-) -> Result<String, JobError> {
+) -> Result<String> {
     let keys = config.to_hf()?;
-    let mut json = source.map_or(Ok(Map::new()), source_object::<C>)?;
+    let mut json = Map::new();
+    if let Some(folder) = source {
+        fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+        let path = folder.join(CONFIG);
+        json = read_if_there(&path)?;
+        // Refuses another kind of model, whose other keys would be wrong.
+        if path.exists() {
+            C::from_hf(&HfReader::new(&path, &json))?;
+        }
+    }
     // The other form of the rope settings, which is not written.
     json.remove("rope_parameters");
     // Newer and older name of the key.
@@ -89,38 +102,23 @@ pub(super) fn to_json<C: ModelConfig>(
     QUANTIZATION.iter().for_each(|(_, key)| drop(json.remove(*key)));
     json.extend(quantization.map(|quantization| ("quantization_config".to_string(), quantization)));
     json.extend(keys.into_iter().chain(dtypes).map(|(key, value)| (key.to_string(), value)));
-    let mut json = Value::from(json);
-    // Independent of the features of serde_json in a build.
-    json.sort_all_objects();
-    Ok(format!("{json:#}\n"))
+    Ok(text(json))
 }
 
 /// The `generation_config.json` at `path`, or a new one, with `stop` as the tokens that end
 /// generation.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`].
-pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String, JobError> {
-    let mut json = if path.exists() { object(path)? } else { Map::new() };
+/// A file that cannot be read.
+pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String> {
+    let mut json = read_if_there(path)?;
     json.insert("eos_token_id".into(), json!(stop));
+    Ok(text(json))
+}
+
+/// Text of an object, with sorted keys whatever the features of serde_json in a build.
+fn text(json: Map<String, Value>) -> String {
     let mut json = Value::from(json);
     json.sort_all_objects();
-    Ok(format!("{json:#}\n"))
-}
-
-fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, JobError> {
-    fs::read_dir(folder).map_err(|source| JobError::Io { path: folder.into(), source })?;
-    let path = folder.join(CONFIG);
-    if !path.exists() {
-        return Ok(Map::new());
-    }
-    let json = object(&path)?;
-    // Refuses another kind of model, whose other keys would be wrong.
-    C::from_hf(&HfReader::new(&path, &json))?;
-    Ok(json)
-}
-
-pub(crate) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
-    let text = crate::files::read_to_string(path).map_err(|source| JobError::Io { path: path.into(), source })?;
-    serde_json::from_str(&text).map_err(|source| JobError::Json { path: path.into(), source })
+    format!("{json:#}\n")
 }

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
 
-use super::check::{Checkpoint, RepeatedHead};
+use super::checkpoint::{Checkpoint, RepeatedHead};
 use super::names;
 use super::parameters::{parameters, read};
-use crate::JobError;
 use crate::model::ModelConfig;
 
 /// Share of the adapters' weight change that remains in files. `model` has the merged weights w' =
@@ -29,7 +29,7 @@ pub(crate) fn share_left<B: Backend, M: Module<B>, C: ModelConfig>(
     model: &M,
     config: &C,
     folder: &Path,
-) -> Result<Option<f64>, JobError> {
+) -> Result<Option<f64>> {
     let files = Checkpoint::open(folder, config, RepeatedHead::IsLeftOut)?;
     let (mut squares, mut lost) = (0.0, 0.0);
     for parameter in parameters(model) {

@@ -3,12 +3,11 @@
 //! [`CausalLmExt::save_hf`](crate::CausalLmExt::save_hf) writes them for transformers.
 
 pub(crate) mod base;
-mod check;
+mod checkpoint;
 mod export;
 mod files;
 mod float8;
 mod float8_export;
-mod float8_folder;
 mod json;
 mod merged;
 pub mod names;
@@ -17,15 +16,13 @@ pub(crate) mod peft;
 mod reader;
 mod weights;
 
-pub(crate) use check::{Checkpoint, RepeatedHead};
+pub(crate) use checkpoint::{Checkpoint, Float8Folder, RepeatedHead};
 pub(crate) use export::save;
 pub use export::{ExportDtype, ExportOptions};
 pub use files::{copy_assets, copy_chat_template, copy_config, copy_tokenizer};
 pub(crate) use files::{has_tokenizer, is_asset};
-pub use float8::Float8FilesError;
 pub use float8_export::Float8Export;
-pub(crate) use float8_folder::Float8Folder;
+pub(crate) use json::is_bf16;
 pub use json::read_config;
-pub(crate) use json::{is_bf16, object};
 pub(crate) use merged::share_left;
 pub use reader::HfReader;

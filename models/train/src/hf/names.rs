@@ -1,6 +1,9 @@
 //! Names: the only place that maps module paths to Hugging Face's tensor names.
 
+use anyhow::{Result, anyhow};
 use fancy_regex::{Regex, RegexBuilder};
+
+use super::reader::HfReader;
 
 /// Hugging Face tensor name of the parameter at `module_path`, for example
 /// `layers.0.self_attn.q_proj.weight` → `model.layers.0.self_attn.q_proj.weight`.
@@ -52,8 +55,33 @@ pub(crate) fn is_unused_scale(hf_name: &str) -> bool {
     OWN.contains(&own) || of_cache.iter().any(|end| hf_name.ends_with(end))
 }
 
-/// Compiles a regex for names with at most 10,000 backtracking steps, so that matching hundreds of
-/// names cannot take minutes.
-pub(super) fn bounded_regex(regex: &str) -> Result<Regex, fancy_regex::Error> {
-    RegexBuilder::new(regex).backtrack_limit(10_000).build()
+/// Regex for names of linears in a file.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    regex: Regex,
+    /// File, key and pattern, for errors.
+    place: String,
+}
+
+impl Pattern {
+    /// Compiles `regex`, made from `pattern` under `key`. It may take 10,000 backtracking steps, so
+    /// that matching hundreds of names cannot take minutes.
+    ///
+    /// # Errors
+    /// No regex.
+    pub(super) fn new(json: &HfReader<'_>, key: &str, pattern: &str, regex: &str) -> Result<Self> {
+        let place = format!("{}: {}: the pattern {pattern:?} cannot be matched", json.path.display(), json.full(key));
+        match RegexBuilder::new(regex).backtrack_limit(10_000).build() {
+            Ok(regex) => Ok(Self { regex, place }),
+            Err(error) => Err(anyhow!("{place}: {error}")),
+        }
+    }
+
+    /// Whether the linear `module` matches.
+    ///
+    /// # Errors
+    /// Too many backtracking steps.
+    pub(super) fn matches(&self, module: &str) -> Result<bool> {
+        self.regex.is_match(module).map_err(|error| anyhow!("{} with {module}: {error}", self.place))
+    }
 }

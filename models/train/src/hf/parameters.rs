@@ -3,12 +3,13 @@
 
 use std::rc::Rc;
 
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use anyhow::{Result, anyhow};
+use burn::module::Module;
 use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
+use burn_float8::seam::visit_params;
 
 use super::names;
-use crate::{JobError, ModulePath, TrainError};
 
 /// Parameter that is read on request.
 pub(super) struct Parameter {
@@ -21,44 +22,40 @@ pub(super) struct Parameter {
 }
 
 /// Reads a parameter from its device.
-pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>, JobError>>;
+pub(super) type Read = Rc<dyn Fn() -> Result<Vec<f32>>>;
 
 /// Parameters of `model` in the order of the module tree.
 pub(super) fn parameters<B: Backend, M: Module<B>>(model: &M) -> Vec<Parameter> {
-    let mut collect = Collect { path: ModulePath::default(), parameters: Vec::new() };
-    model.visit(&mut collect);
-    collect.parameters
-}
-
-struct Collect {
-    path: ModulePath,
-    parameters: Vec<Parameter>,
-}
-
-impl<B: Backend> ModuleVisitor<B> for Collect {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        let path = self.path.dotted();
-        let tensor = param.val();
-        let tensor = if names::is_linear(&path) { tensor.transpose() } else { tensor };
-        let shape = tensor.dims().to_vec();
-        self.parameters.push(Parameter { path, shape, read: Rc::new(move || read(&tensor, "reading the weights")) });
-    }
+    const DOING: &str = "reading the weights";
+    let mut parameters = vec![];
+    visit_params::<B, M>(model, |param| {
+        let (path, shape) = (param.name(), param.shape.to_vec());
+        let Some(value) = param.float() else { return };
+        let (shape, read): (_, Read) = match names::is_linear(&path) {
+            true => {
+                let tensor = Tensor::<B, 2>::from_primitive(TensorPrimitive::Float(value)).transpose();
+                (tensor.dims().to_vec(), Rc::new(move || read(&tensor, DOING)))
+            }
+            false => {
+                let flat = B::float_reshape(value, Shape::new([shape.iter().product()]));
+                let tensor = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(flat));
+                (shape, Rc::new(move || read(&tensor, DOING)))
+            }
+        };
+        parameters.push(Parameter { path, shape, read });
+    });
+    parameters
 }
 
 /// Values of a tensor in f32, row-major. `doing` names the task in errors.
-pub(super) fn read<B: Backend, const D: usize>(
-    tensor: &Tensor<B, D>,
-    doing: &'static str,
-) -> Result<Vec<f32>, JobError> {
-    let failed = |reason| JobError::from(TrainError::Execution { doing, reason });
-    let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-    data.into_vec().map_err(|error| failed(format!("{error:?}")))
+pub(super) fn read<B: Backend, const D: usize>(tensor: &Tensor<B, D>, doing: &'static str) -> Result<Vec<f32>> {
+    let data = tensor.clone().try_into_data().map_err(|error| anyhow!("the device failed while {doing}: {error}"))?;
+    data.convert::<f32>().into_vec().map_err(|error| anyhow!("the device failed while {doing}: {error:?}"))
+}
+
+/// Tensor `[cols, rows]` of the values `[rows, cols]`. Elements move and not only strides.
+pub(super) fn transposed<B: Backend>(values: Vec<f32>, [rows, cols]: [usize; 2], device: &B::Device) -> Tensor<B, 2> {
+    let stored = Tensor::<B, 2>::from_data(TensorData::new(values, [rows, cols]), (device, DType::F32));
+    // Through one dimension.
+    stored.transpose().reshape([rows * cols]).reshape([cols, rows])
 }

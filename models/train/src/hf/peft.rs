@@ -10,18 +10,17 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
 use burn::module::Param;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::lora::{Lora, LoraAdapter, LoraConfig};
-use fancy_regex::Regex;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
-use super::json::object;
-use super::names::{bounded_regex, hf_module};
-use super::parameters::read;
+use super::names::{Pattern, hf_module};
+use super::parameters::{read, transposed};
 use super::reader::HfReader;
+use crate::files::read_json;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
 use crate::{JobError, atomic, create_folder};
 
@@ -54,7 +53,7 @@ fn names(linear: &str) -> [String; 2] {
 /// an error the folder is as it was before.
 ///
 /// # Errors
-/// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`TrainError::Execution`].
+/// A folder that is not empty; files that cannot be written; a device that fails.
 pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
     let LoraConfig { rank, alpha, dropout, ref target_modules, .. } = lora.config;
     let targets = match &target_modules[..] {
@@ -78,9 +77,9 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
         "lora_dropout": dropout, "target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas, "bias": "none", "fan_in_fan_out": false, "inference_mode": true,
         "init_lora_weights": true, "use_rslora": false, "use_dora": false, "modules_to_save": null,
     });
-    create_folder(folder, |folder| {
+    create_folder(folder, |folder| -> Result<(), JobError> {
         let path = folder.join(CONFIG);
-        atomic::replace_json(&path, &config).map_err(|source| JobError::Write { path, source })?;
+        atomic::replace_json(&path, &config).with_context(|| format!("cannot write {}", path.display()))?;
         let tensors = lora.adapters.iter().flat_map(|adapter| {
             let [a, b] = names(&adapter.name);
             [(a, adapter.a.val()), (b, adapter.b.val())].map(|(name, tensor)| {
@@ -94,7 +93,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
             })
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        write_file(&folder.join(WEIGHTS), &tensors.collect::<Vec<_>>(), Some(metadata))
+        Ok(write_file(&folder.join(WEIGHTS), &tensors.collect::<Vec<_>>(), Some(metadata))?)
     })
 }
 
@@ -127,12 +126,12 @@ const KNOWN: [&str; 20] = [
 /// Reads the configuration of an adapter in a folder. Names of linears replace PEFT's regexes.
 ///
 /// # Errors
-/// [`JobError::Io`], [`JobError::Json`], [`JobError::HfMissingKey`]. [`JobError::HfUnsupported`]
-/// for an unsupported kind of adapter, a number out of its range, a regex that cannot be matched,
-/// and a target without tensors. [`JobError::TensorFiles`] for a tensor with another rank.
-pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
+/// A file that cannot be read; a key that is missing; an unsupported kind of adapter; a number out
+/// of its range; a regex that cannot be matched; a target without tensors; a tensor with another
+/// rank.
+pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig> {
     let path = folder.join(CONFIG);
-    let map = object(&path)?;
+    let map = read_json(&path)?;
     let json = HfReader::new(&path, &map);
     json.only_keys(&KNOWN, "plain LoRA is, without other parts")?;
     json.string("peft_type")?.ok_or_else(|| json.missing("peft_type"))?;
@@ -150,7 +149,7 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
     let is_rslora = json.boolean("use_rslora")?.unwrap_or(false);
     // α / √r instead of α / r.
     let effective = |rank: usize, alpha: f64| if is_rslora { alpha * (rank as f64).sqrt() } else { alpha };
-    let [ranks, alphas] = [pattern(&json, "rank_pattern", RANK)?, pattern(&json, "alpha_pattern", ALPHA)?];
+    let [ranks, alphas] = [patterns(&json, "rank_pattern", RANK)?, patterns(&json, "alpha_pattern", ALPHA)?];
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
     let module = |tensor| Some(str::strip_prefix(tensor, "base_model.model.")?.rsplit_once(".lora_")?.0);
     let mut modules: Vec<&str> = files.names().filter_map(module).collect();
@@ -159,9 +158,9 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
         None => return Err(json.missing(TARGETS)),
         Some(Value::String(all)) if all.eq_ignore_ascii_case(ALL_LINEAR) => vec![ALL_LINEAR],
         Some(Value::String(pattern)) => {
-            let pattern = Pattern::new(json, TARGETS, &format!("^(?:{pattern})$"))?;
+            let pattern = Pattern::new(&json, TARGETS, pattern, &format!("^(?:{pattern})$"))?;
             let matching = modules.iter().map(|module| Ok(pattern.matches(module)?.then_some(*module)));
-            matching.filter_map(Result::transpose).collect::<Result<_, JobError>>()?
+            matching.filter_map(Result::transpose).collect::<Result<_>>()?
         }
         Some(_) => json.strings(TARGETS)?.unwrap_or_default(),
     };
@@ -184,8 +183,8 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
         if !config.targets(name) {
             continue;
         }
-        let own_rank = of_pattern(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
-        let own_alpha = effective(own_rank, of_pattern(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha));
+        let own_rank = of_patterns(&ranks, module, &json, "rank_pattern")?.map_or(rank, |rank| rank as usize);
+        let own_alpha = effective(own_rank, of_patterns(&alphas, module, &json, "alpha_pattern")?.unwrap_or(alpha));
         let [a, _] = names(name);
         if let Some(stored) = files.get(&a) {
             files.expect(&a, &[own_rank, stored.shape().last().copied().unwrap_or(0)])?;
@@ -199,11 +198,11 @@ pub(crate) fn read_config(folder: &Path) -> Result<LoraConfig, JobError> {
 /// Folder of the adapter's base model, as named in its configuration.
 ///
 /// # Errors
-/// The errors of reading it; [`JobError::HfUnsupported`] if it is not an existing folder.
-pub(crate) fn base(folder: &Path) -> Result<PathBuf, JobError> {
+/// The errors of reading it; no existing folder.
+pub(crate) fn base(folder: &Path) -> Result<PathBuf> {
     const KEY: &str = "base_model_name_or_path";
     let path = folder.join(CONFIG);
-    let map = object(&path)?;
+    let map = read_json(&path)?;
     let json = HfReader::new(&path, &map);
     let base = json.string(KEY)?.map(PathBuf::from).filter(|base| base.is_dir());
     base.ok_or_else(|| json.unsupported(KEY, "it must be a folder that is there: --set model.hf_path=FOLDER names one"))
@@ -220,51 +219,26 @@ fn own_name(module: &str) -> &str {
 }
 
 /// Reads a number within a range.
-fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Option<f64>, JobError> {
+fn within(json: &HfReader<'_>, key: &str, (holds, words): Range) -> Result<Option<f64>> {
     match json.number(key)? {
         Some(number) if !holds(number) => Err(json.unsupported(key, words)),
         number => Ok(number),
     }
 }
 
-/// Regex for names of linears, and the key that holds it.
-struct Pattern<'a> {
-    json: HfReader<'a>,
-    key: &'a str,
-    regex: Regex,
-}
-
-impl<'a> Pattern<'a> {
-    fn new(json: HfReader<'a>, key: &'a str, regex: &str) -> Result<Self, JobError> {
-        let regex = bounded_regex(regex).map_err(|error| json.unsupported(key, &error.to_string()))?;
-        Ok(Self { json, key, regex })
-    }
-
-    fn matches(&self, module: &str) -> Result<bool, JobError> {
-        self.regex.is_match(module).map_err(|error| {
-            self.json.unsupported(self.key, &format!("the pattern cannot be matched with {module}: {error}"))
-        })
-    }
-}
-
 /// Numbers of linears, by regexes for the ends of their names.
-fn pattern<'a>(json: &HfReader<'a>, key: &'static str, range: Range) -> Result<Vec<(Pattern<'a>, f64)>, JobError> {
+fn patterns(json: &HfReader<'_>, key: &'static str, range: Range) -> Result<Vec<(Pattern, f64)>> {
     let Some(object) = json.object(key)? else { return Ok(vec![]) };
-    let entry = |name: &'a str| {
+    let entry = |name: &str| {
         let number = within(&object, name, range)?.ok_or_else(|| object.unsupported(name, range.1))?;
-        Ok((Pattern::new(object, name, &format!(r"^(?:.*\.)?(?:{name})$"))?, number))
+        Ok((Pattern::new(&object, name, name, &format!(r"^(?:.*\.)?(?:{name})$"))?, number))
     };
     object.others(&[]).map(entry).collect()
 }
 
 /// Number that the patterns give a linear. PEFT takes the first match. The order of keys is not
 /// known here, so all matches must agree.
-fn of_pattern(
-    patterns: &[(Pattern<'_>, f64)],
-    module: &str,
-    json: &HfReader<'_>,
-    key: &str,
-) -> Result<Option<f64>, JobError> {
+fn of_patterns(patterns: &[(Pattern, f64)], module: &str, json: &HfReader<'_>, key: &str) -> Result<Option<f64>> {
     let mut said = None;
     for (pattern, number) in patterns {
         if pattern.matches(module)? && said.replace(*number).is_some_and(|other| other != *number) {
@@ -278,33 +252,25 @@ fn of_pattern(
 /// folder.
 ///
 /// # Errors
-/// [`JobError::TensorFiles`] for a tensor that is missing or has another shape,
-/// [`JobError::UnknownAdapter`] for a tensor without a linear.
-pub(crate) fn load<B: Backend>(mut lora: Lora<B>, folder: &Path) -> Result<Lora<B>, JobError> {
+/// A tensor that is missing, has another shape, or belongs to no linear.
+pub(crate) fn load<B: Backend>(mut lora: Lora<B>, folder: &Path) -> Result<Lora<B>> {
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
     let known: Vec<String> = lora.adapters.iter().flat_map(|adapter| names(&adapter.name)).collect();
-    if let Some(name) = files.names().find(|name| !known.iter().any(|known| known == name)) {
-        return Err(JobError::UnknownAdapter { path: folder.join(WEIGHTS), tensor: name.into() });
+    for tensor in files.names() {
+        let path = files.path().display();
+        ensure!(
+            known.iter().any(|known| known == tensor),
+            "{path}: {tensor} belongs to no adapter of lora.target_modules"
+        );
     }
     for LoraAdapter { name, a, b } in &mut lora.adapters {
-        let [of_a, of_b] = names(name);
-        *a = replaced(a, &of_a, &files)?;
-        *b = replaced(b, &of_b, &files)?;
+        for (param, name) in [a, b].into_iter().zip(names(name)) {
+            let ([rows, cols], device) = (param.val().dims(), param.val().device());
+            let values = files.expect(&name, &[cols, rows])?.to_f32()?;
+            *param = Param::initialized(param.id, transposed::<B>(values, [cols, rows], &device).require_grad());
+        }
     }
     Ok(lora)
-}
-
-fn replaced<B: Backend>(
-    param: &Param<Tensor<B, 2>>,
-    name: &str,
-    files: &TensorFiles,
-) -> Result<Param<Tensor<B, 2>>, JobError> {
-    let [rows, cols] = param.val().dims();
-    let values = files.expect(name, &[cols, rows])?.to_f32()?;
-    let stored = Tensor::<B, 2>::from_data(TensorData::new(values, [cols, rows]), (&param.val().device(), DType::F32));
-    // Through one dimension, so that the elements move and not only the strides.
-    let tensor = stored.transpose().reshape([rows * cols]).reshape([rows, cols]);
-    Ok(Param::initialized(param.id, tensor.require_grad()))
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use anyhow::{Error, Result, anyhow};
+use serde::Deserialize;
 use serde_json::{Map, Value};
-
-use crate::JobError;
 
 /// JSON object, and its place in a file.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,8 @@ impl<'a> HfReader<'a> {
     /// Refuses the first key that is not one of `known`, unless its value is null, false or empty.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], with the text `supported`.
-    pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<(), JobError> {
+    /// Such a key, with the text `supported`.
+    pub fn only_keys(&self, known: &[&str], supported: &str) -> Result<()> {
         self.others(known).next().map_or(Ok(()), |key| Err(self.unsupported(key, supported)))
     }
 
@@ -58,94 +58,79 @@ impl<'a> HfReader<'a> {
         self.map.get(key).is_some_and(Value::is_null)
     }
 
-    fn read<T>(
-        &self,
-        key: &str,
-        expected: &str,
-        convert: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, JobError> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        convert(value).map(Some).ok_or_else(|| self.unsupported(key, expected))
+    fn read<T: Deserialize<'a>>(&self, key: &str, expected: &str) -> Result<Option<T>> {
+        let read = |value| T::deserialize(value).map_err(|_| self.unsupported(key, &format!("it must be {expected}")));
+        self.get(key).map(read).transpose()
     }
 
     /// Reads a size.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`] for a value of another type, as in the methods below.
-    pub fn integer(&self, key: &str) -> Result<Option<usize>, JobError> {
-        let convert = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
-        self.read(key, "it must be a non-negative integer", convert)
+    /// A value of another type, as in the methods below.
+    pub fn integer(&self, key: &str) -> Result<Option<usize>> {
+        self.read(key, "a non-negative integer")
     }
 
     /// Reads a number.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn number(&self, key: &str) -> Result<Option<f64>, JobError> {
-        self.read(key, "it must be a number", Value::as_f64)
+    /// Another type.
+    pub fn number(&self, key: &str) -> Result<Option<f64>> {
+        self.read(key, "a number")
     }
 
     /// Reads a boolean.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn boolean(&self, key: &str) -> Result<Option<bool>, JobError> {
-        self.read(key, "it must be true or false", Value::as_bool)
+    /// Another type.
+    pub fn boolean(&self, key: &str) -> Result<Option<bool>> {
+        self.read(key, "true or false")
     }
 
     /// Reads a string.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn string(&self, key: &str) -> Result<Option<&'a str>, JobError> {
-        self.read(key, "it must be a string", Value::as_str)
-    }
-
-    /// Reads an object.
-    ///
-    /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn object(&self, key: &'static str) -> Result<Option<HfReader<'a>>, JobError> {
-        let map = self.read(key, "it must be an object", Value::as_object)?;
-        Ok(map.map(|map| self.child(&[key], map)))
+    /// Another type.
+    pub fn string(&self, key: &str) -> Result<Option<&'a str>> {
+        self.read(key, "a string")
     }
 
     /// Reads a list of strings.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>, JobError> {
-        let convert = |value: &'a Value| value.as_array()?.iter().map(Value::as_str).collect();
-        self.read(key, "it must be a list of strings", convert)
+    /// Another type.
+    pub fn strings(&self, key: &str) -> Result<Option<Vec<&'a str>>> {
+        self.read(key, "a list of strings")
     }
 
-    /// Reads a list of sizes.
+    /// Reads an object.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn integers(&self, key: &str) -> Result<Option<Vec<usize>>, JobError> {
-        let size = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
-        let convert = |value: &'a Value| value.as_array()?.iter().map(size).collect();
-        self.read(key, "it must be a list of non-negative integers", convert)
+    /// Another type.
+    pub fn object(&self, key: &'static str) -> Result<Option<HfReader<'a>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(self.child(&[key], map))),
+            Some(_) => Err(self.unsupported(key, "it must be an object")),
+        }
     }
 
     /// Reads an object of objects with any names.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`].
-    pub fn objects(&self, key: &'static str) -> Result<Option<Vec<HfReader<'a>>>, JobError> {
-        let convert = |value: &'a Value| -> Option<Vec<_>> {
-            let reader = |map| self.child(&[key, "*"], map);
-            value.as_object()?.values().map(|value| value.as_object().map(reader)).collect()
-        };
-        self.read(key, "it must be an object of objects", convert)
+    /// Another type.
+    pub fn objects(&self, key: &'static str) -> Result<Option<Vec<HfReader<'a>>>> {
+        let Some(all) = self.object(key)? else { return Ok(None) };
+        let child = |value: &'a Value| value.as_object().map(|map| self.child(&[key, "*"], map));
+        let children = all.map.values().map(child).collect::<Option<_>>();
+        children.map(Some).ok_or_else(|| self.unsupported(key, "it must be an object of objects"))
     }
 
     /// Refuses every string except `wanted`. A missing key is valid.
     ///
     /// # Errors
-    /// [`JobError::HfUnsupported`], with the text `supported`.
-    pub fn only(&self, key: &str, wanted: &str, supported: &str) -> Result<(), JobError> {
+    /// Another value, with the text `supported`.
+    pub fn only(&self, key: &str, wanted: &str, supported: &str) -> Result<()> {
         match self.string(key)? {
             Some(value) if value != wanted => Err(self.unsupported(key, supported)),
             _ => Ok(()),
@@ -153,18 +138,14 @@ impl<'a> HfReader<'a> {
     }
 
     /// Error of a value that the model does not support.
-    pub fn unsupported(&self, key: &str, supported: &str) -> JobError {
-        JobError::HfUnsupported {
-            path: self.path.to_path_buf(),
-            key: self.full(key),
-            value: self.map.get(key).map_or_else(String::new, Value::to_string),
-            supported: supported.into(),
-        }
+    pub fn unsupported(&self, key: &str, supported: &str) -> Error {
+        let value = self.map.get(key).unwrap_or(&Value::Null);
+        anyhow!("{}: {} = {value} is not supported; {supported}", self.path.display(), self.full(key))
     }
 
     /// Error of a missing key that has no default.
-    pub fn missing(&self, key: &str) -> JobError {
-        JobError::HfMissingKey { path: self.path.to_path_buf(), key: self.full(key) }
+    pub fn missing(&self, key: &str) -> Error {
+        anyhow!("{}: {} is missing", self.path.display(), self.full(key))
     }
 }
 

@@ -263,7 +263,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// identity of their files is.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Write`], [`JobError::TensorFiles`].
+    /// Files that cannot be read or written.
     pub fn copy_assets(&self, to: &Path) -> Result<(), JobError> {
         match (self.model.hf_path(), self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
@@ -275,7 +275,7 @@ impl<S: ModelSection> RunConfig<S> {
         if let Some(folder) = self.frozen_folder() {
             base::keep(folder, to)?;
         }
-        self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
+        Ok(self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))?)
     }
 
     /// Chat template, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.

@@ -51,7 +51,7 @@ impl<A: TrainableModel> Job<A> {
         let float8 = checkpoint.as_ref().map_or(float8, |checkpoint| float8.with_checkpoint(checkpoint));
         if is_float8 {
             // Reports problems before the weights are read.
-            writeln!(out, "{}", float8.summary(&dims, to)?)?;
+            writeln!(out, "{}", float8.summary(&dims)?)?;
         }
         let progress = ProgressLine::new();
         let weights = Weights::open(config, saved, dims.clone())?;

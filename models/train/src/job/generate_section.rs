@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::JobError;
 use crate::config::{ConfigError, require};
-use crate::hf::{HfReader, object};
+use crate::files::read_json;
+use crate::hf::HfReader;
 use crate::model::{CacheDtype, Filters, Sampling};
 
 /// Hugging Face's generation settings of a model.
@@ -86,13 +87,13 @@ impl GenerateSection {
     /// The note lists keys that would change the text and are not implemented.
     ///
     /// # Errors
-    /// [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] for an invalid value.
+    /// A file that cannot be read; an invalid value.
     pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>), JobError> {
         let path = folder.join(FILE);
         if !path.exists() {
             return Ok((self, None));
         }
-        let map = object(&path)?;
+        let map = read_json(&path)?;
         let file = HfReader::new(&path, &map);
         let draws = file.boolean("do_sample")?.unwrap_or(false);
         let is_all = file.get("top_k").and_then(Value::as_i64) == Some(-1);

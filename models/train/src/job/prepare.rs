@@ -179,7 +179,7 @@ pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
         return Ok(notes);
     };
-    let [found, others] = checkpoint.cast_anew(weights.dims(), folder, &config.float8(weights.dims()))?;
+    let [found, others] = checkpoint.cast_anew(&config.float8(weights.dims()))?;
     // Trained weights have values and are cast in each step.
     let (linear, anew) = (&config.float8.config.linear, if config.holds_codes() { &others } else { &found });
     let (recipe, folder) = (linear.recipe(), folder.display());

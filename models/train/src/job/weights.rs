@@ -2,7 +2,6 @@
 //! allocated.
 
 use std::io::Write;
-use std::path::Path;
 
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
@@ -29,8 +28,6 @@ pub struct Weights<'a, C> {
     codes: Option<Codes>,
     /// Amax histories of a checkpoint.
     histories: Option<&'a Float8State>,
-    /// Whether the run has no record of its frozen weights.
-    is_unknown: bool,
 }
 
 /// Casts of FP8-only weights.
@@ -53,19 +50,20 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], except for tensors that cannot be read;
-    /// [`JobError::Base`] if the frozen weights differ from the ones the run started with,
-    /// [`JobError::NoBase`] if their folder is gone.
+    /// frozen weights that differ from the ones the run started with; [`JobError::NoBase`] if their
+    /// folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
     ) -> Result<Self, JobError> {
         let training = &config.training;
-        let is_known = match (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
-            (Some(_), Some(folder)) if !folder.is_dir() => return Err(JobError::NoBase { folder: folder.into() }),
-            (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
-            _ => true,
-        };
+        if let (Some(run), Some(folder)) = (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
+            if !folder.is_dir() {
+                return Err(JobError::NoBase { folder: folder.into() });
+            }
+            base::check(folder, &run.join(ASSETS))?;
+        }
         // A checkpoint contains only trained parameters; with adapters, none of the model.
         let [trained, saved] = match (&config.lora, training.freezes()) {
             (Some(_), _) => [None, None],
@@ -77,7 +75,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             (None, Some(path)) => Source::HuggingFace(Checkpoint::open(path, &dims, config.repeated_head())?),
             (None, None) => Source::Seed(config.training.seed),
         };
-        Ok(Self { dims, source, training, trained, codes: None, histories: None, is_unknown: !is_known })
+        Ok(Self { dims, source, training, trained, codes: None, histories: None })
     }
 
     /// Makes linears that `float8` casts FP8 only, if they come from a Hugging Face folder. Values
@@ -115,7 +113,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Input scales in a Hugging Face folder, by path of the linear.
     pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
         match self.checkpoint() {
-            Some(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
+            Some(checkpoint) => Ok(checkpoint.input_scales()?),
             None => Ok(vec![]),
         }
     }
@@ -128,20 +126,14 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Loads the model with these parameters.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::TensorFiles`],
-    /// [`JobError::Output`].
+    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::Output`]; weights that cannot be
+    /// read.
     pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,
         progress: &ProgressLine,
         out: &mut dyn Write,
     ) -> Result<M, JobError> {
-        if self.is_unknown {
-            writeln!(
-                out,
-                "warning: the run does not say which weights it began with; those of model.hf_path are taken as they are"
-            )?;
-        }
         let model = M::new(self.dims, device)?;
         let model = match self.source {
             Source::Saved(saved) => {

@@ -87,17 +87,19 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, JobError> {
         let config = hf::read_config::<Self::Config>(dir.as_ref())?;
         let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
-        checkpoint.load(Self::new(config, device)?, &mut |_| ())
+        Ok(checkpoint.load(Self::new(config, device)?, &mut |_| ())?)
     }
 
     /// Replaces every parameter by the checkpoint's in folder `dir`. Of its `config.json` only
     /// `quantization_config` is read, if there are FP8 weights.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`],
-    /// [`JobError::Float8Files`], [`TrainError::Execution`](crate::TrainError::Execution).
+    /// A mixture of experts; tensors that are missing, unexpected or have another shape or dtype; an
+    /// output layer that should equal the embedding; invalid FP8 weights; a file that cannot be
+    /// read; a device that fails.
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
-        Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
+        let checkpoint = Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?;
+        Ok(checkpoint.load(self, &mut |_| ())?)
     }
 
     /// Writes the model to `folder` in Hugging Face's format: `config.json`, `model.safetensors` or
@@ -108,11 +110,9 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// before.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be
-    /// created; [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] and
-    /// [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and [`JobError::Write`]
-    /// for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if
-    /// the device fails.
+    /// A mixture of experts; [`JobError::Folder`] for a folder that is not empty or cannot be
+    /// created; a source that cannot be read or is of another model; files that cannot be written;
+    /// a device that fails.
     fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
         hf::save(self, self.config(), folder.as_ref(), options, None)
     }
@@ -124,8 +124,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does
-    /// not fit the model; [`JobError::Float8Files`] for features that a format or its readers lack,
-    /// and for weights that are not finite.
+    /// not fit the model; features that a format or its readers lack; weights that are not finite.
     fn save_hf_float8(
         &self,
         folder: impl AsRef<Path>,

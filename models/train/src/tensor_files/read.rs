@@ -8,12 +8,13 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
 use half::{bf16, f16};
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
-use super::{INDEX, SINGLE, TensorFilesError};
+use super::{INDEX, SINGLE, missing, other_dtype, other_shape};
 use crate::files::{self, LFS_POINTER, is_lfs_pointer};
 
 /// Maximum bytes of a header in the format.
@@ -23,7 +24,7 @@ const CHUNK: usize = 1 << 20;
 
 /// Tensors of one safetensors file, or of shards with an index. Writing to the files while this is
 /// open changes the tensors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct TensorFiles {
     path: PathBuf,
     files: Vec<OpenFile>,
@@ -59,19 +60,16 @@ impl TensorFiles {
     /// `folder/model.safetensors.index.json`.
     ///
     /// # Errors
-    /// [`TensorFilesError::NoTensors`], [`Io`](TensorFilesError::Io),
-    /// [`Json`](TensorFilesError::Json), [`MissingShard`](TensorFilesError::MissingShard).
-    /// [`Broken`](TensorFilesError::Broken) for a file that is too short or too long, and for an
+    /// A folder without tensors, a file that cannot be read or is no complete safetensors file, an
     /// index that contradicts its shards.
-    pub fn open_folder(folder: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
+    pub fn open_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let (single, index) = (folder.join(SINGLE), folder.join(INDEX));
         let files = if single.exists() {
             Self::open_file(&single)?
-        } else if index.exists() {
-            Self::open_shards(folder, &index)?
         } else {
-            return Err(TensorFilesError::NoTensors { folder: folder.into() });
+            ensure!(index.exists(), "{} holds neither {SINGLE} nor {INDEX}", folder.display());
+            Self::open_shards(folder, &index)?
         };
         Ok(Self { path: folder.into(), ..files })
     }
@@ -79,45 +77,38 @@ impl TensorFiles {
     /// Opens one file.
     ///
     /// # Errors
-    /// Errors of [`open_folder`](Self::open_folder) that apply to one file.
-    pub fn open_file(path: impl AsRef<Path>) -> Result<Self, TensorFilesError> {
+    /// A file that cannot be read or is no complete safetensors file.
+    pub fn open_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let (file, tensors) = OpenFile::open(path, 0)?;
         Ok(Self { path: path.into(), files: vec![file], tensors })
     }
 
-    fn open_shards(folder: &Path, index: &Path) -> Result<Self, TensorFilesError> {
-        let text =
-            files::read_to_string(index).map_err(|source| TensorFilesError::Io { path: index.into(), source })?;
-        let Index { weight_map } =
-            serde_json::from_str(&text).map_err(|source| TensorFilesError::Json { path: index.into(), source })?;
-        let contradiction = |reason| TensorFilesError::Broken { path: index.into(), reason };
-
-        let shards: BTreeSet<&String> = weight_map.values().collect();
-        let mut files = Vec::with_capacity(shards.len());
-        let mut tensors = BTreeMap::new();
-        for shard in shards {
+    fn open_shards(folder: &Path, index: &Path) -> Result<Self> {
+        let Index { weight_map } = files::read_json(index)?;
+        let shown = index.display();
+        let mut all = Self::default();
+        for shard in weight_map.values().collect::<BTreeSet<_>>() {
             // An index may be untrusted: it may name only files in its folder.
-            if !Path::new(shard).components().all(|part| matches!(part, Component::Normal(_))) || shard.is_empty() {
-                return Err(contradiction(format!("{shard:?} is not the name of a file in this folder")));
-            }
+            let is_plain = Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)));
+            ensure!(is_plain && !shard.is_empty(), "{shown}: {shard:?} is not the name of a file in this folder");
             let path = folder.join(shard);
             if let Some((name, _)) = weight_map.iter().find(|(_, file)| *file == shard).filter(|_| !path.exists()) {
-                return Err(TensorFilesError::MissingShard { path, name: name.clone(), index: index.into() });
+                bail!("{} is not there, in which {shown} has the tensor {name}", path.display());
             }
-            let (file, entries) = OpenFile::open(&path, files.len())?;
-            files.push(file);
-            for (name, entry) in entries {
-                match weight_map.get(&name) {
-                    Some(file) if file == shard => drop(tensors.insert(name, entry)),
-                    Some(file) => return Err(contradiction(format!("{name} is in {file} and in {shard}"))),
-                    None => return Err(contradiction(format!("{name} of {shard} is not in the index"))),
+            let (file, entries) = OpenFile::open(&path, all.files.len())?;
+            for name in entries.keys() {
+                match weight_map.get(name) {
+                    Some(file) => ensure!(file == shard, "{shown}: {name} is in {file} and in {shard}"),
+                    None => bail!("{shown}: {name} of {shard} is not in the index"),
                 }
             }
+            all.files.push(file);
+            all.tensors.extend(entries);
         }
-        match weight_map.iter().find(|(name, _)| !tensors.contains_key(*name)) {
-            Some((name, shard)) => Err(contradiction(format!("{name} is not in {shard}"))),
-            None => Ok(Self { path: index.into(), files, tensors }),
+        match weight_map.iter().find(|(name, _)| !all.tensors.contains_key(*name)) {
+            Some((name, shard)) => bail!("{shown}: {name} is not in {shard}"),
+            None => Ok(all),
         }
     }
 
@@ -150,24 +141,10 @@ impl TensorFiles {
     /// Tensor `name`, which must have this shape.
     ///
     /// # Errors
-    /// [`TensorFilesError::Missing`], [`TensorFilesError::Shape`].
-    pub fn expect(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, TensorFilesError> {
-        let Some(tensor) = self.get(name) else {
-            return Err(TensorFilesError::Missing {
-                name: name.into(),
-                shape: shape.to_vec(),
-                path: self.path.clone(),
-            });
-        };
-        if tensor.shape() == shape {
-            return Ok(tensor);
-        }
-        Err(TensorFilesError::Shape {
-            name: name.into(),
-            expected: shape.to_vec(),
-            found: tensor.shape().to_vec(),
-            path: tensor.file.path.clone(),
-        })
+    /// No such tensor, or another shape.
+    pub fn expect(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>> {
+        let tensor = self.get(name).ok_or_else(|| missing(&self.path, name, shape))?;
+        if tensor.shape() == shape { Ok(tensor) } else { Err(other_shape(tensor.path(), name, tensor.shape(), shape)) }
     }
 }
 
@@ -180,6 +157,11 @@ pub struct StoredTensor<'a> {
 }
 
 impl<'a> StoredTensor<'a> {
+    /// Name in the file.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
     /// Dtype of the elements in the file.
     pub fn dtype(&self) -> Dtype {
         self.entry.dtype
@@ -203,9 +185,8 @@ impl<'a> StoredTensor<'a> {
     /// Reads the elements as stored: row-major, little-endian.
     ///
     /// # Errors
-    /// [`TensorFilesError::Io`]; [`TensorFilesError::Broken`] if the file has become shorter since
-    /// it was opened.
-    pub fn bytes(&self) -> Result<Vec<u8>, TensorFilesError> {
+    /// A file that cannot be read, or that has become shorter since it was opened.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.entry.bytes];
         self.file.read(self.entry.start, &mut bytes)?;
         Ok(bytes)
@@ -214,8 +195,8 @@ impl<'a> StoredTensor<'a> {
     /// Reads the elements as f32, row-major. F32, F16 and BF16 convert exactly.
     ///
     /// # Errors
-    /// The errors of [`bytes`](Self::bytes); [`TensorFilesError::Dtype`].
-    pub fn to_f32(&self) -> Result<Vec<f32>, TensorFilesError> {
+    /// The errors of [`bytes`](Self::bytes); another dtype.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
         self.decode(0..self.entry.bytes)
     }
 
@@ -226,24 +207,18 @@ impl<'a> StoredTensor<'a> {
     ///
     /// # Panics
     /// If the tensor is a scalar or has fewer rows.
-    pub fn rows_f32(&self, rows: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
+    pub fn rows_f32(&self, rows: Range<usize>) -> Result<Vec<f32>> {
         assert!(rows.end <= self.entry.shape[0], "rows {rows:?} of {}: {:?}", self.name, self.entry.shape);
         let row = self.entry.bytes.checked_div(self.entry.shape[0]).unwrap_or(0);
         self.decode(rows.start * row..rows.end * row)
     }
 
-    fn decode(&self, range: Range<usize>) -> Result<Vec<f32>, TensorFilesError> {
+    fn decode(&self, range: Range<usize>) -> Result<Vec<f32>> {
         let decode: fn(&[u8], &mut Vec<f32>) = match self.entry.dtype {
             Dtype::F32 => |bytes, values| decode(bytes, values, f32::from_le_bytes),
             Dtype::F16 => |bytes, values| decode(bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
             Dtype::BF16 => |bytes, values| decode(bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            other => {
-                return Err(TensorFilesError::Dtype {
-                    name: self.name.into(),
-                    dtype: format!("{other:?}"),
-                    path: self.file.path.clone(),
-                });
-            }
+            _ => return Err(other_dtype(*self)),
         };
         let mut values = Vec::with_capacity(range.len() / (self.entry.dtype.bitsize() / 8));
         let mut buffer = vec![0; CHUNK.min(range.len())];
@@ -262,20 +237,19 @@ fn decode<const N: usize>(bytes: &[u8], values: &mut Vec<f32>, convert: impl Fn(
 
 impl OpenFile {
     /// Fills `bytes` from position `start`.
-    fn read(&self, start: u64, bytes: &mut [u8]) -> Result<(), TensorFilesError> {
-        let Self { path, file, bytes: opened } = self;
-        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+    fn read(&self, start: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let mut read = || -> io::Result<()> {
             file.seek(SeekFrom::Start(start))?;
             file.read_exact(bytes)
         };
+        let path = self.path.display();
         match read() {
-            Err(source) if source.kind() == ErrorKind::UnexpectedEof => {
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 let now = file.metadata().map_or(0, |metadata| metadata.len());
-                let reason = format!("{now} bytes, {opened} when it was opened");
-                Err(TensorFilesError::Broken { path: path.clone(), reason })
+                bail!("{path}: {now} bytes, {} when it was opened", self.bytes)
             }
-            result => result.map_err(|source| TensorFilesError::Io { path: path.clone(), source }),
+            result => result.with_context(|| format!("cannot read {path}")),
         }
     }
 
@@ -283,46 +257,39 @@ impl OpenFile {
     ///
     /// A safetensors file is an 8-byte little-endian length, a JSON header of that length, and the
     /// data.
-    fn open(path: &Path, number: usize) -> Result<(Self, BTreeMap<String, Entry>), TensorFilesError> {
-        let io = |source| TensorFilesError::Io { path: path.into(), source };
-        let broken = |reason| TensorFilesError::Broken { path: path.into(), reason };
-
-        let mut file = files::open(path).map_err(io)?;
-        let file_bytes = file.metadata().map_err(io)?.len();
-        let mut length = [0; 8];
-        if file_bytes < length.len() as u64 {
-            return Err(broken(format!("{file_bytes} bytes are no safetensors file")));
-        }
-        file.read_exact(&mut length).map_err(io)?;
+    fn open(path: &Path, number: usize) -> Result<(Self, BTreeMap<String, Entry>)> {
+        let read = || format!("cannot read {}", path.display());
+        let broken = |reason: String| -> Error { anyhow!("{}: {reason}", path.display()) };
+        let mut file = files::open(path).with_context(read)?;
+        let bytes = file.metadata().with_context(read)?.len();
+        let mut begin = vec![];
+        file.by_ref().take(64).read_to_end(&mut begin).with_context(read)?;
+        let Some(length) = begin.first_chunk() else {
+            return Err(broken(format!("{bytes} bytes are no safetensors file")));
+        };
         // The first letters of a text file, read as a header length, exceed the size of any file.
-        let mut begin = length.to_vec();
-        file.by_ref().take(64).read_to_end(&mut begin).map_err(io)?;
-        if is_lfs_pointer(&begin) {
-            return Err(broken(LFS_POINTER.into()));
-        }
-        file.seek(SeekFrom::Start(8)).map_err(io)?;
-        let length = u64::from_le_bytes(length);
-        let data = length.checked_add(8).filter(|&data| data <= file_bytes && length <= MAX_HEADER);
+        ensure!(!is_lfs_pointer(&begin), broken(LFS_POINTER.into()));
+        let length_of_header = u64::from_le_bytes(*length);
+        let data = length_of_header.checked_add(8).filter(|&data| data <= bytes && length_of_header <= MAX_HEADER);
         let Some(data) = data else {
-            let begin = String::from_utf8_lossy(&begin[..8]);
             return Err(broken(format!(
-                "it is cut, or no safetensors file: it has {file_bytes} bytes, and by its first 8 ({begin:?}) its header alone has {length}"
+                "it is cut, or no safetensors file: it has {bytes} bytes, and by its first 8 ({:?}) its header alone has {length_of_header}",
+                String::from_utf8_lossy(length)
             )));
         };
-        let mut header = Vec::new();
-        file.by_ref().take(length).read_to_end(&mut header).map_err(io)?;
+        file.seek(SeekFrom::Start(8)).with_context(read)?;
+        let mut header = vec![];
+        file.by_ref().take(length_of_header).read_to_end(&mut header).with_context(read)?;
         let metadata: Metadata =
-            serde_json::from_slice(&header).map_err(|source| TensorFilesError::Json { path: path.into(), source })?;
-        if data.checked_add(metadata.data_len() as u64) != Some(file_bytes) {
-            let asked = data as u128 + metadata.data_len() as u128;
-            return Err(broken(format!("{file_bytes} bytes, its header asks for {asked}")));
-        }
-        let entry = |(name, info): (String, &TensorInfo)| {
+            serde_json::from_slice(&header).with_context(|| format!("{} is not valid", path.display()))?;
+        let wanted = u128::from(data) + metadata.data_len() as u128;
+        ensure!(wanted == u128::from(bytes), broken(format!("{bytes} bytes, its header asks for {wanted}")));
+        let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
             let (start, end) = info.data_offsets;
             let (dtype, shape) = (info.dtype, info.shape.clone());
             (name, Entry { file: number, dtype, shape, start: data + start as u64, bytes: end - start })
         };
         let tensors = metadata.tensors().into_iter().map(entry).collect();
-        Ok((Self { path: path.into(), file: Mutex::new(file), bytes: file_bytes }, tensors))
+        Ok((Self { path: path.into(), file: Mutex::new(file), bytes }, tensors))
     }
 }

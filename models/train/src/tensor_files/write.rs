@@ -5,16 +5,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
+use anyhow::{Context, Error, Result, anyhow, bail};
 use half::bf16;
 use safetensors::tensor::View;
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
 
-use super::{INDEX, SINGLE, TensorFilesError};
+use super::{INDEX, SINGLE};
 use crate::atomic;
 
 /// Tensor to write.
-pub struct NewTensor<'a, E> {
+pub struct NewTensor<'a> {
     /// Name in the file.
     pub name: String,
     /// Dtype of the elements.
@@ -22,10 +23,10 @@ pub struct NewTensor<'a, E> {
     /// Shape, slowest dimension first.
     pub shape: Vec<usize>,
     /// Returns the elements, row-major and little-endian. Called when the tensor is written.
-    pub bytes: Box<dyn Fn() -> Result<Vec<u8>, E> + 'a>,
+    pub bytes: Box<dyn Fn() -> Result<Vec<u8>> + 'a>,
 }
 
-impl<E> NewTensor<'_, E> {
+impl NewTensor<'_> {
     /// Size in a file in bytes; `None` if it overflows or is not a whole number of bytes.
     fn len(&self) -> Option<usize> {
         let bits = self.shape.iter().try_fold(self.dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;
@@ -58,39 +59,34 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 /// entries are written in any order.
 ///
 /// # Errors
-/// The error of the first tensor whose bytes cannot be read; [`TensorFilesError::Write`].
-/// [`TensorFilesError::Unwritable`] for a duplicate name, and for bytes that do not fit the shape.
+/// The error of the first tensor whose bytes cannot be read; a duplicate name, bytes that do not
+/// fit the shape, and a file that cannot be written: an [`io::Error`](std::io::Error) with the path as context.
 /// After an error the old file is unchanged.
-pub fn write_file<E: From<TensorFilesError>>(
-    path: &Path,
-    tensors: &[NewTensor<'_, E>],
-    metadata: Option<HashMap<String, String>>,
-) -> Result<(), E> {
+pub fn write_file(path: &Path, tensors: &[NewTensor<'_>], metadata: Option<HashMap<String, String>>) -> Result<()> {
     let failure = RefCell::new(None);
     let mut names = BTreeSet::new();
     let mut views = Vec::new();
     for tensor in tensors {
         if !names.insert(&tensor.name) {
-            return Err(twice(path, &tensor.name).into());
+            return Err(twice(path, &tensor.name));
         }
         let Some(len) = tensor.len() else {
             let NewTensor { name, dtype, shape, .. } = tensor;
-            let reason = format!("{name} {shape:?} of {dtype:?} is no number of bytes");
-            return Err(TensorFilesError::Unwritable { path: path.into(), reason }.into());
+            bail!("cannot write {}: {name} {shape:?} of {dtype:?} is no number of bytes", path.display());
         };
-        views.push((&tensor.name, Streamed { tensor, len, path, failure: &failure }));
+        views.push((&tensor.name, Streamed { tensor, len, failure: &failure }));
     }
-    let failed = |source| TensorFilesError::Write { path: path.into(), source };
-    let file = atomic::create(path).map_err(failed)?;
+    let cannot = || format!("cannot write {}", path.display());
+    let file = atomic::create(path).with_context(cannot)?;
     let written = safetensors::serialize_to_file(views, metadata, file.path());
     if let Some(failure) = failure.take() {
         return Err(failure);
     }
-    written.map_err(|error| match error {
-        SafeTensorError::IoError(source) => failed(source),
-        other => TensorFilesError::Unwritable { path: path.into(), reason: other.to_string() },
-    })?;
-    Ok(atomic::finish(file, path).map_err(failed)?)
+    match written {
+        Err(SafeTensorError::IoError(source)) => Err(source).with_context(cannot),
+        Err(other) => bail!("{}: {other}", cannot()),
+        Ok(()) => atomic::finish(file, path).with_context(cannot),
+    }
 }
 
 /// Writes `tensors` into `folder` as `model.safetensors`. If they take more than `max_shard_bytes`,
@@ -102,13 +98,9 @@ pub fn write_file<E: From<TensorFilesError>>(
 ///
 /// # Errors
 /// The errors of [`write_file`]. Shards written before the error remain.
-pub fn write_shards<E: From<TensorFilesError>>(
-    folder: &Path,
-    tensors: &[NewTensor<'_, E>],
-    max_shard_bytes: u64,
-) -> Result<(), E> {
+pub fn write_shards(folder: &Path, tensors: &[NewTensor<'_>], max_shard_bytes: u64) -> Result<()> {
     let metadata = || Some(HashMap::from([("format".to_string(), "pt".to_string())]));
-    let size = |tensor: &NewTensor<'_, E>| tensor.len().map_or(u64::MAX, |len| len as u64);
+    let size = |tensor: &NewTensor<'_>| tensor.len().map_or(u64::MAX, |len| len as u64);
     let (mut shards, mut first, mut filled, mut total) = (Vec::new(), 0, 0_u64, 0_u64);
     for (i, tensor) in tensors.iter().enumerate() {
         let size = size(tensor);
@@ -129,28 +121,27 @@ pub fn write_shards<E: From<TensorFilesError>>(
         write_file(&folder.join(&file), shard, metadata())?;
         for tensor in *shard {
             if weight_map.insert(&tensor.name, file.clone()).is_some() {
-                return Err(twice(&folder.join(&file), &tensor.name).into());
+                return Err(twice(&folder.join(&file), &tensor.name));
             }
         }
     }
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     let path = folder.join(INDEX);
-    atomic::replace_json(&path, &index).map_err(|source| TensorFilesError::Write { path, source }.into())
+    atomic::replace_json(&path, &index).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn twice(path: &Path, name: &str) -> TensorFilesError {
-    TensorFilesError::Unwritable { path: path.into(), reason: format!("two tensors are called {name}") }
+fn twice(path: &Path, name: &str) -> Error {
+    anyhow!("cannot write {}: two tensors are called {name}", path.display())
 }
 
 /// [`View`] cannot fail. The first failure is kept, and tensors are empty after it.
-struct Streamed<'a, E> {
-    tensor: &'a NewTensor<'a, E>,
+struct Streamed<'a> {
+    tensor: &'a NewTensor<'a>,
     len: usize,
-    path: &'a Path,
-    failure: &'a RefCell<Option<E>>,
+    failure: &'a RefCell<Option<Error>>,
 }
 
-impl<E: From<TensorFilesError>> View for Streamed<'_, E> {
+impl View for Streamed<'_> {
     fn dtype(&self) -> Dtype {
         self.tensor.dtype
     }
@@ -165,10 +156,7 @@ impl<E: From<TensorFilesError>> View for Streamed<'_, E> {
         }
         let failure = match (self.tensor.bytes)() {
             Ok(bytes) if bytes.len() == self.len => return bytes.into(),
-            Ok(bytes) => {
-                let reason = format!("{} has {} bytes, its shape says {}", self.tensor.name, bytes.len(), self.len);
-                TensorFilesError::Unwritable { path: self.path.into(), reason }.into()
-            }
+            Ok(bytes) => anyhow!("{} has {} bytes, its shape says {}", self.tensor.name, bytes.len(), self.len),
             Err(failure) => failure,
         };
         *self.failure.borrow_mut() = Some(failure);

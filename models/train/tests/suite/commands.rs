@@ -142,10 +142,10 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     assert_eq!(section(&["--set", "generate.top_k=4"]), GenerateSection { top_k: 4, ..wanted });
     fs::write(&config, "{ \"top_k\": \"many\" }").unwrap();
     let error = job(&["generate", &path]).unwrap_err();
-    assert!(matches!(&error, Error::HfUnsupported { path, key, .. } if *path == config && key == "top_k"), "{error}");
+    assert!(error.to_string().starts_with(&format!("{}: top_k = ", config.display())), "{error}");
     write_json(&config, &json!({ "top_p": 1.5 }));
     let error = job(&["generate", &path]).unwrap_err();
-    assert!(matches!(&error, Error::HfUnsupported { path, key, .. } if *path == config && key == "top_p"), "{error}");
+    assert!(error.to_string().starts_with(&format!("{}: top_p = ", config.display())), "{error}");
     // Other commands do not read the file.
     assert!(job(&["eval", &path, "--data", &path]).is_ok());
 }

@@ -1,5 +1,6 @@
 //! Small models, text folders and checkpoints for the other modules.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::Path;
@@ -13,15 +14,15 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
 use models::{Decoder, DecoderConfig, Decoders, Dimensions, Error, MoeConfig, RopeScaling, RunConfig};
-use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use train::job::Text;
 use train::job::Weights;
 use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
-use train::{Dataset, ProgressLine, Steps, Tokenizer};
+use train::{Dataset, ProgressLine, Steps, TensorFiles, Tokenizer};
 
 /// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
@@ -255,6 +256,31 @@ pub(crate) fn parameters(model: &Decoder<Train>) -> Vec<u32> {
     let mut collect = Collect(Vec::new());
     model.visit(&mut collect);
     collect.0
+}
+
+/// Metadata of a file of vectors.
+pub(crate) fn metadata(path: &Path) -> BTreeMap<String, String> {
+    let file = fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+    header.metadata().clone().unwrap().into_iter().collect()
+}
+
+/// Compares a model's logits with those of transformers in a file of vectors. Differences of at
+/// most `bound` of the largest logit are in order.
+pub(crate) fn check_logits(vectors: &Path, model: &Decoder<Flex>, bound: f32) {
+    let vectors = TensorFiles::open_file(vectors).unwrap();
+    let input_ids = vectors.get("input_ids").unwrap();
+    let shape = input_ids.shape().try_into().unwrap();
+    let input_ids: Vec<_> = input_ids.bytes().unwrap().as_chunks().0.iter().map(|&id| i32::from_le_bytes(id)).collect();
+    let expected = vectors.get("logits").unwrap().to_f32().unwrap();
+    let error = relative(&values(model.forward(ids(&input_ids, shape))), &expected);
+    println!("at most {error:.1e} of the largest logit from transformers' logits");
+    assert!(error <= bound, "{error:e}");
+}
+
+/// Text of an error with all its causes.
+pub(crate) fn chain(error: impl Into<anyhow::Error>) -> String {
+    format!("{:#}", error.into())
 }
 
 /// Runs this test alone in another process, through `shell` if given, and requires it to pass.

@@ -1,5 +1,5 @@
-//! Export: transformers' logits, the same bytes after import and another export, shards,
-//! config.json, and errors.
+//! Export: transformers' logits, the same bytes after import and another export, config.json, and
+//! errors.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -9,46 +9,27 @@ use train::CausalLmExt;
 use train::hf::read_config;
 
 use burn::backend::Flex;
-use burn::tensor::bf16;
 use burn_float8::Float8Config;
-use models::{Decoder, DecoderConfig, Decoders, Error};
-use safetensors::{Dtype, SafeTensors};
-use serde_json::{Value, json};
+use models::{Decoder, DecoderConfig, Decoders};
+use serde_json::json;
 use tempfile::TempDir;
 use train::hf::{ExportDtype, ExportOptions, copy_assets};
 use train::job::Weights;
 use train::job::prepare;
-use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
+use train::{ProgressLine, digest_of_file};
 
 use crate::common::{
-    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe,
-    tiny_with, tokens, values, write_json, write_safetensors,
+    Train, chain, check_logits, hf_json, ids, llama3_scaling, metadata, model, run_alone, run_config, stored_tensors,
+    tiny, tiny_moe, tiny_with, tokens, values, write_json, write_safetensors,
 };
+use crate::float8_exports::{contents, json_file};
 
 fn load(folder: &Path) -> Decoder<Flex> {
     Decoder::load_hf(folder, &Default::default()).unwrap()
 }
 
-/// Model loaded from a folder with these tensors.
-fn loaded(config: &DecoderConfig, tensors: &[Stored]) -> Decoder<Flex> {
-    let dir = tempfile::tempdir().unwrap();
-    write_json(&dir.path().join("config.json"), &hf_json(config));
-    write_safetensors(&dir.path().join("model.safetensors"), tensors);
-    Decoder::new(config.clone(), &Default::default()).unwrap().load_hf_weights(dir.path()).unwrap()
-}
-
 fn options(dtype: ExportDtype) -> ExportOptions {
     ExportOptions { dtype, ..ExportOptions::default() }
-}
-
-/// Names and contents of all files in a folder.
-fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let file = |entry: fs::DirEntry| (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap());
-    fs::read_dir(folder).unwrap().map(|entry| file(entry.unwrap())).collect()
-}
-
-fn json_file(path: &Path) -> Value {
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
 /// Folder with a `config.json` in the newer form with unknown keys, and a tokenizer's files.
@@ -86,7 +67,9 @@ fn transformers_computes_the_same_logits() {
             (dims.rope_theta, dims.tie_word_embeddings) = (500_000.0, tied);
         });
         config.rope_scaling = Some(llama3_scaling());
-        let model = loaded(&config, &stored_tensors(&config, 11));
+        let dir = tempfile::tempdir().unwrap();
+        write_safetensors(&dir.path().join("model.safetensors"), &stored_tensors(&config, 11));
+        let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().load_hf_weights(dir.path()).unwrap();
         let mut sums = BTreeMap::new();
         for (dtype, written) in [(ExportDtype::F32, "f32"), (ExportDtype::Bf16, "bf16")] {
             let folder = parent.join(format!("{name}-{written}"));
@@ -98,24 +81,9 @@ fn transformers_computes_the_same_logits() {
             continue;
         }
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/vectors/{name}.safetensors"));
-        let file = fs::read(&path).unwrap();
-        let (_, header) = SafeTensors::read_metadata(&file).unwrap();
-        let expected: BTreeMap<_, _> = header.metadata().clone().unwrap().into_iter().collect();
-        assert_eq!(sums, expected, "{name}: other weights than the vectors were made from");
-
-        let vectors = TensorFiles::open_file(&path).unwrap();
-        let input_ids = vectors.get("input_ids").unwrap();
-        let shape = input_ids.shape().try_into().unwrap();
-        let input_ids: Vec<_> =
-            input_ids.bytes().unwrap().as_chunks().0.iter().map(|&id| i32::from_le_bytes(id)).collect();
-        let expected = vectors.get("logits").unwrap().to_f32().unwrap();
+        assert_eq!(sums, metadata(&path), "{name}: other weights than the vectors were made from");
         for model in [model, load(&parent.join(format!("{name}-f32")))] {
-            let logits = values(model.forward(ids(&input_ids, shape)));
-            assert_eq!(logits.len(), expected.len());
-            let error = logits.iter().zip(&expected).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
-            let scale = expected.iter().fold(0.0_f32, |max, b| max.max(b.abs()));
-            println!("{name}: at most {error:.1e} from transformers' logits, the largest of which is {scale:.1}");
-            assert!(error <= 1e-6 * scale, "{name}: {error:e} of {scale}");
+            check_logits(&path, &model, 1e-6);
         }
     }
 }
@@ -174,80 +142,6 @@ fn an_imported_model_computes_the_exported_ones_bits() {
     let logits =
         |model: Decoder<Train>| values(Float8Config::tensorwise().apply::<Train, _>(model).unwrap().0.forward(ids()));
     assert_eq!(logits(imported), logits(original));
-}
-
-#[test]
-fn bf16_is_rounded_to_nearest_ties_to_even() {
-    let config = tiny();
-    let mut tensors = stored_tensors(&config, 7);
-    let norm = tensors.iter_mut().find(|t| t.name == "model.norm.weight").unwrap();
-    let cases = [
-        (0x3f80_8000, 0x3f80),
-        (0x3f80_8001, 0x3f81),
-        (0x3f81_8000, 0x3f82),
-        (0x3f81_7fff, 0x3f81),
-        (0xbf80_8000, 0xbf80),
-        (0x0000_8001, 0x0001),
-        (0x8000_0000, 0x8000),
-        (0x7f7f_ffff, 0x7f80),
-        (0xff80_0000, 0xff80),
-    ];
-    for (slot, (bits, _)) in norm.bytes.as_chunks_mut::<4>().0.iter_mut().zip(cases) {
-        *slot = f32::to_le_bytes(f32::from_bits(bits));
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("out");
-    loaded(&config, &tensors).save_hf(&folder, &options(ExportDtype::Bf16)).unwrap();
-    let files = TensorFiles::open_folder(&folder).unwrap();
-    let bits = |name: &str| -> Vec<u16> {
-        let tensor = files.get(name).unwrap();
-        assert_eq!(tensor.dtype(), Dtype::BF16);
-        tensor.bytes().unwrap().as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes)).collect()
-    };
-    assert_eq!(bits("model.norm.weight")[..cases.len()], cases.map(|(_, rounded)| rounded));
-    for Stored { name, bytes, .. } in &tensors {
-        let rounded = |&bytes: &[u8; 4]| bf16::from_f32(f32::from_le_bytes(bytes)).to_bits();
-        assert_eq!(bits(name), bytes.as_chunks().0.iter().map(rounded).collect::<Vec<_>>(), "{name}");
-    }
-}
-
-#[test]
-fn shards_are_named_filled_and_indexed_as_transformers_does() {
-    let config = tiny();
-    let dir = tempfile::tempdir().unwrap();
-    let folder = dir.path().join("out");
-    // The embedding and the output layer are larger than a shard.
-    let max_shard_bytes = 40_000;
-    model::<Flex>(config.clone(), 1)
-        .save_hf(&folder, &ExportOptions { max_shard_bytes, ..Default::default() })
-        .unwrap();
-    let index = json_file(&folder.join("model.safetensors.index.json"));
-    let expected = stored_tensors(&config, 1);
-    let total: usize = expected.iter().map(|t| t.bytes.len()).sum();
-    assert_eq!(index["metadata"], json!({"total_size": total}));
-
-    let weight_map = index["weight_map"].as_object().unwrap();
-    assert_eq!(weight_map.len(), expected.len());
-    let mut sizes = BTreeMap::<&str, Vec<usize>>::new();
-    for tensor in &expected {
-        sizes.entry(weight_map[&tensor.name].as_str().unwrap()).or_default().push(tensor.bytes.len());
-    }
-    let names: Vec<_> = (1..=sizes.len()).map(|i| format!("model-{i:05}-of-{:05}.safetensors", sizes.len())).collect();
-    assert!(sizes.len() > 3 && sizes.keys().eq(&names), "{sizes:?}");
-    let full = |sizes: &&Vec<usize>| sizes.len() > 1 && sizes.iter().sum::<usize>() <= max_shard_bytes as usize;
-    assert_eq!(
-        sizes.values().filter(|sizes| sizes.len() == 1).count() + sizes.values().filter(full).count(),
-        sizes.len()
-    );
-    // The first tensor of a shard would not fit in the previous one.
-    let filled: Vec<_> = sizes.values().collect();
-    for pair in filled.windows(2) {
-        assert!(pair[0].iter().sum::<usize>() + pair[1][0] > max_shard_bytes as usize, "{filled:?}");
-    }
-    // Required by older versions of transformers.
-    let bytes = fs::read(folder.join(&names[0])).unwrap();
-    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-    assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
 }
 
 #[test]
@@ -314,8 +208,9 @@ fn assets_outlive_the_folder_that_they_come_from() {
     // A folder without a config.json can be the source of a tokenizer.
     fs::remove_file(kept.path().join("config.json")).unwrap();
     assert!(export(kept.path(), "tokenizer").unwrap().contains_key("tokenizer.json"));
-    assert!(matches!(copy_assets(&gone, kept.path()), Err(Error::Io { path, .. }) if path == gone));
-    assert!(matches!(export(&gone, "gone"), Err(Error::Io { path, .. }) if path == gone));
+    for error in [chain(copy_assets(&gone, kept.path()).unwrap_err()), chain(export(&gone, "gone").unwrap_err())] {
+        assert!(error.starts_with(&format!("cannot read {}: ", gone.display())), "{error}");
+    }
 }
 
 /// The files of the base model lack the token with which a chat template ends turns.
@@ -333,49 +228,37 @@ fn tokens_that_end_generation_are_exported() {
     fs::write(&generation, r#"{"top_p": 0.9, "eos_token_id": 1}"#).unwrap();
     assert_eq!(export("own", Some(source.path())).unwrap(), json!({"top_p": 0.9, "eos_token_id": [1, 6]}));
     fs::write(&generation, "{").unwrap();
-    assert!(matches!(export("broken", Some(source.path())), Err(Error::Json { .. })));
+    let error = chain(export("broken", Some(source.path())).unwrap_err());
+    assert!(error.contains("generation_config.json is not valid: "), "{error}");
 }
 
 #[test]
 fn nothing_is_left_of_an_export_that_fails() {
-    let dir = tempfile::tempdir().unwrap();
-    let out = dir.path().join("out");
-    let plain = ExportOptions::default();
-    let dense = model::<Flex>(tiny(), 1);
-    let moe = model::<Flex>(tiny_moe(), 1).save_hf(&out, &plain).unwrap_err();
-    assert!(matches!(moe, Error::MoeExport { num_experts: 4 }), "{moe}");
-
-    let source = source(&tiny());
-    let from_source = ExportOptions { source: Some(source.path().into()), ..plain.clone() };
-    let refused = || dense.save_hf(&out, &from_source).unwrap_err();
+    let (dir, source) = (tempfile::tempdir().unwrap(), source(&tiny()));
+    let (out, file) = (dir.path().join("out"), dir.path().join("file"));
+    fs::write(&file, "a file").unwrap();
+    let from_source = ExportOptions { source: Some(source.path().into()), ..Default::default() };
+    let refused = |config: DecoderConfig, options: &ExportOptions, to: &Path, says: &str| {
+        let error = chain(model::<Flex>(config, 1).save_hf(to, options).unwrap_err());
+        assert!(error.contains(says), "{error}");
+        assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("file".into(), b"a file".to_vec())]);
+    };
+    refused(tiny_moe(), &from_source, &out, "only dense models are exported: this one has 4 experts");
+    refused(tiny(), &from_source, &file, "file exists and is not an empty folder");
+    refused(tiny(), &from_source, dir.path(), "exists and is not an empty folder");
+    refused(tiny(), &from_source, &file.join("below"), "cannot make the folder");
     fs::remove_file(source.path().join("tokenizer.json")).unwrap();
     fs::create_dir(source.path().join("tokenizer.json")).unwrap();
-    assert!(matches!(refused(), Error::Io { path, .. } if path.ends_with("tokenizer.json")));
+    refused(tiny(), &from_source, &out, "tokenizer.json: ");
     fs::write(source.path().join("config.json"), "{").unwrap();
-    assert!(matches!(refused(), Error::Json { .. }));
-    write_json(&source.path().join("config.json"), &json!({"model_type": "qwen2"}));
-    assert!(matches!(refused(), Error::HfUnsupported { key, .. } if key == "model_type"));
-    assert_eq!(contents(dir.path()), BTreeMap::new());
-
-    fs::write(&out, "a file").unwrap();
-    let occupied = |path: &Path| {
-        let error = dense.save_hf(path, &plain).unwrap_err();
-        assert!(matches!(&error, Error::Folder(FolderError::Occupied { .. })), "{error}");
-        assert!(error.to_string().contains(&path.display().to_string()), "{error}");
-    };
-    occupied(&out);
-    let below = dense.save_hf(out.join("below"), &plain).unwrap_err();
-    assert!(matches!(below, Error::Folder(FolderError::Io { .. })), "{below}");
-    assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("out".into(), b"a file".to_vec())]);
-    occupied(dir.path());
-
+    refused(tiny(), &from_source, &out, "config.json is not valid: ");
+    write_json(&source.path().join("config.json"), &json!({"model_type": "gpt2"}));
+    refused(tiny(), &from_source, &out, "config.json: model_type = \"gpt2\" is not supported");
     // An empty folder is accepted, and parent folders are created.
-    let empty = dir.path().join("empty");
-    fs::create_dir(&empty).unwrap();
-    dense.save_hf(&empty, &plain).unwrap();
-    occupied(&empty);
-    dense.save_hf(dir.path().join("new/parent"), &plain).unwrap();
-    assert!(contents(&empty) == contents(&dir.path().join("new/parent")));
+    fs::create_dir(&out).unwrap();
+    for to in [&out, &dir.path().join("new/parent")] {
+        model::<Flex>(tiny(), 1).save_hf(to, &ExportOptions::default()).unwrap();
+    }
 }
 
 #[cfg(unix)]
@@ -390,8 +273,6 @@ fn nothing_is_left_when_a_file_cannot_grow() {
         return assert_eq!(contents(dir.path()), BTreeMap::new());
     };
     let out = Path::new(&folder).join("out");
-    let error = model::<Flex>(tiny(), 1).save_hf(out, &ExportOptions::default()).unwrap_err();
-    let Error::TensorFiles(TensorFilesError::Write { path, source }) = error else { panic!("{error}") };
-    assert!(path.ends_with("model.safetensors"));
-    assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
+    let error = chain(model::<Flex>(tiny(), 1).save_hf(out, &ExportOptions::default()).unwrap_err());
+    assert!(error.contains("model.safetensors: File too large"), "{error}");
 }

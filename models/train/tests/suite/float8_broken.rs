@@ -1,180 +1,211 @@
-//! Errors of FP8 checkpoints name the file and tensor, or the key.
+//! FP8 checkpoints that are not read: errors name the file and tensor, or the key and its value.
 
-use burn_float8::Recipe;
-use models::{DecoderConfig, Error};
+use burn_float8::Recipe::{Blockwise, Mxfp8, Rowwise, Tensorwise};
+use models::DecoderConfig;
 use safetensors::Dtype;
-use serde_json::json;
-use train::hf::{Float8FilesError, read_config};
+use serde_json::{Value, json};
+use train::hf::read_config;
 
-use crate::common::Stored;
+use crate::common::{Stored, chain};
+use crate::float8_exports::DYNAMIC;
 use crate::float8_imports::{Files, LINEAR};
+
+/// Change of a checkpoint.
+type Change<'a> = &'a dyn Fn(&mut Files);
 
 #[test]
 fn broken_scales_and_codes_are_named() {
-    let rowwise = Files::new(Recipe::Rowwise);
-    let changed = |change: &dyn Fn(&mut Files)| {
-        let mut files = rowwise.clone();
-        change(&mut files);
-        let error = files.float8_error();
-        let text = error.to_string();
-        assert!(text.contains("model.safetensors") && text.contains(LINEAR), "{text}");
-        error
+    let all = DYNAMIC.map(|recipe| (recipe, Files::new(recipe)));
+    let scale = |bytes: [u8; 4]| move |files: &mut Files| files.of("weight_scale").bytes[8..12].copy_from_slice(&bytes);
+    let shape = |shape: &'static [usize]| {
+        move |files: &mut Files| {
+            let values = vec![1.0; shape.iter().product()];
+            *files.of("weight_scale") = Stored::f32(&format!("{LINEAR}.weight_scale"), shape, &values);
+        }
     };
-    let scale = format!("{LINEAR}.weight_scale");
-    for value in [0.0_f32, -0.5, f32::NAN, f32::INFINITY, -0.0] {
-        let error = changed(&|files| files.of("weight_scale").bytes[8..12].copy_from_slice(&value.to_le_bytes()));
-        let Float8FilesError::ScaleValue { name, index, .. } = &error else { panic!("{error}") };
-        assert_eq!((name, *index), (&scale, 2), "{value}");
+    let code = |code: u8| move |files: &mut Files| files.of("weight").bytes[3 * 128 + 5] = code;
+    let list = |key: &'static str, list: Value| move |files: &mut Files| files.quantization()[key] = list.clone();
+    let fp8 = |key: &'static str, names: &'static [&'static str]| {
+        move |files: &mut Files| {
+            *files.quantization() = json!({"quant_method": "fp8", "weight_block_size": [128, 128], key: names})
+        }
+    };
+    let remove = |own: &'static str| move |files: &mut Files| drop(files.tensors.remove(&format!("{LINEAR}.{own}")));
+    let weight = |files: &mut Files, own: &str| files.tensors[&format!("{LINEAR}.{own}")].clone();
+    // The text after the file, or after the weight LINEAR in it.
+    let cases: &[(_, Change<'_>, &str)] = &[
+        (Rowwise, &scale(0.0_f32.to_le_bytes()), "_scale has 0 at 2, and scales of codes that are not all 0"),
+        (Rowwise, &scale((-0.5_f32).to_le_bytes()), "_scale has -0.5 at 2, "),
+        (Rowwise, &scale((-0.0_f32).to_le_bytes()), "_scale has 0 at 2, "),
+        (Rowwise, &scale(f32::NAN.to_le_bytes()), "_scale has NaN at 2, "),
+        (Rowwise, &scale(f32::INFINITY.to_le_bytes()), "_scale has inf at 2, "),
+        (Mxfp8, &|files| files.of("weight_scale").bytes[7] = 255, "_scale has NaN at 7, "),
+        (Rowwise, &shape(&[1]), "_scale has shape [1], for a weight [256, 128] it must be [256, 1] or [256]"),
+        (Rowwise, &shape(&[1, 256]), "_scale has shape [1, 256], "),
+        (Rowwise, &shape(&[256, 2]), "_scale has shape [256, 2], "),
+        (
+            Rowwise,
+            &|files| (files.of("weight_scale").dtype, files.of("weight_scale").bytes) = (Dtype::U8, vec![127; 256]),
+            "_scale has dtype U8; F32, BF16, F16 and F8_E8M0 are read",
+        ),
+        (Rowwise, &remove("weight_scale"), " holds FP8 codes, and its scale is not there: model.layers.0.mlp.up_proj."),
+        (
+            Tensorwise,
+            &|files| *files.quantization() = json!({"quant_method": "fp8", "activation_scheme": "static"}),
+            " holds FP8 codes, and the scale of its inputs is not there: model.layers.0.mlp.up_proj.input_scale",
+        ),
+        (Rowwise, &code(0x7f), " has the code 0x7f, which is NaN, in row 3, column 5"),
+        (Rowwise, &code(0xff), " has the code 0xff, which is NaN, in row 3, column 5"),
+        // Scale 2^127: codes of at most 1 are finite, larger ones overflow.
+        (
+            Mxfp8,
+            &|files| {
+                files.of("weight_scale").bytes[7] = 254;
+                files.of("weight").bytes[128 + 96..2 * 128].fill(0x38);
+                files.load().unwrap();
+                files.of("weight").bytes[128 + 100] = 0xfe;
+            },
+            " is beyond f32 in row 1, column 100: the code 0xfe with the scale 1.7014118e38",
+        ),
+        (
+            Rowwise,
+            &|files| drop(files.json.as_object_mut().unwrap().remove("quantization_config")),
+            " holds FP8 codes, and no quantization_config in config.json says how they are scaled",
+        ),
+        (
+            Blockwise,
+            &|files| {
+                let scale = Stored { name: format!("{LINEAR}.weight_scale"), ..weight(files, "weight_scale_inv") };
+                files.tensors.insert(scale.name.clone(), scale);
+            },
+            "_scale and model.layers.0.mlp.up_proj.weight_scale_inv are two names of one scale",
+        ),
+        (
+            Rowwise,
+            &|files| files.of("weight").shape = vec![128, 256],
+            " has shape [128, 256], the model needs [256, 128]",
+        ),
+        // Codes that lists leave out, in the words of each program.
+        (
+            Rowwise,
+            &list("ignore", json!([LINEAR])),
+            " holds FP8 codes, but by quantization_config model.layers.0.mlp.up_proj is not",
+        ),
+        (Rowwise, &list("ignore", json!(["re:.*up_proj"])), " holds FP8 codes, but by "),
+        (Blockwise, &fp8("modules_to_not_convert", &["lm_head", "up_proj"]), " holds FP8 codes, but by "),
+        (Blockwise, &fp8("ignored_layers", &["re:.*\\.0\\.mlp\\.up"]), " holds FP8 codes, but by "),
+        (Blockwise, &fp8("ignored_layers", &["model.layers.0.mlp.up_proj"]), " holds FP8 codes, but by "),
+        (
+            Rowwise,
+            &|files| {
+                *files.quantization() =
+                    json!({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["*.0*.up_proj"]})
+            },
+            " holds FP8 codes, but by ",
+        ),
+        (
+            Rowwise,
+            &|files| {
+                files.quantization()["config_groups"]["group_0"]["targets"] = json!(["re:.*(q|k|v|o|gate|down)_proj"])
+            },
+            " holds FP8 codes, but by ",
+        ),
+    ];
+    for (recipe, change, says) in cases {
+        let mut files = all.iter().find(|(of, _)| of == recipe).unwrap().1.clone();
+        change(&mut files);
+        let text = chain(files.error());
+        assert!(text.contains(&format!("model.safetensors: {LINEAR}.weight{says}")), "{says}: {text}");
     }
-    let error = changed(&|files| drop(files.tensors.remove(&scale)));
-    assert!(matches!(&error, Float8FilesError::ScaleMissing { scale: missing, .. } if *missing == scale), "{error}");
-    for shape in [vec![1], vec![1, 256], vec![128, 1], vec![256, 2]] {
-        let error = changed(&|files| {
-            let elements = shape.iter().product();
-            *files.of("weight_scale") = Stored::f32(&scale, &shape, &vec![1.0; elements]);
-        });
-        let Float8FilesError::ScaleShape { found, expected, .. } = &error else { panic!("{error}") };
-        assert_eq!((found, expected), (&shape, &vec![vec![256, 1], vec![256]]));
-    }
-    let error = changed(&|files| {
-        let stored = files.of("weight_scale");
-        (stored.dtype, stored.bytes) = (Dtype::U8, vec![127; 256]);
-    });
-    assert!(matches!(&error, Float8FilesError::ScaleDtype { .. }), "{error}");
-    for code in [0x7f, 0xff] {
-        let error = changed(&|files| files.of("weight").bytes[3 * 128 + 5] = code);
-        assert!(
-            matches!(error, Float8FilesError::NanCode { row: 3, col: 5, code: found, .. } if found == code),
-            "{error}"
-        );
-    }
-    let mut files = rowwise.clone();
-    files.json.as_object_mut().unwrap().remove("quantization_config");
-    let error = files.float8_error();
-    assert!(
-        matches!(&error, Float8FilesError::NoConfig { path, .. } if path.ends_with("model.safetensors")),
-        "{error}"
-    );
-
-    let mut twice = Files::new(Recipe::Blockwise);
-    let scale = twice.of("weight_scale_inv").clone();
-    let name = format!("{LINEAR}.weight_scale");
-    twice.tensors.insert(name.clone(), Stored { name, ..scale });
-    assert!(matches!(twice.float8_error(), Float8FilesError::ScaleTwice { .. }));
-
-    let mut mxfp8 = Files::new(Recipe::Mxfp8);
-    mxfp8.of("weight_scale").bytes[7] = 255;
-    assert!(matches!(mxfp8.float8_error(), Float8FilesError::ScaleValue { index: 7, value, .. } if value.is_nan()));
-    // Scale 2^127: codes of at most 1 are finite, larger ones overflow.
-    let mut mxfp8 = Files::new(Recipe::Mxfp8);
-    mxfp8.of("weight_scale").bytes[7] = 254;
-    mxfp8.of("weight").bytes[128 + 96..2 * 128].fill(0x38);
-    mxfp8.load().unwrap();
-    mxfp8.of("weight").bytes[128 + 100] = 0xfe;
-    let error = mxfp8.float8_error();
-    assert!(matches!(error, Float8FilesError::Overflow { row: 1, col: 100, code: 0xfe, .. }), "{error}");
-    let text = error.to_string();
-    assert!(text.contains("model.safetensors") && text.contains(&format!("{LINEAR}.weight is beyond f32")), "{text}");
-    // A scale without codes is not a tensor of the model.
-    let mut files = rowwise.clone();
-    files.tensors.insert("lm_head.weight_scale".into(), Stored::f32("lm_head.weight_scale", &[288, 1], &[1.0; 288]));
-    assert!(files.error().to_string().contains("lm_head.weight_scale"));
-    let mut files = rowwise.clone();
-    files.of("weight").shape = vec![128, 256];
-    assert!(matches!(files.error(), Error::TensorFiles(train::TensorFilesError::Shape { .. })));
+    let mut files = all[1].1.clone();
+    let scale = Stored::f32("lm_head.weight_scale", &[288, 1], &[1.0; 288]);
+    files.tensors.insert(scale.name.clone(), scale);
+    let text = chain(files.error());
+    assert!(text.contains("tensors that the model does not have: lm_head.weight_scale"), "{text}");
 }
 
 #[test]
-fn schemes_that_are_not_read_are_refused_by_key() {
-    let rowwise = Files::new(Recipe::Rowwise);
-    let group = "/quantization_config/config_groups/group_0";
-    let inputs = "quantization_config.config_groups.*.input_activations";
-    for (place, value, key) in [
-        ("/quantization_config/quant_method", json!("gptq"), "quantization_config.quant_method"),
-        ("/quantization_config/format", json!("pack-quantized"), "quantization_config.format"),
-        ("/quantization_config/quantization_status", json!("calibration"), "quantization_config.quantization_status"),
-        ("/quantization_config/config_groups", json!({"FP8": ["Linear"]}), "quantization_config.config_groups"),
-        (
-            &format!("{group}/output_activations"),
-            json!({"num_bits": 8}),
-            "quantization_config.config_groups.*.output_activations",
-        ),
-        (&format!("{group}/weights/num_bits"), json!(4), "quantization_config.config_groups.*.weights.num_bits"),
-        (&format!("{group}/weights/type"), json!("int"), "quantization_config.config_groups.*.weights.type"),
-        (
-            &format!("{group}/weights/strategy"),
-            json!("attn_head"),
-            "quantization_config.config_groups.*.weights.strategy",
-        ),
-        (&format!("{group}/weights/strategy"), json!("group"), "quantization_config.config_groups.*.weights.strategy"),
-        (
-            &format!("{group}/weights/strategy"),
-            json!("block"),
-            "quantization_config.config_groups.*.weights.block_structure",
-        ),
-        (&format!("{group}/weights/symmetric"), json!(false), "quantization_config.config_groups.*.weights.symmetric"),
-        (&format!("{group}/weights/dynamic"), json!(true), "quantization_config.config_groups.*.weights.dynamic"),
-        (&format!("{group}/input_activations/num_bits"), json!(4), &format!("{inputs}.num_bits")),
-        (&format!("{group}/input_activations/type"), json!("int"), &format!("{inputs}.type")),
-        (&format!("{group}/input_activations/symmetric"), json!(false), &format!("{inputs}.symmetric")),
-        (&format!("{group}/input_activations/strategy"), json!("attn_head"), &format!("{inputs}.strategy")),
-        (&format!("{group}/input_activations/strategy"), json!("group"), &format!("{inputs}.group_size")),
-        (&format!("{group}/input_activations/dynamic"), json!("local"), &format!("{inputs}.dynamic")),
+fn other_quantizations_are_refused_by_key_and_value() {
+    let [rowwise, blockwise] = [Rowwise, Blockwise].map(Files::new);
+    let group = "config_groups.group_0";
+    let [weights, inputs] = ["weights", "input_activations"].map(|own| format!("{group}.{own}"));
+    let quark =
+        json!({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group"}}});
+    // Key, value, and the key that tells, if it is another one.
+    for (files, key, value, tells) in [
+        (&rowwise, "quant_method", json!("gptq"), None),
+        (&rowwise, "format", json!("pack-quantized"), None),
+        (&rowwise, "quantization_status", json!("calibration"), None),
+        (&rowwise, "transform_config", json!({"R1": {}}), None),
+        (&rowwise, &format!("{group}.output_activations"), json!({"num_bits": 8}), None),
+        (&rowwise, &format!("{weights}.num_bits"), json!(4), None),
+        (&rowwise, &format!("{weights}.type"), json!("int"), None),
+        (&rowwise, &format!("{weights}.strategy"), json!("attn_head"), None),
+        (&rowwise, &format!("{weights}.strategy"), json!("group"), Some("weights.group_size = null")),
+        (&rowwise, &format!("{weights}.strategy"), json!("block"), Some("weights.block_structure = null")),
+        (&rowwise, &format!("{weights}.symmetric"), json!(false), None),
+        (&rowwise, &format!("{weights}.dynamic"), json!(true), None),
+        (&rowwise, &format!("{inputs}.num_bits"), json!(4), None),
+        (&rowwise, &format!("{inputs}.type"), json!("int"), None),
+        (&rowwise, &format!("{inputs}.symmetric"), json!(false), None),
+        (&rowwise, &format!("{inputs}.strategy"), json!("attn_head"), None),
+        (&rowwise, &format!("{inputs}.strategy"), json!("group"), Some("input_activations.group_size = null")),
+        (&rowwise, &format!("{inputs}.dynamic"), json!("local"), None),
+        (&blockwise, "weight_block_size", json!([64, 128]), None),
+        (&blockwise, "fmt", json!("e5m2"), None),
+        (&blockwise, "scale_fmt", json!("e4m3"), None),
+        (&blockwise, "activation_scheme", json!("sometimes"), None),
+        (&blockwise, "modules_to_convert", json!(["embed_tokens"]), None),
+        (&rowwise, "", json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), Some("quant_algo = \"NVFP4\"")),
+        (&rowwise, "", quark, Some("global_quant_config.weight.dtype = \"fp4\"")),
     ] {
-        let mut files = rowwise.clone();
-        *files.json.pointer_mut(place).unwrap() = value;
-        let refused = [files.load().map(drop), read_config::<DecoderConfig>(files.folder().path()).map(drop)];
-        for result in refused {
-            match result {
-                Err(Error::HfUnsupported { key: found, path, .. }) => {
-                    assert_eq!(found, key, "{place}");
-                    assert!(path.ends_with("config.json"));
-                }
-                other => panic!("{place}: {other:?}"),
+        let mut files = files.clone();
+        match key {
+            "" => *files.quantization() = value.clone(),
+            _ => {
+                let place = key.split('.').fold(files.quantization(), |json, key| &mut json[key]);
+                *place = value.clone();
             }
         }
+        let told = format!("quantization_config.{} = {value} ", key.replace("group_0", "*"));
+        for error in [files.error(), read_config::<DecoderConfig>(files.folder().path()).map(drop).unwrap_err()] {
+            let text = chain(error);
+            let is_told =
+                tells.map_or(text.contains(&told), |tells| text.contains(&format!("{tells} is not supported")));
+            assert!(
+                is_told && text.contains("config.json: ") && text.contains("take the folder in high precision"),
+                "{text}"
+            );
+        }
     }
-    // Keys of other programs, with advice.
-    for (config, key) in [
-        (json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}), "quant_algo"),
+    // Keys of another type, or without a value; a pattern that is no regex.
+    for (files, key, value, says) in [
         (
-            json!({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group"}}}),
-            "global_quant_config.weight.dtype",
+            &rowwise,
+            "config_groups",
+            json!({"FP8": ["Linear"]}),
+            "config_groups = {\"FP8\":[\"Linear\"]} is not supported; it must be an object of",
         ),
-        (json!({"quant_method": "awq"}), "quant_method"),
+        (&rowwise, "config_groups", Value::Null, "quantization_config.config_groups is missing"),
+        (&rowwise, "quant_method", json!(8), "quant_method = 8 is not supported; it must be a string"),
+        (&blockwise, "quant_method", Value::Null, "quantization_config.quant_method is missing"),
+        (&blockwise, "modules_to_not_convert", json!("lm_head"), "it must be a list of strings"),
+        (
+            &rowwise,
+            "ignore",
+            json!(["re:(lm_head"]),
+            "quantization_config.ignore: the pattern \"re:(lm_head\" cannot be matched: ",
+        ),
+        (
+            &rowwise,
+            "ignore",
+            json!([r"re:(.*)*\1(a|aa)+$"]),
+            "cannot be matched with model.layers.0.self_attn.q_proj: ",
+        ),
     ] {
-        let mut files = rowwise.clone();
-        *files.quantization() = config;
-        let text = files.error().to_string();
-        assert!(
-            text.contains(&format!("quantization_config.{key} = ")) && text.contains("in high precision"),
-            "{text}"
-        );
+        let mut files = files.clone();
+        files.quantization()[key] = value;
+        let text = chain(files.error());
+        assert!(text.contains("config.json: quantization_config.") && text.contains(says), "{says}: {text}");
     }
-    let mut nameless = rowwise.clone();
-    *nameless.quantization() = json!({"ignore": []});
-    let error = nameless.error().to_string();
-    assert!(error.contains("quantization_config.quant_method") && error.contains("config.json"), "{error}");
-    let mut frozen = rowwise.clone();
-    frozen.quantization()["quantization_status"] = json!("frozen");
-    assert!(frozen.bits() == rowwise.bits());
-    let mut blockwise = Files::new(Recipe::Blockwise);
-    for (own, value) in [
-        ("weight_block_size", json!([64, 128])),
-        ("fmt", json!("e5m2")),
-        ("scale_fmt", json!("e4m3")),
-        ("activation_scheme", json!("sometimes")),
-        ("modules_to_convert", json!(["embed_tokens"])),
-        ("modules_to_not_convert", json!("lm_head")),
-    ] {
-        let before = blockwise.quantization()[own].clone();
-        blockwise.quantization()[own] = value;
-        let error = blockwise.error();
-        assert!(
-            matches!(&error, Error::HfUnsupported { key, .. } if *key == format!("quantization_config.{own}")),
-            "{error}"
-        );
-        blockwise.quantization()[own] = before;
-    }
-    blockwise.load().unwrap();
 }

@@ -1,21 +1,19 @@
-//! FP8 checkpoints of other programs: every form of scales, names and lists.
+//! FP8 checkpoints of other programs: every form of scales, names and lists, and what an export
+//! keeps of it.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use burn::backend::Flex;
 use burn::tensor::{bf16, f16};
-use burn_float8::Recipe;
-
+use burn_float8::Recipe::{self, Blockwise, Mxfp8, Rowwise, Tensorwise};
 use models::{CausalLmExt, Decoder, Error};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use train::TensorFiles;
-use train::hf::Float8FilesError;
 
-use crate::common::{Stored, model, text, write_json, write_safetensors};
-use crate::float8_exports::{export, json_file, llama3, square};
+use crate::common::{Stored, chain, model, text, values, write_json, write_safetensors};
+use crate::float8_exports::{DYNAMIC, export, json_file, linears, llama3, square};
 
 /// Linear that the tests modify.
 pub(crate) const LINEAR: &str = "model.layers.0.mlp.up_proj";
@@ -50,6 +48,11 @@ impl Files {
         self.tensors.get_mut(&format!("{LINEAR}.{own}")).unwrap()
     }
 
+    /// Adds a scale.
+    fn add(&mut self, name: String) {
+        self.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
+    }
+
     /// Replaces the ending `from` of tensor names by `to`.
     fn rename(&mut self, from: &str, to: &str) {
         let renamed = |(name, stored): (String, Stored)| {
@@ -64,6 +67,13 @@ impl Files {
         self.tensors.values_mut().filter(|stored| stored.name.contains("weight_scale")).for_each(change);
     }
 
+    /// Replaces codes and scale of [`LINEAR`] by those of `other`.
+    fn take(&mut self, other: &Self) {
+        for name in ["weight", "weight_scale"].map(|own| format!("{LINEAR}.{own}")) {
+            self.tensors.insert(name.clone(), other.tensors[&name].clone());
+        }
+    }
+
     pub(crate) fn folder(&self) -> TempDir {
         let dir = tempfile::tempdir().unwrap();
         write_json(&dir.path().join("config.json"), &self.json);
@@ -75,409 +85,266 @@ impl Files {
         Decoder::load_hf(self.folder().path(), &Default::default())
     }
 
-    /// Bits of the model's parameters.
-    pub(crate) fn bits(&self) -> Vec<u32> {
-        bits(&self.load().unwrap_or_else(|error| panic!("{error}")))
+    /// Bits of the weights of linears, by name.
+    fn weights(&self) -> BTreeMap<String, Vec<u32>> {
+        weights(&self.load().unwrap_or_else(|error| panic!("{}", chain(error))))
     }
 
     pub(crate) fn error(&self) -> Error {
         self.load().map(drop).expect_err("it was to be refused")
     }
 
-    /// Error of the FP8 weights.
-    pub(crate) fn float8_error(&self) -> Float8FilesError {
-        match self.error() {
-            Error::Float8Files(error) => error,
-            other => panic!("{other}"),
-        }
+    /// Exports the checkpoint in FP8, and returns the log and the new folder.
+    fn export(&self, flags: &[&str]) -> Result<(String, TempDir), Error> {
+        let (from, to) = (self.folder(), tempfile::tempdir().unwrap());
+        let folders = ["export", from.path().to_str().unwrap(), to.path().to_str().unwrap(), "--format", "fp8"];
+        Ok((llama3(&[&folders[..], flags].concat())?, to))
     }
-}
 
-fn bits(model: &Decoder<Flex>) -> Vec<u32> {
-    use burn::module::{Module, ModuleVisitor, Param};
-    use burn::tensor::Tensor;
-    struct Collect(Vec<u32>);
-    impl ModuleVisitor<Flex> for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
-            self.0.extend(crate::common::values(param.val()).into_iter().map(f32::to_bits));
-        }
-    }
-    let mut collect = Collect(Vec::new());
-    model.visit(&mut collect);
-    collect.0
-}
-
-/// Converts f32 scales to a narrower dtype. Powers of two, as in rowwise, stay exact.
-fn narrowed(stored: &mut Stored, dtype: Dtype) {
-    let values = stored.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-    stored.bytes = match dtype {
-        Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
-        _ => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
-    };
-    stored.dtype = dtype;
-}
-
-#[test]
-fn scales_may_be_narrower_and_have_other_shapes_and_names() {
-    let rowwise = Files::new(Recipe::Rowwise);
-    for dtype in [Dtype::BF16, Dtype::F16] {
-        let mut files = rowwise.clone();
-        files.change_scales(|stored| narrowed(stored, dtype));
-        assert!(files.bits() == rowwise.bits(), "{dtype:?}");
-    }
-    let tensorwise = Files::new(Recipe::Tensorwise);
-    let expected = tensorwise.bits();
-    let mut scalars = tensorwise.clone();
-    scalars.change_scales(|stored| stored.shape = vec![]);
-    assert!(scalars.bits() == expected);
-
-    // Names of vLLM and of transformers, with and without input scales.
-    for (weight, input) in [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")] {
-        for scheme in ["dynamic", "static"] {
-            for blocks in [json!({}), json!({"weight_block_size": null})] {
-                let mut files = tensorwise.clone();
-                files.rename("weight_scale", weight);
-                *files.quantization() =
-                    json!({"quant_method": "fp8", "activation_scheme": scheme, "ignored_layers": ["lm_head"]});
-                files.quantization().as_object_mut().unwrap().extend(blocks.as_object().unwrap().clone());
-                let scales: Vec<_> =
-                    files.tensors.keys().filter_map(|name| name.strip_suffix(weight)).map(String::from).collect();
-                for linear in scales.iter().filter(|_| scheme == "static") {
-                    let name = format!("{linear}{input}");
-                    files.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
-                }
-                assert!(files.bits() == expected, "{weight} {scheme}");
-                if scheme == "static" {
-                    let name = format!("{LINEAR}.{input}");
-                    files.tensors.remove(&name);
-                    let error = files.float8_error();
-                    let Float8FilesError::ScaleMissing { name, .. } = &error else { panic!("{error}") };
-                    assert_eq!(name, &format!("{LINEAR}.weight"));
-                }
-            }
-        }
-    }
-}
-
-/// An input scale is ignored for dynamically scaled inputs, and kept in another export.
-#[test]
-fn scales_of_inputs_that_scale_themselves_are_kept() {
-    for recipe in [Recipe::Tensorwise, Recipe::Rowwise] {
-        let plain = Files::new(recipe);
-        let mut files = plain.clone();
-        let name = format!("{LINEAR}.input_scale");
-        files.tensors.insert(name.clone(), Stored::f32(&name, &[1], &[0.5]));
-        assert!(files.bits() == plain.bits());
-        let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
-        let to = dir.path().join("again");
-        let said = llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap();
-        assert!(!said.contains("static"), "{said}");
-        let again = TensorFiles::open_folder(&to).unwrap();
-        assert_eq!(again.names().collect::<Vec<_>>(), files.tensors.keys().collect::<Vec<_>>(), "{recipe}");
-        for (name, stored) in &files.tensors {
-            let found = again.get(name).unwrap();
-            let is_float8 = !matches!(stored.dtype, Dtype::BF16);
-            assert!(
-                !is_float8 || (found.bytes().unwrap(), found.dtype()) == (stored.bytes.clone(), stored.dtype),
-                "{name}"
-            );
-        }
-        assert_eq!(json_file(&to.join("config.json"))["quantization_config"], files.json["quantization_config"]);
-    }
-}
-
-/// Inputs in high precision, or cast in another way than by our recipes. An export keeps the files'
-/// settings, an evaluation reports them, and a folder with mixed settings is not exported.
-#[test]
-fn inputs_that_recipes_cast_otherwise_are_kept() {
-    let of = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true, "symmetric": true});
-    let (group, data) = ("/quantization_config/config_groups/group_0", text());
-    for (recipe, inputs, said) in [
-        (Recipe::Rowwise, Value::Null, "rowwise weights with inputs in high precision"),
-        (Recipe::Rowwise, of("tensor"), "rowwise weights with tensorwise inputs"),
-        (Recipe::Tensorwise, of("token"), "tensorwise weights with rowwise inputs"),
-        (Recipe::Tensorwise, Value::Null, "tensorwise weights with inputs in high precision"),
-        (Recipe::Mxfp8, of("token"), "1x32 weights with rowwise inputs"),
-    ] {
-        let mut files = Files::new(recipe);
-        files.json.pointer_mut(group).unwrap()["input_activations"] = inputs.clone();
-        let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
-        let (to, other) = (dir.path().join("again"), dir.path().join("other"));
-        let (from, again) = (from.path().to_str().unwrap(), to.to_str().unwrap());
-        let out = llama3(&["export", from, again, "--format", "fp8"]).unwrap();
-        assert!(out.contains(said) && out.contains("14 keep their codes"), "{out}");
-        let found = json_file(&to.join("config.json")).pointer(group).unwrap()["input_activations"].clone();
-        assert_eq!(found, inputs, "{recipe}");
-        let again = TensorFiles::open_folder(&to).unwrap();
-        for (name, stored) in files.tensors.iter().filter(|(_, stored)| stored.dtype != Dtype::BF16) {
-            assert!(again.get(name).unwrap().bytes().unwrap() == stored.bytes, "{recipe} {name}");
-        }
-        let data = data.path().to_str().unwrap();
+    /// Log of an evaluation.
+    fn eval(&self, flags: &[&str]) -> String {
+        let (folder, data) = (self.folder(), text());
+        let [folder, data] = [folder.path(), data.path()].map(|path| path.to_str().unwrap());
         let settings = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
-        let out = llama3(&[&["eval", from, "--data", data], &settings[..]].concat()).unwrap();
-        assert!(out.contains(&format!("as {said}; here inputs are cast by {recipe}")), "{out}");
-        let out =
-            llama3(&["export", from, other.to_str().unwrap(), "--format", "fp8", "--recipe", "blockwise"]).unwrap();
-        assert!(out.contains("128x128 weights; 14 are decoded and cast anew"), "{out}");
+        llama3(&[&["eval", folder, "--data", data], &settings[..], flags].concat()).unwrap()
     }
-    let mut mixed = Files::new(Recipe::Rowwise);
-    let mut other = mixed.json.pointer(group).unwrap().clone();
-    (other["targets"], other["input_activations"]) = (json!([LINEAR]), Value::Null);
-    mixed.quantization()["config_groups"]["group_1"] = other;
-    let (from, dir) = (mixed.folder(), tempfile::tempdir().unwrap());
-    let to = dir.path().join("again");
-    let error =
-        llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap_err();
-    assert!(matches!(error, Error::Float8Files(Float8FilesError::Mixed { .. })), "{error}");
+}
+
+fn weights(model: &Decoder<Flex>) -> BTreeMap<String, Vec<u32>> {
+    let bits = |weight| values(weight).into_iter().map(f32::to_bits).collect();
+    linears(model).into_iter().map(|(name, weight)| (name, bits(weight))).collect()
+}
+
+/// Scales in another dtype. Powers of two, as in rowwise, stay exact.
+fn narrowed(dtype: Dtype) -> impl Fn(&mut Files) {
+    move |files| {
+        files.change_scales(|stored| {
+            let values = stored.bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            stored.bytes = match dtype {
+                Dtype::BF16 => values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect(),
+                _ => values.flat_map(|value| f16::from_f32(value).to_le_bytes()).collect(),
+            };
+            stored.dtype = dtype;
+        });
+    }
+}
+
+/// [`LINEAR`] in high precision, with lists of linears that are not quantized.
+fn ignores(list: Value) -> impl Fn(&mut Files) {
+    move |files| {
+        let codes = Files { tensors: files.tensors.clone(), json: files.json.clone() }.weights();
+        let values: Vec<f32> = codes[LINEAR].iter().map(|bits| f32::from_bits(*bits)).collect();
+        // In files the weight is `[out, in]`.
+        let transposed: Vec<f32> = (0..256 * 128).map(|i| values[i % 128 * 256 + i / 128]).collect();
+        *files.of("weight") = Stored::f32(&format!("{LINEAR}.weight"), &[256, 128], &transposed);
+        files.tensors.remove(&format!("{LINEAR}.weight_scale"));
+        files.quantization()["ignore"] = list.clone();
+    }
+}
+
+/// A configuration in the words of another program, with scales of rows `[out]`.
+fn says(config: Value) -> impl Fn(&mut Files) {
+    move |files| {
+        *files.quantization() = config.clone();
+        if config["quant_method"] != "fp8" {
+            files.change_scales(|stored| stored.shape.truncate(1));
+        }
+    }
+}
+
+/// Static scales of inputs with these endings.
+fn with_inputs(ending: &'static str) -> impl Fn(&mut Files) {
+    move |files| {
+        let weights: Vec<_> = files.tensors.keys().filter_map(|name| name.strip_suffix("_proj.weight")).collect();
+        let names: Vec<_> = weights.into_iter().map(|linear| format!("{linear}_proj.{ending}")).collect();
+        names.into_iter().for_each(|name| files.add(name));
+    }
 }
 
 #[test]
-fn blocks_and_mx_have_other_names_too() {
-    let blockwise = Files::new(Recipe::Blockwise);
-    let expected = blockwise.bits();
-    let mut files = blockwise.clone();
-    files.rename("weight_scale_inv", "weight_scale");
-    *files.quantization() = json!({
-        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
-            "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": true}}},
-    });
-    assert!(files.bits() == expected, "compressed-tensors' blocks");
-    // Blocks are transformers' default.
-    let mut files = blockwise.clone();
-    files.quantization().as_object_mut().unwrap().remove("weight_block_size");
-    assert!(files.bits() == expected, "no weight_block_size");
-    // The output layer is in high precision but not in a list, as in DeepSeek's files.
-    files.quantization().as_object_mut().unwrap().remove("modules_to_not_convert");
-    assert!(files.bits() == expected, "no list");
-
-    let mxfp8 = Files::new(Recipe::Mxfp8);
-    let mut files = mxfp8.clone();
-    files.change_scales(|stored| stored.dtype = Dtype::F8_E8M0);
-    assert!(files.bits() == mxfp8.bits());
-}
-
-/// Our schemes in the terms of other programs.
-#[test]
-fn other_programs_write_the_same_schemes() {
-    let [tensorwise, rowwise, blockwise] = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise].map(Files::new);
-    let mut with_inputs = tensorwise.clone();
-    for name in tensorwise.tensors.keys().filter_map(|name| name.strip_suffix("weight_scale")) {
-        let name = format!("{name}input_scale");
-        with_inputs.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
-    }
+fn every_form_gives_the_same_weights() {
+    let all = DYNAMIC.map(|recipe| (recipe, Files::new(recipe)));
     let quark = |scheme: &str| {
         let all = |is_dynamic| json!({"dtype": "fp8_e4m3", "qscheme": scheme, "is_dynamic": is_dynamic});
         let layer = json!({"weight": all(false), "input_tensors": all(true), "output_tensors": all(false)});
         json!({"quant_method": "quark", "global_quant_config": {"weight": all(false), "input_tensors": all(true)},
                "layer_quant_config": {"*k_proj": layer}, "exclude": ["lm_head"]})
     };
-    let modelopt =
-        json!({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "*.router*"]});
-    let fp8 =
-        json!({"quant_method": "fp8", "fmt": "float8_e4m3fn", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]});
-    for (of, config) in [
-        (&blockwise, fp8),
-        (&rowwise, json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []})),
-        (
-            &rowwise,
-            json!({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "ignore": ["lm_head"]}),
-        ),
-        (&rowwise, quark("per_channel")),
-        (&tensorwise, quark("per_tensor")),
-        (&with_inputs, modelopt.clone()),
-    ] {
-        let mut files = of.clone();
-        *files.quantization() = config.clone();
-        if config["quant_method"] != "fp8" {
-            files.change_scales(|stored| stored.shape.truncate(1));
+    let modelopt = |algorithm: &str, key: &str| json!({"quant_method": "modelopt", "quant_algo": algorithm, "kv_cache_quant_algo": "FP8", key: ["lm_head", "*.router*"]});
+    let fp8 = |more: Value| {
+        let mut config = json!({"quant_method": "fp8", "ignored_layers": ["lm_head"]});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config
+    };
+    let lists = |list: Value| fp8(json!({"weight_block_size": [128, 128], "ignored_layers": list}));
+    let fbgemm = json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": []});
+    let blocks = json!({
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": true}}},
+    });
+    let without_size = |list: Value| {
+        move |files: &mut Files| *files.quantization() = json!({"quant_method": "fp8", "modules_to_not_convert": list})
+    };
+    let renamed = |from: &'static str, to: &'static str, config: Value| {
+        move |files: &mut Files| {
+            files.rename(from, to);
+            *files.quantization() = config.clone();
         }
-        assert!(files.bits() == of.bits(), "{config}");
+    };
+    let both = |one: &'static dyn Fn(&mut Files), config: Value| {
+        move |files: &mut Files| {
+            one(files);
+            says(config.clone())(files);
+        }
+    };
+    let [vllm, transformers]: [&'static dyn Fn(&mut Files); 2] =
+        [&|files| with_inputs("input_scale")(files), &|files| with_inputs("activation_scale")(files)];
+    let cases: &[(_, &dyn Fn(&mut Files))] = &[
+        (Rowwise, &narrowed(Dtype::BF16)),
+        (Rowwise, &narrowed(Dtype::F16)),
+        (Tensorwise, &|files| files.change_scales(|stored| stored.shape = vec![])),
+        (Mxfp8, &|files| files.change_scales(|stored| stored.dtype = Dtype::F8_E8M0)),
+        (Rowwise, &|files| files.quantization()["quantization_status"] = json!("frozen")),
+        // Names of vLLM and of transformers, with and without scales of inputs and a size of blocks.
+        (Tensorwise, &says(fp8(json!({})))),
+        (Tensorwise, &says(fp8(json!({"activation_scheme": "dynamic", "weight_block_size": null})))),
+        (Tensorwise, &renamed("weight_scale", "weight_scale_inv", fp8(json!({})))),
+        (Tensorwise, &both(vllm, fp8(json!({"activation_scheme": "static"})))),
+        (Tensorwise, &both(transformers, fp8(json!({"activation_scheme": "static", "weight_block_size": null})))),
+        (Blockwise, &says(fp8(json!({"fmt": "float8_e4m3fn", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]})))),
+        // Blocks are transformers' default. In DeepSeek's files no list names the output layer.
+        (Blockwise, &without_size(json!(["lm_head"]))),
+        (Blockwise, &without_size(Value::Null)),
+        (Blockwise, &renamed("weight_scale_inv", "weight_scale", blocks)),
+        (Rowwise, &says(fbgemm)),
+        (Rowwise, &says(modelopt("FP8_PER_CHANNEL_PER_TOKEN", "ignore"))),
+        (Tensorwise, &both(vllm, modelopt("FP8", "exclude_modules"))),
+        (Mxfp8, &|files| *files.quantization() = json!({"quant_method": "modelopt", "quant_algo": "MXFP8"})),
+        (Rowwise, &says(quark("per_channel"))),
+        (Tensorwise, &says(quark("per_tensor"))),
+        // The older key of compressed-tensors.
+        (Rowwise, &|files| {
+            let json = files.json.as_object_mut().unwrap();
+            let config = json.remove("quantization_config").unwrap();
+            json.insert("compression_config".into(), config);
+        }),
+        // Names, and patterns after `re:`. Linears in high precision in the files are read as such.
+        (Rowwise, &ignores(json!([LINEAR, "lm_head"]))),
+        (Rowwise, &ignores(json!(["re:.*lm_head", "re:model\\.layers\\.0\\.mlp\\.up_proj$"]))),
+        (Rowwise, &ignores(json!(["lm_head", "re:.*\\.0\\.(?!self_attn).*up_proj"]))),
+        (Rowwise, &ignores(json!([]))),
+        (Rowwise, &ignores(Value::Null)),
+        // In lists of transformers a part of a name matches up to its end.
+        (Blockwise, &says(lists(json!(["lm_head", "model.layers.*.mlp.up"])))),
+        (Blockwise, &says(lists(json!(["model.layers.11", "layers.0.mlp.up"])))),
+    ];
+    for (i, (recipe, change)) in cases.iter().enumerate() {
+        let plain = &all.iter().find(|(of, _)| of == recipe).unwrap().1;
+        let mut files = plain.clone();
+        change(&mut files);
+        assert!(files.weights() == plain.weights(), "case {i}: {recipe} {}", files.json);
     }
-    // The older key of compressed-tensors, and a file next to config.json.
-    let mut older = rowwise.clone();
-    let config = older.json.as_object_mut().unwrap().remove("quantization_config").unwrap();
-    older.json["compression_config"] = config;
-    assert!(older.bits() == rowwise.bits());
-    older.json["compression_config"]["config_groups"]["group_0"]["weights"]["num_bits"] = json!(4);
-    let error = older.error().to_string();
-    assert!(error.contains("compression_config.config_groups.*.weights.num_bits = 4"), "{error}");
-    with_inputs.json.as_object_mut().unwrap().remove("quantization_config");
-    let folder = with_inputs.folder();
-    write_json(&folder.path().join("hf_quant_config.json"), &json!({"quantization": modelopt}));
-    assert!(bits(&Decoder::load_hf(folder.path(), &Default::default()).unwrap()) == tensorwise.bits());
-    // A pattern that names linears without codes.
-    let mut ignored = rowwise.clone();
-    *ignored.quantization() =
-        json!({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["model.layers.1*.mlp"]});
-    let error = ignored.float8_error();
-    let Float8FilesError::NotQuantized { module, .. } = &error else { panic!("{error}") };
-    assert_eq!(module, "model.layers.1.mlp.gate_proj");
+    // ModelOpt's own file.
+    let mut files = all[0].1.clone();
+    with_inputs("input_scale")(&mut files);
+    files.json.as_object_mut().unwrap().remove("quantization_config");
+    let folder = files.folder();
+    write_json(
+        &folder.path().join("hf_quant_config.json"),
+        &json!({"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}),
+    );
+    assert!(weights(&Decoder::load_hf(folder.path(), &Default::default()).unwrap()) == all[0].1.weights());
 }
 
 /// A scale of 0 with zero codes is valid, and block scales may be bytes.
 #[test]
 fn zeros_and_powers_of_two_are_scales() {
-    let mut files = Files::new(Recipe::Rowwise);
+    let mut files = Files::new(Rowwise);
     files.of("weight").bytes[2 * 128..3 * 128].fill(0x80);
-    let expected = files.bits();
+    let expected = files.weights();
     files.of("weight_scale").bytes[8..12].copy_from_slice(&0.0_f32.to_le_bytes());
-    assert!(files.bits() == expected);
-    let [mut numbers, mut bytes] = [(); 2].map(|()| Files::new(Recipe::Blockwise));
+    assert!(files.weights() == expected);
+    let [mut numbers, mut bytes] = [(); 2].map(|()| Files::new(Blockwise));
     numbers.change_scales(|stored| stored.bytes = 0.25_f32.to_le_bytes().repeat(stored.bytes.len() / 4));
     bytes.change_scales(|stored| (stored.dtype, stored.bytes) = (Dtype::F8_E8M0, vec![125; stored.bytes.len() / 4]));
-    assert!(bytes.bits() == numbers.bits());
+    assert!(bytes.weights() == numbers.weights());
 }
 
-/// The log names these scales, and an export does not write them.
+/// An export keeps codes, scales and settings of inputs, also of those that are not used here: a
+/// scale of dynamically scaled inputs, inputs in high precision, and inputs that our recipes cast
+/// otherwise. An evaluation reports the latter. Scales of caches are not written.
 #[test]
-fn scales_of_caches_are_not_used() {
-    let plain = Files::new(Recipe::Rowwise);
-    let mut files = plain.clone();
-    files.quantization()["kv_cache_scheme"] = json!({"num_bits": 8, "type": "float", "strategy": "tensor"});
-    for own in ["self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.k_scale"] {
-        let name = format!("model.layers.0.{own}");
-        files.tensors.insert(name.clone(), Stored::f32(&name, &[], &[0.5]));
-    }
-    assert!(files.bits() == plain.bits());
-    let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
-    let to = dir.path().join("again");
-    let out = llama3(&["export", from.path().to_str().unwrap(), to.to_str().unwrap(), "--format", "fp8"]).unwrap();
-    assert!(out.contains("model.layers.0.self_attn.k_proj.k_scale and 2 more of its kind are not used"), "{out}");
-    let again = TensorFiles::open_folder(&to).unwrap();
-    assert!(again.names().eq(plain.tensors.keys()));
-}
-
-/// In lists of compressed-tensors an entry is a name, or a pattern after `re:`. In lists of
-/// transformers it is a part of a name.
-#[test]
-fn linears_that_are_not_quantized_are_named_or_matched() {
-    let mut rowwise = Files::new(Recipe::Rowwise);
-    let plain = Stored::f32(&format!("{LINEAR}.weight"), &[256, 128], &vec![0.25; 256 * 128]);
-    rowwise.tensors.remove(&format!("{LINEAR}.weight_scale"));
-    rowwise.tensors.insert(plain.name.clone(), plain);
-    let expected = rowwise.bits();
-    let accepted = [
-        json!([LINEAR, "lm_head"]),
-        json!(["re:.*lm_head", "re:model\\.layers\\.0\\.mlp\\.up_proj$"]),
-        json!(["lm_head", "re:.*\\.0\\.(?!self_attn).*up_proj"]),
-        // Linears in high precision in the files are read as such.
-        json!([]),
-        Value::Null,
-    ];
-    for ignore in accepted {
-        rowwise.quantization()["ignore"] = ignore.clone();
-        assert!(rowwise.bits() == expected, "{ignore}");
-    }
-    // Codes without scales, with either kind of list.
-    for ignore in [json!(["re:.*mlp.*"]), json!(["Linear"]), json!(["model.layers.0.mlp.gate_proj"])] {
-        rowwise.quantization()["ignore"] = ignore.clone();
-        let error = rowwise.float8_error();
-        let Float8FilesError::NotQuantized { path, module, .. } = &error else { panic!("{error}") };
-        assert!(path.ends_with("model.safetensors") && module.starts_with("model.layers.0."), "{ignore}: {module}");
-    }
-    rowwise.quantization()["ignore"] = json!(["re:(lm_head"]);
-    let error = rowwise.float8_error();
-    assert!(matches!(&error, Float8FilesError::Pattern { pattern, .. } if pattern == "(lm_head"), "{error}");
-
-    let mut blockwise = Files::new(Recipe::Blockwise);
-    for (list, module) in [
-        (json!(["lm_head", "up_proj"]), Some(LINEAR)),
-        (json!(["lm_head", "model.layers.0"]), Some("model.layers.0.self_attn.q_proj")),
-        (json!(["lm_head", "model.layers.*.mlp.up"]), None),
-        (json!(["lm_head", "re:.*\\.1\\.mlp"]), Some("model.layers.1.mlp.gate_proj")),
-        (json!(["model.layers.11", "layers.0.mlp.up"]), None),
-    ] {
-        for key in ["modules_to_not_convert", "ignored_layers"] {
-            *blockwise.quantization() = json!({"quant_method": "fp8", "weight_block_size": [128, 128], key: list});
-            match (blockwise.load(), module) {
-                (Ok(_), None) => {}
-                (Err(Error::Float8Files(Float8FilesError::NotQuantized { module, .. })), Some(expected)) => {
-                    assert_eq!(module, expected, "{list}");
-                }
-                (other, _) => panic!("{list}: {:?}", other.map(drop)),
-            }
-        }
-    }
-}
-
-/// A folder with linears in several formats runs unchanged, and is exported only in one format.
-#[test]
-fn several_formats_run_as_they_are() {
-    let (mut files, rowwise, data) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise), text());
-    for own in ["weight", "weight_scale"] {
-        let name = format!("{LINEAR}.{own}");
-        files.tensors.insert(name.clone(), rowwise.tensors[&name].clone());
-    }
-    let mut channel = rowwise.json["quantization_config"]["config_groups"]["group_0"].clone();
-    channel["targets"] = json!([LINEAR]);
-    files.quantization()["config_groups"]["group_1"] = channel;
-    let (from, dir) = (files.folder(), tempfile::tempdir().unwrap());
-    let (from, data) = (from.path().to_str().unwrap(), data.path().to_str().unwrap());
-    let settings = ["--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
-    let eval = |more: &[&str]| llama3(&[&["eval", from], &settings[..], more].concat()).unwrap();
-    let out = eval(&[]);
-    assert!(out.contains("precision: fp8") && out.contains("FP8 codes alone: 14 of"), "{out}");
-    assert!(!out.contains("cast anew"), "{out}");
-    let out = eval(&["--set", "float8.recipe=rowwise"]);
-    let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";
-    assert!(out.contains(note), "{out}");
-    let export = |to: &str, more: &[&str]| {
-        llama3(&[&["export", from, dir.path().join(to).to_str().unwrap(), "--format", "fp8"], more].concat())
+fn an_export_keeps_what_the_files_say_of_inputs() {
+    let of = |strategy: &str| json!({"num_bits": 8, "type": "float", "strategy": strategy, "dynamic": true, "symmetric": true});
+    let of_inputs = |inputs: Value| {
+        move |files: &mut Files| files.quantization()["config_groups"]["group_0"]["input_activations"] = inputs.clone()
     };
-    let error = export("again", &[]).unwrap_err();
-    assert!(matches!(error, Error::Float8Files(Float8FilesError::Mixed { .. })), "{error}");
-    let out = export("one", &["--recipe", "rowwise"]).unwrap();
-    assert!(out.contains("rowwise weights; 14 are decoded and cast anew"), "{out}");
+    let input_scale = |files: &mut Files| files.add(format!("{LINEAR}.input_scale"));
+    let caches = |files: &mut Files| {
+        for own in ["self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.k_scale"] {
+            files.add(format!("model.layers.0.{own}"));
+        }
+    };
+    let cases: &[(_, &dyn Fn(&mut Files), &str)] = &[
+        (Tensorwise, &input_scale, ""),
+        (Rowwise, &input_scale, ""),
+        (Rowwise, &of_inputs(Value::Null), "rowwise weights with inputs in high precision"),
+        (Rowwise, &of_inputs(of("tensor")), "rowwise weights with tensorwise inputs"),
+        (Tensorwise, &of_inputs(of("token")), "tensorwise weights with rowwise inputs"),
+        (Tensorwise, &of_inputs(Value::Null), "tensorwise weights with inputs in high precision"),
+        (Mxfp8, &of_inputs(of("token")), "1x32 weights with rowwise inputs"),
+        (Rowwise, &caches, "model.layers.0.self_attn.k_proj.k_scale and 2 more of its kind are not used"),
+    ];
+    for (recipe, change, said) in cases {
+        let mut files = Files::new(*recipe);
+        change(&mut files);
+        let (out, folder) = files.export(&[]).unwrap();
+        assert!(out.contains(said) && out.contains("14 keep their codes") && !out.contains("static"), "{out}");
+        let again = TensorFiles::open_folder(folder.path()).unwrap();
+        for (name, stored) in &files.tensors {
+            let is_written = !name.contains("k_scale") && !name.contains("v_scale");
+            let found = again.get(name).map(|found| (found.dtype(), found.bytes().unwrap()));
+            assert!(found == is_written.then(|| (stored.dtype, stored.bytes.clone())), "{recipe}: {name}");
+        }
+        assert!(again.names().all(|name| files.tensors.contains_key(name)), "{recipe}");
+        let json = json_file(&folder.path().join("config.json"));
+        assert_eq!(json["quantization_config"], files.json["quantization_config"], "{recipe}");
+        let out = files.eval(&[]);
+        assert!(out.contains(said), "{out}");
+        assert_eq!(out.contains("; here inputs are cast by"), said.contains("weights with"), "{out}");
+    }
 }
 
-/// The most specific matching group counts.
+/// The most specific matching group counts. A folder with linears in several formats runs
+/// unchanged, and is exported only in one format.
 #[test]
 fn groups_name_their_linears() {
-    let (mut files, rowwise) = (Files::new(Recipe::Tensorwise), Files::new(Recipe::Rowwise));
-    let expected = rowwise.load().unwrap();
-    for own in ["weight", "weight_scale"] {
-        let name = format!("{LINEAR}.{own}");
-        files.tensors.insert(name.clone(), rowwise.tensors[&name].clone());
-    }
-    let group = |files: &Files| files.json["quantization_config"]["config_groups"]["group_0"].clone();
-    let (tensor, mut channel) = (group(&files), group(&rowwise));
-    for target in [LINEAR, "re:.*layers\\.0\\.mlp\\.up_proj"] {
+    let (mut files, rowwise) = (Files::new(Tensorwise), Files::new(Rowwise));
+    let mut expected = files.weights();
+    expected.insert(LINEAR.into(), rowwise.weights()[LINEAR].clone());
+    files.take(&rowwise);
+    let mut channel = rowwise.json["quantization_config"]["config_groups"]["group_0"].clone();
+    for target in ["re:.*layers\\.0\\.mlp\\.up_proj", LINEAR] {
         channel["targets"] = json!([target]);
-        files.quantization()["config_groups"] = json!({"group_0": tensor, "group_1": channel});
-        let up =
-            |model: &Decoder<Flex>| crate::common::values(model.layers[0].mlp.as_ref().unwrap().up_proj.weight.val());
-        assert!(up(&files.load().unwrap()) == up(&expected), "{target}");
+        files.quantization()["config_groups"]["group_1"] = channel.clone();
+        assert!(files.weights() == expected, "{target}");
     }
-    files.quantization()["config_groups"] = json!({"group_1": channel});
-    let error = files.float8_error();
-    assert!(matches!(&error, Float8FilesError::NotQuantized { .. }), "{error}");
-}
-
-#[test]
-fn shards_and_tied_output_layers_are_read() {
-    let files = Files::new(Recipe::Mxfp8);
-    let dir = tempfile::tempdir().unwrap();
-    write_json(&dir.path().join("config.json"), &files.json);
-    let all: Vec<_> = files.tensors.values().cloned().collect();
-    let mut weight_map = serde_json::Map::new();
-    for (i, shard) in all.chunks(10).enumerate() {
-        let file = format!("model-{:05}-of-00004.safetensors", i + 1);
-        write_safetensors(&dir.path().join(&file), shard);
-        weight_map.extend(shard.iter().map(|stored| (stored.name.clone(), json!(file))));
-    }
-    let index = dir.path().join("model.safetensors.index.json");
-    write_json(&index, &json!({"metadata": {}, "weight_map": weight_map}));
-    let load = || Decoder::<Flex>::load_hf(dir.path(), &Default::default());
-    assert!(bits(&load().unwrap()) == files.bits());
-
-    // A tensor in two shards, then a missing shard.
-    let (one, other) = (dir.path().join("model-00001-of-00004.safetensors"), &all[10]);
-    write_safetensors(&one, &[&all[..10], std::slice::from_ref(other)].concat());
-    let error = load().map(drop).unwrap_err().to_string();
-    assert!(error.contains(&other.name) && error.contains("00001") && error.contains("00002"), "{error}");
-    fs::remove_file(&one).unwrap();
-    let error = load().map(drop).unwrap_err().to_string();
-    assert!(error.contains("model-00001-of-00004.safetensors"), "{error}");
+    let out = files.eval(&[]);
+    let is_kept = out.contains("FP8 codes alone: 14 of") && !out.contains("cast anew");
+    assert!(out.contains("precision: fp8") && is_kept, "{out}");
+    let out = files.eval(&["--set", "float8.recipe=rowwise"]);
+    let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";
+    assert!(out.contains(note), "{out}");
+    let (out, _) = files.export(&["--recipe", "rowwise"]).unwrap();
+    assert!(out.contains("rowwise weights; 14 are decoded and cast anew"), "{out}");
+    let error = chain(files.export(&[]).map(drop).unwrap_err());
+    assert!(error.contains("mlp.up_proj as rowwise weights: a folder has one format"), "{error}");
+    // Nor may inputs differ.
+    let mut files = rowwise.clone();
+    channel["input_activations"] = Value::Null;
+    files.quantization()["config_groups"]["group_1"] = channel;
+    let error = chain(files.export(&[]).map(drop).unwrap_err());
+    assert!(error.contains("rowwise weights with inputs in high precision: a folder has one format"), "{error}");
 }

@@ -7,20 +7,18 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use burn::backend::Flex;
 use burn_float8::{Float8State, Recipe};
 use models::{CausalLmExt, Decoder};
-use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use train::digest_of_file;
 use train::hf::Float8Export;
-use train::{TensorFiles, digest_of_file};
 
-use crate::common::{ids, model, values};
+use crate::common::{check_logits, metadata, model, values};
 use crate::float8_exports::{config, linears, options, square};
 
 /// Every row of the table of formats.
@@ -76,9 +74,6 @@ fn compressed_tensors_and_transformers_read_our_weights() {
     }
     let dir = tempfile::tempdir().unwrap();
     write(dir.path());
-    let file = fs::read(vectors()).unwrap();
-    let (_, header) = SafeTensors::read_metadata(&file).unwrap();
-    let expected: BTreeMap<_, _> = header.metadata().clone().unwrap().into_iter().collect();
     let mut found = BTreeMap::new();
     for recipe in RECIPES {
         let folder = dir.path().join(recipe.to_string());
@@ -86,20 +81,10 @@ fn compressed_tensors_and_transformers_read_our_weights() {
         found.insert(recipe.to_string(), digest_of_file(&folder.join("model.safetensors")).unwrap());
         found.insert(format!("{recipe} weights"), digest(&imported));
     }
-    assert_eq!(found, expected, "files or weights are others than compressed-tensors has read");
+    assert_eq!(found, metadata(&vectors()), "files or weights are others than compressed-tensors has read");
 
     let blockwise = Decoder::<Flex>::load_hf(dir.path().join("blockwise"), &Default::default()).unwrap();
-    let vectors = TensorFiles::open_file(vectors()).unwrap();
-    let input_ids = vectors.get("input_ids").unwrap();
-    let shape = input_ids.shape().try_into().unwrap();
-    let input_ids: Vec<_> = input_ids.bytes().unwrap().as_chunks().0.iter().map(|&id| i32::from_le_bytes(id)).collect();
-    let expected = vectors.get("logits").unwrap().to_f32().unwrap();
-    let logits = values(blockwise.forward(ids(&input_ids, shape)));
-    assert_eq!(logits.len(), expected.len());
-    let error = logits.iter().zip(&expected).fold(0.0_f32, |max, (a, b)| max.max((a - b).abs()));
-    let scale = expected.iter().fold(0.0_f32, |max, b| max.max(b.abs()));
-    println!("blockwise: at most {error:.1e} from transformers' logits, the largest of which is {scale:.1}");
-    assert!(error <= 2e-6 * scale, "{error:e} of {scale}");
+    check_logits(&vectors(), &blockwise, 2e-6);
 
     run_python(
         "float8_vectors.py",

@@ -6,7 +6,7 @@ use train::hf::read_config;
 use models::{DecoderConfig, Dimensions, Error};
 use serde_json::{Value, json};
 
-use crate::common::{hf_json, llama3_scaling, tiny, tiny_with, write_json};
+use crate::common::{chain, hf_json, llama3_scaling, tiny, tiny_with, write_json};
 
 fn read(json: &Value) -> Result<DecoderConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -24,38 +24,31 @@ fn changed(changes: Value) -> Result<DecoderConfig, Error> {
 }
 
 #[test]
-fn the_older_form() {
-    assert_eq!(changed(json!({})).unwrap(), tiny());
-    let scaling = json!({
-        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192, "rope_type": "llama3",
-    });
-    let expected =
-        DecoderConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
-    assert_eq!(changed(json!({"rope_theta": 500000.0, "rope_scaling": scaling})).unwrap(), expected);
-    // `type` is the older name of `rope_type`.
-    let mut older = scaling.clone();
-    older["type"] = older.as_object_mut().unwrap().remove("rope_type").unwrap();
-    assert_eq!(changed(json!({"rope_theta": 500000, "rope_scaling": older})).unwrap(), expected);
-    let default = json!({"rope_scaling": {"type": "default"}});
-    assert_eq!(changed(default).unwrap(), tiny());
-    assert_eq!(changed(json!({"partial_rotary_factor": 1.0})).unwrap(), tiny());
-}
-
-#[test]
-fn the_newer_form() {
-    let plain = json!({"rope_theta": null, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
-    assert_eq!(changed(plain).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
-    // If both forms are present, the newer theta counts, as in transformers.
-    let both = json!({"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}});
-    assert_eq!(changed(both).unwrap(), tiny_with(|dims| dims.rope_theta = 5000.0));
-    let scaled = json!({"rope_theta": null, "rope_parameters": {
-        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192, "rope_type": "llama3", "rope_theta": 500000.0,
-    }});
-    let expected =
-        DecoderConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
-    assert_eq!(changed(scaled).unwrap(), expected);
+fn both_forms_of_the_rotary_frequencies() {
+    let scaling = |kind: &str, more: Value| {
+        let mut scaling = json!({
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, kind: "llama3",
+        });
+        scaling.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        scaling
+    };
+    let theta = |theta: f64| tiny_with(|dims| dims.rope_theta = theta);
+    let scaled = DecoderConfig { rope_scaling: Some(llama3_scaling()), ..theta(500_000.0) };
+    let plain = json!({"rope_type": "default", "rope_theta": 5000.0});
+    for (changes, expected) in [
+        (json!({}), tiny()),
+        (json!({"rope_theta": 500000.0, "rope_scaling": scaling("rope_type", json!({}))}), scaled.clone()),
+        // `type` is the older name of `rope_type`.
+        (json!({"rope_theta": 500000, "rope_scaling": scaling("type", json!({}))}), scaled.clone()),
+        (json!({"rope_scaling": {"type": "default"}}), tiny()),
+        (json!({"partial_rotary_factor": 1.0}), tiny()),
+        (json!({"rope_theta": null, "rope_parameters": plain}), theta(5000.0)),
+        // If both forms are present, the newer theta counts, as in transformers.
+        (json!({"rope_theta": 7.0, "rope_parameters": plain}), theta(5000.0)),
+        (json!({"rope_theta": null, "rope_parameters": scaling("rope_type", json!({"rope_theta": 500000.0}))}), scaled),
+    ] {
+        assert_eq!(changed(changes.clone()).unwrap(), expected, "{changes}");
+    }
 }
 
 /// As in transformers 5, `rope_scaling` overrides `rope_parameters`, including theta.
@@ -102,70 +95,52 @@ fn absent_keys_have_transformers_defaults() {
 
 #[test]
 fn what_the_model_lacks_is_refused_by_key_and_value() {
-    for (changes, key, value) in [
-        (json!({"model_type": "gpt2"}), "model_type", "\"gpt2\""),
-        (json!({"attention_bias": true}), "attention_bias", "true"),
-        (json!({"mlp_bias": true}), "mlp_bias", "true"),
-        (json!({"hidden_act": "gelu"}), "hidden_act", "\"gelu\""),
+    let parameters = |kind: &str, key: &str, value: f64| json!({"rope_parameters": {"rope_type": kind, key: value}});
+    for (changes, told) in [
+        (json!({"model_type": "gpt2"}), "model_type = \"gpt2\" is not supported; "),
+        (json!({"model_type": null}), "model_type is missing"),
+        (json!({"attention_bias": true}), "attention_bias = true is not supported; "),
+        (json!({"mlp_bias": true}), "mlp_bias = true is not"),
+        (json!({"hidden_act": "gelu"}), "hidden_act = \"gelu\" is not"),
         (
-            json!({"quantization_config": {"quant_method": "gptq", "bits": 4}}),
-            "quantization_config.quant_method",
-            "\"gptq\"",
+            json!({"quantization_config": {"quant_method": "gptq"}}),
+            "quantization_config.quant_method = \"gptq\" is not",
         ),
-        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type", "\"linear\""),
-        (json!({"rope_scaling": {"rope_type": "yarn"}}), "rope_scaling.rope_type", "\"yarn\""),
-        (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type", "\"longrope\""),
-        (
-            json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
-            "rope_parameters.partial_rotary_factor",
-            "0.5",
-        ),
-        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor", "0.5"),
-        (json!({"partial_rotary_factor": 0}), "partial_rotary_factor", "0"),
-        (json!({"rope_scaling": "llama3"}), "rope_scaling", "\"llama3\""),
-        (json!({"rope_scaling": {"rope_type": "default", "factor": 2.0}}), "rope_scaling.factor", "2.0"),
-        (
-            json!({"rope_parameters": {"rope_type": "llama3", "attention_factor": 1.5}}),
-            "rope_parameters.attention_factor",
-            "1.5",
-        ),
-        (json!({"hidden_size": -1}), "hidden_size", "-1"),
-        (json!({"hidden_size": 1.5}), "hidden_size", "1.5"),
-        (json!({"rms_norm_eps": "small"}), "rms_norm_eps", "\"small\""),
-        (json!({"tie_word_embeddings": 1}), "tie_word_embeddings", "1"),
+        (json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "rope_scaling.type = \"linear\" is not"),
+        (json!({"rope_scaling": {"rope_type": "yarn"}}), "rope_scaling.rope_type = \"yarn\" is not"),
+        (json!({"rope_scaling": "llama3"}), "rope_scaling = \"llama3\" is not supported; it must be an object"),
+        (json!({"rope_scaling": {"rope_type": "default", "factor": 2.0}}), "rope_scaling.factor = 2.0 is not"),
+        (json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}), "rope_scaling.low_freq_factor is missing"),
+        (json!({"rope_parameters": {"rope_type": "longrope"}}), "rope_parameters.rope_type = \"longrope\" is not"),
+        (parameters("default", "partial_rotary_factor", 0.5), "rope_parameters.partial_rotary_factor = 0.5 is not"),
+        (parameters("llama3", "attention_factor", 1.5), "rope_parameters.attention_factor = 1.5 is not"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor = 0.5 is not"),
+        (json!({"partial_rotary_factor": 0}), "partial_rotary_factor = 0 is not"),
+        (json!({"hidden_size": -1}), "hidden_size = -1 is not supported; it must be a non-negative integer"),
+        (json!({"hidden_size": 1.5}), "hidden_size = 1.5 is not"),
+        (json!({"rms_norm_eps": "small"}), "rms_norm_eps = \"small\" is not supported; it must be a number"),
+        (json!({"tie_word_embeddings": 1}), "tie_word_embeddings = 1 is not supported; it must be true or false"),
     ] {
-        match changed(changes) {
-            Err(Error::HfUnsupported { key: k, value: v, path, .. }) => {
-                assert_eq!((k.as_str(), v.as_str()), (key, value));
-                assert!(path.ends_with("config.json"));
-            }
-            other => panic!("{key}: {other:?}"),
-        }
+        let error = chain(changed(changes).unwrap_err());
+        assert!(error.contains(&format!("config.json: {told}")), "{told}: {error}");
     }
-}
-
-#[test]
-fn missing_keys_files_and_json_are_errors() {
-    match read(&json!({"hidden_size": 8})) {
-        Err(Error::HfMissingKey { key, .. }) => assert_eq!(key, "model_type"),
-        other => panic!("{other:?}"),
+    // Dimensions that are not valid. The tables of the last one alone would take terabytes.
+    for (changes, told) in [
+        (json!({"num_attention_heads": 0}), "num_heads = 0"),
+        (json!({"num_hidden_layers": 10_000_000_000_u64}), "num_layers = 10000000000"),
+        (json!({"head_dim": 1_u64 << 62}), "head_dim = "),
+        (json!({"vocab_size": 9_u64 << 59}), "vocab_size = "),
+        (json!({"head_dim": 100_000_000, "max_position_embeddings": 8192}), "head_dim = 100000000"),
+    ] {
+        let error = chain(changed(changes).unwrap_err());
+        assert!(error.starts_with("model config: ") && error.contains(told), "{told}: {error}");
     }
-    match changed(json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}})) {
-        Err(Error::HfMissingKey { key, .. }) => assert_eq!(key, "rope_scaling.high_freq_factor"),
-        other => panic!("{other:?}"),
-    }
-    assert!(matches!(changed(json!({"num_attention_heads": 0})), Err(Error::ModelConfig { .. })));
-    for (key, value) in [("num_hidden_layers", 10_000_000_000_u64), ("head_dim", 1 << 62), ("vocab_size", 9 << 59)] {
-        assert!(matches!(changed(json!({key: value})), Err(Error::ModelConfig { .. })), "{key}");
-    }
-    // Its tables alone would take terabytes.
-    let wide = json!({"head_dim": 100_000_000, "max_position_embeddings": 8192});
-    assert!(matches!(changed(wide), Err(Error::ModelConfig { field: "head_dim", .. })));
-
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(read_config::<DecoderConfig>(dir.path()), Err(Error::Io { .. })));
+    let path = dir.path().join("config.json");
+    let error = || chain(read_config::<DecoderConfig>(dir.path()).unwrap_err());
+    assert!(error().starts_with(&format!("cannot read {}: ", path.display())), "{}", error());
     for text in ["{", "[]", "{\"model_type\": }"] {
-        fs::write(dir.path().join("config.json"), text).unwrap();
-        assert!(matches!(read_config::<DecoderConfig>(dir.path()), Err(Error::Json { .. })), "{text}");
+        fs::write(&path, text).unwrap();
+        assert!(error().starts_with(&format!("{} is not valid: ", path.display())), "{text}: {}", error());
     }
 }

@@ -6,8 +6,6 @@ mod checkpoints;
 mod commands;
 mod common;
 mod configs;
-#[cfg(target_os = "linux")]
-mod export_memory;
 mod exports;
 mod float8_broken;
 mod float8_configs;

@@ -6,7 +6,7 @@ use train::DataError;
 use train::TrainError;
 use train::config::ConfigError;
 use train::job::Outcome;
-use train::{ProgressLine, TensorFilesError, Tokenizer};
+use train::{ProgressLine, Tokenizer};
 
 use crate::common::{
     hf_json, open, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json, write_safetensors,
@@ -175,7 +175,7 @@ fn a_model_is_checked_before_the_data_is_read() {
     tensors.remove(3);
     write_safetensors(&dir.path().join("model.safetensors"), &tensors);
     let error = run(&checkpoint).unwrap_err();
-    assert!(matches!(error, Error::TensorFiles(TensorFilesError::Missing { .. })), "{error}");
+    assert!(error.to_string().contains("lacks the tensor"), "{error}");
     for tokenizer in [Some("bytes".into()), None] {
         checkpoint.data.tokenizer = tokenizer;
         checkpoint.model.hf_path = Some("/nope".into());
@@ -225,7 +225,8 @@ fn a_checkpoint_is_trained_on() {
     assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
     assert!(trained.held_out_loss < loaded.held_out_loss, "{:?} {:?}", trained.held_out_loss, loaded.held_out_loss);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
-    assert!(matches!(run(&config), Err(Error::TensorFiles(TensorFilesError::NoTensors { .. }))));
+    let error = run(&config).map(drop).unwrap_err().to_string();
+    assert!(error.contains("holds neither model.safetensors"), "{error}");
 }
 
 /// A checkpoint's tokenizer is used in training and in the sample, regardless of a preset's.
