@@ -1,6 +1,7 @@
 //! Training data, from files to sequences: formats, the cache, packing, order and positions.
 
 mod cache;
+mod digests;
 mod epochs;
 mod formats;
 mod mixtures;

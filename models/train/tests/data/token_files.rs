@@ -25,7 +25,7 @@ pub fn token_file((magic, version, width): (u32, u32, usize), tokens: &[u32]) ->
 }
 
 /// Token file of llmq.
-fn llmq(version: u32, tokens: &[u32], mask: Option<&[bool]>) -> Vec<u8> {
+pub fn llmq(version: u32, tokens: &[u32], mask: Option<&[bool]>) -> Vec<u8> {
     let numbers = [version, 4, tokens.len() as u32, 257, u32::from(mask.is_some())];
     let mut bytes = [b"BIN.TOK\n".to_vec(), numbers.iter().flat_map(|number| number.to_le_bytes()).collect()].concat();
     bytes.resize(1024, 0);
