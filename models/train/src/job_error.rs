@@ -10,9 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
-use crate::{
-    ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
-};
+use crate::{ByteTokenizer, ChatError, FolderError, TensorFilesError, TokenizerError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
@@ -201,9 +199,6 @@ pub enum JobError {
         /// The tokenizer's error.
         source: TokenizerError,
     },
-    /// The data cannot be read or has changed.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// Evaluation on the run's held-out data, but nothing is held out.
     #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
     NothingHeldOut,
@@ -249,9 +244,6 @@ pub enum JobError {
     /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A file cannot be tokenized.
-    #[error(transparent)]
-    Tokenize(#[from] TokenizeError),
     /// Runs cannot be plotted.
     #[error(transparent)]
     Plot(#[from] PlotError),

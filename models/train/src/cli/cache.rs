@@ -29,7 +29,7 @@ impl CacheArgs {
     /// Prints a line for each folder of the cache, or for each removed one.
     ///
     /// # Errors
-    /// [`JobError::Data`], [`JobError::Output`].
+    /// A folder that cannot be read or removed; [`JobError::Output`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let cache = DataSection { cache: self.folder.clone(), ..DataSection::default() }.cache();
         let (kept, what) = match self.prune {
