@@ -1,11 +1,12 @@
 //! Batches of sequences for next-token prediction: `targets[t] = inputs[t + 1]`.
 
+use anyhow::Result;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::data::{DataError, Dataset, EpochSize, Position, Sequence, SequenceShape, TrainSequences};
+use crate::data::{Dataset, EpochSize, Position, Sequence, SequenceShape, TrainSequences, no_targets};
 
 /// Attention mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -137,7 +138,7 @@ impl TrainBatches {
     ///
     /// # Errors
     /// The errors of [`Dataset::train`].
-    pub fn new(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, seed: u64) -> Result<Self, DataError> {
+    pub fn new(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, seed: u64) -> Result<Self> {
         Ok(Self { sequences: data.train(shape, seed)?, batch_size: shape.batch_size, mask })
     }
 
@@ -164,10 +165,7 @@ impl TrainBatches {
     }
 
     /// Position of the next batch.
-    ///
-    /// # Errors
-    /// The errors of [`TrainSequences::position`].
-    pub fn position(&self) -> Result<Position, DataError> {
+    pub fn position(&self) -> Position {
         self.sequences.position()
     }
 
@@ -175,7 +173,7 @@ impl TrainBatches {
     ///
     /// # Errors
     /// The errors of [`TrainSequences::seek`].
-    pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
+    pub fn seek(&mut self, position: &Position) -> Result<()> {
         self.sequences.seek(position)
     }
 
@@ -185,37 +183,32 @@ impl TrainBatches {
     /// document is not a target there.
     ///
     /// # Errors
-    /// [`DataError::NoTargets`] if an epoch has no such batch; any error of reading sequences.
-    pub fn next_batch(&mut self) -> Result<Batch, DataError> {
+    /// An epoch without such a batch; any error of reading sequences.
+    pub fn next_batch(&mut self) -> Result<Batch> {
         let epoch: u64 = self.sequences.sequences_per_epoch().iter().sum();
         let mut seq_len = 0;
         for _ in 0..=epoch {
-            let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_, _>>()?;
+            let sequences = self.sequences.by_ref().take(self.batch_size).collect::<Result<_>>()?;
             let batch = Batch::new(sequences, self.mask);
             if batch.num_targets() > 0 {
                 return Ok(batch);
             }
             seq_len = batch.seq_len();
         }
-        Err(DataError::NoTargets { split: "training", seq_len })
+        Err(no_targets("training", seq_len))
     }
 }
 
 /// Up to `count` batches of the held-out sequences, always the same. The last batch may be smaller.
 ///
 /// # Errors
-/// [`DataError::NoTargets`] if no sequence has a target; the errors of [`Dataset::held_out`].
-pub fn held_out_batches(
-    data: &Dataset,
-    shape: SequenceShape,
-    mask: AttnMaskType,
-    count: usize,
-) -> Result<Vec<Batch>, DataError> {
+/// No sequence with a target; the errors of [`Dataset::held_out`].
+pub fn held_out_batches(data: &Dataset, shape: SequenceShape, mask: AttnMaskType, count: usize) -> Result<Vec<Batch>> {
     let sequences = data.held_out(shape, count.saturating_mul(shape.batch_size))?;
     let masked = sequences.into_iter().map(|sequence| masked(sequence, mask));
     let sequences: Vec<_> = masked.filter(|sequence| num_targets(sequence) > 0).collect();
     if sequences.is_empty() {
-        return Err(DataError::NoTargets { split: "held-out", seq_len: shape.seq_len });
+        return Err(no_targets("held-out", shape.seq_len));
     }
     Ok(sequences.chunks(shape.batch_size).map(|sequences| Batch { sequences: sequences.to_vec(), mask }).collect())
 }

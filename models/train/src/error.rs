@@ -6,7 +6,6 @@ use burn_float8::{Float8Error, report::NonFiniteOperand};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
-use crate::data::DataError;
 use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
@@ -24,9 +23,6 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The data cannot be read or has changed.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -9,7 +9,7 @@ use device_select::DeviceError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::plot::PlotError;
-use crate::{ByteTokenizer, ChatError, DataError, FolderError, TokenizeError, TokenizerError, TrainError};
+use crate::{ByteTokenizer, ChatError, FolderError, TokenizerError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
@@ -133,9 +133,6 @@ pub enum JobError {
         /// The tokenizer's error.
         source: TokenizerError,
     },
-    /// The data cannot be read or has changed.
-    #[error(transparent)]
-    Data(#[from] DataError),
     /// Evaluation on the run's held-out data, but nothing is held out.
     #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
     NothingHeldOut,
@@ -181,9 +178,6 @@ pub enum JobError {
     /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A file cannot be tokenized.
-    #[error(transparent)]
-    Tokenize(#[from] TokenizeError),
     /// Runs cannot be plotted.
     #[error(transparent)]
     Plot(#[from] PlotError),

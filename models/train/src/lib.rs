@@ -60,8 +60,7 @@ mod tokenizer;
 pub use adapted::Adapted;
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
-    DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
-    TrainSequences, Validation,
+    DataSource, Dataset, DatasetSize, Format, Packing, Position, Sequence, SequenceShape, TrainSequences, Validation,
 };
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
@@ -71,7 +70,6 @@ pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;
 pub use job_error::JobError;
-pub use lines::TokenizeError;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,

@@ -12,7 +12,7 @@ use crate::TrainError;
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
 use crate::config::{ConfigError, Float8Section, OptimizerSection, Precision, TrainingSection};
-use crate::data::{DataError, Position};
+use crate::data::Position;
 use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
 use crate::optimizer::{AT_ONCE, AdamWStates, Update};
@@ -102,7 +102,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// applied.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data has changed.
+    /// [`TrainError::Checkpoint`]; data that has changed.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
@@ -114,7 +114,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     ///
     /// # Errors
     /// The errors of [`TrainBatches::seek`].
-    pub fn after(mut self, done: usize, position: &Position) -> Result<Self, DataError> {
+    pub fn after(mut self, done: usize, position: &Position) -> anyhow::Result<Self> {
         self.batches.seek(position)?;
         self.done = done;
         Ok(self)
@@ -136,7 +136,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// their number of targets.
     ///
     /// # Errors
-    /// Any [`TrainError::Data`], [`TrainError::Ranks`], [`TrainError::Config`] for activation
+    /// Data that cannot be read, [`TrainError::Ranks`], [`TrainError::Config`] for activation
     /// checkpointing of a model without segments and for [settings that
     /// exclude](OptimizerSection::check_in_backward) `optimizer.in_backward`;
     /// [`TrainError::Float8`] naming a trained linear whose weight is FP8 only.

@@ -55,7 +55,7 @@ impl CacheCommand {
     /// Prints a line for each folder of the cache, or for each removed one.
     ///
     /// # Errors
-    /// [`JobError::Data`], [`JobError::Output`].
+    /// A folder that cannot be read or removed; [`JobError::Output`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let (Self::List(cache) | Self::Prune { cache, .. }) = self;
         let cache = DataSection { cache: cache.folder.clone(), ..DataSection::default() }.cache();

@@ -56,7 +56,7 @@ impl TokenizeArgs {
     /// Writes a line to `out` for each line of the files, or one line about the token file.
     ///
     /// # Errors
-    /// [`JobError::Tokenizer`], [`JobError::Tokenize`], [`JobError::Chat`], [`JobError::Data`].
+    /// [`JobError::Tokenizer`], [`JobError::Chat`]; a line or a document that cannot be read.
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
         if self.output.is_some() || self.show.is_some() {
@@ -89,7 +89,7 @@ impl TokenizeArgs {
             tokenize_source(&source, tokenizer, template.as_ref(), to, progress)
         })??;
         let TokenizedSource { files, left_out, documents, tokens } = tokenized;
-        let left_out = if left_out.is_empty() { String::new() } else { format!("  left out: {left_out}") };
+        let left_out = if left_out.count() == 0 { String::new() } else { format!("  left out: {left_out}") };
         let counts = [(files as u64, "file"), (documents, "document"), (tokens, "token")];
         let counts = counts.map(|(count, one)| counted(count, one)).join(", ");
         Ok(writeln!(out, "{}: {counts}{left_out}", to.display())?)

@@ -1,14 +1,16 @@
 //! The section `[data]`: its checks, and how it is opened.
 
+use std::fs;
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
 use schemars::JsonSchema;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
 use super::{ConfigError, require};
-use crate::data::{DataError, DataSource, Dataset, Format, Packing, Validation};
+use crate::data::{DataSource, Dataset, Format, Packing, Validation};
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
 
@@ -166,38 +168,37 @@ impl DataSection {
     /// Opens the data set.
     ///
     /// # Errors
-    /// Any [`DataError`]; for the default Cargo registry [`DataError::NoDefaultText`].
+    /// The errors of [`Dataset::open`]; a Cargo registry without sources.
     pub fn open(
         &self,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Dataset, DataError> {
+    ) -> Result<Dataset> {
         let validation = [self.like(&self.validation)];
         let validation = match self.validation.is_empty() {
             true => Validation::Fraction(self.held_out_fraction),
             false => Validation::Sources(&validation),
         };
-        let data = Dataset::open(&self.sources(), validation, tokenizer, template, &self.cache(), progress);
-        data.map_err(|error| match error {
-            error @ (DataError::Io { .. } | DataError::NoText { .. }) if self.is_default() => {
-                DataError::NoDefaultText(Box::new(error))
-            }
-            error => error,
-        })
+        let sources = self.sources();
+        if self.is_default() {
+            fs::metadata(&sources[0].paths[0])
+                .context("no Rust sources in the local Cargo registry: give text to train on with --data PATH")?;
+        }
+        Dataset::open(&sources, validation, tokenizer, template, &self.cache(), progress)
     }
 
     /// Opens other files as a validation-only data set.
     ///
     /// # Errors
-    /// Any [`DataError`].
+    /// The errors of [`Dataset::open`].
     pub fn open_validation(
         &self,
         paths: &[PathBuf],
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Dataset, DataError> {
+    ) -> Result<Dataset> {
         let sources = [self.like(paths)];
         Dataset::open(&[], Validation::Sources(&sources), tokenizer, template, &self.cache(), progress)
     }

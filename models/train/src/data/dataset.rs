@@ -5,16 +5,28 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::error::cannot_write;
-use super::left_out::LeftOut;
-use super::opener::{Opener, Source};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use super::cache::entry;
+use super::encode::Encoder;
 use super::packing::{Packing, Sequence, Sequences};
-use super::part::Part;
 use super::position::SourceState;
+use super::scan::FileState;
 use super::sequences::{Stream, TrainSequences};
-use super::{DataError, DataSource, Format};
+use super::source::Selection;
+use super::split_stream::Part;
+use super::token_file::TokenFile;
+use super::tokenize::{TOKENS, tokenize};
+use super::{DataSource, Format, LeftOut, cannot_write, join, no_targets};
+use crate::digest::Fingerprint;
 use crate::progress::Progress;
 use crate::{ChatTemplate, Tokenizer};
+
+/// Version of the tokenizing code and of the token file format, which decide the content of the
+/// cache.
+const CACHE_VERSION: u64 = 6;
+/// Version of the source fingerprints.
+const FINGERPRINT_VERSION: u64 = 2;
 
 /// Size of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,13 +71,23 @@ pub struct Dataset {
     sources: Vec<Source>,
     /// Validation sources. Their training parts are used for validation.
     validation: Vec<Source>,
-    cache: PathBuf,
     formats: BTreeMap<Format, usize>,
     left: LeftOut,
     size: DatasetSize,
     was_cached: bool,
     has_template: bool,
     padding: u32,
+}
+
+/// Tokenized source.
+#[derive(Debug)]
+struct Source {
+    paths: Vec<PathBuf>,
+    weight: Option<f64>,
+    /// State with the default packing.
+    state: SourceState,
+    train: Vec<Arc<Part>>,
+    held_out: Vec<Arc<Part>>,
 }
 
 impl Dataset {
@@ -75,7 +97,7 @@ impl Dataset {
     /// `template` renders `messages`. `progress` is called while tokenizing.
     ///
     /// # Errors
-    /// Any [`DataError`] except the errors of [`train`](Self::train) and [`TrainSequences::seek`].
+    /// A file, line, row or setting that cannot be used, or a cache that cannot be written.
     pub fn open(
         sources: &[DataSource],
         validation: Validation<'_>,
@@ -83,50 +105,107 @@ impl Dataset {
         template: Option<&ChatTemplate>,
         cache: &Path,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let (fraction, others) = match validation {
             Validation::Fraction(fraction) => (fraction, &[][..]),
             Validation::Sources(others) => (0.0, others),
         };
         check_weights(sources)?;
-        if sources.iter().chain(others).all(|source| source.paths.is_empty()) {
-            return Err(DataError::NoSource);
-        }
-        if !(0.0..1.0).contains(&fraction) {
-            return Err(DataError::HeldOutFraction { fraction });
-        }
-        fs::create_dir_all(cache).map_err(cannot_write(cache))?;
-        let mut opener = Opener {
-            held_out_fraction: fraction,
-            tokenizer,
-            template,
-            cache,
-            progress,
+        let has_paths = sources.iter().chain(others).any(|source| !source.paths.is_empty());
+        ensure!(has_paths, "no data: give files or folders to train on");
+        ensure!((0.0..1.0).contains(&fraction), "held_out_fraction = {fraction}: must be at least 0 and below 1");
+        fs::create_dir_all(cache).with_context(cannot_write(cache))?;
+        let mut dataset = Self {
+            sources: vec![],
+            validation: vec![],
             formats: BTreeMap::new(),
             left: LeftOut::default(),
+            size: DatasetSize::default(),
             was_cached: true,
-        };
-        let sources = sources.iter().map(|source| opener.open(source)).collect::<Result<_, _>>()?;
-        let validation = others.iter().map(|source| opener.open(source)).collect::<Result<_, _>>()?;
-        let Opener { formats, left, was_cached, .. } = opener;
-        let mut dataset = Self {
-            sources,
-            validation,
-            cache: cache.into(),
-            size: DatasetSize { files: formats.values().sum(), skipped: left.count(), ..DatasetSize::default() },
-            formats,
-            left,
-            was_cached,
             has_template: template.is_some(),
             padding: tokenizer.eos().or(tokenizer.bos()).unwrap_or_default(),
         };
-        let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len()).sum::<u64>();
-        dataset.size.train_tokens = dataset.sources.iter().map(|source| tokens(&source.train)).sum();
-        dataset.size.held_out_tokens = dataset.judging().map(|(_, parts)| tokens(parts)).sum();
-        let held_out = dataset.judging().flat_map(|(_, parts)| parts);
-        let whole = held_out.map(|part| Some(part.size.documents? - u64::from(part.size.begins_within)));
-        dataset.size.held_out_documents = whole.sum();
+        let mut open = |source| dataset.open_source(source, fraction, (tokenizer, template), cache, progress);
+        let opened = sources.iter().chain(others).map(&mut open).collect::<Result<Vec<_>>>()?;
+        dataset.sources = opened;
+        dataset.validation = dataset.sources.split_off(sources.len());
+        let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len).sum::<u64>();
+        let whole = |part: &Arc<Part>| Some(part.num_documents()? - u64::from(part.begins_within));
+        dataset.size = DatasetSize {
+            files: dataset.formats.values().sum(),
+            skipped: dataset.left.count(),
+            train_tokens: dataset.sources.iter().map(|source| tokens(&source.train)).sum(),
+            held_out_tokens: dataset.judging().map(|(_, parts)| tokens(parts)).sum(),
+            held_out_documents: dataset.judging().flat_map(|(_, parts)| parts).map(whole).sum(),
+        };
         Ok(dataset)
+    }
+
+    fn open_source(
+        &mut self,
+        source: &DataSource,
+        held_out_fraction: f64,
+        (tokenizer, template): (&Tokenizer, Option<&ChatTemplate>),
+        cache: &Path,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Source> {
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let name = source.paths.iter().map(absolute);
+        let name =
+            name.fold(Fingerprint::default(), |name, path| name.field(path.as_os_str().as_encoded_bytes())).hex();
+        let Selection { files, left } = source.select(Some(&cache.join(format!("{name}.files.json"))))?;
+        self.left.extend(left);
+        files.iter().for_each(|file| *self.formats.entry(file.format).or_default() += 1);
+
+        let (token_files, documents): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.format == Format::Bin);
+        let has_objects = documents.iter().any(|file| file.format != Format::Text);
+        let field = if has_objects { source.field.clone() } else { String::new() };
+        let chat_template = template.filter(|_| has_objects).map(template_fingerprint);
+        let fingerprint = |version: u64, held_out_fraction: f64, files: &[&FileState]| {
+            let settings = Fingerprint::default()
+                .number(version)
+                .field(tokenizer.fingerprint())
+                .field(chat_template.as_deref().unwrap_or_default())
+                .field(&field)
+                .number(held_out_fraction.to_bits());
+            let file = |fingerprint: Fingerprint, file: &&FileState| {
+                fingerprint.field(format!("{:?}", file.format)).number(file.taken).field(&file.sha256)
+            };
+            files.iter().fold(settings, file).hex()
+        };
+        let mut opened = vec![];
+        if !documents.is_empty() {
+            // The held-out fraction does not change the tokens. Tokens made for another model may
+            // exceed this model's vocabulary.
+            let limit = tokenizer.limit().map(|limit| format!("-{limit}")).unwrap_or_default();
+            let name = fingerprint(CACHE_VERSION, 0.0, &documents) + &limit;
+            let more =
+                if source.paths.len() > 1 { format!(" and {} more", source.paths.len() - 1) } else { String::new() };
+            let of = format!("{}{more}", absolute(&source.paths[0]).display());
+            let encoder = Encoder { tokenizer, template, field: &source.field };
+            let (folder, was_cached) =
+                entry(cache, &name, of, |folder| tokenize(&documents, &encoder, folder, progress).map(drop))?;
+            self.was_cached &= was_cached;
+            opened.push(TokenFile::open(&folder.join(TOKENS), u64::MAX, tokenizer)?);
+        }
+        for file in &token_files {
+            opened.push(TokenFile::open(&file.path, file.taken, tokenizer)?);
+        }
+        let has_mask = opened.iter().any(TokenFile::has_mask);
+        let parts = opened.into_iter().map(|file| Ok(Part::both(file, held_out_fraction, tokenizer)?.map(Arc::new)));
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let (train, held_out) = parts.into_iter().map(|[train, held_out]| (train, held_out)).unzip();
+        let state = SourceState {
+            fingerprint: fingerprint(FINGERPRINT_VERSION, held_out_fraction, &files.iter().collect::<Vec<_>>()),
+            tokenizer: tokenizer.fingerprint(),
+            chat_template,
+            field,
+            held_out_fraction,
+            packing: if has_mask { Packing::Whole } else { Packing::Wrapped },
+            num_files: files.len(),
+            files: SourceState::list_files(&files),
+        };
+        Ok(Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out })
     }
 
     /// Validation parts, each with its source.
@@ -135,8 +214,18 @@ impl Dataset {
         own.chain(self.validation.iter().map(|source| (source, &*source.train)))
     }
 
-    fn sequences(&self, part: &Arc<Part>, packing: Packing, seq_len: usize) -> Result<Sequences, DataError> {
-        Sequences::new(part.clone(), packing, seq_len, self.padding, &self.cache)
+    /// Sequences of the parts of a source, each with `number`, and their packing.
+    fn sequences(
+        &self,
+        number: usize,
+        source: &Source,
+        parts: &[Arc<Part>],
+        shape: SequenceShape,
+    ) -> Result<(Vec<(usize, Sequences)>, Packing)> {
+        let packing = shape.packing.unwrap_or(source.state.packing);
+        let sequences =
+            |part: &Arc<Part>| Ok((number, Sequences::new(part.clone(), packing, shape.seq_len, self.padding)?));
+        Ok((parts.iter().map(sequences).collect::<Result<_>>()?, packing))
     }
 
     /// Number of files read, by format.
@@ -157,7 +246,7 @@ impl Dataset {
     /// Whether there is a chat template, and a source has conversations or tokens of conversations.
     pub fn has_conversations(&self) -> bool {
         // Token files of other programs list no documents. Their masks need not be chat masks.
-        let has_chats = |part: &Arc<Part>| part.has_mask() && part.size.documents.is_some();
+        let has_chats = |part: &Arc<Part>| part.has_mask() && part.num_documents().is_some();
         self.has_template && self.sources.iter().flat_map(|source| &source.train).any(has_chats)
     }
 
@@ -174,17 +263,13 @@ impl Dataset {
     /// Endless training sequences, from the beginning of the order of `seed`.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] if there are not enough full sequences for a batch.
-    /// [`DataError::NoTargets`] if no sequence has a target, [`DataError::EmptySource`] if a
-    /// weighted source has no sequence, [`DataError::Shape`] for an invalid shape.
-    /// [`DataError::Io`] or [`DataError::Cache`] for a problem with the cache.
-    pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences, DataError> {
+    /// An invalid shape, too few full sequences for a batch, no sequence with a target, or a weighted
+    /// source without a sequence.
+    pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
         let mut streams: Vec<Stream> = vec![];
         for (number, source) in self.sources.iter().enumerate() {
-            let packing = shape.packing.unwrap_or(source.state.packing);
-            let parts = source.train.iter().map(|part| Ok((number, self.sequences(part, packing, seq_len)?)));
-            let parts = parts.collect::<Result<Vec<_>, DataError>>()?;
+            let (parts, packing) = self.sequences(number, source, &source.train, shape)?;
             let state = SourceState { packing, ..source.state.clone() };
             match streams.last_mut().filter(|_| source.weight.is_none()) {
                 Some(stream) => {
@@ -194,16 +279,17 @@ impl Dataset {
                 None => streams.push(Stream { weight: source.weight, sources: vec![state], parts }),
             }
         }
-        let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.size().full).sum();
+        let full = streams.iter().flat_map(|stream| &stream.parts).map(|(_, part)| part.size.full).sum();
         if streams.iter().any(Stream::has_no_targets) {
-            return Err(DataError::NoTargets { split: "training", seq_len });
+            return Err(no_targets("training", seq_len));
         }
         if full < batch_size as u64 {
             return Err(shape.too_few("training", self.size.train_tokens, full));
         }
         // Without weights there is one stream, which is not empty here.
         if let Some((_, source)) = streams.iter().zip(&self.sources).find(|(stream, _)| stream.count() == 0) {
-            return Err(DataError::EmptySource { paths: source.paths.clone() });
+            let paths = join(&source.paths);
+            bail!("nothing to train on in {paths}, which has a weight: give more text, or leave this source out");
         }
         Ok(TrainSequences::new(streams, seed, seq_len))
     }
@@ -212,22 +298,17 @@ impl Dataset {
     /// target in common.
     ///
     /// # Errors
-    /// [`DataError::TooFewTokens`] if there is no sequence, [`DataError::NoTargets`] if none has a
-    /// target. Errors of the cache as in [`train`](Self::train), and any error of reading
-    /// sequences.
-    pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>, DataError> {
+    /// An invalid shape, no sequence, or none with a target; any error of reading sequences.
+    pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>> {
         let SequenceShape { seq_len, .. } = shape.check()?;
         let mut parts = vec![];
         for (source, judging) in self.judging() {
-            let packing = shape.packing.unwrap_or(source.state.packing);
-            for part in judging {
-                parts.push((0, self.sequences(part, packing, seq_len)?));
-            }
+            parts.extend(self.sequences(0, source, judging, shape)?.0);
         }
         let stream = Stream { weight: None, sources: vec![], parts };
         let available = stream.count();
         if stream.has_no_targets() {
-            return Err(DataError::NoTargets { split: "held-out", seq_len });
+            return Err(no_targets("held-out", seq_len));
         }
         if available == 0 {
             let one = SequenceShape { batch_size: 1, ..shape };
@@ -240,32 +321,43 @@ impl Dataset {
 }
 
 impl SequenceShape {
-    fn check(self) -> Result<Self, DataError> {
-        let fail = |name, value| Err(DataError::Shape { name, value, range: "between 1 and 2^31 - 1" });
-        let range = 1..=i32::MAX as usize;
-        match self {
-            Self { seq_len, .. } if !range.contains(&seq_len) => fail("seq_len", seq_len),
-            Self { batch_size, .. } if !range.contains(&batch_size) => fail("batch_size", batch_size),
-            shape => Ok(shape),
+    fn check(self) -> Result<Self> {
+        for (name, value) in [("seq_len", self.seq_len), ("batch_size", self.batch_size)] {
+            let fits = (1..=i32::MAX as usize).contains(&value);
+            ensure!(fits, "{name} = {value}: must be between 1 and 2^31 - 1");
         }
+        Ok(self)
     }
 
-    fn too_few(self, split: &'static str, tokens: u64, sequences: u64) -> DataError {
+    fn too_few(self, split: &str, tokens: u64, sequences: u64) -> anyhow::Error {
         let Self { batch_size, seq_len, .. } = self;
-        DataError::TooFewTokens { split, tokens, sequences, batch_size, seq_len }
+        anyhow!(
+            "too little text: the {split} split has {tokens} tokens, which make {sequences} sequences of {seq_len} targets; \
+             one batch needs {batch_size}: give more text, raise max_bytes or make batches or sequences smaller; \
+             held_out_fraction moves text between the splits, and with 0 none is held out"
+        )
     }
 }
 
-fn check_weights(sources: &[DataSource]) -> Result<(), DataError> {
+fn check_weights(sources: &[DataSource]) -> Result<()> {
     let is_weighted = sources.iter().any(|source| source.weight.is_some());
     for source in sources {
+        let paths = join(&source.paths);
         match source.weight {
-            Some(weight) if !(weight > 0.0 && weight.is_finite()) => {
-                return Err(DataError::Weight { paths: source.paths.clone(), weight });
+            Some(weight) => {
+                let fits = weight > 0.0 && weight.is_finite();
+                ensure!(fits, "weight = {weight} of {paths}: weights must be positive and finite");
             }
-            None if is_weighted => return Err(DataError::MissingWeight { paths: source.paths.clone() }),
-            _ => {}
+            None => ensure!(
+                !is_weighted,
+                "no weight of {paths}, where other sources have one: give all sources a weight or none"
+            ),
         }
     }
     Ok(())
+}
+
+fn template_fingerprint(template: &ChatTemplate) -> String {
+    let variables = serde_json::Value::Object(template.variables().clone()).to_string();
+    Fingerprint::default().field(template.source()).field(variables).hex()
 }

@@ -1,10 +1,11 @@
-//! [`Encoder`]: encodes a piece of a text file, a line or a row as tokens.
+//! [`Encoder`]: encodes a chunk of a text file, a line or a row as tokens.
 
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Map, Value};
 
-use super::file_state::FileState;
-use super::pieces;
-use super::{DataError, DocumentError, Format, KWARGS, MESSAGES, THINKING, TOOLS};
+use super::chunk_text::{CHUNK, Chunks};
+use super::scan::FileState;
+use super::{KWARGS, MESSAGES, THINKING, TOOLS};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// Unit of work for the tokenizer.
@@ -18,14 +19,15 @@ pub(super) struct Work<'a> {
 }
 
 pub(super) enum Content {
-    Piece {
+    Chunk {
         text: String,
         begins: bool,
     },
     EndOfText,
-    Line(Vec<u8>),
-    /// Element of an array, or a row.
-    Object(Value),
+    /// Line, or element of an array.
+    Json(Vec<u8>),
+    /// Row.
+    Object(Map<String, Value>),
 }
 
 /// Tokens of a unit of work.
@@ -47,95 +49,77 @@ pub(super) struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    pub(super) fn encode(&self, work: &Work<'_>) -> Result<Tokenized, DataError> {
-        let (path, number) = (work.file.path.clone(), work.number);
-        let document = match &work.content {
-            Content::Piece { text, begins } => {
-                let ids = self.tokenizer.encode(text, SpecialTokens::AreText);
-                let mut ids = ids.map_err(|source| DataError::Text { path, source })?;
-                if let Some(bos) = self.tokenizer.bos().filter(|_| *begins) {
-                    ids.insert(0, bos);
-                }
-                return Ok(Tokenized { ids, ..Tokenized::default() });
+    pub(super) fn encode(&self, work: &Work<'_>) -> Result<Tokenized> {
+        let (path, number) = (work.file.path.display(), work.number);
+        match &work.content {
+            Content::Chunk { text, begins } => {
+                let mut ids: Vec<u32> = self.tokenizer.bos().filter(|_| *begins).into_iter().collect();
+                ids.extend(self.tokenizer.encode(text, SpecialTokens::AreText).with_context(|| path.to_string())?);
+                Ok(Tokenized { ids, ..Tokenized::default() })
             }
             Content::EndOfText => {
-                let ids = self.tokenizer.eos().into_iter().collect();
-                return Ok(Tokenized { ids, ends: true, ..Tokenized::default() });
+                Ok(Tokenized { ids: self.tokenizer.eos().into_iter().collect(), mask: None, ends: true })
             }
-            Content::Line(line) => self.encode_line(line),
-            Content::Object(value) => self.encode_object(value),
-        };
-        match (work.file.format, document) {
-            (Format::Parquet, Err(problem)) => Err(DataError::Row { path, row: number, problem }),
-            (_, document) => document.map_err(|problem| DataError::Line { path, line: number, problem }),
-        }
-    }
-
-    fn encode_line(&self, line: &[u8]) -> Result<Tokenized, DocumentError> {
-        let line = std::str::from_utf8(line).map_err(|error| DocumentError::Utf8 { at: error.valid_up_to() })?;
-        // Some editors write a byte order mark first.
-        let line = line.trim_start_matches('\u{feff}').trim_end();
-        self.encode_object(&serde_json::from_str(line).map_err(DocumentError::Json)?)
-    }
-
-    fn encode_object(&self, value: &Value) -> Result<Tokenized, DocumentError> {
-        match value {
-            Value::Object(fields) => self.encode_fields(fields),
-            other => Err(DocumentError::NotAnObject { found: kind(other) }),
+            Content::Json(json) => {
+                let text = std::str::from_utf8(json).map_err(|error| {
+                    anyhow!("{path}:{number}: not valid UTF-8 at byte {} of the line", error.valid_up_to())
+                })?;
+                // Some editors write a byte order mark first.
+                let text = text.trim_start_matches('\u{feff}').trim_end();
+                let value: Value = serde_json::from_str(text).map_err(|error| {
+                    // An element may have several lines.
+                    let line = number + (error.line() as u64).saturating_sub(1);
+                    anyhow!("{path}:{line}: not valid JSON: {}", without_line(&error))
+                })?;
+                let document = match &value {
+                    Value::Object(fields) => self.encode_fields(fields),
+                    other => Err(anyhow!("expected an object, found {}", kind(other))),
+                };
+                document.with_context(|| format!("{path}:{number}"))
+            }
+            Content::Object(fields) => self.encode_fields(fields).with_context(|| format!("{path}, row {number}")),
         }
     }
 
     /// Treats a null field as missing: a Parquet row has a value in every column.
-    fn encode_fields(&self, fields: &Map<String, Value>) -> Result<Tokenized, DocumentError> {
-        let wrong = |field: &str, value: &Value, expected| {
-            Err(DocumentError::Type { field: field.into(), found: kind(value), expected })
-        };
+    fn encode_fields(&self, fields: &Map<String, Value>) -> Result<Tokenized> {
         let there = |field: &str| fields.get(field).filter(|value| !value.is_null());
-        match (there(self.field), there(MESSAGES), fields.get(self.field).or(fields.get(MESSAGES))) {
-            (Some(Value::String(text)), ..) => self.encode_text(text),
-            (Some(value), ..) if self.field != MESSAGES => wrong(self.field, value, "text"),
-            (_, Some(value @ Value::Array(_)), _) => self.encode_messages(value, [TOOLS, KWARGS, THINKING].map(there)),
-            (_, Some(value), _) => wrong(MESSAGES, value, "a list"),
-            (.., Some(null)) => {
-                let field = if fields.contains_key(self.field) { self.field } else { MESSAGES };
-                wrong(field, null, if field == MESSAGES { "a list" } else { "text" })
-            }
-            _ => Err(DocumentError::Missing { field: self.field.into(), found: names(fields) }),
+        match (there(self.field), there(MESSAGES)) {
+            (Some(Value::String(text)), _) => self.encode_text(text),
+            (Some(value), _) if self.field != MESSAGES => wrong(self.field, value, "text"),
+            (_, Some(Value::Array(messages))) => self.encode_messages(messages, [TOOLS, KWARGS, THINKING].map(there)),
+            (_, Some(value)) => wrong(MESSAGES, value, "a list"),
+            _ if fields.contains_key(self.field) && self.field != MESSAGES => wrong(self.field, &Value::Null, "text"),
+            _ if fields.contains_key(MESSAGES) => wrong(MESSAGES, &Value::Null, "a list"),
+            _ => Err(missing(self.field, fields.keys())),
         }
     }
 
-    /// Encodes text like [`Tokenizer::document`], but in pieces.
-    fn encode_text(&self, text: &str) -> Result<Tokenized, DocumentError> {
+    /// Encodes text like [`Tokenizer::document`], but in chunks.
+    fn encode_text(&self, text: &str) -> Result<Tokenized> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
-        for piece in pieces::of_text(text, self.tokenizer) {
-            ids.extend(self.tokenizer.encode(piece, SpecialTokens::AreText)?);
+        let mut chunks = Chunks::new(text.as_bytes(), CHUNK, self.tokenizer);
+        while let Some(chunk) = chunks.next()? {
+            ids.extend(self.tokenizer.encode(&chunk, SpecialTokens::AreText)?);
         }
         ids.extend(self.tokenizer.eos());
         Ok(Tokenized { ids, mask: None, ends: true })
     }
 
     /// Encodes messages with the record's tools and template variables.
-    fn encode_messages(
-        &self,
-        messages: &Value,
-        [tools, kwargs, thinking]: [Option<&Value>; 3],
-    ) -> Result<Tokenized, DocumentError> {
-        let messages = messages.as_array().into_iter().flatten().enumerate();
-        let messages = messages.map(|(index, value)| message(index, value)).collect::<Result<Vec<_>, _>>()?;
-        let template = self.template.ok_or(DocumentError::NoTemplate)?;
-        let wrong = |field: &str, value: &Value, expected| DocumentError::Type {
-            field: field.into(),
-            found: kind(value),
-            expected,
+    fn encode_messages(&self, messages: &[Value], [tools, kwargs, thinking]: [Option<&Value>; 3]) -> Result<Tokenized> {
+        let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>>>()?;
+        let template = self.template.context("`messages` need a chat template: use a tokenizer that comes with one")?;
+        let mut variables = match kwargs.map(|kwargs| parsed(KWARGS, kwargs)).transpose()? {
+            None => Map::new(),
+            Some(Value::Object(variables)) => variables,
+            Some(other) => return wrong(KWARGS, &other, "an object"),
         };
-        let mut variables = Map::new();
-        if let Some(kwargs) = kwargs {
-            let kwargs = parsed(KWARGS.into(), kwargs)?;
-            variables = kwargs.as_object().ok_or_else(|| wrong(KWARGS, &kwargs, "an object"))?.clone();
-        }
-        if let Some(thinking) = thinking {
-            thinking.as_bool().ok_or_else(|| wrong(THINKING, thinking, "a boolean"))?;
-            variables.insert(THINKING.into(), thinking.clone());
+        match thinking {
+            Some(Value::Bool(_)) | None => {
+                variables.extend(thinking.map(|thinking| (THINKING.into(), thinking.clone())))
+            }
+            Some(other) => return wrong(THINKING, other, "a boolean"),
         }
         let mut template = template.with_kwargs(&variables)?;
         if let Some(tools) = tools.map(list_of_tools).transpose()?.flatten() {
@@ -146,49 +130,62 @@ impl Encoder<'_> {
     }
 }
 
-fn message(index: usize, value: &Value) -> Result<Message, DocumentError> {
-    let wrong = |field: String, value, expected| Err(DocumentError::Type { field, found: kind(value), expected });
-    let Value::Object(keys) = value else { return wrong(format!("{MESSAGES}[{index}]"), value, "an object") };
+fn message((index, value): (usize, &Value)) -> Result<Message> {
+    let Value::Object(keys) = value else { return wrong(&format!("{MESSAGES}[{index}]"), value, "an object") };
     let mut rest = keys.clone();
     match rest.remove("role") {
         Some(Value::String(role)) => Ok(Message { role, rest }),
-        Some(role) if !role.is_null() => wrong(format!("{MESSAGES}[{index}].role"), &role, "text"),
-        _ => Err(DocumentError::NoRole { index, found: names(keys) }),
+        Some(role) if !role.is_null() => wrong(&format!("{MESSAGES}[{index}].role"), &role, "text"),
+        _ => bail!("message {index} has no `role`: there are {}", names(keys.keys())),
     }
 }
 
 /// A value, parsed if it is JSON text. Data sets store values as text if their shape varies by
 /// record.
-fn parsed(field: String, value: &Value) -> Result<Value, DocumentError> {
+fn parsed(field: &str, value: &Value) -> Result<Value> {
     match value {
-        Value::String(text) => serde_json::from_str(text).map_err(|source| DocumentError::NotJson { field, source }),
+        Value::String(text) => serde_json::from_str(text)
+            .map_err(|error| anyhow!("`{field}` is text that is no JSON: {}", without_line(&error))),
         value => Ok(value.clone()),
     }
 }
 
 /// List of objects. The list and each object may be JSON text.
-fn list_of_tools(tools: &Value) -> Result<Option<Value>, DocumentError> {
+fn list_of_tools(tools: &Value) -> Result<Option<Value>> {
     if tools.as_str().is_some_and(|text| text.trim().is_empty()) {
         return Ok(None);
     }
-    match parsed(TOOLS.into(), tools)? {
-        Value::Null => Ok(None),
-        Value::Array(tools) => {
-            let tool = |(index, tool)| {
-                let field = format!("{TOOLS}[{index}]");
-                match parsed(field.clone(), tool)? {
-                    tool @ Value::Object(_) => Ok(tool),
-                    other => Err(DocumentError::Type { field, found: kind(&other), expected: "an object" }),
-                }
-            };
-            Ok(Some(tools.iter().enumerate().map(tool).collect::<Result<_, _>>()?))
+    let tool = |(index, tool): (usize, &Value)| {
+        let field = format!("{TOOLS}[{index}]");
+        match parsed(&field, tool)? {
+            tool @ Value::Object(_) => Ok(tool),
+            other => wrong(&field, &other, "an object"),
         }
-        other => Err(DocumentError::Type { field: TOOLS.into(), found: kind(&other), expected: "a list" }),
+    };
+    match parsed(TOOLS, tools)? {
+        Value::Null => Ok(None),
+        Value::Array(tools) => Ok(Some(tools.iter().enumerate().map(tool).collect::<Result<_>>()?)),
+        other => wrong(TOOLS, &other, "a list"),
     }
 }
 
-fn names(keys: &Map<String, Value>) -> Vec<String> {
-    keys.keys().map(|key| format!("`{key}`")).collect()
+fn wrong<T>(field: &str, value: &Value, expected: &str) -> Result<T> {
+    bail!("`{field}` is {}, expected {expected}", kind(value))
+}
+
+/// Error of a document or a table without the field `field`.
+pub(super) fn missing<K: AsRef<str>>(field: &str, found: impl Iterator<Item = K>) -> anyhow::Error {
+    anyhow!("neither `{field}` nor `messages`: there are {}; `field` names the one that holds the text", names(found))
+}
+
+fn names<K: AsRef<str>>(keys: impl Iterator<Item = K>) -> String {
+    let names: Vec<_> = keys.map(|key| format!("`{}`", key.as_ref())).collect();
+    if names.is_empty() { "no fields".into() } else { names.join(", ") }
+}
+
+/// The parser's message without its line, which is a line of the document.
+fn without_line(error: &serde_json::Error) -> String {
+    error.to_string().replace(&format!(" at line {} column ", error.line()), " at column ")
 }
 
 fn kind(value: &Value) -> &'static str {

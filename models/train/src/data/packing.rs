@@ -1,16 +1,13 @@
 //! Packs token streams into sequences of one length: windows of the stream, or whole documents.
 
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::DataError;
-use super::cache::entry;
-use super::part::Part;
-use super::raw_file::{Pairs, RawFile};
+use super::split_stream::Part;
 
 /// How documents are packed into sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -43,16 +40,16 @@ pub struct Sequence {
 /// Sequences of a part. Each has a target that counts.
 #[derive(Debug)]
 pub(super) struct Sequences {
-    part: Arc<Part>,
+    pub(super) part: Arc<Part>,
     /// Begin and end of each sequence. `None` if the sequences are all windows of the part.
-    ranges: Option<RawFile>,
-    size: SequencesSize,
+    ranges: Option<Vec<[u64; 2]>>,
+    pub(super) size: SequencesSize,
     seq_len: usize,
     padding: u32,
 }
 
 /// Size of the sequences of a part.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SequencesSize {
     pub(super) sequences: u64,
     /// Sequences that are skipped, since none of their targets counts.
@@ -65,68 +62,45 @@ pub(super) struct SequencesSize {
     pub(super) cut: u64,
 }
 
-const INDEX: &str = "ranges";
-
 impl Sequences {
     /// Makes the sequences of a part: windows, which have every target once, or whole documents.
-    ///
-    /// An index in `cache` lists them, unless they are all windows.
-    pub(super) fn new(
-        part: Arc<Part>,
-        packing: Packing,
-        seq_len: usize,
-        padding: u32,
-        cache: &Path,
-    ) -> Result<Self, DataError> {
-        let (len, targets) = (seq_len as u64, part.len().saturating_sub(1));
+    pub(super) fn new(part: Arc<Part>, packing: Packing, seq_len: usize, padding: u32) -> Result<Self> {
+        let (len, targets) = (seq_len as u64, part.len.saturating_sub(1));
         let count = targets.div_ceil(len);
         if packing == Packing::Wrapped && !part.has_mask() {
-            let size =
-                SequencesSize { sequences: count, full: targets / len, tokens: part.len(), ..Default::default() };
+            let size = SequencesSize { sequences: count, full: targets / len, tokens: part.len, ..Default::default() };
             return Ok(Self { part, ranges: None, size, seq_len, padding });
         }
-        let name = format!("{}-{packing:?}-{seq_len}", part.fingerprint).to_lowercase();
-        let index = entry(cache, &name, &part.of, |folder| {
-            let (mut ranges, mut size, mut end) = (Pairs::create(folder.join(INDEX))?, SequencesSize::default(), 0);
-            let emit = |range: Range<u64>| {
-                if !part.has_target(range.clone())? {
-                    size.without_targets += 1;
-                    return Ok(());
-                }
-                size.sequences += 1;
-                size.full += u64::from(packing == Packing::Whole || range.end - range.start > len);
-                size.tokens += range.end - range.start.max(end);
-                end = range.end;
-                ranges.push([range.start, range.end])
-            };
-            let cut = match packing {
-                Packing::Wrapped => (0..count).map(|i| window(&part, len, i)).try_for_each(emit).map(|()| 0),
-                Packing::Whole => pack(&part, len, emit),
-            }?;
-            ranges.finish()?;
-            Ok(SequencesSize { cut, ..size })
-        })?;
-        let ranges = Some(RawFile::open(&index.folder.join(INDEX))?);
-        Ok(Self { part, ranges, size: index.manifest, seq_len, padding })
-    }
-
-    pub(super) fn size(&self) -> SequencesSize {
-        self.size
-    }
-
-    pub(super) fn part(&self) -> &Part {
-        &self.part
+        let (mut ranges, mut size, mut end) = (vec![], SequencesSize::default(), 0);
+        let emit = |range: Range<u64>| {
+            if part.count_targets(range.start + 1..range.end)? == 0 {
+                size.without_targets += 1;
+                return Ok(());
+            }
+            size.sequences += 1;
+            size.full += u64::from(packing == Packing::Whole || range.end - range.start > len);
+            size.tokens += range.end - range.start.max(end);
+            end = range.end;
+            ranges.push([range.start, range.end]);
+            Ok(())
+        };
+        let cut = match packing {
+            Packing::Wrapped => (0..count).map(|i| window(&part, len, i)).try_for_each(emit).map(|()| 0),
+            Packing::Whole => pack(&part, len, emit),
+        }?;
+        Ok(Self { part, ranges: Some(ranges), size: SequencesSize { cut, ..size }, seq_len, padding })
     }
 
     /// Range of tokens in the part of sequence `i`.
-    pub(super) fn range(&self, i: u64) -> Result<Range<u64>, DataError> {
-        let Some(index) = &self.ranges else { return Ok(window(&self.part, self.seq_len as u64, i)) };
-        let [begin, end] = index.pairs(i, 1)?[0];
-        Ok(begin..end)
+    pub(super) fn range(&self, i: u64) -> Range<u64> {
+        match &self.ranges {
+            None => window(&self.part, self.seq_len as u64, i),
+            Some(ranges) => ranges[i as usize][0]..ranges[i as usize][1],
+        }
     }
 
-    pub(super) fn sequence(&self, i: u64) -> Result<Sequence, DataError> {
-        let window = self.part.read(self.range(i)?)?;
+    pub(super) fn sequence(&self, i: u64) -> Result<Sequence> {
+        let window = self.part.read(self.range(i))?;
         let mut tokens = window.tokens;
         let num_tokens = tokens.len();
         let is_padded = num_tokens <= self.seq_len;
@@ -143,18 +117,14 @@ impl Sequences {
 /// Range of window `i`, which begins with the last token of the previous window.
 fn window(part: &Part, seq_len: u64, i: u64) -> Range<u64> {
     let begin = i * seq_len;
-    begin..part.len().min(begin + seq_len + 1)
+    begin..part.len.min(begin + seq_len + 1)
 }
 
 /// Packs by next-fit: a document that does not fit into the rest of a sequence begins another one.
 ///
 /// A document longer than a sequence is cut. Each piece begins with the last token of the previous
 /// one, so that every token except the first is a target. Returns the number of such documents.
-fn pack(
-    part: &Part,
-    seq_len: u64,
-    mut emit: impl FnMut(Range<u64>) -> Result<(), DataError>,
-) -> Result<u64, DataError> {
+fn pack(part: &Part, seq_len: u64, mut emit: impl FnMut(Range<u64>) -> Result<()>) -> Result<u64> {
     let (mut open, mut cut) = (0..0, 0);
     part.each_document(|document| {
         if document.end - open.start > seq_len + 1 {

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
-use super::file_state::FileState;
-use super::{DataError, Packing};
+use super::Packing;
+use super::scan::FileState;
 
 /// Sources with more files do not list them in a position.
 const MAX_FILES: usize = 1000;
@@ -71,63 +72,64 @@ pub struct SourceState {
     pub files: Vec<FileState>,
 }
 
-/// Whether two numbers are equal except for the last digit, which a JSON parser may get wrong.
-pub(super) fn is_same_number(then: f64, now: f64) -> bool {
-    (then - now).abs() <= 1e-12 * now.abs()
-}
-
 impl SourceState {
     pub(super) fn list_files(files: &[FileState]) -> Vec<FileState> {
         if files.len() > MAX_FILES { vec![] } else { files.to_vec() }
     }
 
-    /// Checks that `now` gives the same sequences.
-    ///
-    /// # Errors
-    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if it does not.
-    pub(super) fn check(&self, now: &Self) -> Result<(), DataError> {
+    /// Checks that `now` gives the same sequences. The error names a difference.
+    pub(super) fn check(&self, now: &Self) -> Result<()> {
         if self.num_files == self.files.len() && now.num_files == now.files.len() {
             self.check_files(now)?;
         }
-        let changed = |what: String| Err(DataError::ChangedData { difference: what });
         if self.tokenizer != now.tokenizer {
-            changed("it is tokenized with another tokenizer, or one whose files have changed".into())
-        } else if self.chat_template != now.chat_template {
-            changed("the chat template is another one".into())
-        } else if self.field != now.field {
-            changed(format!("text was read from the field `{}`, now from `{}`", self.field, now.field))
-        } else if !is_same_number(self.held_out_fraction, now.held_out_fraction) {
-            changed(format!("held_out_fraction was {}, now it is {}", self.held_out_fraction, now.held_out_fraction))
-        } else if self.packing != now.packing {
-            changed(format!("packing was {:?}, now it is {:?}", self.packing, now.packing).to_lowercase())
-        } else if self.num_files != now.num_files {
-            changed(format!("there were {} files, now there are {}", self.num_files, now.num_files))
-        } else if self.fingerprint != now.fingerprint {
-            changed("one or more of the files have other content".into())
-        } else {
-            Ok(())
+            return changed("it is tokenized with another tokenizer, or one whose files have changed");
         }
-    }
-
-    fn check_files(&self, now: &Self) -> Result<(), DataError> {
-        let changed = |path: &PathBuf, difference| Err(DataError::ChangedFile { path: path.clone(), difference });
-        // Moved files with the same content in the same order are the same data.
-        for (then, now) in self.files.iter().zip(&now.files) {
-            if let Some(difference) = then.difference(now).filter(|_| then.path == now.path) {
-                return changed(&then.path, difference);
+        if self.chat_template != now.chat_template {
+            return changed("the chat template is another one");
+        }
+        let packing = |state: &Self| format!("{:?}", state.packing).to_lowercase();
+        for (name, then, now) in [
+            ("field", self.field.clone(), now.field.clone()),
+            ("held_out_fraction", self.held_out_fraction.to_string(), now.held_out_fraction.to_string()),
+            ("packing", packing(self), packing(now)),
+            ("the number of files", self.num_files.to_string(), now.num_files.to_string()),
+        ] {
+            if then != now {
+                return changed(&format!("{name} was {then}, now it is {now}"));
             }
         }
-        let is_in = |file: &FileState, files: &[FileState]| files.iter().any(|other| other.path == file.path);
-        let same = |(then, now): (&FileState, &FileState)| then.difference(now).is_none();
-        if self.files.len() == now.files.len() && self.files.iter().zip(&now.files).all(same) {
+        if self.fingerprint != now.fingerprint {
+            return changed("one or more of the files have other content");
+        }
+        Ok(())
+    }
+
+    fn check_files(&self, now: &Self) -> Result<()> {
+        let file_changed =
+            |path: &PathBuf, difference: &str| bail!("{} changed since the checkpoint: {difference}", path.display());
+        // Moved files with the same content in the same order are the same data.
+        for (then, now) in self.files.iter().zip(&now.files).filter(|(then, now)| then.path == now.path) {
+            if let Some(difference) = then.difference(now) {
+                return file_changed(&then.path, &difference);
+            }
+        }
+        let is_same = |(then, now): (&FileState, &FileState)| then.difference(now).is_none();
+        if self.files.len() == now.files.len() && self.files.iter().zip(&now.files).all(is_same) {
             return Ok(());
         }
-        if let Some(file) = self.files.iter().find(|file| !is_in(file, &now.files)) {
-            return changed(&file.path, "it is no longer there, or it is left out now".into());
+        let lacks = |files: &[FileState], file: &&FileState| files.iter().all(|other| other.path != file.path);
+        if let Some(file) = self.files.iter().find(|file| lacks(&now.files, file)) {
+            return file_changed(&file.path, "it is no longer there, or it is left out now");
         }
-        match now.files.iter().find(|file| !is_in(file, &self.files)) {
-            Some(file) => changed(&file.path, "it was not there then".into()),
-            None => Err(DataError::ChangedData { difference: "the order of the files is another one".into() }),
+        match now.files.iter().find(|file| lacks(&self.files, file)) {
+            Some(file) => file_changed(&file.path, "it was not there then"),
+            None => changed("the order of the files is another one"),
         }
     }
+}
+
+/// Error of data that differs from the data of a checkpoint.
+pub(super) fn changed<T>(difference: &str) -> Result<T> {
+    bail!("the data changed since the checkpoint: {difference}")
 }

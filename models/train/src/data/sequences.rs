@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
-use super::DataError;
+use anyhow::Result;
+
 use super::order::Permutation;
 use super::packing::{Sequence, Sequences};
-use super::position::{Place, Position, SourceState, StreamPosition, is_same_number};
+use super::position::{Place, Position, SourceState, StreamPosition, changed};
 
 /// Sources that are visited together: each of their sequences once per epoch.
 #[derive(Debug)]
@@ -19,35 +20,35 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn count(&self) -> u64 {
-        self.parts.iter().map(|(_, part)| part.size().sequences).sum()
+        self.parts.iter().map(|(_, part)| part.size.sequences).sum()
     }
 
     /// Whether it has sequences, but none with a target.
     pub(super) fn has_no_targets(&self) -> bool {
-        self.count() == 0 && self.parts.iter().any(|(_, part)| part.size().without_targets > 0)
+        self.count() == 0 && self.parts.iter().any(|(_, part)| part.size.without_targets > 0)
     }
 
     /// Source index and part of sequence `i`, and its index in the part.
     fn find(&self, mut i: u64) -> (usize, &Sequences, u64) {
-        let mut parts = self.parts.iter().filter(|(_, part)| part.size().sequences > 0).peekable();
+        let mut parts = self.parts.iter().filter(|(_, part)| part.size.sequences > 0).peekable();
         loop {
             match parts.next() {
-                Some((_, part)) if i >= part.size().sequences && parts.peek().is_some() => i -= part.size().sequences,
+                Some((_, part)) if i >= part.size.sequences && parts.peek().is_some() => i -= part.size.sequences,
                 Some((source, part)) => return (*source, part, i),
                 None => unreachable!("a stream without sequences is an error when it is made"),
             }
         }
     }
 
-    pub(super) fn sequence(&self, i: u64) -> Result<Sequence, DataError> {
+    pub(super) fn sequence(&self, i: u64) -> Result<Sequence> {
         let (_, part, i) = self.find(i);
         part.sequence(i)
     }
 
-    fn place(&self, i: u64) -> Result<Place, DataError> {
+    fn place(&self, i: u64) -> Place {
         let (source, part, i) = self.find(i);
-        let (document, offset) = part.part().document_at(part.range(i)?.start)?;
-        Ok(Place { source, document, offset })
+        let (document, offset) = part.part.document_at(part.range(i).start);
+        Place { source, document, offset }
     }
 }
 
@@ -56,6 +57,23 @@ impl Stream {
 struct Cursor {
     epoch: u64,
     index: u64,
+}
+
+/// Size of one epoch of each source.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpochSize {
+    /// Sequences that have a target.
+    pub sequences: u64,
+    /// Skipped sequences: parts of long conversations in which the assistant says nothing.
+    pub without_targets: u64,
+    /// Tokens of these sequences, without padding.
+    pub tokens: u64,
+    /// Documents; `None` if a token file does not list them.
+    pub documents: Option<u64>,
+    /// Tokens that the loss counts; `None` if a token file without that list has a mask.
+    pub targets: Option<u64>,
+    /// Documents that are longer than a sequence and were to stay whole.
+    pub cut: u64,
 }
 
 /// Endless iterator of training sequences.
@@ -93,63 +111,60 @@ impl TrainSequences {
     }
 
     /// Position of the next sequence.
-    ///
-    /// # Errors
-    /// [`DataError::Io`] if the cache cannot be read.
-    pub fn position(&self) -> Result<Position, DataError> {
+    pub fn position(&self) -> Position {
         let streams = self.streams.iter().zip(&self.cursors).map(|(stream, &cursor)| {
-            let next = stream.place(self.order(stream, cursor))?;
+            let next = stream.place(self.order(stream, cursor));
             let (weight, sources) = (stream.weight, stream.sources.clone());
-            Ok(StreamPosition { epoch: cursor.epoch, index: cursor.index, next, weight, sources })
+            StreamPosition { epoch: cursor.epoch, index: cursor.index, next, weight, sources }
         });
-        let streams = streams.collect::<Result<_, DataError>>()?;
-        Ok(Position { sequences: self.taken(), seed: self.seed, seq_len: self.seq_len, streams })
+        Position { sequences: self.taken(), seed: self.seed, seq_len: self.seq_len, streams: streams.collect() }
     }
 
     /// Resumes at `position`, with exactly the sequences that would have followed.
     ///
     /// # Errors
-    /// [`DataError::ChangedFile`] and [`DataError::ChangedData`] if something that decides the
-    /// sequences has changed.
-    pub fn seek(&mut self, position: &Position) -> Result<(), DataError> {
-        let changed = |difference: String| Err(DataError::ChangedData { difference });
+    /// A change of anything that decides the sequences, by name.
+    pub fn seek(&mut self, position: &Position) -> Result<()> {
         if position.seed != self.seed {
-            return changed(format!("its seed was {}, now it is {}", position.seed, self.seed));
+            return changed(&format!("its seed was {}, now it is {}", position.seed, self.seed));
         }
         if position.seq_len != self.seq_len {
-            return changed(format!("seq_len was {}, now it is {}", position.seq_len, self.seq_len));
+            return changed(&format!("seq_len was {}, now it is {}", position.seq_len, self.seq_len));
         }
-        let then: Vec<_> = position.streams.iter().map(|stream| stream.weight).collect();
-        let now: Vec<_> = self.streams.iter().map(|stream| stream.weight).collect();
-        let is_same = |(then, now): (&Option<f64>, &Option<f64>)| match (then, now) {
-            (Some(then), Some(now)) => is_same_number(*then, *now),
-            (then, now) => then == now,
-        };
-        if then.len() != now.len() || !then.iter().zip(&now).all(is_same) {
-            return changed(format!(
-                "the weights of its sources were {}, now they are {}",
-                weights(&then),
-                weights(&now)
-            ));
+        let then = weights(position.streams.iter().map(|stream| stream.weight));
+        let now = weights(self.streams.iter().map(|stream| stream.weight));
+        if then != now {
+            return changed(&format!("the weights of its sources were {then}, now they are {now}"));
         }
         let mut cursors = vec![];
         for (then, now) in position.streams.iter().zip(&*self.streams) {
-            if then.sources.len() != now.sources.len() {
-                return changed(format!(
-                    "there were {} sources, now there are {}",
-                    then.sources.len(),
-                    now.sources.len()
-                ));
+            let (index, [before, after]) = (then.index, [&then.sources, &now.sources].map(Vec::len));
+            if before != after {
+                return changed(&format!("there were {before} sources, now there are {after}"));
             }
             then.sources.iter().zip(&now.sources).try_for_each(|(then, now)| then.check(now))?;
             let count = now.count();
-            if then.index >= count {
-                return changed(format!("the position is sequence {} of an epoch of {count}", then.index));
+            if index >= count {
+                return changed(&format!("the position is sequence {index} of an epoch of {count}"));
             }
-            cursors.push(Cursor { epoch: then.epoch, index: then.index });
+            cursors.push(Cursor { epoch: then.epoch, index });
         }
         self.cursors = cursors;
         Ok(())
+    }
+
+    /// Size of one epoch. Reads no data: the counts were made with the sequences.
+    pub fn epoch_size(&self) -> EpochSize {
+        let mut size = EpochSize { documents: Some(0), targets: Some(0), ..EpochSize::default() };
+        for (_, Sequences { part, size: made, .. }) in self.streams.iter().flat_map(|stream| &stream.parts) {
+            size.sequences += made.sequences;
+            size.without_targets += made.without_targets;
+            size.tokens += made.tokens;
+            size.documents = size.documents.zip(part.num_documents()).map(|(a, b)| a + b);
+            size.targets = size.targets.zip(part.targets).map(|(a, b)| a + b);
+            size.cut += made.cut;
+        }
+        size
     }
 
     fn taken_of(&self, stream: usize) -> u64 {
@@ -174,7 +189,7 @@ impl TrainSequences {
 }
 
 impl Iterator for TrainSequences {
-    type Item = Result<Sequence, DataError>;
+    type Item = Result<Sequence>;
 
     /// Never returns `None`. After an error, the next call retries the same sequence.
     fn next(&mut self) -> Option<Self::Item> {
@@ -192,8 +207,7 @@ impl Iterator for TrainSequences {
     }
 }
 
-fn weights(weights: &[Option<f64>]) -> String {
-    let names: Vec<_> =
-        weights.iter().map(|weight| weight.map_or("none".into(), |weight| weight.to_string())).collect();
-    names.join(", ")
+fn weights(weights: impl Iterator<Item = Option<f64>>) -> String {
+    let names = weights.map(|weight| weight.map_or("none".into(), |weight| weight.to_string()));
+    names.collect::<Vec<_>>().join(", ")
 }

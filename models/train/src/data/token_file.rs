@@ -9,20 +9,21 @@
 //! starts   index of the first token of each document, 64 bits each
 //! ```
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::DataError;
-use super::error::cannot_read;
-use super::raw_file::RawFile;
+use super::cannot_read;
 use crate::{Tokenizer, files};
 
 /// Bytes before the first token.
 pub(super) const HEADER: u64 = 1024;
-/// Tokens whose mask is counted at once, and documents listed at once.
+/// Tokens whose mask is counted at once.
 const CHUNK: u64 = 1 << 16;
 
 /// Width of a token.
@@ -77,53 +78,50 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn read(path: &Path) -> Result<Self, DataError> {
-        let fail = |reason: String| DataError::TokenFile { path: path.into(), reason };
+    pub(super) fn read(path: &Path) -> Result<Self> {
         let mut begin = vec![];
-        let file = files::open(path).map_err(cannot_read(path))?;
-        let bytes = file.metadata().map_err(cannot_read(path))?.len();
-        file.take(HEADER).read_to_end(&mut begin).map_err(cannot_read(path))?;
-        if (begin.len() as u64) < HEADER {
-            return Err(fail(format!("it has {} bytes, its header alone would have {HEADER}", begin.len())));
-        }
-        let mut header = Self::parse(&begin).map_err(fail)?;
+        let file = files::open(path).with_context(cannot_read(path))?;
+        let bytes = file.metadata().with_context(cannot_read(path))?.len();
+        file.take(HEADER).read_to_end(&mut begin).with_context(cannot_read(path))?;
+        Self::parse(&begin, bytes).map_err(|reason| anyhow!("{} is no token file: {reason:#}", path.display()))
+    }
+
+    /// Header that begins a file of `bytes` bytes.
+    fn parse(begin: &[u8], bytes: u64) -> Result<Self> {
+        ensure!(begin.len() as u64 == HEADER, "it has {bytes} bytes, its header alone would have {HEADER}");
+        let numbers: Vec<u32> = begin.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let other = |width, tokens: u32, has_mask| Self {
+            width,
+            tokens: tokens.into(),
+            has_mask,
+            documents: None,
+            tokenizer: None,
+        };
+        let mut header = match (numbers[0], numbers[1]) {
+            _ if begin.starts_with(b"{") => serde_json::from_slice(begin)?,
+            _ if begin.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
+                (version @ (1 | 2), 4) => other(Width::Four, numbers[4], version == 2 && numbers[6] != 0),
+                (version, width) => {
+                    bail!("version {version} with {width} bytes a token; versions 1 and 2 with 4 bytes are read")
+                }
+            },
+            (20240520, 1) => other(Width::Two, numbers[2], false),
+            (20240801, 7) => other(Width::Four, numbers[2], false),
+            (magic, version) => bail!(
+                "it begins with {magic} and version {version}; 20240520 and 1 (GPT-2), 20240801 and 7 (Llama 3) and BIN.TOK (llmq) are read"
+            ),
+        };
         // Other formats have 31 bits for the count. In a larger file, the file size gives it.
         let fits = (bytes - HEADER) / header.width.bytes();
         if header.documents.is_none() && !header.has_mask && fits > i32::MAX as u64 {
             header.tokens = fits;
         }
-        match header.size() {
-            expected if expected == bytes.into() => Ok(header),
-            expected => Err(fail(format!(
-                "its header says {} tokens, with which it would have {expected} bytes; it has {bytes}",
-                header.tokens
-            ))),
-        }
-    }
-
-    fn parse(begin: &[u8]) -> Result<Self, String> {
-        let numbers: Vec<u32> = begin.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        let (width, tokens, has_mask) = match (numbers[0], numbers[1]) {
-            _ if begin.starts_with(b"{") => return serde_json::from_slice(begin).map_err(|error| error.to_string()),
-            _ if begin.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
-                (1, 4) => (Width::Four, numbers[4], false),
-                (2, 4) => (Width::Four, numbers[4], numbers[6] != 0),
-                (version, width) => {
-                    return Err(format!(
-                        "version {version} with {width} bytes a token; versions 1 and 2 with 4 bytes are read"
-                    ));
-                }
-            },
-            (20240520, 1) => (Width::Two, numbers[2], false),
-            (20240801, 7) => (Width::Four, numbers[2], false),
-            (magic, version) => {
-                return Err(format!(
-                    "it begins with {magic} and version {version}; 20240520 and 1 (GPT-2), 20240801 and 7 (Llama 3) and BIN.TOK \
-                     (llmq) are read"
-                ));
-            }
-        };
-        Ok(Self { width, tokens: tokens.into(), has_mask, documents: None, tokenizer: None })
+        let (tokens, expected) = (header.tokens, header.size());
+        ensure!(
+            expected == bytes.into(),
+            "its header says {tokens} tokens, with which it would have {expected} bytes; it has {bytes}"
+        );
+        Ok(header)
     }
 
     /// All bytes of the header.
@@ -154,42 +152,30 @@ impl Header {
     }
 }
 
-/// Tokens in a file.
+/// Tokens in a file, which any thread can read. It is not memory-mapped, since pages once read would
+/// stay in memory.
 #[derive(Debug)]
 pub(super) struct TokenFile {
-    file: RawFile,
+    path: PathBuf,
+    file: Mutex<File>,
     header: Header,
     len: u64,
     vocab_size: usize,
-    /// Offsets of the mask and of the document starts, if there are any.
-    mask: Option<u64>,
-    starts: Option<u64>,
 }
 
 impl TokenFile {
-    /// Opens a file and uses its first `taken` bytes.
-    ///
-    /// # Errors
-    /// [`DataError::OtherTokenizer`] if the file names another tokenizer.
-    pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    /// Opens a file and uses its first `taken` bytes. A file that names another tokenizer is an
+    /// error.
+    pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self> {
         let header = Header::read(path)?;
-        if header.tokenizer.as_ref().is_some_and(|with| *with != tokenizer.fingerprint()) {
-            return Err(DataError::OtherTokenizer { path: path.into() });
-        }
-        // The header has been checked against the file size, so these fit in `u64`.
-        let [mask, starts] = [header.mask_at(), header.starts_at()].map(|at| at as u64);
-        Ok(Self {
-            file: RawFile::open(path)?,
-            len: header.tokens_within(taken),
-            vocab_size: tokenizer.vocab_size(),
-            mask: header.has_mask.then_some(mask),
-            starts: header.documents.is_some().then_some(starts),
-            header,
-        })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        self.file.path()
+        ensure!(
+            header.tokenizer.as_ref().is_none_or(|with| *with == tokenizer.fingerprint()),
+            "{} was made with another tokenizer, or one whose files have changed since: use that one, or tokenize again",
+            path.display()
+        );
+        let file = Mutex::new(files::open(path).with_context(cannot_read(path))?);
+        let (len, vocab_size) = (header.tokens_within(taken), tokenizer.vocab_size());
+        Ok(Self { path: path.into(), file, len, vocab_size, header })
     }
 
     /// Length in tokens.
@@ -198,40 +184,49 @@ impl TokenFile {
     }
 
     pub(super) fn has_mask(&self) -> bool {
-        self.mask.is_some()
+        self.header.has_mask
     }
 
-    pub(super) fn lists_documents(&self) -> bool {
-        self.starts.is_some()
+    /// Reads `len` bytes from `begin`. A file that has become shorter is an error.
+    fn bytes(&self, begin: u64, len: u64) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len as usize];
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = file.seek(SeekFrom::Start(begin)).and_then(|_| file.read_exact(&mut bytes));
+        read.with_context(cannot_read(&self.path))?;
+        Ok(bytes)
     }
 
-    pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u32>, DataError> {
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u32>> {
         let width = self.header.width;
         let begin = HEADER + range.start * width.bytes();
-        let bytes = self.file.read(begin, ((range.end - range.start) * width.bytes()) as usize)?;
-        let tokens = width.decode(&bytes);
+        let tokens = width.decode(&self.bytes(begin, (range.end - range.start) * width.bytes())?);
         match tokens.iter().position(|token| *token as usize >= self.vocab_size) {
             None => Ok(tokens),
-            Some(i) => Err(DataError::Vocabulary {
-                path: self.path().into(),
-                token: tokens[i],
-                place: range.start + i as u64,
-                byte: begin + i as u64 * width.bytes(),
-                vocab_size: self.vocab_size,
-            }),
+            Some(i) => bail!(
+                "{}: token {} at place {} (byte {}), but the tokenizer, or the model, has ids below {}: use those that this file was \
+                 made for",
+                self.path.display(),
+                tokens[i],
+                range.start + i as u64,
+                begin + i as u64 * width.bytes(),
+                self.vocab_size
+            ),
         }
     }
 
     /// Whether the loss counts each token in `range` as a target; `None` without a mask.
-    pub(super) fn read_mask(&self, range: Range<u64>) -> Result<Option<Vec<bool>>, DataError> {
-        let Some(mask) = self.mask else { return Ok(None) };
+    pub(super) fn read_mask(&self, range: Range<u64>) -> Result<Option<Vec<bool>>> {
+        if !self.has_mask() {
+            return Ok(None);
+        }
         let first = range.start / 8;
-        let bytes = self.file.read(mask + first, (range.end.div_ceil(8) - first) as usize)?;
+        // The header has been checked against the file size, so this fits.
+        let bytes = self.bytes(self.header.mask_at() as u64 + first, range.end.div_ceil(8) - first)?;
         Ok(Some(range.map(|place| bytes[(place / 8 - first) as usize] >> (place % 8) & 1 == 1).collect()))
     }
 
     /// Number of tokens in `range` that count as targets.
-    pub(super) fn count_targets(&self, range: Range<u64>) -> Result<u64, DataError> {
+    pub(super) fn count_targets(&self, range: Range<u64>) -> Result<u64> {
         let mut count = 0;
         for begin in range.clone().step_by(CHUNK as usize) {
             let end = range.end.min(begin + CHUNK);
@@ -241,30 +236,23 @@ impl TokenFile {
         Ok(count)
     }
 
-    /// Visits the documents that the file lists, each as a range of tokens.
-    pub(super) fn each_document(
-        &self,
-        mut visit: impl FnMut(Range<u64>) -> Result<(), DataError>,
-    ) -> Result<(), DataError> {
-        let (Some(starts), Some(documents)) = (self.starts, self.header.documents) else { return Ok(()) };
-        let mut begin = 0;
-        for first in (0..documents).step_by(CHUNK as usize) {
-            let count = CHUNK.min(documents - first) as usize;
-            for (i, start) in self.file.numbers(starts + 8 * first, count)?.into_iter().enumerate() {
-                let is_first = first == 0 && i == 0;
-                if start >= self.header.tokens || (is_first && start > 0) || (!is_first && start <= begin) {
-                    let reason = format!("document {} begins at token {start}, which cannot be", first + i as u64);
-                    return Err(DataError::TokenFile { path: self.path().into(), reason });
-                }
-                if start > begin {
-                    visit(begin..start.min(self.len))?;
-                }
-                begin = start;
-                if begin >= self.len {
-                    return Ok(());
-                }
-            }
+    /// Documents that the file lists, each as a range of tokens; `None` without a list.
+    pub(super) fn documents(&self) -> Result<Option<Vec<Range<u64>>>> {
+        let Some(count) = self.header.documents else { return Ok(None) };
+        let bytes = self.bytes(self.header.starts_at() as u64, 8 * count)?;
+        let starts: Vec<u64> = bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let is_wrong = |i: &usize| {
+            starts[*i] >= self.header.tokens || if *i == 0 { starts[0] > 0 } else { starts[*i] <= starts[i - 1] }
+        };
+        if let Some(i) = (0..starts.len()).find(is_wrong) {
+            bail!(
+                "{} is no token file: document {i} begins at token {}, which cannot be",
+                self.path.display(),
+                starts[i]
+            );
         }
-        if begin < self.len { visit(begin..self.len) } else { Ok(()) }
+        let ends = starts.iter().skip(1).copied().chain([self.header.tokens]);
+        let documents = starts.iter().zip(ends).map(|(start, end)| *start..end.min(self.len));
+        Ok(Some(documents.filter(|document| !document.is_empty()).collect()))
     }
 }

@@ -4,11 +4,11 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use tempfile::NamedTempFile;
 
-use super::DataError;
+use super::cannot_write;
 use super::encode::Tokenized;
-use super::error::cannot_write;
 use super::token_file::{HEADER, Header, Width};
 use crate::{Tokenizer, atomic};
 
@@ -24,7 +24,7 @@ pub(super) struct TokenWriter {
 }
 
 impl TokenWriter {
-    pub(super) fn create(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+    pub(super) fn create(path: &Path, tokenizer: &Tokenizer) -> Result<Self> {
         let create = || -> io::Result<Self> {
             // The mask and the starts follow the tokens, whose number is not known yet.
             let folder = path.parent().unwrap_or(Path::new("."));
@@ -46,12 +46,12 @@ impl TokenWriter {
                 starts: beside()?,
             })
         };
-        create().map_err(cannot_write(path))
+        create().with_context(cannot_write(path))
     }
 
     /// Writes the next part of a document. Documents without tokens are not listed.
-    pub(super) fn push(&mut self, part: &Tokenized) -> Result<(), DataError> {
-        self.write(part).map_err(cannot_write(&self.path))
+    pub(super) fn push(&mut self, part: &Tokenized) -> Result<()> {
+        self.write(part).with_context(cannot_write(&self.path))
     }
 
     fn write(&mut self, Tokenized { ids, mask, ends, .. }: &Tokenized) -> io::Result<()> {
@@ -68,7 +68,7 @@ impl TokenWriter {
     }
 
     /// Writes the header, gives the file its name, and returns the header.
-    pub(super) fn finish(self) -> Result<Header, DataError> {
+    pub(super) fn finish(self) -> Result<Header> {
         let Self { path, header, mut tokens, mask, starts, .. } = self;
         let write = || -> io::Result<()> {
             if header.has_mask {
@@ -79,7 +79,7 @@ impl TokenWriter {
             tokens.write_all(&header.to_bytes()?)?;
             atomic::finish(tokens.into_inner().map_err(io::IntoInnerError::into_error)?, &path)
         };
-        write().map_err(cannot_write(&path))?;
+        write().with_context(cannot_write(&path))?;
         Ok(header)
     }
 }

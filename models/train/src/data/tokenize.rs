@@ -6,16 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
+use anyhow::{Result, bail};
 use rayon::prelude::*;
 
-use super::documents::{self, Stopped};
 use super::encode::{Encoder, Tokenized, Work};
-use super::file_state::FileState;
-use super::left_out::LeftOut;
-use super::scan::{Scanner, check_unchanged};
+use super::scan::FileState;
 use super::token_file::Header;
 use super::token_writer::TokenWriter;
-use super::{DataError, DataSource, Format};
+use super::{DataSource, Format, LeftOut, readers};
 use crate::chat::with_stack;
 use crate::folder::create_folder;
 use crate::progress::Progress;
@@ -42,13 +40,22 @@ pub struct TokenizedSource {
     pub documents: u64,
 }
 
+/// Files of a source without token files, and the skipped ones.
+fn select_text(source: &DataSource) -> Result<(Vec<FileState>, LeftOut)> {
+    let selection = source.select(None)?;
+    if let Some(file) = selection.files.iter().find(|file| file.format == Format::Bin) {
+        bail!("{} holds tokens already: give text to tokenize", file.path.display());
+    }
+    Ok((selection.files, selection.left))
+}
+
 /// Tokenizes `source` into a file in the folder `to`, which must be empty or missing. A source with
 /// the path of this folder or file trains like `source`, with the same tokenizer.
 ///
 /// `template` renders `messages`. `progress` is called while tokenizing.
 ///
 /// # Errors
-/// [`DataError::AlreadyTokens`], [`DataError::Folder`], and any error of
+/// Token files in `source`, an occupied folder, and any error of
 /// [`Dataset::open`](super::Dataset::open).
 pub fn tokenize_source(
     source: &DataSource,
@@ -56,20 +63,12 @@ pub fn tokenize_source(
     template: Option<&ChatTemplate>,
     to: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<TokenizedSource, DataError> {
-    let selection = source.select(&mut Scanner::default())?;
-    if let Some(file) = selection.files.iter().find(|file| file.format == Format::Bin) {
-        return Err(DataError::AlreadyTokens { path: file.path.clone() });
-    }
-    let files: Vec<_> = selection.files.iter().collect();
+) -> Result<TokenizedSource> {
+    let (files, left_out) = select_text(source)?;
     let encoder = Encoder { tokenizer, template, field: &source.field };
-    let mut tokenized = TokenizedSource { files: files.len(), left_out: selection.left, ..TokenizedSource::default() };
-    create_folder(to, |folder| -> Result<(), DataError> {
-        let header = tokenize(&files, &encoder, folder, progress)?;
-        (tokenized.tokens, tokenized.documents) = (header.tokens, header.documents.unwrap_or_default());
-        Ok(())
-    })?;
-    Ok(tokenized)
+    let header = create_folder(to, |folder| tokenize(&files.iter().collect::<Vec<_>>(), &encoder, folder, progress))?;
+    let documents = header.documents.unwrap_or_default();
+    Ok(TokenizedSource { files: files.len(), left_out, tokens: header.tokens, documents })
 }
 
 /// Document in tokens.
@@ -91,16 +90,12 @@ pub fn first_documents(
     tokenizer: &Tokenizer,
     template: Option<&ChatTemplate>,
     count: usize,
-) -> Result<Vec<TokenizedDocument>, DataError> {
-    let files = source.select(&mut Scanner::default())?.files;
+) -> Result<Vec<TokenizedDocument>> {
     let encoder = Encoder { tokenizer, template, field: &source.field };
     let (mut documents, mut open) = (vec![], TokenizedDocument::default());
-    for file in &files {
-        if file.format == Format::Bin {
-            return Err(DataError::AlreadyTokens { path: file.path.clone() });
-        }
-        let mut take = |work: Work<'_>| -> Result<(), Stopped> {
-            let part = with_stack(|| encoder.encode(&work)).map_err(Some)?;
+    for file in &select_text(source)?.0 {
+        let goes_on = readers::read(file, &encoder, &mut |work| {
+            let part = with_stack(|| encoder.encode(&work))?;
             open.is_target.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
             open.ids.extend(part.ids);
             if part.ends || open.ids.len() > MAX_SHOWN {
@@ -108,12 +103,10 @@ pub fn first_documents(
                 open.is_target.iter_mut().take(1).for_each(|first| *first = false);
                 documents.push(std::mem::take(&mut open));
             }
-            if documents.len() < count { Ok(()) } else { Err(None) }
-        };
-        match documents::read(file, &encoder, &mut take) {
-            Err(Some(error)) => return Err(error),
-            Err(None) => break,
-            Ok(()) => {}
+            Ok(documents.len() < count)
+        })?;
+        if !goes_on {
+            break;
         }
     }
     Ok(documents)
@@ -126,10 +119,10 @@ pub(super) fn tokenize(
     encoder: &Encoder<'_>,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Header, DataError> {
+) -> Result<Header> {
     let written = write_tokens(files, encoder, folder, progress);
     // Checked before `written`: a change may be the cause of its error.
-    files.iter().try_for_each(|file| check_unchanged(file))?;
+    files.iter().try_for_each(|file| file.check_unchanged())?;
     written
 }
 
@@ -138,7 +131,7 @@ fn write_tokens(
     encoder: &Encoder<'_>,
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
-) -> Result<Header, DataError> {
+) -> Result<Header> {
     let mut writer = TokenWriter::create(&folder.join(TOKENS), encoder.tokenizer)?;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
     // The next batch is read while this one is tokenized.
@@ -149,8 +142,7 @@ fn write_tokens(
             let batch: Vec<Work<'_>> = batch?;
             let tokenized = with_stack(|| encode(&batch, encoder));
             for (work, part) in batch.iter().zip(tokenized) {
-                let part = part?;
-                writer.push(&part)?;
+                writer.push(&part?)?;
                 done.bytes += work.bytes;
             }
             progress(done);
@@ -161,7 +153,7 @@ fn write_tokens(
 
 /// Tokenizes a batch up to the first document that fails. Documents after a failed one are skipped,
 /// since they may be slow to fail too.
-fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, DataError>> {
+fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized>> {
     let failed = AtomicUsize::new(usize::MAX);
     let encode = |(i, work)| {
         if i > failed.load(Ordering::Relaxed) {
@@ -179,19 +171,22 @@ fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized, Da
 
 /// Sends the documents of the files in batches. A read error is sent after the documents before it,
 /// since an earlier line may be wrong too and is the one to report.
-fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>, DataError>>) {
+fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>>>) {
     let (mut batch, mut bytes) = (vec![], 0);
-    let mut take = |work: Work<'a>| -> Result<(), Stopped> {
+    let mut take = |work: Work<'a>| {
         bytes += work.bytes;
         batch.push(work);
         if bytes < BATCH_BYTES && batch.len() < BATCH_DOCUMENTS {
-            return Ok(());
+            return Ok(true);
         }
         bytes = 0;
-        // The receiver is gone after an error.
-        send.send(Ok(std::mem::take(&mut batch))).map_err(|_| None)
+        // The receiver is gone after an error, whose message nothing replaces.
+        Ok(send.send(Ok(std::mem::take(&mut batch))).is_ok())
     };
-    let read = files.iter().try_for_each(|file| documents::read(file, encoder, &mut take));
+    let read = files.iter().try_for_each(|file| match readers::read(file, encoder, &mut take) {
+        Ok(true) => Ok(()),
+        stopped => Err(stopped.err()),
+    });
     let _ = send.send(Ok(batch));
     if let Err(Some(error)) = read {
         let _ = send.send(Err(error));

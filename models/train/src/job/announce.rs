@@ -84,7 +84,7 @@ pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobErr
     };
     let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
     write!(out, "data: {} ({})", counted(files as u64, "file"), formats.join(", "))?;
-    if !dataset.left_out().is_empty() {
+    if dataset.left_out().count() > 0 {
         write!(out, "  left out: {}", dataset.left_out())?;
     }
     // Data for evaluation only is all held out.

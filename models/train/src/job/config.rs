@@ -329,7 +329,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Opens the training and held-out data.
     ///
     /// # Errors
-    /// [`JobError::Output`], and any [`JobError::Data`].
+    /// [`JobError::Output`], and the errors of [`Dataset::open`].
     pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, JobError> {
         let Text { tokenizer, template, .. } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)

@@ -321,7 +321,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         M: LanguageModel<B> + AutodiffModule<B>,
     {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        let position = steps.batches.position()?;
+        let position = steps.batches.position();
         let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position, steps.ranks());
         let written = checkpoints.save(snapshot, worth)?;
         self.announce(written)

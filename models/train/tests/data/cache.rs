@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use train::data::KeptTokens;
 use train::{DataSource, Dataset, Tokenizer, Validation};
 
-use crate::{Files, documents, folder_with_tokenizer, message, stream, whole, wrapped};
+use crate::{Files, documents, folder_with_tokenizer, message, stream, wrapped};
 
 fn is_cached(files: &Files) -> bool {
     files.all().was_cached()
@@ -126,12 +126,11 @@ fn what_is_broken_is_made_again() {
         bytes[place] ^= 1;
         fs::write(path, bytes).unwrap();
     };
-    let breaks: [&dyn Fn(PathBuf); 7] = [
+    let breaks: [&dyn Fn(PathBuf); 6] = [
         &|folder| flip(folder.join("tokens.bin"), 2),
         &|folder| flip(folder.join("tokens.bin"), 1030),
         &|folder| File::options().write(true).open(folder.join("tokens.bin")).unwrap().set_len(10).unwrap(),
         &|folder| fs::remove_file(folder.join("tokens.bin")).unwrap(),
-        &|folder| fs::write(folder.join("other"), "x").unwrap(),
         &|folder| fs::remove_file(folder.join("manifest.json")).unwrap(),
         &|folder| fs::write(folder.join("manifest.json"), "{\"content\": ").unwrap(),
     ];
@@ -148,25 +147,6 @@ fn what_is_broken_is_made_again() {
         }
     }
     assert!(is_cached(&files));
-}
-
-/// Also the lists of documents and the index of whole ones.
-#[test]
-fn a_broken_index_is_made_again() {
-    let files = Files::new([("a", "some text"), ("b", "and more text")]);
-    let open = || files.open(&files.sources(), 0.4).unwrap();
-    let all = |dataset: &Dataset| (crate::epoch(dataset, whole(15)).unwrap(), crate::held_out_stream(dataset));
-    let expected = all(&open());
-    for name in ["ranges", "train", "held_out"] {
-        let index = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path().join(name));
-        let index = index.filter(|path| path.exists()).collect::<Vec<_>>().remove(0);
-        let bytes = fs::read(&index).unwrap();
-        for broken in [&bytes[..8], &[0; 16]] {
-            fs::write(&index, broken).unwrap();
-            assert_eq!(all(&open()), expected, "{name}");
-            assert_eq!(fs::read(&index).unwrap(), bytes, "{name}");
-        }
-    }
 }
 
 /// A token out of range in the cache is reported for the cache, not for the tokenized file.
@@ -349,16 +329,16 @@ fn tokens_are_listed_and_pruned() {
         );
         ago(&kept.path, 10);
     }
-    // Use is recorded. Lists of documents are kept in addition to tokens.
+    // Use is recorded.
     assert!(open("a"));
-    assert_eq!((list().len(), first.len()), (4, 2));
-    assert!(first.contains(&list()[0].path) && first.contains(&list()[1].path));
+    assert_eq!((list().len(), first.len()), (2, 1));
+    assert!(first.contains(&list()[0].path));
     let pruned = names(KeptTokens::prune(&files.cache(), 5 * day).unwrap());
-    assert_eq!((pruned.len(), names(list())), (2, first.clone()));
+    assert_eq!((pruned.len(), names(list())), (1, first.clone()));
     assert!(pruned.iter().all(|path| !path.exists()) && pruned.is_disjoint(&first));
     assert!(open("a") && !open("b"));
     let of: BTreeSet<String> = list().into_iter().map(|kept| kept.of).collect();
     assert_eq!(of, ["a", "b"].map(|name| files.path(name).display().to_string()).into());
-    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 4);
+    assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 2);
     assert!(list().is_empty() && !open("a"));
 }

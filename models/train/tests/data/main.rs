@@ -1,6 +1,7 @@
 //! Training data, from files to sequences: formats, the cache, packing, order and positions.
 
 mod cache;
+mod digests;
 mod epochs;
 mod formats;
 mod mixtures;
@@ -16,11 +17,11 @@ mod token_files;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use tempfile::TempDir;
 use train::rng::Rng;
 use train::{
-    ChatTemplate, DataError, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences,
-    Validation,
+    ChatTemplate, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences, Validation,
 };
 
 /// Folder with files, and a cache next to it.
@@ -63,7 +64,7 @@ impl Files {
         vec![DataSource::new([self.root()])]
     }
 
-    fn open(&self, sources: &[DataSource], held_out_fraction: f64) -> Result<Dataset, DataError> {
+    fn open(&self, sources: &[DataSource], held_out_fraction: f64) -> Result<Dataset> {
         self.open_with(sources, held_out_fraction, &Tokenizer::bytes(), None)
     }
 
@@ -73,7 +74,7 @@ impl Files {
         held_out_fraction: f64,
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
-    ) -> Result<Dataset, DataError> {
+    ) -> Result<Dataset> {
         Dataset::open(sources, Validation::Fraction(held_out_fraction), tokenizer, template, &self.cache(), &mut |_| {})
     }
 
@@ -92,16 +93,8 @@ impl Files {
     }
 }
 
-fn message(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut error = error;
-    while let Some(source) = error.source() {
-        if !text.ends_with(&source.to_string()) {
-            text = format!("{text}: {source}");
-        }
-        error = source;
-    }
-    text
+fn message(error: &anyhow::Error) -> String {
+    format!("{error:#}")
 }
 
 fn wrapped(seq_len: usize) -> SequenceShape {
@@ -117,7 +110,7 @@ fn by_default(seq_len: usize) -> SequenceShape {
 }
 
 /// All sequences of the first epoch.
-fn epoch(dataset: &Dataset, shape: SequenceShape) -> Result<Vec<Sequence>, DataError> {
+fn epoch(dataset: &Dataset, shape: SequenceShape) -> Result<Vec<Sequence>> {
     let sequences = dataset.train(shape, 1)?;
     let count = sequences.sequences_per_epoch().iter().sum::<u64>();
     sequences.take(count as usize).collect()

@@ -49,7 +49,7 @@ fn shares_are_kept_at_any_time() {
     }
     assert_eq!(counts, [250.0, 150.0, 100.0]);
     assert_eq!(sequences.taken(), 500);
-    let epochs: Vec<u64> = sequences.position().unwrap().streams.iter().map(|stream| stream.epoch).collect();
+    let epochs: Vec<u64> = sequences.position().streams.iter().map(|stream| stream.epoch).collect();
     assert_eq!(epochs, [250 / 40, 150 / 7, 100 / 15]);
 }
 

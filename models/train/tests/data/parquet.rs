@@ -31,9 +31,16 @@ fn parquet(schema: &str, groups: &[Vec<Column<'_>>], compression: Compression) -
     writer.into_inner().unwrap()
 }
 
-fn texts(texts: &[&'static str]) -> Vec<Column<'static>> {
+fn texts<'a>(texts: &[&'a str]) -> Vec<Column<'a>> {
     let ones = vec![1; texts.len()];
     vec![(vec!["id"; texts.len()], ones.clone(), vec![0; texts.len()]), (texts.to_vec(), ones, vec![0; texts.len()])]
+}
+
+/// A file of two groups of rows.
+pub fn of_texts(rows: &[impl AsRef<str>]) -> Vec<u8> {
+    let rows: Vec<&str> = rows.iter().map(AsRef::as_ref).collect();
+    let (first, second) = rows.split_at(rows.len() / 2);
+    parquet(TEXT, &[texts(first), texts(second)], Compression::SNAPPY)
 }
 
 const TEXT: &str = "message m { optional binary id (UTF8); optional binary text (UTF8); }";

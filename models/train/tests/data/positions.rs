@@ -37,16 +37,16 @@ proptest! {
         let shape = if is_whole { whole(seq_len) } else { wrapped(seq_len) };
         let mut uninterrupted = open(&files, is_mixture).train(shape, seed).unwrap();
         take(&mut uninterrupted, taken);
-        let position = serde_json::to_string(&uninterrupted.position().unwrap()).unwrap();
+        let position = serde_json::to_string(&uninterrupted.position()).unwrap();
         let position: Position = serde_json::from_str(&position).unwrap();
         prop_assert_eq!(position.sequences, taken as u64);
         let expected = take(&mut uninterrupted, 100);
 
         let mut resumed = open(&files, is_mixture).train(shape, seed).unwrap();
         resumed.seek(&position).unwrap();
-        prop_assert_eq!(resumed.position().unwrap(), position);
+        prop_assert_eq!(resumed.position(), position);
         prop_assert_eq!(take(&mut resumed, 100), expected);
-        prop_assert_eq!(resumed.position().unwrap(), uninterrupted.position().unwrap());
+        prop_assert_eq!(resumed.position(), uninterrupted.position());
     }
 }
 
@@ -57,7 +57,7 @@ fn a_position_names_the_document() {
     let mut sequences = files.all().train(wrapped(4), 3).unwrap();
     let mut places = vec![];
     for _ in 0..55 {
-        let next = sequences.position().unwrap().streams.remove(0).next;
+        let next = sequences.position().streams.remove(0).next;
         let sequence = &take(&mut sequences, 1)[0];
         let expected = if next.offset == 0 { 256 } else { u32::from(b'0') + next.offset as u32 - 1 };
         assert_eq!(sequence.tokens[0], expected);
@@ -73,7 +73,7 @@ fn refused(change: impl FnOnce(&Files)) -> String {
     let files = files();
     let mut before = open(&files, false).train(wrapped(10), 1).unwrap();
     take(&mut before, 5);
-    let position = before.position().unwrap();
+    let position = before.position();
     change(&files);
     message(&open(&files, false).train(wrapped(10), 1).unwrap().seek(&position).unwrap_err())
 }
@@ -108,7 +108,7 @@ fn a_changed_file_is_named() {
 fn a_changed_max_bytes_is_named() {
     let files = Files::new([("a.txt", "a line of text\n".repeat(20))]);
     let within = |max_bytes| files.open(&[DataSource { max_bytes, ..files.source("a.txt") }], 0.0).unwrap();
-    let position = within(Some(150)).train(wrapped(10), 1).unwrap().position().unwrap();
+    let position = within(Some(150)).train(wrapped(10), 1).unwrap().position();
     let seek = |max_bytes| within(max_bytes).train(wrapped(10), 1).unwrap().seek(&position);
     seek(Some(150)).unwrap();
     for (max_bytes, now) in [(Some(75), 75), (Some(225), 225), (None, 300)] {
@@ -119,7 +119,7 @@ fn a_changed_max_bytes_is_named() {
         assert!(error.ends_with(&expected), "{error}");
     }
     // A limit larger than the data has no effect.
-    let position = within(None).train(wrapped(10), 1).unwrap().position().unwrap();
+    let position = within(None).train(wrapped(10), 1).unwrap().position();
     within(Some(1000)).train(wrapped(10), 1).unwrap().seek(&position).unwrap();
 }
 
@@ -127,7 +127,7 @@ fn a_changed_max_bytes_is_named() {
 #[test]
 fn one_of_many_files_has_changed() {
     let files = Files::new((0..1001).map(|i| (i.to_string(), "text")));
-    let position = files.all().train(wrapped(10), 1).unwrap().position().unwrap();
+    let position = files.all().train(wrapped(10), 1).unwrap().position();
     let source = &position.streams[0].sources[0];
     assert_eq!((source.num_files, source.files.len()), (1001, 0));
     files.all().train(wrapped(10), 1).unwrap().seek(&position).unwrap();
@@ -145,7 +145,7 @@ fn the_same_content_is_the_same_data() {
     let files = files();
     let mut before = open(&files, false).train(wrapped(10), 1).unwrap();
     take(&mut before, 5);
-    let position = before.position().unwrap();
+    let position = before.position();
     let text = fs::read(files.path("a.txt")).unwrap();
     fs::write(files.path("a.txt"), text).unwrap();
     let moved = files.dir.path().join("moved");
@@ -161,7 +161,7 @@ fn the_same_content_is_the_same_data() {
 fn other_settings_are_named() {
     let files = files();
     let bytes = Tokenizer::bytes();
-    let position = open(&files, false).train(wrapped(10), 1).unwrap().position().unwrap();
+    let position = open(&files, false).train(wrapped(10), 1).unwrap().position();
     let error = |dataset: Dataset, shape: SequenceShape, seed| {
         message(&dataset.train(shape, seed).unwrap().seek(&position).unwrap_err())
     };

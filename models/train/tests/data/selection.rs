@@ -137,9 +137,9 @@ fn a_name_need_not_be_utf_8() {
     let dataset = files.all();
     let mut sequences = dataset.train(wrapped(2), 1).unwrap();
     sequences.next().unwrap().unwrap();
-    let position = serde_json::to_string(&sequences.position().unwrap()).unwrap();
+    let position = serde_json::to_string(&sequences.position()).unwrap();
     let position: Position = serde_json::from_str(&position).unwrap();
-    assert_eq!(position, sequences.position().unwrap());
+    assert_eq!(position, sequences.position());
     dataset.train(wrapped(2), 1).unwrap().seek(&position).unwrap();
     // The file is identified by its name.
     fs::write(files.path(name), "six").unwrap();

@@ -45,7 +45,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let losses = |made: &[Step<Train>]| -> Vec<_> { made.iter().map(loss).collect() };
         assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
         let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
-        let position = before.batches.position().unwrap();
+        let position = before.batches.position();
 
         // Another run, in FP8 from its start, continues with its parameters and moments.
         let float8 = config(&[]);
