@@ -9,7 +9,6 @@ use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
-use crate::tokenizer::TokenizerError;
 
 /// Error of a training run.
 #[derive(Debug, thiserror::Error)]
@@ -27,9 +26,6 @@ pub enum TrainError {
     /// The data cannot be read or has changed.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A tokenizer cannot be read or does not accept a text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
     /// A run's metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] MetricsError),

@@ -11,7 +11,7 @@ use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
 use crate::{
-    ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
+    ByteTokenizer, DataError, FolderError, TensorFilesError, TrainError,
 };
 
 /// Error of a job.
@@ -193,14 +193,6 @@ pub enum JobError {
         /// Index of the prompt, counted from 0.
         prompt: usize,
     },
-    /// A checkpoint folder has no tokenizer, and its model does not use byte tokens.
-    #[error("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())]
-    NoTokenizer {
-        /// The folder.
-        folder: PathBuf,
-        /// The tokenizer's error.
-        source: TokenizerError,
-    },
     /// The data cannot be read or has changed.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -237,21 +229,12 @@ pub enum JobError {
         "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
     )]
     NoTemplate,
-    /// A chat template cannot be read or refuses a conversation.
-    #[error(transparent)]
-    Chat(#[from] ChatError),
     /// Error in the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Error of a run or its checkpoints.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// A tokenizer cannot be read or does not accept a text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// A file cannot be tokenized.
-    #[error(transparent)]
-    Tokenize(#[from] TokenizeError),
     /// Runs cannot be plotted.
     #[error(transparent)]
     Plot(#[from] PlotError),

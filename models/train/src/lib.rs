@@ -56,7 +56,7 @@ pub mod tensor_files;
 mod tokenizer;
 
 pub use adapted::Adapted;
-pub use chat::{ChatError, ChatTemplate, Conversation, Message};
+pub use chat::{ChatTemplate, Conversation, Message};
 pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
     TrainSequences, Validation,
@@ -69,7 +69,6 @@ pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;
 pub use job_error::JobError;
-pub use lines::TokenizeError;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,
@@ -86,4 +85,4 @@ pub use run::Run;
 pub use signals::{Signals, file_limits_are_errors};
 pub use steps::{Step, StepConfig, Steps};
 pub use tensor_files::{TensorFiles, TensorFilesError};
-pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};
+pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer};

@@ -1,67 +1,33 @@
 //! Conversion of JSON lines between texts and token ids.
 
-use std::io::{BufReader, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufReader, Write};
+use std::path::Path;
 
+use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
 
 use crate::data::{MAX_DOCUMENT, next_line};
 use crate::files;
-use crate::{SpecialTokens, Tokenizer, TokenizerError};
+use crate::{SpecialTokens, Tokenizer};
 
-/// Error of tokenizing lines.
-#[derive(Debug, thiserror::Error)]
-pub enum TokenizeError {
-    /// The file could not be read.
-    #[error("cannot read {}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// Invalid line.
-    #[error("{}:{line}: expected {expected}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Line number, counted from 1.
-        line: usize,
-        /// Expected content of each line.
-        expected: &'static str,
-        /// The parser's reason.
-        source: serde_json::Error,
-    },
-    /// A line that the tokenizer refuses.
-    #[error("{}:{line}: {source}", path.display())]
-    Tokenizer {
-        /// The file.
-        path: PathBuf,
-        /// Line number, counted from 1.
-        line: usize,
-        /// The tokenizer's reason.
-        source: TokenizerError,
-    },
-    /// The result could not be written.
-    #[error("cannot write the result")]
-    Output(#[from] std::io::Error),
-}
+/// Context of an error of the result.
+const OUTPUT: &str = "cannot write the result";
 
 impl Tokenizer {
     /// Writes an array of token ids, without BOS and EOS, for each line of `file`, a JSON string.
     /// Empty lines are skipped.
     ///
     /// # Errors
-    /// Any [`TokenizeError`]; earlier lines are already written.
-    pub fn encode_lines(&self, file: &Path, special: SpecialTokens, out: &mut dyn Write) -> Result<(), TokenizeError> {
+    /// A line that cannot be read, parsed or converted; earlier lines are already written.
+    pub fn encode_lines(&self, file: &Path, special: SpecialTokens, out: &mut dyn Write) -> Result<()> {
         each_line(file, "a JSON string", out, |text: String| self.encode(&text, special))
     }
 
     /// Inverse of [`encode_lines`](Self::encode_lines).
     ///
     /// # Errors
-    /// Any [`TokenizeError`]; earlier lines are already written.
-    pub fn decode_lines(&self, file: &Path, out: &mut dyn Write) -> Result<(), TokenizeError> {
+    /// A line that cannot be read, parsed or converted; earlier lines are already written.
+    pub fn decode_lines(&self, file: &Path, out: &mut dyn Write) -> Result<()> {
         each_line(file, "a JSON array of ids", out, |ids: Vec<u32>| self.decode(&ids))
     }
 }
@@ -70,28 +36,23 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     path: &Path,
     expected: &'static str,
     out: &mut dyn Write,
-    convert: impl Fn(T) -> Result<U, TokenizerError>,
-) -> Result<(), TokenizeError> {
-    let io = |source| TokenizeError::Io { path: path.into(), source };
-    let mut file = BufReader::new(files::open(path).map_err(io)?);
+    convert: impl Fn(T) -> Result<U>,
+) -> Result<()> {
+    let path_name = path.display();
+    let cannot_read = || format!("cannot read {path_name}");
+    let mut file = BufReader::new(files::open(path).with_context(cannot_read)?);
     for line in 1.. {
-        let Some(text) = next_line(&mut file).map_err(io)? else { break };
+        let Some(text) = next_line(&mut file).with_context(cannot_read)? else { break };
         if text.len() > MAX_DOCUMENT {
-            return Err(io(std::io::Error::other(format!("line {line} is longer than {MAX_DOCUMENT} bytes"))));
+            return Err(anyhow!("line {line} is longer than {MAX_DOCUMENT} bytes").context(cannot_read()));
         }
         if text.trim_ascii().is_empty() {
             continue;
         }
-        let value = serde_json::from_slice(&text).map_err(|source| TokenizeError::Line {
-            path: path.into(),
-            line,
-            expected,
-            source,
-        })?;
-        let converted =
-            convert(value).map_err(|source| TokenizeError::Tokenizer { path: path.into(), line, source })?;
-        serde_json::to_writer(&mut *out, &converted).map_err(std::io::Error::from)?;
-        writeln!(out)?;
+        let value = serde_json::from_slice(&text).with_context(|| format!("{path_name}:{line}: expected {expected}"))?;
+        let converted = convert(value).map_err(|error| anyhow!("{path_name}:{line}: {error}"))?;
+        serde_json::to_writer(&mut *out, &converted).map_err(io::Error::from).context(OUTPUT)?;
+        writeln!(out).context(OUTPUT)?;
     }
-    Ok(out.flush()?)
+    out.flush().context(OUTPUT)
 }

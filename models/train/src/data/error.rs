@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::left_out::LeftOut;
-use crate::{ChatError, FolderError, TokenizerError};
+use crate::FolderError;
 
 /// Maximum bytes of a line, an object or a row, since it is held in memory.
 pub(crate) const MAX_DOCUMENT: usize = 64 << 20;
@@ -135,7 +135,7 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
         /// The tokenizer's reason.
-        source: TokenizerError,
+        source: anyhow::Error,
     },
     /// A Parquet file that cannot be read.
     #[error("{} is no Parquet file that can be read: {reason}", path.display())]
@@ -321,12 +321,9 @@ pub enum DocumentError {
     /// Messages without a chat template.
     #[error("`messages` need a chat template: use a tokenizer that comes with one")]
     NoTemplate,
-    /// Messages that the chat template rejects.
+    /// Messages that the chat template rejects, or text that the tokenizer rejects.
     #[error(transparent)]
-    Chat(#[from] ChatError),
-    /// Text that the tokenizer rejects.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
+    Other(#[from] anyhow::Error),
 }
 
 /// Argument of `map_err` for errors of reading `path`.
