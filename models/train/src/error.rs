@@ -8,7 +8,6 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
-use crate::tokenizer::TokenizerError;
 
 /// Error of a training run.
 #[derive(Debug, thiserror::Error)]
@@ -23,9 +22,6 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A tokenizer cannot be read or does not accept a text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
     /// A run's metrics cannot be read.
     #[error(transparent)]
     Metrics(#[from] MetricsError),

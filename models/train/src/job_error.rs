@@ -9,7 +9,7 @@ use device_select::DeviceError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::plot::PlotError;
-use crate::{ByteTokenizer, ChatError, FolderError, TokenizerError, TrainError};
+use crate::{ByteTokenizer, FolderError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
@@ -125,14 +125,6 @@ pub enum JobError {
         /// Index of the prompt, counted from 0.
         prompt: usize,
     },
-    /// A checkpoint folder has no tokenizer, and its model does not use byte tokens.
-    #[error("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())]
-    NoTokenizer {
-        /// The folder.
-        folder: PathBuf,
-        /// The tokenizer's error.
-        source: TokenizerError,
-    },
     /// Evaluation on the run's held-out data, but nothing is held out.
     #[error("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH")]
     NothingHeldOut,
@@ -166,18 +158,12 @@ pub enum JobError {
         "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one"
     )]
     NoTemplate,
-    /// A chat template cannot be read or refuses a conversation.
-    #[error(transparent)]
-    Chat(#[from] ChatError),
     /// Error in the configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// Error of a run or its checkpoints.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// A tokenizer cannot be read or does not accept a text.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
     /// Runs cannot be plotted.
     #[error(transparent)]
     Plot(#[from] PlotError),

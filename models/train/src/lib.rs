@@ -58,7 +58,7 @@ pub mod tensor_files;
 mod tokenizer;
 
 pub use adapted::Adapted;
-pub use chat::{ChatError, ChatTemplate, Conversation, Message};
+pub use chat::{ChatTemplate, Conversation, Message};
 pub use data::{
     DataSource, Dataset, DatasetSize, Format, Packing, Position, Sequence, SequenceShape, TrainSequences, Validation,
 };
@@ -85,4 +85,4 @@ pub use run::Run;
 pub use signals::{Signals, file_limits_are_errors};
 pub use steps::{Step, StepConfig, Steps};
 pub use tensor_files::TensorFiles;
-pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer, TokenizerError};
+pub use tokenizer::{ByteTokenizer, SpecialTokens, TextStream, Tokenizer};

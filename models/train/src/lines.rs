@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
 
 use crate::data::{Format, JsonReader};
-use crate::{SpecialTokens, Tokenizer, TokenizerError};
+use crate::{SpecialTokens, Tokenizer};
 
 impl Tokenizer {
     /// Writes an array of token ids, without BOS and EOS, for each line of `file`, a JSON string.

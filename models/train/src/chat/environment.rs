@@ -1,26 +1,41 @@
-//! Jinja environment for chat templates, set up as in `transformers`.
+//! Jinja environment for chat templates, set up as in `transformers`, within limits of time and
+//! memory. A template may come with a model of unknown origin.
 
 use std::borrow::Cow;
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::fmt::{self, Write};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use minijinja::value::{Kwargs, Rest};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
-use regex::Regex;
+use anyhow::{anyhow, bail, ensure};
+use fancy_regex::Regex;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueOrKwargs, merge_maps};
+use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::{ChatError, limits, python, work};
+use super::python::{self, Text};
+use crate::panics::caught;
+
+/// Maximum bytes of a template. The longest known templates have about 30,000.
+const SOURCE: usize = 256 << 10;
+/// Maximum time of the compiler. It folds the constants of a long expression anew for each operator.
+const COMPILE_TIME: Duration = Duration::from_secs(5);
+/// Fuel of one rendering. A unit pays for a step, or for 64 bytes of text that are made or read.
+const FUEL: u64 = 2_000_000;
+/// Stack bytes, enough for values that are nested as deep as the fuel allows.
+const STACK: usize = 1 << 30;
 
 /// Function that replaces the tags `generation` and `endgeneration`.
 const MARK: &str = "__mark_generation";
 /// Variable with the characters that this function puts around the text.
 pub(super) const MARKS: &str = "__generation_marks";
 
-/// Message of `raise_exception`.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Refusal(String);
-
 /// Replaces the tags that mark the assistant's text with a call of [`MARK`].
 pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
-    let tags = Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the expression is valid");
+    let tags = regex::Regex::new(r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})").expect("the expression is valid");
     tags.replace_all(source, |tag: &regex::Captures<'_>| {
         let (open, close) = (&tag[1], &tag[3]);
         if tag.get(2).is_some() { format!("{open}endcall{close}") } else { format!("{open}call {MARK}(){close}") }
@@ -28,56 +43,97 @@ pub(super) fn without_tags(source: &str) -> Cow<'_, str> {
 }
 
 /// Environment with the single template `chat`, made from `source`.
-pub(super) fn environment(source: String) -> Result<Environment<'static>, ChatError> {
+pub(super) fn environment(source: String) -> anyhow::Result<Environment<'static>> {
+    let limit = |reason: String| anyhow!("the chat template is not applied: {reason}");
+    ensure!(source.len() <= SOURCE, limit(format!("it has {} bytes, more than {SOURCE}", source.len())));
+    // Adding a list to itself takes no fuel, but 33 times make 8 billion values.
+    let doubles = Regex::new(r"\{%[-+]?\s*set\b[^%]*?\b([A-Za-z_][\w.]*)\s*\+\s*\1(?![\w.(\[])");
+    let doubles = doubles.expect("the expression is valid").is_match(&source).unwrap_or(true);
+    ensure!(!doubles, limit("it adds a variable to itself".into()));
     let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(FUEL));
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_unknown_method_callback(python::method);
-    environment.set_formatter(|out, _, value| python::write_str(out, value).map_err(Error::from));
-    work::add_filter(&mut environment, "tojson", python::to_json);
-    work::add_filter(&mut environment, "trim", python::trim);
-    work::add_filter(&mut environment, "string", |value: Value| python::str(&value));
-    limits::set(&mut environment);
+    environment.set_formatter(|out, _, value| match value.as_str() {
+        Some(text) => Ok(out.write_str(text)?),
+        None => Ok(out.write_str(&python::str(value)?)?),
+    });
+    environment.add_filter("tojson", python::to_json);
+    environment.add_filter("trim", python::trim);
+    environment.add_filter("string", |value: Value| python::str(&value));
+    environment.add_filter("join", join_filter);
     // In Python a string is a sequence.
     environment.add_test("sequence", |value: Value| value.as_str().is_some() || value.len().is_some());
+    environment.add_function("namespace", namespace);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function(MARK, mark_generation);
-    let checked = limits::with_checks(&source);
-    limits::parse(source.len(), move || environment.add_template_owned("chat", checked).map(|()| environment))?.map_err(
-        |error| {
-            let (line, reason) = line_and_reason(&error);
-            ChatError::Syntax { line, reason }
-        },
-    )
+
+    let (sender, compiled) = channel();
+    let compile = move || caught(move || environment.add_template_owned("chat", source).map(|()| environment));
+    std::thread::Builder::new().stack_size(STACK).spawn(move || sender.send(compile()))?;
+    match compiled.recv_timeout(COMPILE_TIME) {
+        Ok(Ok(compiled)) => compiled.map_err(|error| located(&error)),
+        Ok(Err(reason)) => bail!(limit(reason)),
+        Err(_) => bail!(limit(format!("compiling it takes more than {} seconds", COMPILE_TIME.as_secs()))),
+    }
 }
 
-/// Converts an error of rendering.
-pub(super) fn render_error(error: &Error) -> ChatError {
+/// Runs `run` on a thread with enough stack to render templates. Nested calls run directly.
+pub(crate) fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> T {
+    static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let name = |i| format!("chat template {i}");
+    match POOL.get_or_init(|| ThreadPoolBuilder::new().stack_size(STACK).thread_name(name).build().ok()) {
+        Some(pool) => pool.install(run),
+        None => run(),
+    }
+}
+
+/// Renders the template `chat`.
+pub(super) fn render(environment: &Environment<'_>, context: Value) -> anyhow::Result<String> {
+    let template = environment.get_template("chat").expect("the environment has this template");
+    with_stack(|| {
+        NAMESPACES.set(0);
+        let rendered = caught(|| template.render(context));
+        let reason = match rendered {
+            Ok(Ok(_)) if NAMESPACES.get() > 0 => "a namespace contains itself".into(),
+            Ok(Ok(text)) => return Ok(text),
+            Ok(Err(error)) if error.kind() == ErrorKind::OutOfFuel => {
+                format!("it takes more than {FUEL} steps, or makes more than {} bytes", 64 * FUEL)
+            }
+            Ok(Err(error)) => return Err(render_error(&error)),
+            Err(reason) => reason,
+        };
+        Err(anyhow!("the chat template is not applied: {reason}"))
+    })
+}
+
+/// Message of `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+fn render_error(error: &Error) -> anyhow::Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(Refusal(message)) = error.downcast_ref() {
-            return ChatError::Refused(message.clone());
+            return anyhow!("the chat template refuses the conversation: {message}");
         }
         cause = error.source();
     }
-    let (line, reason) = line_and_reason(error);
-    ChatError::Render { line, reason }
+    located(error)
 }
 
-fn line_and_reason(error: &Error) -> (usize, String) {
-    let reason = match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
-    };
-    (error.line().unwrap_or(1), reason)
+fn located(error: &Error) -> anyhow::Error {
+    let detail = error.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
+    anyhow!("line {} of the chat template: {}{detail}", error.line().unwrap_or(1), error.kind())
 }
 
 fn raise_exception(message: Value, _rest: Rest<Value>) -> Result<Value, Error> {
-    let message = python::str(&message);
+    let message = python::str(&message)?;
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Refusal(message)))
 }
 
-fn mark_generation(state: &State<'_, '_>, arguments: Kwargs) -> Result<Value, Error> {
+fn mark_generation(state: &mut State<'_, '_>, arguments: Kwargs) -> Result<Value, Error> {
     let text = arguments.get::<Value>("caller")?.call(state, &[])?.to_string();
     let Some(marks) = state.lookup(MARKS) else { return Ok(text.into()) };
     let marks: Vec<String> = marks.try_iter()?.map(|mark| mark.to_string()).collect();
@@ -85,4 +141,70 @@ fn mark_generation(state: &State<'_, '_>, arguments: Kwargs) -> Result<Value, Er
         [start, end] => format!("{start}{text}{end}").into(),
         _ => text.into(),
     })
+}
+
+fn join_filter(
+    state: &State<'_, '_>,
+    list: Value,
+    separator: Option<Value>,
+    attribute: Option<String>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let attribute = attribute.map_or_else(|| options.get("attribute"), |name| Ok(Some(name)))?;
+    let separator: Option<Value> = separator.map_or_else(|| options.get("d"), |separator| Ok(Some(separator)))?;
+    options.assert_all_used()?;
+    join(state, &list, &separator.unwrap_or_default(), attribute.as_deref())
+}
+
+/// Joins the items of a list, or an attribute of each. Upstream's memory has no limit.
+pub(super) fn join(
+    state: &State<'_, '_>,
+    list: &Value,
+    separator: &Value,
+    attribute: Option<&str>,
+) -> Result<String, Error> {
+    let (separator, mut text) = (python::str(separator)?, Text::default());
+    for (i, item) in list.try_iter()?.enumerate() {
+        state.consume_fuel(1)?;
+        let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
+        text.write_str(if i > 0 { &separator } else { "" }).map_err(python::too_large)?;
+        text.write_str(&python::str(&item)?).map_err(python::too_large)?;
+    }
+    Ok(text.into())
+}
+
+thread_local! {
+    /// Number of namespaces of this thread that are not dropped.
+    static NAMESPACES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Creates a namespace with a [`Guard`]. Its key is first in order and no name of an attribute.
+fn namespace(values: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    NAMESPACES.set(NAMESPACES.get() + 1);
+    let guard = Value::from_pairs([("", Value::from_object(Guard))]);
+    functions::namespace(Some(merge_maps(values.into_values().into_iter().chain([guard])).into()))
+}
+
+/// Value that panics if its namespace is printed or compared. A namespace may contain itself.
+#[derive(Debug)]
+struct Guard;
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        NAMESPACES.set(NAMESPACES.get().saturating_sub(1));
+    }
+}
+
+impl Object for Guard {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn custom_cmp(self: &Arc<Self>, _other: &DynObject) -> Option<Ordering> {
+        panic!("it compares a namespace")
+    }
+
+    fn render(self: &Arc<Self>, _out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        panic!("it prints a namespace")
+    }
 }

@@ -2,26 +2,23 @@
 //! and marks the assistant's ids.
 
 mod environment;
-mod error;
-mod limits;
 mod marks;
 mod python;
 mod spans;
-mod work;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use minijinja::Environment;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::tokenizer::{ConfigFile, SPECIAL_TOKENS};
 use crate::{SpecialTokens, Tokenizer, files};
-pub use error::ChatError;
-pub(crate) use limits::with_stack;
+pub(crate) use environment::with_stack;
 
 /// Role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
@@ -53,7 +50,7 @@ impl Message {
     }
 
     /// Whether the loss counts the message, by all keys of [`LEARNED`] that it has.
-    fn is_learned(&self, index: usize) -> Result<bool, ChatError> {
+    fn is_learned(&self, index: usize) -> Result<bool> {
         let mut is_learned = true;
         for key in LEARNED {
             let Some(value) = self.rest.get(key).filter(|value| !value.is_null()) else { continue };
@@ -61,7 +58,10 @@ impl Message {
             is_learned &= match flag.or(value.as_f64().filter(|_| key == "weight")) {
                 Some(0.0) => false,
                 Some(1.0) => true,
-                _ => return Err(ChatError::Learned { index, key, value: value.to_string() }),
+                _ => {
+                    let expected = if key == "weight" { "0 or 1" } else { "true or false" };
+                    bail!("`{key}` of message {index} is {value}, expected {expected}")
+                }
             };
         }
         Ok(is_learned)
@@ -71,22 +71,24 @@ impl Message {
     ///
     /// Templates print nothing for missing content, and print other types in different ways. The
     /// content of other roles, such as `tool`, may have any type.
-    fn check(&self, index: usize) -> Result<(), ChatError> {
+    fn check(&self, index: usize) -> Result<()> {
+        let (role, content) = (&*self.role, self.rest.get("content").filter(|content| !content.is_null()));
         let has_calls = self.rest.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
-        let wrong = |found| Err(ChatError::Content { index, role: self.role.clone(), found });
-        match self.rest.get("content").filter(|content| !content.is_null()) {
+        let found = match content {
             None if has_calls => return Ok(()),
-            None => {}
-            Some(_) if !TALKERS.contains(&&*self.role) => return Ok(()),
+            None => {
+                let keys: Vec<_> = self.rest.keys().map(|key| format!(", `{key}`")).collect();
+                let found = keys.concat();
+                bail!("message {index} ({role}) has neither `content` nor `tool_calls`: there are `role`{found}")
+            }
+            Some(_) if !TALKERS.contains(&role) => return Ok(()),
             Some(Value::String(_)) => return Ok(()),
             Some(Value::Array(parts)) if has_calls || !parts.is_empty() => return Ok(()),
-            Some(Value::Array(_)) => return wrong("an empty list"),
-            Some(Value::Object(_)) => return wrong("an object"),
-            Some(_) => return wrong("a number or a boolean"),
-        }
-        let keys = self.rest.keys().map(String::as_str);
-        let found = ["role"].into_iter().chain(keys).map(|key| format!("`{key}`")).collect();
-        Err(ChatError::NoContent { index, role: self.role.clone(), found })
+            Some(Value::Array(_)) => "an empty list",
+            Some(Value::Object(_)) => "an object",
+            Some(_) => "a number or a boolean",
+        };
+        bail!("`content` of message {index} ({role}) is {found}, expected text or a list of parts")
     }
 }
 
@@ -118,9 +120,9 @@ pub struct Conversation {
 /// let template = ChatTemplate::new(source, [("eos_token", "</s>")])?;
 /// let text = template.render(&[Message::new("user", " Hello ")], false)?;
 /// assert_eq!(text, "user: Hello</s>");
-/// # Ok::<(), train::ChatError>(())
+/// # Ok::<(), anyhow::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: Arc<str>,
     environment: Arc<Environment<'static>>,
@@ -138,9 +140,8 @@ impl ChatTemplate {
     /// `tokenizer_config.json`.
     ///
     /// # Errors
-    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::NoDefault`],
-    /// [`ChatError::Syntax`].
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Option<Self>, ChatError> {
+    /// A file that cannot be read, or a template that is not valid Jinja or exceeds a limit.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Option<Self>> {
         let folder = folder.as_ref();
         let path = folder.join("chat_template.jinja");
         if path.exists() {
@@ -150,7 +151,10 @@ impl ChatTemplate {
             let path = folder.join(name);
             let file = ConfigFile::read(path.clone())?;
             if let Some(value) = file.get("chat_template") {
-                let source = default_template(value).ok_or(ChatError::NoDefault { path })?;
+                let source = default_template(value).with_context(|| {
+                    let expected = "a text nor a list of names and templates with one named \"default\"";
+                    format!("{}: chat_template is neither {expected}", path.display())
+                })?;
                 return Self::new(source, special_tokens(folder)?).map(Some);
             }
         }
@@ -161,7 +165,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// The errors of [`from_folder`](Self::from_folder).
-    pub fn of_tokenizer(name: &str) -> Result<Option<Self>, ChatError> {
+    pub fn of_tokenizer(name: &str) -> Result<Option<Self>> {
         let path = Path::new(name);
         match name == Tokenizer::BYTES {
             true => Ok(None),
@@ -174,21 +178,21 @@ impl ChatTemplate {
     /// if there is one.
     ///
     /// # Errors
-    /// [`ChatError::Io`], [`ChatError::Tokenizer`], [`ChatError::Syntax`].
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ChatError> {
+    /// The errors of [`from_folder`](Self::from_folder).
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let source = files::read_to_string(path).map_err(|source| ChatError::Io { path: path.into(), source })?;
+        let source = files::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Self::new(&source, special_tokens(path.parent().unwrap_or(Path::new("")))?)
     }
 
     /// Creates a template with the special tokens that it uses: `("bos_token", "<s>")`.
     ///
     /// # Errors
-    /// [`ChatError::Syntax`].
+    /// A template that is not valid Jinja or exceeds a limit.
     pub fn new<N: Into<String>, T: Into<String>>(
         source: &str,
         tokens: impl IntoIterator<Item = (N, T)>,
-    ) -> Result<Self, ChatError> {
+    ) -> Result<Self> {
         let translated = environment::without_tags(source);
         let has_tags = matches!(translated, Cow::Owned(_));
         let environment = Arc::new(environment::environment(translated.into_owned())?);
@@ -213,10 +217,10 @@ impl ChatTemplate {
     /// configuration.
     ///
     /// # Errors
-    /// [`ChatError::Reserved`] for a variable that the renderer sets.
-    pub fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, ChatError> {
+    /// A variable that the renderer sets.
+    pub fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self> {
         if let Some(name) = RESERVED.into_iter().find(|name| kwargs.contains_key(*name)) {
-            return Err(ChatError::Reserved { name });
+            bail!("`{name}` in `chat_template_kwargs` is not for others to set: remove it");
         }
         let mut template = self.clone();
         template.variables.extend(kwargs.clone());
@@ -233,11 +237,9 @@ impl ChatTemplate {
     /// assistant's next message follows.
     ///
     /// # Errors
-    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`].
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, ChatError> {
-        if messages.is_empty() {
-            return Err(ChatError::Empty);
-        }
+    /// No messages, or messages that the template refuses.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        ensure!(!messages.is_empty(), "a conversation must have a message");
         self.render_with(messages, add_generation_prompt, None)
     }
 
@@ -258,8 +260,8 @@ impl ChatTemplate {
     /// `trainable` or `loss` is false.
     ///
     /// # Errors
-    /// Any [`ChatError`] not about files.
-    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation, ChatError> {
+    /// Messages that the template refuses, or of which it does not show what the assistant says.
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation> {
         messages.iter().enumerate().try_for_each(|(index, message)| message.check(index))?;
         let mut learned = vec![];
         let mut unlearned = None;
@@ -275,7 +277,7 @@ impl ChatTemplate {
         let spans = if self.has_tags {
             let spans = self.tagged(messages, &text)?;
             if let Some(index) = unlearned.filter(|_| spans.len() != learned.len()) {
-                return Err(ChatError::NotSeparable { index });
+                return Err(not_separable(index));
             }
             spans
         } else {
@@ -295,7 +297,7 @@ impl ChatTemplate {
             is_assistant[first..first + others].fill(true);
         }
         if !says_something {
-            return Err(ChatError::NoAssistant { roles: roles(messages) });
+            bail!("the conversation has nothing that the assistant says; its roles are {}", roles(messages));
         }
         Ok(Conversation { ids, is_assistant })
     }
@@ -303,11 +305,10 @@ impl ChatTemplate {
     /// Ids of the conversation so far with the generation prompt, for a model to continue.
     ///
     /// # Errors
-    /// [`ChatError::Empty`], [`ChatError::Refused`], [`ChatError::Render`],
-    /// [`ChatError::Tokenizer`].
-    pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ChatError> {
+    /// No messages, messages that the template refuses, or text that the tokenizer refuses.
+    pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>> {
         let text = self.render(messages, true)?;
-        Ok(tokenizer.encode(&text, SpecialTokens::InText)?)
+        tokenizer.encode(&text, SpecialTokens::InText)
     }
 
     /// Special token that ends the assistant's turns: the last of a turn, or the one after it.
@@ -330,33 +331,36 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
         marks: Option<marks::Marks>,
-    ) -> Result<String, ChatError> {
+    ) -> Result<String> {
         use minijinja::Value;
+        use minijinja::value::Serde;
         let messages: Vec<_> = messages.iter().map(seen_by_templates).collect();
-        let mut context = BTreeMap::from([
-            ("messages", Value::from_serialize(&messages)),
+        let mut context = vec![
+            ("messages", Value::from(Serde(&messages))),
             ("tools", Value::from(())),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(add_generation_prompt)),
-        ]);
-        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from_serialize(value))));
+        ];
+        context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         if let Some(marks) = marks {
-            context.insert(environment::MARKS, Value::from_iter(marks.map(String::from)));
+            context.push((environment::MARKS, Value::from_iter(marks.map(String::from))));
         }
-        limits::render(&self.environment, context, environment::render_error)
+        environment::render(&self.environment, Value::from_pairs(context))
     }
 }
 
-impl core::fmt::Debug for ChatTemplate {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("ChatTemplate").field("source", &self.source).field("variables", &self.variables).finish()
-    }
+/// Error of a template whose text does not show what the assistant says.
+fn not_separable(index: usize) -> anyhow::Error {
+    anyhow!(
+        "the chat template does not show which part of the text is message {index}: \
+         mark each of the assistant, and nothing else, with {{% generation %}}"
+    )
 }
 
 /// Roles of the messages, without duplicates.
-fn roles(messages: &[Message]) -> Vec<String> {
-    let roles: BTreeSet<&str> = messages.iter().map(|message| &*message.role).collect();
-    roles.into_iter().map(|role| format!("`{role}`")).collect()
+fn roles(messages: &[Message]) -> String {
+    let roles: BTreeSet<String> = messages.iter().map(|message| format!("`{}`", message.role)).collect();
+    roles.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 /// Message as `transformers` passes it: without null keys, and with its reasoning under the keys
@@ -380,7 +384,7 @@ fn default_template(value: &Value) -> Option<&str> {
     }
 }
 
-fn special_tokens(folder: &Path) -> Result<Vec<(&'static str, String)>, ChatError> {
+fn special_tokens(folder: &Path) -> Result<Vec<(&'static str, String)>> {
     let config = ConfigFile::read(folder.join("tokenizer_config.json"))?;
     let mut tokens = vec![];
     for name in SPECIAL_TOKENS {

@@ -7,65 +7,62 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::{limits, work};
+use super::environment::join;
 
+/// Maximum bytes of a value as text.
+const TEXT: usize = 64 << 20;
+/// Maximum depth of lists and maps in a value that is printed.
+const DEPTH: usize = 64;
 /// Maximum number of spaces of an indent.
 const MAX_INDENT: i64 = 64;
+/// Maximum digits of a width or precision in a format.
+const DIGITS: usize = 3;
 /// Characters that `str.strip()` strips.
 const WHITE_SPACE: &str = "\t\n\u{b}\u{c}\r\u{1c}\u{1d}\u{1e}\u{1f} \u{85}\u{a0}\u{1680}\u{2000}\u{2001}\u{2002}\u{2003}\u{2004}\
                            \u{2005}\u{2006}\u{2007}\u{2008}\u{2009}\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}";
 
-/// Methods that minijinja's values lack. They are upstream's, except that texts count characters,
-/// use Python's white space and stay within limits.
-pub(super) fn method(state: &State<'_, '_>, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    let upstream = |arguments: &[Value]| unknown_method_callback(state, value, name, arguments);
-    let Some(text) = value.as_str() else { return upstream(arguments) };
-    work::spend(std::iter::once(value).chain(arguments))?;
+/// Methods that minijinja's values lack. They are upstream's, except that texts use Python's white
+/// space and stay within limits.
+pub(super) fn method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    name: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
+    let Some(text) = value.as_str() else { return unknown_method_callback(state, value, name, arguments) };
+    // The engine's fuel pays for the bytes that a method makes, not for the ones that it reads.
+    state.consume_fuel(text.len() as u64 / 64)?;
     match (name, arguments) {
-        // Upstream counts bytes.
-        ("find" | "rfind", _) => {
-            let at = upstream(arguments)?;
-            Ok(at.as_usize().map_or(at, |at| text[..at].chars().count().into()))
+        ("join", [list]) => join(state, list, value, None).map(Value::from),
+        ("format", _) if text.split('{').any(has_large_number) => {
+            Err(invalid("a format with a width of more than 3 digits"))
         }
-        // Upstream never terminates.
-        ("count", [part]) if part.as_str() == Some("") => Ok((text.chars().count() + 1).into()),
-        ("replace", _) => {
-            limits::check_replace(value, arguments)?;
-            upstream(arguments)
+        ("strip" | "lstrip" | "rstrip", _) if arguments.iter().all(Value::is_none) => {
+            unknown_method_callback(state, value, name, &[WHITE_SPACE.into()])
         }
-        ("join", [list]) => {
-            limits::check_join(list, Some(value))?;
-            upstream(arguments)
-        }
-        ("format", _) => {
-            limits::check_format(value)?;
-            upstream(arguments)
-        }
-        ("strip" | "lstrip" | "rstrip", []) => upstream(&[WHITE_SPACE.into()]),
-        ("strip" | "lstrip" | "rstrip", [none]) if none.is_none() => upstream(&[WHITE_SPACE.into()]),
-        _ => upstream(arguments),
+        _ => unknown_method_callback(state, value, name, arguments),
     }
 }
 
+/// Whether a field of a format has a width or precision of more than [`DIGITS`].
+fn has_large_number(field: &str) -> bool {
+    let field = field.split('}').next().unwrap_or_default();
+    field.split(|c: char| !c.is_ascii_digit()).any(|number| number.len() > DIGITS)
+}
+
 /// Filter `trim`.
-pub(super) fn trim(state: &State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
+pub(super) fn trim(state: &mut State<'_, '_>, value: Value, characters: Option<Value>) -> Result<Value, Error> {
     let characters = characters.filter(|characters| !characters.is_none()).unwrap_or(WHITE_SPACE.into());
-    unknown_method_callback(state, &str(&value).into(), "strip", &[characters])
+    unknown_method_callback(state, &str(&value)?.into(), "strip", &[characters])
 }
 
-/// Result of `str(value)`.
-pub(super) fn str(value: &Value) -> String {
-    let mut text = String::new();
-    write_str(&mut text, value).expect("strings take all text");
-    text
-}
-
-/// Writes `str(value)`. An undefined value prints nothing.
-pub(super) fn write_str(out: &mut impl Write, value: &Value) -> fmt::Result {
+/// Result of `str(value)`. An undefined value is empty.
+pub(super) fn str(value: &Value) -> Result<String, Error> {
+    let style = Style { json: None, indent: None, item: ", ".into(), key: ": ".into() };
     match value.as_str() {
-        Some(text) => out.write_str(text),
-        None if value.is_undefined() => Ok(()),
-        None => Style::repr().write(out, value, 0),
+        Some(text) => Ok(text.into()),
+        None if value.is_undefined() => Ok(String::new()),
+        None => style.text(value),
     }
 }
 
@@ -76,7 +73,6 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
         let named: Option<Value> = options.get(name)?;
         Ok(named.or_else(|| arguments.get(position).cloned()).filter(|value| !value.is_none() && !value.is_undefined()))
     };
-    let invalid = |detail: &'static str| Error::new(ErrorKind::InvalidOperation, detail);
     let is_ascii = option(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
     let indent = option(1, "indent")?.map(|value| match value.as_str() {
         Some(text) => text.to_string(),
@@ -90,36 +86,43 @@ pub(super) fn to_json(value: Value, arguments: Rest<Value>, options: Kwargs) -> 
             pair.try_into().map_err(|_| invalid("separators must be two texts"))?
         }
     };
-    let sorted = option(3, "sort_keys")?.is_some_and(|value| value.is_true());
+    let is_sorted = option(3, "sort_keys")?.is_some_and(|value| value.is_true());
     options.assert_all_used()?;
     if value.is_undefined() {
         return Err(invalid("what is undefined cannot be written as JSON"));
     }
-    let mut json =
-        serde_json::to_value(&value).map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    if sorted {
-        json.sort_all_objects();
-    }
-    let mut text = Bounded(String::new());
-    let style = Style { json: Some(Json { is_ascii }), indent, item, key };
-    let written = style.write(&mut text, &Value::from_serialize(&json), 0);
-    written.map_err(|_| invalid("the text of `tojson` is too long"))?;
-    Ok(text.0.into())
+    Style { json: Some(Json { is_ascii, is_sorted }), indent, item, key }.text(&value).map(Value::from)
 }
 
-/// Text of bounded length, since templates choose indents and separators.
-struct Bounded(String);
+fn invalid(detail: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, detail)
+}
 
-impl Write for Bounded {
+pub(super) fn too_large(_: fmt::Error) -> Error {
+    invalid(format!("a value of more than {TEXT} bytes, or {DEPTH} lists in lists, as text"))
+}
+
+/// Text of bounded length.
+#[derive(Default)]
+pub(super) struct Text(String);
+
+impl Write for Text {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.push_str(text);
-        if self.0.len() > work::TEXT { Err(fmt::Error) } else { Ok(()) }
+        if self.0.len() > TEXT { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+impl From<Text> for String {
+    fn from(Text(text): Text) -> Self {
+        text
     }
 }
 
 /// Differences of JSON from `repr`.
 struct Json {
     is_ascii: bool,
+    is_sorted: bool,
 }
 
 /// Format of values: `repr` or `json.dumps`.
@@ -132,64 +135,83 @@ struct Style {
 }
 
 impl Style {
-    fn repr() -> Self {
-        Self { json: None, indent: None, item: ", ".into(), key: ": ".into() }
+    fn text(&self, value: &Value) -> Result<String, Error> {
+        let mut text = Text::default();
+        self.write(&mut text, value, 0).map_err(too_large)?;
+        Ok(text.0)
     }
 
-    fn write(&self, out: &mut impl Write, value: &Value, depth: usize) -> fmt::Result {
+    fn write(&self, out: &mut Text, value: &Value, depth: usize) -> fmt::Result {
+        let is_json = self.json.is_some();
         let [open, close] = match value.kind() {
             ValueKind::Map => ['{', '}'],
+            ValueKind::Seq | ValueKind::Iterable if value.is_tuple() && !is_json => ['(', ')'],
             ValueKind::Seq | ValueKind::Iterable => ['[', ']'],
             _ => return self.write_single(out, value),
         };
+        if depth > DEPTH {
+            return Err(fmt::Error);
+        }
+        let mut items: Box<dyn Iterator<Item = Value>> = Box::new(value.try_iter().into_iter().flatten());
+        if open == '{' && self.json.as_ref().is_some_and(|json| json.is_sorted) {
+            let mut keys: Vec<Value> = items.collect();
+            keys.sort();
+            items = Box::new(keys.into_iter());
+        }
         out.write_char(open)?;
-        let mut is_empty = true;
-        for item in value.try_iter().into_iter().flatten() {
-            out.write_str(if is_empty { "" } else { &self.item })?;
+        let mut count = 0;
+        for item in items {
+            out.write_str(if count == 0 { "" } else { &self.item })?;
             self.new_line(out, depth + 1)?;
-            self.write(out, &item, depth + 1)?;
+            match item.as_str() {
+                None if open == '{' && is_json => write_json_text(out, &item.to_string(), false)?,
+                _ => self.write(out, &item, depth + 1)?,
+            }
             if open == '{' {
                 out.write_str(&self.key)?;
                 self.write(out, &value.get_item(&item).unwrap_or_default(), depth + 1)?;
             }
-            is_empty = false;
+            count += 1;
         }
-        if !is_empty {
+        if open == '(' && count == 1 {
+            out.write_char(',')?;
+        }
+        if count > 0 {
             self.new_line(out, depth)?;
         }
         out.write_char(close)
     }
 
-    fn new_line(&self, out: &mut impl Write, depth: usize) -> fmt::Result {
+    fn new_line(&self, out: &mut Text, depth: usize) -> fmt::Result {
         match &self.indent {
             Some(indent) => write!(out, "\n{}", indent.repeat(depth)),
             None => Ok(()),
         }
     }
 
-    fn write_single(&self, out: &mut impl Write, value: &Value) -> fmt::Result {
+    fn write_single(&self, out: &mut Text, value: &Value) -> fmt::Result {
         if let Some(text) = value.as_str() {
             return match &self.json {
-                Some(Json { is_ascii }) => write_json_text(out, text, *is_ascii),
+                Some(Json { is_ascii, .. }) => write_json_text(out, text, *is_ascii),
                 None => write_quoted(out, text),
             };
         }
         match (value.kind(), &self.json) {
-            (ValueKind::Undefined, _) => out.write_str("Undefined"),
+            (ValueKind::Undefined, None) => out.write_str("Undefined"),
             (ValueKind::Number, _) if !value.is_integer() => match f64::try_from(value.clone()) {
                 Ok(number) => out.write_str(&float(number)),
                 Err(_) => write!(out, "{value}"),
             },
             (ValueKind::None, None) => out.write_str("None"),
             (ValueKind::Bool, None) => out.write_str(if value.is_true() { "True" } else { "False" }),
-            (ValueKind::None, Some(_)) => out.write_str("null"),
+            (ValueKind::None | ValueKind::Undefined, Some(_)) => out.write_str("null"),
             (ValueKind::Bool, Some(_)) => out.write_str(if value.is_true() { "true" } else { "false" }),
             _ => write!(out, "{value}"),
         }
     }
 }
 
-fn write_json_text(out: &mut impl Write, text: &str, is_ascii: bool) -> fmt::Result {
+fn write_json_text(out: &mut Text, text: &str, is_ascii: bool) -> fmt::Result {
     let quoted = serde_json::to_string(text).map_err(|_| fmt::Error)?;
     if !is_ascii {
         return out.write_str(&quoted);
@@ -201,7 +223,7 @@ fn write_json_text(out: &mut impl Write, text: &str, is_ascii: bool) -> fmt::Res
     })
 }
 
-fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
+fn write_quoted(out: &mut Text, text: &str) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.write_char(quote)?;
     for c in text.chars() {

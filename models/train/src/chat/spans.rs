@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::marks::{self, Marked, Marks};
-use super::{ASSISTANT, ChatError, ChatTemplate, Message};
+use super::{ASSISTANT, ChatTemplate, Message, not_separable};
 use crate::Tokenizer;
 
 /// With more turns than this, most are found by the text around the first one. Rendering everything
@@ -16,10 +17,12 @@ const NEXT: usize = 8;
 
 impl ChatTemplate {
     /// Ranges between the template's own tags.
-    pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>, ChatError> {
-        let marks = marks::unused(text).ok_or(ChatError::Tags)?;
+    pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>> {
+        let changed = "the chat template changes what its tags {% generation %} mark";
+        let marks = marks::unused(text).context(changed)?;
         let marked = self.render_with(messages, false, Some(marks))?;
-        marks::spans(&marked, marks).filter(|(plain, _)| plain == text).map(|(_, spans)| spans).ok_or(ChatError::Tags)
+        let (_, spans) = marks::spans(&marked, marks).filter(|(plain, _)| plain == text).context(changed)?;
+        Ok(spans)
     }
 
     /// Ranges that the template adds for messages of the assistant.
@@ -29,11 +32,11 @@ impl ChatTemplate {
         messages: &[Message],
         text: &str,
         specials: &[Range<usize>],
-    ) -> Result<Vec<Range<usize>>, ChatError> {
+    ) -> Result<Vec<Range<usize>>> {
         self.untagged_of(&Rendered { template: self, tokenizer, messages, text, specials }, MANY)
     }
 
-    fn untagged_of(&self, conversation: &Rendered<'_>, many: usize) -> Result<Vec<Range<usize>>, ChatError> {
+    fn untagged_of(&self, conversation: &Rendered<'_>, many: usize) -> Result<Vec<Range<usize>>> {
         let Rendered { messages, text, specials, .. } = *conversation;
         let is_assistant = |(index, message): (usize, &Message)| (message.role == ASSISTANT).then_some(index);
         let turns: Vec<usize> = messages.iter().enumerate().filter_map(is_assistant).collect();
@@ -43,7 +46,7 @@ impl ChatTemplate {
             let span =
                 alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| conversation.turn_at(index, from));
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
-            let span = span.ok_or(ChatError::NotSeparable { index })?;
+            let span = span.ok_or_else(|| not_separable(index))?;
             from = span.end;
             // White space after the token that ends a turn belongs to the template.
             let last = specials.iter().rfind(|special| span.start <= special.start && special.end <= span.end);

@@ -23,7 +23,7 @@ use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
 use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
-use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer};
 
 /// Largest vocabulary that uses byte tokens by default.
 const MAX_OF_BYTES: usize = 1 << 15;
@@ -236,8 +236,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Tokenizer of data and samples.
     ///
     /// # Errors
-    /// [`JobError::NoFolder`], [`JobError::NoTokenizer`] for a checkpoint without one,
-    /// [`JobError::Tokenizer`].
+    /// [`JobError::NoFolder`]; a checkpoint without a tokenizer, or one that cannot be read.
     pub fn tokenizer(&self) -> Result<Tokenizer, JobError> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, self.model.hf_path()) {
@@ -246,10 +245,11 @@ impl<S: ModelSection> RunConfig<S> {
             (Some(name), ..) => Ok(Tokenizer::open(name)?),
             (None, None, None) => Ok(Tokenizer::bytes()),
             (None, None, Some(folder)) if !folder.is_dir() => Err(JobError::NoFolder { folder: folder.into() }),
-            (None, None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
-                source @ TokenizerError::Missing { .. } => JobError::NoTokenizer { folder: folder.into(), source },
-                error => error.into(),
-            }),
+            (None, None, Some(folder)) if !hf::has_tokenizer(folder) => {
+                let folder = folder.display();
+                Err(anyhow::anyhow!("no tokenizer in {folder}: set data.tokenizer to the path of one").into())
+            }
+            (None, None, Some(folder)) => Ok(Tokenizer::from_folder(folder)?),
         }
     }
 
@@ -281,7 +281,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Chat template, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.
     ///
     /// # Errors
-    /// [`JobError::Chat`].
+    /// A template that cannot be read.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>, JobError> {
         let kwargs = &self.data.chat_template_kwargs;
         Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)

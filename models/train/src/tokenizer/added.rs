@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, anyhow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{ConfigFile, SPECIAL_TOKENS, TokenizerError, limits};
+use super::{ConfigFile, SPECIAL_TOKENS, hugging_face::not_valid, limits};
 
 /// Key of the tokens by id.
 const DECODER: &str = "added_tokens_decoder";
@@ -27,10 +28,7 @@ pub(super) struct Added {
 }
 
 /// Tokens that the files next to `tokenizer` list, in the order in which transformers adds them.
-///
-/// # Errors
-/// Any [`TokenizerError`] about these files.
-pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
+pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>> {
     let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
     let (config, file, mut special) = (read("tokenizer_config.json")?, read(FILE)?, read(SPECIAL_FILE)?);
     let decoder = config.get(DECODER);
@@ -82,8 +80,7 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>, TokenizerError> {
         let to_id = |id: &Value| u32::try_from(id.as_u64()?).ok();
         let id = id.as_ref().map(|id| to_id(id).ok_or_else(wrong)).transpose()?;
         let path = file.path.clone();
-        let refused = |reason| TokenizerError::Limit { path: path.clone(), reason };
-        limits::check_part("added_tokens", "", &value).map_err(refused)?;
+        limits::check_part("added_tokens", "", &value).map_err(|reason| limits::refused(&path, reason))?;
         added.push(Added { token, id, path, must_be_there: key == FILE && decoder.is_some() });
     }
     Ok(added)
@@ -100,16 +97,14 @@ fn token(value: &Value) -> Option<AddedToken> {
     AddedToken::deserialize(Value::Object(all)).ok()
 }
 
-/// Adds the tokens that a tokenizer does not have yet, and returns them.
-///
-/// # Errors
-/// [`TokenizerError::AddedToken`] for a token whose id in the tokenizer differs from its file.
-pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>, TokenizerError> {
+/// Adds the tokens that a tokenizer does not have yet, and returns them. An id of another token is
+/// an error.
+pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>> {
     let mut new = vec![];
     for Added { token, id, path, must_be_there } in all {
         if !must_be_there && !tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content) {
             let added = tokenizer.add_tokens([token.clone()]);
-            added.map_err(|error| TokenizerError::HuggingFace { path: path.clone(), reason: error.to_string() })?;
+            added.map_err(|error| not_valid(&path, error))?;
             new.push(token.clone());
         }
         let (Some(id), found) = (id, tokenizer.token_to_id(&token.content)) else { continue };
@@ -119,9 +114,8 @@ pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Res
                 Some(found) => format!("gives it {found}: new tokens follow those of tokenizer.json, without gaps"),
                 None => "does not have it: added_tokens_decoder of tokenizer_config.json must list it".into(),
             };
-            let (path, token, problem) =
-                (path.into(), token.content.into(), format!("{taken}the tokenizer {found}").into());
-            return Err(TokenizerError::AddedToken { path, token, id, problem });
+            let (path, token) = (path.display(), &token.content);
+            return Err(anyhow!("{path}: {token:?} has the id {id}, but {taken}the tokenizer {found}"));
         }
     }
     Ok(new)

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use anyhow::{Context, Result};
 use serde_json::{Map, Value};
 
-use super::TokenizerError;
 use crate::files;
 
 /// Keys of single special tokens in `tokenizer_config.json`, in the order in which transformers
@@ -19,16 +19,14 @@ pub(crate) struct ConfigFile {
 }
 
 impl ConfigFile {
-    pub(crate) fn read(path: PathBuf) -> Result<Self, TokenizerError> {
+    pub(crate) fn read(path: PathBuf) -> Result<Self> {
         let text = match files::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self { path, map: Map::new() }),
-            Err(source) => return Err(TokenizerError::Io { path, source }),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        match serde_json::from_str(&text) {
-            Ok(map) => Ok(Self { path, map }),
-            Err(source) => Err(TokenizerError::Json { path, source }),
-        }
+        let map = serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
+        Ok(Self { path, map })
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
@@ -45,7 +43,7 @@ impl ConfigFile {
     }
 
     /// Reads one or more ids.
-    pub(super) fn ids(&self, key: &'static str, vocab_size: usize) -> Result<Vec<u32>, TokenizerError> {
+    pub(super) fn ids(&self, key: &'static str, vocab_size: usize) -> Result<Vec<u32>> {
         let values = match self.get(key) {
             None => return Ok(vec![]),
             Some(Value::Array(values)) => values.iter().collect(),
@@ -56,24 +54,20 @@ impl ConfigFile {
     }
 
     /// Id of the token with this key.
-    pub(super) fn token(
-        &self,
-        key: &'static str,
-        id_of: impl Fn(&str) -> Option<u32>,
-    ) -> Result<Option<u32>, TokenizerError> {
+    pub(super) fn token(&self, key: &'static str, id_of: impl Fn(&str) -> Option<u32>) -> Result<Option<u32>> {
         let Some(text) = self.token_text(key)? else { return Ok(None) };
         let id = id_of(text).ok_or_else(|| self.no_token(key, &self.map[key]))?;
         Ok(Some(id))
     }
 
     /// Text of the token with this key, which may be the `content` of an object.
-    pub(crate) fn token_text(&self, key: &'static str) -> Result<Option<&str>, TokenizerError> {
+    pub(crate) fn token_text(&self, key: &'static str) -> Result<Option<&str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let text = value.as_str().or_else(|| value.get("content")?.as_str());
         text.map(Some).ok_or_else(|| self.no_token(key, value))
     }
 
-    pub(super) fn no_token(&self, key: &'static str, value: &Value) -> TokenizerError {
-        TokenizerError::NotAToken { path: self.path.clone(), key, value: value.to_string() }
+    pub(super) fn no_token(&self, key: &'static str, value: &Value) -> anyhow::Error {
+        anyhow::anyhow!("{}: {key} = {value} is not a token of this tokenizer", self.path.display())
     }
 }

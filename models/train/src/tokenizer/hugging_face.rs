@@ -1,15 +1,17 @@
 //! Hugging Face's `tokenizer.json`, read by their library. Unsupported files are errors even where
 //! the library panics, since they may be untrusted.
 
+use std::fmt::Display;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use anyhow::{Result, anyhow};
 use serde_json::Value;
 use tokenizers::AddedToken;
 use tokenizers::tokenizer::step_decode_stream;
 
-use super::{SpecialTokens, TokenizerError, added, limits};
+use super::{SpecialTokens, added, limits};
 use crate::panics::caught;
 
 /// Loaded `tokenizer.json`.
@@ -25,21 +27,30 @@ pub(super) struct HuggingFace {
 }
 
 /// Converts panics to errors: the library panics on inconsistent files.
-fn without_panic<T, E: ToString>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
-    caught(call)?.map_err(|error| error.to_string())
+fn without_panic<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T> {
+    caught(call).map_err(|panic| anyhow!(panic))?.map_err(|error| anyhow!("{error}"))
+}
+
+/// Error of a file that the library cannot read.
+pub(super) fn not_valid(path: &Path, reason: impl Display) -> anyhow::Error {
+    anyhow!("{} is no tokenizer of Hugging Face's format: {reason}", path.display())
+}
+
+fn cannot_decode(reason: anyhow::Error) -> anyhow::Error {
+    anyhow!("cannot decode: {reason}")
 }
 
 impl HuggingFace {
     /// Reads a tokenizer. `path` is used for errors and for the files next to it.
-    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, TokenizerError> {
-        let fail = |reason: String| TokenizerError::HuggingFace { path: path.into(), reason };
-        let json: Value = serde_json::from_slice(bytes).map_err(|error| fail(error.to_string()))?;
-        limits::check(&json).map_err(|reason| TokenizerError::Limit { path: path.into(), reason })?;
+    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
+        let fail = |reason| not_valid(path, reason);
+        let json: Value = serde_json::from_slice(bytes).map_err(|error| not_valid(path, error))?;
+        limits::check(&json).map_err(|reason| limits::refused(path, reason))?;
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may set a padding or a truncation length.
-        text.with_padding(None).with_truncation(None).map_err(|error| fail(error.to_string()))?;
+        text.with_padding(None).with_truncation(None).map_err(|error| not_valid(path, error))?;
         let beside = added::beside(path)?;
-        let added = without_panic(|| Ok::<_, String>(added::add(&mut text, beside))).map_err(fail)??;
+        let added = caught(|| added::add(&mut text, beside)).map_err(|panic| not_valid(path, panic))??;
         text.set_encode_special_tokens(true);
         // Detects a post-processor that contradicts the vocabulary.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
@@ -50,7 +61,7 @@ impl HuggingFace {
             is_added.then(|| encoding.get_ids()[0])
         });
         let largest = text.get_vocab(true).into_values().max();
-        let vocab_size = largest.ok_or_else(|| fail("it has no tokens".into()))? as usize + 1;
+        let vocab_size = largest.ok_or_else(|| not_valid(path, "it has no tokens"))? as usize + 1;
         Ok(Self { text, special: OnceLock::new(), vocab_size, first, added })
     }
 
@@ -66,7 +77,7 @@ impl HuggingFace {
         self.text.token_to_id(token)
     }
 
-    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
         let tokenizer = match special {
             SpecialTokens::AreText => &self.text,
             SpecialTokens::InText => self.special(),
@@ -76,7 +87,7 @@ impl HuggingFace {
     }
 
     /// Same as `Tokenizer::encode_with_ranges`.
-    pub(super) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), String> {
+    pub(super) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         let encoding = without_panic(|| self.special().encode(text, false))?;
         let mut end = 0;
         let range = |&(start, own_end): &(usize, usize)| {
@@ -90,7 +101,7 @@ impl HuggingFace {
 
     /// Ids of a text, with special tokens as text, and the word ends that are followed by another
     /// word.
-    pub(super) fn words(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>), String> {
+    pub(super) fn words(&self, text: &str) -> Result<(Vec<u32>, Vec<usize>)> {
         let encoding = without_panic(|| self.text.encode(text, false))?;
         let (words, offsets) = (encoding.get_word_ids(), encoding.get_offsets());
         let changes = (1..words.len()).filter(|i| words[*i] != words[i - 1]);
@@ -114,8 +125,8 @@ impl HuggingFace {
         self.first
     }
 
-    pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, String> {
-        without_panic(|| self.text.decode(ids, skip_special))
+    pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        without_panic(|| self.text.decode(ids, skip_special)).map_err(cannot_decode)
     }
 }
 
@@ -128,15 +139,15 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub(super) fn push(&mut self, tokenizer: &HuggingFace, id: u32, skip_special: bool) -> Result<String, String> {
+    pub(super) fn push(&mut self, tokenizer: &HuggingFace, id: u32, skip_special: bool) -> Result<String> {
         let Self { ids, prefix, prefix_index } = self;
         let text =
             without_panic(|| step_decode_stream(&tokenizer.text, vec![id], skip_special, ids, prefix, prefix_index));
-        text.map(Option::unwrap_or_default)
+        Ok(text.map_err(cannot_decode)?.unwrap_or_default())
     }
 
     /// Rest of an incomplete character.
-    pub(super) fn finish(self, tokenizer: &HuggingFace, skip_special: bool) -> Result<String, String> {
+    pub(super) fn finish(self, tokenizer: &HuggingFace, skip_special: bool) -> Result<String> {
         let text = tokenizer.decode(&self.ids, skip_special)?;
         Ok(text.get(self.prefix.len()..).unwrap_or_default().into())
     }

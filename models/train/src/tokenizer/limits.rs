@@ -1,6 +1,8 @@
 //! Limits for `tokenizer.json`, which may be untrusted. Texts of unbounded size and words that take
 //! hours are refused before the library reads the file.
 
+use std::path::Path;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
@@ -14,6 +16,11 @@ const ENTRIES: usize = 256;
 const GROWTH: f64 = 1024.0;
 /// Maximum characters of a word that a WordPiece model splits, which takes quadratic time.
 const WORD: u64 = 4096;
+
+/// Error of a file beyond a limit.
+pub(super) fn refused(path: &Path, reason: String) -> anyhow::Error {
+    anyhow::anyhow!("{} is refused: {reason}", path.display())
+}
 
 /// Refuses files beyond these limits, and character maps whose table does not fit.
 pub(super) fn check(file: &Value) -> Result<(), String> {

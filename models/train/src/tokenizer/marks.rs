@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{ConfigFile, TokenizerError};
+use super::ConfigFile;
 
 /// Tokens that begin and end a text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Marks {
         tokenizer: &Path,
         vocab_size: usize,
         id_of: impl Fn(&str) -> Option<u32>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> anyhow::Result<Self> {
         let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
         let (generation, config) = (read("generation_config.json")?, read("tokenizer_config.json")?);
         let bos = match config.get("add_bos_token").and_then(Value::as_bool) {

@@ -3,7 +3,6 @@
 mod added;
 mod bytes;
 mod config;
-mod error;
 mod hugging_face;
 mod limits;
 mod marks;
@@ -14,11 +13,11 @@ mod words;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 
 pub use bytes::ByteTokenizer;
 pub(crate) use config::{ConfigFile, SPECIAL_TOKENS};
-pub use error::TokenizerError;
 use hugging_face::HuggingFace;
 use marks::Marks;
 pub use stream::TextStream;
@@ -46,7 +45,7 @@ pub enum SpecialTokens {
 /// let ids = tokenizer.encode("né", SpecialTokens::AreText)?;
 /// assert_eq!(ids, [0x6e, 0xc3, 0xa9]);
 /// assert_eq!(tokenizer.decode(&ids)?, "né");
-/// # Ok::<(), train::TokenizerError>(())
+/// # Ok::<(), anyhow::Error>(())
 /// ```
 pub struct Tokenizer {
     kind: Kind,
@@ -85,24 +84,23 @@ impl Tokenizer {
     /// `tokenizer_config.json` and `generation_config.json`, if present.
     ///
     /// # Errors
-    /// Any [`TokenizerError`] about files.
-    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+    /// A file that is missing, or is not a tokenizer.
+    pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let file = ["tokenizer.json", "tokenizer.model"].map(|name| folder.join(name)).into_iter().find(|f| f.exists());
-        Self::from_file(file.ok_or_else(|| TokenizerError::Missing { folder: folder.into() })?)
+        let none = || format!("{} has neither tokenizer.json nor tokenizer.model", folder.display());
+        Self::from_file(file.with_context(none)?)
     }
 
     /// Reads a `.json` file in Hugging Face's format, or else Llama 3's ranks. The files next to it
     /// are read as in [`from_folder`](Self::from_folder).
     ///
     /// # Errors
-    /// Any [`TokenizerError`] about files.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+    /// A file that is missing, or is not a tokenizer.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = files::read(path).map_err(|source| TokenizerError::Io { path: path.into(), source })?;
-        if is_lfs_pointer(&bytes) {
-            return Err(TokenizerError::Other { path: path.into(), what: LFS_POINTER });
-        }
+        let bytes = files::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        ensure!(!is_lfs_pointer(&bytes), "{}: {LFS_POINTER}", path.display());
         let mut digest = hex(Sha256::new_with_prefix(&bytes));
         let (kind, own) = if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
             let tokenizer = HuggingFace::from_bytes(&bytes, path)?;
@@ -127,8 +125,8 @@ impl Tokenizer {
     /// error.
     ///
     /// # Errors
-    /// [`TokenizerError::BeyondMark`] if the model lacks the BOS.
-    pub fn for_vocabulary(mut self, vocab_size: usize) -> Result<Self, TokenizerError> {
+    /// A BOS that the model lacks.
+    pub fn for_vocabulary(mut self, vocab_size: usize) -> Result<Self> {
         if vocab_size < self.own_size() {
             self.limit = Some(vocab_size);
             self.check_mark("bos_token", self.marks.bos)?;
@@ -143,28 +141,29 @@ impl Tokenizer {
     }
 
     /// Returns the ids if the model has all of them.
-    fn within_limit(&self, ids: Vec<u32>) -> Result<Vec<u32>, TokenizerError> {
+    fn within_limit(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
         let vocab_size = self.vocab_size();
         let Some(at) = ids.iter().position(|id| *id as usize >= vocab_size) else { return Ok(ids) };
         let around = &ids[at.saturating_sub(8)..ids.len().min(at + 8)];
-        let (token, text) = (self.decode(&ids[at..=at])?.into(), self.decode(around)?.into());
-        Err(TokenizerError::Beyond { id: ids[at], token, text, vocab_size })
+        let (id, token, text) = (ids[at], self.decode(&ids[at..=at])?, self.decode(around)?);
+        bail!("token {id} ({token:?}) in {text:?} is none of the model, whose vocabulary has {vocab_size}")
     }
 
     /// Checks that the model has this BOS or EOS.
-    fn check_mark(&self, key: &'static str, mark: Option<u32>) -> Result<(), TokenizerError> {
+    fn check_mark(&self, key: &'static str, mark: Option<u32>) -> Result<()> {
         let vocab_size = self.vocab_size();
         let Some(id) = mark.filter(|id| *id as usize >= vocab_size) else { return Ok(()) };
-        let (path, token) = (self.path.clone().into(), self.decode(&[id])?.into());
-        Err(TokenizerError::BeyondMark { path, key, id, token, vocab_size: vocab_size as u32 })
+        let (path, token) = (self.path.display(), self.decode(&[id])?);
+        let problem = format!("none of the model, whose vocabulary has {vocab_size}");
+        bail!("{path}: {key} of each text is token {id} ({token:?}), which is {problem}")
     }
 
     /// Opens a tokenizer by name: `bytes`, a folder as for [`from_folder`](Self::from_folder), or a
     /// file as for [`from_file`](Self::from_file).
     ///
     /// # Errors
-    /// Any [`TokenizerError`] about files.
-    pub fn open(name: &str) -> Result<Self, TokenizerError> {
+    /// A file that is missing, or is not a tokenizer.
+    pub fn open(name: &str) -> Result<Self> {
         match name {
             Self::BYTES => Ok(Self::bytes()),
             path if Path::new(path).is_dir() => Self::from_folder(path),
@@ -229,9 +228,9 @@ impl Tokenizer {
     /// Encodes `text` without BOS and EOS.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`], [`TokenizerError::Beyond`]. [`TokenizerError::BeyondMark`] for
-    /// plain text of documents, if the model lacks the EOS that ends them.
-    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
+    /// Text that the tokenizer refuses or the model's vocabulary lacks. Plain text of documents, if
+    /// the model lacks the EOS that ends them.
+    pub fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
         if special == SpecialTokens::AreText {
             self.check_mark("eos_token", self.marks.eos)?;
         }
@@ -239,7 +238,7 @@ impl Tokenizer {
     }
 
     /// Same as [`encode`](Self::encode), but the model may lack the EOS.
-    fn encode_part(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, TokenizerError> {
+    fn encode_part(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
         let ids = match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
             Kind::HuggingFace(tokenizer) => tokenizer.encode(text, special),
@@ -251,7 +250,7 @@ impl Tokenizer {
     /// Ids of `text` with [`SpecialTokens::InText`], and the bytes of the text for each id. The
     /// ranges have no gaps: white space that the tokenizer skips belongs to the next token. Tokens
     /// that share a character have all of it.
-    pub(crate) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), TokenizerError> {
+    pub(crate) fn encode_with_ranges(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         if let Kind::HuggingFace(tokenizer) = &self.kind {
             let (ids, ranges) = tokenizer.encode_with_ranges(text).map_err(|reason| cannot_encode(text, reason))?;
             return Ok((self.within_limit(ids)?, ranges));
@@ -283,8 +282,8 @@ impl Tokenizer {
     /// in it are text.
     ///
     /// # Errors
-    /// [`TokenizerError::Encode`].
-    pub fn prompt(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    /// Text that the tokenizer refuses or the model's vocabulary lacks.
+    pub fn prompt(&self, text: &str) -> Result<Vec<u32>> {
         let text = self.encode_part(text, SpecialTokens::AreText)?;
         Ok(self.bos().into_iter().chain(text).collect())
     }
@@ -293,7 +292,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// Same as [`encode`](Self::encode).
-    pub fn document(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn document(&self, text: &str) -> Result<Vec<u32>> {
         self.check_mark("eos_token", self.marks.eos)?;
         let mut ids = self.prompt(text)?;
         ids.extend(self.eos());
@@ -304,12 +303,12 @@ impl Tokenizer {
     /// name. Bytes that are not UTF-8 become `�`.
     ///
     /// # Errors
-    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
-    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+    /// An id outside the vocabulary, or ids that the decoder refuses.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
         // Its streams decode the ids before each id again.
         if let Kind::HuggingFace(tokenizer) = &self.kind {
             ids.iter().try_for_each(|id| self.check(*id))?;
-            return tokenizer.decode(ids, false).map_err(|reason| TokenizerError::Decode { reason });
+            return tokenizer.decode(ids, false);
         }
         self.stream().read(ids)
     }
@@ -328,8 +327,8 @@ impl Tokenizer {
     /// remove the first space of a text, but an answer does not begin the text.
     ///
     /// # Errors
-    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
-    pub fn stream_text_after(&self, prompt: &[u32]) -> Result<TextStream<'_>, TokenizerError> {
+    /// An id outside the vocabulary, or ids that the decoder refuses.
+    pub fn stream_text_after(&self, prompt: &[u32]) -> Result<TextStream<'_>> {
         let mut stream = self.stream_text();
         prompt.iter().try_for_each(|id| stream.push(*id).map(drop))?;
         Ok(stream)
@@ -345,16 +344,16 @@ impl Tokenizer {
 
     /// Checks that an id is in the vocabulary. Unused ids in between decode to no text, as in the
     /// original.
-    fn check(&self, id: u32) -> Result<(), TokenizerError> {
-        if (id as usize) < self.own_size() {
-            return Ok(());
-        }
-        Err(TokenizerError::UnknownId { id, vocab_size: self.own_size() })
+    fn check(&self, id: u32) -> Result<()> {
+        let size = self.own_size();
+        ensure!((id as usize) < size, "{id} is no token: the tokenizer has ids below {size}");
+        Ok(())
     }
 }
 
-fn cannot_encode(text: &str, reason: String) -> TokenizerError {
-    TokenizerError::Encode { text: text.chars().take(40).collect(), reason }
+fn cannot_encode(text: &str, reason: anyhow::Error) -> anyhow::Error {
+    let text: String = text.chars().take(40).collect();
+    anyhow!("cannot tokenize {text:?}: {reason}")
 }
 
 impl core::fmt::Debug for Tokenizer {

@@ -1,7 +1,9 @@
 //! Decodes ids to text one at a time, in whole characters.
 
+use anyhow::Result;
+
 use super::hugging_face::{self, HuggingFace};
-use super::{Kind, Tokenizer, TokenizerError};
+use super::{Kind, Tokenizer};
 
 /// Decoder of one id after another. Its pieces together are the text of all ids.
 pub struct TextStream<'a> {
@@ -28,14 +30,11 @@ impl<'a> TextStream<'a> {
     /// Text that this id completes; empty while a character is incomplete.
     ///
     /// # Errors
-    /// [`TokenizerError::UnknownId`], [`TokenizerError::Decode`].
-    pub fn push(&mut self, id: u32) -> Result<String, TokenizerError> {
+    /// An id outside the vocabulary, or one that the decoder refuses.
+    pub fn push(&mut self, id: u32) -> Result<String> {
         self.tokenizer.check(id)?;
         match &mut self.state {
-            State::HuggingFace(tokenizer, stream) => {
-                let text = stream.push(tokenizer, id, self.skip_special);
-                text.map_err(|reason| TokenizerError::Decode { reason })
-            }
+            State::HuggingFace(tokenizer, stream) => stream.push(tokenizer, id, self.skip_special),
             State::Bytes(bytes) => {
                 match &self.tokenizer.kind {
                     Kind::Tiktoken(tokenizer) if self.skip_special && tokenizer.is_special(id) => {}
@@ -52,21 +51,18 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// Same as [`push`](Self::push).
-    pub fn read(mut self, ids: &[u32]) -> Result<String, TokenizerError> {
-        let text = ids.iter().map(|id| self.push(*id)).collect::<Result<String, _>>()?;
+    pub fn read(mut self, ids: &[u32]) -> Result<String> {
+        let text = ids.iter().map(|id| self.push(*id)).collect::<Result<String>>()?;
         Ok(text + &self.finish()?)
     }
 
     /// Rest of the text: `�` for an incomplete character.
     ///
     /// # Errors
-    /// [`TokenizerError::Decode`].
-    pub fn finish(self) -> Result<String, TokenizerError> {
+    /// Ids that the decoder refuses.
+    pub fn finish(self) -> Result<String> {
         match self.state {
-            State::HuggingFace(tokenizer, stream) => {
-                let text = stream.finish(tokenizer, self.skip_special);
-                text.map_err(|reason| TokenizerError::Decode { reason })
-            }
+            State::HuggingFace(tokenizer, stream) => stream.finish(tokenizer, self.skip_special),
             State::Bytes(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         }
     }

@@ -5,11 +5,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
+use anyhow::{Context, Result, anyhow, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use tiktoken_rs::{CoreBPE, Rank};
 
-use super::{SpecialTokens, TokenizerError};
+use super::SpecialTokens;
 
 /// Number of ranks of Llama 3 to 3.3.
 const RANKS: usize = 128_000;
@@ -47,27 +48,22 @@ pub(super) struct Tiktoken {
 
 impl Tiktoken {
     /// Reads the ranks. `path` is used for errors.
-    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self, TokenizerError> {
-        let text = String::from_utf8(bytes).map_err(|_| TokenizerError::Other { path: path.into(), what: NO_RANKS })?;
+    pub(super) fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self> {
+        let text = String::from_utf8(bytes).map_err(|_| anyhow!("{}: {NO_RANKS}", path.display()))?;
         let mut ranks = HashMap::new();
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-            let fail = |reason: String| TokenizerError::Ranks { path: path.into(), line: i + 1, reason };
-            let (token, rank) = line.split_once(' ').ok_or_else(|| fail("expected BASE64 RANK".into()))?;
-            let token = STANDARD.decode(token).map_err(|error| fail(format!("{token:?} is not base64: {error}")))?;
-            let rank: Rank = rank.parse().map_err(|_| fail(format!("{rank:?} is not a rank")))?;
-            if rank as usize != ranks.len() {
-                return Err(fail(format!("rank {rank} where {} is expected", ranks.len())));
-            }
-            if ranks.insert(token, rank).is_some() {
-                return Err(fail("an earlier line has this token".into()));
-            }
+            let at = format!("{}:{}", path.display(), i + 1);
+            let (token, rank) = line.split_once(' ').with_context(|| format!("{at}: expected BASE64 RANK"))?;
+            let token = STANDARD.decode(token).map_err(|error| anyhow!("{at}: {token:?} is not base64: {error}"))?;
+            let rank: Rank = rank.parse().map_err(|_| anyhow!("{at}: {rank:?} is not a rank"))?;
+            ensure!(rank as usize == ranks.len(), "{at}: rank {rank} where {} is expected", ranks.len());
+            ensure!(ranks.insert(token, rank).is_none(), "{at}: an earlier line has this token");
         }
-        if ranks.len() != RANKS {
-            return Err(TokenizerError::UnknownRanks { path: path.into(), ranks: ranks.len(), expected: RANKS });
-        }
+        let (path, found) = (path.display(), ranks.len());
+        let problem = format!("{found} ranks, Llama 3's tokenizer.model has {RANKS}");
+        ensure!(found == RANKS, "{path} has {problem}: use the checkpoint's tokenizer.json");
         if let Some(byte) = (0..=u8::MAX).find(|byte| !ranks.contains_key([*byte].as_slice())) {
-            let reason = format!("no line has the byte {byte:#04x}");
-            return Err(TokenizerError::Ranks { path: path.into(), line: RANKS, reason });
+            return Err(anyhow!("{path}: no line has the byte {byte:#04x}"));
         }
         let reserved = (2..).map(|i| format!("<|reserved_special_token_{i}|>"));
         let names = NAMED.into_iter().map(String::from).chain(reserved).take(NUM_SPECIAL);
@@ -89,14 +85,14 @@ impl Tiktoken {
         id as usize >= RANKS
     }
 
-    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>, String> {
+    pub(super) fn encode(&self, text: &str, special: SpecialTokens) -> Result<Vec<u32>> {
         let allowed: HashSet<&str> = match special {
             SpecialTokens::AreText => HashSet::new(),
             SpecialTokens::InText => self.bpe.special_tokens(),
         };
         let mut ids = vec![];
         for part in parts(text) {
-            ids.extend(self.bpe.encode(part, &allowed).map_err(|error| error.message)?.0);
+            ids.extend(self.bpe.encode(part, &allowed).map_err(|error| anyhow!(error.message))?.0);
         }
         Ok(ids)
     }

@@ -9,26 +9,6 @@ const CONTEXT: usize = 512;
 /// Maximum number of places that are tried.
 const MAX_TRIES: usize = 32;
 
-/// Character classes that every pre-tokenizer distinguishes.
-#[derive(PartialEq, Eq)]
-enum Class {
-    Space,
-    Letter,
-    Digit,
-    Other,
-}
-
-impl Class {
-    fn of(c: char) -> Self {
-        match c {
-            c if c.is_whitespace() => Self::Space,
-            c if c.is_numeric() => Self::Digit,
-            c if c.is_alphabetic() => Self::Letter,
-            _ => Self::Other,
-        }
-    }
-}
-
 impl Tokenizer {
     /// Bytes after a place that decide whether a word ends there.
     pub(crate) const LOOKAHEAD: usize = CONTEXT + 4;
@@ -37,12 +17,11 @@ impl Tokenizer {
     /// a character other than white space.
     pub(crate) fn ends_word(&self, text: &str, place: usize) -> bool {
         match &self.kind {
-            Kind::Bytes => true,
-            // No word of its expression continues after this line end.
-            Kind::Tiktoken(_) => true,
+            // No word of the expression of `Tiktoken` continues after this line end.
+            Kind::Bytes | Kind::Tiktoken(_) => true,
             Kind::HuggingFace(tokenizer) => {
                 let (around, place) = around(text, place);
-                Words::of(tokenizer, around).is_some_and(|words| words.end_at(tokenizer, around, place))
+                keeps_ids(tokenizer, around, place)
             }
         }
     }
@@ -65,20 +44,28 @@ impl Tokenizer {
             }
             Kind::HuggingFace(tokenizer) => {
                 let (around, end) = around(text, limit);
-                let begin = limit - end;
-                let words = Words::of(tokenizer, around)?;
                 // Inside a run of one class the whole run decides, and it may have begun long
                 // before.
                 let is_edge = |place: &usize| {
                     let (before, after) = around.split_at(*place);
-                    let classes = (before.chars().next_back().map(Class::of), after.chars().next().map(Class::of));
-                    classes.0.is_some() && classes.0 != classes.1
+                    before.chars().next_back().map(class) != after.chars().next().map(class)
                 };
-                let places = words.ends.iter().copied().rev().filter(|place| (CONTEXT / 2..=end).contains(place));
-                let mut places = places.filter(|place| around.is_char_boundary(*place)).filter(is_edge).take(MAX_TRIES);
-                places.find(|place| words.end_at(tokenizer, around, *place)).map(|place| begin + place)
+                let (_, ends) = tokenizer.words(around).ok()?;
+                let ends = ends.into_iter().rev().filter(|place| (CONTEXT / 2..=end).contains(place));
+                let mut ends = ends.filter(|place| around.is_char_boundary(*place)).filter(is_edge).take(MAX_TRIES);
+                ends.find(|place| keeps_ids(tokenizer, around, *place)).map(|place| limit - end + place)
             }
         }
+    }
+}
+
+/// Character class that every pre-tokenizer distinguishes.
+fn class(c: char) -> u8 {
+    match c {
+        c if c.is_whitespace() => 0,
+        c if c.is_numeric() => 1,
+        c if c.is_alphabetic() => 2,
+        _ => 3,
     }
 }
 
@@ -89,36 +76,20 @@ fn around(text: &str, place: usize) -> (&str, usize) {
     (&text[begin..end], place - begin)
 }
 
-/// Ids and words of a short text.
-struct Words {
-    ids: Vec<u32>,
-    /// Word ends that are followed by another word.
-    ends: Vec<usize>,
-}
-
-impl Words {
-    fn of(tokenizer: &HuggingFace, text: &str) -> Option<Self> {
-        let (ids, ends) = tokenizer.words(text).ok()?;
-        Some(Self { ids, ends })
-    }
-
-    /// Whether a word ends at `place`, and both parts have the ids that they have in the whole
-    /// text.
-    fn end_at(&self, tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
-        let ids = |text| tokenizer.encode(text, SpecialTokens::AreText).unwrap_or_default();
-        self.ends.contains(&place)
-            && [ids(&text[..place]), ids(&text[place..])].concat() == self.ids
-            && Self::end_wherever_text_begins(tokenizer, text, place)
-    }
-
-    /// Whether a word ends at `place` even without the first character of the text, and without its
-    /// first word. Otherwise words are counted from the beginning, for example in fixed numbers of
-    /// characters or in pairs.
-    fn end_wherever_text_begins(tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
-        let first = |text: &str| text.chars().next().map_or(0, char::len_utf8);
-        let word = text.find(char::is_whitespace).map_or(0, |space| space + first(&text[space..]));
-        let mut begins = [first(text), word].into_iter().filter(|begin| (1..place).contains(begin));
-        let words = |begin: usize| Self::of(tokenizer, &text[begin..]);
-        begins.all(|begin| words(begin).is_some_and(|words| words.ends.contains(&(place - begin))))
-    }
+/// Whether a word ends at `place`, and both parts have the ids that they have in the whole text.
+///
+/// The word must end there even without the first character of the text, and without its first
+/// word. Otherwise words are counted from the beginning, for example in fixed numbers of characters
+/// or in pairs.
+fn keeps_ids(tokenizer: &HuggingFace, text: &str, place: usize) -> bool {
+    let first = |text: &str| text.chars().next().map_or(0, char::len_utf8);
+    let word = text.find(char::is_whitespace).map_or(0, |space| space + first(&text[space..]));
+    let ids = |text| tokenizer.encode(text, SpecialTokens::AreText).unwrap_or_default();
+    [0, first(text), word].into_iter().filter(|begin| *begin == 0 || *begin < place).all(|begin| {
+        let words = tokenizer.words(&text[begin..]);
+        words.is_ok_and(|(whole, ends)| {
+            let has_ids = begin > 0 || [ids(&text[..place]), ids(&text[place..])].concat() == whole;
+            ends.contains(&(place - begin)) && has_ids
+        })
+    })
 }
