@@ -7,7 +7,6 @@ use burn_float8::{Float8Error, report::NonFiniteOperand};
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
-use crate::metrics::MetricsError;
 use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
@@ -30,9 +29,6 @@ pub enum TrainError {
     /// A tokenizer cannot be read or does not accept a text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A run's metrics cannot be read.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
     /// A file could not be written.
     #[error("cannot write {}", path.display())]
     Write {

@@ -9,7 +9,6 @@ use device_select::DeviceError;
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
-use crate::plot::PlotError;
 use crate::{
     ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
 };
@@ -252,9 +251,6 @@ pub enum JobError {
     /// A file cannot be tokenized.
     #[error(transparent)]
     Tokenize(#[from] TokenizeError),
-    /// Runs cannot be plotted.
-    #[error(transparent)]
-    Plot(#[from] PlotError),
     /// The machine has less memory than is certainly needed.
     #[error(
         "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"
