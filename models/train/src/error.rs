@@ -7,7 +7,6 @@ use burn_float8::{Float8Error, report::NonFiniteOperand};
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
-use crate::profile::ProfileError;
 use crate::tokenizer::TokenizerError;
 
 /// Error of a training run.
@@ -37,9 +36,6 @@ pub enum TrainError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Steps could not be profiled.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),

@@ -4,9 +4,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use plotters::chart::ChartBuilder;
-use plotters::coord::combinators::IntoLogRange;
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
-use plotters::data::float::FloatPrettyPrinter;
 use plotters::element::{Cross, EmptyElement, PathElement};
 use plotters::style::{BLACK, Color, TRANSPARENT};
 
@@ -30,7 +27,7 @@ enum Scale {
     FromZero,
     /// Equally far above and below a line at zero.
     AroundZero,
-    /// Whole powers of ten.
+    /// Whole powers of ten. Curves and axis have logarithms.
     Log,
 }
 
@@ -85,6 +82,7 @@ pub(super) fn charts(kind: PlotPanel, runs: &[Run]) -> Vec<Chart> {
     let charts = charts.into_iter().filter_map(|(title, unit, scale, mut curves)| {
         if scale == Scale::Log {
             curves.iter_mut().for_each(|curve| curve.retain(|point| point.1 > 0.0));
+            curves.iter_mut().flatten().for_each(|point| point.1 = point.1.log10());
         }
         Some(Chart {
             y: range(scale, &curves)?,
@@ -102,38 +100,28 @@ pub(super) fn charts(kind: PlotPanel, runs: &[Run]) -> Vec<Chart> {
 
 impl Chart {
     pub(super) fn draw(&self, area: &Area<'_>) -> anyhow::Result<()> {
-        match self.scale {
-            Scale::Log => self.draw_over(area, self.y.clone().log_scale()),
-            _ => self.draw_over(area, self.y.clone()),
-        }
-    }
-
-    fn draw_over<Y>(&self, area: &Area<'_>, y: impl AsRangedCoord<CoordDescType = Y, Value = f64>) -> anyhow::Result<()>
-    where
-        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    {
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, TITLE)
             .margin(12)
             .margin_right(36)
             .x_label_area_size(60)
             .y_label_area_size(110)
-            .build_cartesian_2d(self.steps.clone(), y)?;
-        let outside = self.curves.iter().flatten().filter(|point| !(self.y.start..=self.y.end).contains(&point.1));
-        let beyond = match outside.count() {
-            0 => String::new(),
-            1 => " (1 value beyond the axis)".into(),
-            outside => format!(" ({} values beyond the axis)", thousands(&outside.to_string())),
+            .build_cartesian_2d(self.steps.clone(), self.y.clone())?;
+        let is_log = self.scale == Scale::Log;
+        let number = |value: &f64| match if is_log { 10_f64.powf(*value) } else { *value } {
+            // A rounding error of zero.
+            tiny if tiny.abs() < 1e-9 * self.y.end.abs() => "0".into(),
+            value => (value as f32).to_string(),
         };
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .label_style(FONT)
             .x_labels(6)
-            .y_labels(8)
+            .y_labels(if is_log { 9 } else { 7 })
             .x_label_formatter(&|step| if step.fract() == 0.0 { thousands(&step.to_string()) } else { String::new() })
-            .y_label_formatter(&|value| label(*value, self.y.end))
-            .x_desc(format!("optimizer step{beyond}"))
+            .y_label_formatter(&number)
+            .x_desc("optimizer step")
             .y_desc(self.unit)
             .draw()?;
         if self.scale == Scale::AroundZero {
@@ -182,12 +170,10 @@ fn places(points: &[Point], run: usize, runs: usize) -> impl Iterator<Item = Poi
 
 /// Explains the curves of these runs.
 pub(super) fn reading(runs: &[Run]) -> String {
-    match smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0)) {
-        0.0 => "Markers tell coinciding curves apart".into(),
-        weight => format!(
-            "Thin: each step. Thick: exponential moving average, decay {weight}. Markers tell coinciding curves apart"
-        ),
-    }
+    let smoothing = smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0));
+    let thick = format!("Thick: exponential moving average, decay {smoothing}. ");
+    let thick = if smoothing > 0.0 { &*thick } else { "" };
+    format!("{thick}Markers tell coinciding curves apart. Values beyond an axis are drawn at its end.")
 }
 
 /// Smoothing weight `w` for at most `n` points: the mean lags `w / (1 - w)` points behind, a
@@ -232,11 +218,7 @@ fn range(scale: Scale, curves: &[Vec<Point>]) -> Option<Range<f64>> {
         Scale::Values if high - low > 1e-6 * high.abs() => low - 0.04 * (high - low)..high + 0.04 * (high - low),
         Scale::Values => low - 0.05 * low.abs().max(1.0)..low + 0.05 * low.abs().max(1.0),
         // At most eight decades.
-        Scale::Log => {
-            let top = high.log10().ceil();
-            let bottom = low.log10().floor().clamp(top - 8.0, top - 1.0);
-            10_f64.powf(bottom)..10_f64.powf(top)
-        }
+        Scale::Log => low.floor().clamp(high.ceil() - 8.0, high.ceil() - 1.0)..high.ceil(),
     })
 }
 
@@ -253,15 +235,4 @@ fn usual(curves: impl Iterator<Item = Vec<f64>>) -> Option<(f64, f64)> {
     highs.sort_by(f64::total_cmp);
     let (low, middle) = (lows.into_iter().min_by(f64::total_cmp)?, highs[(highs.len() - 1) / 2]);
     Some((low, highs.into_iter().rfind(|high| *high <= middle + 2.0 * (middle - low)).unwrap_or(middle)))
-}
-
-/// Label of a tick on an axis that ends at `end`. Rounding errors of zero are written as 0.
-fn label(value: f64, end: f64) -> String {
-    let size = value.abs();
-    if size < 1e-9 * end.abs() {
-        return "0".into();
-    }
-    let is_plain = (1e-3..1e7).contains(&size);
-    let text = FloatPrettyPrinter { allow_scientific: !is_plain, min_decimal: 0, max_decimal: 5 }.print(size);
-    format!("{}{}", if value < 0.0 { "-" } else { "" }, if is_plain { thousands(&text) } else { text })
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use plotters::chart::ChartBuilder;
 use plotters::coord::ranged1d::{IntoSegmentedCoord, SegmentValue};
-use plotters::element::Rectangle;
+use plotters::element::{EmptyElement, Rectangle, Text};
 use plotters::style::colors::colormaps::ViridisRGB;
 use plotters::style::colors::full_palette::GREY;
 use plotters::style::{Color, RGBColor};
@@ -78,16 +78,14 @@ impl HeatMap {
         let (rows, columns) = (self.rows.len(), self.steps.len());
         let mut chart = ChartBuilder::on(area)
             .caption(&self.title, TITLE)
-            .margin(16)
+            .margin(12)
+            .margin_right(70)
             .x_label_area_size(60)
             .y_label_area_size(360)
             .build_cartesian_2d((0..columns - 1).into_segmented(), (0..rows - 1).into_segmented())?;
-        let name = |row: &SegmentValue<usize>| {
-            let SegmentValue::CenterOf(up) = row else { return String::new() };
-            let (name, marks) = &self.rows[rows - 1 - up];
-            let marks: String =
-                ["  S", "  F", "  N"].iter().zip(marks).filter(|mark| *mark.1).map(|mark| *mark.0).collect();
-            name.clone() + &marks
+        let name = |row: &SegmentValue<usize>| match row {
+            SegmentValue::CenterOf(up) => self.rows[rows - 1 - up].0.clone(),
+            _ => String::new(),
         };
         let step = |column: &SegmentValue<usize>| match column {
             SegmentValue::CenterOf(column) => thousands(&self.steps[*column].to_string()),
@@ -109,6 +107,13 @@ impl HeatMap {
             let ends = [(edge(*column, columns), edge(up, rows)), (edge(column + 1, columns), edge(up + 1, rows))];
             Rectangle::new(ends, db.map_or(GREY, heat).filled())
         }))?;
+        // Beside a row, also if there is no room for its name.
+        let marked = self.rows.iter().rev().enumerate().filter(|(_, (_, marks))| marks.contains(&true));
+        chart.draw_series(marked.map(|(up, (_, marks))| {
+            let letters = ["S ", "F ", "N "].iter().zip(marks).filter(|mark| *mark.1).map(|mark| *mark.0);
+            let place = (SegmentValue::Last, SegmentValue::CenterOf(up));
+            EmptyElement::at(place) + Text::new(letters.collect::<String>(), (8, -8), FONT)
+        }))?;
         Ok(())
     }
 }
@@ -126,7 +131,8 @@ pub(super) fn draw_key(area: &Area<'_>) -> anyhow::Result<()> {
     );
     let mut chart = ChartBuilder::on(area)
         .caption(key, ("sans-serif", 17))
-        .margin(12)
+        .margin(24)
+        .margin_bottom(0)
         .x_label_area_size(55)
         .build_cartesian_2d(DB, 0..1)?;
     chart.configure_mesh().disable_mesh().label_style(FONT).x_desc("SQNR (dB)").draw()?;

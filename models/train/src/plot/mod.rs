@@ -87,13 +87,13 @@ fn marker(run: usize) -> Polygon<(i32, i32)> {
 pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> anyhow::Result<()> {
     let format = out.extension().map_or("a file without an extension".into(), |e| format!(".{}", e.display()));
     ensure!(format.eq_ignore_ascii_case(".svg"), "{}: pictures are written as .svg, not as {format}", out.display());
-    let runs = runs::read(runs)?;
+    let (sources, runs) = (runs, runs::read(runs)?);
     let mut panels: Vec<Panel<'_>> = vec![];
     for kind in PlotPanel::value_variants().iter().filter(|kind| kinds.is_empty() || kinds.contains(kind)) {
         if *kind == PlotPanel::Health {
             let maps: Vec<_> = runs.iter().filter_map(HeatMap::new).collect();
             if !maps.is_empty() {
-                panels.push((110, Box::new(health::draw_key)));
+                panels.push((130, Box::new(health::draw_key)));
             }
             panels.extend(
                 maps.into_iter().map(|map| -> Panel<'_> { (map.height(), Box::new(move |area| map.draw(area))) }),
@@ -105,7 +105,10 @@ pub fn plot(runs: &[PlotSource], kinds: &[PlotPanel], out: &Path) -> anyhow::Res
             }
         }
     }
-    if panels.is_empty() {
+    if panels.is_empty() && kinds.is_empty() {
+        let paths: Vec<_> = sources.iter().map(|source| source.path.display().to_string()).collect();
+        bail!("no steps in {}", paths.join(", "));
+    } else if panels.is_empty() {
         let names: Vec<_> = kinds.iter().map(|kind| kind.name()).collect();
         bail!("none of these runs has what {} would show", names.join(", "));
     }

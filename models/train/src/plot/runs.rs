@@ -84,10 +84,6 @@ impl Run {
         }
     }
 
-    fn is_empty(&self) -> bool {
-        self.loss.is_empty() && self.held_out.is_empty() && self.records.iter().all(|record| record.health.is_empty())
-    }
-
     /// Name, precision, recipe, device and result.
     pub(super) fn label(&self) -> String {
         let run = self.records.iter().rev().find_map(|record| record.run.clone()).unwrap_or_default();
@@ -123,18 +119,10 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// Reads the runs. At least one must have something to plot.
+/// Reads the runs.
 pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
     let files = sources.iter().map(PlotSource::file).collect::<Result<Vec<_>>>()?;
-    let mut runs = vec![];
-    for (name, file) in names(sources, &files)?.iter().zip(&files) {
-        runs.push(Run::new(name, read_metrics(file)?));
-    }
-    if runs.iter().all(Run::is_empty) {
-        let files: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
-        bail!("no steps in {}", files.join(", "));
-    }
-    Ok(runs)
+    names(sources, &files)?.iter().zip(&files).map(|(name, file)| Ok(Run::new(name, read_metrics(file)?))).collect()
 }
 
 /// Names of the runs: the given ones, and as many last parts of the others' paths as distinguish
