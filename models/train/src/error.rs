@@ -6,8 +6,6 @@ use burn_float8::{Float8Error, report::NonFiniteOperand};
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
-use crate::metrics::MetricsError;
-use crate::profile::ProfileError;
 
 /// Error of a training run.
 #[derive(Debug, thiserror::Error)]
@@ -22,9 +20,6 @@ pub enum TrainError {
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// A run's metrics cannot be read.
-    #[error(transparent)]
-    Metrics(#[from] MetricsError),
     /// A file could not be written.
     #[error("cannot write {}", path.display())]
     Write {
@@ -33,9 +28,6 @@ pub enum TrainError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Steps could not be profiled.
-    #[error(transparent)]
-    Profile(#[from] ProfileError),
     /// FP8 could not be applied.
     #[error(transparent)]
     Float8(#[from] Float8Error),

@@ -8,7 +8,6 @@ use device_select::DeviceError;
 
 use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
-use crate::plot::PlotError;
 use crate::{ByteTokenizer, FolderError, TrainError};
 
 /// Error of a job.
@@ -164,9 +163,6 @@ pub enum JobError {
     /// Error of a run or its checkpoints.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// Runs cannot be plotted.
-    #[error(transparent)]
-    Plot(#[from] PlotError),
     /// The machine has less memory than is certainly needed.
     #[error(
         "{what} takes at least {needed}, and this machine has {there}: take a smaller model, or share it among the ranks of several machines"

@@ -33,7 +33,7 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     path: &Path,
     expected: &str,
     out: &mut dyn Write,
-    convert: impl Fn(T) -> Result<U, TokenizerError>,
+    convert: impl Fn(T) -> Result<U>,
 ) -> Result<()> {
     let mut lines = JsonReader::open(path, Format::Jsonl, u64::MAX)?;
     while let Some((number, line)) = lines.next()? {

@@ -27,7 +27,7 @@ impl PlotArgs {
     /// Writes the picture and logs its path to `out`.
     ///
     /// # Errors
-    /// [`JobError::Plot`], [`JobError::Output`].
+    /// Runs that cannot be plotted; [`JobError::Output`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let runs = self.runs.iter().map(|run| PlotSource::parse(run)).collect::<Result<Vec<_>, _>>()?;
         plot(&runs, &self.panels, &self.output)?;

@@ -1,32 +1,49 @@
 //! [`Metrics`]: writes a run's `metrics.jsonl`.
 
-use std::io::Write;
-use std::path::Path;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use burn_float8::{Float8Stack, Monitor};
 use device_select::SelectedDevice;
 
-use super::record::{HealthRecord, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
+use super::record::{HealthRecord, MAX_LINE, Record, RunRecord, TrainRecord, read_metrics};
 use super::{StepLine, better};
 use crate::config::Precision;
 use crate::steps::StepConfig;
 use crate::{TrainError, atomic};
 
-/// Writes a run's records.
+/// Appends a run's records to a file.
 #[derive(Debug)]
 pub struct Metrics {
-    file: MetricsFile,
+    path: PathBuf,
+    file: File,
     /// Last sampled step that was written.
     sampled: u64,
 }
 
 impl Metrics {
-    /// Appends to a file, or creates it.
+    /// Opens a file for appending, or creates it. A link is an error. An unfinished last line is
+    /// removed.
     ///
     /// # Errors
     /// [`TrainError::Write`].
     pub fn append(path: &Path) -> Result<Self, TrainError> {
-        Ok(Self { file: MetricsFile::append(path)?, sampled: 0 })
+        let open = || {
+            let mut file = crate::files::append(path)?;
+            let begin = file.metadata()?.len().saturating_sub(MAX_LINE);
+            let mut text = vec![];
+            file.seek(SeekFrom::Start(begin))?;
+            (&file).take(MAX_LINE).read_to_end(&mut text)?;
+            match text.iter().rposition(|byte| *byte == b'\n') {
+                Some(end) => file.set_len(begin + end as u64 + 1)?,
+                None if begin == 0 => file.set_len(0)?,
+                None => return Err(io::Error::new(ErrorKind::InvalidData, "it has no lines")),
+            }
+            Ok(file)
+        };
+        let file = open().map_err(|source| TrainError::Write { path: path.into(), source })?;
+        Ok(Self { path: path.into(), file, sampled: 0 })
     }
 
     /// Creates a file, replacing an existing one.
@@ -36,6 +53,18 @@ impl Metrics {
     pub fn create(path: &Path) -> Result<Self, TrainError> {
         atomic::replace(path, b"").map_err(|source| TrainError::Write { path: path.into(), source })?;
         Self::append(path)
+    }
+
+    /// Writes a line.
+    ///
+    /// # Errors
+    /// [`TrainError::Write`].
+    pub fn write(&mut self, record: &Record) -> Result<(), TrainError> {
+        let written = serde_json::to_vec(record).map_err(io::Error::from).and_then(|mut line| {
+            line.push(b'\n');
+            self.file.write_all(&line)
+        });
+        written.map_err(|source| TrainError::Write { path: self.path.clone(), source })
     }
 
     /// Writes the run's record and returns its smallest held-out loss so far, with its step. A file
@@ -54,11 +83,11 @@ impl Metrics {
             device: selected.to_string(),
             steps: config.training.steps.get(),
         };
-        self.file.write(&Record { step: done, run: Some(run), ..Record::default() })?;
-        match read_metrics(self.file.path()) {
+        self.write(&Record { step: done, run: Some(run), ..Record::default() })?;
+        match read_metrics(&self.path) {
             Ok(records) => Ok(records.into_iter().filter_map(|r| Some((r.step, r.held_out_loss?))).reduce(better)),
             Err(error) => {
-                writeln!(out, "{error}: the best held-out loss is that from here on")?;
+                writeln!(out, "{error:#}: the best held-out loss is that from here on")?;
                 Ok(None)
             }
         }
@@ -66,7 +95,11 @@ impl Metrics {
 
     /// Writes a step without a line in the log.
     pub(crate) fn seen(&mut self, step: usize, loss: f64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
-        self.file.write(&Record { step, train: Some(train(loss, grad_norm, lr)), ..Record::default() })
+        self.write(&Record {
+            step,
+            train: Some(TrainRecord { loss, grad_norm, lr, ..TrainRecord::default() }),
+            ..Record::default()
+        })
     }
 
     /// Writes a step with a line in the log, and new FP8 statistics.
@@ -75,8 +108,8 @@ impl Metrics {
             loss: line.loss,
             grad_norm: line.grad_norm,
             lr: line.lr,
-            tokens_per_second: line.tokens_per_second,
-            tflops: line.tokens_per_second * line.flops_per_token / 1e12,
+            tokens_per_second: Some(line.tokens_per_second),
+            tflops: Some(line.tokens_per_second * line.flops_per_token / 1e12),
             mfu: line.mfu().given,
             mfu_fp8: line.mfu().fp8,
             mfu_bf16: line.mfu().bf16,
@@ -97,24 +130,19 @@ impl Metrics {
             };
             record.health.entry(operand.layer).or_default().insert(operand.operand.into(), health);
         }
-        self.file.write(&record)
+        self.write(&record)
     }
 
     /// Writes that the run diverged at a step, with its loss and gradient norm if they are the
     /// cause.
     pub(crate) fn diverged(&mut self, step: usize, seen: Option<[f64; 2]>, why: String) -> Result<(), TrainError> {
-        let train = seen.map(|[loss, grad_norm]| train(loss, grad_norm, f64::NAN));
-        self.file.write(&Record { step, train, diverged: Some(why), ..Record::default() })
+        let train =
+            seen.map(|[loss, grad_norm]| TrainRecord { loss, grad_norm, lr: f64::NAN, ..TrainRecord::default() });
+        self.write(&Record { step, train, diverged: Some(why), ..Record::default() })
     }
 
     /// Writes the held-out loss after a step.
     pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<(), TrainError> {
-        self.file.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
+        self.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
     }
-}
-
-/// Record of the values that every step has.
-fn train(loss: f64, grad_norm: f64, lr: f64) -> TrainRecord {
-    let unknown = f64::NAN;
-    TrainRecord { loss, grad_norm, lr, tokens_per_second: unknown, tflops: unknown, ..TrainRecord::default() }
 }

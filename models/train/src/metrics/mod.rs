@@ -9,7 +9,7 @@ use std::fs;
 
 pub use log::Metrics;
 pub use peak::Peak;
-pub use record::{HealthRecord, METRICS_FILE, MetricsError, MetricsFile, Record, RunRecord, TrainRecord, read_metrics};
+pub use record::{HealthRecord, METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics};
 
 /// Values of a step line.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,207 +1,238 @@
-//! Line charts over steps, with axes.
+//! Line charts over steps.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use plotters::chart::ChartBuilder;
-use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
-use plotters::data::float::FloatPrettyPrinter;
-use plotters::element::{Circle, PathElement};
-use plotters::style::{Color, TRANSPARENT};
+use plotters::element::{Cross, EmptyElement, PathElement};
+use plotters::style::{BLACK, Color, TRANSPARENT};
 
+use super::runs::{Point, Run};
+use super::{Area, FONT, PlotPanel, TITLE, color, marker};
 use crate::metrics::thousands;
 
-use super::error::PlotError;
-use super::look::{Area, GREY, INK, Look, MARGIN, NORMAL, PALE, RIGHT, letters};
-use super::series::{Point, smoothed, thinned};
+/// Maximum number of points drawn per curve; more are thinned.
+const MAX_POINTS: usize = 2000;
+/// Runs with at least this number of points are smoothed.
+const MANY: usize = 100;
+/// Number of markers of a curve.
+const MARKERS: usize = 5;
 
-/// Units for labels at the side and below.
-const BESIDE: i32 = 186;
-pub(super) const BELOW: i32 = 80;
-/// Maximum number of markers of a run; more would overlap.
-const MAX_MARKERS: usize = 60;
-
-/// Points of a run. A NaN splits a line.
-#[derive(Debug)]
-pub(super) struct Curve {
-    look: Look,
-    pub line: Vec<Point>,
-    /// Thin line with markers.
-    pub marked: Vec<Point>,
-}
-
-impl Curve {
-    pub(super) fn new(run: usize, [line, marked]: [Vec<Point>; 2]) -> Self {
-        Self { look: Look::of(run), line, marked }
-    }
-
-    fn points(&self) -> impl Iterator<Item = &Point> {
-        self.line.iter().chain(&self.marked)
-    }
+/// Range of an axis.
+#[derive(Clone, Copy, PartialEq)]
+enum Scale {
+    /// The values, without a few large ones.
+    Values,
+    /// From zero.
+    FromZero,
+    /// Equally far above and below a line at zero.
+    AroundZero,
+    /// Whole powers of ten. Curves and axis have logarithms.
+    Log,
 }
 
 /// Line chart over steps.
-#[derive(Debug)]
 pub(super) struct Chart {
-    pub unit: &'static str,
-    /// Height of the plotting area, in units.
-    pub height: i32,
-    /// First and last step.
-    pub steps: (usize, usize),
-    /// Range of the y axis.
-    pub y: Range<f64>,
-    /// Ticks of a logarithmic axis, including both ends.
-    pub ticks: Option<Vec<f64>>,
+    title: String,
+    unit: &'static str,
+    scale: Scale,
+    /// First and last step of all charts.
+    steps: Range<f64>,
+    y: Range<f64>,
     /// Weight of [`smoothed`]; 0 disables smoothing.
-    pub smoothing: f64,
-    pub curves: Vec<Curve>,
+    smoothing: f64,
+    /// Finite points of each run.
+    curves: Vec<Vec<Point>>,
+    /// Step of each run with a loss that is not finite.
+    diverged: Vec<Option<f64>>,
+}
+
+/// Charts of a panel for which a run has data.
+pub(super) fn charts(kind: PlotPanel, runs: &[Run]) -> Vec<Chart> {
+    let plain = |title: &str, unit, scale, of: fn(&Run) -> &Vec<Point>| {
+        (title.to_string(), unit, scale, runs.iter().map(|run| of(run).clone()).collect())
+    };
+    let less_first = |title: &str, of: fn(&Run) -> &Vec<Point>| {
+        let first: HashMap<_, _> = of(&runs[0]).iter().map(|(step, value)| (step.to_bits(), value)).collect();
+        let less = |(step, value): &Point| Some((*step, value - *first.get(&step.to_bits())?));
+        let curves = runs.iter().map(|run| of(run).iter().filter_map(less).collect());
+        // The first run's own curve would be the line at zero.
+        let curves = std::iter::once(vec![]).chain(curves.skip(1)).collect();
+        (format!("{title} less that of {}", runs[0].name), "nats per token", Scale::AroundZero, curves)
+    };
+    let charts: Vec<(_, _, _, Vec<Vec<Point>>)> = match kind {
+        PlotPanel::Losses => vec![
+            plain("Training loss", "nats per token", Scale::Values, |run| &run.loss),
+            plain("Held-out loss", "nats per token", Scale::Values, |run| &run.held_out),
+        ],
+        PlotPanel::Difference => {
+            vec![less_first("Training loss", |run| &run.loss), less_first("Held-out loss", |run| &run.held_out)]
+        }
+        PlotPanel::Throughput => {
+            vec![plain("Throughput", "tokens/s", Scale::FromZero, |run| &run.tokens_per_second)]
+        }
+        PlotPanel::GradNorm => {
+            vec![plain("Gradient norm before clipping", "L2 norm", Scale::Log, |run| &run.grad_norm)]
+        }
+        PlotPanel::Lr => vec![plain("Learning rate", "rate", Scale::FromZero, |run| &run.lr)],
+        PlotPanel::Health => vec![],
+    };
+    let steps = runs.iter().flat_map(|run| run.loss.iter().chain(&run.held_out)).map(|point| point.0);
+    let (first, last) = steps.fold((f64::MAX, 0.0), |(first, last), step| (step.min(first), step.max(last)));
+    let charts = charts.into_iter().filter_map(|(title, unit, scale, mut curves)| {
+        if scale == Scale::Log {
+            curves.iter_mut().for_each(|curve| curve.retain(|point| point.1 > 0.0));
+            curves.iter_mut().flatten().for_each(|point| point.1 = point.1.log10());
+        }
+        Some(Chart {
+            y: range(scale, &curves)?,
+            steps: first..last.max(first + 1.0),
+            smoothing: if kind == PlotPanel::Lr { 0.0 } else { smoothing(curves.iter().map(Vec::len).max()?) },
+            diverged: runs.iter().map(|run| run.diverged.map(|step| step as f64)).collect(),
+            title,
+            unit,
+            scale,
+            curves,
+        })
+    });
+    charts.collect()
 }
 
 impl Chart {
-    pub(super) fn all_height(&self) -> i32 {
-        self.height + BELOW + 30
-    }
-
-    /// All values except NaN.
-    pub(super) fn values(&self) -> impl Iterator<Item = f64> {
-        self.curves.iter().flat_map(Curve::points).map(|point| point.1).filter(|value| !value.is_nan())
-    }
-
-    /// Note about values beyond the axis.
-    pub(super) fn beyond(&self) -> String {
-        match self.values().filter(|value| !(self.y.start..=self.y.end).contains(value)).count() {
-            0 => String::new(),
-            1 => "1 value beyond the axis is drawn at its end.".into(),
-            outside => format!("{outside} values beyond the axis are drawn at its end."),
-        }
-    }
-
-    pub(super) fn draw(&self, area: &Area<'_>) -> Result<(), PlotError> {
-        let area = area.split_vertically(self.height + BELOW).0;
-        match &self.ticks {
-            None => self.draw_over(&area, self.y.clone()),
-            Some(ticks) => self.draw_over(&area, self.y.clone().log_scale().with_key_points(ticks.clone())),
-        }
-    }
-
-    fn draw_over<Y>(
-        &self,
-        area: &Area<'_>,
-        y: impl AsRangedCoord<CoordDescType = Y, Value = f64>,
-    ) -> Result<(), PlotError>
-    where
-        Y: Ranged<ValueType = f64> + ValueFormatter<f64>,
-    {
-        let steps = match self.steps {
-            (first, last) if first == last => first.saturating_sub(1)..last.saturating_add(1),
-            (first, last) => first..last,
-        };
+    pub(super) fn draw(&self, area: &Area<'_>) -> anyhow::Result<()> {
         let mut chart = ChartBuilder::on(area)
-            .margin_left(MARGIN)
-            .margin_right(RIGHT)
-            .y_label_area_size(BESIDE)
-            .x_label_area_size(BELOW)
-            .build_cartesian_2d(steps.clone(), y)?;
+            .caption(&self.title, TITLE)
+            .margin(12)
+            .margin_right(36)
+            .x_label_area_size(60)
+            .y_label_area_size(110)
+            .build_cartesian_2d(self.steps.clone(), self.y.clone())?;
+        let is_log = self.scale == Scale::Log;
+        let number = |value: &f64| match if is_log { 10_f64.powf(*value) } else { *value } {
+            // A rounding error of zero.
+            tiny if tiny.abs() < 1e-9 * self.y.end.abs() => "0".into(),
+            value => (value as f32).to_string(),
+        };
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
-            .bold_line_style(PALE)
-            .axis_style(GREY.stroke_width(2))
-            .set_all_tick_mark_size(6)
-            .label_style(letters(NORMAL, INK))
-            .x_labels(8)
-            .y_labels((self.height / 44) as usize)
-            .x_label_formatter(&|step| thousands(&step.to_string()))
-            .y_label_formatter(&|value| label(*value, self.y.end - self.y.start))
+            .label_style(FONT)
+            .x_labels(6)
+            .y_labels(if is_log { 9 } else { 7 })
+            .x_label_formatter(&|step| if step.fract() == 0.0 { thousands(&step.to_string()) } else { String::new() })
+            .y_label_formatter(&number)
             .x_desc("optimizer step")
             .y_desc(self.unit)
             .draw()?;
-        let at = |&(step, value): &Point| (step, value.clamp(self.y.start, self.y.end));
-        let mut lines = |points: &[Point], look: Look, opacity: f64, width: u32| -> Result<(), PlotError> {
-            let color = look.color.mix(opacity);
-            for line in thinned(points).split(|point| point.1.is_nan()).filter(|line| !line.is_empty()) {
-                match line {
-                    [alone] => chart.draw_series([Circle::new(at(alone), width + 3, color.filled())])?,
-                    _ => chart.draw_series([PathElement::new(
-                        line.iter().map(at).collect::<Vec<_>>(),
-                        color.stroke_width(width),
-                    )])?,
-                };
+        if self.scale == Scale::AroundZero {
+            chart.draw_series([PathElement::new(
+                [(self.steps.start, 0.0), (self.steps.end, 0.0)],
+                BLACK.stroke_width(2),
+            )])?;
+        }
+        let clamped = |points: &[Point]| -> Vec<Point> {
+            points.iter().map(|&(step, value)| (step, value.clamp(self.y.start, self.y.end))).collect()
+        };
+        let curves = || self.curves.iter().enumerate().filter(|(_, curve)| !curve.is_empty());
+        let mut shown = vec![];
+        for (run, curve) in curves() {
+            let (mut points, mut opacity) = (clamped(&thinned(curve)), 1.0);
+            if self.smoothing > 0.0 {
+                chart.draw_series([PathElement::new(points, color(run).mix(0.3))])?;
+                (points, opacity) = (clamped(&thinned(&smoothed(curve, self.smoothing))), 0.9);
             }
-            Ok(())
-        };
-        let (opacity, width) = if self.smoothing > 0.0 { (0.3, 2) } else { (0.9, 3) };
-        self.curves.iter().try_for_each(|curve| lines(&curve.line, curve.look, opacity, width))?;
-        if self.smoothing > 0.0 {
-            let mut smooth = |curve: &Curve| lines(&smoothed(&curve.line, self.smoothing), curve.look, 1.0, 4);
-            self.curves.iter().try_for_each(&mut smooth)?;
+            shown.push((run, points, opacity));
         }
-        self.curves.iter().try_for_each(|curve| lines(&curve.marked, curve.look, 0.8, 2))?;
-        let plain = chart.plotting_area().strip_coord_spec();
-        let (left, top) = plain.get_base_pixel();
-        let place = |point: &Point| {
-            let (x, y) = chart.plotting_area().map_coordinate(&at(point));
-            (x - left, y - top)
-        };
-        for curve in &self.curves {
-            let marked = thinned(&curve.marked);
-            let numbers: Vec<_> = marked.iter().filter(|point| !point.1.is_nan()).collect();
-            let every = numbers.len().div_ceil(MAX_MARKERS).max(1);
-            // Counted from the end, so that the last one is always drawn.
-            numbers.iter().rev().step_by(every).try_for_each(|point| plain.draw(&curve.look.marker(place(point))))?;
-            let mut lost: Vec<_> = curve.points().filter(|point| point.1.is_nan()).map(|point| point.0).collect();
-            lost.sort_unstable();
-            let mut crosses: Vec<_> = lost.into_iter().map(|step| place(&(step, self.y.end)).0).collect();
-            // Too close crosses would overlap.
-            crosses.dedup_by(|x, kept| *x - *kept < 16);
-            let mut strokes = crosses.into_iter().flat_map(|x| curve.look.cross((x, 12)));
-            strokes.try_for_each(|stroke| plain.draw(&stroke))?;
+        for (run, points, opacity) in &shown {
+            chart.draw_series([PathElement::new(points.clone(), color(*run).mix(*opacity).stroke_width(3))])?;
         }
+        for (run, points, _) in &shown {
+            let places = places(points, *run, self.curves.len());
+            chart.draw_series(places.map(|place| EmptyElement::at(place) + marker(*run)))?;
+        }
+        let diverged = self.diverged.iter().enumerate().filter_map(|(run, step)| Some((run, (*step)?)));
+        let cross = |(run, step)| Cross::new((step, self.y.end), 9, color(run).stroke_width(4));
+        chart.draw_series(diverged.map(cross))?;
         Ok(())
     }
 }
 
-/// Ticks from one below `low` to one above `high`, both positive: powers of ten, and their
-/// multiples by 2 and 5 if there is room. Plotters' ticks are only powers of ten, and there may be
-/// none.
-pub(super) fn log_ticks(low: f64, high: f64) -> Vec<f64> {
-    let within = |mantissas: &[f64]| {
-        let (first, last) = (low.log10().floor() as i32, high.log10().ceil() as i32);
-        let all: Vec<_> = (first - 1..=last + 1)
-            .flat_map(|power| mantissas.iter().map(move |mantissa| mantissa * 10_f64.powi(power)))
-            .collect();
-        let from = all.iter().rposition(|tick| *tick < low).unwrap_or(0);
-        let to = all.iter().position(|tick| *tick > high).unwrap_or(all.len() - 1);
-        all[from..=to].to_vec()
+/// Places of a curve's markers. Those of coinciding curves take turns along the common line.
+fn places(points: &[Point], run: usize, runs: usize) -> impl Iterator<Item = Point> {
+    (0..MARKERS).map(move |i| {
+        let share = (i as f64 + (run as f64 + 0.5) / runs as f64) / MARKERS as f64;
+        let at = share * (points.len() - 1) as f64;
+        let (from, to) = (points[at as usize], points[at.ceil() as usize]);
+        let between = |from: f64, to: f64| from + at.fract() * (to - from);
+        (between(from.0, to.0), between(from.1, to.1))
+    })
+}
+
+/// Explains the curves of these runs.
+pub(super) fn reading(runs: &[Run]) -> String {
+    let smoothing = smoothing(runs.iter().map(|run| run.loss.len()).max().unwrap_or(0));
+    let thick = format!("Thick: exponential moving average, decay {smoothing}. ");
+    let thick = if smoothing > 0.0 { &*thick } else { "" };
+    format!("{thick}Markers tell coinciding curves apart. Values beyond an axis are drawn at its end.")
+}
+
+/// Smoothing weight `w` for at most `n` points: the mean lags `w / (1 - w)` points behind, a
+/// fifteenth of the run. 0 for short runs.
+fn smoothing(n: usize) -> f64 {
+    if n < MANY { 0.0 } else { ((1.0 - 15.0 / n as f64).min(0.9) * 100.0).round() / 100.0 }
+}
+
+/// Exponential moving average `m = w m + (1 - w) value` from 0, divided by `1 - w^n` to remove the
+/// initial bias.
+fn smoothed(points: &[Point], w: f64) -> Vec<Point> {
+    let (mut mean, mut weight) = (0.0, 0.0);
+    let next = |&(step, value): &Point| {
+        (mean, weight) = (w * mean + (1.0 - w) * value, w * weight + (1.0 - w));
+        (step, mean / weight)
     };
-    let ticks = within(&[1.0, 2.0, 5.0]);
-    if ticks.len() > 7 { within(&[1.0]) } else { ticks }
+    points.iter().map(next).collect()
 }
 
-/// Label of a tick on an axis of this length. Rounding errors of zero are written as 0.
-pub(super) fn label(value: f64, length: f64) -> String {
-    let size = value.abs();
-    if size < 1e-9 * length {
-        return "0".into();
-    }
-    let is_plain = (1e-3..1e7).contains(&size);
-    let text = FloatPrettyPrinter { allow_scientific: !is_plain, min_decimal: 0, max_decimal: 5 }.print(size);
-    format!("{}{}", if value < 0.0 { "-" } else { "" }, if is_plain { thousands(&text) } else { text })
+/// At most [`MAX_POINTS`] points: the smallest and the largest of each bin, in the order of their
+/// steps.
+fn thinned(points: &[Point]) -> Vec<Point> {
+    let bins = points.chunks((2 * points.len()).div_ceil(MAX_POINTS).max(1));
+    let ends = |bin: &[Point]| {
+        let by_value = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
+        let [low, high] = [*bin.iter().min_by(by_value)?, *bin.iter().max_by(by_value)?];
+        Some(if low.0 <= high.0 { [low, high] } else { [high, low] })
+    };
+    let mut thinned: Vec<_> = bins.filter_map(ends).flatten().collect();
+    thinned.dedup();
+    thinned
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Range of an axis that shows most of the curves; `None` without points.
+fn range(scale: Scale, curves: &[Vec<Point>]) -> Option<Range<f64>> {
+    let size = |value: f64| if scale == Scale::AroundZero { value.abs() } else { value };
+    let (low, high) = usual(curves.iter().map(|curve| curve.iter().map(|point| size(point.1)).collect()))?;
+    Some(match scale {
+        Scale::FromZero => 0.0..if high > 0.0 { 1.08 * high } else { return None },
+        Scale::AroundZero if high > 0.0 => -1.05 * high..1.05 * high,
+        Scale::AroundZero => -1.0..1.0,
+        Scale::Values if high - low > 1e-6 * high.abs() => low - 0.04 * (high - low)..high + 0.04 * (high - low),
+        Scale::Values => low - 0.05 * low.abs().max(1.0)..low + 0.05 * low.abs().max(1.0),
+        // At most eight decades.
+        Scale::Log => low.floor().clamp(high.ceil() - 8.0, high.ceil() - 1.0)..high.ceil(),
+    })
+}
 
-    #[test]
-    fn ticks_are_round() {
-        let labels =
-            |low, high| log_ticks(low, high).into_iter().map(|tick| label(tick, tick)).collect::<Vec<_>>().join(" ");
-        assert_eq!(labels(0.3, 5.0), "0.2 0.5 1 2 5 10");
-        assert_eq!(labels(1.0, 1.0), "0.5 1 2");
-        assert_eq!(labels(3e-4, 2e3), "1e-4 0.001 0.01 0.1 1 10 100 1,000 10,000");
-        let numbers = [0.0, 1e-17, 2.2, -0.05, 2e-6, 20_000.0, 1.5e7, 0.1 + 0.2];
-        let expected = ["0", "0", "2.2", "-0.05", "2e-6", "20,000", "1.5e7", "0.3"];
-        assert_eq!(numbers.map(|number| label(number, 1.0)), expected);
+/// Smallest value, and a high one: neither a long curve's first values nor a run far above the
+/// median run, such as a diverged one, set it.
+fn usual(curves: impl Iterator<Item = Vec<f64>>) -> Option<(f64, f64)> {
+    let (mut lows, mut highs) = (vec![], vec![]);
+    for mut values in curves.filter(|values| !values.is_empty()) {
+        values.sort_by(f64::total_cmp);
+        let [low, most, high] = [0, values.len() * 9 / 10, values.len() - 1].map(|i| values[i]);
+        lows.push(low);
+        highs.push(if values.len() < MANY { high } else { high.min(most + (most - low)) });
     }
+    highs.sort_by(f64::total_cmp);
+    let (low, middle) = (lows.into_iter().min_by(f64::total_cmp)?, highs[(highs.len() - 1) / 2]);
+    Some((low, highs.into_iter().rfind(|high| *high <= middle + 2.0 * (middle - low)).unwrap_or(middle)))
 }

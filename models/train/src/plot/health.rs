@@ -1,149 +1,147 @@
-//! FP8 statistics of a run by layer and sampled step, for its heat map.
+//! Heat map of a run's FP8 health: layers as rows, sampled steps as columns, colours for dB.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-use crate::metrics::Record;
+use plotters::chart::ChartBuilder;
+use plotters::coord::ranged1d::{IntoSegmentedCoord, SegmentValue};
+use plotters::element::{EmptyElement, Rectangle, Text};
+use plotters::style::colors::colormaps::ViridisRGB;
+use plotters::style::colors::full_palette::GREY;
+use plotters::style::{Color, RGBColor};
 
-use super::series::quantile;
+use super::runs::Run;
+use super::{Area, FONT, TITLE};
+use crate::metrics::thousands;
 
+/// Range of the colours in dB, the same in all pictures. E4M3 of usual tensors has about 30.
+const DB: Range<f64> = 10.0..40.0;
 /// Thresholds, as fractions of an operand's elements, beyond which its layer is marked.
-pub(super) const MAX_SATURATED: f64 = 0.001;
-pub(super) const MAX_FLUSHED: f64 = 0.01;
+const MAX_SATURATED: f64 = 0.001;
+const MAX_FLUSHED: f64 = 0.01;
+/// Maximum numbers of rows and of columns; more layers and samples share them.
+const MAX_ROWS: usize = 400;
+const MAX_COLUMNS: usize = 100;
 
-/// Maximum rows, columns and cells; more are merged.
-const MAX_ROWS: usize = 800;
-const MAX_COLUMNS: usize = 400;
-const MAX_CELLS: usize = 20_000;
-
-/// Samples of a run, with layers as rows and steps as columns.
-#[derive(Debug, Default)]
-pub(super) struct Health {
-    /// First layer of each row. Layers are sorted by name, numbers in names by value.
-    pub layers: Vec<String>,
+/// Samples of a run.
+pub(super) struct HeatMap {
+    title: String,
+    /// First layer of each row, and its marks: S, F, N.
+    rows: Vec<(String, [bool; 3])>,
     /// First sampled step of each column.
-    pub steps: Vec<usize>,
-    /// Number of layers merged in a row, and of samples in a column. The worst one counts.
-    pub merged: (usize, usize),
-    /// Smallest SQNR of an operand in dB, by row and column; `None` if all operands were zero. Some
-    /// layers lack some samples.
-    pub samples: BTreeMap<(usize, usize), Option<f64>>,
-    /// By row: whether an operand of any sample had too many saturated elements, too many flushed
-    /// to zero, or any inf or NaN.
-    pub marks: Vec<[bool; 3]>,
+    steps: Vec<usize>,
+    /// Smallest SQNR of an operand in dB, by row and column; `None` if all operands were zero.
+    cells: BTreeMap<(usize, usize), Option<f64>>,
 }
 
-impl Health {
-    pub(super) fn new(records: &[Record]) -> Self {
+impl HeatMap {
+    /// Map of a run, if it has samples.
+    pub(super) fn new(run: &Run) -> Option<Self> {
         let samples = || {
-            records.iter().flat_map(|record| {
-                let layers = record.health.iter();
-                let operands =
-                    layers.flat_map(|(name, operands)| operands.values().map(move |operand| (name, operand)));
+            let layers =
+                run.records.iter().flat_map(|record| record.health.iter().map(move |layer| (record.step, layer)));
+            layers.flat_map(|(line, (name, operands))| {
                 // A sample without a step has the step of its line.
                 operands
-                    .map(|(name, operand)| (name, if operand.step > 0 { operand.step } else { record.step }, operand))
+                    .values()
+                    .map(move |operand| (name, if operand.step > 0 { operand.step } else { line }, operand))
             })
         };
         let layers: BTreeMap<_, _> = samples().map(|(name, ..)| (natural(name), name)).collect();
-        let steps: BTreeSet<_> = samples().map(|(_, step, _)| step).collect();
+        let steps: Vec<_> = samples().map(|(_, step, _)| step).collect::<BTreeSet<_>>().into_iter().collect();
         if layers.is_empty() {
-            return Self::default();
+            return None;
         }
-        let in_row = layers.len().div_ceil(MAX_ROWS);
-        let rows = layers.len().div_ceil(in_row);
-        let in_column = steps.len().div_ceil(MAX_COLUMNS.min(MAX_CELLS / rows));
-        let mut health = Self {
-            layers: layers.values().step_by(in_row).map(|name| (*name).clone()).collect(),
-            steps: steps.iter().step_by(in_column).copied().collect(),
-            merged: (in_row, in_column),
-            samples: BTreeMap::new(),
-            marks: vec![[false; 3]; rows],
-        };
-        let row_of: BTreeMap<_, _> = layers.into_values().zip((0..).map(|layer: usize| layer / in_row)).collect();
+        let (in_row, in_column) = (layers.len().div_ceil(MAX_ROWS), steps.len().div_ceil(MAX_COLUMNS));
+        let mut rows: Vec<_> = layers.values().step_by(in_row).map(|name| ((*name).clone(), [false; 3])).collect();
+        let row_of: BTreeMap<_, _> = layers.into_values().enumerate().map(|(i, name)| (name, i / in_row)).collect();
+        let mut cells = BTreeMap::<_, Option<f64>>::new();
         for (name, step, operand) in samples() {
-            let (row, column) = (row_of[name], health.steps.partition_point(|first| *first <= step) - 1);
+            let (row, column) = (row_of[name], (steps.partition_point(|first| *first <= step) - 1) / in_column);
             let db = operand.sqnr_db.filter(|db| !db.is_nan());
-            let worst = health.samples.entry((row, column)).or_default();
+            let worst = cells.entry((row, column)).or_default();
             *worst = [*worst, db].into_iter().flatten().min_by(f64::total_cmp);
             let now = [operand.saturated > MAX_SATURATED, operand.flushed > MAX_FLUSHED, operand.non_finite > 0];
-            (0..3).for_each(|kind| health.marks[row][kind] |= now[kind]);
+            (0..3).for_each(|kind| rows[row].1[kind] |= now[kind]);
         }
-        health
-    }
-}
-
-/// Range of the colours, in whole dB. Outliers are ignored.
-pub(super) fn db_range<'a>(runs: impl IntoIterator<Item = &'a Health>) -> (f64, f64) {
-    let all = runs.into_iter().flat_map(|health| health.samples.values().flatten());
-    let all: Vec<_> = all.copied().filter(|db| db.abs() < 1e4).collect();
-    let of = |q| quantile(all.iter().copied(), q);
-    let (Some(low), Some(middle), Some(high)) = (of(0.0), of(0.5), of(1.0)) else { return (0.0, 40.0) };
-    let (low, high) = (low.max(middle - 30.0).floor(), high.min(middle + 15.0).ceil());
-    if high - low < 2.0 { (low - 1.0, high + 1.0) } else { (low, high) }
-}
-
-/// Sort key that orders `layers.10` after `layers.2`: a number is compared by its number of digits,
-/// then by its digits.
-fn natural(name: &str) -> Vec<(usize, String)> {
-    let mut parts: Vec<(usize, String)> = vec![];
-    for letter in name.chars() {
-        match parts.last_mut() {
-            Some((digits, part)) if letter.is_ascii_digit() && *digits > 0 => {
-                part.push(letter);
-                *digits += 1;
-            }
-            _ => parts.push((usize::from(letter.is_ascii_digit()), letter.into())),
-        }
-    }
-    parts
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::metrics::HealthRecord;
-
-    fn record(step: usize, layers: &[(&str, &[HealthRecord])]) -> Record {
-        let operands =
-            |all: &[HealthRecord]| all.iter().enumerate().map(|(i, health)| (i.to_string(), *health)).collect();
-        let health = layers.iter().map(|(name, all)| ((*name).to_owned(), operands(all))).collect();
-        Record { step, health, ..Default::default() }
+        let shared = [(in_row, "layers a row"), (in_column, "samples a column")].into_iter().filter(|(n, _)| *n > 1);
+        let shared: String = shared.map(|(n, what)| format!(", the worst of {n} {what}")).collect();
+        let title = format!("FP8 health: {}{shared}", run.name);
+        Some(Self { title, rows, steps: steps.into_iter().step_by(in_column).collect(), cells })
     }
 
-    fn db(step: usize, sqnr_db: Option<f64>) -> HealthRecord {
-        HealthRecord { step, sqnr_db, ..Default::default() }
+    pub(super) fn height(&self) -> u32 {
+        150 + (24 * self.rows.len() as u32).min(900)
     }
 
-    #[test]
-    fn the_worst_operand_counts() {
-        let saturated = HealthRecord { saturated: 0.002, ..db(4, Some(9.0)) };
-        let records = [
-            record(5, &[("l.10", &[db(4, Some(30.0)), saturated]), ("l.2", &[db(4, None)])]),
-            record(9, &[("a", &[db(8, Some(f64::INFINITY))]), ("l.2", &[db(8, None), db(8, Some(7.0))])]),
-        ];
-        let health = Health::new(&records);
-        assert_eq!(health.layers, ["a", "l.2", "l.10"]);
-        assert_eq!(health.steps, [4, 8]);
-        let infinite = ((0, 1), Some(f64::INFINITY));
-        let expected = [infinite, ((1, 0), None), ((1, 1), Some(7.0)), ((2, 0), Some(9.0))];
-        assert_eq!(health.samples, BTreeMap::from(expected));
-        assert_eq!(health.marks, [[false; 3], [false; 3], [true, false, false]]);
-        assert_eq!(db_range([&health]), (7.0, 9.0));
-        assert_eq!(db_range([&Health::default()]), (0.0, 40.0));
-    }
-
-    #[test]
-    fn many_layers_and_samples_are_merged() {
-        let names: Vec<_> = (0..1001).map(|layer| format!("l.{layer}")).collect();
-        let at = |step| move |name: &String| (name.clone(), db(step, Some(if step == 43 { 5.0 } else { 9.0 })));
-        let line = |step: usize| -> Record {
-            let health =
-                names.iter().map(at(step)).map(|(name, operand)| (name, BTreeMap::from([("0".into(), operand)])));
-            Record { step, health: health.collect(), ..Default::default() }
+    pub(super) fn draw(&self, area: &Area<'_>) -> anyhow::Result<()> {
+        let (rows, columns) = (self.rows.len(), self.steps.len());
+        let mut chart = ChartBuilder::on(area)
+            .caption(&self.title, TITLE)
+            .margin(12)
+            .margin_right(70)
+            .x_label_area_size(60)
+            .y_label_area_size(360)
+            .build_cartesian_2d((0..columns - 1).into_segmented(), (0..rows - 1).into_segmented())?;
+        let name = |row: &SegmentValue<usize>| match row {
+            SegmentValue::CenterOf(up) => self.rows[rows - 1 - up].0.clone(),
+            _ => String::new(),
         };
-        let health = Health::new(&(1..=100).map(line).collect::<Vec<_>>());
-        assert_eq!(health.merged, (2, 3));
-        assert_eq!((health.layers.len(), &*health.layers[500], health.steps.len()), (501, "l.1000", 34));
-        assert_eq!((health.samples[&(500, 14)], health.samples[&(500, 15)]), (Some(5.0), Some(9.0)));
+        let step = |column: &SegmentValue<usize>| match column {
+            SegmentValue::CenterOf(column) => thousands(&self.steps[*column].to_string()),
+            _ => String::new(),
+        };
+        chart
+            .configure_mesh()
+            .disable_mesh()
+            .label_style(FONT)
+            .x_labels(8)
+            .y_labels(rows.min(37))
+            .x_label_formatter(&step)
+            .y_label_formatter(&name)
+            .x_desc("sampled step")
+            .draw()?;
+        let edge = |i, end| if i == end { SegmentValue::Last } else { SegmentValue::Exact(i) };
+        chart.draw_series(self.cells.iter().map(|((row, column), db)| {
+            let up = rows - 1 - row;
+            let ends = [(edge(*column, columns), edge(up, rows)), (edge(column + 1, columns), edge(up + 1, rows))];
+            Rectangle::new(ends, db.map_or(GREY, heat).filled())
+        }))?;
+        // Beside a row, also if there is no room for its name.
+        let marked = self.rows.iter().rev().enumerate().filter(|(_, (_, marks))| marks.contains(&true));
+        chart.draw_series(marked.map(|(up, (_, marks))| {
+            let letters = ["S ", "F ", "N "].iter().zip(marks).filter(|mark| *mark.1).map(|mark| *mark.0);
+            let place = (SegmentValue::Last, SegmentValue::CenterOf(up));
+            EmptyElement::at(place) + Text::new(letters.collect::<String>(), (8, -8), FONT)
+        }))?;
+        Ok(())
     }
+}
+
+fn heat(db: f64) -> RGBColor {
+    ViridisRGB::get_color(((db - DB.start) / (DB.end - DB.start)).clamp(0.0, 1.0))
+}
+
+/// Draws the colours and explains the marks.
+pub(super) fn draw_key(area: &Area<'_>) -> anyhow::Result<()> {
+    let key = format!(
+        "Smallest SQNR of a layer's operands; grey: all zero. S, F, N: an operand had over {} % saturated, over {} % flushed to zero, any inf or NaN",
+        100.0 * MAX_SATURATED,
+        100.0 * MAX_FLUSHED
+    );
+    let mut chart = ChartBuilder::on(area)
+        .caption(key, ("sans-serif", 17))
+        .margin(24)
+        .margin_bottom(0)
+        .x_label_area_size(55)
+        .build_cartesian_2d(DB, 0..1)?;
+    chart.configure_mesh().disable_mesh().label_style(FONT).x_desc("SQNR (dB)").draw()?;
+    let levels = (0..60).map(|i| DB.start + f64::from(i) / 2.0);
+    chart.draw_series(levels.map(|db| Rectangle::new([(db, 0), (db + 0.5, 1)], heat(db + 0.25).filled())))?;
+    Ok(())
+}
+
+/// Sort key that orders `layers.10` after `layers.2`.
+fn natural(name: &str) -> Vec<(Option<u64>, &str)> {
+    name.split('.').map(|part| (part.parse().ok(), part)).collect()
 }

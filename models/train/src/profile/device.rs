@@ -14,15 +14,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, anyhow, bail};
 use cubecl::config::profiling::ProfilingLogLevel;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::prelude::*;
 use cubecl::profile::TimingMethod;
 use tempfile::NamedTempFile;
 
-use super::kernels::known;
-use super::log::{Launch, launch};
-use super::{ProfileError, Spent, Timing};
+use super::ProfileRow;
+use super::kernels::{kind, launch};
 
 /// Name of [`profile_mark`] in the log.
 const MARK: &str = "ProfileMark";
@@ -42,14 +42,14 @@ pub(super) struct KernelLog {
     read: Vec<u8>,
     /// Begin of the window in them.
     begin: usize,
-    timing: Timing,
+    timing: &'static str,
 }
 
 impl KernelLog {
     /// Starts CubeCL's log and checks that it works.
-    pub(super) fn open(device: &(impl Any + Debug)) -> Result<Self, ProfileError> {
+    pub(super) fn open(device: &(impl Any + Debug)) -> anyhow::Result<Self> {
         let (path, file) = configure()?;
-        let mut log = Self { file, read: vec![], begin: 0, timing: Timing::Synchronized };
+        let mut log = Self { file, read: vec![], begin: 0, timing: "" };
         log.discard()?;
         log.timing = mark(device)?;
         log.wait(0)?;
@@ -60,7 +60,7 @@ impl KernelLog {
     }
 
     /// Begins the window. The device must have finished all earlier work.
-    pub(super) fn begin(&mut self, device: &(impl Any + Debug)) -> Result<(), ProfileError> {
+    pub(super) fn begin(&mut self, device: &(impl Any + Debug)) -> anyhow::Result<()> {
         self.discard()?;
         mark(device)?;
         self.begin = self.wait(0)?.end;
@@ -68,75 +68,81 @@ impl KernelLog {
     }
 
     /// Kernels since [`begin`](Self::begin). The device must have finished.
-    pub(super) fn end(&mut self, device: &(impl Any + Debug)) -> Result<(Timing, Vec<Spent>), ProfileError> {
+    pub(super) fn end(&mut self, device: &(impl Any + Debug)) -> anyhow::Result<(&'static str, Vec<ProfileRow>)> {
         mark(device)?;
         let end = self.wait(self.begin)?.start;
-        let mut spent = HashMap::<String, Spent>::new();
-        for line in String::from_utf8_lossy(&self.read[self.begin..end]).lines() {
-            let Some(Launch { kernel, time }) = launch(line) else { continue };
-            let (name, kind) = known(kernel);
-            let row =
-                spent.entry(name.into()).or_insert_with(|| Spent { name: name.into(), kind, calls: 0, seconds: 0.0 });
+        let mut rows = HashMap::<String, ProfileRow>::new();
+        for (kernel, seconds) in String::from_utf8_lossy(&self.read[self.begin..end]).lines().filter_map(launch) {
+            let new = || ProfileRow { name: kernel.into(), kind: kind(kernel), calls: 0, seconds: 0.0 };
+            let row = rows.entry(kernel.into()).or_insert_with(new);
             row.calls += 1;
-            row.seconds += time.as_secs_f64();
+            row.seconds += seconds;
         }
         self.discard()?;
-        Ok((self.timing, spent.into_values().collect()))
+        Ok((self.timing, rows.into_values().collect()))
     }
 
     /// Empties the log, which has lines of all steps of a run. CubeCL appends at the current end of
     /// the file.
-    pub(super) fn discard(&mut self) -> Result<(), ProfileError> {
+    pub(super) fn discard(&mut self) -> anyhow::Result<()> {
         (self.read, self.begin) = (vec![], 0);
-        self.file.set_len(0)?;
-        Ok(self.file.rewind()?)
+        self.file.set_len(0).and_then(|()| self.file.rewind()).with_context(no_log)
     }
 
     /// Reads until there is a mark after the first `from` bytes, and returns the range of its line.
-    fn wait(&mut self, from: usize) -> Result<std::ops::Range<usize>, ProfileError> {
+    fn wait(&mut self, from: usize) -> anyhow::Result<std::ops::Range<usize>> {
         let since = Instant::now();
         let mut start = from;
         loop {
-            self.file.read_to_end(&mut self.read)?;
+            self.file.read_to_end(&mut self.read).with_context(no_log)?;
             while let Some(length) = self.read[start..].iter().position(|byte| *byte == b'\n') {
                 let line = start..start + length + 1;
                 let text = String::from_utf8_lossy(&self.read[line.clone()]);
-                if launch(text.trim_end()).is_some_and(|launch| launch.kernel == MARK) {
+                if launch(text.trim_end()).is_some_and(|(kernel, _)| kernel == MARK) {
                     return Ok(line);
                 }
                 start = line.end;
             }
             if since.elapsed() > PATIENCE {
-                return Err(ProfileError::Missing { waited: PATIENCE });
+                bail!(
+                    "[profile]: CubeCL has not logged the kernels that were launched within {} s",
+                    PATIENCE.as_secs()
+                );
             }
             sleep(Duration::from_millis(2));
         }
     }
 }
 
+fn no_log() -> String {
+    format!("[profile]: cannot keep a log of kernels in {}", std::env::temp_dir().display())
+}
+
 /// Configures the log of this process's CubeCL, once.
-fn configure() -> Result<(PathBuf, File), ProfileError> {
+fn configure() -> anyhow::Result<(PathBuf, File)> {
     static LOG: Mutex<Option<(PathBuf, File)>> = Mutex::new(None);
     let mut log = LOG.lock().unwrap_or_else(PoisonError::into_inner);
     if log.is_none() {
-        let (file, path) = NamedTempFile::with_prefix("burn-float8-kernels-")?.keep().map_err(|error| error.error)?;
+        let file = NamedTempFile::with_prefix("burn-float8-kernels-").with_context(no_log)?;
         let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
         let logger = &mut config.profiling.logger;
-        (logger.level, logger.file, logger.append) = (ProfilingLogLevel::Basic, Some(path.clone()), true);
+        (logger.level, logger.file, logger.append) = (ProfilingLogLevel::Basic, Some(file.path().into()), true);
         let mut current = CubeClRuntimeConfig::storage().lock();
         if current.is_some() {
-            fs::remove_file(path)?;
-            return Err(ProfileError::TooLate);
+            bail!(
+                "[profile]: this process has used a GPU before, so that CubeCL does not time its kernels: profile in a process of its own"
+            );
         }
+        let (file, path) = file.keep().with_context(no_log)?;
         *current = Some(Arc::new(config));
         *log = Some((path, file));
     }
     let (path, file) = log.as_ref().expect("made above");
-    Ok((path.clone(), file.try_clone()?))
+    Ok((path.clone(), file.try_clone().with_context(no_log)?))
 }
 
 /// Launches [`profile_mark`] and waits for it. Returns how the device's kernels are timed.
-fn mark(device: &(impl Any + Debug)) -> Result<Timing, ProfileError> {
+fn mark(device: &(impl Any + Debug)) -> anyhow::Result<&'static str> {
     let any: &dyn Any = device;
     #[cfg(feature = "wgpu")]
     if let Some(device) = any.downcast_ref() {
@@ -146,19 +152,19 @@ fn mark(device: &(impl Any + Debug)) -> Result<Timing, ProfileError> {
     if let Some(device) = any.downcast_ref() {
         return mark_on::<cubecl::cuda::CudaRuntime>(device);
     }
-    Err(ProfileError::NotCompiled { device: format!("{device:?}") })
+    bail!("[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `train`")
 }
 
-fn mark_on<R: Runtime>(device: &R::Device) -> Result<Timing, ProfileError> {
+fn mark_on<R: Runtime>(device: &R::Device) -> anyhow::Result<&'static str> {
     let client = R::client(device);
     let out = client.empty(4);
     // SAFETY: the kernel writes one word.
     let out = unsafe { ArrayArg::from_raw_parts(out, 1) };
     profile_mark::launch::<R>(&client, CubeCount::new_single(), CubeDim::new_single(), out);
     let done = cubecl::future::block_on(client.sync());
-    done.map_err(|error| ProfileError::Device { reason: format!("{error:?}") })?;
+    done.map_err(|error| anyhow!("[profile]: the device failed: {error:?}"))?;
     Ok(match client.properties().timing_method {
-        TimingMethod::Device => Timing::Timestamps,
-        TimingMethod::System => Timing::Synchronized,
+        TimingMethod::Device => "between a kernel's timestamps on the device",
+        TimingMethod::System => "on the host, from a kernel's launch until the device has finished it",
     })
 }

@@ -1,128 +1,103 @@
-//! Kinds of float8-kernels' kernels, by name.
+//! Lines of CubeCL's kernel log, `| 12.5µs | CastTiles | f32 | ..`, and kinds of float8-kernels'
+//! kernels.
 
-use std::fmt;
+use super::Kind;
 
-use serde::Serialize;
-
-/// Kind of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Separate amax kernels of casts.
-    Amax,
-    /// Casts to FP8.
-    Cast,
-    /// FP8 GEMMs.
-    ScaledGemm,
-    /// Everything else with a name.
-    Other,
-    /// Time not covered by any kernel or timed operation.
-    Host,
-}
-
-impl Kind {
-    /// All kinds, in the order of tables.
-    pub const ALL: [Self; 5] = [Self::Amax, Self::Cast, Self::ScaledGemm, Self::Other, Self::Host];
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Amax => "amax",
-            Self::Cast => "cast",
-            Self::ScaledGemm => "scaled GEMM",
-            Self::Other => "other",
-            Self::Host => "host",
-        })
-    }
-}
-
-/// Kernels of float8-kernels, by function name.
-#[cfg(any(feature = "wgpu", feature = "cuda", test))]
-const KERNELS: [(&str, Kind); 24] = [
-    ("partial_maxima", Kind::Amax),
-    ("fold_amax", Kind::Amax),
-    ("line_maxima", Kind::Amax),
-    ("fold_lines", Kind::Amax),
-    ("cast_linear", Kind::Cast),
-    ("cast_tiles", Kind::Cast),
-    ("cast_rows", Kind::Cast),
-    ("scales_to_e8m0", Kind::Cast),
-    ("transpose_codes", Kind::Cast),
-    ("dequantize_f32", Kind::Cast),
-    ("gemm_emulated", Kind::ScaledGemm),
-    ("gemv", Kind::ScaledGemm),
-    ("gemm_mma", Kind::ScaledGemm),
-    ("gemm_half", Kind::ScaledGemm),
-    ("gemm_hopper", Kind::ScaledGemm),
-    ("gemm_blackwell", Kind::ScaledGemm),
-    ("gemm_combine", Kind::ScaledGemm),
-    // Fused operations.
-    ("swiglu_forward", Kind::Other),
-    ("swiglu_gradients", Kind::Other),
-    ("rms_norm_forward", Kind::Other),
-    ("rms_norm_gradients", Kind::Other),
-    ("sum_rows", Kind::Other),
-    ("rotate", Kind::Other),
-    // Statistics.
-    ("partial_health", Kind::Other),
+/// Kinds of float8-kernels' kernels; the others are [`Kind::Other`].
+const KINDS: [(&str, Kind); 17] = [
+    ("PartialMaxima", Kind::Amax),
+    ("FoldAmax", Kind::Amax),
+    ("LineMaxima", Kind::Amax),
+    ("FoldLines", Kind::Amax),
+    ("CastLinear", Kind::Cast),
+    ("CastTiles", Kind::Cast),
+    ("CastRows", Kind::Cast),
+    ("ScalesToE8m0", Kind::Cast),
+    ("TransposeCodes", Kind::Cast),
+    ("DequantizeF32", Kind::Cast),
+    ("GemmEmulated", Kind::ScaledGemm),
+    ("Gemv", Kind::ScaledGemm),
+    ("GemmMma", Kind::ScaledGemm),
+    ("GemmHalf", Kind::ScaledGemm),
+    ("GemmHopper", Kind::ScaledGemm),
+    ("GemmBlackwell", Kind::ScaledGemm),
+    ("GemmCombine", Kind::ScaledGemm),
 ];
 
-/// Function name and kind for CubeCL's name of a kernel. An unknown kernel keeps its name.
-#[cfg(any(feature = "wgpu", feature = "cuda", test))]
-pub(super) fn known(kernel: &str) -> (&str, Kind) {
-    // `cast_tiles` is launched as the type `CastTiles`.
-    let is_type_of = |function: &str| {
-        let words = function.split('_').map(|word| (&word[..1], &word[1..]));
-        let mut rest = kernel;
-        let mut eats = |part: &str| rest.strip_prefix(part).map(|left| rest = left).is_some();
-        words.into_iter().all(|(first, others)| eats(&first.to_uppercase()) && eats(others)) && rest.is_empty()
-    };
-    KERNELS.into_iter().find(|(function, _)| is_type_of(function)).unwrap_or((kernel, Kind::Other))
+/// Kind of a kernel, by CubeCL's name: that of its type.
+pub(super) fn kind(kernel: &str) -> Kind {
+    KINDS.iter().find(|(name, _)| *name == kernel).map_or(Kind::Other, |(_, kind)| *kind)
+}
+
+/// Kernel and seconds of a launch; `None` for CubeCL's summaries, whose lines begin with a name.
+pub(super) fn launch(line: &str) -> Option<(&str, f64)> {
+    let (time, rest) = line.strip_prefix("| ")?.split_once(" | ")?;
+    // `s` comes last, because every other unit ends with it too.
+    let units = [("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+    let (number, unit) = units.into_iter().find_map(|(name, unit)| Some((time.trim().strip_suffix(name)?, unit)))?;
+    let seconds = number.parse::<f64>().ok()? * unit;
+    (0.0..1e9).contains(&seconds).then(|| (rest.split(" | ").next().unwrap_or(rest).trim(), seconds))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
-    use std::fs;
     use std::path::Path;
+    use std::time::Duration;
+    use std::{fs, iter};
 
     use super::*;
 
     #[test]
-    fn kernels_are_known_by_the_types_that_cubecl_names() {
-        assert_eq!(known("CastTiles"), ("cast_tiles", Kind::Cast));
-        assert_eq!(known("GemmMma"), ("gemm_mma", Kind::ScaledGemm));
-        for other in ["Cast", "CastTilesOf", "MyCastTiles", "cast_tiles", ""] {
-            assert_eq!(known(other), (other, Kind::Other));
+    fn launches_are_read_as_they_are_written() {
+        for nanos in [0, 1, 999, 1_000, 12_500, 999_999, 1_234_567, 999_999_999, 1_000_000_000, 73_000_000_001] {
+            let written = Duration::from_nanos(nanos);
+            let line = format!("| {written:<10?} | CastTiles | f32 | Const");
+            let (kernel, seconds) = launch(&line).unwrap_or_else(|| panic!("{line}"));
+            assert!(kernel == "CastTiles" && (seconds - written.as_secs_f64()).abs() < 1e-12, "{line}");
+        }
+        assert_eq!(launch("| 2ms        | GemmMma"), Some(("GemmMma", 2e-3)));
+        assert_eq!(
+            ["CastTiles", "GemmMma", "Cast", ""].map(kind),
+            [Kind::Cast, Kind::ScaledGemm, Kind::Other, Kind::Other]
+        );
+        for other in [
+            "|⎺⎺⎺⎺⎺⎺| ",
+            "| Name                      | Duration | Num Computed | Ratio |",
+            "| CastTiles | f32 | Const   | 12.5µs   | 3            | 40 %  |",
+            "Executing CastTiles",
+            "| -1.5ms     | CastTiles",
+            "| 1e400s     | CastTiles",
+            "",
+        ] {
+            assert_eq!(launch(other), None, "{other}");
         }
     }
 
-    /// Names of kernel functions in a folder of sources.
-    fn launched(folder: &Path, found: &mut BTreeSet<String>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                launched(&path, found);
-                continue;
-            }
-            let text = fs::read_to_string(&path).unwrap();
-            for after in text.split("#[cube(launch").skip(1) {
-                let (_, function) = after.split_once("fn ").unwrap();
-                found.insert(function.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
-            }
-        }
+    /// Types of the kernel functions in a folder of sources: `cast_tiles` is launched as `CastTiles`.
+    fn launched(folder: &Path) -> BTreeSet<String> {
+        let of_file = |path: &Path| {
+            let text = fs::read_to_string(path).unwrap();
+            let name = |after: &str| {
+                let function = after.split_once("fn ").unwrap().1.split(|c: char| !c.is_alphanumeric() && c != '_');
+                let words = function.into_iter().next().unwrap().split('_');
+                words
+                    .flat_map(|word| word[..1].to_uppercase().chars().chain(word[1..].chars()).collect::<Vec<_>>())
+                    .collect()
+            };
+            text.split("#[cube(launch").skip(1).map(name).collect::<BTreeSet<String>>()
+        };
+        let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        paths.flat_map(|path| if path.is_dir() { launched(&path) } else { of_file(&path) }).collect()
     }
 
     #[test]
     fn every_kernel_has_a_kind() {
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/src");
-        let mut found = BTreeSet::new();
-        launched(&sources, &mut found);
-        // Used only in tests and benchmarks, not in steps.
-        assert!(found.remove("dequantize"));
-        let named: BTreeSet<_> = KERNELS.iter().map(|(function, _)| function.to_string()).collect();
-        assert_eq!(found, named);
-        assert_eq!(named.len(), KERNELS.len());
+        let found = launched(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/src"));
+        // Fused operations, statistics, and a kernel of tests and benchmarks.
+        let others = ["SwigluForward", "SwigluGradients", "RmsNormForward", "RmsNormGradients", "SumRows", "Rotate"];
+        let others = others.into_iter().chain(["PartialHealth"]).chain(iter::once("Dequantize"));
+        let named = KINDS.iter().map(|(name, _)| *name).chain(others);
+        assert_eq!(found, named.map(String::from).collect());
     }
 }

@@ -6,31 +6,21 @@
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod device;
-mod error;
-mod kernels;
 #[cfg(any(feature = "wgpu", feature = "cuda", test))]
-mod log;
+mod kernels;
 mod table;
 
 use std::time::Instant;
 
+#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+use anyhow::anyhow;
 use burn::tensor::backend::Backend;
-use burn_float8::profile::{Work, start, stop};
+use burn_float8::profile::{Entry, Work, start, stop};
 use device_select::SelectedDevice;
-pub use error::ProfileError;
-pub use kernels::Kind;
-pub use table::{ProfileRow, ProfileTable, Timing};
+pub use table::{Kind, ProfileRow, ProfileTable};
 
 use crate::config::ProfileSection;
 use crate::{TrainError, json_file};
-
-/// Time spent on a kernel or operation in a window.
-struct Spent {
-    name: String,
-    kind: Kind,
-    calls: u64,
-    seconds: f64,
-}
 
 /// Source of the times.
 #[derive(Debug)]
@@ -56,7 +46,7 @@ impl Profiler {
     /// the environment.
     ///
     /// # Errors
-    /// [`TrainError::Write`] for a `file` that cannot be written, [`TrainError::Profile`].
+    /// [`TrainError::Write`] for a `file` that cannot be written; a device that cannot be profiled.
     pub fn prepare<B: Backend>(
         section: &ProfileSection,
         selected: &SelectedDevice,
@@ -70,7 +60,9 @@ impl Profiler {
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             _ => Source::Device(device::KernelLog::open(device)?),
             #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-            _ => return Err(ProfileError::NotCompiled { device: format!("{device:?}") }.into()),
+            _ => Err(anyhow!(
+                "[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `train`"
+            ))?,
         };
         Ok(Self { section: section.clone(), device: selected.to_string(), source, window: None })
     }
@@ -78,7 +70,7 @@ impl Profiler {
     /// Called before a step, numbered from 1. The first step in the window opens it.
     ///
     /// # Errors
-    /// [`TrainError::Execution`] if the device fails, [`TrainError::Profile`].
+    /// A device that fails, and a log of kernels that cannot be read.
     pub fn before_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> Result<(), TrainError> {
         let is_in_window = (self.section.start..=self.section.last()).contains(&step);
         if !is_in_window || self.window.is_some() {
@@ -98,8 +90,7 @@ impl Profiler {
     /// to `file`.
     ///
     /// # Errors
-    /// [`TrainError::Execution`] if the device fails, [`TrainError::Write`],
-    /// [`TrainError::Profile`].
+    /// [`TrainError::Write`]; a device that fails, and a log of kernels that cannot be read.
     pub fn after_step<B: Backend>(
         &mut self,
         step: usize,
@@ -117,13 +108,14 @@ impl Profiler {
         }
         sync::<B>(device)?;
         let Some((first, since)) = self.window.take() else { return Ok(None) };
-        let wall = since.elapsed().as_secs_f64();
-        let (timing, spent) = match &mut self.source {
-            Source::Host => (Timing::Call, host_work()),
+        let wall_seconds = since.elapsed().as_secs_f64();
+        let (timing, rows) = match &mut self.source {
+            Source::Host => ("of each call, on the host", host_work()),
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             Source::Device(log) => log.end(device)?,
         };
-        let table = ProfileTable::new(self.device.clone(), timing, first..=step, wall, spent);
+        let (device, steps) = (self.device.clone(), step + 1 - first);
+        let table = ProfileTable { device, timing, first_step: first, steps, wall_seconds, rows }.finish();
         if let Some(path) = &self.section.file {
             json_file::write(path, &table)?;
         }
@@ -140,20 +132,18 @@ impl Drop for Profiler {
     }
 }
 
-fn host_work() -> Vec<Spent> {
-    let kind = |work| match work {
-        Work::Cast { .. } => Kind::Cast,
-        Work::ScaledGemm(_) => Kind::ScaledGemm,
-        _ => Kind::Other,
-    };
-    let entries = stop().into_iter();
-    let spent = entries.map(|entry| Spent {
+fn host_work() -> Vec<ProfileRow> {
+    let row = |entry: Entry| ProfileRow {
         name: entry.work.to_string(),
-        kind: kind(entry.work),
+        kind: match entry.work {
+            Work::Cast { .. } => Kind::Cast,
+            Work::ScaledGemm(_) => Kind::ScaledGemm,
+            _ => Kind::Other,
+        },
         calls: entry.calls,
         seconds: entry.time.as_secs_f64(),
-    });
-    spent.collect()
+    };
+    stop().into_iter().map(row).collect()
 }
 
 fn sync<B: Backend>(device: &B::Device) -> Result<(), TrainError> {

@@ -1,36 +1,42 @@
 //! [`ProfileTable`]: breakdown of a window's time, as text and as JSON.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 
 use serde::Serialize;
-
-use super::Spent;
-use super::kernels::Kind;
 
 /// Rows of [`Kind::Other`] below this fraction of the work are folded into one in text.
 const SMALL: f64 = 0.005;
 
-/// Method of timing.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Timing {
-    /// Between a kernel's timestamps on the device.
-    Timestamps,
-    /// On the host, from before a kernel's launch until the device has finished it. Includes launch
-    /// and synchronization, and compilation at the first launch.
-    Synchronized,
-    /// Duration of a call that computes on the host.
-    Call,
+pub enum Kind {
+    /// Separate amax kernels of casts.
+    Amax,
+    /// Casts to FP8.
+    Cast,
+    /// FP8 GEMMs.
+    ScaledGemm,
+    /// Everything else with a name.
+    Other,
+    /// Time not covered by any kernel or timed operation.
+    Host,
 }
 
-impl fmt::Display for Timing {
+impl Kind {
+    /// All kinds and their names, in the order of tables.
+    const ALL: [(Self, &str); 5] = [
+        (Self::Amax, "amax"),
+        (Self::Cast, "cast"),
+        (Self::ScaledGemm, "scaled GEMM"),
+        (Self::Other, "other"),
+        (Self::Host, "host"),
+    ];
+}
+
+impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Timestamps => "between a kernel's timestamps on the device",
-            Self::Synchronized => "on the host, from a kernel's launch until the device has finished it",
-            Self::Call => "of each call, on the host",
-        })
+        f.pad(Self::ALL[*self as usize].1)
     }
 }
 
@@ -46,11 +52,6 @@ pub struct ProfileRow {
     pub calls: u64,
     /// Total seconds.
     pub seconds: f64,
-    /// Fraction of the window's wall time.
-    pub share: f64,
-    /// Fraction of the sum of all rows except [`Kind::Host`], which has 0. On a GPU this is closer
-    /// to an unprofiled run, because waiting for each kernel increases the wall time.
-    pub work_share: f64,
 }
 
 /// Breakdown of the time of a window's steps.
@@ -58,8 +59,8 @@ pub struct ProfileRow {
 pub struct ProfileTable {
     /// The device.
     pub device: String,
-    /// Method of timing.
-    pub timing: Timing,
+    /// How the rows were timed, in words.
+    pub timing: &'static str,
     /// First step, counted from 1.
     pub first_step: usize,
     /// Number of steps in the window.
@@ -72,83 +73,55 @@ pub struct ProfileTable {
 }
 
 impl ProfileTable {
-    pub(super) fn new(
-        device: String,
-        timing: Timing,
-        steps: RangeInclusive<usize>,
-        wall_seconds: f64,
-        spent: Vec<Spent>,
-    ) -> Self {
-        let work: f64 = spent.iter().map(|spent| spent.seconds).sum();
-        let row = |Spent { name, kind, calls, seconds }| {
-            let work_share = if kind == Kind::Host || work == 0.0 { 0.0 } else { seconds / work };
-            ProfileRow { name, kind, calls, seconds, share: seconds / wall_seconds, work_share }
-        };
-        let mut rows: Vec<_> = spent.into_iter().map(row).collect();
-        rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
-        let (name, seconds) = ("host".into(), (wall_seconds - work).max(0.0));
-        rows.push(row(Spent { name, kind: Kind::Host, calls: 0, seconds }));
-        let (first_step, steps) = (*steps.start(), steps.count());
-        Self { device, timing, first_step, steps, wall_seconds, rows }
+    /// Sorts the rows and adds the host's.
+    pub(super) fn finish(mut self) -> Self {
+        self.rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds).then_with(|| a.name.cmp(&b.name)));
+        let seconds = (self.wall_seconds - self.work()).max(0.0);
+        self.rows.push(ProfileRow { name: "host".into(), kind: Kind::Host, calls: 0, seconds });
+        self
     }
 
-    /// Sum of `share` over the rows of a kind.
-    pub fn share(&self, kind: Kind) -> f64 {
-        self.rows.iter().filter(|row| row.kind == kind).map(|row| row.share).sum()
+    /// Sum of seconds over the rows of a kind.
+    pub fn seconds(&self, kind: Kind) -> f64 {
+        self.rows.iter().filter(|row| row.kind == kind).map(|row| row.seconds).sum()
     }
 
-    /// Sum of `work_share` over the rows of a kind.
-    pub fn work_share(&self, kind: Kind) -> f64 {
-        self.rows.iter().filter(|row| row.kind == kind).map(|row| row.work_share).sum()
+    /// Sum of seconds over all rows but the host's.
+    fn work(&self) -> f64 {
+        self.rows.iter().filter(|row| row.kind != Kind::Host).map(|row| row.seconds).sum()
     }
 }
 
-/// Header, aligned rows, and the sum of each kind. Rows of [`Kind::Other`] with less than 0.5 % of
-/// the work are folded into one.
+/// Header, aligned rows, and the sum of each kind. On a GPU the shares of the work are closer to an
+/// unprofiled run, because waiting for each kernel increases the wall time.
 impl fmt::Display for ProfileTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, timing, first_step, steps, wall_seconds, rows } = self;
-        let last = first_step + steps - 1;
-        writeln!(
-            f,
-            "profile: steps {first_step} to {last} on {device}, {:.1} ms a step",
-            1e3 * wall_seconds / *steps as f64
-        )?;
+        let (work, last, each) = (self.work(), first_step + steps - 1, 1e3 * wall_seconds / *steps as f64);
+        writeln!(f, "profile: steps {first_step} to {last} on {device}, {each:.1} ms a step")?;
         writeln!(f, "time: {timing}; host: step time in no other row; of work: share without host")?;
-        let (small, shown): (Vec<_>, Vec<_>) =
-            rows.iter().cloned().partition(|row| row.kind == Kind::Other && row.work_share < SMALL);
-        let mut shown = shown;
+        let is_small = |row: &ProfileRow| row.kind == Kind::Other && row.seconds < SMALL * work;
+        let (small, mut shown): (Vec<_>, Vec<_>) = rows.iter().cloned().partition(is_small);
         if !small.is_empty() {
-            let folded = ProfileRow {
-                name: format!("others ({} kernels)", small.len()),
-                kind: Kind::Other,
-                calls: small.iter().map(|row| row.calls).sum(),
-                seconds: small.iter().map(|row| row.seconds).sum(),
-                share: small.iter().map(|row| row.share).sum(),
-                work_share: small.iter().map(|row| row.work_share).sum(),
-            };
-            shown.insert(shown.len() - 1, folded);
+            let (calls, seconds) = (small.iter().map(|row| row.calls).sum(), small.iter().map(|row| row.seconds).sum());
+            let name = format!("others ({} kernels)", small.len());
+            shown.insert(shown.len() - 1, ProfileRow { name, kind: Kind::Other, calls, seconds });
         }
         writeln!(f, "{:>7}  {:>7}  {:>12}  {:>8}  {:<11}  name", "of wall", "of work", "time", "calls", "kind")?;
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-        for ProfileRow { name, kind, calls, seconds, share, work_share } in &shown {
-            let (work, calls) = match kind {
+        let share = |seconds: f64, all: f64| format!("{:.1} %", 100.0 * seconds / all);
+        for ProfileRow { name, kind, calls, seconds } in &shown {
+            let (of_work, calls) = match kind {
                 Kind::Host => Default::default(),
-                _ => (percent(*work_share), calls.to_string()),
+                _ => (share(*seconds, work), calls.to_string()),
             };
-            let wall = percent(*share);
-            writeln!(f, "{wall:>7}  {work:>7}  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 1e3 * seconds)?;
+            let wall = share(*seconds, *wall_seconds);
+            writeln!(f, "{wall:>7}  {of_work:>7}  {:>9.3} ms  {calls:>8}  {kind:<11}  {name}", 1e3 * seconds)?;
         }
-        write!(f, "sum of wall:")?;
-        let has = |kind| rows.iter().any(|row| row.kind == kind);
-        for kind in Kind::ALL.into_iter().filter(|kind| has(*kind)) {
-            write!(f, "  {kind} {}", percent(self.share(kind)))?;
-        }
-        write!(f, "\nsum of work:")?;
-        for kind in Kind::ALL.into_iter().filter(|kind| has(*kind) && *kind != Kind::Host) {
-            write!(f, "  {kind} {}", percent(self.work_share(kind)))?;
-        }
-        Ok(())
+        let sums = |all: f64, kinds: &[(Kind, &str)]| {
+            let there = kinds.iter().filter(|(kind, _)| rows.iter().any(|row| row.kind == *kind));
+            there.map(|(kind, name)| format!("  {name} {}", share(self.seconds(*kind), all))).collect::<String>()
+        };
+        write!(f, "sum of wall:{}\nsum of work:{}", sums(*wall_seconds, &Kind::ALL), sums(work, &Kind::ALL[..4]))
     }
 }
 
@@ -156,59 +129,35 @@ impl fmt::Display for ProfileTable {
 mod tests {
     use super::*;
 
-    fn table() -> ProfileTable {
-        let spent = |name: &str, kind, calls, seconds| Spent { name: name.into(), kind, calls, seconds };
-        let spent = vec![
-            spent("tiny", Kind::Other, 3, 0.0015),
-            spent("cast_tiles", Kind::Cast, 7, 0.001),
-            spent("gemm_mma", Kind::ScaledGemm, 9, 0.3),
-            spent("minute", Kind::Other, 2, 0.0005),
-            spent("Matmul", Kind::Other, 1, 0.097),
-            spent("Reduce", Kind::Other, 5, 0.1),
+    fn table(wall_seconds: f64) -> ProfileTable {
+        let row = |name: &str, kind, calls, seconds| ProfileRow { name: name.into(), kind, calls, seconds };
+        let rows = vec![
+            row("tiny", Kind::Other, 3, 0.0015),
+            row("CastTiles", Kind::Cast, 7, 0.001),
+            row("GemmMma", Kind::ScaledGemm, 9, 0.3),
+            row("minute", Kind::Other, 2, 0.0005),
+            row("Matmul", Kind::Other, 1, 0.097),
+            row("Reduce", Kind::Other, 5, 0.1),
         ];
-        ProfileTable::new("cuda".into(), Timing::Synchronized, 3..=4, 1.0, spent)
+        let timing = "of each call, on the host";
+        ProfileTable { device: "cuda".into(), timing, first_step: 3, steps: 2, wall_seconds, rows }.finish()
     }
 
     #[test]
     fn rows_are_aligned_and_small_others_folded() {
         let expected = "\
 profile: steps 3 to 4 on cuda, 500.0 ms a step
-time: on the host, from a kernel's launch until the device has finished it; host: step time in no other row; of work: share without host
+time: of each call, on the host; host: step time in no other row; of work: share without host
 of wall  of work          time     calls  kind         name
- 30.0 %   60.0 %    300.000 ms         9  scaled GEMM  gemm_mma
+ 30.0 %   60.0 %    300.000 ms         9  scaled GEMM  GemmMma
  10.0 %   20.0 %    100.000 ms         5  other        Reduce
   9.7 %   19.4 %     97.000 ms         1  other        Matmul
-  0.1 %    0.2 %      1.000 ms         7  cast         cast_tiles
+  0.1 %    0.2 %      1.000 ms         7  cast         CastTiles
   0.2 %    0.4 %      2.000 ms         5  other        others (2 kernels)
  50.0 %             500.000 ms            host         host
 sum of wall:  cast 0.1 %  scaled GEMM 30.0 %  other 19.9 %  host 50.0 %
 sum of work:  cast 0.2 %  scaled GEMM 60.0 %  other 39.8 %";
-        assert_eq!(table().to_string(), expected);
-    }
-
-    #[test]
-    fn shares_sum_to_one_unless_work_overlaps() {
-        let table = table();
-        let sum: f64 = Kind::ALL.into_iter().map(|kind| table.share(kind)).sum();
-        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
-        let sum: f64 = table.rows.iter().map(|row| row.work_share).sum();
-        assert!((sum - 1.0).abs() < 1e-12, "{sum}");
-        let idle = ProfileTable::new("cpu".into(), Timing::Call, 1..=1, 2.0, vec![]);
-        assert_eq!((idle.share(Kind::Host), idle.work_share(Kind::Host)), (1.0, 0.0));
-        let spent = vec![Spent { name: "a".into(), kind: Kind::Other, calls: 1, seconds: 3.0 }];
-        let overlaps = ProfileTable::new("cpu".into(), Timing::Call, 1..=1, 2.0, spent);
-        assert_eq!((overlaps.share(Kind::Other), overlaps.share(Kind::Host)), (1.5, 0.0));
-    }
-
-    #[test]
-    fn json_has_every_row() {
-        let json = serde_json::to_value(table()).unwrap();
-        assert_eq!(
-            (&json["first_step"], &json["steps"], &json["timing"]),
-            (&3.into(), &2.into(), &"synchronized".into())
-        );
-        assert_eq!(json["rows"].as_array().unwrap().len(), 7);
-        let row = &json["rows"][0];
-        assert_eq!((&row["name"], &row["kind"], &row["calls"]), (&"gemm_mma".into(), &"scaled_gemm".into(), &9.into()));
+        assert_eq!(table(1.0).to_string(), expected);
+        assert_eq!(table(0.4).seconds(Kind::Host), 0.0, "work that overlaps");
     }
 }

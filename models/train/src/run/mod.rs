@@ -103,7 +103,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`],
     /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`],
     /// [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
-    /// [`TrainError::Profile`].
+    /// [`TrainError::Other`] of the profiler.
     pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,

@@ -5,8 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use train::metrics::{HealthRecord, METRICS_FILE, MetricsFile, Record, RunRecord, TrainRecord};
-use train::plot::{PlotError, PlotSource, plot};
+use train::metrics::{HealthRecord, METRICS_FILE, Metrics, Record, RunRecord, TrainRecord};
+use train::plot::{PlotSource, plot};
+
+pub(super) const BLUE: &str = "#0072B2";
+pub(super) const VERMILION: &str = "#D55E00";
 
 pub(super) struct Fixture(pub(super) TempDir);
 
@@ -22,28 +25,27 @@ impl Fixture {
     /// Writes the records of a run to a folder with this name.
     pub(super) fn run(&self, name: &str, records: &[Record]) -> PlotSource {
         fs::create_dir_all(self.path(name)).unwrap();
-        let mut file = MetricsFile::append(&self.path(name).join(METRICS_FILE)).unwrap();
+        let mut file = Metrics::append(&self.path(name).join(METRICS_FILE)).unwrap();
         records.iter().for_each(|record| file.write(record).unwrap());
         PlotSource { name: None, path: self.path(name) }
     }
 
-    pub(super) fn try_plot(&self, runs: &[PlotSource]) -> Result<Svg, PlotError> {
-        let out = self.path("plot.svg");
-        plot(runs, &[], &out).map(|()| Svg::read(&out))
-    }
-
     pub(super) fn plot(&self, runs: &[PlotSource]) -> Svg {
-        self.try_plot(runs).unwrap()
+        let out = self.path("plot.svg");
+        plot(runs, &[], &out).unwrap();
+        Svg::read(&out)
     }
 }
 
 /// SVG file. Each element is a line, and a text is between two of them.
-pub(super) struct Svg(pub(super) String);
+pub(super) struct Svg(String);
+
+type Points = Vec<(i32, i32)>;
 
 impl Svg {
     pub(super) fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path).unwrap();
-        assert!(text.starts_with("<svg width=\"900\" ") && text.trim_end().ends_with("</svg>"));
+        assert!(text.starts_with("<svg width=\"1200\" ") && text.trim_end().ends_with("</svg>"));
         let mut elements = text.lines().filter(|line| line.starts_with('<'));
         assert!(elements.all(|line| !line.contains("NaN") && !line.contains("inf")), "a number that is none");
         Self(text)
@@ -58,42 +60,42 @@ impl Svg {
         self.texts().iter().any(|other| other.contains(text))
     }
 
-    pub(super) fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
-        let (_, rest) = element.split_once(&format!(" {name}=\"")).unwrap();
-        rest.split_once('"').unwrap().0
+    /// Points of the elements of a kind that have these attributes.
+    fn points(&self, element: &str, attributes: &[String]) -> Vec<Points> {
+        let point = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));
+        let points = |line: &str| line.split_once(" points=\"").unwrap().1.split_once('"').unwrap().0.to_string();
+        let is_one = |line: &&str| line.starts_with(element) && attributes.iter().all(|a| line.contains(a));
+        let lines = self.0.lines().filter(is_one).map(points);
+        lines.map(|line| line.split_whitespace().map(|text| point(text).unwrap()).collect()).collect()
     }
 
-    /// Polylines with this colour.
-    pub(super) fn lines(&self, color: &str) -> Vec<Polyline> {
-        let element = |line: &str| {
-            let points = Self::attribute(line, "points").split_whitespace();
-            let point = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));
-            (
-                Self::attribute(line, "opacity").parse().unwrap(),
-                Self::attribute(line, "stroke-width").parse().unwrap(),
-                points.map(|text| point(text).unwrap()).collect(),
-            )
+    /// Curves with this colour. The first is in the legend.
+    pub(super) fn curves(&self, color: &str) -> Vec<Points> {
+        self.points("<polyline", &[format!("stroke=\"{color}\"")])
+    }
+
+    /// The line at zero of a chart of differences.
+    pub(super) fn zero_line(&self) -> Points {
+        self.points("<polyline", &["stroke=\"#000000\"".into(), "stroke-width=\"2\"".into()]).remove(0)
+    }
+
+    /// Mean points of the markers with this colour. The first is in the legend.
+    pub(super) fn markers(&self, color: &str) -> Points {
+        let mean = |points: Points| {
+            let n = points.len() as i32;
+            (points.iter().map(|point| point.0).sum::<i32>() / n, points.iter().map(|point| point.1).sum::<i32>() / n)
         };
-        let lines =
-            self.0.lines().filter(|line| line.starts_with("<polyline ") && Self::attribute(line, "stroke") == color);
-        lines.map(element).collect()
+        self.points("<polygon", &[format!("fill=\"{color}\"")]).into_iter().map(mean).collect()
     }
 
     /// Number of elements of a kind with this colour.
     pub(super) fn count(&self, element: &str, color: &str) -> usize {
         let start = format!("<{element} ");
-        self.0.lines().filter(|line| line.starts_with(&start) && Self::attribute(line, "fill") == color).count()
+        let is_of_color =
+            |line: &&str| ["fill", "stroke"].iter().any(|name| line.contains(&format!("{name}=\"{color}\"")));
+        self.0.lines().filter(|line| line.starts_with(&start)).filter(is_of_color).count()
     }
 }
-
-/// Opacity, width and points.
-pub(super) type Polyline = (f64, u32, Vec<(i32, i32)>);
-
-pub(super) const BLUE: &str = "#0072B2";
-
-pub(super) const VERMILION: &str = "#D55E00";
-
-pub(super) const GREEN: &str = "#009E73";
 
 pub(super) fn run(precision: &str) -> Record {
     let run = RunRecord { precision: precision.into(), device: "cpu".into(), ..Default::default() };
@@ -101,7 +103,7 @@ pub(super) fn run(precision: &str) -> Record {
 }
 
 pub(super) fn step(step: usize, loss: f64) -> Record {
-    let train = TrainRecord { loss, grad_norm: 1.0, lr: 1e-3, tokens_per_second: 500.0, ..Default::default() };
+    let train = TrainRecord { loss, grad_norm: 1.0, lr: 1e-3, tokens_per_second: Some(500.0), ..Default::default() };
     Record { step, train: Some(train), ..Default::default() }
 }
 
