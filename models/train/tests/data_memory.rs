@@ -55,22 +55,26 @@ fn memory_is_bounded() {
     let peak = peak_resident();
     assert!(peak < LIMIT, "{peak} bytes after 10 GB of tokens");
 
-    // 200 MB of text in one document.
-    let path = dir.path().join("large.txt");
-    let mut file = BufWriter::new(File::create(&path).unwrap());
-    let line = "one line of a large text, which has many lines like this one\n".repeat(1000);
-    let mut bytes = 0;
-    while bytes < 200_000_000 {
-        file.write_all(line.as_bytes()).unwrap();
-        bytes += line.len() as u64;
-    }
-    file.into_inner().unwrap();
-    let dataset = open(DataSource::new([&path]), 0.1);
-    let size = dataset.size();
-    assert_eq!(size.train_tokens + size.held_out_tokens, bytes + 1);
-    assert_eq!(size.held_out_tokens, (bytes + 1) / 10);
-    for sequence in dataset.train(shape, 1).unwrap().take(1000) {
-        assert_eq!(sequence.unwrap().num_tokens, 1025);
+    // 100 MB of text in one document, also compressed.
+    for (name, is_compressed) in [("large.txt", false), ("large.txt.zst", true)] {
+        let path = dir.path().join(name);
+        let file = BufWriter::new(File::create(&path).unwrap());
+        let mut file: Box<dyn Write> =
+            if is_compressed { Box::new(zstd::Encoder::new(file, 1).unwrap().auto_finish()) } else { Box::new(file) };
+        let line = "one line of a large text, which has many lines like this one\n".repeat(1000);
+        let mut bytes = 0;
+        while bytes < 100_000_000 {
+            file.write_all(line.as_bytes()).unwrap();
+            bytes += line.len() as u64;
+        }
+        drop(file);
+        let dataset = open(DataSource::new([&path]), 0.1);
+        let size = dataset.size();
+        assert_eq!(size.train_tokens + size.held_out_tokens, bytes + 1);
+        assert_eq!(size.held_out_tokens, (bytes + 1) / 10);
+        for sequence in dataset.train(shape, 1).unwrap().take(1000) {
+            assert_eq!(sequence.unwrap().num_tokens, 1025);
+        }
     }
     let peak = peak_resident();
     println!("{} MiB at most", peak >> 20);

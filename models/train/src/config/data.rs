@@ -24,9 +24,10 @@ pub struct DataSection {
     /// sources of the local Cargo registry are read.
     pub paths: Vec<PathBuf>,
     /// Format of the files. If absent, it follows from the extension: `.jsonl` and `.ndjson`,
-    /// `.json` for an array of objects or JSON Lines, `.parquet`, `.bin`. `.csv`, `.tsv`, other
-    /// JSON and compressed files are refused, and skipped in folders. Other files are text, unless
-    /// they begin like Parquet or, without an extension, like JSON Lines.
+    /// `.json` for an array of objects or JSON Lines, `.parquet`, `.bin`. Text and JSON may be
+    /// compressed by gzip or zstd: `.jsonl.zst`. `.csv`, `.tsv`, other JSON and other compressed
+    /// files are refused, and skipped in folders. Other files are text, unless they begin like
+    /// Parquet or, without an extension, like JSON Lines.
     pub format: Option<Format>,
     /// Field or column with the text in JSON, JSON Lines and Parquet. Where it is missing, the
     /// conversation in `messages` is read.

@@ -33,8 +33,6 @@ const FINGERPRINT_VERSION: u64 = 2;
 pub struct DatasetSize {
     /// Files read.
     pub files: usize,
-    /// Files skipped, see [`Dataset::left_out`].
-    pub skipped: usize,
     /// Training tokens.
     pub train_tokens: u64,
     /// Held-out tokens.
@@ -68,9 +66,9 @@ pub enum Validation<'a> {
 /// Tokenized sources.
 #[derive(Debug)]
 pub struct Dataset {
+    /// Training sources, and validation sources, which have only held-out parts.
     sources: Vec<Source>,
-    /// Validation sources. Their training parts are used for validation.
-    validation: Vec<Source>,
+    num_training: usize,
     formats: BTreeMap<Format, usize>,
     left: LeftOut,
     size: DatasetSize,
@@ -86,9 +84,12 @@ struct Source {
     weight: Option<f64>,
     /// State with the default packing.
     state: SourceState,
-    train: Vec<Arc<Part>>,
-    held_out: Vec<Arc<Part>>,
+    /// Training part and held-out part of each token file.
+    parts: Vec<[Arc<Part>; 2]>,
 }
+
+const TRAIN: usize = 0;
+const HELD_OUT: usize = 1;
 
 impl Dataset {
     /// Finds the tokens of `sources` and of the validation sources in the folder `cache`, or
@@ -117,7 +118,7 @@ impl Dataset {
         fs::create_dir_all(cache).with_context(cannot_write(cache))?;
         let mut dataset = Self {
             sources: vec![],
-            validation: vec![],
+            num_training: sources.len(),
             formats: BTreeMap::new(),
             left: LeftOut::default(),
             size: DatasetSize::default(),
@@ -125,18 +126,21 @@ impl Dataset {
             has_template: template.is_some(),
             padding: tokenizer.eos().or(tokenizer.bos()).unwrap_or_default(),
         };
-        let mut open = |source| dataset.open_source(source, fraction, (tokenizer, template), cache, progress);
-        let opened = sources.iter().chain(others).map(&mut open).collect::<Result<Vec<_>>>()?;
-        dataset.sources = opened;
-        dataset.validation = dataset.sources.split_off(sources.len());
-        let tokens = |parts: &[Arc<Part>]| parts.iter().map(|part| part.len).sum::<u64>();
+        for (i, source) in sources.iter().chain(others).enumerate() {
+            let mut opened = dataset.open_source(source, fraction, (tokenizer, template), cache, progress)?;
+            if i >= sources.len() {
+                opened.parts.iter_mut().for_each(|parts| parts.reverse());
+            }
+            dataset.sources.push(opened);
+        }
+        let parts =
+            |which| dataset.sources.iter().flat_map(move |source| source.parts.iter().map(move |part| &part[which]));
         let whole = |part: &Arc<Part>| Some(part.num_documents()? - u64::from(part.begins_within));
         dataset.size = DatasetSize {
             files: dataset.formats.values().sum(),
-            skipped: dataset.left.count(),
-            train_tokens: dataset.sources.iter().map(|source| tokens(&source.train)).sum(),
-            held_out_tokens: dataset.judging().map(|(_, parts)| tokens(parts)).sum(),
-            held_out_documents: dataset.judging().flat_map(|(_, parts)| parts).map(whole).sum(),
+            train_tokens: parts(TRAIN).map(|part| part.len).sum(),
+            held_out_tokens: parts(HELD_OUT).map(|part| part.len).sum(),
+            held_out_documents: parts(HELD_OUT).map(whole).sum(),
         };
         Ok(dataset)
     }
@@ -193,8 +197,7 @@ impl Dataset {
         }
         let has_mask = opened.iter().any(TokenFile::has_mask);
         let parts = opened.into_iter().map(|file| Ok(Part::both(file, held_out_fraction, tokenizer)?.map(Arc::new)));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        let (train, held_out) = parts.into_iter().map(|[train, held_out]| (train, held_out)).unzip();
+        let parts = parts.collect::<Result<_>>()?;
         let state = SourceState {
             fingerprint: fingerprint(FINGERPRINT_VERSION, held_out_fraction, &files.iter().collect::<Vec<_>>()),
             tokenizer: tokenizer.fingerprint(),
@@ -205,27 +208,21 @@ impl Dataset {
             num_files: files.len(),
             files: SourceState::list_files(&files),
         };
-        Ok(Source { paths: source.paths.clone(), weight: source.weight, state, train, held_out })
+        Ok(Source { paths: source.paths.clone(), weight: source.weight, state, parts })
     }
 
-    /// Validation parts, each with its source.
-    fn judging(&self) -> impl Iterator<Item = (&Source, &[Arc<Part>])> {
-        let own = self.sources.iter().map(|source| (source, &*source.held_out));
-        own.chain(self.validation.iter().map(|source| (source, &*source.train)))
-    }
-
-    /// Sequences of the parts of a source, each with `number`, and their packing.
+    /// Sequences of the training or held-out parts of a source, and their packing.
     fn sequences(
         &self,
         number: usize,
-        source: &Source,
-        parts: &[Arc<Part>],
+        which: usize,
         shape: SequenceShape,
     ) -> Result<(Vec<(usize, Sequences)>, Packing)> {
-        let packing = shape.packing.unwrap_or(source.state.packing);
-        let sequences =
-            |part: &Arc<Part>| Ok((number, Sequences::new(part.clone(), packing, shape.seq_len, self.padding)?));
-        Ok((parts.iter().map(sequences).collect::<Result<_>>()?, packing))
+        let Source { parts, state, .. } = &self.sources[number];
+        let packing = shape.packing.unwrap_or(state.packing);
+        let sequences = |part: &Arc<Part>| Sequences::new(part.clone(), packing, shape.seq_len, self.padding);
+        let sequences = parts.iter().map(|part| Ok((number, sequences(&part[which])?)));
+        Ok((sequences.collect::<Result<_>>()?, packing))
     }
 
     /// Number of files read, by format.
@@ -246,13 +243,14 @@ impl Dataset {
     /// Whether there is a chat template, and a source has conversations or tokens of conversations.
     pub fn has_conversations(&self) -> bool {
         // Token files of other programs list no documents. Their masks need not be chat masks.
-        let has_chats = |part: &Arc<Part>| part.has_mask() && part.num_documents().is_some();
-        self.has_template && self.sources.iter().flat_map(|source| &source.train).any(has_chats)
+        let has_chats = |[part, _]: &[Arc<Part>; 2]| part.has_mask() && part.num_documents().is_some();
+        self.has_template && self.sources[..self.num_training].iter().flat_map(|source| &source.parts).any(has_chats)
     }
 
     /// The SHA-256 of everything that decides the tokens of each source, one per line.
     pub fn fingerprints(&self) -> String {
-        self.sources.iter().map(|source| format!("{}\n", source.state.fingerprint)).collect()
+        let sources = &self.sources[..self.num_training];
+        sources.iter().map(|source| format!("{}\n", source.state.fingerprint)).collect()
     }
 
     /// Whether nothing had to be tokenized.
@@ -268,8 +266,8 @@ impl Dataset {
     pub fn train(&self, shape: SequenceShape, seed: u64) -> Result<TrainSequences> {
         let SequenceShape { batch_size, seq_len, .. } = shape.check()?;
         let mut streams: Vec<Stream> = vec![];
-        for (number, source) in self.sources.iter().enumerate() {
-            let (parts, packing) = self.sequences(number, source, &source.train, shape)?;
+        for (number, source) in self.sources.iter().enumerate().take(self.num_training) {
+            let (parts, packing) = self.sequences(number, TRAIN, shape)?;
             let state = SourceState { packing, ..source.state.clone() };
             match streams.last_mut().filter(|_| source.weight.is_none()) {
                 Some(stream) => {
@@ -301,11 +299,12 @@ impl Dataset {
     /// An invalid shape, no sequence, or none with a target; any error of reading sequences.
     pub fn held_out(&self, shape: SequenceShape, count: usize) -> Result<Vec<Sequence>> {
         let SequenceShape { seq_len, .. } = shape.check()?;
-        let mut parts = vec![];
-        for (source, judging) in self.judging() {
-            parts.extend(self.sequences(0, source, judging, shape)?.0);
-        }
-        let stream = Stream { weight: None, sources: vec![], parts };
+        let parts = (0..self.sources.len()).map(|number| Ok(self.sequences(number, HELD_OUT, shape)?.0));
+        let stream = Stream {
+            weight: None,
+            sources: vec![],
+            parts: parts.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect(),
+        };
         let available = stream.count();
         if stream.has_no_targets() {
             return Err(no_targets("held-out", seq_len));

@@ -144,7 +144,7 @@ impl<'a> JsonReader<'a> {
             let begin = *begin.get_or_insert(self.line);
             self.check_len(&json, begin)?;
         }
-        // With a limit, the file goes on.
+        // With a limit, the file continues.
         match self.data.get_mut().fill_buf().with_context(cannot_read(self.path))? {
             [] => bail!("{}:{}: the file ends before the JSON array does", self.path.display(), self.line),
             _ => Ok(None),

@@ -1,6 +1,7 @@
 //! [`Part`]: training or held-out part of a token file, as one stream of tokens. It knows where
 //! documents begin and which targets the loss counts.
 
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(super) struct Part {
 
 #[derive(Debug)]
 enum Documents {
-    /// Where each document begins, in the part and in the file.
+    /// Begin of each document, in the part and in the file.
     Listed(Vec<[u64; 2]>),
     /// Begins at token `first` of the file. Documents begin with BOS; without a BOS they end with
     /// EOS.
@@ -128,7 +129,7 @@ impl Part {
     fn runs(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let list = match &self.documents {
             Documents::Listed(list) => list,
-            Documents::Marked { first, .. } => return vec![first + range.start..first + range.end],
+            Documents::Marked { first, .. } => return iter::once(first + range.start..first + range.end).collect(),
         };
         let mut runs: Vec<Range<u64>> = vec![];
         let first = list.partition_point(|[start, _]| *start <= range.start).saturating_sub(1);

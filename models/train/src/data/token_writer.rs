@@ -19,7 +19,9 @@ pub(super) struct TokenWriter {
     /// Index of the first token of the current document.
     begin: u64,
     tokens: BufWriter<NamedTempFile>,
-    mask: Bits,
+    mask: BufWriter<File>,
+    /// Mask of the last tokens, which fill no byte yet.
+    bits: Vec<bool>,
     starts: BufWriter<File>,
 }
 
@@ -42,7 +44,8 @@ impl TokenWriter {
                 },
                 begin: 0,
                 tokens,
-                mask: Bits { file: beside()?, byte: 0, bits: 0 },
+                mask: beside()?,
+                bits: vec![],
                 starts: beside()?,
             })
         };
@@ -56,7 +59,10 @@ impl TokenWriter {
 
     fn write(&mut self, Tokenized { ids, mask, ends, .. }: &Tokenized) -> io::Result<()> {
         self.tokens.write_all(&self.header.width.encode(ids))?;
-        (0..ids.len()).try_for_each(|i| self.mask.push(mask.as_ref().is_none_or(|mask| mask[i])))?;
+        self.bits.extend((0..ids.len()).map(|i| mask.as_ref().is_none_or(|mask| mask[i])));
+        let whole = self.bits.len() / 8 * 8;
+        self.mask.write_all(&packed(&self.bits[..whole]))?;
+        self.bits.drain(..whole);
         self.header.has_mask |= mask.is_some();
         self.header.tokens += ids.len() as u64;
         if *ends && self.header.tokens > self.begin {
@@ -69,10 +75,11 @@ impl TokenWriter {
 
     /// Writes the header, gives the file its name, and returns the header.
     pub(super) fn finish(self) -> Result<Header> {
-        let Self { path, header, mut tokens, mask, starts, .. } = self;
+        let Self { path, header, mut tokens, mut mask, bits, starts, .. } = self;
         let write = || -> io::Result<()> {
             if header.has_mask {
-                append(mask.finish()?, &mut tokens)?;
+                mask.write_all(&packed(&bits))?;
+                append(mask, &mut tokens)?;
             }
             append(starts, &mut tokens)?;
             tokens.rewind()?;
@@ -90,26 +97,8 @@ fn append(mut from: BufWriter<File>, to: &mut impl Write) -> io::Result<()> {
     io::copy(from.get_mut(), to).map(drop)
 }
 
-/// Bits, lowest bit of a byte first.
-struct Bits {
-    file: BufWriter<File>,
-    byte: u8,
-    bits: u32,
-}
-
-impl Bits {
-    fn push(&mut self, bit: bool) -> io::Result<()> {
-        self.byte |= u8::from(bit) << self.bits;
-        self.bits += 1;
-        if self.bits == u8::BITS {
-            self.file.write_all(&[self.byte])?;
-            (self.byte, self.bits) = (0, 0);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> io::Result<BufWriter<File>> {
-        self.file.write_all(if self.bits > 0 { std::slice::from_ref(&self.byte) } else { &[] })?;
-        Ok(self.file)
-    }
+/// Bits as bytes, lowest bit of a byte first.
+fn packed(bits: &[bool]) -> Vec<u8> {
+    let byte = |bits: &[bool]| bits.iter().enumerate().fold(0, |byte, (i, bit)| byte | u8::from(*bit) << i);
+    bits.chunks(8).map(byte).collect()
 }

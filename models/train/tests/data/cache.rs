@@ -10,7 +10,12 @@ use std::time::{Duration, SystemTime};
 use train::data::KeptTokens;
 use train::{DataSource, Dataset, Tokenizer, Validation};
 
-use crate::{Files, documents, folder_with_tokenizer, message, stream, wrapped};
+use crate::{Files, documents, folder_with_tokenizer, message, stream};
+
+fn open(files: &Files, progress: &mut dyn FnMut(train::Progress)) -> anyhow::Result<Dataset> {
+    let validation = Validation::Fraction(0.1);
+    Dataset::open(&files.sources(), validation, &Tokenizer::bytes(), None, &files.cache(), progress)
+}
 
 fn is_cached(files: &Files) -> bool {
     files.all().was_cached()
@@ -27,25 +32,15 @@ fn entry(files: &Files) -> PathBuf {
 #[test]
 fn tokens_are_found_again() {
     let files = Files::new([("a.txt", "one"), ("b.jsonl", "{\"text\": \"two\"}")]);
-    let mut bytes = vec![];
-    let mut open = || {
-        bytes.clear();
-        let dataset = Dataset::open(
-            &files.sources(),
-            Validation::Fraction(0.1),
-            &Tokenizer::bytes(),
-            None,
-            &files.cache(),
-            &mut |p| bytes.push(p),
-        )
-        .unwrap();
-        (dataset.was_cached(), bytes.clone(), dataset.size())
+    let opened = || {
+        let mut progress = vec![];
+        let dataset = open(&files, &mut |done| progress.push(done)).unwrap();
+        (dataset.was_cached(), progress, dataset.size())
     };
-    let (was_cached, progress, size) = open();
+    let (was_cached, progress, size) = opened();
     assert!(!was_cached);
-    let last = progress.last().unwrap();
-    assert_eq!((last.bytes, last.total_bytes), (18, 18));
-    assert_eq!(open(), (true, vec![], size));
+    assert_eq!(progress.last(), Some(&train::Progress { bytes: 18, total_bytes: 18 }));
+    assert_eq!(opened(), (true, vec![], size));
 }
 
 #[test]
@@ -70,51 +65,38 @@ fn whatever_decides_makes_another() {
     ));
 }
 
-#[test]
-fn a_changed_file_is_tokenized_again() {
-    let files = Files::new([("a", "one"), ("b", "two")]);
-    assert!(!is_cached(&files));
-    files.write("b", "six");
-    assert!(!is_cached(&files));
-    assert_eq!(stream(&files.all()).0, documents(["one", "six"]));
-    files.write("c", "more");
-    assert!(!is_cached(&files));
-    fs::remove_file(files.path("c")).unwrap();
-    assert!(is_cached(&files));
+fn set_time(files: &Files, name: &str, time: SystemTime) {
+    File::options().append(true).open(files.path(name)).unwrap().set_modified(time).unwrap();
 }
 
-fn set_time(files: &Files, name: &str, seconds: u64) {
-    let file = File::options().append(true).open(files.path(name)).unwrap();
-    file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)).unwrap();
-}
-
-/// A file with the size and time of its last scan is not read. A file with another time is read,
+/// Files with the sizes and times of their last scan are not read. A file with another time is read,
 /// and found to be unchanged.
 #[test]
-fn size_and_time_are_trusted() {
-    let files = Files::new([("a", "one")]);
-    set_time(&files, "a", 1_000_000);
+fn a_changed_file_is_tokenized_again() {
+    let files = Files::new([("a", "one"), ("b", "")]);
     assert!(!is_cached(&files));
+    files.write("b", "two");
+    assert!(!is_cached(&files));
+    // A file just written may be written again within the clock's resolution.
+    let modified = fs::metadata(files.path("b")).unwrap().modified().unwrap();
+    files.write("b", "six");
+    set_time(&files, "b", modified);
+    assert_eq!(stream(&files.all()).0, documents(["one", "six"]));
+    fs::remove_file(files.path("b")).unwrap();
+    assert!(is_cached(&files));
+
+    let seconds = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    set_time(&files, "a", seconds(1_000_000));
+    assert!(is_cached(&files));
     files.write("a", "two");
-    set_time(&files, "a", 1_000_000);
+    set_time(&files, "a", seconds(1_000_000));
     assert!(is_cached(&files));
     assert_eq!(stream(&files.all()).0, documents(["one"]));
-    set_time(&files, "a", 2_000_000);
+    set_time(&files, "a", seconds(2_000_000));
     assert!(!is_cached(&files));
     assert_eq!(stream(&files.all()).0, documents(["two"]));
-    set_time(&files, "a", 3_000_000);
+    set_time(&files, "a", seconds(3_000_000));
     assert!(is_cached(&files));
-}
-
-/// A file just written may be written again within the clock's resolution.
-#[test]
-fn a_time_just_now_is_not_trusted() {
-    let files = Files::new([("a", "one")]);
-    assert!(!is_cached(&files));
-    let modified = fs::metadata(files.path("a")).unwrap().modified().unwrap();
-    files.write("a", "two");
-    File::options().append(true).open(files.path("a")).unwrap().set_modified(modified).unwrap();
-    assert_eq!(stream(&files.all()).0, documents(["two"]));
 }
 
 #[test]
@@ -140,6 +122,13 @@ fn what_is_broken_is_made_again() {
         assert!(is_cached(&files));
         assert_eq!(stream(&files.all()), expected);
     }
+    #[cfg(unix)]
+    for name in ["manifest.json", "tokens.bin"] {
+        let path = entry(&files).join(name);
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(!is_cached(&files) && is_cached(&files), "{name}");
+    }
     // A broken scan memory loses nothing.
     for path in fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path()) {
         if path.to_string_lossy().ends_with(".files.json") {
@@ -147,19 +136,6 @@ fn what_is_broken_is_made_again() {
         }
     }
     assert!(is_cached(&files));
-}
-
-/// A token out of range in the cache is reported for the cache, not for the tokenized file.
-#[test]
-fn a_token_that_is_none_is_named() {
-    let files = Files::new([("a", "some text")]);
-    let dataset = files.all();
-    let path = entry(&files).join("tokens.bin");
-    let mut bytes = fs::read(&path).unwrap();
-    bytes[1024..1044].fill(0xff);
-    fs::write(&path, bytes).unwrap();
-    let error = message(&crate::epoch(&dataset, wrapped(9)).unwrap_err());
-    assert!(error.starts_with(&format!("{}: token 65535 at place 0", path.display())), "{error}");
 }
 
 #[test]
@@ -176,15 +152,7 @@ fn an_error_leaves_nothing_behind() {
 fn a_file_that_is_written_to_while_it_is_read() {
     let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(9000))]);
     let mut write = |_| files.write("a.jsonl", "{\"text\": \"other\"}\n".repeat(9000));
-    let error = Dataset::open(
-        &files.sources(),
-        Validation::Fraction(0.0),
-        &Tokenizer::bytes(),
-        None,
-        &files.cache(),
-        &mut write,
-    )
-    .unwrap_err();
+    let error = open(&files, &mut write).unwrap_err();
     assert!(
         message(&error).ends_with("a.jsonl changed while it was read: start again when nothing writes to it"),
         "{error}"
@@ -284,26 +252,9 @@ fn pruning_leaves_alone_what_is_being_made() {
         assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), []);
         pruned += 1;
     };
-    let open = |progress: &mut dyn FnMut(train::Progress)| {
-        let validation = Validation::Fraction(0.1);
-        Dataset::open(&files.sources(), validation, &Tokenizer::bytes(), None, &files.cache(), progress).unwrap()
-    };
-    assert!(!open(&mut prune).was_cached());
+    assert!(!open(&files, &mut prune).unwrap().was_cached());
     assert!(pruned > 0 && other.exists());
-    assert!(open(&mut |_| {}).was_cached());
-}
-
-#[cfg(unix)]
-#[test]
-fn a_pipe_in_the_place_of_a_file_is_no_cache() {
-    let files = Files::new([("a.txt", "some text")]);
-    files.all();
-    for name in ["manifest.json", "tokens.bin"] {
-        let path = entry(&files).join(name);
-        fs::remove_file(&path).unwrap();
-        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert!(!is_cached(&files) && is_cached(&files), "{name}");
-    }
+    assert!(open(&files, &mut |_| {}).unwrap().was_cached());
 }
 
 /// The most recently used entries come first. Recent ones stay, and removed ones are rebuilt.

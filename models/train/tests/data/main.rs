@@ -2,15 +2,12 @@
 
 mod cache;
 mod digests;
-mod epochs;
 mod formats;
-mod mixtures;
-mod order;
 mod packing;
 #[cfg(feature = "parquet")]
 mod parquet;
-mod positions;
 mod selection;
+mod sequences;
 mod split;
 mod token_files;
 
@@ -78,6 +75,11 @@ impl Files {
         Dataset::open(sources, Validation::Fraction(held_out_fraction), tokenizer, template, &self.cache(), &mut |_| {})
     }
 
+    /// Tokens of a source as one stream.
+    fn tokens(&self, source: DataSource) -> Vec<u32> {
+        stream(&self.open(&[source], 0.0).unwrap()).0
+    }
+
     /// All files as bytes, without a held-out part.
     fn all(&self) -> Dataset {
         self.open(&self.sources(), 0.0).unwrap()
@@ -143,6 +145,14 @@ fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
 /// Random letters.
 fn noise(rng: &mut Rng, len: usize) -> String {
     (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
+}
+
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// Chat template that begins with `before`.
+fn template(before: &str) -> ChatTemplate {
+    ChatTemplate::new(&format!("{before}{TEMPLATE}"), [("", ""); 0]).unwrap()
 }
 
 /// Tokenizer of the test vectors.

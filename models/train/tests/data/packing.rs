@@ -2,10 +2,12 @@
 //! no loss on padding.
 
 use proptest::prelude::*;
+use train::batches::{AttnMaskType, TrainBatches};
+use train::data::EpochSize;
 use train::rng::Rng;
-use train::{Packing, Sequence, SequenceShape};
+use train::{Message, Sequence, SequenceShape, Tokenizer};
 
-use crate::{Files, documents, epoch, noise, stream, whole, wrapped};
+use crate::{Files, by_default, documents, epoch, noise, template, token_files, whole, wrapped};
 
 /// Documents of random letters, one per line, and their tokens.
 fn random_documents(lens: &[usize], seed: u64) -> (Files, Vec<Vec<u32>>) {
@@ -64,28 +66,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_target_is_in_one_window(lens in proptest::collection::vec(1..40_usize, 1..20), seq_len in 1..30_usize, seed: u64) {
+    fn every_target_is_in_one_sequence(lens in proptest::collection::vec(1..40_usize, 1..20), seq_len in 1..30_usize, seed: u64) {
         let (files, documents) = random_documents(&lens, seed);
-        let all = documents.concat();
-        prop_assume!(all.len() > seq_len);
-        let sequences = epoch(&files.all(), wrapped(seq_len)).unwrap();
-        sequences.iter().for_each(|sequence| check(sequence, seq_len));
-        let mut windows: Vec<_> =
-            (0..all.len() - 1).step_by(seq_len).map(|begin| all[begin..all.len().min(begin + seq_len + 1)].to_vec()).collect();
-        prop_assert_eq!(windows.iter().map(|window| window.len() - 1).sum::<usize>(), all.len() - 1);
-        windows.sort();
-        prop_assert_eq!(without_padding(&sequences), windows);
-    }
-
-    #[test]
-    fn documents_stay_whole(lens in proptest::collection::vec(1..40_usize, 1..20), seq_len in 1..30_usize, seed: u64) {
-        let (files, documents) = random_documents(&lens, seed);
-        let sequences = epoch(&files.all(), whole(seq_len)).unwrap();
+        let (all, dataset) = (documents.concat(), files.all());
+        let sequences = epoch(&dataset, whole(seq_len)).unwrap();
         sequences.iter().for_each(|sequence| check(sequence, seq_len));
         prop_assert_eq!(without_padding(&sequences), next_fit(&documents, seq_len + 1));
         // Every token except the first of a document is a target in that document.
         let targets = sequences.iter().map(|s| (1..s.num_tokens).filter(|t| !s.document_starts.contains(t)).count());
         prop_assert_eq!(targets.sum::<usize>(), lens.iter().sum::<usize>());
+        prop_assume!(all.len() > seq_len);
+        // Text is wrapped by default.
+        let sequences = epoch(&dataset, by_default(seq_len)).unwrap();
+        sequences.iter().for_each(|sequence| check(sequence, seq_len));
+        let windows = (0..all.len() - 1).step_by(seq_len).map(|begin| all[begin..all.len().min(begin + seq_len + 1)].to_vec());
+        let mut windows: Vec<_> = windows.collect();
+        windows.sort();
+        prop_assert_eq!(without_padding(&sequences), windows);
     }
 }
 
@@ -93,26 +90,18 @@ proptest! {
 #[test]
 fn boundaries() {
     let files = Files::new([("a", "xy"), ("b", "z")]);
-    let sequences = epoch(&files.all(), wrapped(3)).unwrap();
-    let first = sequences.iter().find(|sequence| sequence.tokens[1] == 'x' as u32).unwrap();
-    assert_eq!((&first.tokens[..], &first.document_starts[..]), (&[256, 120, 121, 256][..], &[0, 3][..]));
-    assert_eq!(first.loss_mask, None);
-    let second = sequences.iter().find(|sequence| sequence.tokens[1] == 'z' as u32).unwrap();
-    assert_eq!((&second.tokens[..], &second.document_starts[..]), (&[256, 122, 256, 256][..], &[0][..]));
-    assert_eq!((second.num_tokens, second.loss_mask.as_deref()), (2, Some(&[true, false, false][..])));
+    let mut sequences = epoch(&files.all(), wrapped(3)).unwrap();
+    sequences.sort_by_key(|sequence| sequence.tokens.clone());
+    let of = |tokens: [u32; 4], loss_mask, document_starts: &[usize], num_tokens| Sequence {
+        tokens: tokens.into(),
+        loss_mask,
+        document_starts: document_starts.into(),
+        num_tokens,
+    };
+    let padded = of([256, 122, 256, 256], Some(vec![true, false, false]), &[0], 2);
+    assert_eq!(sequences, [of([256, 120, 121, 256], None, &[0, 3], 4), padded]);
 }
 
-#[test]
-fn a_document_longer_than_a_sequence_is_cut() {
-    let files = Files::new([("a", "0123456789")]);
-    let sequences = epoch(&files.all(), whole(4)).unwrap();
-    let all = documents(["0123456789"]);
-    assert_eq!(without_padding(&sequences), [&all[4..9], &all[8..11], &all[..5]]);
-    let starts: Vec<_> = sequences.iter().filter(|sequence| !sequence.document_starts.is_empty()).collect();
-    assert_eq!(starts.len(), 1);
-}
-
-/// Held-out documents stay whole too.
 #[test]
 fn held_out_documents_stay_whole() {
     let (files, _) = random_documents(&[9; 40], 1);
@@ -125,28 +114,56 @@ fn held_out_documents_stay_whole() {
     }
 }
 
-/// Sources without weights are mixed in proportion to their sizes.
+/// The size of an epoch is of the sequences that are read. Token files do not list documents.
 #[test]
-fn sources_without_weights_are_one() {
-    let mut rng = Rng::new(2);
-    let files = Files::new([("a", noise(&mut rng, 99)), ("b", noise(&mut rng, 299))]);
-    let sources = [files.source("a"), files.source("b")];
-    let dataset = files.open(&sources, 0.0).unwrap();
-    let sequences = dataset.train(wrapped(10), 3).unwrap();
-    assert_eq!(sequences.sequences_per_epoch(), [10 + 30]);
-    let alone = sources.map(|source| epoch(&files.open(&[source], 0.0).unwrap(), wrapped(10)).unwrap());
-    assert_eq!(without_padding(&epoch(&dataset, wrapped(10)).unwrap()), without_padding(&alone.concat()));
+fn the_size_of_an_epoch() {
+    let (files, _) = random_documents(&[9, 30, 9], 1);
+    let size = |files: &Files, shape: SequenceShape| files.all().train(shape, 0).unwrap().epoch_size();
+    let expected =
+        EpochSize { documents: Some(3), targets: Some(51), tokens: 51, sequences: 4, ..EpochSize::default() };
+    assert_eq!(size(&files, wrapped(14)), expected);
+    assert_eq!(size(&files, whole(14)), EpochSize { cut: 1, ..expected });
+    let tokens: Vec<u32> = [256].into_iter().chain(0..20).chain([256]).chain(0..5).collect();
+    let files = Files::new([("a.bin", token_files::token_file(token_files::GPT_2, &tokens))]);
+    let expected = EpochSize { sequences: 3, tokens: 27, targets: Some(27), ..EpochSize::default() };
+    assert_eq!(size(&files, wrapped(9)), expected);
+    assert_eq!(size(&files, whole(9)), EpochSize { cut: 1, ..expected });
 }
 
-/// A shape without a packing wraps text.
+/// Long questions and short answers: an epoch has the sequences with answers, and the next epoch
+/// has them again.
 #[test]
-fn text_is_wrapped_by_default() {
-    let (files, documents) = random_documents(&[9, 9, 9], 1);
-    let dataset = files.all();
-    let shape = SequenceShape { packing: None, ..whole(14) };
-    assert_eq!(epoch(&dataset, shape).unwrap(), epoch(&dataset, wrapped(14)).unwrap());
-    assert_ne!(epoch(&dataset, shape).unwrap(), epoch(&dataset, whole(14)).unwrap());
-    assert_eq!(stream(&dataset).0, documents.concat());
-    let packing: Packing = serde_json::from_str("\"whole\"").unwrap();
-    assert_eq!(packing, Packing::Whole);
+fn sequences_without_targets_are_left_out() {
+    let lines = (0..24).map(|i| {
+        let messages = [Message::new("user", " the".repeat(3000)), Message::new("assistant", format!("an I{i}."))];
+        format!("{}\n", serde_json::json!({ "messages": messages }))
+    });
+    let files = Files::new([("a.jsonl", lines.collect::<String>())]);
+    let open =
+        |fraction| files.open_with(&files.sources(), fraction, &Tokenizer::bytes(), Some(&template(""))).unwrap();
+    let dataset = open(0.0);
+    for shape in [whole(64), wrapped(64)] {
+        let mut sequences = dataset.train(shape, 0).unwrap();
+        let EpochSize { sequences: count, without_targets, targets, .. } = sequences.epoch_size();
+        assert!((24..=48).contains(&count) && without_targets > 1000, "{count}, {without_targets}");
+        let mut epoch = || -> Vec<Sequence> {
+            let mut epoch = crate::take(&mut sequences, count as usize);
+            epoch.sort_by_key(|sequence| sequence.tokens.clone());
+            epoch
+        };
+        let (first, second) = (epoch(), epoch());
+        assert_eq!(first, second);
+        let counted = first.iter().flat_map(|sequence| sequence.loss_mask.iter().flatten());
+        assert_eq!(counted.filter(|counts| **counts).count() as u64, targets.unwrap());
+    }
+    // A batch at the end of an epoch also has sequences of the next one.
+    let shape = SequenceShape { batch_size: 7, ..whole(64) };
+    let mut batches = TrainBatches::new(&dataset, shape, AttnMaskType::Causal, 0).unwrap();
+    let epoch = batches.sequences_per_epoch()[0];
+    while batches.epochs() == Some(0) {
+        batches.next_batch().unwrap();
+    }
+    assert_eq!(batches.of_epoch(), epoch.next_multiple_of(7) - epoch);
+    let held_out = open(0.5).held_out(whole(64), 5).unwrap();
+    assert!(held_out.len() == 5 && held_out.iter().all(|s| s.loss_mask.as_ref().unwrap().contains(&true)));
 }

@@ -9,7 +9,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use train::{ChatTemplate, DataSource, Tokenizer};
 
-use crate::{Files, by_default, documents, epoch, stream, wrapped};
+use crate::{Files, documents, epoch, stream, wrapped};
 
 /// Values of a column, with their definition and repetition levels.
 type Column<'a> = (Vec<&'a str>, Vec<i16>, Vec<i16>);
@@ -58,44 +58,6 @@ fn compressions() -> [Compression; 6] {
     ]
 }
 
-#[test]
-fn a_row_is_a_document() {
-    for compression in compressions() {
-        let content = parquet(TEXT, &[texts(&["one", "two"]), texts(&["three"])], compression);
-        let files = Files::new([("a.parquet", content)]);
-        assert_eq!(stream(&files.all()).0, documents(["one", "two", "three"]));
-        let source = DataSource { field: "id".into(), ..files.source("a.parquet") };
-        assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["id", "id", "id"]));
-    }
-}
-
-#[test]
-fn messages_are_a_column_of_lists() {
-    let schema = "message m { optional group messages (LIST) { repeated group list { optional group element {
-        optional binary role (UTF8); optional binary content (UTF8); optional binary name (UTF8); } } } }";
-    // Two conversations of two messages. No message has a name.
-    let levels = (vec![4; 4], vec![0, 1, 0, 1]);
-    let group = vec![
-        (vec!["user", "assistant", "user", "assistant"], levels.0.clone(), levels.1.clone()),
-        (vec!["2+2?", "four", "hi", "hello"], levels.0.clone(), levels.1.clone()),
-        (vec![], vec![3; 4], levels.1.clone()),
-    ];
-    let files = Files::new([("a.parquet", parquet(schema, &[group], Compression::SNAPPY))]);
-    let source = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.name is defined }};{% endfor %}\
-                  {% if add_generation_prompt %}assistant:{% endif %}";
-    let template = ChatTemplate::new(source, [("", ""); 0]).unwrap();
-    let dataset = files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();
-    let sequences = epoch(&dataset, by_default(48)).unwrap();
-    let texts: Vec<_> = sequences
-        .iter()
-        .map(|s| Tokenizer::bytes().decode(&s.tokens[..s.num_tokens]).unwrap().to_lowercase())
-        .collect();
-    assert!(texts.contains(&"user:2+2?false;assistant:fourfalse;".into()), "{texts:?}");
-    assert!(texts.contains(&"user:hifalse;assistant:hellofalse;".into()), "{texts:?}");
-    let counted: usize = sequences.iter().map(|s| s.loss_mask.as_ref().unwrap().iter().filter(|c| **c).count()).sum();
-    assert_eq!(counted, "fourfalse;hellofalse;".len());
-}
-
 /// The text of a compressed file is larger than the file. A row without text counts as a row.
 #[test]
 fn all_rows_are_read_whatever_the_compression() {
@@ -106,6 +68,8 @@ fn all_rows_are_read_whatever_the_compression() {
         let (tokens, starts) = stream(&files.all());
         assert_eq!(starts.len(), 2300, "{compression}");
         assert!(tokens == documents(rows.iter().chain(&rows[..300])), "{compression}");
+        let source = DataSource { field: "id".into(), ..files.source("a.parquet") };
+        assert!(files.tokens(source) == documents(["id"; 2300]), "{compression}");
         // More than the file's bytes, but less than its text.
         let source = DataSource { max_bytes: Some(100_000), ..files.source("a.parquet") };
         let taken = files.open(&[source], 0.0).unwrap().size().train_tokens;
@@ -118,7 +82,8 @@ fn all_rows_are_read_whatever_the_compression() {
 fn all_fields_of_a_line_are_columns() {
     let schema = "message m { optional binary id (UTF8); optional binary text (UTF8);
         optional group messages (LIST) { repeated group list { optional group element {
-        optional binary role (UTF8); optional binary content (UTF8); } } } optional binary tools (UTF8); }";
+        optional binary role (UTF8); optional binary content (UTF8); optional binary name (UTF8); } } }
+        optional binary tools (UTF8); }";
     let tools = r#"[{"name": "add", "of": [1, 2]}]"#;
     // A conversation without tools, a conversation with tools, and a text.
     let levels = (vec![4, 4, 4, 4, 0], vec![0, 1, 0, 1, 0]);
@@ -126,7 +91,9 @@ fn all_fields_of_a_line_are_columns() {
         (vec!["a", "b", "c"], vec![1; 3], vec![0; 3]),
         (vec!["plain"], vec![0, 0, 1], vec![0; 3]),
         (vec!["user", "assistant", "user", "assistant"], levels.0.clone(), levels.1.clone()),
-        (vec!["2+2?", "four", "1+1?", "two"], levels.0, levels.1),
+        (vec!["2+2?", "four", "1+1?", "two"], levels.0, levels.1.clone()),
+        // No message has a name.
+        (vec![], vec![3, 3, 3, 3, 0], levels.1),
         (vec![tools], vec![0, 1, 0], vec![0; 3]),
     ];
     let message = |content: [&str; 2]| serde_json::json!([{"role": "user", "content": content[0]}, {"role": "assistant", "content": content[1]}]);
@@ -141,7 +108,7 @@ fn all_fields_of_a_line_are_columns() {
         ("a.jsonl", lines.map(|line| line.to_string()).join("\n").into_bytes()),
     ]);
     let source = "{% for tool in tools or [] %}[{{ tool.name }} {{ tool.of }}]{% endfor %}{% for m in messages %}{{ m.role }}:\
-                  {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+                  {{ m.content }}{{ m.name }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
     let template = ChatTemplate::new(source, [("", ""); 0]).unwrap();
     let read = |name: &str| {
         let dataset = files.open_with(&[files.source(name)], 0.0, &Tokenizer::bytes(), Some(&template)).unwrap();

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use train::data::{TokenizedSource, tokenize_source};
-use train::{ChatTemplate, DataSource, Format, Message, Tokenizer};
+use train::{DataSource, Format, Message, Tokenizer};
 
 use crate::{
-    Files, by_default, documents, epoch, folder_with_tokenizer, held_out_stream, message, stream, whole, wrapped,
+    Files, by_default, documents, epoch, folder_with_tokenizer, held_out_stream, message, stream, template, whole,
+    wrapped,
 };
 
 /// Magic, version and bytes per token.
@@ -48,12 +49,13 @@ fn each_format_is_read() {
         assert_eq!(stream(&dataset), (TOKENS.to_vec(), vec![2, 6]));
         assert!(dataset.was_cached());
     }
-}
-
-/// Documents are found by BOS in any window, and kept whole.
-#[test]
-fn documents_of_a_token_file_stay_whole() {
     let files = Files::new([("a.bin", token_file(GPT_2, &TOKENS))]);
+    let source = DataSource { max_bytes: Some(1024 + 11), ..files.source("a.bin") };
+    assert_eq!(files.tokens(source), TOKENS[..5]);
+    // The end is held out.
+    let dataset = files.open(&files.sources(), 0.3).unwrap();
+    assert_eq!((stream(&dataset).0, held_out_stream(&dataset)), (TOKENS[..9].to_vec(), TOKENS[9..].to_vec()));
+    // Documents are found by BOS in any window, and kept whole.
     let mut sequences = epoch(&files.all(), whole(5)).unwrap();
     sequences.sort_by_key(|sequence| sequence.tokens.clone());
     let parts: Vec<_> = sequences.iter().map(|s| (&s.tokens[..s.num_tokens], &s.document_starts[..])).collect();
@@ -78,21 +80,6 @@ fn documents_end_with_eos_where_there_is_no_bos() {
         let expected: Vec<usize> = [0, 3, 7].into_iter().filter(|start| (begin..begin + 3).contains(start)).collect();
         assert_eq!(sequence.document_starts, expected.iter().map(|start| start - begin).collect::<Vec<_>>());
     }
-}
-
-#[test]
-fn the_end_is_held_out() {
-    let files = Files::new([("a.bin", token_file(GPT_2, &TOKENS))]);
-    let dataset = files.open(&files.sources(), 0.3).unwrap();
-    assert_eq!(stream(&dataset).0, TOKENS[..9]);
-    assert_eq!(held_out_stream(&dataset), TOKENS[9..]);
-}
-
-#[test]
-fn some_of_a_token_file() {
-    let files = Files::new([("a.bin", token_file(GPT_2, &TOKENS))]);
-    let source = DataSource { max_bytes: Some(1024 + 11), ..files.source("a.bin") };
-    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, TOKENS[..5]);
 }
 
 proptest! {
@@ -147,7 +134,7 @@ fn a_wrong_header_is_named() {
     }
     // In a folder, `.bin` files may belong to another program.
     let files = Files::new([("a.bin", &right[..1000]), ("b.txt", b"some text")]);
-    assert_eq!((files.all().size().files, files.all().size().skipped), (1, 1));
+    assert_eq!((files.all().size().files, files.all().left_out().count()), (1, 1));
     let source = DataSource { format: Some(Format::Bin), ..files.source("b.txt") };
     assert!(files.error_of(&[source]).contains("b.txt is no token file"));
 }
@@ -166,14 +153,10 @@ fn a_token_that_is_none_is_named() {
     }
 }
 
-const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
-                        {% if add_generation_prompt %}<assistant>{% endif %}";
-
 /// Tokenizes all files into a folder next to them.
 fn tokenized(files: &Files, name: &str) -> anyhow::Result<(PathBuf, TokenizedSource)> {
-    let (template, to) = (ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap(), files.dir.path().join(name));
-    let source = files.sources().remove(0);
-    let tokenized = tokenize_source(&source, &Tokenizer::bytes(), Some(&template), &to, &mut |_| {})?;
+    let (source, to) = (files.sources().remove(0), files.dir.path().join(name));
+    let tokenized = tokenize_source(&source, &Tokenizer::bytes(), Some(&template("")), &to, &mut |_| {})?;
     Ok((to, tokenized))
 }
 
@@ -193,7 +176,7 @@ proptest! {
         let lines: Vec<String> = lens.iter().map(|document| line(document).to_string()).collect();
         let files = Files::new([("a.jsonl", lines.join("\n")), ("b.txt", "z".repeat(50))]);
         let (to, size) = tokenized(&files, "tokens").unwrap();
-        let template = ChatTemplate::new(TEMPLATE, [("", ""); 0]).unwrap();
+        let template = template("");
         let open = |source| files.open_with(&[source], fraction, &Tokenizer::bytes(), Some(&template)).unwrap();
         let (raw, tokens) = (open(files.sources().remove(0)), open(DataSource::new([to])));
         prop_assert!(tokens.was_cached() && (size.files, size.documents) == (2, lens.len() as u64 + 1));
@@ -227,18 +210,12 @@ fn some_of_the_tokens_of_the_first_stage() {
 }
 
 #[test]
-fn tokens_of_another_tokenizer_are_refused() {
+fn what_the_first_stage_does_not_take() {
     let files = Files::new([("a.txt", "some text")]);
     let (to, _) = tokenized(&files, "tokens").unwrap();
     let error = files.open_with(&[DataSource::new([&to])], 0.0, &folder_with_tokenizer(), None).unwrap_err();
     let expected = format!("{} was made with another tokenizer", to.join("tokens.bin").display());
     assert!(message(&error).starts_with(&expected), "{error}");
-}
-
-#[test]
-fn what_the_first_stage_does_not_take() {
-    let files = Files::new([("a.txt", "some text")]);
-    let (to, _) = tokenized(&files, "tokens").unwrap();
     let error = message(&tokenized(&files, "tokens").unwrap_err());
     assert!(error.contains("tokens exists and is not an empty folder"), "{error}");
     fs::copy(to.join("tokens.bin"), files.path("b.bin")).unwrap();

@@ -2,7 +2,6 @@
 //! counted, invalid runs are refused.
 
 use models::{Error, RunConfig};
-use train::DataError;
 use train::TrainError;
 use train::config::ConfigError;
 use train::job::Outcome;
@@ -155,7 +154,7 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
 fn a_model_is_checked_before_the_data_is_read() {
     let nowhere = std::path::Path::new("/no/such/data");
     let refused = |settings: &[&str]| run(&config(nowhere, settings)).unwrap_err();
-    assert!(matches!(refused(&[]), Error::Data(_)), "so that the others come first");
+    assert!(refused(&[]).to_string().contains("cannot read /no/such/data"), "so that the others come first");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
     assert!(error.to_string().contains("no_such_layer"), "{error}");
     // Training needs 61 TB.
@@ -297,7 +296,7 @@ fn runs_that_cannot_be_are_refused() {
     let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
     assert!(matches!(error, Error::Config(ConfigError::Value { key: "generate.max_new_tokens", .. })), "{error}");
     let error = refused(&["training.batch_size=5000"]);
-    assert!(matches!(error, Error::Data(DataError::TooFewTokens { batch_size: 5000, .. })), "{error}");
+    assert!(error.to_string().contains("one batch needs 5000"), "{error}");
     let error = refused(&["training.precision=f32", "training.compute_dtype=bf16"]);
     assert_eq!(error.to_string(), "training.compute_dtype = bf16: precision f32 computes in f32");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
