@@ -10,9 +10,7 @@ use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
-use crate::{
-    ByteTokenizer, DataError, FolderError, TensorFilesError, TrainError,
-};
+use crate::{ByteTokenizer, DataError, FolderError, TensorFilesError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]

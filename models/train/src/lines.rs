@@ -49,7 +49,8 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
         if text.trim_ascii().is_empty() {
             continue;
         }
-        let value = serde_json::from_slice(&text).with_context(|| format!("{path_name}:{line}: expected {expected}"))?;
+        let value =
+            serde_json::from_slice(&text).with_context(|| format!("{path_name}:{line}: expected {expected}"))?;
         let converted = convert(value).map_err(|error| anyhow!("{path_name}:{line}: {error}"))?;
         serde_json::to_writer(&mut *out, &converted).map_err(io::Error::from).context(OUTPUT)?;
         writeln!(out).context(OUTPUT)?;
