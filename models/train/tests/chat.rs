@@ -84,7 +84,7 @@ fn said(tokenizer: &Tokenizer, ids: &[u32], mask: &[bool]) -> Vec<String> {
     runs.map(|run| tokenizer.decode(&run.iter().map(|(id, _)| **id).collect::<Vec<_>>()).unwrap()).collect()
 }
 
-/// What the assistant says in a conversation.
+/// Runs of the assistant's text in a conversation.
 fn spoken(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<String>, String> {
     let encoded = template.encode(tokenizer, messages).map_err(|error| error.to_string())?;
     Ok(said(tokenizer, &encoded.ids, &encoded.is_assistant))
@@ -228,11 +228,7 @@ fn what_is_wrong_with_a_template_or_a_conversation_is_an_error() {
         // A template with tags that renders none.
         ("{% if 0 %}{% generation %}a{% endgeneration %}{% endif %}b", &both, "has nothing that the assistant says"),
         ("{% if true %}\n{{ missing.x }}{% endif %}", &both, "line 2 of the chat template: undefined value"),
-        (
-            "\n{{ strftime_now('%Y') }}",
-            &both,
-            "line 2 of the chat template: unknown function: strftime_now is unknown",
-        ),
+        ("\n{{ strftime_now('%Y') }}", &both, "line 2 of the chat template: unknown function: strftime_now is unknown"),
         (
             "{% macro f() %}{{ raise_exception('no ' + messages[0].role) }}{% endmacro %}{{ f() }}",
             &both,
@@ -323,7 +319,8 @@ fn the_token_at_which_turns_end() {
     assert_eq!(end("<|eot_id|>{{ m.content }}\n"), None, "a token before the content ends nothing");
     assert_eq!(end("{{ raise_exception('no') }}"), None);
     // As in GLM, the next role's.
-    let end = plain("{% for m in messages %}{{ '<|eot_id|>' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}").turn_end(&tokenizer);
+    let end = plain("{% for m in messages %}{{ '<|eot_id|>' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}")
+        .turn_end(&tokenizer);
     assert_eq!(end, tokenizer.encode("<|eot_id|>", SpecialTokens::InText).unwrap().first().copied());
 }
 
@@ -339,8 +336,7 @@ fn a_header_is_no_target() {
         )
     };
     let tokenizer = Vectors::read().tokenizer();
-    let messages =
-        talk(&[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "<think>hm</think><thin")]);
+    let messages = talk(&[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "<think>hm</think><thin")]);
     for header in ["<|start_header_id|>assistant\n", "<|start_header_id|>assistant: ", "ASSISTANT: "] {
         // A space before it may be in the same token.
         let said = spoken(&plain(&opened(header, "m.content")), &tokenizer, &messages).unwrap();
@@ -386,44 +382,63 @@ fn messages_that_are_not_learned_are_no_targets() {
 fn a_template_that_takes_too_much_is_an_error() {
     let messages = talk(&[("user", "hi")]);
     let render = |source: &str| ChatTemplate::new(source, [("", ""); 0])?.render(&messages, false);
-    let (steps, large) = ("it takes more than 2000000 steps", "a value of more than 67108864 bytes");
     let chain = format!("{{{{ 1{} }}}}", "~1".repeat(120_000));
+    let long = " ".repeat(300_000);
     let nested = format!("{}ns.a{}", "[".repeat(40), "]".repeat(40));
     let nested = format!(
         "{{% set ns=namespace(a=1) %}}{{% for i in range(20000) %}}{{% set ns.a = {nested} %}}{{% endfor %}}{{{{ (ns.a ~ '')|length }}}}"
     );
-    for (source, expected) in [
-        ("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", steps),
-        ("{% for i in range(99999) %}{{ 'x' * 50000 }}{% endfor %}", steps),
-        ("{{ '%99999999999d'|format(1) }}", steps),
-        ("{{ '%*d'|format(99999999999, 1) }}", "invalid conversion type"),
-        ("{{ '{:99999999999}'.format(1) }}", "a format with a width of more than 3 digits"),
-        ("{{ ('a' * 9999)|replace('', 'b' * 99999) }}", steps),
-        ("{{ ('a' * 9999).replace('', 'b' * 99999) }}", steps),
-        ("{{ (','*1000000).join([1]*100000)|length }}", large),
-        ("{{ ([1]*100000)|join(','*1000000)|length }}", large),
-        ("{{ (['']*9999999)|join|length }}", steps),
-        ("{{ (['x'*100000]*100000)|join|length }}", large),
-        ("{{ ([1]*100000)|tojson(indent=','*1000000)|length }}", large),
-        ("{% set a=['x'*1000000]*100000 %}{{ a|tojson|length }}", large),
-        ("{{ (['x'*1000000]*100000)|string|length }}", large),
-        ("{% set a %}{{ ['x'*1000000]*100000 }}{% endset %}", large),
-        ("{{ [1]|slice(999999999999) }}", steps),
-        ("{{ 'a\nb'|indent(999999999999) }}", steps),
-        ("{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a|lower %}{% endfor %}", steps),
-        ("{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a.find('y') %}{% endfor %}", steps),
-        ("{% set ns=namespace(a='x') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}", steps),
-        ("{% set ns=namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}", "it adds a"),
-        ("{% set ns=namespace() %}{% set ns.a = ns %}", "a namespace contains itself"),
-        ("{% set ns=namespace() %}{% set ns.a = ns %}{{ ns }}", "it prints a namespace"),
-        ("{% set ns=namespace() %}{% set b = ns %}{%- set ns.a = 1, [{'c': b}] -%}{{ ns ~ '' }}", "it prints a namespace"),
-        ("{% set a=namespace() %}{% set b=namespace(c=a) %}{% set a.c = b %}{{ a == b }}", "it compares a namespace"),
-        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion limit exceeded"),
-        (&" ".repeat(300_000), "it has 300000 bytes, more than 262144"),
-        (&chain, "compiling it takes more than 5 seconds"),
+    let steps: &[&str] = &[
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'x' * 50000 }}{% endfor %}",
+        "{{ '%99999999999d'|format(1) }}",
+        "{{ ('a' * 9999)|replace('', 'b' * 99999) }}",
+        "{{ ('a' * 9999).replace('', 'b' * 99999) }}",
+        "{{ (['']*9999999)|join|length }}",
+        "{{ [1]|slice(999999999999) }}",
+        "{{ 'a\nb'|indent(999999999999) }}",
+        "{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a|lower %}{% endfor %}",
+        "{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a.find('y') %}{% endfor %}",
+        "{% set ns=namespace(a='x') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+    ];
+    let large: &[&str] = &[
+        "{{ (','*1000000).join([1]*100000)|length }}",
+        "{{ ([1]*100000)|join(','*1000000)|length }}",
+        "{{ (['x'*100000]*100000)|join|length }}",
+        "{{ ([1]*100000)|tojson(indent=','*1000000)|length }}",
+        "{% set a=['x'*1000000]*100000 %}{{ a|tojson|length }}",
+        "{{ (['x'*1000000]*100000)|string|length }}",
+        "{% set a %}{{ ['x'*1000000]*100000 }}{% endset %}",
+    ];
+    for (expected, sources) in [
+        ("it takes more than 2000000 steps", steps),
+        ("a value of more than 67108864 bytes", large),
+        ("invalid conversion type", &["{{ '%*d'|format(99999999999, 1) }}"]),
+        ("a format with a width of more than 3 digits", &["{{ '{:99999999999}'.format(1) }}"]),
+        (
+            "it adds a variable to itself",
+            &["{% set ns=namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"],
+        ),
+        ("a namespace contains itself", &["{% set ns=namespace() %}{% set ns.a = ns %}"]),
+        (
+            "it prints a namespace",
+            &[
+                "{% set ns=namespace() %}{% set ns.a = ns %}{{ ns }}",
+                "{% set ns=namespace() %}{% set b = ns %}{%- set ns.a = 1, [{'c': b}] -%}{{ ns ~ '' }}",
+            ],
+        ),
+        (
+            "it compares a namespace",
+            &["{% set a=namespace() %}{% set b=namespace(c=a) %}{% set a.c = b %}{{ a == b }}"],
+        ),
+        ("recursion limit exceeded", &["{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"]),
+        ("it has 300000 bytes, more than 262144", &[&*long]),
+        ("compiling it takes more than 3 seconds", &[&*chain]),
     ] {
-        let error = render(source).unwrap_err().to_string();
-        assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(80)]);
+        for source in sources {
+            let error = render(source).unwrap_err().to_string();
+            assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(80)]);
+        }
     }
     // Templates within the limits render correctly.
     for (source, expected) in [
@@ -437,16 +452,14 @@ fn a_template_that_takes_too_much_is_an_error() {
             "{{ 'a\nb\n\nc'|indent(2) }}|{{ 'a\n\nb'|indent(width=1, first=true, blank=true) }}",
             "a\n  b\n\n  c| a\n \n b",
         ),
+        ("{% set m = {'c': 'x'} %}{% set c = 'y' %}{% set d = m.c + c %}{{ d }}", "xy"),
         ("{# {% set a = 1 %} #}{% raw %}{% set b = 2 %}{% endraw %}", "{% set b = 2 %}"),
         ("{% set a, b = 1, 'x' if 1 == 1 else 'y' %}{%- set c -%}d{% endset %}{{ a }}{{ b }}{{ c }}", "1xd"),
         (
             "{% set ns = namespace(l=[]) %}{% for i in range(3) %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l }}",
             "[0, 1, 2]",
         ),
-        (
-            "{% set a = namespace() %}{% set b = namespace({'x': 1}, y=a) %}{% set a.z = 2 %}{{ b.x }}{{ b.y.z }}",
-            "12",
-        ),
+        ("{% set a = namespace() %}{% set b = namespace({'x': 1}, y=a) %}{% set a.z = 2 %}{{ b.x }}{{ b.y.z }}", "12"),
     ] {
         assert_eq!(render(source).unwrap(), expected, "{source}");
     }

@@ -21,8 +21,9 @@ use crate::panics::caught;
 
 /// Maximum bytes of a template. The longest known templates have about 30,000.
 const SOURCE: usize = 256 << 10;
-/// Maximum time of the compiler. It folds the constants of a long expression anew for each operator.
-const COMPILE_TIME: Duration = Duration::from_secs(5);
+/// Maximum time of the compiler, which takes milliseconds for known templates. It folds the
+/// constants of a long expression anew for each operator.
+const COMPILE_TIME: Duration = Duration::from_secs(3);
 /// Fuel of one rendering. A unit pays for a step, or for 64 bytes of text that are made or read.
 const FUEL: u64 = 2_000_000;
 /// Stack bytes, enough for values that are nested as deep as the fuel allows.
@@ -30,7 +31,7 @@ const STACK: usize = 1 << 30;
 
 /// Function that replaces the tags `generation` and `endgeneration`.
 const MARK: &str = "__mark_generation";
-/// Variable with the characters that this function puts around the text.
+/// Variable with the two characters that this function puts around the text.
 pub(super) const MARKS: &str = "__generation_marks";
 
 /// Replaces the tags that mark the assistant's text with a call of [`MARK`].
@@ -47,7 +48,7 @@ pub(super) fn environment(source: String) -> anyhow::Result<Environment<'static>
     let limit = |reason: String| anyhow!("the chat template is not applied: {reason}");
     ensure!(source.len() <= SOURCE, limit(format!("it has {} bytes, more than {SOURCE}", source.len())));
     // Adding a list to itself takes no fuel, but 33 times make 8 billion values.
-    let doubles = Regex::new(r"\{%[-+]?\s*set\b[^%]*?\b([A-Za-z_][\w.]*)\s*\+\s*\1(?![\w.(\[])");
+    let doubles = Regex::new(r"\{%[-+]?\s*set\b[^%]*?(?<![\w.])([A-Za-z_][\w.]*)\s*\+\s*\1(?![\w.(\[])");
     let doubles = doubles.expect("the expression is valid").is_match(&source).unwrap_or(true);
     ensure!(!doubles, limit("it adds a variable to itself".into()));
     let mut environment = Environment::new();
@@ -134,13 +135,11 @@ fn raise_exception(message: Value, _rest: Rest<Value>) -> Result<Value, Error> {
 }
 
 fn mark_generation(state: &mut State<'_, '_>, arguments: Kwargs) -> Result<Value, Error> {
-    let text = arguments.get::<Value>("caller")?.call(state, &[])?.to_string();
-    let Some(marks) = state.lookup(MARKS) else { return Ok(text.into()) };
-    let marks: Vec<String> = marks.try_iter()?.map(|mark| mark.to_string()).collect();
-    Ok(match &*marks {
-        [start, end] => format!("{start}{text}{end}").into(),
-        _ => text.into(),
-    })
+    let text = arguments.get::<Value>("caller")?.call(state, &[])?;
+    let marks = state.lookup(MARKS).unwrap_or_default().to_string();
+    let mut marks = marks.chars().map(String::from);
+    let (start, end) = (marks.next().unwrap_or_default(), marks.next().unwrap_or_default());
+    Ok(format!("{start}{text}{end}").into())
 }
 
 fn join_filter(

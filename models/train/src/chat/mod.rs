@@ -108,7 +108,7 @@ pub struct Conversation {
 ///   template that tests `strftime_now is defined` takes its fixed date, or the variable that
 ///   [`with`](Self::with) sets (`date_string` for Llama's). A template that calls it without a test
 ///   is an error.
-/// - In `a ~ b`, `true`, `none`, lists and maps print as in `minijinja`, not as in Python.
+/// - In `a ~ b`, floats below 1e-4 and from 1e16 print as in `minijinja`, not as in Python.
 /// - A slice of an undefined value is empty, not an error.
 ///
 /// Special tokens written in a message are encoded as special tokens, as in `transformers`.
@@ -260,7 +260,7 @@ impl ChatTemplate {
     /// `trainable` or `loss` is false.
     ///
     /// # Errors
-    /// Messages that the template refuses, or of which it does not show what the assistant says.
+    /// Messages that the template refuses, or a text that does not show the assistant's part.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Conversation> {
         messages.iter().enumerate().try_for_each(|(index, message)| message.check(index))?;
         let mut learned = vec![];
@@ -343,7 +343,7 @@ impl ChatTemplate {
         ];
         context.extend(self.variables.iter().map(|(name, value)| (name.as_str(), Value::from(Serde(value)))));
         if let Some(marks) = marks {
-            context.push((environment::MARKS, Value::from_iter(marks.map(String::from))));
+            context.push((environment::MARKS, Value::from(String::from_iter(marks))));
         }
         environment::render(&self.environment, Value::from_pairs(context))
     }

@@ -233,6 +233,7 @@ fn write_quoted(out: &mut Text, text: &str) -> fmt::Result {
             '\t' => out.write_str("\\t")?,
             '\\' => out.write_str("\\\\")?,
             c if c == quote => write!(out, "\\{c}")?,
+            ' '..='~' => out.write_char(c)?,
             c if is_printable(c) => out.write_char(c)?,
             c if (c as u32) < 0x100 => write!(out, "\\x{:02x}", c as u32)?,
             c if (c as u32) < 0x10000 => write!(out, "\\u{:04x}", c as u32)?,
