@@ -52,8 +52,8 @@ fn a_gpu_names_the_kernels_of_casts_and_scaled_gemms() {
     let data = text();
     let (log, table) = run("wgpu", &data.1, &WINDOW);
     assert!(log.contains("profile: steps 3 to 4 on wgpu (") && log.contains("\ntime: "), "{log}");
-    assert_eq!(calls(&table, "scaled GEMM", "gemm_emulated"), 3 * 14, "{log}");
-    let casts = table.iter().filter_map(|line| line.rsplit_once("  cast         cast_"));
+    assert_eq!(calls(&table, "scaled GEMM", "GemmEmulated"), 3 * 14, "{log}");
+    let casts = table.iter().filter_map(|line| line.rsplit_once("  cast         Cast"));
     let casts: u64 = casts.map(|(row, _)| row.split_whitespace().last().unwrap().parse::<u64>().unwrap()).sum();
     assert_eq!(casts, 14 + 14 + 8, "{log}");
     // Same losses as without profiling.

@@ -159,10 +159,11 @@ pub(super) fn checkpoint(saved: Option<&SavedRun>, out: &mut dyn Write) -> Resul
     saved.map_or(Ok(()), |saved| Ok(writeln!(out, "checkpoint: step {}", saved.step())?))
 }
 
-/// Prints the held-out loss and its number of tokens.
+/// Prints the held-out loss, its perplexity and its number of tokens.
 pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
-    Ok(writeln!(out, "held-out loss: {loss:.5}  ({} tokens)", thousands(&tokens.to_string()))?)
+    let tokens = thousands(&tokens.to_string());
+    Ok(writeln!(out, "held-out loss: {loss:.5}  perplexity: {:.3}  ({tokens} tokens)", loss.exp())?)
 }
 
 /// Prints the header of the table of precisions.

@@ -8,7 +8,9 @@ mod support;
 use std::ffi::OsStr;
 use std::fs;
 
+use clap::Parser;
 use support::{BLUE, Fixture, Svg, VERMILION, db, health, held_out, run, step, steps};
+use train::cli::PlotArgs;
 use train::metrics::{HealthRecord, METRICS_FILE, Record, TrainRecord};
 use train::plot::{PlotPanel, PlotSource, plot};
 
@@ -294,6 +296,20 @@ fn only_what_was_asked_for_is_drawn() {
     let svg = Svg::read(&out);
     let titles = ["Training loss", "Learning rate", "Throughput", "Gradient norm"].map(|title| svg.has(title));
     assert_eq!(titles, [true, true, false, false]);
+}
+
+#[test]
+fn the_command_takes_names_and_prints_the_file() {
+    let fixture = Fixture::new();
+    let run = fixture.run("run", &steps([2.0, 1.0]));
+    let out = fixture.path("out.svg");
+    let run = format!("first run={}", run.path.display());
+    let command = PlotArgs::try_parse_from(["plot", "--panels", "losses,lr", "--out", out.to_str().unwrap(), &run]);
+    let mut printed = vec![];
+    command.unwrap().run(&mut printed).unwrap();
+    assert_eq!(String::from_utf8(printed).unwrap(), format!("plotted: {}\n", out.display()));
+    assert!(Svg::read(&out).has("first run"));
+    assert!(PlotArgs::try_parse_from(["plot"]).is_err(), "no run");
 }
 
 #[test]

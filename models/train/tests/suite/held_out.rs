@@ -65,7 +65,8 @@ fn a_model_is_judged_by_all_of_other_files() {
     config.data.validation = vec![file.clone()];
     let (outcome, log) = run(&config).unwrap();
     let loss = line(&log, "held-out loss: ");
-    assert_eq!(loss, format!("held-out loss: {:.5}  (943 tokens)", outcome.held_out_loss.unwrap()));
+    let held_out = outcome.held_out_loss.unwrap();
+    assert_eq!(loss, format!("held-out loss: {held_out:.5}  perplexity: {:.3}  (943 tokens)", held_out.exp()));
     assert!(
         line(&log, "data: ").starts_with("data: 11 files (11 text)") && log.contains("  held out: 944 (1 document)\n"),
         "{log}"
