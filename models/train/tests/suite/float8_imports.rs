@@ -153,7 +153,7 @@ fn says(config: Value) -> impl Fn(&mut Files) {
 }
 
 /// Static scales of inputs with these endings.
-fn with_inputs(ending: &'static str) -> impl Fn(&mut Files) {
+pub(crate) fn with_inputs(ending: &'static str) -> impl Fn(&mut Files) {
     move |files| {
         let weights: Vec<_> = files.tensors.keys().filter_map(|name| name.strip_suffix("_proj.weight")).collect();
         let names: Vec<_> = weights.into_iter().map(|linear| format!("{linear}_proj.{ending}")).collect();

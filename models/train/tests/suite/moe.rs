@@ -184,7 +184,6 @@ fn hugging_face_checkpoints_are_refused() {
     let path: &Path = dir.path();
     write_safetensors(&path.join("model.safetensors"), &stored_tensors(&tiny(), 1));
     let error = model::<Flex>(tiny_moe(), 1).load_hf_weights(path).unwrap_err();
-    assert!(matches!(&error, Error::MoeCheckpoint { num_experts: 4, .. }), "{error}");
     assert!(error.to_string().contains("this one has 4 experts"), "{error}");
     let mut config = hf_json(&tiny());
     config["model_type"] = "mixtral".into();
