@@ -1,5 +1,5 @@
 //! Effect of the cache's dtype on the loss. The debug preset is trained on the Rust sources of this
-//! repository and predicts each token of a held-out text from the cache.
+//! repository and predicts each token of a validation text from the cache.
 use std::path::{Path, PathBuf};
 
 use burn::backend::Flex;
@@ -38,7 +38,7 @@ fn run(arguments: &[&str]) {
     job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::stdout()).expect("it runs");
 }
 
-/// Sources of this repository for training, and one held-out file.
+/// Sources of this repository for training, and one validation file.
 fn sources() -> ([PathBuf; 3], PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     (
@@ -67,7 +67,7 @@ pub fn rows() -> Vec<Row> {
     let (data, held_out) = sources();
     let steps = STEPS.to_string();
     let mut arguments =
-        vec!["train", "--device", "cpu", "--precision", "f32", "--steps", &steps, "--checkpoints", &checkpoints];
+        vec!["train", "--device", "cpu", "--precision", "f32", "--steps", &steps, "--output-dir", &checkpoints];
     let data = data.map(|path| path.display().to_string());
     arguments.extend(data.iter().flat_map(|path| ["--data", path]));
     arguments.extend(["--set", "generate.max_new_tokens=0"]);

@@ -1,6 +1,6 @@
 """Training steps of a small Llama on the CPU: torch, torchao's `tensorwise` in emulation, and this project's program, in turn.
 
-    python benches/torch_cpu.py --program target/release/llama3 --data TEXT
+    python benches/torch_cpu.py --program target/release/float8 --data TEXT
 
 Needs torch, and torchao for its row. Rounds take turns, so that a busy machine slows all alike; of each row the median of its
 rounds counts. Prints a table, or a line of JSON for each row with --json.

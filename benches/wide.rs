@@ -35,7 +35,7 @@ pub struct Row {
     seconds: f64,
     /// Peak bytes of the run.
     peak_bytes: usize,
-    /// Estimate of `llama3 memory`.
+    /// Estimate of `float8 memory`.
     estimated_bytes: u64,
 }
 

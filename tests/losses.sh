@@ -14,7 +14,7 @@ losses() {
     echo "== $1"
     "$program" train --device cpu --data text --steps "$2" --set training.log_every=1 --set training.eval_batches=2 \
         --set generate.max_new_tokens=0 --set data.cache=cache "${@:3}" 2>&1 |
-        sed -nE 's/^(step: *[0-9]+  loss: *[0-9.]+  grad_norm: *[0-9.]+).*/\1/p; s/.*(held-out loss: *[0-9.]+).*/\1/p'
+        sed -nE 's/^(step: *[0-9]+  loss: *[0-9.]+  grad_norm: *[0-9.]+).*/\1/p; s/.*(validation loss: *[0-9.]+).*/\1/p'
 }
 
 for recipe in tensorwise rowwise rowwise_with_gw_hp delayed blockwise mxfp8 mxfp8_wgrad_with_hp; do

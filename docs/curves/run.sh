@@ -2,8 +2,8 @@
 # Makes the data of the picture on the first page anew, and the picture: nine runs on a CPU, one or two minutes each.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-cargo build --release --bin llama3
-llama3=$PWD/target/release/llama3
+cargo build --release --bin float8
+float8=$PWD/target/release/float8
 text=$(mktemp -d)
 trap 'rm -rf "$text"' EXIT
 git ls-files crates kernels models | grep '\.rs$' | xargs cp --parents -t "$text"
@@ -11,7 +11,7 @@ git ls-files crates kernels models | grep '\.rs$' | xargs cp --parents -t "$text
 run() { # FILE, then flags
     local file=$PWD/docs/curves/$1
     shift
-    (cd "$text" && "$llama3" train --device cpu --data crates --data kernels --data models --steps 300 "$@" \
+    (cd "$text" && "$float8" train --device cpu --data crates --data kernels --data models --steps 300 "$@" \
         --set training.log_every=5 --set training.eval_every=50 --set training.metrics="$file")
     # Timings of one machine at one time say nothing here.
     sed -E -i 's/,"(tokens_per_second|tflops|memory_bytes)":[^,}]*//g' "$file"
@@ -23,4 +23,4 @@ for recipe in tensorwise rowwise rowwise_with_gw_hp delayed blockwise mxfp8 mxfp
     run fp8/$recipe.jsonl --recipe $recipe
 done
 # The command of docs/watch.md.
-$(grep -o 'llama3 plot docs/curves.*' docs/watch.md | sed "s#^llama3#$llama3#")
+$(grep -o 'float8 plot docs/curves.*' docs/watch.md | sed "s#^float8#$float8#")

@@ -119,7 +119,7 @@ fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
 
 #[cfg(not(all(unix, feature = "mpi")))]
 fn launch(_: NonZero<usize>) -> Result<(), JobError> {
-    Err(JobError::FeatureOff { device: "--nproc", feature: "mpi" })
+    Err(JobError::FeatureOff { device: "--nproc-per-node", feature: "mpi" })
 }
 
 /// Connects the ranks by NCCL if they use CUDA devices.

@@ -29,6 +29,7 @@ mod folder;
 mod freeze;
 pub mod grads;
 pub mod hf;
+mod hub;
 pub mod job;
 mod job_error;
 mod json_file;

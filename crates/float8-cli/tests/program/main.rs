@@ -1,4 +1,4 @@
-//! Tests of the program `llama3`.
+//! Tests of the program `float8`.
 
 #[cfg(unix)]
 mod case;
@@ -12,3 +12,4 @@ mod ranks;
 #[cfg(unix)]
 mod runs;
 mod support;
+mod whole_way;

@@ -18,18 +18,21 @@ use crate::model::TrainableModel;
 #[derive(Clone, Debug, Parser)]
 pub struct MemoryArgs {
     /// TOML file; configs/ has examples.
-    #[arg(value_name = "CONFIG")]
+    #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Overrides of the file.
     #[command(flatten)]
     pub overrides: Overrides,
+    /// Folder of a Hugging Face checkpoint, or a preset.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
     /// Number of processes that share the model.
     #[arg(long, value_name = "N", default_value = "1")]
     pub ranks: NonZero<usize>,
     /// GiB of the device. If absent, CUDA reports it, and a CPU has this machine's memory; unknown
     /// for GPUs through wgpu.
     #[arg(long, value_name = "GIB", allow_negative_numbers = true)]
-    pub available: Option<f64>,
+    pub memory_gib: Option<f64>,
 }
 
 impl MemoryArgs {
@@ -39,12 +42,12 @@ impl MemoryArgs {
     /// The errors of [`Args::run_config`];
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an invalid amount of memory.
     pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
-        let Self { config, overrides, .. } = self.clone();
-        let config = Args { config, overrides, ..Args::default() }.run_config()?;
-        if let Some(gib) = self.available {
-            require("--available", gib, gib > 0.0 && gib.is_finite(), "must be positive and finite: so many GiB")?;
+        let Self { config, overrides, model, .. } = self.clone();
+        let config = Args { config, overrides, model, ..Args::default() }.run_config()?;
+        if let Some(gib) = self.memory_gib {
+            require("--memory-gib", gib, gib > 0.0 && gib.is_finite(), "must be positive and finite: so many GiB")?;
         }
-        let available = self.available.map(|gib| (gib * f64::from(1 << 30)) as u64);
+        let available = self.memory_gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
         Ok(Job { config, start: Start::default(), task: Task::Memory { ranks: self.ranks.get(), available } })
     }
 }

@@ -14,7 +14,7 @@ use std::num::NonZero;
 use std::path::PathBuf;
 
 use burn_float8::Recipe;
-pub use cache::CacheArgs;
+pub use cache::{CacheCommand, CacheFolder};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use device_select::DeviceChoice;
@@ -27,7 +27,8 @@ pub use tokenize::TokenizeArgs;
 
 use crate::JobError;
 use crate::config::{ConfigError, Precision, Setting, schema};
-use crate::job::{Job, RunConfig, Start};
+use crate::hub;
+use crate::job::{Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
 /// Parses the arguments of the program.
@@ -44,7 +45,7 @@ pub fn parse_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clon
 }
 
 /// Parses the arguments of an example, called `name`: a command and its arguments, or only the
-/// arguments of `train`.
+/// arguments of `train`. It trains on the local Cargo registry if no data is given.
 pub fn parse_example(name: &'static str) -> Command {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let is_command = |argument: &OsString| {
@@ -54,8 +55,13 @@ pub fn parse_example(name: &'static str) -> Command {
     if !arguments.get(1).is_some_and(|argument| is_command(argument) || asks(argument)) {
         arguments.insert(arguments.len().min(1), "train".into());
     }
-    let command = Command::command().name(name).bin_name(name).try_get_matches_from(arguments);
-    command.and_then(|matches| Command::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit())
+    let matches = Command::command().name(name).bin_name(name).try_get_matches_from(arguments);
+    let mut command =
+        matches.and_then(|matches| Command::from_arg_matches(&matches)).unwrap_or_else(|error| error.exit());
+    if let Command::Train(args) = &mut command {
+        args.registry = true;
+    }
+    command
 }
 
 /// Train, evaluate, run and export language models with FP8 linears.
@@ -82,9 +88,11 @@ pub enum Command {
     /// Print the memory of a training step, by part.
     Memory(MemoryArgs),
     /// List or prune the token cache.
-    Cache(CacheArgs),
-    /// Print the JSON Schema of configurations, for completion and checks in editors.
-    ConfigSchema,
+    #[command(subcommand)]
+    Cache(CacheCommand),
+    /// Print a configuration with all defaults, or the JSON Schema of configurations.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Plot the losses, throughput, gradient norms and FP8 health of runs, from their
     /// metrics.jsonl.
     Plot(PlotArgs),
@@ -99,8 +107,8 @@ impl Command {
     /// Number of processes on this machine, if given.
     pub fn nproc(&self) -> Option<NonZero<usize>> {
         match self {
-            Self::Train(args) => args.flags.nproc,
-            Self::Resume(args) => args.flags.nproc,
+            Self::Train(args) => args.flags.nproc_per_node,
+            Self::Resume(args) => args.flags.nproc_per_node,
             _ => None,
         }
     }
@@ -111,21 +119,34 @@ impl Command {
     /// Any [`JobError`] of arguments, configurations and checkpoints.
     pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
         match self {
-            Self::Train(args) => args.job(out),
-            Self::Resume(args) => args.job(out),
+            Self::Train(args) => args.job().map(Some),
+            Self::Resume(args) => args.job(out).map(Some),
             Self::Eval(args) => args.job().map(Some),
             Self::Generate(args) => args.job().map(Some),
             Self::Export(args) => args.job().map(Some),
             Self::Memory(args) => args.job().map(Some),
             Self::Tokenize(args) => args.run(out).map(|()| None),
             Self::Cache(args) => args.run(out).map(|()| None),
-            Self::ConfigSchema => {
+            Self::Config(ConfigCommand::Schema) => {
                 writeln!(out, "{:#}", schema::<RunConfig<A::Section>>())?;
+                Ok(None)
+            }
+            Self::Config(ConfigCommand::Show(args)) => {
+                write!(out, "{}", args.run_config::<A::Section>()?.to_toml()?)?;
                 Ok(None)
             }
             Self::Plot(args) => args.run(out).map(|()| None),
         }
     }
+}
+
+/// Command on configurations.
+#[derive(Clone, Debug, Parser)]
+pub enum ConfigCommand {
+    /// Print the configuration that `train` would use with the same flags.
+    Show(Args),
+    /// Print the JSON Schema, for completion and checks in editors.
+    Schema,
 }
 
 /// Train with FP8 linears, from a preset or a Hugging Face checkpoint.
@@ -139,19 +160,32 @@ pub struct Args {
     /// TOML file; configs/ has examples.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// File or folder to train on instead of the local Cargo registry: text, JSON Lines of texts or
-    /// conversations, Parquet, or tokens; repeatable.
+    /// Model to start from: a folder of a Hugging Face checkpoint; a name on the Hugging Face Hub,
+    /// `org/name`; or a preset with random weights, such as `llama3-1b`.
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<String>,
+    /// File or folder to train on: text, JSON Lines of texts or conversations, Parquet, or tokens;
+    /// repeatable.
     #[arg(long, value_name = "PATH")]
     pub data: Vec<PathBuf>,
-    /// Folder for checkpoints, from which `resume` continues.
-    #[arg(long, value_name = "FOLDER")]
-    pub checkpoints: Option<PathBuf>,
+    /// Folder for checkpoints and metrics, from which `resume` continues.
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output_dir: Option<PathBuf>,
+    /// Peak learning rate.
+    #[arg(long, value_name = "LR")]
+    pub lr: Option<f64>,
+    /// Sequences per micro-batch.
+    #[arg(long, value_name = "N")]
+    pub batch_size: Option<usize>,
     /// Seed of weights, batches and sample.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
     /// Length and reports of the run.
     #[command(flatten)]
     pub flags: RunFlags,
+    /// Whether the local Cargo registry is the data if none is given.
+    #[arg(skip)]
+    pub registry: bool,
 }
 
 /// Overrides of a run's configuration on the command line.
@@ -180,17 +214,18 @@ fn recipe() -> impl TypedValueParser<Value = Recipe> {
 }
 
 impl Args {
-    /// Training job; `None` if only the configuration was requested and printed.
+    /// Training job.
     ///
     /// # Errors
-    /// The errors of [`run_config`](Self::run_config).
-    pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
-        let config = self.run_config()?;
-        if self.flags.print(&config, out)? {
-            return Ok(None);
+    /// [`ConfigError::Parse`] without data; the errors of [`run_config`](Self::run_config).
+    pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+        let config = self.run_config::<A::Section>()?;
+        if config.data.is_default() && !self.registry {
+            let reason = "no data: `--data` names files or folders of text, JSON Lines, Parquet or tokens".into();
+            return Err(ConfigError::Parse { origin: "train".into(), reason }.into());
         }
         let start = Start { listens: true, ..Start::default() };
-        Ok(Some(Job { config, start, task: self.flags.task() }))
+        Ok(Job { config, start, task: Task::Train })
     }
 
     /// Validated configuration of the run.
@@ -199,22 +234,31 @@ impl Args {
     /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
     pub fn run_config<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
         let mut settings: Vec<_> = self.overrides.set.iter().map(Setting::new).collect();
+        let flag = |flag: &str, key: &str, value: String| Setting {
+            origin: format!("--{flag} {value}"),
+            setting: format!("{key}={}", toml::Value::from(value)),
+        };
         // The recipe must be set first, because the file's other keys of [float8] depend on it.
-        settings.extend(
-            self.overrides
-                .recipe
-                .map(|name| Setting { origin: format!("--recipe {name}"), setting: format!("float8.recipe={name}") }),
-        );
+        settings.extend(self.overrides.recipe.map(|name| flag("recipe", "float8.recipe", name.to_string())));
+        if let Some(model) = &self.model {
+            let folder = hub::folder(model)?.or_else(|| Some(model.into()).filter(|path: &PathBuf| path.is_dir()));
+            settings.push(match folder {
+                Some(folder) => flag("model", "model.hf_path", folder.display().to_string()),
+                None => flag("model", "model.preset", model.clone()),
+            });
+        }
         let mut config = RunConfig::load_from(self.config.as_deref(), &settings)?;
         config.data.replace_paths(&self.data);
-        config.checkpoint.folder = self.checkpoints.clone().or(config.checkpoint.folder);
+        config.checkpoint.folder = self.output_dir.clone().or(config.checkpoint.folder);
+        config.optimizer.lr = self.lr.or(config.optimizer.lr);
         self.flags.apply(&mut config);
         let training = &mut config.training;
         training.device = self.overrides.device.unwrap_or(training.device);
         training.precision = self.overrides.precision.unwrap_or(training.precision);
+        training.batch_size = self.batch_size.unwrap_or(training.batch_size);
         training.seed = self.seed.unwrap_or(training.seed);
         // A recipe in the file is allowed: this is how a baseline is run.
-        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+        let recipe = settings.iter().find(|setting| setting.is_of(&["float8.recipe"]));
         if let (Some(Setting { origin, .. }), Precision::F32 | Precision::Bf16) = (recipe, training.precision) {
             let precision = format!("{:?}", training.precision).to_lowercase();
             let reason = format!("contradicts precision {precision}, in which nothing runs in FP8");

@@ -14,6 +14,7 @@ use crate::checkpoint::{
 };
 use crate::config::{ConfigError, LoraSection, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
+use crate::hub;
 use crate::job::{EvalPrecision, Job, RunConfig, Start, Task};
 use crate::model::{ModelSection, TrainableModel};
 
@@ -21,15 +22,16 @@ use crate::model::{ModelSection, TrainableModel};
 #[derive(Clone, Debug, Parser)]
 pub struct ModelArgs {
     /// Folder of a run, as in checkpoint.folder. All commands except `resume` also accept a folder
-    /// of a Hugging Face checkpoint or of a PEFT adapter. The base model of an adapter is set by
+    /// of a Hugging Face checkpoint or of a PEFT adapter, and the name of a model on the Hugging Face
+    /// Hub. The base model of an adapter is set by
     /// its configuration or by model.hf_path.
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// Use the run's checkpoint after step N instead of the newest.
     #[arg(long, value_name = "N")]
-    pub step: Option<u64>,
+    pub from_step: Option<u64>,
     /// Use the run's checkpoint with the smallest held-out loss instead of the newest.
-    #[arg(long, conflicts_with = "step")]
+    #[arg(long, conflicts_with = "from_step")]
     pub best: bool,
     /// auto, cuda, wgpu or cpu.
     #[arg(long)]
@@ -53,7 +55,7 @@ impl ModelArgs {
 
     /// Opens the run in the folder.
     fn open_run<S: ModelSection>(&self) -> Result<OpenedRun<S>, JobError> {
-        let which = match self.step {
+        let which = match self.from_step {
             Some(step) => Which::Step(step),
             None if self.best => Which::Best,
             None => Which::Latest,
@@ -87,14 +89,16 @@ impl ModelArgs {
         &self,
         change: impl FnOnce(Option<&Path>, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
     ) -> Result<(RunConfig<S>, Start), JobError> {
-        if !self.folder.is_dir() {
-            return Err(JobError::NoFolder { folder: self.folder.clone() });
+        let folder = hub::folder(&self.folder.to_string_lossy())?.unwrap_or_else(|| self.folder.clone());
+        let named = Self { folder, ..self.clone() };
+        if !named.folder.is_dir() {
+            return Err(JobError::NoFolder { folder: named.folder });
         }
-        let hf = self.hf_folder::<S>()?;
+        let hf = named.hf_folder::<S>()?;
         let (config, saved) = match &hf {
-            Some(hf) => (self.hugging_face(hf)?, None),
+            Some(hf) => (named.hugging_face(hf)?, None),
             None => {
-                let OpenedRun { config, saved, .. } = self.open_run()?;
+                let OpenedRun { config, saved, .. } = named.open_run()?;
                 let missing =
                     || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
                 (config, Some(saved.ok_or_else(missing)?))
@@ -128,7 +132,7 @@ impl ModelArgs {
     ///
     /// A tokenizer in the folder of an adapter replaces the checkpoint's.
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
-        let step = self.step.map(|step| format!("--step {step}"));
+        let step = self.from_step.map(|step| format!("--from-step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
             return Err(JobError::NotARun { folder: self.folder.clone(), flag });
         }
@@ -143,7 +147,7 @@ impl ModelArgs {
         if let Some(Float8Folder { recipe, others, high_precision }) = Float8Folder::read::<S::Config>(folder)? {
             config.float8.config.linear = Float8LinearConfig::new(recipe);
             // A recipe set by the user applies to all linears.
-            let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe", "float8.recipe_name"]));
+            let is_set = self.settings().iter().any(|setting| setting.is_of(&["float8.recipe"]));
             for (recipe, linears) in if is_set { vec![] } else { others } {
                 let linear = Float8LinearConfig::new(recipe);
                 config.float8.config = config.float8.config.with_override(linears, linear);
@@ -165,7 +169,7 @@ pub struct PrecisionArgs {
     /// Keep the weights of FP8 linears as FP8 only, one byte per parameter, and run in FP8. This is
     /// the default for a Hugging Face checkpoint in FP8.
     #[arg(long, conflicts_with = "precision")]
-    pub fp8_only: bool,
+    pub fp8_weights: bool,
 }
 
 impl PrecisionArgs {
@@ -178,7 +182,7 @@ impl PrecisionArgs {
             }
             start.may_widen = false;
         }
-        if self.fp8_only {
+        if self.fp8_weights {
             config.training.precision = Precision::Fp8;
             config.fp8_only = true;
         }
@@ -212,7 +216,7 @@ pub struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
+    pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Job<A>, JobError> {
         let OpenedRun { config: was, saved } = self.model.open_run::<A::Section>()?;
         let settings = self.model.settings();
         // The configuration of the last resume counts, even if it has no checkpoint yet.
@@ -230,17 +234,10 @@ impl ResumeArgs {
         config.training.device = self.model.device.unwrap_or(config.training.device);
         self.flags.apply(&mut config);
         config.validate()?;
-        if self.flags.print(&config, out)? {
-            return Ok(None);
-        }
         let (steps, done) = (config.training.steps, saved.as_ref().map_or(0, SavedRun::step));
         let is_known = steps.epochs().is_none();
-        let reason = format!("the checkpoint is of step {done}; `--step` takes an older one");
+        let reason = format!("the checkpoint is of step {done}; `--from-step` takes an older one");
         require("training.steps", steps, !is_known || done <= steps.get(), &reason)?;
-        let task = self.flags.task();
-        if task != Task::Train {
-            return Ok(Some(Job { config, start: Start::default(), task }));
-        }
         if saved.is_none() {
             writeln!(out, "no checkpoint yet: the run begins again")?;
         }
@@ -248,7 +245,7 @@ impl ResumeArgs {
             writeln!(out, "changed: {key} was {saved}, is {now}")?;
         }
         let start = Start { saved, is_resumed: true, listens: true, ..Start::default() };
-        Ok(Some(Job { config, start, task: Task::Train }))
+        Ok(Job { config, start, task: Task::Train })
     }
 }
 
@@ -267,8 +264,8 @@ pub struct EvalArgs {
     pub precision: PrecisionArgs,
     /// Compare precisions in a table: f32, bf16 and FP8 recipes, separated by commas; all if none
     /// is named.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with_all = ["precision", "fp8_only"])]
-    pub precisions: Option<Vec<EvalPrecision>>,
+    #[arg(long, value_name = "LIST", value_delimiter = ',', num_args = 0.., conflicts_with_all = ["precision", "fp8_weights"])]
+    pub compare: Option<Vec<EvalPrecision>>,
 }
 
 impl EvalArgs {
@@ -278,7 +275,7 @@ impl EvalArgs {
             return Err(JobError::NothingToEvaluate);
         }
         self.precision.apply(&mut config, &mut start);
-        let precisions = match &self.precisions {
+        let precisions = match &self.compare {
             None => vec![],
             Some(named) if named.is_empty() => EvalPrecision::all(),
             Some(named) => named.clone(),
@@ -296,24 +293,24 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// A folder that does not exist or is empty.
-    #[arg(value_name = "TO")]
-    pub to: PathBuf,
-    /// Format of the weights. If absent, bf16, or with --merge the dtype of the base. fp8 writes
+    #[arg(short, long, value_name = "FOLDER")]
+    pub output: PathBuf,
+    /// Format of the weights. If absent, bf16, or with --merge-adapters the dtype of the base. fp8 writes
     /// the run's FP8 linears in FP8 and everything else in bf16.
-    #[arg(long, visible_alias = "dtype", value_enum)]
+    #[arg(long, value_enum)]
     pub format: Option<ExportFormat>,
     /// Scaling recipe of FP8 weights. If absent, the run's; for a Hugging Face checkpoint in FP8,
     /// its codes are kept.
     #[arg(long, value_parser = recipe())]
     pub recipe: Option<Recipe>,
-    /// Maximum bytes per file, 5GB if absent: a number with an optional KB, MB, GB, KiB, MiB or
+    /// Maximum size of a file, 5GB if absent: a number with an optional KB, MB, GB, KiB, MiB or
     /// GiB. Larger weights are split over several files.
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
-    pub max_shard_bytes: Option<u64>,
+    pub max_shard_size: Option<u64>,
     /// Merge a run's adapters into the weights and write these, instead of the adapters in PEFT's
     /// format.
     #[arg(long)]
-    pub merge: bool,
+    pub merge_adapters: bool,
 }
 
 /// Format of exported weights.
@@ -360,24 +357,24 @@ impl ExportArgs {
             }
             Ok(config)
         })?;
-        if config.lora.is_some() && !self.merge {
-            let reason = "adapters are written as they are, in f32 and one file: --merge writes the weights with the adapters in them";
+        if config.lora.is_some() && !self.merge_adapters {
+            let reason = "adapters are written as they are, in f32 and one file: --merge-adapters writes the weights with the adapters in them";
             let format = self.format.and_then(|format| format.to_possible_value());
             let format = format.map(|format| format.get_name().to_string());
             require("--format", format.clone().unwrap_or_default(), format.is_none(), reason)?;
-            let bytes = self.max_shard_bytes;
-            require("--max-shard-bytes", bytes.unwrap_or_default(), bytes.is_none(), reason)?;
+            let bytes = self.max_shard_size;
+            require("--max-shard-size", bytes.unwrap_or_default(), bytes.is_none(), reason)?;
         }
-        let base = config.model.hf_path().filter(|folder| self.merge && folder.is_dir());
+        let base = config.model.hf_path().filter(|folder| self.merge_adapters && folder.is_dir());
         let dtype = match (self.format, base) {
             (Some(ExportFormat::F32), _) => ExportDtype::F32,
             (None, Some(base)) if !is_bf16(base)? => ExportDtype::F32,
             _ => ExportDtype::Bf16,
         };
-        let max_shard_bytes = self.max_shard_bytes.unwrap_or(default.max_shard_bytes);
+        let max_shard_bytes = self.max_shard_size.unwrap_or(default.max_shard_bytes);
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };
-        let (to, merge) = (self.to.clone(), self.merge);
+        let (to, merge) = (self.output.clone(), self.merge_adapters);
         Ok(Job { config, start, task: Task::Export { to, options, float8, merge } })
     }
 }

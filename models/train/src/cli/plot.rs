@@ -14,7 +14,7 @@ use crate::plot::{PlotPanel, PlotSource, plot};
 pub struct PlotArgs {
     /// SVG to write.
     #[arg(long, value_name = "FILE", default_value = "plot.svg")]
-    pub out: PathBuf,
+    pub output: PathBuf,
     /// Panels to draw, separated by commas. If absent, all.
     #[arg(long, value_name = "PANELS", value_delimiter = ',')]
     pub panels: Vec<PlotPanel>,
@@ -30,8 +30,8 @@ impl PlotArgs {
     /// [`JobError::Plot`], [`JobError::Output`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let runs = self.runs.iter().map(|run| PlotSource::parse(run)).collect::<Result<Vec<_>, _>>()?;
-        plot(&runs, &self.panels, &self.out)?;
-        writeln!(out, "plotted: {}", self.out.display())?;
+        plot(&runs, &self.panels, &self.output)?;
+        writeln!(out, "plotted: {}", self.output.display())?;
         Ok(())
     }
 }

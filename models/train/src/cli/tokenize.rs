@@ -12,7 +12,7 @@ use crate::{COLOUR, ChatTemplate, DataSource, JobError, ProgressLine, SpecialTok
 
 /// Input and options of the tokenizer.
 #[derive(Clone, Debug, Parser)]
-#[command(group = ArgGroup::new("data").args(["to", "show"]))]
+#[command(group = ArgGroup::new("data").args(["output", "show"]))]
 pub struct TokenizeArgs {
     /// bytes, a checkpoint folder, a tokenizer.json or a tokenizer.model.
     #[arg(long, value_name = "PATH")]
@@ -26,7 +26,7 @@ pub struct TokenizeArgs {
     /// Write the tokens that `train --data` would read from these files and folders to this new
     /// folder. `--data` accepts it instead of them.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["special", "decode"])]
-    pub to: Option<PathBuf>,
+    pub output: Option<PathBuf>,
     /// Print the first N documents of these files and folders, 3 by default, as `train --data`
     /// reads them.
     ///
@@ -47,7 +47,7 @@ pub struct TokenizeArgs {
     /// Variables of the template as a JSON object, as data.chat_template_kwargs.
     #[arg(long, value_name = "JSON", requires = "data", value_parser = |text: &str| serde_json::from_str::<Map<String, Value>>(text))]
     pub chat_template_kwargs: Option<Map<String, Value>>,
-    /// Lines of JSON; with --to and --show, files and folders of training data.
+    /// Lines of JSON; with --output and --show, files and folders of training data.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
 }
@@ -59,7 +59,7 @@ impl TokenizeArgs {
     /// [`JobError::Tokenizer`], [`JobError::Tokenize`], [`JobError::Chat`], [`JobError::Data`].
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
-        if self.to.is_some() || self.show.is_some() {
+        if self.output.is_some() || self.show.is_some() {
             return self.read_data(&tokenizer, out);
         }
         let special = if self.special { SpecialTokens::InText } else { SpecialTokens::AreText };
@@ -81,7 +81,7 @@ impl TokenizeArgs {
             template = template.map(|template| template.with_kwargs(kwargs)).transpose()?;
         }
         let source = DataSource { field: self.field.clone(), ..DataSource::new(&self.files) };
-        let Some(to) = &self.to else {
+        let Some(to) = &self.output else {
             let documents = first_documents(&source, tokenizer, template.as_ref(), self.show.unwrap_or_default())?;
             return self.show(tokenizer, &documents, out);
         };

@@ -1,18 +1,11 @@
 //! `[float8]`: the keys of [`Float8Config`] and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
-use schemars::{JsonSchema, Schema};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::json;
 use toml::Table;
-
-/// torchtitan's keys for sharded runs. They are accepted and ignored.
-const OF_SHARDED_RUNS: [&str; 2] = ["enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"];
-
-/// Key of [`Float8Config`] that torchtitan lists in `filter_fqns`.
-const AUTO_FILTER: &str = "auto_filter_small_kn";
 
 /// FP8, used with `training.precision = "fp8"`.
 ///
@@ -24,15 +17,11 @@ const AUTO_FILTER: &str = "auto_filter_small_kn";
 /// schedule = { warmup = 100, cooldown = 0.1 }
 /// ```
 ///
-/// torchtitan's names are accepted too. `recipe_name` means `recipe`. `"auto_filter_small_kn"` in
-/// `filter_fqns` means `auto_filter_small_kn = true`. `enable_fsdp_float8_all_gather` and
-/// `precompute_float8_dynamic_scale_for_fsdp` are ignored: sharded runs always do this.
-///
 /// `strict` panics in a program. In a run it is checked after the first FP8 step and at the end,
 /// and fails with an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
-#[schemars(!try_from, deny_unknown_fields, transform = with_names_of_torchtitan)]
+#[schemars(!try_from, deny_unknown_fields)]
 pub struct Float8Section {
     /// Everything except the filter, which is empty here.
     #[schemars(flatten)]
@@ -60,37 +49,12 @@ impl Float8Section {
     }
 }
 
-/// Adds torchtitan's names to the schema, as deprecated keys.
-fn with_names_of_torchtitan(schema: &mut Schema) {
-    let Some(keys) = schema.get_mut("properties").and_then(serde_json::Value::as_object_mut) else { return };
-    if let Some(mut recipe) = keys.get("recipe").cloned() {
-        recipe["deprecated"] = true.into();
-        keys.insert("recipe_name".into(), recipe);
-    }
-    keys.extend(OF_SHARDED_RUNS.map(|key| (key.into(), json!({ "type": "boolean", "deprecated": true }))));
-}
-
 impl TryFrom<Table> for Float8Section {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
         let schedule = take(&mut table, "schedule")?;
-        let mut filter_fqns: Option<Vec<String>> = take(&mut table, "filter_fqns")?;
-        for key in OF_SHARDED_RUNS {
-            take::<bool>(&mut table, key)?;
-        }
-        if let Some(recipe) = table.remove("recipe_name")
-            && let Some(other) = table.insert("recipe".into(), recipe.clone())
-        {
-            return Err(format!("recipe = {other} and recipe_name = {recipe} are two names of one key"));
-        }
-        if let Some(names) = &mut filter_fqns {
-            let all = names.len();
-            names.retain(|name| name != AUTO_FILTER);
-            if names.len() < all && table.insert(AUTO_FILTER.into(), true.into()) == Some(false.into()) {
-                return Err(format!("{AUTO_FILTER}: false, but filter_fqns names it"));
-            }
-        }
+        let filter_fqns = take(&mut table, "filter_fqns")?;
         Ok(Self { config: parse(table)?, filter_fqns, schedule })
     }
 }

@@ -11,7 +11,6 @@ mod lora;
 mod optimizer;
 mod schema;
 mod sections;
-mod torchtitan;
 
 use std::path::{Path, PathBuf};
 
@@ -111,7 +110,6 @@ impl Setting {
             .ok()
             .and_then(|mut table| table.remove("value").filter(|_| table.is_empty()))
             .unwrap_or_else(|| Value::String(text.into()));
-        let key = if key == "float8.recipe_name" { "float8.recipe" } else { key };
         let mut parts: Vec<&str> = key.split('.').collect();
         let last = parts.pop().filter(|last| !last.is_empty() && !parts.is_empty());
         let last = last.ok_or("expected section.key=value")?;
@@ -141,12 +139,12 @@ pub fn load<T: DeserializeOwned + Default>(
         let text =
             files::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_path_buf(), source })?;
         table = from_toml(path, &text)?;
-        let fail = |reason| ConfigError::Parse { origin: path.display().to_string(), reason };
-        let is_translated = torchtitan::translate(&mut table).map_err(fail)?;
         let mut whole = table.clone();
         // With settings, `apply` reads the adapter: a setting may name another one.
-        let has_adapter = settings.is_empty() && lora::of_adapter(&mut whole).map_err(fail)?;
-        config = match is_translated || has_adapter {
+        let has_adapter = settings.is_empty()
+            && lora::of_adapter(&mut whole)
+                .map_err(|reason| ConfigError::Parse { origin: path.display().to_string(), reason })?;
+        config = match has_adapter {
             // Parses the original text if it is complete, so that errors show the line.
             false => from_toml(path, &text)?,
             true => from_toml(path, &to_toml(&whole)?)?,
@@ -169,7 +167,8 @@ pub fn from_toml<T: DeserializeOwned>(origin: &Path, text: &str) -> Result<T, Co
     })
 }
 
-/// Replaces Rust type names in an error by plain words.
+/// Replaces Rust type names in an error by plain words, and suggests the key that an unknown one
+/// resembles.
 fn plain(error: &str) -> String {
     let types = [
         (&["usize", "u64", "u32"][..], "an integer of 0 or more"),
@@ -190,7 +189,17 @@ fn plain(error: &str) -> String {
             error.replace_range(at..at + expected.len(), &format!("expected {plain}"));
         }
     }
-    error
+    let similar = similar_key(&error).map_or_else(String::new, |key| format!("; did you mean `{key}`?"));
+    error + &similar
+}
+
+/// Known key that an unknown key resembles, from serde's error.
+fn similar_key(error: &str) -> Option<&str> {
+    const LEAST: f64 = 0.8;
+    let mut names = error[error.find("unknown field `")?..].split('`').skip(1).step_by(2);
+    let unknown = names.next()?;
+    let similar = names.map(|name| (strsim::jaro_winkler(unknown, name), name)).max_by(|a, b| a.0.total_cmp(&b.0));
+    similar.filter(|(likeness, _)| *likeness >= LEAST).map(|(_, name)| name)
 }
 
 /// Applies `settings` in order to an existing configuration.
@@ -210,12 +219,6 @@ fn apply<T: DeserializeOwned>(
     settings: &[Setting],
     replaces: &[(&str, &str)],
 ) -> Result<T, ConfigError> {
-    // Renames the key, so that a later setting replaces it under either name.
-    if let Some(Value::Table(float8)) = table.get_mut("float8")
-        && let Some(recipe) = float8.remove("recipe_name")
-    {
-        float8.insert("recipe".into(), recipe);
-    }
     for (key, replaced) in replaces {
         if settings.iter().any(|setting| setting.key() == Some(key))
             && let Some((section, key)) = replaced.split_once('.')
@@ -234,7 +237,6 @@ fn apply<T: DeserializeOwned>(
         tables.push(table.clone());
     }
     let parse = |mut table: Table| -> Result<T, String> {
-        torchtitan::translate(&mut table)?;
         lora::of_adapter(&mut table)?;
         table.try_into().map_err(|error: toml::de::Error| error.message().to_string())
     };

@@ -63,8 +63,7 @@ pub struct RunConfig<S> {
 
 /// A setting of the first key removes the file's second, because a flag cannot remove the file's
 /// preset. A preset set by a flag too is a contradiction.
-const REPLACES: [(&str, &str); 2] =
-    [("model.hf_path", "model.preset"), ("activation_checkpoint.mode", "training.activation_checkpointing")];
+const REPLACES: [(&str, &str); 2] = [("model.hf_path", "model.preset"), ("model.preset", "model.hf_path")];
 
 impl<S> RunConfig<S> {
     /// Whether the weights of FP8 linears are FP8 only.
