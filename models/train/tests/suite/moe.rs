@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Error, report, set_default_config};
 use models::moe::Moe;
-use models::{DecoderConfig, Error, MoeConfig};
+use models::{DecoderConfig, MoeConfig};
 use train::rng::Rng;
 
 use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
