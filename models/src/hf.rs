@@ -51,7 +51,7 @@ pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_ro
 /// Reads the sizes of a dense model, and the scaling of its rotary frequencies, if any.
 ///
 /// # Errors
-/// [`JobError::HfUnsupported`] for another activation and for biases that the architecture lacks.
+/// Another activation; biases that the architecture lacks; a value of another type.
 pub fn read<'a>(
     json: &HfReader<'a>,
     architecture: &Architecture,

@@ -48,6 +48,7 @@ fn what_is_written_is_read() {
     let tensors = [
         tensor("moment", Dtype::BF16, &[2, 1], bf16_bytes(&[1.0, -2.0])),
         tensor("codes", Dtype::U8, &[3], vec![1, 2, 255]),
+        tensor("half", Dtype::F16, &[2], [0x0001_u16, 0x7bff].map(u16::to_le_bytes).concat()),
         tensor("scalar", Dtype::F32, &[], f32_bytes(&[1.5])),
         tensor("nothing", Dtype::F32, &[0, 4], vec![]),
     ];
@@ -56,13 +57,14 @@ fn what_is_written_is_read() {
     assert_eq!(header.metadata().as_ref().unwrap()["step"], "7");
 
     let files = TensorFiles::open_file(&path).unwrap();
-    assert_eq!(files.names().collect::<Vec<_>>(), ["codes", "moment", "nothing", "scalar"]);
+    assert_eq!(files.names().collect::<Vec<_>>(), ["codes", "half", "moment", "nothing", "scalar"]);
     for NewTensor { name, dtype, shape, bytes } in &tensors {
         let read = files.get(name).unwrap();
         assert_eq!((read.dtype(), read.shape()), (*dtype, &shape[..]));
         assert_eq!(&*read.bytes().unwrap(), bytes().unwrap(), "{name}");
     }
     assert_eq!(files.get("moment").unwrap().to_f32().unwrap(), [1.0, -2.0]);
+    assert_eq!(files.get("half").unwrap().to_f32().unwrap(), [(-24.0_f32).exp2(), 65504.0]);
     assert_eq!(files.get("scalar").unwrap().to_f32().unwrap(), [1.5]);
     assert_eq!(&*files.get("moment").unwrap().bytes().unwrap(), [0x80, 0x3f, 0x00, 0xc0]);
     assert!(files.expect("nothing", &[0, 4]).unwrap().to_f32().unwrap().is_empty());

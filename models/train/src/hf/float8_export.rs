@@ -120,10 +120,12 @@ impl<'a> Writer<'a> {
         dims: [usize; 2],
     ) -> Result<HostCodes> {
         let name = names::hf_name(&weight.path);
-        match stored {
-            Some((checkpoint, stored)) => stored.read(&checkpoint.files, &name),
-            None => quantize(&name, &(weight.read)()?, dims, planned.cast, self.amax(planned)?),
+        if let Some((checkpoint, stored)) = stored {
+            return stored.read(&checkpoint.files, &name);
         }
+        // Before the weight is read, since it reads others.
+        let amax = self.amax(planned)?;
+        quantize(&name, &(weight.read)()?, dims, planned.cast, amax)
     }
 
     /// Largest amax of the linears that share a tensorwise scale with this one. Each weight is read

@@ -116,7 +116,7 @@ pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String> {
     Ok(text(json))
 }
 
-/// Text of an object, with sorted keys whatever the features of serde_json in a build.
+/// Text of an object, with sorted keys. Their order depends on features of serde_json otherwise.
 fn text(json: Map<String, Value>) -> String {
     let mut json = Value::from(json);
     json.sort_all_objects();

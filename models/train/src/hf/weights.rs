@@ -69,7 +69,7 @@ impl Checkpoint {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<M> {
         let mut done = Progress { bytes: 0, total_bytes: self.files.num_bytes() };
-        // The walk goes on after the first failure, and changes nothing more.
+        // A walk cannot stop early. After the first failure it changes nothing.
         let mut failure = None;
         let model = map_params::<B, M>(model, |param| {
             let path = param.name();

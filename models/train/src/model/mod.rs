@@ -182,7 +182,7 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Parses a `config.json`, without validation.
     ///
     /// # Errors
-    /// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for an unsupported feature.
+    /// A key that is missing; an unsupported feature.
     fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError>;
 
     /// Keys of `config.json` that describe the model.

@@ -60,7 +60,8 @@ fn encode<const N: usize>(values: &[f32], convert: impl Fn(f32) -> [u8; N]) -> V
 ///
 /// # Errors
 /// The error of the first tensor whose bytes cannot be read; a duplicate name, bytes that do not
-/// fit the shape, and a file that cannot be written: an [`io::Error`](std::io::Error) with the path as context.
+/// fit the shape. A file that cannot be written: an [`io::Error`](std::io::Error) with the path as
+/// context.
 /// After an error the old file is unchanged.
 pub fn write_file(path: &Path, tensors: &[NewTensor<'_>], metadata: Option<HashMap<String, String>>) -> Result<()> {
     let failure = RefCell::new(None);

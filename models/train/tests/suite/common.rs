@@ -265,8 +265,8 @@ pub(crate) fn metadata(path: &Path) -> BTreeMap<String, String> {
     header.metadata().clone().unwrap().into_iter().collect()
 }
 
-/// Compares a model's logits with those of transformers in a file of vectors. Differences of at
-/// most `bound` of the largest logit are in order.
+/// Compares a model's logits with transformers' logits in a file of vectors. They may differ by
+/// `bound` of the largest logit.
 pub(crate) fn check_logits(vectors: &Path, model: &Decoder<Flex>, bound: f32) {
     let vectors = TensorFiles::open_file(vectors).unwrap();
     let input_ids = vectors.get("input_ids").unwrap();

@@ -8,7 +8,7 @@ use train::hf::read_config;
 
 use crate::common::{Stored, chain};
 use crate::float8_exports::DYNAMIC;
-use crate::float8_imports::{Files, LINEAR};
+use crate::float8_imports::{Files, LINEAR, with_inputs};
 
 /// Change of a checkpoint.
 type Change<'a> = &'a dyn Fn(&mut Files);
@@ -51,7 +51,11 @@ fn broken_scales_and_codes_are_named() {
         (Rowwise, &remove("weight_scale"), " holds FP8 codes, and its scale is not there: model.layers.0.mlp.up_proj."),
         (
             Tensorwise,
-            &|files| *files.quantization() = json!({"quant_method": "fp8", "activation_scheme": "static"}),
+            &|files| {
+                with_inputs("input_scale")(files);
+                remove("input_scale")(files);
+                *files.quantization() = json!({"quant_method": "fp8", "activation_scheme": "static"});
+            },
             " holds FP8 codes, and the scale of its inputs is not there: model.layers.0.mlp.up_proj.input_scale",
         ),
         (Rowwise, &code(0x7f), " has the code 0x7f, which is NaN, in row 3, column 5"),

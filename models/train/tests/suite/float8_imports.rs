@@ -67,7 +67,7 @@ impl Files {
         self.tensors.values_mut().filter(|stored| stored.name.contains("weight_scale")).for_each(change);
     }
 
-    /// Replaces codes and scale of [`LINEAR`] by those of `other`.
+    /// Replaces codes and scale of [`LINEAR`] by `other`'s.
     fn take(&mut self, other: &Self) {
         for name in ["weight", "weight_scale"].map(|own| format!("{LINEAR}.{own}")) {
             self.tensors.insert(name.clone(), other.tensors[&name].clone());
@@ -153,7 +153,7 @@ fn says(config: Value) -> impl Fn(&mut Files) {
 }
 
 /// Static scales of inputs with these endings.
-fn with_inputs(ending: &'static str) -> impl Fn(&mut Files) {
+pub(crate) fn with_inputs(ending: &'static str) -> impl Fn(&mut Files) {
     move |files| {
         let weights: Vec<_> = files.tensors.keys().filter_map(|name| name.strip_suffix("_proj.weight")).collect();
         let names: Vec<_> = weights.into_iter().map(|linear| format!("{linear}_proj.{ending}")).collect();
@@ -272,7 +272,7 @@ fn zeros_and_powers_of_two_are_scales() {
     assert!(bytes.weights() == numbers.weights());
 }
 
-/// An export keeps codes, scales and settings of inputs, also of those that are not used here: a
+/// An export keeps codes, scales and settings of inputs, also if nothing here uses them: a
 /// scale of dynamically scaled inputs, inputs in high precision, and inputs that our recipes cast
 /// otherwise. An evaluation reports the latter. Scales of caches are not written.
 #[test]

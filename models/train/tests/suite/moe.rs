@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Error, report, set_default_config};
 use models::moe::Moe;
-use models::{DecoderConfig, Error, MoeConfig};
+use models::{DecoderConfig, MoeConfig};
 use train::rng::Rng;
 
 use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
@@ -184,7 +184,6 @@ fn hugging_face_checkpoints_are_refused() {
     let path: &Path = dir.path();
     write_safetensors(&path.join("model.safetensors"), &stored_tensors(&tiny(), 1));
     let error = model::<Flex>(tiny_moe(), 1).load_hf_weights(path).unwrap_err();
-    assert!(matches!(&error, Error::MoeCheckpoint { num_experts: 4, .. }), "{error}");
     assert!(error.to_string().contains("this one has 4 experts"), "{error}");
     let mut config = hf_json(&tiny());
     config["model_type"] = "mixtral".into();

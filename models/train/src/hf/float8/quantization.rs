@@ -31,14 +31,14 @@ pub(crate) struct Quantization {
 /// Values of `quant_method`.
 const METHODS: [&str; 5] = ["compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "quark"];
 
-/// Error of a quantization that is not read, by the key that tells it apart from those that are.
+/// Error of a quantization that is not read. Names the key that differs, and its valid values.
 fn refuse(config: &HfReader<'_>, key: &str, read: &[&str]) -> Error {
     let may = if read.is_empty() { "must be absent".into() } else { format!("may be {}", read.join(" or ")) };
     let advice = "take the folder in high precision, or in an FP8 format of docs/float8-files.md";
     config.unsupported(key, &format!("it {may}: {advice}"))
 }
 
-/// Refuses the first key with a value that is not in its list. `null` stands for a missing key.
+/// Refuses the first key with a value that is not in its list. `null` means a missing key.
 fn allow(config: &HfReader<'_>, values: Value) -> Result<()> {
     let Value::Object(values) = values else { return Ok(()) };
     for (key, list) in values {
