@@ -1,17 +1,18 @@
 //! Program of a [`TrainableModel`]: [`main`] wraps it, [`start`] sets up its ranks, and [`run`]
 //! runs a [`Job`] on the selected backend.
 
-use std::error::Error as _;
 use std::io::{IsTerminal, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
+#[allow(unused_imports)]
+use anyhow::{Context, anyhow, bail};
 use device_select::{SelectedDevice, quiet_wayland, select};
 #[cfg(feature = "cuda")]
 use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
 use train::{
-    EscapedWriter, Job, JobError, TrainError, TrainableModel, escaped, hide_caught_panics, use_current_thread,
+    EscapedWriter, Job, JobError, RunError, TrainableModel, escaped, hide_caught_panics, use_current_thread,
 };
 
 /// Runs a program; its `main` should do nothing else. burn-float8's log messages, and an error with
@@ -23,10 +24,9 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
     use_current_thread();
-    let result =
-        train::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
+    let result = train::file_limits_are_errors().context("cannot listen to signals").and_then(|()| run());
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if let JobError::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
+    if let Some(RunError::Interrupted { signal, .. }) = error.downcast_ref() {
         say(&error.to_string());
         // As in shells: 128 plus the number of the signal.
         return match *signal {
@@ -38,15 +38,13 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
     }
     let mut said = error.to_string();
     say(&format!("error: {said}"));
-    let mut source = error.source();
-    while let Some(cause) = source {
+    for cause in error.chain().skip(1) {
         // Some errors quote their causes.
         let cause_text = cause.to_string();
         if !said.contains(&cause_text) {
             say(&format!("  caused by: {cause_text}"));
             said = cause_text;
         }
-        source = cause.source();
     }
     ExitCode::FAILURE
 }
@@ -78,7 +76,10 @@ pub fn start<A: TrainableModel>(
     }
     let comm = Communicator::from_env(CommOptions::default())?;
     if !trains && comm.world_size() > 1 {
-        return Err(JobError::OneProcess { started: comm.world_size() });
+        bail!(
+            "{} processes were started, but only `train` and `resume` are done by several: start one",
+            comm.world_size()
+        );
     }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
     // Generated text read by a program is not escaped.
@@ -106,7 +107,9 @@ pub fn start<A: TrainableModel>(
 fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
     use std::os::unix::process::CommandExt;
 
-    let program = std::env::current_exe().map_err(JobError::Launcher)?;
+    const LAUNCHER: &str = "cannot start mpirun (apt-get install openmpi-bin)";
+
+    let program = std::env::current_exe().context(LAUNCHER)?;
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
     // Open MPI refuses more ranks than cores without this. Other MPIs ignore the variable.
@@ -114,12 +117,18 @@ fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
     if std::env::var_os(OVERSUBSCRIBE).is_none() {
         mpirun.env(OVERSUBSCRIBE, "1");
     }
-    Err(JobError::Launcher(mpirun.exec()))
+    Err(mpirun.exec()).context(LAUNCHER)
 }
 
 #[cfg(not(all(unix, feature = "mpi")))]
 fn launch(_: NonZero<usize>) -> Result<(), JobError> {
-    Err(JobError::FeatureOff { device: "--nproc", feature: "mpi" })
+    Err(feature_off("--nproc", "mpi"))
+}
+
+/// Error of a backend that was not compiled in.
+#[allow(dead_code)]
+fn feature_off(device: &str, feature: &str) -> JobError {
+    anyhow!("this build has no {device} support: enable the `{feature}` feature")
 }
 
 /// Connects the ranks by NCCL if they use CUDA devices.
@@ -179,7 +188,7 @@ macro_rules! backend {
         /// Always.
         #[cfg(not(feature = $feature))]
         pub fn $function(_: &Job<impl TrainableModel>, _: &SelectedDevice, _: &mut dyn Write) -> Result<(), JobError> {
-            Err(JobError::FeatureOff { device: $device, feature: $feature })
+            Err(feature_off($device, $feature))
         }
     };
 }

@@ -1,5 +1,6 @@
 //! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
+use anyhow::anyhow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use train::{JobError, MAX_TENSOR_BITS, ModelSize, elements};
@@ -227,5 +228,5 @@ pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
 
 /// Error for an invalid field.
 pub fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> JobError {
-    JobError::ModelConfig { field, value: value.to_string(), reason: reason.into() }
+    anyhow!("model config: {field} = {}: {}", value.to_string(), reason.into())
 }

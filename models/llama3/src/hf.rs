@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::bail;
 use decoder::hf::{Defaults, FUSED_LINEARS, ROPE_KEYS, ScaledRope};
 use decoder::{Dimensions, MoeConfig};
 use serde_json::{Value, json};
@@ -55,7 +56,7 @@ impl ModelConfig for LlamaConfig {
 
     fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
         if let Some(moe) = self.dims.moe {
-            return Err(JobError::MoeExport { num_experts: moe.num_experts });
+            bail!("only dense models are exported: this one has {} experts in a layer", moe.num_experts);
         }
         let mut keys = decoder::hf::write(&self.dims, "llama", "LlamaForCausalLM");
         keys.push(("mlp_bias", json!(false)));
@@ -74,7 +75,10 @@ impl ModelConfig for LlamaConfig {
 
     fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
         match self.dims.moe {
-            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
+            Some(MoeConfig { num_experts, .. }) => bail!(
+                "{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer",
+                path.display()
+            ),
             None => Ok(self.dims.hf_tensors()),
         }
     }

@@ -1,6 +1,7 @@
 //! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and
 //! 3.2.
 
+use anyhow::bail;
 use decoder::{Dimensions, MoeConfig};
 use train::{ByteTokenizer, JobError};
 
@@ -26,7 +27,7 @@ impl LlamaConfig {
             "70b" => llama3_1(8192, 28672, 80, 64),
             "405b" => llama3_1(16384, 53248, 126, 128),
             _ => {
-                return Err(JobError::UnknownPreset { name: name.into(), known: PRESETS.to_vec() });
+                bail!("unknown model preset `{name}`; there are {}", PRESETS.join(", "));
             }
         })
     }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::bail;
 use decoder::Dimensions;
 use decoder::hf::{Defaults, FUSED_LINEARS};
 use serde_json::{Value, json};
@@ -43,7 +44,7 @@ impl Qwen3Config {
             "8b" => published(4096, 12_288, 36, 32, false),
             "14b" => published(5120, 17_408, 40, 40, false),
             "32b" => published(5120, 25_600, 64, 64, false),
-            _ => return Err(JobError::UnknownPreset { name: name.into(), known: PRESETS.to_vec() }),
+            _ => bail!("unknown model preset `{name}`; there are {}", PRESETS.join(", ")),
         })
     }
 }

@@ -29,7 +29,6 @@ mod freeze;
 pub mod grads;
 pub mod hf;
 pub mod job;
-mod job_error;
 mod json_file;
 mod lines;
 pub mod metrics;
@@ -62,13 +61,12 @@ pub use data::{
     TrainSequences, Validation,
 };
 pub use digest::digest_of_file;
-pub use error::{Divergence, TrainError};
+pub use error::{Divergence, JobError, RunError, TrainError};
 pub use escape::{COLOUR, EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder};
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;
-pub use job_error::JobError;
 pub use lines::TokenizeError;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,

@@ -1,6 +1,7 @@
 //! Identity of the base weights of a run that does not save them. [`keep`] records the files of a
 //! Hugging Face folder, and [`check`] compares them.
 
+use anyhow::{Context, bail};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::Path;
@@ -60,7 +61,7 @@ impl BaseFile {
 fn of_folder(folder: &Path) -> Result<Base, JobError> {
     let of_file = |path: &Path| {
         let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
-        let file = BaseFile::of(path).map_err(|source| JobError::Io { path: path.into(), source })?;
+        let file = BaseFile::of(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok((name, file))
     };
     TensorFiles::open_folder(folder)?.paths().map(of_file).collect()
@@ -72,7 +73,7 @@ fn of_folder(folder: &Path) -> Result<Base, JobError> {
 /// [`JobError::TensorFiles`], [`JobError::Io`], [`JobError::Write`].
 pub(crate) fn keep(folder: &Path, assets: &Path) -> Result<(), JobError> {
     let path = assets.join(BASE);
-    atomic::replace_json(&path, &of_folder(folder)?).map_err(|source| JobError::Write { path, source })
+    atomic::replace_json(&path, &of_folder(folder)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Compares the tensor files of `folder` with the record that [`keep`] made. Returns false if there
@@ -85,9 +86,9 @@ pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
     let kept = assets.join(BASE);
     let text = match files::read(&kept) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        text => text.map_err(|source| JobError::Io { path: kept.clone(), source })?,
+        text => text.with_context(|| format!("cannot read {}", kept.display()))?,
     };
-    let then: Base = serde_json::from_slice(&text).map_err(|source| JobError::Json { path: kept, source })?;
+    let then: Base = serde_json::from_slice(&text).with_context(|| format!("{} is not valid", kept.display()))?;
     let now = of_folder(folder)?;
     let added = now.keys().filter(|name| !then.contains_key(*name)).map(|name| (name, "it was not there".to_owned()));
     let changed = then.iter().filter_map(|(name, file)| match now.get(name) {
@@ -95,7 +96,11 @@ pub(crate) fn check(folder: &Path, assets: &Path) -> Result<bool, JobError> {
         None => Some((name, "it is not there any more".to_owned())),
     });
     match changed.chain(added).next() {
-        Some((name, difference)) => Err(JobError::Base { path: folder.join(name), difference }),
+        Some((name, difference)) => bail!(
+            "{}: {difference} since this run began, whose checkpoints do not have the frozen weights: put the file back, or set \
+             model.hf_path to a folder that has it",
+            folder.join(name).display()
+        ),
         None => Ok(true),
     }
 }
@@ -122,22 +127,20 @@ mod tests {
         assert!(!check(folder.path(), assets.path()).unwrap());
         keep(folder.path(), assets.path()).unwrap();
         assert!(check(folder.path(), assets.path()).unwrap());
-        let difference = || match check(folder.path(), assets.path()) {
-            Err(JobError::Base { path, difference }) => {
-                assert_eq!(path, folder.path().join("model.safetensors"));
-                difference
-            }
-            other => panic!("{other:?}"),
+        let differs = |difference: &str| {
+            let error = check(folder.path(), assets.path()).unwrap_err().to_string();
+            let file = folder.path().join("model.safetensors");
+            assert!(error.starts_with(&format!("{}: {difference} since", file.display())), "{error}");
         };
         write(&folder, "model.safetensors", HEADER, &[1, 1, 1, 1, 1, 1, 1, 2]);
-        assert_eq!(difference(), "it has the same tensors with other values");
+        differs("it has the same tensors with other values");
         write(&folder, "model.safetensors", &HEADER.replace(r#""a""#, r#""b""#), &[1; 8]);
-        assert_eq!(difference(), "its header lists other tensors");
+        differs("its header lists other tensors");
         // The same tensors in a file with another name.
         fs::remove_file(folder.path().join("model.safetensors")).unwrap();
         write(&folder, "other.safetensors", HEADER, &[1; 8]);
         fs::write(folder.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"other.safetensors"}}"#)
             .unwrap();
-        assert_eq!(difference(), "it is not there any more");
+        differs("it is not there any more");
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use anyhow::bail;
 use safetensors::Dtype;
 
 use super::float8::{Float8Weight, Float8Weights};
@@ -70,7 +71,11 @@ impl Checkpoint {
             return Err(TensorFilesError::Unexpected { names: unexpected, path }.into());
         }
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
-            return Err(JobError::TiedHead { path: dir.into() });
+            bail!(
+                "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: \
+                 set model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
+                dir.display()
+            );
         }
         Ok(Self { files, float8, unused })
     }

@@ -1,6 +1,7 @@
 //! Exports a model into a folder that transformers loads. Tensors are read from the device one by
 //! one.
 
+use anyhow::Context;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -92,14 +93,14 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     let config = json::to_json(config, dtype.torch_name(), quantization, source.as_deref())?;
     create_folder(folder, |folder| {
         let path = folder.join(files::CONFIG);
-        atomic::replace(&path, config.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+        atomic::replace(&path, config.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
         if let Some(source) = source {
             files::copy_others(source, folder)?;
         }
         if !stop.is_empty() {
             let path = folder.join(files::GENERATION);
             let json = json::generation_json(&path, stop)?;
-            atomic::replace(&path, json.as_bytes()).map_err(|source| JobError::Write { path, source })?;
+            atomic::replace(&path, json.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let parameters = parameters(model);
         let checkpoint = float8.and_then(|float8| float8.checkpoint);

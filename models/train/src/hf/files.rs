@@ -1,6 +1,7 @@
 //! Small files of a checkpoint's folder: model configuration, tokenizer files and generation
 //! configuration.
 
+use anyhow::Context;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -42,7 +43,7 @@ const OTHERS: [&str; 10] = [
 /// [`JobError::Io`] if `from` cannot be read, [`JobError::Write`].
 pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), JobError> {
     let (from, to) = (from.as_ref(), to.as_ref());
-    let full = |path: &Path| fs::canonicalize(path).map_err(|source| JobError::Io { path: path.into(), source });
+    let full = |path: &Path| fs::canonicalize(path).with_context(|| format!("cannot read {}", path.display()));
     if full(from)? == full(to)? {
         return Ok(());
     }
@@ -106,12 +107,12 @@ fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<(), JobError> {
 }
 
 fn copy_file(from: &Path, to: &Path) -> Result<(), JobError> {
-    let mut reader = crate::files::open(from).map_err(|source| JobError::Io { path: from.into(), source })?;
+    let mut reader = crate::files::open(from).with_context(|| format!("cannot read {}", from.display()))?;
     // Copies only contents: the files of Hugging Face's cache are read-only.
     let mut copy = || {
         let mut file = atomic::create(to)?;
         io::copy(&mut reader, &mut file)?;
         atomic::finish(file, to)
     };
-    copy().map_err(|source| JobError::Write { path: to.into(), source })
+    copy().with_context(|| format!("cannot write {}", to.display()))
 }

@@ -1,6 +1,7 @@
 //! Hugging Face's `config.json`: reads it as a model's configuration, and writes it with the other
 //! keys of a source.
 
+use anyhow::Context;
 use std::fs;
 use std::path::Path;
 
@@ -109,7 +110,7 @@ pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String, JobEr
 }
 
 fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, JobError> {
-    fs::read_dir(folder).map_err(|source| JobError::Io { path: folder.into(), source })?;
+    fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let path = folder.join(CONFIG);
     if !path.exists() {
         return Ok(Map::new());
@@ -121,6 +122,6 @@ fn source_object<C: ModelConfig>(folder: &Path) -> Result<Map<String, Value>, Jo
 }
 
 pub(crate) fn object(path: &Path) -> Result<Map<String, Value>, JobError> {
-    let text = crate::files::read_to_string(path).map_err(|source| JobError::Io { path: path.into(), source })?;
-    serde_json::from_str(&text).map_err(|source| JobError::Json { path: path.into(), source })
+    let text = crate::files::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
 }

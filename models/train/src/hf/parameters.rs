@@ -8,7 +8,8 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 
 use super::names;
-use crate::{JobError, ModulePath, TrainError};
+use crate::error::device_failed;
+use crate::{JobError, ModulePath};
 
 /// Parameter that is read on request.
 pub(super) struct Parameter {
@@ -58,7 +59,6 @@ pub(super) fn read<B: Backend, const D: usize>(
     tensor: &Tensor<B, D>,
     doing: &'static str,
 ) -> Result<Vec<f32>, JobError> {
-    let failed = |reason| JobError::from(TrainError::Execution { doing, reason });
-    let data = tensor.clone().try_into_data().map_err(|error| failed(error.to_string()))?.convert::<f32>();
-    data.into_vec().map_err(|error| failed(format!("{error:?}")))
+    let data = tensor.clone().try_into_data().map_err(|error| device_failed(doing, &error))?.convert::<f32>();
+    data.into_vec().map_err(|error| device_failed(doing, format!("{error:?}")))
 }

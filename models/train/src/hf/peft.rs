@@ -7,6 +7,7 @@
 //!
 //! Source: PEFT 0.17, `peft/tuners/lora/config.py` and `peft/utils/save_and_load.py`.
 
+use anyhow::{Context, bail};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -80,7 +81,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
     });
     create_folder(folder, |folder| {
         let path = folder.join(CONFIG);
-        atomic::replace_json(&path, &config).map_err(|source| JobError::Write { path, source })?;
+        atomic::replace_json(&path, &config).with_context(|| format!("cannot write {}", path.display()))?;
         let tensors = lora.adapters.iter().flat_map(|adapter| {
             let [a, b] = names(&adapter.name);
             [(a, adapter.a.val()), (b, adapter.b.val())].map(|(name, tensor)| {
@@ -284,7 +285,7 @@ pub(crate) fn load<B: Backend>(mut lora: Lora<B>, folder: &Path) -> Result<Lora<
     let files = TensorFiles::open_file(folder.join(WEIGHTS))?;
     let known: Vec<String> = lora.adapters.iter().flat_map(|adapter| names(&adapter.name)).collect();
     if let Some(name) = files.names().find(|name| !known.iter().any(|known| known == name)) {
-        return Err(JobError::UnknownAdapter { path: folder.join(WEIGHTS), tensor: name.into() });
+        bail!("{}: {name} belongs to no adapter of lora.target_modules", folder.join(WEIGHTS).display());
     }
     for LoraAdapter { name, a, b } in &mut lora.adapters {
         let [of_a, of_b] = names(name);

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyhow::anyhow;
 use serde_json::{Map, Value};
 
 use crate::JobError;
@@ -154,17 +155,13 @@ impl<'a> HfReader<'a> {
 
     /// Error of a value that the model does not support.
     pub fn unsupported(&self, key: &str, supported: &str) -> JobError {
-        JobError::HfUnsupported {
-            path: self.path.to_path_buf(),
-            key: self.full(key),
-            value: self.map.get(key).map_or_else(String::new, Value::to_string),
-            supported: supported.into(),
-        }
+        let value = self.map.get(key).map_or_else(String::new, Value::to_string);
+        anyhow!("{}: {} = {value} is not supported; {supported}", self.path.display(), self.full(key))
     }
 
     /// Error of a missing key that has no default.
     pub fn missing(&self, key: &str) -> JobError {
-        JobError::HfMissingKey { path: self.path.to_path_buf(), key: self.full(key) }
+        anyhow!("{}: {} is missing", self.path.display(), self.full(key))
     }
 }
 

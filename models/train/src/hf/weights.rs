@@ -17,7 +17,8 @@ use super::float8::{Float8Weight, Scheme, quantize};
 use super::float8_export::linear_info;
 use super::names;
 use crate::model::ModelConfig;
-use crate::{JobError, ModulePath, Progress, TrainError};
+use crate::error::device_failed;
+use crate::{JobError, ModulePath, Progress};
 
 impl Checkpoint {
     /// Replaces every parameter of `model`, whose dimensions were compared with the files.
@@ -64,12 +65,7 @@ impl Checkpoint {
             }
         };
         let (model, loaded) =
-            load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(|error| {
-                error.downcast().map_or_else(
-                    |error| JobError::Float8(*error.downcast().expect("`load_codes` adds its own")),
-                    |error| *error,
-                )
-            })?;
+            load_codes::<B, _>(model, float8, values, |linear| Ok(codes(linear)?)).map_err(JobError::from_boxed)?;
         self.fill(model, loaded.layers.into_iter().collect(), progress)
     }
 
@@ -179,7 +175,7 @@ impl Loader<'_> {
         };
         // Values not yet copied to the device are still in host memory.
         B::sync(device)
-            .map_err(|error| TrainError::Execution { doing: "loading the weights", reason: error.to_string() })?;
+            .map_err(|error| device_failed("loading the weights", &error))?;
         self.done.bytes += self.checkpoint.num_bytes(&name);
         (self.progress)(self.done);
         Ok(tensor)

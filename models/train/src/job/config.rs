@@ -7,6 +7,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, bail};
 use burn_float8::Float8Config;
 use float8_shard::ShardConfig;
 use schemars::JsonSchema;
@@ -23,7 +24,7 @@ use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
 use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
-use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use crate::{ByteTokenizer, ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 /// Largest vocabulary that uses byte tokens by default.
 const MAX_OF_BYTES: usize = 1 << 15;
@@ -210,7 +211,7 @@ impl<S: ModelSection> RunConfig<S> {
         let reason = "the checkpoint decides the model: remove every other key of [model] but tie_word_embeddings";
         require("model.hf_path", path.display(), *model == alone, reason)?;
         if !path.is_dir() {
-            return Err(JobError::NoFolder { folder: path.into() });
+            bail!("there is no folder {}", path.display());
         }
         let config = hf::read_config::<S::Config>(path)?;
         Ok(match tie {
@@ -246,11 +247,13 @@ impl<S: ModelSection> RunConfig<S> {
             (_, Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
             (Some(name), ..) => Ok(Tokenizer::open(name)?),
             (None, None, None) => Ok(Tokenizer::bytes()),
-            (None, None, Some(folder)) if !folder.is_dir() => Err(JobError::NoFolder { folder: folder.into() }),
-            (None, None, Some(folder)) => Tokenizer::from_folder(folder).map_err(|error| match error {
-                source @ TokenizerError::Missing { .. } => JobError::NoTokenizer { folder: folder.into(), source },
-                error => error.into(),
-            }),
+            (None, None, Some(folder)) if !folder.is_dir() => bail!("there is no folder {}", folder.display()),
+            (None, None, Some(folder)) => match Tokenizer::from_folder(folder) {
+                Err(error @ TokenizerError::Missing { .. }) => Err(error).with_context(|| {
+                    format!("no tokenizer in {}: set data.tokenizer to the path of one", folder.display())
+                }),
+                tokenizer => Ok(tokenizer?),
+            },
         }
     }
 
@@ -316,7 +319,11 @@ impl<S: ModelSection> RunConfig<S> {
         // With random weights, bytes may be requested explicitly.
         let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
         if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
-            return Err(JobError::ByteTokens { vocab_size });
+            bail!(
+                "the model has {vocab_size} tokens, and the tokenizer would be `bytes`, which has {}: set data.tokenizer to the path of the \
+                 model's tokenizer; a model of random weights, without model.hf_path, may have \"bytes\" there",
+                ByteTokenizer::VOCAB_SIZE
+            );
         }
         Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
     }

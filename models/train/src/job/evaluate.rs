@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use anyhow::bail;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::backend::Float8Backend;
@@ -13,7 +14,7 @@ use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 use device_select::SelectedDevice;
 
 use super::config::RunConfig;
-use super::prepare::dimensions;
+use super::prepare::{compute_dtype, dimensions};
 use super::{Job, Weights, announce};
 use crate::config::{Float8Section, Precision};
 use crate::model::TrainableModel;
@@ -121,7 +122,7 @@ impl<A: TrainableModel> Job<A> {
             paths => config.open_validation(paths, &text, &progress, out)?,
         };
         if held_out.is_empty() {
-            return Err(JobError::NothingHeldOut);
+            bail!("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH");
         }
         if precisions.is_empty() {
             let dtype = self.dtype::<B>(config, selected, device)?;
@@ -143,7 +144,7 @@ impl<A: TrainableModel> Job<A> {
         let mut losses = vec![];
         for precision in precisions {
             let config = precision.apply(config);
-            if let Err(JobError::UnsupportedDtype { .. }) = self.dtype::<B>(&config, selected, device) {
+            if compute_dtype::<B, _>(&config, selected, device)?.is_err() {
                 writeln!(out, "{precision:<22}  {:>9}  this device does not compute in it", "")?;
                 continue;
             }
@@ -161,7 +162,7 @@ impl<A: TrainableModel> Job<A> {
 /// Returns an error if a loss, already printed, is not finite.
 fn finite(losses: &[f64]) -> Result<(), JobError> {
     match losses.iter().find(|loss| !loss.is_finite()) {
-        Some(&loss) => Err(JobError::LossNotFinite { loss }),
+        Some(&loss) => bail!("the held-out loss is {loss}: a weight or an activation is not finite"),
         None => Ok(()),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
@@ -15,7 +16,7 @@ use crate::config::Precision;
 use crate::metrics::StepLine;
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
-use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
+use crate::{JobError, Ranks, Run, Steps, report_of, write_report};
 
 /// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +89,7 @@ where
         writeln!(out, "{gemms}")?;
     }
     verify::<B, _>(&config.float8, &model)?;
-    progress.check_log().map_err(TrainError::Output)?;
+    progress.check_log().context("cannot write the log")?;
     let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
 }

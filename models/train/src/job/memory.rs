@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io::Write;
 
+use anyhow::{Context, anyhow};
 use burn::module::Module;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
@@ -208,7 +209,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     selected: &SelectedDevice,
     device: &B::Device,
 ) -> Result<Option<MemoryEstimate>, JobError> {
-    let dtype = compute_dtype::<B, _>(config, selected, device)?;
+    let dtype = compute_dtype::<B, _>(config, selected, device)??;
     let plan = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
     Ok(of_plan(config, dims, &plan, dtype, selected))
 }
@@ -255,7 +256,7 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     device: &B::Device,
     out: &mut dyn Write,
 ) -> Result<(), JobError> {
-    let estimate = estimate::<B, M>(config, &dims, ranks, selected, device)?.ok_or(JobError::NoEstimate)?;
+    let estimate = estimate::<B, M>(config, &dims, ranks, selected, device)?.context("how much a training step of this model takes is unknown: it has no `ModelConfig::layer_bytes`")?;
     writeln!(out, "{estimate}\n")?;
     let peak = estimate.peak();
     let Some(there) = available.or_else(|| there(selected)) else {
@@ -264,7 +265,7 @@ pub(super) fn tell<B: Backend, M: CausalLm<B>>(
     if peak <= there {
         return Ok(writeln!(out, "peak: {} of {}: fits", size(peak), size(there))?);
     }
-    Err(JobError::StepMemory { needed: size(peak), there: size(there) })
+    Err(too_large(peak, there))
 }
 
 /// Prints the memory of a step and refuses a run that does not fit.
@@ -295,8 +296,18 @@ pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
     let peak = estimate.peak();
     writeln!(out, "memory: a step takes about {}{whose} {held}", size(peak))?;
     match there(selected) {
-        Some(there) if peak / 11 * 10 > there => Err(JobError::StepMemory { needed: size(peak), there: size(there) }),
+        Some(there) if peak / 11 * 10 > there => Err(too_large(peak, there)),
         Some(there) if peak > there => Ok(writeln!(out, "memory: there is {}: a step may not fit", size(there))?),
         _ => Ok(()),
     }
+}
+
+fn too_large(peak: u64, there: u64) -> JobError {
+    anyhow!(
+        "a training step takes about {}, and there is {}: shorter sequences, a smaller training.batch_size with more \
+         grad_accumulation, training.activation_checkpointing = \"full\", training.param_dtype = \"bf16\", optimizer.in_backward, \
+         lora.base = \"fp8\" or more ranks take less; docs/fine-tune.md says how much",
+        size(peak),
+        size(there)
+    )
 }

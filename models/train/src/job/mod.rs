@@ -231,8 +231,8 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
     ) -> Result<DType, JobError> {
-        match compute_dtype::<B, _>(config, selected, device) {
-            Err(JobError::UnsupportedDtype { .. }) if self.start.may_widen => Ok(DType::F32),
+        match compute_dtype::<B, _>(config, selected, device)? {
+            Err(_) if self.start.may_widen => Ok(DType::F32),
             dtype => dtype,
         }
     }

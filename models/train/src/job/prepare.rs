@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 
+use anyhow::anyhow;
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -55,11 +56,12 @@ pub(super) fn dimensions<S: ModelSection>(
     Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
 }
 
+/// Dtype of hidden states; the inner error is of a device that does not compute in it.
 pub(super) fn compute_dtype<B: Backend, S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
     device: &B::Device,
-) -> Result<DType, JobError> {
+) -> Result<anyhow::Result<DType>, ConfigError> {
     let training = &config.training;
     let implied = match (training.precision, selected) {
         (Precision::F32, _) => ComputeDtype::F32,
@@ -70,16 +72,19 @@ pub(super) fn compute_dtype<B: Backend, S>(
     if training.precision != Precision::Fp8 && chosen != implied {
         let reason = format!("precision {:?} computes in {implied:?}", training.precision).to_lowercase();
         let value = format!("{chosen:?}").to_lowercase();
-        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason }.into());
+        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason });
     }
     let dtype = match chosen {
         ComputeDtype::F32 => DType::F32,
         ComputeDtype::Bf16 => DType::BF16,
     };
-    if B::supports_dtype(device, dtype) {
-        return Ok(dtype);
-    }
-    Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
+    Ok(match B::supports_dtype(device, dtype) {
+        true => Ok(dtype),
+        false => Err(anyhow!(
+            "{selected} does not compute in {}: use precision f32, or fp8 with training.compute_dtype = \"f32\"",
+            format!("{dtype:?}").to_lowercase()
+        )),
+    })
 }
 
 /// Checks that the device supports the dtypes of parameters and moments.

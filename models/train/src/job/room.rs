@@ -1,5 +1,6 @@
 //! Memory of a device, and the check against it.
 
+use anyhow::bail;
 use burn::tensor::DType;
 use device_select::{AdapterInfo, SelectedDevice};
 
@@ -30,7 +31,11 @@ pub(super) fn check_parameters<C: ModelConfig>(
 /// [`JobError::Memory`].
 pub(super) fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), JobError> {
     match there(selected) {
-        Some(there) if needed > there => Err(JobError::Memory { what, needed: size(needed), there: size(there) }),
+        Some(there) if needed > there => bail!(
+            "{what} takes at least {}, and this machine has {}: take a smaller model, or share it among the ranks of several machines",
+            size(needed),
+            size(there)
+        ),
         _ => Ok(()),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use anyhow::Context;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -24,7 +25,7 @@ use crate::config::require;
 use crate::metrics::Metrics;
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::profile::Profiler;
-use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, TrainError, check_report_path, digest_of_file};
+use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, check_report_path, digest_of_file};
 
 /// Starting point of a run.
 #[derive(Debug, Default)]
@@ -89,7 +90,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
         None => {
             // FP8-only weights are frozen, so nothing could be trained.
             let codes = read_codes::<B, _>(&model).next().map(|(layer, _)| Float8Error::Fp8OnlyTrained { layer });
-            codes.map_or(Ok(()), |error| Err(TrainError::from(error)))?;
+            codes.map_or(Ok(()), Err)?;
             last.run(model, |model| model, out)
         }
         Some(lora) => {
@@ -213,7 +214,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
         let profiler =
             profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
-        let dtype = compute_dtype::<B, _>(config, self.selected, self.device)?;
+        let dtype = compute_dtype::<B, _>(config, self.selected, self.device)??;
         check_storage::<B, _>(config, self.selected, self.device)?;
         if prompted.prompt.is_some() {
             check_cache::<B, _>(config, self.selected, self.device)?;
@@ -274,7 +275,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
 
     fn signals(&self) -> Result<Signals, JobError> {
         match self.start.listens {
-            true => Ok(Signals::listen().map_err(TrainError::Signals)?),
+            true => Signals::listen().context("cannot listen to signals"),
             false => Ok(Signals::default()),
         }
     }
@@ -298,14 +299,8 @@ fn program(comm: &Communicator) -> String {
 
 /// Returns `result`. If another rank failed, returns an error with its message.
 fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) -> Result<T, JobError> {
-    let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| chain(error)));
+    let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| format!("{error:#}")));
     let value = result?;
     told?;
     Ok(value)
-}
-
-/// Error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |line, cause| format!("{line}: {cause}"))
 }

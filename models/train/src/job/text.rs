@@ -1,5 +1,7 @@
 //! [`Text`]: tokenizer and chat templates of a model.
 
+use anyhow::Context;
+
 use crate::{ChatTemplate, JobError, Message, Tokenizer};
 
 /// Tokenizer, and chat template if there is one.
@@ -22,7 +24,9 @@ impl Text {
         if !is_chat {
             return Ok(self.tokenizer.prompt(text)?);
         }
-        let template = self.prompts.as_ref().ok_or(JobError::NoTemplate)?;
+        let template = self.prompts.as_ref().context(
+            "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one",
+        )?;
         Ok(template.prompt(&self.tokenizer, &[Message::new("user", text)])?)
     }
 

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::Path;
 
+use anyhow::bail;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
@@ -62,7 +63,11 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ) -> Result<Self, JobError> {
         let training = &config.training;
         let is_known = match (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
-            (Some(_), Some(folder)) if !folder.is_dir() => return Err(JobError::NoBase { folder: folder.into() }),
+            (Some(_), Some(folder)) if !folder.is_dir() => bail!(
+                "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. \
+                 It must be where it was (model.hf_path)",
+                folder.display()
+            ),
             (Some(run), Some(folder)) => base::check(folder, &run.join(ASSETS))?,
             _ => true,
         };

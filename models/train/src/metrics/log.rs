@@ -1,5 +1,6 @@
 //! [`Metrics`]: writes a run's `metrics.jsonl`.
 
+use anyhow::Context;
 use std::io::Write;
 use std::path::Path;
 
@@ -34,7 +35,7 @@ impl Metrics {
     /// # Errors
     /// [`TrainError::Write`].
     pub fn create(path: &Path) -> Result<Self, TrainError> {
-        atomic::replace(path, b"").map_err(|source| TrainError::Write { path: path.into(), source })?;
+        atomic::replace(path, b"").with_context(|| format!("cannot write {}", path.display()))?;
         Self::append(path)
     }
 

@@ -1,5 +1,6 @@
 //! `metrics.jsonl`: records of a run for programs, one JSON object per line.
 
+use anyhow::Context;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -183,7 +184,7 @@ impl MetricsFile {
             }
             Ok(file)
         };
-        let file = open().map_err(|source| TrainError::Write { path: path.into(), source })?;
+        let file = open().with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.into(), file })
     }
 
@@ -201,7 +202,7 @@ impl MetricsFile {
             line.push(b'\n');
             self.file.write_all(&line)
         });
-        written.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+        written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 }
 

@@ -22,6 +22,7 @@ pub use kernels::Kind;
 pub use table::{ProfileRow, ProfileTable, Timing};
 
 use crate::config::ProfileSection;
+use crate::error::device_failed;
 use crate::{TrainError, json_file};
 
 /// Time spent on a kernel or operation in a window.
@@ -158,5 +159,5 @@ fn host_work() -> Vec<Spent> {
 
 fn sync<B: Backend>(device: &B::Device) -> Result<(), TrainError> {
     B::sync(device)
-        .map_err(|error| TrainError::Execution { doing: "waiting for a profiled step", reason: error.to_string() })
+        .map_err(|error| device_failed("waiting for a profiled step", &error))
 }

@@ -11,7 +11,7 @@ use burn_float8::{Float8Stack, Report, report::NonFiniteOperand};
 use device_select::SelectedDevice;
 use watch::{Seen, Watch, scalar};
 
-use crate::TrainError;
+use crate::{RunError, TrainError};
 use crate::batches::Batch;
 use crate::checkpoint::{CheckpointError, Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
@@ -112,7 +112,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let finished = self.make(steps);
         self.progress.end();
         if let (Err(error), Some(metrics)) = (&finished, &mut self.metrics)
-            && let TrainError::Checkpoint(CheckpointError::NotFinite { step, .. }) = error
+            && let Some(CheckpointError::NotFinite { step, .. }) = error.downcast_ref()
         {
             // Keeps the first error if the metrics cannot be written either.
             let _ = metrics.diverged(*step, None, error.to_string());
@@ -213,13 +213,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 }
             }
             if let Some(signal) = stop {
-                let Some(checkpoints) = &mut self.checkpoints else {
-                    return Err(TrainError::Stopped { signal, step: number });
-                };
-                let written = checkpoints.finish()?;
-                let folder = checkpoints.path().to_path_buf();
+                let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
                 self.announce(written)?;
-                return Err(TrainError::Interrupted { signal, step: number, folder });
+                let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
+                return Err(RunError::Interrupted { signal, step: number, folder }.into());
             }
             let written = self.checkpoints.as_mut().map(Checkpoints::poll).transpose()?.flatten();
             self.announce(written)?;
@@ -292,10 +289,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.config.training, self.device)?;
         add_calls(&mut now.evaluated, &before, steps.monitor().calls());
         if !loss.is_finite() {
-            let error = TrainError::HeldOutDiverged { steps: done, loss };
+            let error = RunError::HeldOutDiverged { steps: done, loss };
             self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, None, error.to_string()))?;
             self.keep_diverged(steps)?;
-            return Err(error);
+            return Err(error.into());
         }
         let held_out = HeldOut::and(now.held_out, (done, loss));
         if let Some(metrics) = &mut self.metrics {
@@ -349,7 +346,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         error.folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
         error.saved = error.folder.as_deref().map_or(vec![], |folder| saved_steps(folder).unwrap_or_default());
-        TrainError::Diverged(Box::new(error))
+        RunError::Diverged(Box::new(error)).into()
     }
 
     fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<(), TrainError>
@@ -368,7 +365,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
 /// [`TrainError::Strict`].
 pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<(), TrainError> {
     match float8.config.strict {
-        true => report_of::<B, M>(model).verify().map_err(TrainError::Strict),
+        true => report_of::<B, M>(model).verify().map_err(|error| RunError::Strict(error).into()),
         false => Ok(()),
     }
 }

@@ -12,6 +12,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::report::{Amaxes, NonFiniteOperand};
 
 use crate::TrainError;
+use crate::error::device_failed;
 use crate::steps::Step;
 
 /// Steps that may be queued behind the one being read.
@@ -99,7 +100,7 @@ impl<B: AutodiffBackend> Watch<B> {
                 Some(seen) if seen.step == step || !seen.is_finite() => return Ok(seen),
                 _ => {}
             }
-            let lost = |_| TrainError::Execution { doing: "reading the loss", reason: "its thread panicked".into() };
+            let lost = |_| device_failed("reading the loss", "its thread panicked");
             let seen = self.read.recv().map_err(lost)??;
             self.note(seen);
         }
@@ -142,6 +143,6 @@ impl<B: AutodiffBackend> Drop for Watch<B> {
 pub(super) fn scalar<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, TrainError> {
     let data = scalar
         .try_into_data()
-        .map_err(|error| TrainError::Execution { doing: "reading the loss", reason: error.to_string() })?;
+        .map_err(|error| device_failed("reading the loss", &error))?;
     Ok(data.iter::<f64>().sum())
 }
