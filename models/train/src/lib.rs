@@ -11,7 +11,7 @@
 //! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
 //! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
-mod adapted;
+mod lora_model;
 mod atomic;
 pub mod batches;
 mod chat;
@@ -42,7 +42,7 @@ mod pool;
 pub mod profile;
 mod progress;
 mod ranks;
-mod recompute;
+mod activation_checkpoint;
 mod report;
 pub mod rng;
 pub mod rounding;
@@ -54,7 +54,7 @@ mod storage;
 pub mod tensor_files;
 mod tokenizer;
 
-pub use adapted::Adapted;
+pub use lora_model::Adapted;
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,

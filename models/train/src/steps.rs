@@ -17,7 +17,7 @@ use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
 use crate::optimizer::{AT_ONCE, AdamWStates, Update};
 use crate::ranks::Ranks;
-use crate::recompute::{Plan, gradients, gradients_in_parts};
+use crate::activation_checkpoint::{Plan, gradients, gradients_in_parts};
 use crate::rng::Rng;
 
 /// Sections of a configuration that determine a step.

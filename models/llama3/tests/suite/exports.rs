@@ -11,7 +11,7 @@ use train::hf::read_config;
 use burn::backend::Flex;
 use burn::tensor::bf16;
 use burn_float8::Float8Config;
-use llama3::{Error, Llama, Llama3, LlamaConfig};
+use llama3::{Llama, Llama3, LlamaConfig};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -20,7 +20,7 @@ use train::job::Weights;
 use train::job::prepare;
 use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
-use crate::common::{
+use crate::common::{cause, refuses, 
     Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe,
     tiny_with, tokens, values, write_json, write_safetensors,
 };
@@ -313,8 +313,9 @@ fn assets_outlive_the_folder_that_they_come_from() {
     // A folder without a config.json can be the source of a tokenizer.
     fs::remove_file(kept.path().join("config.json")).unwrap();
     assert!(export(kept.path(), "tokenizer").unwrap().contains_key("tokenizer.json"));
-    assert!(matches!(copy_assets(&gone, kept.path()), Err(Error::Io { path, .. }) if path == gone));
-    assert!(matches!(export(&gone, "gone"), Err(Error::Io { path, .. }) if path == gone));
+    let unread = format!("cannot read {}", gone.display());
+    refuses(copy_assets(&gone, kept.path()), &unread);
+    refuses(export(&gone, "gone"), &unread);
 }
 
 /// The files of the base model lack the token with which a chat template ends turns.
@@ -332,7 +333,7 @@ fn tokens_that_end_generation_are_exported() {
     fs::write(&generation, r#"{"top_p": 0.9, "eos_token_id": 1}"#).unwrap();
     assert_eq!(export("own", Some(source.path())).unwrap(), json!({"top_p": 0.9, "eos_token_id": [1, 6]}));
     fs::write(&generation, "{").unwrap();
-    assert!(matches!(export("broken", Some(source.path())), Err(Error::Json { .. })));
+    refuses(export("broken", Some(source.path())), "generation_config.json is not valid");
 }
 
 #[test]
@@ -342,29 +343,29 @@ fn nothing_is_left_of_an_export_that_fails() {
     let plain = ExportOptions::default();
     let dense = model::<Flex>(tiny(), 1);
     let moe = model::<Flex>(tiny_moe(), 1).save_hf(&out, &plain).unwrap_err();
-    assert!(matches!(moe, Error::MoeExport { num_experts: 4 }), "{moe}");
+    assert!(moe.to_string().contains("this one has 4 experts"), "{moe}");
 
     let source = source(&tiny());
     let from_source = ExportOptions { source: Some(source.path().into()), ..plain.clone() };
     let refused = || dense.save_hf(&out, &from_source).unwrap_err();
     fs::remove_file(source.path().join("tokenizer.json")).unwrap();
     fs::create_dir(source.path().join("tokenizer.json")).unwrap();
-    assert!(matches!(refused(), Error::Io { path, .. } if path.ends_with("tokenizer.json")));
+    refuses(Err::<(), _>(refused()), "tokenizer.json");
     fs::write(source.path().join("config.json"), "{").unwrap();
-    assert!(matches!(refused(), Error::Json { .. }));
+    refuses(Err::<(), _>(refused()), "config.json is not valid");
     write_json(&source.path().join("config.json"), &json!({"model_type": "qwen2"}));
-    assert!(matches!(refused(), Error::HfUnsupported { key, .. } if key == "model_type"));
+    refuses(Err::<(), _>(refused()), "model_type = ");
     assert_eq!(contents(dir.path()), BTreeMap::new());
 
     fs::write(&out, "a file").unwrap();
     let occupied = |path: &Path| {
         let error = dense.save_hf(path, &plain).unwrap_err();
-        assert!(matches!(&error, Error::Folder(FolderError::Occupied { .. })), "{error}");
+        assert!(matches!(error.downcast_ref(), Some(FolderError::Occupied { .. })), "{error}");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     };
     occupied(&out);
     let below = dense.save_hf(out.join("below"), &plain).unwrap_err();
-    assert!(matches!(below, Error::Folder(FolderError::Io { .. })), "{below}");
+    assert!(matches!(below.downcast_ref(), Some(FolderError::Io { .. })), "{below}");
     assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("out".into(), b"a file".to_vec())]);
     occupied(dir.path());
 
@@ -390,7 +391,7 @@ fn nothing_is_left_when_a_file_cannot_grow() {
     };
     let out = Path::new(&folder).join("out");
     let error = model::<Flex>(tiny(), 1).save_hf(out, &ExportOptions::default()).unwrap_err();
-    let Error::TensorFiles(TensorFilesError::Write { path, source }) = error else { panic!("{error}") };
+    let TensorFilesError::Write { path, source } = cause(Err::<(), _>(error)) else { panic!("another error") };
     assert!(path.ends_with("model.safetensors"));
     assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
 }

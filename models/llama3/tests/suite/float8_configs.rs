@@ -18,7 +18,7 @@ use train::cli::Args;
 use train::config::ConfigError;
 use train::config::Float8Section;
 
-use crate::common::tiny;
+use crate::common::{cause, tiny};
 
 fn set(settings: &[&str]) -> Result<RunConfig, Error> {
     let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
@@ -138,8 +138,8 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
         ("float8.overrides=[{ fqn = ['a'] }]", "overrides"),
         ("float8.num_layers_at_start_in_high_precision=-1", "num_layers_at_start_in_high_precision"),
     ] {
-        match set(&["float8.recipe=rowwise", setting]) {
-            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
+        match cause(set(&["float8.recipe=rowwise", setting])) {
+            ConfigError::Parse { origin, reason } => {
                 assert_eq!(origin, format!("--set {setting}"));
                 assert!(reason.contains(named), "{setting}: {reason}");
             }
@@ -160,7 +160,7 @@ fn settings_are_judged_together_and_the_first_wrong_one_is_blamed() {
     ];
     set(&halves).unwrap();
     let wrong = set(&["training.steps=1", halves[0], halves[2], "training.seed=2"]);
-    let Err(Error::Config(ConfigError::Parse { origin, reason })) = wrong else { panic!("{wrong:?}") };
+    let ConfigError::Parse { origin, reason } = cause(wrong) else { panic!("another error") };
     assert_eq!(origin, format!("--set {}", halves[0]));
     assert!(reason.contains("dgrad"), "{reason}");
 }
@@ -179,7 +179,7 @@ fn the_recipe_flag_comes_last() {
     assert_eq!(kept.linear, Float8LinearConfig::new(Recipe::Rowwise).with_emulate(true));
     let cast = "float8.cast_config_input_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }";
     let contradiction = args(&["--set", cast, "--recipe", "rowwise_with_gw_hp"]);
-    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    let ConfigError::Parse { origin, reason } = cause(contradiction) else { panic!("another error") };
     assert_eq!(origin, "--recipe rowwise_with_gw_hp");
     assert!(reason.contains("wgrad"), "{reason}");
     // Validated with the final recipe.
@@ -187,11 +187,11 @@ fn the_recipe_flag_comes_last() {
     let kept = args(&[&mode[..], &["--recipe", "mxfp8"]].concat()).unwrap().float8.config.linear;
     assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
     let contradiction = args(&[&["--set", "float8.recipe=mxfp8"], &mode[..], &["--recipe", "blockwise"]].concat());
-    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    let ConfigError::Parse { origin, reason } = cause(contradiction) else { panic!("another error") };
     assert_eq!(origin, "--recipe blockwise");
     assert!(reason.contains("scale_calculation_mode = even with recipe blockwise"), "{reason}");
     let contradiction = args(&[&mode[..], &["--recipe", "rowwise"]].concat());
-    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    let ConfigError::Parse { origin, reason } = cause(contradiction) else { panic!("another error") };
     assert_eq!(origin, "--set float8.scale_calculation_mode=even");
     assert!(reason.contains("scale_calculation_mode = even with recipe rowwise"), "{reason}");
 }

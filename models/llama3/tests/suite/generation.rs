@@ -16,7 +16,7 @@ use train::{
     rng::Rng,
 };
 
-use crate::common::{Train, ids, model, relative, tiny, tiny_moe, tiny_with, tokens, values};
+use crate::common::{cause, Train, ids, model, relative, tiny, tiny_moe, tiny_with, tokens, values};
 
 #[test]
 fn greedy_is_the_argmax_of_the_full_forward_pass() {
@@ -67,14 +67,14 @@ fn a_stop_token_ends_it() {
 fn impossible_requests_are_refused() {
     let model = model::<Flex>(tiny(), 4);
     let generate = |prompt: &[u32], choices| model.generate(prompt, 1, choices, &[], Sampling::Greedy);
-    assert!(matches!(generate(&[], 288), Err(Error::Config(ConfigError::Value { key: "prompt", .. }))));
-    assert!(matches!(generate(&[1], 0), Err(Error::Config(ConfigError::Value { key: "num_choices", .. }))));
+    assert!(matches!(cause(generate(&[], 288)), ConfigError::Value { key: "prompt", .. }));
+    assert!(matches!(cause(generate(&[1], 0)), ConfigError::Value { key: "num_choices", .. }));
     assert!(matches!(generate(&[288], 288), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
     assert!(matches!(generate(&[1], 289), Err(Error::Vocabulary { vocab_size: 288, needed: 289 })));
     let options =
         GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
     let refused = model.generate_batch(&[vec![1]], &options);
-    assert!(matches!(refused, Err(Error::Config(ConfigError::Value { key: "generate.top_p", .. }))));
+    assert!(matches!(cause(refused), ConfigError::Value { key: "generate.top_p", .. }));
     // The model has 64 positions.
     let long = |len, new| model.generate_batch(&[vec![1, 2], vec![1; len]], &GenerateOptions::new(new, 288));
     assert!(long(60, 4).is_ok());

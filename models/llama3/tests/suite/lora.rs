@@ -235,7 +235,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
         let to = folder.path().join("refused");
         let arguments = [&["export", path.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
         let error = llama3(&arguments).unwrap_err();
-        assert!(matches!(&error, Error::Config(ConfigError::Value { key, .. }) if *key == flags[0]), "{error}");
+        assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { key, .. }) if *key == flags[0]), "{error}");
         assert!(!to.exists());
     }
     // A missing base folder gives a specific error.
@@ -512,7 +512,7 @@ fn a_rank_beyond_all_memory_is_refused() {
         for task in [Task::Train, memory] {
             let job = Job::<Llama3> { config: config.clone(), start: Start::default(), task };
             let error = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink()).unwrap_err();
-            assert!(matches!(&error, Error::Config(ConfigError::Value { key, .. }) if *key == wrong), "{error}");
+            assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { key, .. }) if *key == wrong), "{error}");
         }
     }
 }

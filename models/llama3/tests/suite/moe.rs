@@ -11,10 +11,10 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Error, report, set_default_config};
 use llama3::moe::Moe;
-use llama3::{Error, LlamaConfig, MoeConfig};
+use llama3::{LlamaConfig, MoeConfig};
 use train::rng::Rng;
 
-use crate::common::{Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
+use crate::common::{refuses, Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
 use crate::common::{write_json, write_safetensors};
 
 const H: usize = 24;
@@ -184,10 +184,9 @@ fn hugging_face_checkpoints_are_refused() {
     let path: &Path = dir.path();
     write_safetensors(&path.join("model.safetensors"), &stored_tensors(&tiny(), 1));
     let error = model::<Flex>(tiny_moe(), 1).load_hf_weights(path).unwrap_err();
-    assert!(matches!(&error, Error::MoeCheckpoint { num_experts: 4, .. }), "{error}");
     assert!(error.to_string().contains("this one has 4 experts"), "{error}");
     let mut config = hf_json(&tiny());
     config["model_type"] = "mixtral".into();
     write_json(&path.join("config.json"), &config);
-    assert!(matches!(read_config::<LlamaConfig>(path), Err(Error::HfUnsupported { key, .. }) if key == "model_type"));
+    refuses(read_config::<LlamaConfig>(path), "model_type = ");
 }

@@ -13,7 +13,7 @@ use train::config::{ComputeDtype, Precision};
 use train::schedule::Decay;
 use train::{ChatTemplate, Message};
 
-use crate::common::{hf_json, llama3_scaling, tiny, tiny_moe, tiny_with, write_json};
+use crate::common::{cause, hf_json, llama3_scaling, tiny, tiny_moe, tiny_with, write_json};
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -121,7 +121,7 @@ fn unknown_keys_and_wrong_types_are_named() {
         }
     }
     let absent = RunConfig::load(Some(Path::new("absent.toml")), &[]);
-    assert!(matches!(absent, Err(Error::Config(ConfigError::Io { .. }))), "{absent:?}");
+    assert!(matches!(cause(absent), ConfigError::Io { .. }), "{absent:?}");
 }
 
 #[test]
@@ -195,7 +195,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     let mut expected = LlamaConfig::preset("debug").unwrap();
     expected.dims.moe = tiny_moe().dims.moe;
     assert_eq!(mixture, expected);
-    assert!(matches!(set(&["model.moe={ experts = 4 }"]), Err(Error::Config(ConfigError::Parse { .. }))));
+    assert!(matches!(cause(set(&["model.moe={ experts = 4 }"])), ConfigError::Parse { .. }));
     assert!(matches!(set(&["model.num_heads=5"]).unwrap().dimensions(), Err(Error::ModelConfig { .. })));
     assert!(matches!(set(&["model.preset=9b"]).unwrap().dimensions(), Err(Error::UnknownPreset { .. })));
 
@@ -206,7 +206,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     for other in ["model.preset=debug", "model.num_layers=1"] {
         let config = set(&[&path, other]).unwrap();
         assert!(
-            matches!(config.dimensions(), Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
+            matches!(cause(config.dimensions()), ConfigError::Value { key: "model.hf_path", .. }),
             "{other}"
         );
     }
@@ -225,7 +225,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     ] {
         let config = load(text, &settings);
         assert!(
-            matches!(config, Err(Error::Config(ConfigError::Value { key: "model.hf_path", .. }))),
+            matches!(cause(config), ConfigError::Value { key: "model.hf_path", .. }),
             "{text} {settings:?}"
         );
     }

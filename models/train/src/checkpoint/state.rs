@@ -24,7 +24,7 @@ use super::parts::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, Worth, find_checkpoint};
 use crate::Ranks;
-use crate::adapted::name_in_base;
+use crate::lora_model::name_in_base;
 use crate::config::OptimizerSection;
 use crate::data::Position;
 use crate::optimizer::AdamWStates;

@@ -18,11 +18,11 @@ use burn::tensor::DType;
 use float8_shard::ShardPlan;
 use serde::Serialize;
 
-use super::room::unit;
+use super::device_memory::unit;
 use crate::config::{CheckpointSection, OptimizerSection, StorageDtype, TrainingSection};
 use crate::model::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 use crate::optimizer::AT_ONCE;
-use crate::recompute::Plan;
+use crate::activation_checkpoint::Plan;
 
 /// Moments of a step.
 const MOMENTS: [&str; 4] = ["loss", "backward begins", "backward ends", "optimizer"];

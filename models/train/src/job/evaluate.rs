@@ -14,8 +14,8 @@ use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 use device_select::SelectedDevice;
 
 use super::config::RunConfig;
-use super::prepare::{compute_dtype, dimensions};
-use super::{Job, Weights, announce};
+use super::build_model::{compute_dtype, dimensions};
+use super::{Job, Weights, log_header};
 use crate::config::{Float8Section, Precision};
 use crate::model::TrainableModel;
 use crate::run::mean_loss;
@@ -126,21 +126,21 @@ impl<A: TrainableModel> Job<A> {
         }
         if precisions.is_empty() {
             let dtype = self.dtype::<B>(config, selected, device)?;
-            announce::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
-            announce::files(&data, out)?;
-            announce::checkpoint(self.saved(), out)?;
+            log_header::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
+            log_header::files(&data, out)?;
+            log_header::checkpoint(self.saved(), out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;
             if lacks_histories::<B, _, _>(config, &model) {
                 writeln!(out, "{NO_HISTORIES}")?;
             }
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
-            announce::held_out(loss, &held_out, out)?;
+            log_header::held_out(loss, &held_out, out)?;
             return finite(&[loss]);
         }
         drop(weights);
-        announce::files(&data, out)?;
-        announce::checkpoint(self.saved(), out)?;
-        announce::precisions(selected, &held_out, out)?;
+        log_header::files(&data, out)?;
+        log_header::checkpoint(self.saved(), out)?;
+        log_header::precisions(selected, &held_out, out)?;
         let mut losses = vec![];
         for precision in precisions {
             let config = precision.apply(config);
@@ -153,7 +153,7 @@ impl<A: TrainableModel> Job<A> {
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
             let note = lacks_histories::<B, _, _>(&config, &model).then_some(NO_HISTORIES);
             losses.push(loss);
-            announce::precision(&precision.to_string(), loss, losses[0], note, out)?;
+            log_header::precision(&precision.to_string(), loss, losses[0], note, out)?;
         }
         finite(&losses)
     }

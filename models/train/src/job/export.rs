@@ -8,9 +8,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
 use device_select::SelectedDevice;
 
-use super::prepare::adapt;
-use super::room::check_parameters;
-use super::{Job, Weights, announce};
+use super::build_model::adapt;
+use super::device_memory::check_parameters;
+use super::{Job, Weights, log_header};
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
 use crate::model::{CausalLmExt, ModelSection, TrainableModel};
@@ -74,7 +74,7 @@ impl<A: TrainableModel> Job<A> {
         if let Some(lora) = adapters
             && let Some(left) = share_left(&lora, &model, &dims, to)?
         {
-            announce::merged(left, out)?;
+            log_header::merged(left, out)?;
         }
         Ok(writeln!(out, "exported: {}", to.display())?)
     }

@@ -8,7 +8,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
 use device_select::SelectedDevice;
 
-use super::announce;
+use super::log_header;
 use super::config::RunConfig;
 use super::generation::Generation;
 use super::text::Text;
@@ -69,7 +69,7 @@ where
     let model = made(model);
     let Run { held_out, out, progress, selected, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
-        announce::held_out(loss, held_out, out)?;
+        log_header::held_out(loss, held_out, out)?;
         if best.1 < loss {
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }

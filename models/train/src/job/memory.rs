@@ -15,8 +15,8 @@ use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
 use super::estimate::{Estimated, MemoryEstimate, Trained};
-use super::prepare::{check_storage, compute_dtype};
-use super::room::{check, size, there};
+use super::build_model::{check_storage, compute_dtype};
+use super::device_memory::{check, size, there};
 use crate::JobError;
 use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, require};
 use crate::freeze;

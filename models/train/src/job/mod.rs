@@ -1,6 +1,6 @@
 //! [`Job`]: a task on a model, independent of the backend.
 
-mod announce;
+mod log_header;
 mod config;
 mod estimate;
 mod evaluate;
@@ -9,9 +9,9 @@ mod finish;
 mod generate_section;
 mod generation;
 mod memory;
-mod prepare;
-mod room;
-mod setup;
+mod build_model;
+mod device_memory;
+mod train;
 mod text;
 mod weights;
 
@@ -31,8 +31,8 @@ pub use estimate::{MemoryEstimate, MemoryPart};
 pub use evaluate::EvalPrecision;
 pub use finish::{Outcome, finish};
 pub use generate_section::GenerateSection;
-pub use prepare::{adapt, prepare};
-pub use setup::{Start, train};
+pub use build_model::{adapt, prepare};
+pub use train::{Start, train};
 pub use text::Text;
 pub use weights::Weights;
 
@@ -42,8 +42,8 @@ use crate::hf::ExportOptions;
 use crate::model::{CausalLm, TrainableModel};
 use crate::{JobError, ProgressLine};
 use generation::{Generation, Printer};
-use prepare::{check_cache, compute_dtype, dimensions, notes_on_files};
-use room::check_parameters;
+use build_model::{check_cache, compute_dtype, dimensions, notes_on_files};
+use device_memory::check_parameters;
 
 /// Name of the output layer, which processes rows one by one if each must be independent of the
 /// batch.

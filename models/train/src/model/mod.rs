@@ -2,7 +2,7 @@
 //! a [`Job`](crate::Job), and [`TrainableModel`], which combines a model's module and configuration
 //! for every backend.
 
-mod activations;
+mod activation_memory;
 mod ext;
 mod generate;
 mod init;
@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use activations::{BatchShape, LayerBytes};
+pub use activation_memory::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
 pub(crate) use generate::generate;
 pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};

@@ -1,6 +1,6 @@
 //! The training loop: batches in, step lines, metrics and checkpoints out.
 
-mod watch;
+mod loss_reader;
 
 use std::io::Write;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::NonFiniteOperand};
 use device_select::SelectedDevice;
-use watch::{Seen, Watch, scalar};
+use loss_reader::{Seen, Watch, scalar};
 
 use crate::{RunError, TrainError};
 use crate::batches::Batch;
@@ -21,7 +21,7 @@ use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
-use crate::recompute::{Plan, loss};
+use crate::activation_checkpoint::{Plan, loss};
 use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};

@@ -12,11 +12,11 @@ use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
-use super::announce;
+use super::log_header;
 use super::config::RunConfig;
 use super::finish::{Outcome, finish_with};
 use super::memory;
-use super::prepare::{adapt, check_cache, check_storage, compute_dtype, dimensions, prepare, shard};
+use super::build_model::{adapt, check_cache, check_storage, compute_dtype, dimensions, prepare, shard};
 use super::text::Text;
 use super::weights::Weights;
 use crate::batches::{Batch, TrainBatches};
@@ -71,11 +71,11 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let text = setup.text()?;
     let place = setup.place(&text)?;
     let computed = (place.dtype, B::Inner::fp8_facts(device).attention);
-    announce::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
+    log_header::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
     let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
     let data = setup.data(text, out)?;
     let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
-    announce::schedule(setup.config, config, start.saved.as_ref(), out)?;
+    log_header::schedule(setup.config, config, start.saved.as_ref(), out)?;
     let resolved = config.to_toml()?;
     let (steps, done) = (config.training.steps, setup.done());
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
@@ -119,7 +119,7 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> L
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
         let Self { setup, config, data, checkpoints, metrics, profiler } = self;
-        announce::trainable(config, &model, out)?;
+        log_header::trainable(config, &model, out)?;
         let steps = setup.steps(config, model, data.batches, out)?;
         let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
         let run = Run {
@@ -250,7 +250,7 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let data = all_or_none(comm, "the data", config.open_data(&text, &self.progress, out))?;
         comm.agree("the data", &data.fingerprints())?;
         let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-        announce::data(config, &data, &batches, comm.world_size(), out)?;
+        log_header::data(config, &data, &batches, comm.world_size(), out)?;
         let is_chat = data.has_conversations() || text.template.is_some();
         Ok(Opened { text, is_chat, held_out, batches })
     }
