@@ -26,8 +26,8 @@ impl ModelConfig for LlamaConfig {
         self.dims.size()
     }
 
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
-        Some(self.dims.layer_bytes(shape))
+    fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
+        self.dims.layer_bytes(shape)
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {

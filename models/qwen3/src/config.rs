@@ -89,8 +89,8 @@ impl ModelConfig for Qwen3Config {
         self.dims.size()
     }
 
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
-        Some(self.dims.layer_bytes(shape))
+    fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
+        self.dims.layer_bytes(shape)
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use anyhow::anyhow;
+use anyhow::{Result, anyhow};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -23,7 +23,7 @@ use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSect
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{Adapted, JobError, ProgressLine, Ranks};
+use crate::{Adapted, ProgressLine, Ranks};
 
 /// Dimensions of the model. Rotary tables are only as long as the task needs: sequences of
 /// `seq_len`, and new tokens after prompts of these lengths.
@@ -31,7 +31,7 @@ pub(super) fn dimensions<S: ModelSection>(
     config: &RunConfig<S>,
     seq_len: Option<usize>,
     prompts: &[usize],
-) -> Result<S::Config, JobError> {
+) -> Result<S::Config> {
     let dims = config.dimensions()?;
     let ModelSize { max_seq_len, num_layers, .. } = dims.size();
     if let Some(seq_len) = seq_len {
@@ -126,7 +126,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     device: &B::Device,
     progress: &ProgressLine,
     out: &mut dyn Write,
-) -> Result<A::Trained<B>, JobError> {
+) -> Result<A::Trained<B>> {
     // Evaluation may run on a device without bf16: f32 has the same values.
     let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
     let dtype = dtype.unwrap_or(DType::F32);
@@ -178,7 +178,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
 pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
-) -> Result<Vec<String>, JobError> {
+) -> Result<Vec<String>> {
     let mut notes: Vec<_> = weights.checkpoint().and_then(Checkpoint::unused).into_iter().collect();
     let is_fp8 = config.training.precision == Precision::Fp8;
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
@@ -268,7 +268,7 @@ pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
     model: M,
     seed: u64,
     saved: Option<&SavedRun>,
-) -> Result<Adapted<B, M>, JobError>
+) -> Result<Adapted<B, M>>
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
@@ -299,7 +299,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     model: M,
     comm: &Communicator,
     out: &mut dyn Write,
-) -> Result<(M, Option<Ranks>), JobError> {
+) -> Result<(M, Option<Ranks>)> {
     if comm.world_size() == 1 {
         return Ok((model, None));
     }

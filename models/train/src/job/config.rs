@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use burn_float8::Float8Config;
 use float8_shard::ShardConfig;
 use schemars::JsonSchema;
@@ -24,7 +24,7 @@ use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
 use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
-use crate::{ByteTokenizer, ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer, TokenizerError};
+use crate::{ByteTokenizer, ChatTemplate, Dataset, ProgressLine, StepConfig, Tokenizer, TokenizerError};
 
 /// Largest vocabulary that uses byte tokens by default.
 const MAX_OF_BYTES: usize = 1 << 15;
@@ -92,7 +92,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Config`] naming the file or the setting, and the key.
-    pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self, JobError> {
+    pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self> {
         let settings: Vec<_> = settings.iter().map(Setting::new).collect();
         Self::load_from(file, &settings)
     }
@@ -101,7 +101,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_from(file: Option<&Path>, settings: &[Setting]) -> Result<Self, JobError> {
+    pub fn load_from(file: Option<&Path>, settings: &[Setting]) -> Result<Self> {
         Ok(config::load(file, settings, &REPLACES)?)
     }
 
@@ -109,7 +109,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Config`] naming `origin` and the key.
-    pub fn from_toml(origin: &Path, text: &str) -> Result<Self, JobError> {
+    pub fn from_toml(origin: &Path, text: &str) -> Result<Self> {
         Ok(config::from_toml(origin, text)?)
     }
 
@@ -117,7 +117,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Config`] naming the setting and the key.
-    pub fn change(&self, settings: &[Setting]) -> Result<Self, JobError> {
+    pub fn change(&self, settings: &[Setting]) -> Result<Self> {
         Ok(config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
 
@@ -126,7 +126,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`JobError::Config`] for values that TOML cannot represent, such as an integer beyond 63
     /// bits.
-    pub fn to_toml(&self) -> Result<String, JobError> {
+    pub fn to_toml(&self) -> Result<String> {
         Ok(config::to_toml(self).map_err(|error| self.with_path(error))?)
     }
 
@@ -164,7 +164,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Config`] naming the first invalid key.
-    pub fn validate(&self) -> Result<(), JobError> {
+    pub fn validate(&self) -> Result<()> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training)?;
@@ -198,7 +198,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`JobError::UnknownPreset`], [`JobError::ModelConfig`], [`JobError::NoFolder`], the errors
     /// of [`hf::read_config`], and [`JobError::Config`] if `hf_path` is combined with other keys.
-    pub fn dimensions(&self) -> Result<S::Config, JobError> {
+    pub fn dimensions(&self) -> Result<S::Config> {
         let model = &self.model;
         let Some(hf_path) = model.hf_path() else {
             let config = model.to_config()?;
@@ -240,7 +240,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`JobError::NoFolder`], [`JobError::NoTokenizer`] for a checkpoint without one,
     /// [`JobError::Tokenizer`].
-    pub fn tokenizer(&self) -> Result<Tokenizer, JobError> {
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, self.model.hf_path()) {
             (Some(Tokenizer::BYTES), ..) => Ok(Tokenizer::bytes()),
@@ -268,7 +268,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Io`], [`JobError::Write`], [`JobError::TensorFiles`].
-    pub fn copy_assets(&self, to: &Path) -> Result<(), JobError> {
+    pub fn copy_assets(&self, to: &Path) -> Result<()> {
         match (self.model.hf_path(), self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
             (folder, tokenizer) => {
@@ -286,12 +286,12 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Chat`].
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, JobError> {
+    pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         let kwargs = &self.data.chat_template_kwargs;
         Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)
     }
 
-    fn plain_template(&self) -> Result<Option<ChatTemplate>, JobError> {
+    fn plain_template(&self) -> Result<Option<ChatTemplate>> {
         if let Some(folder) = &self.assets {
             return Ok(ChatTemplate::from_folder(folder)?);
         }
@@ -311,7 +311,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// [`JobError::ByteTokens`]; the errors of [`tokenizer`](Self::tokenizer),
     /// [`chat_template`](Self::chat_template), [`dimensions`](Self::dimensions) and
     /// [`Tokenizer::for_vocabulary`].
-    pub fn text(&self) -> Result<Text, JobError> {
+    pub fn text(&self) -> Result<Text> {
         let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
         let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
         let (tokenizer, vocab_size) = (self.tokenizer()?, self.dimensions()?.size().vocab_size);
@@ -338,7 +338,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Output`], and any [`JobError::Data`].
-    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, JobError> {
+    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset> {
         let Text { tokenizer, template, .. } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
@@ -353,7 +353,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// The errors of [`TrainBatches::new`].
-    pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, JobError> {
+    pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
@@ -374,7 +374,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`JobError::Config`] for epochs of weighted sources, which have separate epochs; the errors
     /// of [`validate`](Self::validate).
-    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, JobError> {
+    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self> {
         let mut config = self.clone();
         config.optimizer.lr = Some(self.learning_rate());
         let TrainingSection { steps, batch_size, grad_accumulation, .. } = &mut config.training;
@@ -391,7 +391,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// [`JobError::Config`] naming the first invalid key.
-    pub(super) fn check_ranks(&self, ranks: usize) -> Result<(), JobError> {
+    pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
@@ -401,7 +401,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// The errors of [`held_out_batches`].
-    pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>, JobError> {
+    pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>> {
         if self.data.held_out_fraction == 0.0 && self.data.validation.is_empty() {
             return Ok(vec![]);
         }
@@ -418,7 +418,7 @@ impl<S: ModelSection> RunConfig<S> {
         text: &Text,
         progress: &ProgressLine,
         out: &mut dyn Write,
-    ) -> Result<(Dataset, Vec<Batch>), JobError> {
+    ) -> Result<(Dataset, Vec<Batch>)> {
         let Text { tokenizer, template, .. } = text;
         let data = progress.track("tokenized", out, |progress| {
             self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
@@ -427,7 +427,7 @@ impl<S: ModelSection> RunConfig<S> {
         Ok((data, batches))
     }
 
-    fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>, JobError> {
+    fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>> {
         Ok(held_out_batches(data, self.shape(), self.training.attn_mask_type, count)?)
     }
 }

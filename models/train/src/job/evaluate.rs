@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::backend::Float8Backend;
@@ -19,7 +19,7 @@ use super::{Job, Weights, log_header};
 use crate::config::{Float8Section, Precision};
 use crate::model::TrainableModel;
 use crate::run::mean_loss;
-use crate::{JobError, ProgressLine};
+use crate::ProgressLine;
 
 /// Precision in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let config = &self.config;
         config.validate()?;
         let text = config.text()?;
@@ -160,7 +160,7 @@ impl<A: TrainableModel> Job<A> {
 }
 
 /// Returns an error if a loss, already printed, is not finite.
-fn finite(losses: &[f64]) -> Result<(), JobError> {
+fn finite(losses: &[f64]) -> Result<()> {
     match losses.iter().find(|loss| !loss.is_finite()) {
         Some(&loss) => bail!("the held-out loss is {loss}: a weight or an activation is not finite"),
         None => Ok(()),

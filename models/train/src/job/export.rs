@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use burn::tensor::DType;
+use anyhow::Result;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
 use device_select::SelectedDevice;
@@ -13,8 +13,8 @@ use super::device_memory::check_parameters;
 use super::{Job, Weights, log_header};
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
-use crate::model::{CausalLmExt, ModelSection, TrainableModel};
-use crate::{JobError, ProgressLine};
+use crate::model::{CausalLmExt, ModelConfig, ModelSection, TrainableModel};
+use crate::ProgressLine;
 
 impl<A: TrainableModel> Job<A> {
     /// Writes the model. A run with adapters writes only these, unless they are merged.
@@ -26,13 +26,13 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let (config, dims) = (&self.config, self.config.dimensions()?);
         let has_adapters = config.lora.is_some();
         require("--merge", merge, !merge || has_adapters, "the run has no adapters")?;
         let reason = "adapters are written as they are, in f32: --merge adds them to the weights, which may be in FP8";
         require("--format", "fp8", !is_float8 || merge || !has_adapters, reason)?;
-        check_parameters(&dims, DType::F32, false, selected)?;
+        check_parameters(4 * dims.size().num_params as u64, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
         // Untrained weights keep their FP8 codes; merged weights are requantized.
@@ -81,7 +81,7 @@ impl<A: TrainableModel> Job<A> {
 
     /// Tokens at which a chat template ends an assistant's turn, if they differ from the
     /// tokenizer's.
-    fn stop_tokens(&self) -> Result<Vec<u32>, JobError> {
+    fn stop_tokens(&self) -> Result<Vec<u32>> {
         if self.config.chat_template()?.is_none() {
             return Ok(vec![]);
         }

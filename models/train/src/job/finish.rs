@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
@@ -16,7 +16,7 @@ use crate::config::Precision;
 use crate::metrics::StepLine;
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
-use crate::{JobError, Ranks, Run, Steps, report_of, write_report};
+use crate::{Ranks, Run, Steps, report_of, write_report};
 
 /// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,29 +38,19 @@ pub struct Outcome {
 }
 
 /// Runs the remaining steps of `config`, then evaluates, samples and reports as
-/// [`train`](super::train) does. With `is_chat`, the prompt of the sample is a user's message.
+/// [`train()`](super::train()) does. `made` returns the model from the one with steps. With
+/// `is_chat`, the prompt of the sample is a user's message.
 ///
 /// # Errors
-/// As [`train`](super::train).
-pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
-    config: &RunConfig<A::Section>,
-    text: &Text,
-    is_chat: bool,
-    run: Run<'_, B>,
-    steps: Steps<'_, B, A::Trained<B>>,
-) -> Result<Outcome, JobError> {
-    finish_with::<A, B, _>(config, text, is_chat, run, steps, |model| model)
-}
-
-/// Like [`finish`], with steps on a wrapper from which `made` returns the model.
-pub(super) fn finish_with<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
+/// As [`train()`](super::train()).
+pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
     config: &RunConfig<A::Section>,
     text: &Text,
     is_chat: bool,
     mut run: Run<'_, B>,
     steps: Steps<'_, B, M>,
     made: impl FnOnce(M) -> A::Trained<B>,
-) -> Result<Outcome, JobError>
+) -> Result<Outcome>
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
@@ -101,7 +91,7 @@ fn sample<B: Backend, S>(
     selected: &SelectedDevice,
     model: &impl CausalLm<B>,
     out: &mut dyn Write,
-) -> Result<String, JobError> {
+) -> Result<String> {
     let mut sample = String::new();
     if config.generate.max_new_tokens == 0 {
         return Ok(sample);

@@ -1,8 +1,9 @@
 //! [`Text`]: tokenizer and chat templates of a model.
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 
-use crate::{ChatTemplate, JobError, Message, Tokenizer};
+use super::generate_section::GenerateSection;
+use crate::{ChatTemplate, Message, Tokenizer};
 
 /// Tokenizer, and chat template if there is one.
 #[derive(Debug)]
@@ -19,8 +20,8 @@ impl Text {
     /// Prompt tokens of `text`, or of a chat in which a user writes `text`.
     ///
     /// # Errors
-    /// [`JobError::NoTemplate`], [`JobError::Chat`], [`JobError::Tokenizer`].
-    pub fn prompt(&self, text: &str, is_chat: bool) -> Result<Vec<u32>, JobError> {
+    /// A model without a chat template, and a text that template or tokenizer refuses.
+    pub fn prompt(&self, text: &str, is_chat: bool) -> Result<Vec<u32>> {
         if !is_chat {
             return Ok(self.tokenizer.prompt(text)?);
         }
@@ -28,6 +29,20 @@ impl Text {
             "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one",
         )?;
         Ok(template.prompt(&self.tokenizer, &[Message::new("user", text)])?)
+    }
+
+    /// Length of the longest form of the section's prompt; `None` if nothing is generated.
+    ///
+    /// # Errors
+    /// As [`prompt`](Self::prompt) of a plain text.
+    pub(super) fn longest_prompt(&self, section: &GenerateSection) -> Result<Option<usize>> {
+        if section.max_new_tokens == 0 {
+            return Ok(None);
+        }
+        // Whether it is a chat's depends on the data. A template that refuses it only costs the
+        // sample.
+        let chat = self.prompt(&section.prompt, true).map_or(0, |prompt| prompt.len());
+        Ok(Some(self.prompt(&section.prompt, false)?.len().max(chat)))
     }
 
     /// Tokens that end generation: the tokenizer's, and the one with which the template ends

@@ -1,10 +1,9 @@
-//! Stages from the configuration to the first step: text, place, sources, data, steps.
+//! [`train()`]: from the configuration to a trained model.
 
 use std::io::Write;
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use burn::module::AutodiffModule;
-use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::backend::Float8Backend;
 use burn_float8::weights::read_codes;
@@ -12,20 +11,19 @@ use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
-use super::log_header;
-use super::config::RunConfig;
-use super::finish::{Outcome, finish_with};
-use super::memory;
 use super::build_model::{adapt, check_cache, check_storage, compute_dtype, dimensions, prepare, shard};
+use super::config::RunConfig;
+use super::finish::{Outcome, finish};
 use super::text::Text;
 use super::weights::Weights;
+use super::{log_header, memory};
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::{Checkpoints, SavedRun};
 use crate::config::require;
 use crate::metrics::Metrics;
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::profile::Profiler;
-use crate::{JobError, Log, ProgressLine, Run, Signals, Steps, check_report_path, digest_of_file};
+use crate::{Log, ProgressLine, Run, Signals, Steps, check_report_path, digest_of_file};
 
 /// Starting point of a run.
 #[derive(Debug, Default)]
@@ -46,247 +44,156 @@ pub struct Start {
 /// Trains on `device`, which is `selected`, and writes the log to `out`.
 ///
 /// The backend's default FP8 config is switched off for `device`: only linears selected by `config`
-/// run in FP8. With `float8.strict`, a GEMM that unexpectedly runs in high precision is
-/// [`TrainError::Strict`], after the first step in FP8 or at the end.
+/// run in FP8. With `float8.strict`, a GEMM that unexpectedly runs in high precision is an error,
+/// after the first step in FP8 or at the end.
 ///
 /// # Errors
-/// Any [`JobError`].
+/// The errors of the configuration, of files and of the device, and any
+/// [`RunError`](crate::RunError).
 pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
     config: &RunConfig<A::Section>,
     start: &Start,
     selected: &SelectedDevice,
     device: &B::Device,
     out: &mut dyn Write,
-) -> Result<Outcome, JobError> {
+) -> Result<Outcome> {
     config.validate()?;
-    let comm = start.comm.clone().unwrap_or_else(Communicator::solo);
-    let is_first = comm.rank() == 0;
+    let (comm, saved) = (start.comm.clone().unwrap_or_else(Communicator::solo), start.saved.as_ref());
+    let (ranks, is_first, done) = (comm.world_size(), comm.rank() == 0, saved.map_or(0, SavedRun::step));
     let progress = if is_first { ProgressLine::new() } else { ProgressLine::hidden() };
     let out = &mut Log::new(out, &progress);
-    let setup = Setup::<A, B> { config, start, selected, device, comm, progress };
-    setup.agree()?;
-    config.check_ranks(setup.comm.world_size())?;
-    // The order matters. Errors of files and settings come before the device is used, errors of
-    // memory before anything is allocated. Nothing is written before these checks.
-    let text = setup.text()?;
-    let place = setup.place(&text)?;
-    let computed = (place.dtype, B::Inner::fp8_facts(device).attention);
-    log_header::model(A::NAME, config, selected, computed, &place.dims, &text.text.tokenizer, out)?;
-    let Sources { weights, checkpoints, metrics } = setup.sources(&place, out)?;
-    let data = setup.data(text, out)?;
-    let config = &config.with_steps(&data.batches, setup.comm.world_size())?;
-    log_header::schedule(setup.config, config, start.saved.as_ref(), out)?;
-    let resolved = config.to_toml()?;
-    let (steps, done) = (config.training.steps, setup.done());
+    comm.agree("the program", &program(&comm))?;
+    comm.agree("configuration", &config.to_toml()?)?;
+    config.check_ranks(ranks)?;
+    // The order matters. Errors of files and settings come before the device is used, and the
+    // memory is announced before anything is allocated. Nothing is written before these checks.
+    config.training.report.as_deref().map_or(Ok(()), check_report_path)?;
+    let text = config.text()?;
+    let prompt = text.longest_prompt(&config.generate)?;
+    let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
+    let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
+    let dtype = compute_dtype::<B, _>(config, selected, device)??;
+    check_storage::<B, _>(config, selected, device)?;
+    prompt.map_or(Ok(()), |_| check_cache::<B, _>(config, selected, device))?;
+    let computed = (dtype, B::Inner::fp8_facts(device).attention);
+    log_header::model(A::NAME, config, selected, computed, &dims, &text.tokenizer, out)?;
+
+    let weights = all_or_none(&comm, "the weights", Weights::open(config, saved, dims.clone()))?;
+    let announced = memory::announce::<B, A::Trained<B>>(config, &dims, ranks, (selected, device), out);
+    all_or_none(&comm, "the memory", announced)?;
+    let checkpoints = match is_first {
+        true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
+            config.copy_assets(folder)
+        }),
+        false => Ok(Checkpoints::of_another(&config.checkpoint)),
+    };
+    let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
+    // Appends, because an explicitly named file may be shared by several runs.
+    let metrics = config.training.metrics.as_deref().filter(|_| is_first).map(Metrics::append).transpose();
+    let metrics = all_or_none(&comm, "the file of metrics", metrics)?;
+    let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
+    comm.agree("the data", &data.fingerprints())?;
+    let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
+    log_header::data(config, &data, &batches, ranks, out)?;
+    let is_chat = data.has_conversations() || text.template.is_some();
+
+    let asked = config;
+    let config = &asked.with_steps(&batches, ranks)?;
+    log_header::schedule(asked, config, saved, out)?;
+    let steps = config.training.steps;
     require("training.steps", steps, done <= steps.get(), &format!("the checkpoint is of step {done}"))?;
     if done == steps.get() {
         writeln!(out, "finished: all {steps} steps are made, `--steps` asks for more")?;
     }
-    let model = prepare::<A, B>(config, weights, device, &setup.progress, out);
-    let model = all_or_none(&setup.comm, "the model", model)?.with_compute_dtype(place.dtype);
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
-    let last = Last { setup, config, data, checkpoints, metrics, profiler: place.profiler };
+    let model = prepare::<A, B>(config, weights, device, &progress, out);
+    let model = all_or_none(&comm, "the model", model)?.with_compute_dtype(dtype);
+    let resolved = config.to_toml()?;
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()).with_config(resolved));
+    let ready = Ready::<A, B> {
+        config,
+        start,
+        selected,
+        device,
+        comm,
+        progress: progress.clone(),
+        text,
+        is_chat,
+        held_out,
+        batches,
+        checkpoints,
+        metrics,
+        profiler,
+    };
     match &config.lora {
         None => {
             // FP8-only weights are frozen, so nothing could be trained.
             let codes = read_codes::<B, _>(&model).next().map(|(layer, _)| Float8Error::Fp8OnlyTrained { layer });
             codes.map_or(Ok(()), Err)?;
-            last.run(model, |model| model, out)
+            ready.run(model, |model| model, out)
         }
         Some(lora) => {
-            let adapted = adapt::<B, _>(lora, model, config.training.seed, start.saved.as_ref());
-            let adapted = all_or_none(&last.setup.comm, "the adapters", adapted)?;
-            last.run(adapted, |adapted| adapted.attached(), out)
+            let adapted = adapt::<B, _>(lora, model, config.training.seed, saved);
+            let adapted = all_or_none(&ready.comm, "the adapters", adapted)?;
+            ready.run(adapted, |adapted| adapted.attached(), out)
         }
     }
 }
 
-/// Last stages: everything before the first step except the model.
-struct Last<'a, A: TrainableModel, B: Backend> {
-    setup: Setup<'a, A, B>,
-    /// With a known number of steps.
-    config: &'a RunConfig<A::Section>,
-    data: Opened,
-    checkpoints: Option<Checkpoints>,
-    metrics: Option<Metrics>,
-    profiler: Option<Profiler>,
-}
-
-impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Last<'_, A, B> {
-    /// Runs the steps on a model; `made` converts it at the end.
-    fn run<M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>, out: &mut dyn Write) -> Result<Outcome, JobError>
-    where
-        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
-    {
-        let Self { setup, config, data, checkpoints, metrics, profiler } = self;
-        log_header::trainable(config, &model, out)?;
-        let steps = setup.steps(config, model, data.batches, out)?;
-        let (signals, metrics) = (setup.signals()?, setup.metrics(metrics)?);
-        let run = Run {
-            config: config.steps(),
-            selected: setup.selected,
-            device: setup.device,
-            held_out: &data.held_out,
-            checkpoints,
-            profiler,
-            metrics,
-            signals,
-            progress: setup.progress,
-            out,
-        };
-        finish_with::<A, B, M>(config, &data.text, data.is_chat, run, steps, made)
-    }
-}
-
-/// Stages of [`train()`].
-struct Setup<'a, A: TrainableModel, B: Backend> {
+/// Inputs of a run's steps, except the model.
+struct Ready<'a, A: TrainableModel, B: Backend> {
+    /// Configuration with a known number of steps.
     config: &'a RunConfig<A::Section>,
     start: &'a Start,
     selected: &'a SelectedDevice,
     device: &'a B::Device,
     comm: Communicator,
     progress: ProgressLine,
-}
-
-/// Tokenizer and templates, and the length of the longest form of the prompt; `None` if nothing is
-/// sampled.
-struct Prompted {
-    text: Text,
-    prompt: Option<usize>,
-}
-
-/// Dimensions, dtype and profiler.
-struct Place<C> {
-    dims: C,
-    dtype: DType,
-    profiler: Option<Profiler>,
-}
-
-/// Inputs and outputs of the run, all open.
-struct Sources<'a, C> {
-    weights: Weights<'a, C>,
-    checkpoints: Option<Checkpoints>,
-    /// File of `training.metrics`.
-    metrics: Option<Metrics>,
-}
-
-/// Training and held-out data.
-struct Opened {
     text: Text,
     is_chat: bool,
     held_out: Vec<Batch>,
     batches: TrainBatches,
+    checkpoints: Option<Checkpoints>,
+    /// File of `training.metrics`.
+    metrics: Option<Metrics>,
+    profiler: Option<Profiler>,
 }
 
-impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Setup<'a, A, B> {
-    fn is_first(&self) -> bool {
-        self.comm.rank() == 0
-    }
-
-    /// Completed steps.
-    fn done(&self) -> usize {
-        self.start.saved.as_ref().map_or(0, |saved| saved.step())
-    }
-
-    /// Checks that all ranks have the same program and configuration.
-    fn agree(&self) -> Result<(), JobError> {
-        self.comm.agree("the program", &program(&self.comm))?;
-        Ok(self.comm.agree("configuration", &self.config.to_toml()?)?)
-    }
-
-    fn text(&self) -> Result<Prompted, JobError> {
-        if let Some(path) = &self.config.training.report {
-            check_report_path(path)?;
-        }
-        let text = self.config.text()?;
-        if self.config.generate.max_new_tokens == 0 {
-            return Ok(Prompted { text, prompt: None });
-        }
-        let [plain, chat] = [false, true].map(|is_chat| text.prompt(&self.config.generate.prompt, is_chat));
-        // If the template refuses the prompt, only the sample fails.
-        let longest = plain?.len().max(chat.map_or(0, |prompt| prompt.len()));
-        Ok(Prompted { text, prompt: Some(longest) })
-    }
-
-    fn place(&self, prompted: &Prompted) -> Result<Place<A::Config>, JobError> {
-        let (config, done) = (self.config, self.done());
-        let dims = dimensions(config, Some(config.training.seq_len), prompted.prompt.as_slice())?;
-        let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
-        let profiler =
-            profile.map(|profile| Profiler::prepare::<B>(profile, self.selected, self.device)).transpose()?;
-        let dtype = compute_dtype::<B, _>(config, self.selected, self.device)??;
-        check_storage::<B, _>(config, self.selected, self.device)?;
-        if prompted.prompt.is_some() {
-            check_cache::<B, _>(config, self.selected, self.device)?;
-        }
-        Ok(Place { dims, dtype, profiler })
-    }
-
-    fn sources(&self, place: &Place<A::Config>, out: &mut dyn Write) -> Result<Sources<'a, A::Config>, JobError> {
-        let (config, comm) = (self.config, &self.comm);
-        let Place { dims, dtype, .. } = place;
-        let weights = Weights::open(config, self.start.saved.as_ref(), dims.clone());
-        let weights = all_or_none(comm, "the weights", weights)?;
-        let where_to = (self.selected, self.device);
-        let fits = memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), *dtype, where_to, out);
-        all_or_none(comm, "the memory", fits)?;
-        let checkpoints = match self.is_first() {
-            true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
-                config.copy_assets(folder)
-            }),
-            false => Ok(Checkpoints::of_another(&config.checkpoint)),
-        };
-        let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints)?;
-        let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
-        // Appends, because an explicitly named file may be shared by several runs.
-        let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();
-        let metrics = all_or_none(comm, "the file of metrics", metrics.map_err(JobError::from))?;
-        Ok(Sources { weights, checkpoints, metrics })
-    }
-
-    fn data(&self, prompted: Prompted, out: &mut dyn Write) -> Result<Opened, JobError> {
-        let (config, comm) = (self.config, &self.comm);
-        let text = prompted.text;
-        let data = all_or_none(comm, "the data", config.open_data(&text, &self.progress, out))?;
-        comm.agree("the data", &data.fingerprints())?;
-        let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
-        log_header::data(config, &data, &batches, comm.world_size(), out)?;
-        let is_chat = data.has_conversations() || text.template.is_some();
-        Ok(Opened { text, is_chat, held_out, batches })
-    }
-
-    /// Remaining steps of the run of `config`, whose length is known.
-    fn steps<'c, M: LanguageModel<B> + AutodiffModule<B>>(
-        &self,
-        config: &'c RunConfig<A::Section>,
-        model: M,
-        batches: TrainBatches,
-        out: &mut dyn Write,
-    ) -> Result<Steps<'c, B, M>, JobError> {
-        let comm = &self.comm;
-        let (model, ranks) = shard::<B, _, _>(config, model, comm, out)?;
-        let mut steps = Steps::new(config.steps(), model, batches).with_ranks(ranks);
-        if let Some(saved) = &self.start.saved {
+impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Ready<'_, A, B> {
+    /// Runs the steps on a model; `made` converts it at the end.
+    fn run<M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>, out: &mut dyn Write) -> Result<Outcome>
+    where
+        M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
+    {
+        let Self { config, start, comm, selected, device, .. } = self;
+        log_header::trainable(config, &model, out)?;
+        let (model, ranks) = shard::<B, _, _>(config, model, &comm, out)?;
+        let mut steps = Steps::new(config.steps(), model, self.batches).with_ranks(ranks);
+        if let Some(saved) = &start.saved {
             steps = steps.resume(saved)?;
             writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
         }
-        Ok(steps)
-    }
-
-    fn signals(&self) -> Result<Signals, JobError> {
-        match self.start.listens {
-            true => Signals::listen().context("cannot listen to signals"),
-            false => Ok(Signals::default()),
-        }
-    }
-
-    /// Metrics file: `asked`, or the run's own.
-    fn metrics(&self, asked: Option<Metrics>) -> Result<Option<Metrics>, JobError> {
+        let signals = match start.listens {
+            true => Signals::listen().context("cannot listen to signals")?,
+            false => Signals::default(),
+        };
         // A new run replaces the file in its folder.
-        let open = if self.start.is_resumed { Metrics::append } else { Metrics::create };
-        let own = self.config.metrics_file().filter(|_| self.is_first() && asked.is_none());
-        let own = own.map(|path| open(&path)).transpose().map_err(JobError::from);
-        Ok(asked.or(all_or_none(&self.comm, "the file of metrics", own)?))
+        let open = if start.is_resumed { Metrics::append } else { Metrics::create };
+        let own = config.metrics_file().filter(|_| comm.rank() == 0 && self.metrics.is_none());
+        let own = all_or_none(&comm, "the file of metrics", own.map(|path| open(&path)).transpose())?;
+        let run = Run {
+            config: config.steps(),
+            selected,
+            device,
+            held_out: &self.held_out,
+            checkpoints: self.checkpoints,
+            profiler: self.profiler,
+            metrics: self.metrics.or(own),
+            signals,
+            progress: self.progress,
+            out,
+        };
+        finish::<A, B, M>(config, &self.text, self.is_chat, run, steps, made)
     }
 }
 
@@ -298,7 +205,8 @@ fn program(comm: &Communicator) -> String {
 }
 
 /// Returns `result`. If another rank failed, returns an error with its message.
-fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, JobError>) -> Result<T, JobError> {
+fn all_or_none<T>(comm: &Communicator, what: &str, result: Result<T, impl Into<anyhow::Error>>) -> Result<T> {
+    let result = result.map_err(Into::into);
     let told = comm.all_ok(what, result.as_ref().map(drop).map_err(|error| format!("{error:#}")));
     let value = result?;
     told?;

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
@@ -17,7 +17,7 @@ use crate::config::TrainingSection;
 use crate::freeze::freeze;
 use crate::hf::{Checkpoint, base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
-use crate::{JobError, ProgressLine};
+use crate::ProgressLine;
 
 /// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
@@ -60,7 +60,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         let training = &config.training;
         let is_known = match (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
             (Some(_), Some(folder)) if !folder.is_dir() => bail!(
@@ -118,7 +118,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     }
 
     /// Input scales in a Hugging Face folder, by path of the linear.
-    pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
+    pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>> {
         match self.checkpoint() {
             Some(checkpoint) => checkpoint.input_scales(&self.dims, Path::new("")),
             None => Ok(vec![]),
@@ -140,7 +140,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
         device: &B::Device,
         progress: &ProgressLine,
         out: &mut dyn Write,
-    ) -> Result<M, JobError> {
+    ) -> Result<M> {
         if self.is_unknown {
             writeln!(
                 out,

@@ -151,11 +151,8 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Size of the model.
     fn size(&self) -> ModelSize;
 
-    /// Bytes that each layer keeps of a micro-batch from forward to backward; `None` if unknown.
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
-        let _ = shape;
-        None
-    }
+    /// Bytes that each layer keeps of a micro-batch from forward to backward.
+    fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes;
 
     /// Sets the number of positions, for which a model precomputes tables.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
