@@ -74,7 +74,7 @@ pub use model::{
     TrainableModel, elements,
 };
 pub use module_path::ModulePath;
-pub use optimizer::AdamWStates;
+pub use optimizer::{AdamWStates, ModelSlot};
 pub use panics::hide_caught_panics;
 pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};

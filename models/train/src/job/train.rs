@@ -168,7 +168,7 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> R
         let Self { config, start, comm, selected, device, .. } = self;
         log_header::trainable(config, &model, out)?;
         let (model, ranks) = shard::<B, _, _>(config, model, &comm, out)?;
-        let mut steps = Steps::new(config.steps(), model, self.batches).with_ranks(ranks);
+        let mut steps = Steps::new(config.steps(), model, self.batches, ranks)?;
         if let Some(saved) = &start.saved {
             steps = steps.resume(saved)?;
             writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;

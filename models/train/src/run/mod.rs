@@ -150,8 +150,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 profiler.before_step::<B>(steps.done() + 1, self.device)?;
             }
             let epochs = steps.batches.epochs();
-            let step;
-            (steps, step) = steps.step(self.device)?;
+            let step = steps.step(self.device)?;
             let number = step.number;
             let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
             if let Some(table) = table.transpose()?.flatten() {
@@ -230,7 +229,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             // No step was left.
             None => self.evaluate(&mut now, &steps)?,
         };
-        Ok(Finished { model: steps.model, lines: now.lines, held_out, report: now.report })
+        Ok(Finished { model: steps.model.into_inner(), lines: now.lines, held_out, report: now.report })
     }
 
     /// Peak of `devices` devices: configured, or known by the device's name.
