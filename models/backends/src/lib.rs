@@ -5,19 +5,16 @@ use std::io::{IsTerminal, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
-#[allow(unused_imports)]
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use device_select::{SelectedDevice, quiet_wayland, select};
 #[cfg(feature = "cuda")]
 use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
-use train::{
-    EscapedWriter, Job, JobError, RunError, TrainableModel, escaped, hide_caught_panics, use_current_thread,
-};
+use train::{EscapedWriter, Job, RunError, TrainableModel, escaped, hide_caught_panics, use_current_thread};
 
 /// Runs a program; its `main` should do nothing else. burn-float8's log messages, and an error with
 /// all its causes, are written to the terminal.
-pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
+pub fn main(run: impl FnOnce() -> Result<()>) -> ExitCode {
     hide_caught_panics();
     // SAFETY: at this point the program has only one thread.
     unsafe { quiet_wayland() };
@@ -36,6 +33,9 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
             _ => ExitCode::FAILURE,
         };
     }
+    // Only output is written without naming a file.
+    let is_log = error.chain().next().is_some_and(|error| error.is::<std::io::Error>());
+    let error = if is_log { error.context("cannot write the log") } else { error };
     let mut said = error.to_string();
     say(&format!("error: {said}"));
     for cause in error.chain().skip(1) {
@@ -62,15 +62,14 @@ fn say(line: &str) {
 /// model for every backend.
 ///
 /// # Errors
-/// Any [`JobError`], on every rank if one fails to create its job; [`JobError::Launcher`] if
-/// `mpirun` is missing; [`JobError::OneProcess`] if a launcher has started several processes that
-/// do not train.
+/// The errors of the job, on every rank if one fails to create it; a missing `mpirun`; several
+/// processes of a command that does not train.
 pub fn start<A: TrainableModel>(
     trains: bool,
     nproc: Option<NonZero<usize>>,
-    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<A>>, JobError>,
-    run: fn(&Job<A>, &mut dyn Write) -> Result<(), JobError>,
-) -> Result<(), JobError> {
+    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<A>>>,
+    run: fn(&Job<A>, &mut dyn Write) -> Result<()>,
+) -> Result<()> {
     if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
         return launch(nproc);
     }
@@ -104,7 +103,7 @@ pub fn start<A: TrainableModel>(
 /// Replaces this process by `mpirun`, which starts this program with its arguments `nproc` times on
 /// this machine.
 #[cfg(all(unix, feature = "mpi"))]
-fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
+fn launch(nproc: NonZero<usize>) -> Result<()> {
     use std::os::unix::process::CommandExt;
 
     const LAUNCHER: &str = "cannot start mpirun (apt-get install openmpi-bin)";
@@ -121,19 +120,19 @@ fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
 }
 
 #[cfg(not(all(unix, feature = "mpi")))]
-fn launch(_: NonZero<usize>) -> Result<(), JobError> {
+fn launch(_: NonZero<usize>) -> Result<()> {
     Err(feature_off("--nproc", "mpi"))
 }
 
 /// Error of a backend that was not compiled in.
 #[allow(dead_code)]
-fn feature_off(device: &str, feature: &str) -> JobError {
+fn feature_off(device: &str, feature: &str) -> Error {
     anyhow!("this build has no {device} support: enable the `{feature}` feature")
 }
 
 /// Connects the ranks by NCCL if they use CUDA devices.
 #[cfg(feature = "nccl")]
-fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Communicator, JobError> {
+fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Communicator> {
     let selected = comm.all_ok("looking for the device", select(job.device()))?;
     let is_cuda = selected == SelectedDevice::Cuda;
     comm.agree("whether the device is CUDA's", if is_cuda { "yes" } else { "no" })?;
@@ -141,7 +140,7 @@ fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Commu
 }
 
 #[cfg(not(feature = "nccl"))]
-fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communicator, JobError> {
+fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communicator> {
     Ok(comm)
 }
 
@@ -155,8 +154,8 @@ fn cuda_device(job: &Job<impl TrainableModel>) -> burn::backend::cuda::CudaDevic
 /// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
-/// Any [`JobError`].
-pub fn run<A: TrainableModel>(job: &Job<A>, out: &mut dyn Write) -> Result<(), JobError> {
+/// The errors of the job.
+pub fn run<A: TrainableModel>(job: &Job<A>, out: &mut dyn Write) -> Result<()> {
     let selected = select(job.device())?;
     match selected {
         SelectedDevice::Cpu => on_cpu(job, &selected, out),
@@ -171,23 +170,19 @@ macro_rules! backend {
         /// log to `out`.
         ///
         /// # Errors
-        /// Any [`JobError`]; [`JobError::FeatureOff`] if the backend was not compiled in.
+        /// The errors of the job; a backend that was not compiled in.
         #[cfg(feature = $feature)]
-        pub fn $function(
-            job: &Job<impl TrainableModel>,
-            selected: &SelectedDevice,
-            out: &mut dyn Write,
-        ) -> Result<(), JobError> {
+        pub fn $function(job: &Job<impl TrainableModel>, selected: &SelectedDevice, out: &mut dyn Write) -> Result<()> {
             type Decorated = burn_float8::Float8<burn::backend::Autodiff<burn::backend::$backend>>;
             job.run::<Decorated>(selected, &$place(job), out)
         }
 
-        /// Returns [`JobError::FeatureOff`]: the backend was not compiled in.
+        /// Returns an error: the backend was not compiled in.
         ///
         /// # Errors
         /// Always.
         #[cfg(not(feature = $feature))]
-        pub fn $function(_: &Job<impl TrainableModel>, _: &SelectedDevice, _: &mut dyn Write) -> Result<(), JobError> {
+        pub fn $function(_: &Job<impl TrainableModel>, _: &SelectedDevice, _: &mut dyn Write) -> Result<()> {
             Err(feature_off($device, $feature))
         }
     };

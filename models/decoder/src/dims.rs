@@ -1,9 +1,9 @@
 //! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
-use anyhow::anyhow;
+use anyhow::{Error, Result, anyhow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{JobError, MAX_TENSOR_BITS, ModelSize, elements};
+use train::{MAX_TENSOR_BITS, ModelSize, elements};
 
 use crate::rope::MAX_AHEAD;
 
@@ -51,7 +51,7 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    fn validate(&self) -> Result<(), JobError> {
+    fn validate(&self) -> Result<()> {
         let Self { num_experts, num_experts_per_tok } = *self;
         if num_experts == 0 {
             return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
@@ -77,8 +77,8 @@ impl Dimensions {
     /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first invalid field.
-    pub fn validate(&self) -> Result<(), JobError> {
+    /// an invalid dimension naming the first invalid field.
+    pub fn validate(&self) -> Result<()> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
             ("vocab_size", self.vocab_size),
@@ -109,7 +109,7 @@ impl Dimensions {
 
     /// Ensures that later products do not overflow. `num_kv_heads` divides `num_heads`, so k and v
     /// are no larger than q.
-    fn validate_size(&self) -> Result<(), JobError> {
+    fn validate_size(&self) -> Result<()> {
         let vocab = ("vocab_size", self.vocab_size);
         let hidden = ("hidden_size", self.hidden_size);
         let intermediate = ("intermediate_size", self.intermediate_size);
@@ -218,8 +218,8 @@ impl Dimensions {
 /// Returns an error unless a field is positive and finite.
 ///
 /// # Errors
-/// [`JobError::ModelConfig`].
-pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
+/// an invalid dimension.
+pub fn positive(field: &'static str, value: f64) -> Result<()> {
     if value > 0.0 && value.is_finite() {
         return Ok(());
     }
@@ -227,6 +227,6 @@ pub fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
 }
 
 /// Error for an invalid field.
-pub fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> JobError {
+pub fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> Error {
     anyhow!("model config: {field} = {}: {}", value.to_string(), reason.into())
 }

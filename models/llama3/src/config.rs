@@ -1,9 +1,9 @@
 //! `LlamaConfig`: dimensions of a Llama 3.
 
+use anyhow::Result;
 use decoder::{Dimensions, positive, refused};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::JobError;
 
 /// Dimensions of a Llama 3 model. Create one with [`preset`](LlamaConfig::preset), from a Hugging
 /// Face folder by [`read_config`](train::hf::read_config), or field by field.
@@ -32,7 +32,7 @@ pub struct RopeScaling {
 }
 
 impl RopeScaling {
-    pub(crate) fn validate(&self) -> Result<(), JobError> {
+    pub(crate) fn validate(&self) -> Result<()> {
         positive("rope_scaling.factor", self.factor)?;
         positive("rope_scaling.low_freq_factor", self.low_freq_factor)?;
         positive("rope_scaling.high_freq_factor", self.high_freq_factor)?;

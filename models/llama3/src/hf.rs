@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use decoder::hf::{Defaults, FUSED_LINEARS, ROPE_KEYS, ScaledRope};
 use decoder::{Dimensions, MoeConfig};
 use serde_json::{Value, json};
 use train::hf::HfReader;
-use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
+use train::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
 use crate::config::{LlamaConfig, RopeScaling};
 
@@ -17,7 +17,7 @@ const DEFAULTS: Defaults =
 
 impl ModelConfig for LlamaConfig {
     /// Checks every field and the size of the model, see [`Dimensions::validate`].
-    fn validate(&self) -> Result<(), JobError> {
+    fn validate(&self) -> Result<()> {
         self.dims.validate()?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
     }
@@ -49,12 +49,12 @@ impl ModelConfig for LlamaConfig {
         FUSED_LINEARS.to_vec()
     }
 
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+    fn from_hf(json: &HfReader<'_>) -> Result<Self> {
         let (dims, scaled) = decoder::hf::read(json, "llama", &DEFAULTS)?;
         Ok(Self { dims, rope_scaling: scaled.map(scaling).transpose()? })
     }
 
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>> {
         if let Some(moe) = self.dims.moe {
             bail!("only dense models are exported: this one has {} experts in a layer", moe.num_experts);
         }
@@ -73,7 +73,7 @@ impl ModelConfig for LlamaConfig {
         Ok(keys)
     }
 
-    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>> {
         match self.dims.moe {
             Some(MoeConfig { num_experts, .. }) => bail!(
                 "{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer",
@@ -85,7 +85,7 @@ impl ModelConfig for LlamaConfig {
 }
 
 /// Llama 3.1's scaling of rotary frequencies.
-fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling, JobError> {
+fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling> {
     let ScaledRope { key, kind, json, original_max_seq_len } = rope;
     if kind != "llama3" {
         return Err(json.unsupported(key, "default and llama3 are"));

@@ -9,6 +9,7 @@
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss
 //! are in f32.
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm};
 use burn::tensor::backend::Backend;
@@ -16,7 +17,7 @@ use burn::tensor::{DType, Int, Tensor};
 use decoder::rope::RotaryEmbedding;
 use decoder::{Attention, INITIALIZER, KvCache, Layer, LayerCache, Mlp, Parts, Positions, linear, norm, rms_norm};
 use train::batches::BatchTensors;
-use train::{CacheOptions, CausalLm, JobError, LanguageModel, ModelConfig, Segments};
+use train::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
 
 use crate::config::LlamaConfig;
 use crate::moe::Moe;
@@ -61,8 +62,8 @@ impl<B: Backend> Llama<B> {
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self, JobError> {
+    /// an invalid dimension.
+    pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self> {
         config.validate()?;
         let dims = config.dims;
         let norm = || norm(dims.hidden_size, dims.rms_norm_eps, device);
@@ -148,7 +149,7 @@ impl<B: Backend> CausalLm<B> for Llama<B> {
     type Config = LlamaConfig;
     type Cache = KvCache<B>;
 
-    fn new(config: LlamaConfig, device: &B::Device) -> Result<Self, JobError> {
+    fn new(config: LlamaConfig, device: &B::Device) -> Result<Self> {
         Self::new(config, device)
     }
 

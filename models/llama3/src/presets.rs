@@ -1,9 +1,9 @@
 //! Named sizes: `debug` and `debug_moe` for a CPU, and the published dimensions of Llama 3.1 and
 //! 3.2.
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use decoder::{Dimensions, MoeConfig};
-use train::{ByteTokenizer, JobError};
+use train::ByteTokenizer;
 
 use crate::config::{LlamaConfig, RopeScaling};
 
@@ -16,8 +16,8 @@ impl LlamaConfig {
     /// `405b` (Llama 3.1).
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`].
-    pub fn preset(name: &str) -> Result<Self, JobError> {
+    /// An unknown preset.
+    pub fn preset(name: &str) -> Result<Self> {
         Ok(match name {
             "debug" => debug(),
             "debug_moe" => debug_moe(),

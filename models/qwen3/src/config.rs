@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Result, bail};
 use decoder::Dimensions;
 use decoder::hf::{Defaults, FUSED_LINEARS};
 use serde_json::{Value, json};
 use train::hf::HfReader;
-use train::{BatchShape, ByteTokenizer, JobError, LayerBytes, ModelConfig, ModelSize};
+use train::{BatchShape, ByteTokenizer, LayerBytes, ModelConfig, ModelSize};
 
 /// Names for [`Qwen3Config::preset`].
 pub const PRESETS: [&str; 7] = ["debug", "0.6b", "1.7b", "4b", "8b", "14b", "32b"];
@@ -34,8 +34,8 @@ impl Qwen3Config {
     /// published size.
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`].
-    pub fn preset(name: &str) -> Result<Self, JobError> {
+    /// An unknown preset.
+    pub fn preset(name: &str) -> Result<Self> {
         Ok(match name {
             "debug" => debug(),
             "0.6b" => published(1024, 3072, 28, 16, true),
@@ -81,7 +81,7 @@ fn published(hidden: usize, intermediate: usize, layers: usize, heads: usize, ti
 }
 
 impl ModelConfig for Qwen3Config {
-    fn validate(&self) -> Result<(), JobError> {
+    fn validate(&self) -> Result<()> {
         self.dims.validate()
     }
 
@@ -109,7 +109,7 @@ impl ModelConfig for Qwen3Config {
         FUSED_LINEARS.to_vec()
     }
 
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+    fn from_hf(json: &HfReader<'_>) -> Result<Self> {
         let (dims, scaled) = decoder::hf::read(json, "qwen3", &DEFAULTS)?;
         if let Some(rope) = scaled {
             return Err(rope.json.unsupported(rope.key, "only default is"));
@@ -125,14 +125,14 @@ impl ModelConfig for Qwen3Config {
         Ok(Self { dims: Dimensions { qk_norm: true, ..dims } })
     }
 
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>> {
         let mut keys = decoder::hf::write(&self.dims, "qwen3", "Qwen3ForCausalLM");
         keys.extend([("use_sliding_window", json!(false)), ("sliding_window", Value::Null)]);
         keys.push(("layer_types", json!(vec!["full_attention"; self.dims.num_layers])));
         Ok(keys)
     }
 
-    fn hf_tensors(&self, _: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+    fn hf_tensors(&self, _: &Path) -> Result<Vec<(String, Vec<usize>)>> {
         Ok(self.dims.hf_tensors())
     }
 }

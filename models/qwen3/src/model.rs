@@ -5,6 +5,7 @@
 //! h ← h + mlp(rmsnorm(h))
 //! ```
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm};
 use burn::tensor::backend::Backend;
@@ -12,7 +13,7 @@ use burn::tensor::{DType, Int, Tensor};
 use decoder::rope::{RotaryEmbedding, frequencies};
 use decoder::{Attention, INITIALIZER, KvCache, Layer, LayerCache, Mlp, Parts, Positions, linear, norm, rms_norm};
 use train::batches::BatchTensors;
-use train::{CacheOptions, CausalLm, JobError, LanguageModel, ModelConfig, Segments};
+use train::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
 
 use crate::config::Qwen3Config;
 
@@ -53,8 +54,8 @@ impl<B: Backend> Qwen3<B> {
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    pub fn new(config: Qwen3Config, device: &B::Device) -> Result<Self, JobError> {
+    /// an invalid dimension.
+    pub fn new(config: Qwen3Config, device: &B::Device) -> Result<Self> {
         config.validate()?;
         let dims = config.dims;
         let norm = || norm(dims.hidden_size, dims.rms_norm_eps, device);
@@ -117,7 +118,7 @@ impl<B: Backend> CausalLm<B> for Qwen3<B> {
     type Config = Qwen3Config;
     type Cache = KvCache<B>;
 
-    fn new(config: Qwen3Config, device: &B::Device) -> Result<Self, JobError> {
+    fn new(config: Qwen3Config, device: &B::Device) -> Result<Self> {
         Self::new(config, device)
     }
 

@@ -79,8 +79,8 @@ pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
 }
 
 /// Loss of a batch times `scale`. Passes its gradients to `apply`, by group of segments as soon as
-/// they exist, and `apply` may change the model. The last gradients are those of the head and of the
-/// first segment's input, which may belong to the same parameter.
+/// they exist, and `apply` may change the model. The last call has the gradients of the head and of
+/// the first segment's input, which may belong to the same parameter.
 ///
 /// # Errors
 /// [`ConfigError::Value`] if the plan needs segments and the model has none; the errors of `apply`.
@@ -135,10 +135,7 @@ pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule
 }
 
 /// Segments of a model that has them.
-fn segments<'a, B: Backend, M: LanguageModel<B>>(
-    model: &'a M,
-    tensors: &BatchTensors<B>,
-) -> Box<dyn Segments<B> + 'a> {
+fn segments<'a, B: Backend, M: LanguageModel<B>>(model: &'a M, tensors: &BatchTensors<B>) -> Box<dyn Segments<B> + 'a> {
     model.segments(tensors.clone()).expect("a model either has segments or does not")
 }
 

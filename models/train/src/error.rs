@@ -1,5 +1,5 @@
-//! Causes by which a caller decides. Other errors are [`anyhow::Error`]s with file, key and value in
-//! each context.
+//! [`RunError`]: causes by which a caller decides. Other errors are [`anyhow::Error`]s, whose
+//! contexts have file, key and value.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

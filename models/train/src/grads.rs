@@ -123,7 +123,8 @@ impl<B: AutodiffBackend> Squares<B> {
         ordered.sort_unstable_by_key(|(_, (place, _))| *place);
         let is_shard = |id: &ParamId| ranks.is_some_and(|ranks| ranks.has_shard(*id));
         let (shards, sums): (Vec<_>, Vec<_>) = ordered.into_iter().partition(|(id, _)| is_shard(id));
-        let [shards, mut sums] = [shards, sums].map(|sums| sums.into_iter().map(|(_, (_, sum))| sum).collect::<Vec<_>>());
+        let [shards, mut sums] =
+            [shards, sums].map(|sums| sums.into_iter().map(|(_, (_, sum))| sum).collect::<Vec<_>>());
         if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
             // Shards are summed over the ranks. Replicated parameters count once.
             let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();

@@ -11,7 +11,7 @@
 //! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
 //! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
-mod lora_model;
+mod activation_checkpoint;
 mod atomic;
 pub mod batches;
 mod chat;
@@ -31,6 +31,7 @@ pub mod hf;
 pub mod job;
 mod json_file;
 mod lines;
+mod lora_model;
 pub mod metrics;
 mod model;
 mod module_path;
@@ -42,7 +43,6 @@ mod pool;
 pub mod profile;
 mod progress;
 mod ranks;
-mod activation_checkpoint;
 mod report;
 pub mod rng;
 pub mod rounding;
@@ -54,7 +54,6 @@ mod storage;
 pub mod tensor_files;
 mod tokenizer;
 
-pub use lora_model::Adapted;
 pub use chat::{ChatError, ChatTemplate, Conversation, Message};
 pub use data::{
     DataError, DataSource, Dataset, DatasetSize, DocumentError, Format, Packing, Position, Sequence, SequenceShape,
@@ -68,6 +67,7 @@ pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;
 pub use lines::TokenizeError;
+pub use lora_model::Adapted;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,

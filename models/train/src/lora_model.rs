@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::path::Path;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
 use burn_float8::seam::visit_params;
 
-use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::peft;
 use crate::model::{LanguageModel, Segments};
@@ -48,9 +48,9 @@ impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// completely or, after an error, left as before.
     ///
     /// # Errors
-    /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if
+    /// a folder that is not empty or cannot be created, a file that cannot be written, tensor files that cannot be read or written, a device that fails if
     /// the device fails.
-    pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
+    pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<()> {
         peft::save(&self.lora, base, folder)
     }
 

@@ -20,7 +20,7 @@ pub(crate) use crate::parameter_step::{ParameterState, Update};
 pub(crate) const AT_ONCE: usize = 1 << 24;
 
 /// Model that changes in place. It is only taken out for changes that cannot fail.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct ModelSlot<M>(Option<M>);
 
 impl<M> ModelSlot<M> {

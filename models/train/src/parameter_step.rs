@@ -104,8 +104,7 @@ impl ParameterStep<'_> {
         let Update { section, lr, .. } = self.update;
         let (dims, device, kept) = (value.dims(), value.device(), section.state_dtype.dtype());
         let keys = |dtype: DType, what: usize| {
-            (dtype == DType::BF16)
-                .then(|| RoundingKeys(self.noise(what, |noise| noise.all_keys(dims, self.first_row))))
+            (dtype == DType::BF16).then(|| RoundingKeys(self.noise(what, |noise| noise.all_keys(dims, self.first_row))))
         };
         let moments = match moments {
             Some(moments) => moments.map(|moment| moment.cast(kept)),
@@ -241,9 +240,12 @@ mod tests {
             let step = ParameterStep { update, decay: update.decay(D > 1), path: "layers.0.weight".into(), first_row };
             let grad = numbers(&format!("gradient {}", update.step), dims, dtype);
             let (new, after) = match at_once {
-                None => {
-                    step.in_one_pass(FusedAdamW::find().expect("a host has it"), (value, moments), grad, update.step + 1)
-                }
+                None => step.in_one_pass(
+                    FusedAdamW::find().expect("a host has it"),
+                    (value, moments),
+                    grad,
+                    update.step + 1,
+                ),
                 Some(_) => step.by_operations((value, moments), grad, update.step + 1),
             };
             (value, moments) = (new, Some(after));

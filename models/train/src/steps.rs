@@ -9,6 +9,7 @@ use burn_float8::seam::visit_params;
 use burn_float8::weights::check_frozen;
 use burn_float8::{Float8Error, Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 
+use crate::activation_checkpoint::{Plan, gradients};
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
 use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection, require};
@@ -17,7 +18,6 @@ use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
 use crate::optimizer::{AT_ONCE, AdamWStates, ModelSlot, Update};
 use crate::ranks::Ranks;
-use crate::activation_checkpoint::{Plan, gradients};
 use crate::rng::Rng;
 
 /// Sections of a configuration that determine a step.
@@ -185,7 +185,9 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
                 ranks.begin_step::<B, M>(model);
                 ranks.share(batches)
             }
-            None => (0..batches.len()).filter(|index| batches[*index].num_targets() > 0).map(|index| (index, 1.0)).collect(),
+            None => {
+                (0..batches.len()).filter(|index| batches[*index].num_targets() > 0).map(|index| (index, 1.0)).collect()
+            }
         };
         let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
         let (mut accumulator, mut squares) = (GradientsAccumulator::new(), Squares::default());

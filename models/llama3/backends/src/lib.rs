@@ -7,8 +7,9 @@
 use std::io::Write;
 use std::num::NonZero;
 
+use anyhow::Result;
 use llama3::Llama3;
-use train::{Job, JobError};
+use train::Job;
 pub use train_backends::main;
 
 /// Runs the job of a command line, see [`train_backends::start`].
@@ -18,15 +19,15 @@ pub use train_backends::main;
 pub fn start(
     trains: bool,
     nproc: Option<NonZero<usize>>,
-    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<Llama3>>, JobError>,
-) -> Result<(), JobError> {
+    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<Llama3>>>,
+) -> Result<()> {
     train_backends::start(trains, nproc, job, run)
 }
 
 /// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
-/// Any [`JobError`].
-pub fn run(job: &Job<Llama3>, out: &mut dyn Write) -> Result<(), JobError> {
+/// The errors of the job.
+pub fn run(job: &Job<Llama3>, out: &mut dyn Write) -> Result<()> {
     train_backends::run(job, out)
 }

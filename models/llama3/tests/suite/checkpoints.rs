@@ -16,7 +16,9 @@ use train::job::Weights;
 use train::job::prepare;
 use train::{ProgressLine, TensorFilesError};
 
-use crate::common::{cause, refuses, Stored, Train, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors};
+use crate::common::{
+    Stored, Train, cause, hf_json, refuses, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors,
+};
 
 fn folder(config: &LlamaConfig, tensors: &[Stored]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -297,10 +299,7 @@ fn files_that_are_no_checkpoint_are_errors() {
     fs::write(&file, longer).unwrap();
     assert!(matches!(cause(load(dir.path())), TensorFilesError::Broken { .. }), "bytes left over");
     fs::write(&file, [&4_u64.to_le_bytes()[..], b"{]}}"].concat()).unwrap();
-    assert!(
-        matches!(cause(load(dir.path())), TensorFilesError::Json { .. }),
-        "a header that is no JSON"
-    );
+    assert!(matches!(cause(load(dir.path())), TensorFilesError::Json { .. }), "a header that is no JSON");
     fs::remove_file(&file).unwrap();
     assert!(matches!(cause(load(dir.path())), TensorFilesError::NoTensors { .. }));
 }

@@ -252,7 +252,7 @@ pub(crate) fn steps<'a>(
     let model =
         prepare::<Llama3, Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
             .unwrap();
-    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
+    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap(), None).unwrap()
 }
 
 /// Bits of every parameter in f32.

@@ -3,7 +3,7 @@
 use llama3::{Dimensions, LlamaConfig, MoeConfig, RopeScaling};
 use train::ModelConfig;
 
-use crate::common::{refuses, llama3_scaling, tiny, tiny_moe, tiny_with};
+use crate::common::{llama3_scaling, refuses, tiny, tiny_moe, tiny_with};
 
 fn moe(num_experts: usize, num_experts_per_tok: usize) -> LlamaConfig {
     tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts, num_experts_per_tok }))

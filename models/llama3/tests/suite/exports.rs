@@ -20,9 +20,9 @@ use train::job::Weights;
 use train::job::prepare;
 use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
-use crate::common::{cause, refuses, 
-    Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe,
-    tiny_with, tokens, values, write_json, write_safetensors,
+use crate::common::{
+    Stored, Train, cause, hf_json, ids, llama3_scaling, model, refuses, run_alone, run_config, stored_tensors, tiny,
+    tiny_moe, tiny_with, tokens, values, write_json, write_safetensors,
 };
 
 fn load(folder: &Path) -> Llama<Flex> {

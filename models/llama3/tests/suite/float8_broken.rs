@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use serde_json::json;
 use train::hf::{Float8FilesError, read_config};
 
-use crate::common::{cause, refuses, Stored};
+use crate::common::{Stored, cause, refuses};
 use crate::float8_imports::{Files, LINEAR};
 
 #[test]

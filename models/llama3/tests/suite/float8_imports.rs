@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use train::TensorFiles;
 use train::hf::Float8FilesError;
 
-use crate::common::{cause, Stored, model, text, write_json, write_safetensors};
+use crate::common::{Stored, cause, model, text, write_json, write_safetensors};
 use crate::float8_exports::{export, json_file, llama3, square};
 
 /// Linear that the tests modify.

@@ -8,7 +8,9 @@ use device_select::SelectedDevice;
 use llama3::{Error, Llama3};
 use train::cli::Command;
 
-use crate::common::{refuses, Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
+use crate::common::{
+    Train, hf_json, refuses, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors,
+};
 
 /// Output of `llama3` with these arguments.
 fn llama3(arguments: &[&str]) -> Result<String, Error> {

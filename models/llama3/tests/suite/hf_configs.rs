@@ -6,7 +6,7 @@ use train::hf::read_config;
 use llama3::{Dimensions, Error, LlamaConfig};
 use serde_json::{Value, json};
 
-use crate::common::{refuses, hf_json, llama3_scaling, tiny, tiny_with, write_json};
+use crate::common::{hf_json, llama3_scaling, refuses, tiny, tiny_with, write_json};
 
 fn read(json: &Value) -> Result<LlamaConfig, Error> {
     let dir = tempfile::tempdir().unwrap();

@@ -77,16 +77,20 @@ fn what_it_excludes_is_said_with_what_to_set() {
 fn a_parameter_of_two_layers_is_refused() {
     let data = text();
     let config = config(data.path(), &IN_BACKWARD);
-    let run = steps(&config, &open(&config), |mut model| {
+    let mut run = steps(&config, &open(&config), |mut model| {
         model.layers[1] = model.layers[0].clone();
         model
     });
     match run.step(&Default::default()) {
         Err(error) if error.is::<ConfigError>() => {
             let reason = error.to_string();
-            assert!(reason.starts_with("optimizer.in_backward = true: layers.0.") && reason.contains("is read by several segments"), "{reason}");
+            assert!(
+                reason.starts_with("optimizer.in_backward = true: layers.0.")
+                    && reason.contains("is read by several segments"),
+                "{reason}"
+            );
         }
-        other => panic!("{:?}", other.map(|(_, step)| step.number)),
+        other => panic!("{:?}", other.map(|step| step.number)),
     }
 }
 

@@ -14,7 +14,9 @@ use llama3::moe::Moe;
 use llama3::{LlamaConfig, MoeConfig};
 use train::rng::Rng;
 
-use crate::common::{refuses, Train, hf_json, ids, model, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values};
+use crate::common::{
+    Train, hf_json, ids, model, refuses, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values,
+};
 use crate::common::{write_json, write_safetensors};
 
 const H: usize = 24;

@@ -15,7 +15,7 @@ use train::config::ProfileSection;
 use train::profile::{Kind, ProfileTable, Profiler};
 use train::report_of;
 
-use crate::common::{refuses, Train, open, run, run_alone, run_config, steps, text};
+use crate::common::{Train, open, refuses, run, run_alone, run_config, steps, text};
 
 const VARIABLE: &str = "LLAMA3_PROFILE";
 
@@ -42,12 +42,12 @@ fn window(config: &RunConfig, has_fp8_wgrad: bool) {
     let (mut before, mut tables) = (None, vec![]);
     for step in 1..=5 {
         if step == 3 {
-            before = Some(counts(&report_of::<Train, _>(&run.model)));
+            before = Some(counts(&report_of::<Train, _>(&*run.model)));
         }
         profiler.before_step::<Train>(step, &device).unwrap();
-        (run, _) = run.step(&device).unwrap();
+        run.step(&device).unwrap();
         if let Some(table) = profiler.after_step::<Train>(step, &device).unwrap() {
-            tables.push((table, counts(&report_of::<Train, _>(&run.model))));
+            tables.push((table, counts(&report_of::<Train, _>(&*run.model))));
         }
     }
     let [(table, after)] = &tables[..] else { panic!("{} tables", tables.len()) };

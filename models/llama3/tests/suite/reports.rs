@@ -11,7 +11,7 @@ use serde_json::Value;
 use train::job::{Outcome, finish};
 use train::{ProgressLine, Run, RunError, Signals};
 
-use crate::common::{cause, refuses, bytes, open, run, run_config as config, steps, text};
+use crate::common::{bytes, cause, open, refuses, run, run_config as config, steps, text};
 
 #[test]
 fn the_report_file_says_what_each_linear_did() {
@@ -95,7 +95,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish::<Llama3, _>(config, &bytes(), false, run, steps);
+    let outcome = finish::<Llama3, _, _>(config, &bytes(), false, run, steps, |model| model);
     (outcome, String::from_utf8(log).unwrap())
 }
 

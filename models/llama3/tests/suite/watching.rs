@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-
 use train::RunError;
 use train::job::Outcome;
 use train::metrics::{METRICS_FILE, Record, read_metrics};

@@ -121,10 +121,18 @@ fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>)> {
         }
     }
     let (mut slot, mut sums) = (ModelSlot::new(net.clone()), GradientsAccumulator::new());
-    let loss = gradients(&mut slot, &batch(), plan, None, |loss| loss * 0.5, &Default::default(), |net, grads| {
-        sums.accumulate(&**net, grads);
-        Ok(())
-    })?;
+    let loss = gradients(
+        &mut slot,
+        &batch(),
+        plan,
+        None,
+        |loss| loss * 0.5,
+        &Default::default(),
+        |net, grads| {
+            sums.accumulate(&**net, grads);
+            Ok(())
+        },
+    )?;
     let mut grads = sums.grads();
     let mut collect = Collect(&mut grads, vec![]);
     net.visit(&mut collect);

@@ -16,8 +16,8 @@ use super::check::Checkpoint;
 use super::float8::{Float8Weight, Scheme, quantize};
 use super::float8_export::linear_info;
 use super::names;
-use crate::model::ModelConfig;
 use crate::error::device_failed;
+use crate::model::ModelConfig;
 use crate::{JobError, ModulePath, Progress};
 
 impl Checkpoint {
@@ -174,8 +174,7 @@ impl Loader<'_> {
             }
         };
         // Values not yet copied to the device are still in host memory.
-        B::sync(device)
-            .map_err(|error| device_failed("loading the weights", &error))?;
+        B::sync(device).map_err(|error| device_failed("loading the weights", &error))?;
         self.done.bytes += self.checkpoint.num_bytes(&name);
         (self.progress)(self.done);
         Ok(tensor)

@@ -12,7 +12,7 @@ use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::seam::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
-use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
+use burn_float8::{Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -174,7 +174,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
 /// keep their codes, and inputs.
 ///
 /// # Errors
-/// [`JobError::Float8`] for an FP8 config that does not fit the model.
+/// [`Float8Error`](burn_float8::Float8Error) for an FP8 config that does not fit the model.
 pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
@@ -231,32 +231,21 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     scales: &[(String, f32)],
 ) -> Result<(), Float8Error> {
     let mut state = Float8State { step: 1, has_begun: true, ..Float8State::default() };
-    let delayed = linear_layers::<B, _>(model);
-    for (name, scale) in scales {
-        let Some(config) = delayed.get(name) else { continue };
-        let (scaling, amax) = (config.delayed_scaling(), config.casts()[Operand::INPUT].target_dtype.max() * scale);
-        let history = vec![amax.to_bits(); scaling.amax_history_len];
-        let input = AmaxState { history, scaling_amax: Some(amax.to_bits()), observed: vec![] };
-        let layer = LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
-        state.layers.insert(name.clone(), layer);
-    }
-    if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
-}
-
-/// Configurations of linears with delayed scaling of their inputs.
-fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
-    model: &M,
-) -> HashMap<String, Float8LinearConfig> {
-    let mut layers = HashMap::new();
+    let scales: HashMap<&str, f32> = scales.iter().map(|(name, scale)| (name.as_str(), *scale)).collect();
     visit_params::<B, _>(model, |param| {
         let Some(layer) = param.float().and_then(|weight| B::layer(&weight)) else { return };
-        if let Policy::Float8(config) = layer.policy()
-            && config.casts()[Operand::INPUT].scaling_type == ScalingType::Delayed
-        {
-            layers.insert(layer.name().into(), config);
+        let (Policy::Float8(config), Some(scale)) = (layer.policy(), scales.get(layer.name())) else { return };
+        let cast = &config.casts()[Operand::INPUT];
+        if cast.scaling_type == ScalingType::Delayed {
+            let (scaling, amax) = (config.delayed_scaling(), (cast.target_dtype.max() * scale).to_bits());
+            let history = vec![amax; scaling.amax_history_len];
+            let input = AmaxState { history, scaling_amax: Some(amax), observed: vec![] };
+            let layer_state =
+                LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
+            state.layers.insert(layer.name().into(), layer_state);
         }
     });
-    layers
+    if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
 }
 
 /// Model with adapters: the checkpoint's, the ones in `section.adapter`, or new ones from the seed.

@@ -15,7 +15,7 @@ pub(super) fn parameter_bytes<S: ModelSection>(config: &RunConfig<S>, dims: &S::
     if config.holds_codes() { all + (each - 1) * tables.min(all) } else { each * all }
 }
 
-/// Checks that the device can hold so many bytes of parameters.
+/// Checks that the device can hold parameters of this size.
 ///
 /// # Errors
 /// A device that has less.

@@ -13,13 +13,13 @@ use burn_float8::report::LayerState;
 use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 use device_select::SelectedDevice;
 
-use super::config::RunConfig;
 use super::build_model::{compute_dtype, dimensions};
+use super::config::RunConfig;
 use super::{Job, Weights, log_header};
+use crate::ProgressLine;
 use crate::config::{Float8Section, Precision};
 use crate::model::TrainableModel;
 use crate::run::mean_loss;
-use crate::ProgressLine;
 
 /// Precision in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

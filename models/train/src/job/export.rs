@@ -11,10 +11,10 @@ use device_select::SelectedDevice;
 use super::build_model::adapt;
 use super::device_memory::check_parameters;
 use super::{Job, Weights, log_header};
+use crate::ProgressLine;
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
 use crate::model::{CausalLmExt, ModelConfig, ModelSection, TrainableModel};
-use crate::ProgressLine;
 
 impl<A: TrainableModel> Job<A> {
     /// Writes the model. A run with adapters writes only these, unless they are merged.

@@ -8,9 +8,9 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
 use device_select::SelectedDevice;
 
-use super::log_header;
 use super::config::RunConfig;
 use super::generation::Generation;
+use super::log_header;
 use super::text::Text;
 use crate::config::Precision;
 use crate::metrics::StepLine;

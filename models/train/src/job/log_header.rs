@@ -175,13 +175,7 @@ pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut
 }
 
 /// Prints a row of the table. `first` is the loss of the first row; `note` ends the line.
-pub(super) fn precision(
-    precision: &str,
-    loss: f64,
-    first: f64,
-    note: Option<&str>,
-    out: &mut dyn Write,
-) -> Result<()> {
+pub(super) fn precision(precision: &str, loss: f64, first: f64, note: Option<&str>, out: &mut dyn Write) -> Result<()> {
     let change = 100.0 * (loss - first).exp_m1();
     let note = note.map(|note| format!("  {note}")).unwrap_or_default();
     Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%{note}", loss.exp())?)

@@ -1,17 +1,18 @@
 //! [`Job`]: a task on a model, independent of the backend.
 
-mod log_header;
+mod build_model;
 mod config;
+mod device_memory;
 mod evaluate;
 mod export;
 mod finish;
 mod generate_section;
 mod generation;
+mod log_header;
 mod memory;
-mod build_model;
-mod device_memory;
-mod train;
+mod memory_plan;
 mod text;
+mod train;
 mod weights;
 
 use std::io::{self, Write};
@@ -26,24 +27,24 @@ use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
 
+pub use build_model::{adapt, prepare};
 pub use config::RunConfig;
-pub use memory::{MemoryEstimate, MemoryPart};
 pub use evaluate::EvalPrecision;
 pub use finish::{Outcome, finish};
 pub use generate_section::GenerateSection;
-pub use build_model::{adapt, prepare};
-pub use train::{Start, train};
+pub use memory::{MemoryEstimate, MemoryPart};
 pub use text::Text;
+pub use train::{Start, train};
 pub use weights::Weights;
 
+use crate::ProgressLine;
 use crate::checkpoint::SavedRun;
 use crate::config::Precision;
 use crate::hf::ExportOptions;
 use crate::model::{CausalLm, TrainableModel};
-use crate::ProgressLine;
-use generation::{Generation, Printer};
 use build_model::{check_cache, check_storage, compute_dtype, dimensions, notes_on_files};
 use device_memory::{check_parameters, parameter_bytes};
+use generation::{Generation, Printer};
 
 /// Name of the output layer, which processes rows one by one if each must be independent of the
 /// batch.

@@ -12,12 +12,12 @@ use burn_float8::report::LayerState;
 use burn_float8::{Float8Config, Float8Stack, Float8State};
 
 use super::config::RunConfig;
+use crate::ProgressLine;
 use crate::checkpoint::{ASSETS, SavedRun};
 use crate::config::TrainingSection;
 use crate::freeze::freeze;
 use crate::hf::{Checkpoint, base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
-use crate::ProgressLine;
 
 /// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
@@ -54,8 +54,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], except for tensors that cannot be read;
-    /// [`JobError::Base`] if the frozen weights differ from the ones the run started with,
-    /// [`JobError::NoBase`] if their folder is gone.
+    /// changed frozen weights if the frozen weights differ from the ones the run started with,
+    /// a missing folder of frozen weights if their folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
@@ -133,8 +133,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Loads the model with these parameters.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::TensorFiles`],
-    /// [`JobError::Output`].
+    /// an invalid dimension, a device that fails, tensor files that cannot be read or written,
+    /// a log that cannot be written.
     pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,

@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use burn::tensor::backend::Backend;
 
 use super::CausalLm;
 use super::generate::{GenerateOptions, Sampling, generate};
 use super::init::init_weights;
+use crate::Progress;
 use crate::hf::{self, Checkpoint, ExportOptions, Float8Export, RepeatedHead};
-use crate::{JobError, Progress};
 
 /// Methods of every [`CausalLm`].
 pub trait CausalLmExt<B: Backend>: CausalLm<B> {
@@ -39,7 +40,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         num_choices: usize,
         stop: &[u32],
         sampling: Sampling,
-    ) -> Result<Vec<u32>, JobError> {
+    ) -> Result<Vec<u32>> {
         let options =
             GenerateOptions { stop: stop.to_vec(), sampling, ..GenerateOptions::new(max_new_tokens, num_choices) };
         Ok(self.generate_batch(&[prompt.to_vec()], &options)?.remove(0))
@@ -49,11 +50,11 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices or
-    /// invalid options, [`JobError::Vocabulary`] for a prompt token or choice outside of the
-    /// vocabulary, [`JobError::Positions`] for a text longer than the model supports,
-    /// [`JobError::Logits`] for NaN logits, [`TrainError::Execution`](crate::TrainError::Execution)
+    /// invalid options, a token outside of the vocabulary for a prompt token or choice outside of the
+    /// vocabulary, a text longer than the model supports for a text longer than the model supports,
+    /// NaN logits for NaN logits, a device that fails
     /// if the device fails.
-    fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, JobError> {
+    fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
         let mut texts = vec![vec![]; prompts.len()];
         self.generate_each(prompts, options, |prompt, token| {
             texts[prompt].push(token);
@@ -72,8 +73,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         &self,
         prompts: &[Vec<u32>],
         options: &GenerateOptions,
-        mut take: impl FnMut(usize, u32) -> Result<bool, JobError>,
-    ) -> Result<(), JobError> {
+        mut take: impl FnMut(usize, u32) -> Result<bool>,
+    ) -> Result<()> {
         generate(self, prompts, options, &mut |number, token| token.map_or(Ok(false), |token| take(number, token)))
     }
 
@@ -84,7 +85,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// The errors of [`hf::read_config`] and [`load_hf_weights`](Self::load_hf_weights).
-    fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, JobError> {
+    fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self> {
         let config = hf::read_config::<Self::Config>(dir.as_ref())?;
         let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
         checkpoint.load(Self::new(config, device)?, &mut |_| ())
@@ -94,9 +95,9 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// `quantization_config` is read, if there are FP8 weights.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`], [`JobError::TensorFiles`], [`JobError::TiedHead`],
-    /// [`JobError::Float8Files`], [`TrainError::Execution`](crate::TrainError::Execution).
-    fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
+    /// a mixture of experts, tensor files that cannot be read or written, an output layer that differs from the embedding,
+    /// FP8 files that are not supported, a device that fails.
+    fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self> {
         Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
     }
 
@@ -108,12 +109,12 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// before.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be
-    /// created; [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] and
-    /// [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and [`JobError::Write`]
-    /// for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if
+    /// a mixture of experts; a folder that is not empty or cannot be created for a folder that is not empty or cannot be
+    /// created; a file that cannot be read, invalid JSON, an unsupported value and
+    /// a missing key for the source; tensor files that cannot be read or written and a file that cannot be written
+    /// for files that cannot be written; a device that fails if
     /// the device fails.
-    fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
+    fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<()> {
         hf::save(self, self.config(), folder.as_ref(), options, None)
     }
 
@@ -123,15 +124,15 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// a per-tensor scale.
     ///
     /// # Errors
-    /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does
-    /// not fit the model; [`JobError::Float8Files`] for features that a format or its readers lack,
+    /// The errors of [`save_hf`](Self::save_hf); [`Float8Error`](burn_float8::Float8Error) for a configuration that does
+    /// not fit the model; FP8 files that are not supported for features that a format or its readers lack,
     /// and for weights that are not finite.
     fn save_hf_float8(
         &self,
         folder: impl AsRef<Path>,
         options: &ExportOptions,
         float8: &Float8Export<'_>,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         hf::save(self, self.config(), folder.as_ref(), options, Some(float8))
     }
 }

@@ -11,6 +11,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use burn::module::{AutodiffModule, Module, ModuleDisplay};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor};
@@ -24,7 +25,6 @@ pub use ext::CausalLmExt;
 pub(crate) use generate::generate;
 pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
-use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;
 
@@ -103,8 +103,8 @@ pub trait CausalLm<B: Backend>: LanguageModel<B> {
     /// Creates a model whose parameters are initialized on first use by the backend's generator.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    fn new(config: Self::Config, device: &B::Device) -> Result<Self, JobError>;
+    /// an invalid dimension.
+    fn new(config: Self::Config, device: &B::Device) -> Result<Self>;
 
     /// Configuration.
     fn config(&self) -> &Self::Config;
@@ -145,8 +145,8 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first invalid field.
-    fn validate(&self) -> Result<(), JobError>;
+    /// an invalid dimension naming the first invalid field.
+    fn validate(&self) -> Result<()>;
 
     /// Size of the model.
     fn size(&self) -> ModelSize;
@@ -179,21 +179,21 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Parses a `config.json`, without validation.
     ///
     /// # Errors
-    /// [`JobError::HfMissingKey`], [`JobError::HfUnsupported`] for an unsupported feature.
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError>;
+    /// a missing key, an unsupported value for an unsupported feature.
+    fn from_hf(json: &HfReader<'_>) -> Result<Self>;
 
     /// Keys of `config.json` that describe the model.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`] for a model that Hugging Face has no name for.
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError>;
+    /// a mixture of experts for a model that Hugging Face has no name for.
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>>;
 
     /// Parameters that a checkpoint in the folder `path` must have, by path in the module tree,
     /// with the shapes of Hugging Face's files: a linear is `[out, in]`.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`] for a model that Hugging Face has no names for.
-    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError>;
+    /// a mixture of experts for a model that Hugging Face has no names for.
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>>;
 }
 
 /// Section `[model]` of a configuration.
@@ -219,8 +219,8 @@ pub trait ModelSection:
     /// Preset with the section's changes, without validation. Ignores `hf_path`.
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`].
-    fn to_config(&self) -> Result<Self::Config, JobError>;
+    /// An unknown preset.
+    fn to_config(&self) -> Result<Self::Config>;
 }
 
 /// Kind of model for a [`Job`](crate::Job), on any backend.

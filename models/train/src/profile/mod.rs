@@ -158,6 +158,5 @@ fn host_work() -> Vec<Spent> {
 }
 
 fn sync<B: Backend>(device: &B::Device) -> Result<(), TrainError> {
-    B::sync(device)
-        .map_err(|error| device_failed("waiting for a profiled step", &error))
+    B::sync(device).map_err(|error| device_failed("waiting for a profiled step", &error))
 }

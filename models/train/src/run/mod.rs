@@ -5,13 +5,15 @@ mod loss_reader;
 use std::io::Write;
 use std::time::Instant;
 
+use anyhow::Result;
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::NonFiniteOperand};
 use device_select::SelectedDevice;
 use loss_reader::{Seen, Watch, scalar};
 
-use crate::{RunError, TrainError};
+use crate::RunError;
+use crate::activation_checkpoint::{Plan, loss};
 use crate::batches::Batch;
 use crate::checkpoint::{CheckpointError, Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
@@ -21,7 +23,6 @@ use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
-use crate::activation_checkpoint::{Plan, loss};
 use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
@@ -100,11 +101,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     /// Runs the remaining steps and evaluates.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`],
-    /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`],
-    /// [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
-    /// [`TrainError::Profile`].
-    pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    /// Any [`RunError`]; errors of checkpoints, of other files, of the profiler and of the device.
+    pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -120,7 +118,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         finished
     }
 
-    fn make<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    fn make<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<Finished<M>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -241,13 +239,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Writes the step line to the log and the metrics.
-    fn log<M>(
-        &mut self,
-        now: &mut UnderWay<B>,
-        step: &Step<B>,
-        seen: Seen,
-        steps: &Steps<'_, B, M>,
-    ) -> Result<(), TrainError>
+    fn log<M>(&mut self, now: &mut UnderWay<B>, step: &Step<B>, seen: Seen, steps: &Steps<'_, B, M>) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -275,7 +267,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Computes the held-out loss after the current step, if anything is held out.
-    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>, TrainError>
+    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -312,7 +304,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.config.float8.is_float8(step, self.config.training.steps.get())
     }
 
-    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<(), TrainError>
+    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -323,7 +315,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.announce(written)
     }
 
-    fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<(), TrainError> {
+    fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<()> {
         for Written { step, worth, took } in written {
             let what = if worth == Worth::Diverged { "  diverged, kept to look at" } else { "" };
             writeln!(self.out, "step: {step:2}  saved in {:.2} s{what}", took.as_secs_f64())?;
@@ -332,7 +324,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Error of a diverged run. The diverged state is saved next to its checkpoints.
-    fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> TrainError
+    fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> anyhow::Error
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -348,7 +340,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         RunError::Diverged(Box::new(error)).into()
     }
 
-    fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<(), TrainError>
+    fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -361,8 +353,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
 /// With `float8.strict`, checks that every selected GEMM ran in FP8.
 ///
 /// # Errors
-/// [`TrainError::Strict`].
-pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<(), TrainError> {
+/// [`RunError::Strict`].
+pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<()> {
     match float8.config.strict {
         true => report_of::<B, M>(model).verify().map_err(|error| RunError::Strict(error).into()),
         false => Ok(()),
@@ -373,13 +365,13 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
 /// time.
 ///
 /// # Errors
-/// [`TrainError::Execution`].
+/// a device that fails.
 pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batches: &[Batch],
     training: &TrainingSection,
     device: &B::Device,
-) -> Result<f64, TrainError> {
+) -> Result<f64> {
     let plan = Plan::new(training, model.vocab_size());
     let (mut sum, mut targets) = (0.0, 0);
     for batch in batches {

@@ -13,8 +13,8 @@ use self::stop::StopStrings;
 use super::config::RunConfig;
 use super::generate_section::GenerateSection;
 use super::text::Text;
-use crate::model::{Batching, CausalLm, GenerateOptions, generate};
 use crate::TextStream;
+use crate::model::{Batching, CausalLm, GenerateOptions, generate};
 
 /// Generator with the settings of a configuration and a device.
 pub(super) struct Generation<'a> {

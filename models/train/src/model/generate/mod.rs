@@ -4,7 +4,7 @@
 mod options;
 mod sampling;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -13,7 +13,6 @@ pub use options::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, 
 use self::sampling::Sampler;
 use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
-use crate::JobError;
 use crate::error::device_failed;
 
 /// Continues each prompt like [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch).
@@ -23,8 +22,8 @@ pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
-    take: &mut dyn FnMut(usize, Option<u32>) -> Result<bool, JobError>,
-) -> Result<(), JobError> {
+    take: &mut dyn FnMut(usize, Option<u32>) -> Result<bool>,
+) -> Result<()> {
     options.validate()?;
     prompts.iter().enumerate().try_for_each(|(number, prompt)| check(model, number, prompt, options))?;
     let size = options.batching.size(prompts.len());
@@ -44,7 +43,7 @@ fn check<B: Backend, M: CausalLm<B>>(
     number: usize,
     prompt: &[u32],
     options: &GenerateOptions,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let ModelSize { vocab_size, max_seq_len, .. } = model.config().size();
     let &GenerateOptions { max_new_tokens, num_choices, .. } = options;
     if prompt.is_empty() || num_choices == 0 {
@@ -78,8 +77,8 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: impl Iterator<Item = (usize, &'a Vec<u32>)> + Clone,
     options: &GenerateOptions,
-    take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
-) -> Result<(), JobError> {
+    take: &mut dyn FnMut(usize, u32) -> Result<bool>,
+) -> Result<()> {
     if options.max_new_tokens == 0 {
         return Ok(());
     }
@@ -140,8 +139,8 @@ impl Row {
         &mut self,
         logits: &[f32],
         options: &GenerateOptions,
-        take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
-    ) -> Result<bool, JobError> {
+        take: &mut dyn FnMut(usize, u32) -> Result<bool>,
+    ) -> Result<bool> {
         self.last = self.sampler.choose(&logits[..options.num_choices]).with_context(|| {
             format!(
                 "the logits of the token after prompt {} are NaN or infinite: weights, or a precision that overflows, are to blame; \
