@@ -1,8 +1,9 @@
 //! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
+use anyhow::{Error, Result, anyhow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{JobError, MAX_TENSOR_BITS, ModelSize, elements};
+use train::{MAX_TENSOR_BITS, ModelSize, elements};
 
 use crate::rope::MAX_AHEAD;
 
@@ -52,7 +53,7 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    fn validate(&self) -> Result<(), JobError> {
+    fn validate(&self) -> Result<()> {
         let Self { num_experts, num_experts_per_tok } = *self;
         if num_experts == 0 {
             return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
@@ -78,8 +79,8 @@ impl Dimensions {
     /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first invalid field.
-    pub fn validate(&self) -> Result<(), JobError> {
+    /// an invalid dimension naming the first invalid field.
+    pub fn validate(&self) -> Result<()> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
             ("vocab_size", self.vocab_size),
@@ -110,7 +111,7 @@ impl Dimensions {
 
     /// Ensures that later products do not overflow. `num_kv_heads` divides `num_heads`, so k and v
     /// are no larger than q.
-    fn validate_size(&self) -> Result<(), JobError> {
+    fn validate_size(&self) -> Result<()> {
         let vocab = ("vocab_size", self.vocab_size);
         let hidden = ("hidden_size", self.hidden_size);
         let intermediate = ("intermediate_size", self.intermediate_size);

@@ -5,8 +5,8 @@
 //! reads. If a file has both, `rope_scaling` counts, as in transformers 5
 //! (`convert_rope_params_to_dict` in `modeling_rope_utils.py`).
 
+use anyhow::Result;
 use serde_json::{Value, json};
-use train::JobError;
 use train::hf::HfReader;
 
 use crate::architecture::Architecture;
@@ -93,7 +93,7 @@ pub fn read<'a>(
 
 /// Reads theta and the scaling. `rope_parameters` has both; the older form has `rope_theta` next to
 /// `rope_scaling`. If one form counts, the other object is ignored.
-fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<ScaledRope<'a>>), JobError> {
+fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<ScaledRope<'a>>)> {
     const DEFAULT_THETA: f64 = 10_000.0;
     let outer_theta = json.number("rope_theta")?;
     whole_heads(json)?;
@@ -114,7 +114,7 @@ fn rope<'a>(json: &HfReader<'a>, max_seq_len: usize) -> Result<(f64, Option<Scal
 }
 
 /// Checks `partial_rotary_factor`, which is next to `rope_theta` in either form.
-fn whole_heads(json: &HfReader<'_>) -> Result<(), JobError> {
+fn whole_heads(json: &HfReader<'_>) -> Result<()> {
     let key = "partial_rotary_factor";
     match json.number(key)? {
         None | Some(1.0) => Ok(()),

@@ -9,12 +9,13 @@
 //! Hidden states are `[B·T, H]` matrices in the compute dtype; norms, softmax, logits and the loss
 //! are in f32.
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
 use train::batches::BatchTensors;
-use train::{CacheOptions, CausalLm, JobError, LanguageModel, ModelConfig, Segments};
+use train::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
 
 use crate::attention::{Attention, Positions};
 use crate::cache::{KvCache, LayerCache};

@@ -1,32 +1,32 @@
 //! Program of a [`TrainableModel`](crate::TrainableModel): [`main`] wraps it, [`start`] sets up its
 //! ranks, and [`run`] runs a [`Job`](crate::Job) on the selected backend.
 
-use std::error::Error as _;
 use std::io::{IsTerminal, Write};
 use std::num::NonZero;
 use std::process::ExitCode;
 
-use crate::panics::hide_caught_panics;
-use crate::pool::use_current_thread;
-use crate::{EscapedWriter, Job, JobError, TrainError, TrainableModel, escaped};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use device_select::{SelectedDevice, quiet_wayland, select};
 #[cfg(feature = "cuda")]
 use float8_shard::Engine;
 use float8_shard::{CommOptions, Communicator};
 
+use crate::panics::hide_caught_panics;
+use crate::pool::use_current_thread;
+use crate::{EscapedWriter, Job, RunError, TrainableModel, escaped};
+
 /// Runs a program; its `main` should do nothing else. burn-float8's log messages, and an error with
 /// all its causes, are written to the terminal.
-pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
+pub fn main(run: impl FnOnce() -> Result<()>) -> ExitCode {
     hide_caught_panics();
     // SAFETY: at this point the program has only one thread.
     unsafe { quiet_wayland() };
     let mut logger = env_logger::builder();
     logger.format(|line, record| writeln!(line, "{}", record.args())).parse_default_env().init();
     use_current_thread();
-    let result =
-        crate::file_limits_are_errors().map_err(|error| TrainError::Signals(error).into()).and_then(|()| run());
+    let result = crate::file_limits_are_errors().context("cannot listen to signals").and_then(|()| run());
     let Err(error) = result else { return ExitCode::SUCCESS };
-    if let JobError::Train(TrainError::Interrupted { signal, .. } | TrainError::Stopped { signal, .. }) = &error {
+    if let Some(RunError::Interrupted { signal, .. }) = error.downcast_ref() {
         say(&error.to_string());
         // As in shells: 128 plus the number of the signal.
         return match *signal {
@@ -36,17 +36,18 @@ pub fn main(run: impl FnOnce() -> Result<(), JobError>) -> ExitCode {
             _ => ExitCode::FAILURE,
         };
     }
+    // Only output is written without naming a file.
+    let is_log = error.chain().next().is_some_and(|error| error.is::<std::io::Error>());
+    let error = if is_log { error.context("cannot write the log") } else { error };
     let mut said = error.to_string();
     say(&format!("error: {said}"));
-    let mut source = error.source();
-    while let Some(cause) = source {
+    for cause in error.chain().skip(1) {
         // Some errors quote their causes.
         let cause_text = cause.to_string();
         if !said.contains(&cause_text) {
             say(&format!("  caused by: {cause_text}"));
             said = cause_text;
         }
-        source = cause.source();
     }
     ExitCode::FAILURE
 }
@@ -64,21 +65,23 @@ fn say(line: &str) {
 /// model for every backend.
 ///
 /// # Errors
-/// Any [`JobError`], on every rank if one fails to create its job; [`JobError::Launcher`] if
-/// `mpirun` is missing; [`JobError::OneProcess`] if a launcher has started several processes that
-/// do not train.
+/// The errors of the job, on every rank if one fails to create it; a missing `mpirun`; several
+/// processes of a command that does not train.
 pub fn start<A: TrainableModel>(
     trains: bool,
     nproc: Option<NonZero<usize>>,
-    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<A>>, JobError>,
-    run: fn(&Job<A>, &mut dyn Write) -> Result<(), JobError>,
-) -> Result<(), JobError> {
+    job: impl FnOnce(&mut dyn Write) -> Result<Option<Job<A>>>,
+    run: fn(&Job<A>, &mut dyn Write) -> Result<()>,
+) -> Result<()> {
     if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
         return launch(nproc);
     }
     let comm = Communicator::from_env(CommOptions::default())?;
     if !trains && comm.world_size() > 1 {
-        return Err(JobError::OneProcess { started: comm.world_size() });
+        bail!(
+            "{} processes were started, but only `train` and `resume` are done by several: start one",
+            comm.world_size()
+        );
     }
     let (mut stdout, mut nowhere) = (std::io::stdout(), std::io::sink());
     // Generated text read by a program is not escaped.
@@ -103,10 +106,12 @@ pub fn start<A: TrainableModel>(
 /// Replaces this process by `mpirun`, which starts this program with its arguments `nproc` times on
 /// this machine.
 #[cfg(all(unix, feature = "mpi"))]
-fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
+fn launch(nproc: NonZero<usize>) -> Result<()> {
     use std::os::unix::process::CommandExt;
 
-    let program = std::env::current_exe().map_err(JobError::Launcher)?;
+    const LAUNCHER: &str = "cannot start mpirun (apt-get install openmpi-bin)";
+
+    let program = std::env::current_exe().context(LAUNCHER)?;
     let mut mpirun = std::process::Command::new("mpirun");
     mpirun.args(["-n", &nproc.to_string()]).arg(program).args(std::env::args_os().skip(1));
     // Open MPI refuses more ranks than cores without this. Other MPIs ignore the variable.
@@ -114,17 +119,23 @@ fn launch(nproc: NonZero<usize>) -> Result<(), JobError> {
     if std::env::var_os(OVERSUBSCRIBE).is_none() {
         mpirun.env(OVERSUBSCRIBE, "1");
     }
-    Err(JobError::Launcher(mpirun.exec()))
+    Err(mpirun.exec()).context(LAUNCHER)
 }
 
 #[cfg(not(all(unix, feature = "mpi")))]
-fn launch(_: NonZero<usize>) -> Result<(), JobError> {
-    Err(JobError::FeatureOff { device: "--nproc-per-node", feature: "mpi" })
+fn launch(_: NonZero<usize>) -> Result<()> {
+    Err(feature_off("--nproc-per-node", "mpi"))
+}
+
+/// Error of a backend that was not compiled in.
+#[allow(dead_code)]
+fn feature_off(device: &str, feature: &str) -> Error {
+    anyhow!("this build has no {device} support: enable the `{feature}` feature")
 }
 
 /// Connects the ranks by NCCL if they use CUDA devices.
 #[cfg(feature = "nccl")]
-fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Communicator, JobError> {
+fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Communicator> {
     let selected = comm.all_ok("looking for the device", select(job.device()))?;
     let is_cuda = selected == SelectedDevice::Cuda;
     comm.agree("whether the device is CUDA's", if is_cuda { "yes" } else { "no" })?;
@@ -132,7 +143,7 @@ fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Commu
 }
 
 #[cfg(not(feature = "nccl"))]
-fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communicator, JobError> {
+fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communicator> {
     Ok(comm)
 }
 
@@ -146,8 +157,8 @@ fn cuda_device(job: &Job<impl TrainableModel>) -> burn::backend::cuda::CudaDevic
 /// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
-/// Any [`JobError`].
-pub fn run<A: TrainableModel>(job: &Job<A>, out: &mut dyn Write) -> Result<(), JobError> {
+/// The errors of the job.
+pub fn run<A: TrainableModel>(job: &Job<A>, out: &mut dyn Write) -> Result<()> {
     let selected = select(job.device())?;
     match selected {
         SelectedDevice::Cpu => on_cpu(job, &selected, out),
@@ -162,24 +173,20 @@ macro_rules! backend {
         /// log to `out`.
         ///
         /// # Errors
-        /// Any [`JobError`]; [`JobError::FeatureOff`] if the backend was not compiled in.
+        /// The errors of the job; a backend that was not compiled in.
         #[cfg(feature = $feature)]
-        pub fn $function(
-            job: &Job<impl TrainableModel>,
-            selected: &SelectedDevice,
-            out: &mut dyn Write,
-        ) -> Result<(), JobError> {
+        pub fn $function(job: &Job<impl TrainableModel>, selected: &SelectedDevice, out: &mut dyn Write) -> Result<()> {
             type Decorated = burn_float8::Float8<burn::backend::Autodiff<burn::backend::$backend>>;
             job.run::<Decorated>(selected, &$place(job), out)
         }
 
-        /// Returns [`JobError::FeatureOff`]: the backend was not compiled in.
+        /// Returns an error: the backend was not compiled in.
         ///
         /// # Errors
         /// Always.
         #[cfg(not(feature = $feature))]
-        pub fn $function(_: &Job<impl TrainableModel>, _: &SelectedDevice, _: &mut dyn Write) -> Result<(), JobError> {
-            Err(JobError::FeatureOff { device: $device, feature: $feature })
+        pub fn $function(_: &Job<impl TrainableModel>, _: &SelectedDevice, _: &mut dyn Write) -> Result<()> {
+            Err(feature_off($device, $feature))
         }
     };
 }

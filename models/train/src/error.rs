@@ -1,51 +1,35 @@
-//! Errors of a training run.
+//! [`RunError`]: causes by which a caller decides. Other errors are [`anyhow::Error`]s, whose
+//! contexts have file, key and value.
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use burn_float8::{Float8Error, report::NonFiniteOperand};
 
-use crate::checkpoint::CheckpointError;
-use crate::config::ConfigError;
+/// Error of a job: contexts with file, key and value, and a chain of causes.
+pub type JobError = anyhow::Error;
+/// Error of a training run, as [`JobError`].
+pub type TrainError = anyhow::Error;
 
-/// Error of a training run.
+/// Why a run ended before its last step, or failed at its end. `Error::downcast_ref` finds it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TrainError {
-    /// Any other error, with its context.
-    #[error(transparent)]
-    Other(#[from] anyhow::Error),
-    /// Invalid configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// A checkpoint could not be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// A file could not be written.
-    #[error("cannot write {}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-    /// FP8 could not be applied.
-    #[error(transparent)]
-    Float8(#[from] Float8Error),
-    /// With `float8.strict`, a GEMM that should run in FP8 did not.
-    #[error("float8.strict: {0}")]
-    Strict(#[source] Float8Error),
-    /// The device failed while computing.
-    #[error("the device failed while {doing}: {reason}")]
-    Execution {
-        /// The operation that failed.
-        doing: &'static str,
-        /// The device's reason.
-        reason: String,
+pub enum RunError {
+    /// A signal or an unwritable log stopped the run.
+    #[error("stopped by {signal} after step {step}; {}", goes_on(folder.as_deref()))]
+    Interrupted {
+        /// Name of the signal, or a text about the unwritable log.
+        signal: &'static str,
+        /// Completed steps.
+        step: usize,
+        /// The folder of checkpoints, which has the step; `None` if the run has no checkpoints.
+        folder: Option<PathBuf>,
     },
     /// Loss or gradients are no longer finite.
     #[error(transparent)]
     Diverged(Box<Divergence>),
-    /// The trained model's held-out loss is not finite.
+    /// The held-out loss is not finite.
     #[error("training diverged: held-out loss = {loss} after {steps} steps")]
     HeldOutDiverged {
         /// Completed optimizer steps; 0 means that the initial parameters are at fault.
@@ -53,36 +37,9 @@ pub enum TrainError {
         /// The loss.
         loss: f64,
     },
-    /// The run was stopped and has saved its state.
-    #[error("stopped by {signal} after step {step}; `resume {}` goes on from there", folder.display())]
-    Interrupted {
-        /// Name of the signal, or a text about the unwritable log.
-        signal: &'static str,
-        /// Completed and saved steps.
-        step: usize,
-        /// The folder of checkpoints.
-        folder: PathBuf,
-    },
-    /// The run was stopped and is not saved.
-    #[error(
-        "stopped by {signal} after step {step}; nothing of the run is saved: with --checkpoints FOLDER (checkpoint.folder) \
-         it would be, and `resume` would go on with it"
-    )]
-    Stopped {
-        /// Name of the signal, or a text about the unwritable log.
-        signal: &'static str,
-        /// Completed steps.
-        step: usize,
-    },
-    /// The signal handlers could not be installed.
-    #[error("cannot listen to signals")]
-    Signals(#[source] std::io::Error),
-    /// Communication between the ranks failed.
-    #[error(transparent)]
-    Ranks(#[from] float8_shard::CommError),
-    /// The log could not be written.
-    #[error("cannot write the log")]
-    Output(#[from] std::io::Error),
+    /// With `float8.strict`, a GEMM that should run in FP8 did not.
+    #[error("float8.strict: {0}")]
+    Strict(#[source] Float8Error),
 }
 
 /// Loss or gradients are no longer finite.
@@ -104,6 +61,13 @@ pub struct Divergence {
     pub folder: Option<PathBuf>,
 }
 
+fn goes_on(folder: Option<&Path>) -> String {
+    match folder {
+        Some(folder) => format!("`resume {}` goes on from there", folder.display()),
+        None => "nothing of the run is saved: with --checkpoints FOLDER (checkpoint.folder) it would be, and `resume` would go on with it".into(),
+    }
+}
+
 fn first(cause: Option<&NonFiniteOperand>) -> String {
     cause.map_or_else(String::new, |cause| format!("; the first non-finite operand: {cause}"))
 }
@@ -117,4 +81,9 @@ fn way_back(saved: &[u64], folder: Option<&PathBuf>) -> String {
         steps.join(", "),
         folder.display()
     )
+}
+
+/// Error of a device that failed while `doing` something.
+pub(crate) fn device_failed(doing: &str, reason: impl Display) -> anyhow::Error {
+    anyhow!("the device failed while {doing}: {reason}")
 }

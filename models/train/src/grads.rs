@@ -7,7 +7,8 @@
 //!
 //! [`sum`] adds in a fixed order, so that a run can be resumed bit for bit.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::marker::PhantomData;
 
 use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
@@ -81,7 +82,7 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
 ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
     let mut squares = Squares::default();
     squares.add(module, grads);
-    let norm = squares.norm(module, ranks, device)?;
+    let norm = squares.norm(ranks, device)?;
     if max_norm.is_finite() {
         let factor = (norm.clone() + 1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
         module.visit(&mut Scale::<B> { grads, factor, backend: PhantomData });
@@ -89,8 +90,8 @@ pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     Ok(norm)
 }
 
-/// Sums of squares of gradients, by parameter.
-pub(crate) struct Squares<B: AutodiffBackend>(HashMap<ParamId, Tensor<B::InnerBackend, 1>>);
+/// Sums of squares of gradients, by parameter, each with its place in the module.
+pub(crate) struct Squares<B: AutodiffBackend>(HashMap<ParamId, (usize, Tensor<B::InnerBackend, 1>)>);
 
 impl<B: AutodiffBackend> Default for Squares<B> {
     fn default() -> Self {
@@ -101,24 +102,29 @@ impl<B: AutodiffBackend> Default for Squares<B> {
 impl<B: AutodiffBackend> Squares<B> {
     /// Adds the squares of `grads`. Returns the path of a parameter that was already added, if any.
     pub(crate) fn add<M: AutodiffModule<B>>(&mut self, module: &M, grads: &GradientsParams) -> Option<String> {
-        let mut add = Add { squares: self, grads, path: ModulePath::default(), added: HashSet::new(), twice: None };
-        module.visit(&mut add);
-        add.twice
+        let mut walk = Walk::<B> { grads, path: ModulePath::default(), place: 0, found: HashMap::new() };
+        module.visit(&mut walk);
+        let twice = walk.found.iter().filter(|(id, _)| self.0.contains_key(id)).map(|(_, (_, _, path))| path.clone());
+        let twice = twice.min();
+        self.0.extend(walk.found.into_iter().map(|(id, (place, sum, _))| (id, (place, sum))));
+        twice
     }
 
     /// Norm of all gradients together, `[1]` in f32, added in the order of the module.
     ///
     /// # Errors
     /// [`CommError`].
-    pub(crate) fn norm<M: AutodiffModule<B>>(
+    pub(crate) fn norm(
         self,
-        module: &M,
         ranks: Option<&Ranks>,
         device: &B::Device,
     ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
-        let mut ordered = Ordered { squares: self, ranks, sums: Vec::new(), shards: Vec::new() };
-        module.visit(&mut ordered);
-        let Ordered { mut sums, shards, .. } = ordered;
+        let mut ordered: Vec<_> = self.0.into_iter().collect();
+        ordered.sort_unstable_by_key(|(_, (place, _))| *place);
+        let is_shard = |id: &ParamId| ranks.is_some_and(|ranks| ranks.has_shard(*id));
+        let (shards, sums): (Vec<_>, Vec<_>) = ordered.into_iter().partition(|(id, _)| is_shard(id));
+        let [shards, mut sums] =
+            [shards, sums].map(|sums| sums.into_iter().map(|(_, (_, sum))| sum).collect::<Vec<_>>());
         if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
             // Shards are summed over the ranks. Replicated parameters count once.
             let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
@@ -132,16 +138,16 @@ impl<B: AutodiffBackend> Squares<B> {
     }
 }
 
-struct Add<'a, B: AutodiffBackend> {
-    squares: &'a mut Squares<B>,
+struct Walk<'a, B: AutodiffBackend> {
     grads: &'a GradientsParams,
     path: ModulePath,
-    /// Parameters already added in this call: one may occur at several places in the module.
-    added: HashSet<ParamId>,
-    twice: Option<String>,
+    /// Parameters seen so far.
+    place: usize,
+    /// Place, sum of squares and path of each parameter. A parameter may occur several times.
+    found: HashMap<ParamId, (usize, Tensor<B::InnerBackend, 1>, String)>,
 }
 
-impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
+impl<B: AutodiffBackend> ModuleVisitor<B> for Walk<'_, B> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -151,29 +157,11 @@ impl<B: AutodiffBackend> ModuleVisitor<B> for Add<'_, B> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(grad) = self.grads.get::<B::InnerBackend, D>(param.id)
-            && self.added.insert(param.id)
-            && self.squares.0.insert(param.id, sum_of_squares(grad)).is_some()
+        self.place += 1;
+        if let (Some(grad), Entry::Vacant(new)) =
+            (self.grads.get::<B::InnerBackend, D>(param.id), self.found.entry(param.id))
         {
-            self.twice.get_or_insert_with(|| self.path.dotted());
-        }
-    }
-}
-
-struct Ordered<'a, B: AutodiffBackend> {
-    squares: Squares<B>,
-    ranks: Option<&'a Ranks>,
-    /// One `[1]` per replicated parameter.
-    sums: Vec<Tensor<B::InnerBackend, 1>>,
-    /// One `[1]` per sharded parameter.
-    shards: Vec<Tensor<B::InnerBackend, 1>>,
-}
-
-impl<B: AutodiffBackend> ModuleVisitor<B> for Ordered<'_, B> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-        if let Some(sum) = self.squares.0.remove(&param.id) {
-            let is_shard = self.ranks.is_some_and(|ranks| ranks.has_shard(param.id));
-            if is_shard { self.shards.push(sum) } else { self.sums.push(sum) }
+            new.insert((self.place, sum_of_squares(grad), self.path.dotted()));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! JSON output files of a run.
 
+use anyhow::Context;
 use std::path::Path;
 
 use serde::Serialize;
@@ -12,7 +13,7 @@ use crate::atomic;
 /// # Errors
 /// [`TrainError::Write`].
 pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
-    atomic::create(path).map(drop).map_err(|source| TrainError::Write { path: path.into(), source })
+    atomic::create(path).map(drop).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes pretty JSON atomically.
@@ -20,5 +21,5 @@ pub(crate) fn check(path: &Path) -> Result<(), TrainError> {
 /// # Errors
 /// [`TrainError::Write`].
 pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), TrainError> {
-    atomic::replace_json(path, value).map_err(|source| TrainError::Write { path: path.into(), source })
+    atomic::replace_json(path, value).with_context(|| format!("cannot write {}", path.display()))
 }

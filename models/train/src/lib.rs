@@ -11,7 +11,7 @@
 //! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
 //! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
-mod adapted;
+mod activation_checkpoint;
 mod atomic;
 pub mod backends;
 pub mod batches;
@@ -31,9 +31,9 @@ pub mod grads;
 pub mod hf;
 mod hub;
 pub mod job;
-mod job_error;
 mod json_file;
 mod lines;
+mod lora_model;
 pub mod metrics;
 mod model;
 mod module_path;
@@ -45,7 +45,6 @@ mod pool;
 pub mod profile;
 mod progress;
 mod ranks;
-mod recompute;
 mod report;
 pub mod rng;
 pub mod rounding;
@@ -57,26 +56,25 @@ mod storage;
 pub mod tensor_files;
 mod tokenizer;
 
-pub use adapted::Adapted;
 pub use chat::{ChatTemplate, Conversation, Message};
 pub use data::{
     DataSource, Dataset, DatasetSize, Format, Packing, Position, Sequence, SequenceShape, TrainSequences, Validation,
 };
 pub use digest::digest_of_file;
-pub use error::{Divergence, TrainError};
+pub use error::{Divergence, JobError, RunError, TrainError};
 pub use escape::{COLOUR, EscapedWriter, escaped};
 pub use folder::{FolderError, create_folder};
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;
-pub use job_error::JobError;
+pub use lora_model::Adapted;
 pub use model::{
     BatchShape, Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache,
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,
     TrainableModel, elements,
 };
 pub use module_path::ModulePath;
-pub use optimizer::AdamWStates;
+pub use optimizer::{AdamWStates, ModelSlot};
 pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};
 pub use ranks::Ranks;

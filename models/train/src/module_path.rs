@@ -20,8 +20,3 @@ impl ModulePath {
         self.0.join(".")
     }
 }
-
-/// Module type in Burn's container type: `Linear` for `Struct:Linear`.
-pub(crate) fn module_type(container_type: &str) -> &str {
-    container_type.rsplit(':').next().unwrap_or(container_type)
-}

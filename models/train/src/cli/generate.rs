@@ -1,5 +1,6 @@
 //! The command line of `generate`.
 
+use anyhow::Context;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -100,7 +101,7 @@ impl GenerateArgs {
     fn texts(&self) -> Result<Vec<String>, JobError> {
         let mut prompts = self.prompt.clone();
         if let Some(path) = &self.prompts {
-            let text = files::read_to_string(path).map_err(|source| JobError::Io { path: path.clone(), source })?;
+            let text = files::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             // Removes the byte order mark that some editors write.
             let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
             prompts.extend(text.lines().map(String::from));

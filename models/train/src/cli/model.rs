@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use burn_float8::{Float8LinearConfig, Recipe};
 use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
@@ -92,7 +93,7 @@ impl ModelArgs {
         let folder = hub::folder(&self.folder.to_string_lossy())?.unwrap_or_else(|| self.folder.clone());
         let named = Self { folder, ..self.clone() };
         if !named.folder.is_dir() {
-            return Err(JobError::NoFolder { folder: named.folder });
+            bail!("there is no folder {}", named.folder.display());
         }
         let hf = named.hf_folder::<S>()?;
         let (config, saved) = match &hf {
@@ -134,7 +135,7 @@ impl ModelArgs {
     fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
         let step = self.from_step.map(|step| format!("--from-step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
-            return Err(JobError::NotARun { folder: self.folder.clone(), flag });
+            bail!("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", self.folder.display());
         }
         let mut config = RunConfig { model: S::of_folder(Some(folder.into()), None), ..RunConfig::default() };
         if folder != self.folder {
@@ -193,7 +194,7 @@ fn read_config(folder: &Path) -> Result<String, JobError> {
     let path = folder.join(CONFIG);
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
-        _ => JobError::Io { path, source },
+        _ => JobError::from(source).context(format!("cannot read {}", path.display())),
     })
 }
 
@@ -272,7 +273,7 @@ impl EvalArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
         let (mut config, mut start) = self.model.open()?;
         if self.data.is_empty() && start.saved.is_none() && config.data.is_default() {
-            return Err(JobError::NothingToEvaluate);
+            bail!("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH");
         }
         self.precision.apply(&mut config, &mut start);
         let precisions = match &self.compare {

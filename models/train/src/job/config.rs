@@ -7,6 +7,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Result, bail};
 use burn_float8::Float8Config;
 use float8_shard::ShardConfig;
 use schemars::JsonSchema;
@@ -23,10 +24,7 @@ use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
 use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
-use crate::{ChatTemplate, Dataset, JobError, ProgressLine, StepConfig, Tokenizer};
-
-/// Largest vocabulary that uses byte tokens by default.
-const MAX_OF_BYTES: usize = 1 << 15;
+use crate::{Dataset, ProgressLine, StepConfig, Tokenizer};
 
 /// One training run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -89,8 +87,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// order.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the file or the setting, and the key.
-    pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self, JobError> {
+    /// [`ConfigError`](crate::config::ConfigError) naming the file or the setting, and the key.
+    pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self> {
         let settings: Vec<_> = settings.iter().map(Setting::new).collect();
         Self::load_from(file, &settings)
     }
@@ -99,32 +97,32 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// As [`load`](Self::load).
-    pub fn load_from(file: Option<&Path>, settings: &[Setting]) -> Result<Self, JobError> {
+    pub fn load_from(file: Option<&Path>, settings: &[Setting]) -> Result<Self> {
         Ok(config::load(file, settings, &REPLACES)?)
     }
 
     /// Parses the output of [`to_toml`](Self::to_toml).
     ///
     /// # Errors
-    /// [`JobError::Config`] naming `origin` and the key.
-    pub fn from_toml(origin: &Path, text: &str) -> Result<Self, JobError> {
+    /// [`ConfigError`](crate::config::ConfigError) naming `origin` and the key.
+    pub fn from_toml(origin: &Path, text: &str) -> Result<Self> {
         Ok(config::from_toml(origin, text)?)
     }
 
     /// Applies settings to an existing configuration.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the setting and the key.
-    pub fn change(&self, settings: &[Setting]) -> Result<Self, JobError> {
+    /// [`ConfigError`](crate::config::ConfigError) naming the setting and the key.
+    pub fn change(&self, settings: &[Setting]) -> Result<Self> {
         Ok(config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
 
     /// Whole configuration as TOML, including defaults. [`load`](Self::load) reads it back.
     ///
     /// # Errors
-    /// [`JobError::Config`] for values that TOML cannot represent, such as an integer beyond 63
+    /// [`ConfigError`](crate::config::ConfigError) for values that TOML cannot represent, such as an integer beyond 63
     /// bits.
-    pub fn to_toml(&self) -> Result<String, JobError> {
+    pub fn to_toml(&self) -> Result<String> {
         Ok(config::to_toml(self).map_err(|error| self.with_path(error))?)
     }
 
@@ -161,8 +159,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the first invalid key.
-    pub fn validate(&self) -> Result<(), JobError> {
+    /// [`ConfigError`](crate::config::ConfigError) naming the first invalid key.
+    pub fn validate(&self) -> Result<()> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
         self.optimizer.check_in_backward(&self.training)?;
@@ -194,9 +192,9 @@ impl<S: ModelSection> RunConfig<S> {
     /// Dimensions of the model: the checkpoint's, or the preset's with this file's changes.
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`], [`JobError::ModelConfig`], [`JobError::NoFolder`], the errors
-    /// of [`hf::read_config`], and [`JobError::Config`] if `hf_path` is combined with other keys.
-    pub fn dimensions(&self) -> Result<S::Config, JobError> {
+    /// An unknown preset, an invalid dimension, a missing folder, the errors
+    /// of [`hf::read_config`], and [`ConfigError`](crate::config::ConfigError) if `hf_path` is combined with other keys.
+    pub fn dimensions(&self) -> Result<S::Config> {
         let model = &self.model;
         let Some(hf_path) = model.hf_path() else {
             let config = model.to_config()?;
@@ -209,7 +207,7 @@ impl<S: ModelSection> RunConfig<S> {
         let reason = "the checkpoint decides the model: remove every other key of [model] but tie_word_embeddings";
         require("model.hf_path", path.display(), *model == alone, reason)?;
         if !path.is_dir() {
-            return Err(JobError::NoFolder { folder: path.into() });
+            bail!("there is no folder {}", path.display());
         }
         let config = hf::read_config::<S::Config>(path)?;
         Ok(match tie {
@@ -233,26 +231,6 @@ impl<S: ModelSection> RunConfig<S> {
         self.float8.with_default_filter(model.high_precision_linears().into_iter().map(String::from))
     }
 
-    /// Tokenizer of data and samples.
-    ///
-    /// # Errors
-    /// [`JobError::NoFolder`]; a checkpoint without a tokenizer, or one that cannot be read.
-    pub fn tokenizer(&self) -> Result<Tokenizer, JobError> {
-        let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
-        match (self.data.tokenizer.as_deref(), kept, self.model.hf_path()) {
-            (Some(Tokenizer::BYTES), ..) => Ok(Tokenizer::bytes()),
-            (_, Some(folder), _) => Ok(Tokenizer::from_folder(folder)?),
-            (Some(name), ..) => Ok(Tokenizer::open(name)?),
-            (None, None, None) => Ok(Tokenizer::bytes()),
-            (None, None, Some(folder)) if !folder.is_dir() => Err(JobError::NoFolder { folder: folder.into() }),
-            (None, None, Some(folder)) if !hf::has_tokenizer(folder) => {
-                let folder = folder.display();
-                Err(anyhow::anyhow!("no tokenizer in {folder}: set data.tokenizer to the path of one").into())
-            }
-            (None, None, Some(folder)) => Ok(Tokenizer::from_folder(folder)?),
-        }
-    }
-
     /// Folder of the frozen weights, which checkpoints do not contain.
     pub(super) fn frozen_folder(&self) -> Option<&Path> {
         self.model.hf_path().filter(|_| self.lora.is_some() || self.training.freezes())
@@ -263,8 +241,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// identity of their files is.
     ///
     /// # Errors
-    /// Files that cannot be read or written.
-    pub fn copy_assets(&self, to: &Path) -> Result<(), JobError> {
+    /// a file that cannot be read, a file that cannot be written, tensor files that cannot be read or written.
+    pub fn copy_assets(&self, to: &Path) -> Result<()> {
         match (self.model.hf_path(), self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
             (folder, tokenizer) => {
@@ -278,48 +256,6 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))?)
     }
 
-    /// Chat template, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.
-    ///
-    /// # Errors
-    /// A template that cannot be read.
-    pub fn chat_template(&self) -> Result<Option<ChatTemplate>, JobError> {
-        let kwargs = &self.data.chat_template_kwargs;
-        Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)
-    }
-
-    fn plain_template(&self) -> Result<Option<ChatTemplate>, JobError> {
-        if let Some(folder) = &self.assets {
-            return Ok(ChatTemplate::from_folder(folder)?);
-        }
-        if let Some(path) = &self.data.chat_template {
-            return Ok(Some(ChatTemplate::from_file(path)?));
-        }
-        match (&self.data.tokenizer, self.model.hf_path()) {
-            (Some(name), _) if name != Tokenizer::BYTES => Ok(ChatTemplate::of_tokenizer(name)?),
-            (_, Some(folder)) => Ok(ChatTemplate::from_folder(folder)?),
-            _ => Ok(None),
-        }
-    }
-
-    /// Tokenizer and chat templates.
-    ///
-    /// # Errors
-    /// [`JobError::ByteTokens`]; the errors of [`tokenizer`](Self::tokenizer),
-    /// [`chat_template`](Self::chat_template), [`dimensions`](Self::dimensions) and
-    /// [`Tokenizer::for_vocabulary`].
-    pub fn text(&self) -> Result<Text, JobError> {
-        let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
-        let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
-        let (tokenizer, vocab_size) = (self.tokenizer()?, self.dimensions()?.size().vocab_size);
-        let is_bytes = tokenizer.format() == Tokenizer::BYTES;
-        // With random weights, bytes may be requested explicitly.
-        let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
-        if is_bytes && vocab_size > MAX_OF_BYTES && !is_meant {
-            return Err(JobError::ByteTokens { vocab_size });
-        }
-        Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
-    }
-
     /// Shape of batches.
     pub fn shape(&self) -> SequenceShape {
         let TrainingSection { batch_size, seq_len, .. } = self.training;
@@ -329,8 +265,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// Opens the training and held-out data.
     ///
     /// # Errors
-    /// [`JobError::Output`], and the errors of [`Dataset::open`].
-    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset, JobError> {
+    /// a log that cannot be written, and any data that cannot be read.
+    pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset> {
         let Text { tokenizer, template, .. } = text;
         Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
     }
@@ -345,7 +281,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// The errors of [`TrainBatches::new`].
-    pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches, JobError> {
+    pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
         Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
     }
@@ -364,9 +300,9 @@ impl<S: ModelSection> RunConfig<S> {
     /// ranks.
     ///
     /// # Errors
-    /// [`JobError::Config`] for epochs of weighted sources, which have separate epochs; the errors
+    /// [`ConfigError`](crate::config::ConfigError) for epochs of weighted sources, which have separate epochs; the errors
     /// of [`validate`](Self::validate).
-    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self, JobError> {
+    pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self> {
         let mut config = self.clone();
         config.optimizer.lr = Some(self.learning_rate());
         let TrainingSection { steps, batch_size, grad_accumulation, .. } = &mut config.training;
@@ -382,8 +318,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// Checks restrictions of a run over `ranks` ranks.
     ///
     /// # Errors
-    /// [`JobError::Config`] naming the first invalid key.
-    pub(super) fn check_ranks(&self, ranks: usize) -> Result<(), JobError> {
+    /// [`ConfigError`](crate::config::ConfigError) naming the first invalid key.
+    pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
@@ -393,7 +329,7 @@ impl<S: ModelSection> RunConfig<S> {
     ///
     /// # Errors
     /// The errors of [`held_out_batches`].
-    pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>, JobError> {
+    pub fn held_out_batches(&self, data: &Dataset) -> Result<Vec<Batch>> {
         if self.data.held_out_fraction == 0.0 && self.data.validation.is_empty() {
             return Ok(vec![]);
         }
@@ -410,7 +346,7 @@ impl<S: ModelSection> RunConfig<S> {
         text: &Text,
         progress: &ProgressLine,
         out: &mut dyn Write,
-    ) -> Result<(Dataset, Vec<Batch>), JobError> {
+    ) -> Result<(Dataset, Vec<Batch>)> {
         let Text { tokenizer, template, .. } = text;
         let data = progress.track("tokenized", out, |progress| {
             self.data.open_validation(paths, tokenizer, template.as_ref(), progress)
@@ -419,7 +355,7 @@ impl<S: ModelSection> RunConfig<S> {
         Ok((data, batches))
     }
 
-    fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>, JobError> {
+    fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>> {
         Ok(held_out_batches(data, self.shape(), self.training.attn_mask_type, count)?)
     }
 }

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use anyhow::{Result, bail};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::backend::Float8Backend;
@@ -12,13 +13,13 @@ use burn_float8::report::LayerState;
 use burn_float8::{Float8Config, Float8Stack, Float8State, Recipe};
 use device_select::SelectedDevice;
 
+use super::build_model::{compute_dtype, dimensions};
 use super::config::RunConfig;
-use super::prepare::dimensions;
-use super::{Job, Weights, announce};
+use super::{Job, Weights, log_header};
+use crate::ProgressLine;
 use crate::config::{Float8Section, Precision};
 use crate::model::TrainableModel;
 use crate::run::mean_loss;
-use crate::{JobError, ProgressLine};
 
 /// Precision in a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +106,7 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let config = &self.config;
         config.validate()?;
         let text = config.text()?;
@@ -121,29 +122,29 @@ impl<A: TrainableModel> Job<A> {
             paths => config.open_validation(paths, &text, &progress, out)?,
         };
         if held_out.is_empty() {
-            return Err(JobError::NothingHeldOut);
+            bail!("nothing is held out (data.held_out_fraction = 0): give text to evaluate on with --data PATH");
         }
         if precisions.is_empty() {
             let dtype = self.dtype::<B>(config, selected, device)?;
-            announce::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
-            announce::files(&data, out)?;
-            announce::checkpoint(self.saved(), out)?;
+            log_header::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
+            log_header::files(&data, out)?;
+            log_header::checkpoint(self.saved(), out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;
             if lacks_histories::<B, _, _>(config, &model) {
                 writeln!(out, "{NO_HISTORIES}")?;
             }
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
-            announce::held_out(loss, &held_out, out)?;
+            log_header::held_out(loss, &held_out, out)?;
             return finite(&[loss]);
         }
         drop(weights);
-        announce::files(&data, out)?;
-        announce::checkpoint(self.saved(), out)?;
-        announce::precisions(selected, &held_out, out)?;
+        log_header::files(&data, out)?;
+        log_header::checkpoint(self.saved(), out)?;
+        log_header::precisions(selected, &held_out, out)?;
         let mut losses = vec![];
         for precision in precisions {
             let config = precision.apply(config);
-            if let Err(JobError::UnsupportedDtype { .. }) = self.dtype::<B>(&config, selected, device) {
+            if compute_dtype::<B, _>(&config, selected, device)?.is_err() {
                 writeln!(out, "{precision:<22}  {:>9}  this device does not compute in it", "")?;
                 continue;
             }
@@ -152,16 +153,16 @@ impl<A: TrainableModel> Job<A> {
             let loss = mean_loss(&model.valid(), &held_out, &config.training, device)?;
             let note = lacks_histories::<B, _, _>(&config, &model).then_some(NO_HISTORIES);
             losses.push(loss);
-            announce::precision(&precision.to_string(), loss, losses[0], note, out)?;
+            log_header::precision(&precision.to_string(), loss, losses[0], note, out)?;
         }
         finite(&losses)
     }
 }
 
 /// Returns an error if a loss, already printed, is not finite.
-fn finite(losses: &[f64]) -> Result<(), JobError> {
+fn finite(losses: &[f64]) -> Result<()> {
     match losses.iter().find(|loss| !loss.is_finite()) {
-        Some(&loss) => Err(JobError::LossNotFinite { loss }),
+        Some(&loss) => bail!("the held-out loss is {loss}: a weight or an activation is not finite"),
         None => Ok(()),
     }
 }

@@ -3,18 +3,18 @@
 use std::io::Write;
 use std::path::Path;
 
-use burn::tensor::DType;
+use anyhow::Result;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
 use device_select::SelectedDevice;
 
-use super::prepare::adapt;
-use super::room::check_parameters;
-use super::{Job, Weights, announce};
+use super::build_model::adapt;
+use super::device_memory::check_parameters;
+use super::{Job, Weights, log_header};
+use crate::ProgressLine;
 use crate::config::require;
 use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
-use crate::model::{CausalLmExt, ModelSection, TrainableModel};
-use crate::{JobError, ProgressLine};
+use crate::model::{CausalLmExt, ModelConfig, ModelSection, TrainableModel};
 
 impl<A: TrainableModel> Job<A> {
     /// Writes the model. A run with adapters writes only these, unless they are merged.
@@ -26,13 +26,13 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let (config, dims) = (&self.config, self.config.dimensions()?);
         let has_adapters = config.lora.is_some();
         require("--merge", merge, !merge || has_adapters, "the run has no adapters")?;
         let reason = "adapters are written as they are, in f32: --merge adds them to the weights, which may be in FP8";
         require("--format", "fp8", !is_float8 || merge || !has_adapters, reason)?;
-        check_parameters(&dims, DType::F32, false, selected)?;
+        check_parameters(4 * dims.size().num_params as u64, selected)?;
         let options = ExportOptions { stop: self.stop_tokens()?, ..options.clone() };
         let (float8, saved, hf_path) = (config.float8(&dims), self.saved(), config.model.hf_path());
         // Untrained weights keep their FP8 codes; merged weights are requantized.
@@ -74,14 +74,14 @@ impl<A: TrainableModel> Job<A> {
         if let Some(lora) = adapters
             && let Some(left) = share_left(&lora, &model, &dims, to)?
         {
-            announce::merged(left, out)?;
+            log_header::merged(left, out)?;
         }
         Ok(writeln!(out, "exported: {}", to.display())?)
     }
 
     /// Tokens at which a chat template ends an assistant's turn, if they differ from the
     /// tokenizer's.
-    fn stop_tokens(&self) -> Result<Vec<u32>, JobError> {
+    fn stop_tokens(&self) -> Result<Vec<u32>> {
         if self.config.chat_template()?.is_none() {
             return Ok(vec![]);
         }

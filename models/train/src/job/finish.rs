@@ -2,20 +2,21 @@
 
 use std::io::Write;
 
+use anyhow::{Context, Result};
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::GemmTotals};
 use device_select::SelectedDevice;
 
-use super::announce;
 use super::config::RunConfig;
 use super::generation::Generation;
+use super::log_header;
 use super::text::Text;
 use crate::config::Precision;
 use crate::metrics::StepLine;
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
 use crate::run::{Finished, HeldOut, verify};
-use crate::{JobError, Ranks, Run, Steps, TrainError, report_of, write_report};
+use crate::{Ranks, Run, Steps, report_of, write_report};
 
 /// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,29 +38,19 @@ pub struct Outcome {
 }
 
 /// Runs the remaining steps of `config`, then evaluates, samples and reports as
-/// [`train`](super::train) does. With `is_chat`, the prompt of the sample is a user's message.
+/// [`train()`](super::train()) does. `made` returns the model from the one with steps. With
+/// `is_chat`, the prompt of the sample is a user's message.
 ///
 /// # Errors
-/// As [`train`](super::train).
-pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
-    config: &RunConfig<A::Section>,
-    text: &Text,
-    is_chat: bool,
-    run: Run<'_, B>,
-    steps: Steps<'_, B, A::Trained<B>>,
-) -> Result<Outcome, JobError> {
-    finish_with::<A, B, _>(config, text, is_chat, run, steps, |model| model)
-}
-
-/// Like [`finish`], with steps on a wrapper from which `made` returns the model.
-pub(super) fn finish_with<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
+/// As [`train()`](super::train()).
+pub fn finish<A: TrainableModel, B: AutodiffBackend + Float8Stack, M>(
     config: &RunConfig<A::Section>,
     text: &Text,
     is_chat: bool,
     mut run: Run<'_, B>,
     steps: Steps<'_, B, M>,
     made: impl FnOnce(M) -> A::Trained<B>,
-) -> Result<Outcome, JobError>
+) -> Result<Outcome>
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
@@ -68,7 +59,7 @@ where
     let model = made(model);
     let Run { held_out, out, progress, selected, .. } = run;
     if let Some(HeldOut { last: (_, loss), best }) = judged {
-        announce::held_out(loss, held_out, out)?;
+        log_header::held_out(loss, held_out, out)?;
         if best.1 < loss {
             writeln!(out, "best held-out loss: {:.5}  (step {})", best.1, best.0)?;
         }
@@ -88,7 +79,7 @@ where
         writeln!(out, "{gemms}")?;
     }
     verify::<B, _>(&config.float8, &model)?;
-    progress.check_log().map_err(TrainError::Output)?;
+    progress.check_log().context("cannot write the log")?;
     let (held_out_loss, best_held_out_loss) = (judged.map(|judged| judged.last.1), judged.map(|judged| judged.best));
     Ok(Outcome { steps: lines, held_out_loss, best_held_out_loss, sample, gemms, report })
 }
@@ -100,7 +91,7 @@ fn sample<B: Backend, S>(
     selected: &SelectedDevice,
     model: &impl CausalLm<B>,
     out: &mut dyn Write,
-) -> Result<String, JobError> {
+) -> Result<String> {
     let mut sample = String::new();
     if config.generate.max_new_tokens == 0 {
         return Ok(sample);

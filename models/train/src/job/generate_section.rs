@@ -4,11 +4,11 @@
 use std::num::NonZero;
 use std::path::Path;
 
+use anyhow::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::JobError;
 use crate::config::{ConfigError, require};
 use crate::files::read_json;
 use crate::hf::HfReader;
@@ -88,7 +88,7 @@ impl GenerateSection {
     ///
     /// # Errors
     /// A file that cannot be read; an invalid value.
-    pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>), JobError> {
+    pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>)> {
         let path = folder.join(FILE);
         if !path.exists() {
             return Ok((self, None));

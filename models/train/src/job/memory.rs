@@ -1,302 +1,294 @@
-//! Estimates peak memory and checks that it fits before allocating.
+//! Memory of a training step by formula: parts and a total for each rank, before anything is
+//! allocated.
+//!
+//! ```text
+//! loss               logits, their gradient, and the workspace of the output layer's gradient
+//! backward begins    all activations that the layers keep, and the gradient of the output layer
+//! backward ends      activations of the first layer, and the gradients of all parameters
+//! optimizer          all gradients, and AdamW's temporaries for the largest parameter
+//! ```
+//! Parameters, moments and FP8 copies of weights are present throughout. So are the parameters and
+//! moments of a checkpoint written in the background, once a step has replaced them.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use core::fmt;
 use std::io::Write;
 
-use burn::module::Module;
-use burn::tensor::DType;
+use anyhow::{Result, bail};
 use burn::tensor::backend::Backend;
-use burn_float8::Float8Config;
-use burn_float8::seam::visit_params;
-use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
-use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
+use serde::Serialize;
 
+use super::build_model::compute_dtype;
 use super::config::RunConfig;
-use super::estimate::{Estimated, MemoryEstimate, Trained};
-use super::prepare::{check_storage, compute_dtype};
-use super::room::{check, size, there};
-use crate::JobError;
-use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, require};
-use crate::freeze;
-use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
+use super::device_memory::{available, check_parameters, size, unit};
+use super::memory_plan::plan;
+use crate::activation_checkpoint::Plan;
+use crate::config::StorageDtype;
+use crate::model::{BatchShape, CausalLm, LayerBytes, ModelConfig, ModelSection};
+use crate::optimizer::AT_ONCE;
 
-/// Sharding plan of `config` for each of `ranks` ranks. Allocates nothing.
+/// Moments of a step.
+const MOMENTS: [&str; 4] = ["loss", "backward begins", "backward ends", "optimizer"];
+
+/// Part of a step's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryPart {
+    /// Name in the table.
+    pub name: &'static str,
+    /// Bytes at each moment.
+    pub bytes: [u64; 4],
+}
+
+/// Bytes of a training step on each rank; its `Display` is a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryEstimate {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Parts of the memory.
+    pub parts: Vec<MemoryPart>,
+    /// Bytes of the whole model in f32, which each of several ranks holds before the first step; 0
+    /// in a single process.
+    pub whole: u64,
+}
+
+impl MemoryEstimate {
+    /// Bytes at each moment.
+    pub fn moments(&self) -> [u64; 4] {
+        std::array::from_fn(|moment| self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.bytes[moment])))
+    }
+
+    /// Peak bytes, including the time before the first step.
+    pub fn peak(&self) -> u64 {
+        self.moments().into_iter().fold(self.whole, u64::max)
+    }
+
+    /// Largest size of a part.
+    fn part(&self, name: &str) -> u64 {
+        let part = self.parts.iter().find(|part| part.name == name);
+        part.and_then(|part| part.bytes.into_iter().max()).unwrap_or(0)
+    }
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = unit(self.peak());
+        writeln!(f, "memory of a training step{}, {name} at the moments of a step", on_ranks(self.ranks))?;
+        write!(f, "{:<24}", "")?;
+        MOMENTS.iter().try_for_each(|moment| write!(f, "  {moment:>15}"))?;
+        let mut line = |name: &str, bytes: [u64; 4]| {
+            write!(f, "\n{name:<24}")?;
+            bytes.iter().try_for_each(|bytes| write!(f, "  {:>15.3}", *bytes as f64 / unit))
+        };
+        self.parts.iter().try_for_each(|part| line(part.name, part.bytes))?;
+        line("in all", self.moments())?;
+        match self.whole {
+            0 => Ok(()),
+            whole => write!(f, "\nbefore the first step, the whole model in f32: {:.3}", whole as f64 / unit),
+        }
+    }
+}
+
+fn on_ranks(ranks: usize) -> String {
+    if ranks > 1 { format!(" on each of {ranks} ranks") } else { String::new() }
+}
+
+/// Prints the memory of a step. Warns if the device has less.
+///
+/// # Errors
+/// The errors of the configuration, and a device that cannot hold the parameters.
+pub(super) fn announce<B: Backend, M: CausalLm<B>>(
+    config: &RunConfig<impl ModelSection<Config = M::Config>>,
+    dims: &M::Config,
+    ranks: usize,
+    (selected, device): (&SelectedDevice, &B::Device),
+    out: &mut dyn Write,
+) -> Result<()> {
+    let estimate = estimate::<B, M>(config, dims, ranks, selected, device)?;
+    let [peak, parameters, gradients, moments] =
+        [estimate.peak(), estimate.part("parameters"), estimate.part("gradients"), estimate.part("AdamW's moments")];
+    let parts = [parameters, gradients, moments].map(size);
+    let ranks = on_ranks(ranks);
+    writeln!(
+        out,
+        "memory: a step takes about {}{ranks} (parameters {}, gradients {}, AdamW's moments {})",
+        size(peak),
+        parts[0],
+        parts[1],
+        parts[2]
+    )?;
+    check_parameters(parameters, selected)?;
+    match available(selected) {
+        Some(there) if peak > there => Ok(writeln!(out, "warning: {}", too_large(peak, there))?),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the table of a step and whether it fits.
+///
+/// # Errors
+/// A step that does not fit, and the errors of the configuration.
+pub(super) fn tell(
+    estimate: &MemoryEstimate,
+    available_bytes: Option<u64>,
+    selected: &SelectedDevice,
+    out: &mut dyn Write,
+) -> Result<()> {
+    writeln!(out, "{estimate}\n")?;
+    let peak = estimate.peak();
+    match available_bytes.or_else(|| available(selected)) {
+        None => writeln!(out, "peak: {}; how much {selected} has is unknown: --available says it", size(peak))?,
+        Some(there) if peak > there => bail!(too_large(peak, there)),
+        Some(there) => writeln!(out, "peak: {} of {}: fits", size(peak), size(there))?,
+    }
+    Ok(())
+}
+
+fn too_large(peak: u64, there: u64) -> String {
+    format!(
+        "a training step takes about {}, and there is {}: shorter sequences, a smaller training.batch_size with more \
+         grad_accumulation, training.activation_checkpointing = \"full\", training.param_dtype = \"bf16\", optimizer.in_backward, \
+         lora.base = \"fp8\" or more ranks take less; docs/fine-tune.md says how much",
+        size(peak),
+        size(there)
+    )
+}
+
+/// Memory of a step of `config` on each of `ranks` ranks.
 ///
 /// # Errors
 /// The errors of the configuration, including FP8 filters that match no linear.
-fn plan<B: Backend, M: CausalLm<B>>(
-    config: &RunConfig<impl ModelSection<Config = M::Config>>,
-    dims: M::Config,
-    ranks: usize,
-    dtype: DType,
-    device: &B::Device,
-) -> Result<(ShardPlan, Trained), JobError> {
-    let dtypes = PlanDtypes {
-        compute: dtype,
-        matrices: config.training.param_dtype.dtype(),
-        moments: config.optimizer.state_dtype.dtype(),
-        masters: config.optimizer.master_weights,
-    };
-    // A tied output layer gathers the table again in its own dtype and keeps it until backward.
-    let is_kept = config.parallelism.reshard == Reshard::AfterStep && dtype == dtypes.matrices;
-    let size = dims.size();
-    let tied = match size.tie_word_embeddings && ranks > 1 && !is_kept {
-        true => (size.vocab_size * size.hidden_size * dtype.size()) as u64,
-        false => 0,
-    };
-    let mut float8 = (config.training.precision == Precision::Fp8).then(|| config.float8(&dims));
-    if let Some(float8) = float8.as_mut().filter(|_| config.holds_codes()) {
-        // Drops the FP8 copies of values. FP8-only weights keep their codes.
-        float8.linear = float8.linear.clone().with_force_recompute_fp8_weight_in_bwd(false);
-    }
-    // Position tables are not parameters, so their length does not matter.
-    let model = M::new(dims.with_max_seq_len(1), device)?;
-    let (trained, frozen) = trained::<B, _>(&model, config)?;
-    let is_trained = |path: &str| !frozen.contains(path);
-    let plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes, &is_trained)?;
-    let group = config.training.activation_checkpointing;
-    let gradients = match config.optimizer.in_backward {
-        true => {
-            let [at_once, all] = gradients_at_once::<B, _>(&model, group, dtypes.matrices, &frozen);
-            // A rank has only its rows.
-            (u128::from(plan.gradients) * u128::from(at_once)).div_ceil(u128::from(all.max(1))) as u64
-        }
-        false => plan.gradients,
-    };
-    let plan = ShardPlan { gathered: plan.gathered + tied, gradients, ..plan };
-    let plan = match &config.lora {
-        Some(lora) => {
-            let of_codes = float8.as_ref().filter(|_| lora.base == LoraBase::Fp8);
-            let codes = of_codes.map_or(Ok(0), |float8| elements_in_float8::<B, _>(&model, float8))?;
-            with_adapters::<B, _>(plan, &model, lora, (dtypes, codes))?
-        }
-        None => plan,
-    };
-    Ok((plan, trained))
-}
-
-/// Trained parts of a model and the names of frozen parameters. Adapters are in every layer and not
-/// part of these.
-fn trained<B: Backend, M: Module<B>>(
-    model: &M,
-    config: &RunConfig<impl Sized>,
-) -> Result<(Trained, HashSet<String>), JobError> {
-    let (mut trained, mut frozen) = (freeze::Trained::new(&config.training)?, HashSet::new());
-    // Layers with trained parameters.
-    let mut layers = BTreeSet::new();
-    let [mut embedding, mut output] = [false; 2];
-    visit_params::<B, _>(model, |param| {
-        let path = param.name();
-        if !trained.has(&path) {
-            frozen.insert(path);
-            return;
-        }
-        match path.split('.').find_map(|name| name.parse().ok()) {
-            Some(layer) => drop(layers.insert(layer)),
-            None if param.module_type() == "Embedding" => embedding = true,
-            None => output |= param.shape.num_dims() == 2,
-        }
-    });
-    trained.check()?;
-    if config.lora.is_some() {
-        return Ok((Trained { first: 0, layers: layers.len(), embedding: false, output: false }, frozen));
-    }
-    // The embedding feeds the first layer.
-    let first = if embedding { 0 } else { layers.first().copied().unwrap_or(usize::MAX) };
-    Ok((Trained { first, layers: layers.len(), embedding, output }, frozen))
-}
-
-/// Elements of linear weights that are cast to FP8.
-fn elements_in_float8<B: Backend, M: Module<B>>(model: &M, float8: &Float8Config) -> Result<u64, JobError> {
-    let linears = linear_infos::<B, M>(model, float8);
-    let policies = float8.resolve(&linears)?;
-    let of_codes = linears.iter().zip(policies).filter(|(_, policy)| policy.weight_cast().is_some());
-    Ok(of_codes.map(|(linear, _)| (linear.k * linear.n) as u64).sum())
-}
-
-/// Plan for adapters on a frozen model. `codes` elements of the model are FP8 only.
-fn with_adapters<B: Backend, M: Module<B>>(
-    plan: ShardPlan,
-    model: &M,
-    section: &LoraSection,
-    (dtypes, codes): (PlanDtypes, u64),
-) -> Result<ShardPlan, JobError> {
-    let config = section.to_config();
-    // Elements of all adapters and of the largest adapter matrix, and the rank of a matrix that is
-    // too large.
-    let (mut adapters, mut largest, mut too_large) = (0, 0, None);
-    visit_params::<B, _>(model, |param| {
-        let ("Linear", [k, n]) = (param.module_type(), &param.shape[..]) else { return };
-        let path = param.name();
-        let Some(linear) = path.strip_suffix(".weight").filter(|linear| config.targets(linear)) else { return };
-        let rank = config.rank_of(linear);
-        for side in [k, n] {
-            match elements([*side, rank], MAX_TENSOR_BITS) {
-                Some(size) => (adapters, largest) = (adapters + size, largest.max(size)),
-                None => too_large = Some(rank),
-            }
-        }
-    });
-    let reason = "an adapter would have a matrix of more than 2^40 elements";
-    for (key, said, rank) in section.ranks() {
-        require(key, said, too_large != Some(rank), reason)?;
-    }
-    let values = dtypes.matrices.size() as u64;
-    // One orientation replaces the values. The other is made for a GEMM, one weight at a time.
-    let (frozen, copies) = match section.base {
-        LoraBase::Fp8 => {
-            let one = plan.copies.div_ceil(2);
-            (plan.parameters - (values * codes).min(plan.parameters) + one, plan.largest[1])
-        }
-        LoraBase::Values => (plan.parameters, plan.copies),
-    };
-    Ok(ShardPlan {
-        parameters: frozen + 4 * adapters,
-        trained: 4 * adapters,
-        gradients: 4 * adapters,
-        moments: 2 * dtypes.moments.size() as u64 * adapters,
-        masters: 0,
-        largest_gradient: 4 * largest,
-        joined_gradients: 4 * adapters.min(JOINED_ELEMENTS as u64).max(largest),
-        copies,
-        shared_copies: plan.shared_copies.min(copies),
-        // An adapter keeps the input in the compute dtype for the gradient of A.
-        input_bytes: dtypes.compute.size() as f64,
-        largest: [largest, plan.largest[1]],
-        ..plan
-    })
-}
-
-/// Bytes of gradients in memory at once when applied in backward, and bytes of all gradients. The
-/// first counts a group of layers and the parameters outside of layers, such as the output layer
-/// and the embedding.
-fn gradients_at_once<B: Backend, M: Module<B>>(
-    model: &M,
-    group: ActivationCheckpointing,
-    matrices: DType,
-    frozen: &HashSet<String>,
-) -> [u64; 2] {
-    // Keyed by the path up to its first number, if any.
-    let mut bytes = BTreeMap::<Option<String>, u64>::new();
-    visit_params::<B, _>(model, |param| {
-        let path = param.name();
-        if frozen.contains(&path) {
-            return;
-        }
-        let names: Vec<_> = path.split('.').collect();
-        let number = names.iter().position(|name| name.parse::<usize>().is_ok());
-        let kept = if param.shape.num_dims() < 2 { DType::F32 } else { matrices }.size();
-        let layer = number.map(|number| names[..=number].join("."));
-        *bytes.entry(layer).or_default() += (kept * param.shape.num_elements()) as u64;
-    });
-    let others = bytes.remove(&None).unwrap_or(0);
-    let at_once = match group {
-        ActivationCheckpointing::None => usize::MAX,
-        ActivationCheckpointing::Every(layers) => layers.get(),
-    };
-    let mut sizes: Vec<_> = bytes.into_values().collect();
-    sizes.sort_unstable_by(|a, b| b.cmp(a));
-    [others + sizes.iter().take(at_once).sum::<u64>(), others + sizes.iter().sum::<u64>()]
-}
-
-/// Memory of a step, if the model reports the bytes of its layers.
 pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,
     ranks: usize,
     selected: &SelectedDevice,
     device: &B::Device,
-) -> Result<Option<MemoryEstimate>, JobError> {
-    let dtype = compute_dtype::<B, _>(config, selected, device)?;
-    let plan = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
-    Ok(of_plan(config, dims, &plan, dtype, selected))
-}
-
-/// Checks settings that a run over `ranks` ranks on this device would refuse.
-///
-/// # Errors
-/// The errors of the configuration.
-pub(super) fn check_settings<B: Backend>(
-    config: &RunConfig<impl ModelSection>,
-    ranks: usize,
-    selected: &SelectedDevice,
-    device: &B::Device,
-) -> Result<(), JobError> {
-    config.validate()?;
-    config.check_ranks(ranks)?;
-    Ok(check_storage::<B, _>(config, selected, device)?)
-}
-
-/// Memory of a step, given the sharding plan.
-fn of_plan<S: ModelSection>(
-    config: &RunConfig<S>,
-    dims: &S::Config,
-    (plan, trained): &(ShardPlan, Trained),
-    dtype: DType,
-    selected: &SelectedDevice,
-) -> Option<MemoryEstimate> {
+) -> Result<MemoryEstimate> {
     let RunConfig { training, optimizer, checkpoint, .. } = config;
-    let (trained, is_host) = (*trained, *selected == SelectedDevice::Cpu);
-    Estimated { training, optimizer, checkpoint, dims, plan, dtype, trained, is_host }.estimate()
-}
-
-/// Prints the memory of a step and whether it fits.
-///
-/// # Errors
-/// [`JobError::StepMemory`] if it does not fit, [`JobError::NoEstimate`], the errors of the
-/// configuration.
-pub(super) fn tell<B: Backend, M: CausalLm<B>>(
-    config: &RunConfig<impl ModelSection<Config = M::Config>>,
-    dims: M::Config,
-    ranks: usize,
-    available: Option<u64>,
-    selected: &SelectedDevice,
-    device: &B::Device,
-    out: &mut dyn Write,
-) -> Result<(), JobError> {
-    let estimate = estimate::<B, M>(config, &dims, ranks, selected, device)?.ok_or(JobError::NoEstimate)?;
-    writeln!(out, "{estimate}\n")?;
-    let peak = estimate.peak();
-    let Some(there) = available.or_else(|| there(selected)) else {
-        return Ok(writeln!(out, "peak: {}; how much {selected} has is unknown: --available says it", size(peak))?);
+    let compute = compute_dtype::<B, _>(config, selected, device)??;
+    let (plan, trained) = plan::<B, M>(config, dims, ranks, compute, device)?;
+    let is_host = *selected == SelectedDevice::Cpu;
+    let is_bf16 = training.param_dtype == StorageDtype::Bf16;
+    // The CPU's GEMMs read and write f32.
+    let widens = is_host && compute.size() < 4;
+    let on_host = |bytes: f64| if is_host { bytes } else { 0.0 };
+    let size = dims.size();
+    let element = compute.size() as f64;
+    let [rows, vocab, hidden] =
+        [training.batch_size as f64 * training.seq_len as f64, size.vocab_size as f64, size.hidden_size as f64];
+    let shape = BatchShape {
+        rows: rows as u64,
+        element: compute.size() as u64,
+        linear_input: plan.input_bytes,
+        attention_output: on_host(4.0) as u64,
     };
-    if peak <= there {
-        return Ok(writeln!(out, "peak: {} of {}: fits", size(peak), size(there))?);
-    }
-    Err(JobError::StepMemory { needed: size(peak), there: size(there) })
-}
+    let layer = dims.layer_bytes(&shape);
+    // A linear with a frozen weight does not keep its input.
+    let frozen = dims.layer_bytes(&BatchShape { linear_input: 0.0, ..shape });
 
-/// Prints the memory of a step and refuses a run that does not fit.
-///
-/// The estimate may be off by 10 %: if it exceeds the memory by less, it only prints a warning.
-///
-/// # Errors
-/// [`JobError::StepMemory`]. For a model without an estimate, [`JobError::Memory`] if the known
-/// part does not fit.
-pub(super) fn check_step<B: Backend, M: CausalLm<B>>(
-    config: &RunConfig<impl ModelSection<Config = M::Config>>,
-    dims: &M::Config,
-    ranks: usize,
-    dtype: DType,
-    (selected, device): (&SelectedDevice, &B::Device),
-    out: &mut dyn Write,
-) -> Result<(), JobError> {
-    let planned = plan::<B, M>(config, dims.clone(), ranks, dtype, device)?;
-    let (plan, _) = &planned;
-    let [parameters, gradients, moments] = [plan.parameters, plan.gradients, plan.moments].map(size);
-    let held = format!("(parameters {parameters}, gradients {gradients}, AdamW's moments {moments})");
-    let whose = if ranks > 1 { format!(" on each of {ranks} ranks") } else { String::new() };
-    let Some(estimate) = of_plan(config, dims, &planned, dtype, selected) else {
-        let known = plan.total().max(if ranks > 1 { plan.whole } else { 0 });
-        writeln!(out, "memory: {}{whose} without activations {held}", size(known))?;
-        return check(known, "training", selected);
+    // Layers with a graph at once, and kept inputs of the others.
+    let schedule = Plan::new(training, Some(size.vocab_size));
+    let (graphs, inputs) = match schedule.group() {
+        None => (size.num_layers.saturating_sub(trained.first), 0),
+        Some(group) => (group.min(size.num_layers), size.num_layers.div_ceil(group)),
     };
-    let peak = estimate.peak();
-    writeln!(out, "memory: a step takes about {}{whose} {held}", size(peak))?;
-    match there(selected) {
-        Some(there) if peak / 11 * 10 > there => Err(JobError::StepMemory { needed: size(peak), there: size(there) }),
-        Some(there) if peak > there => Ok(writeln!(out, "memory: there is {}: a step may not fit", size(there))?),
-        _ => Ok(()),
-    }
+    let full = trained.layers.min(graphs) as f64;
+    let of_layers = |bytes: fn(&LayerBytes) -> u64| {
+        let [bytes, frozen] = [&layer, &frozen].map(|layer| bytes(layer) as f64);
+        let all = bytes * full + frozen * (graphs as f64 - full);
+        match schedule.group() {
+            Some(_) => [0.0, all, all, 0.0],
+            None => [all, all, bytes * graphs.min(1) as f64, 0.0],
+        }
+    };
+    let inputs = inputs as f64 * layer.input as f64;
+
+    // Logits in f32 and, if hidden states are narrower, in their dtype, which the CPU's gradient
+    // GEMMs read in f32; hidden states of all tokens and their gradient.
+    let chunk = schedule.chunk().map_or(rows, |chunk| chunk as f64);
+    let narrow = if element < 4.0 { element + on_host(2.0 * element) } else { 0.0 };
+    let logits = chunk * vocab * (8.0 + narrow) + 2.0 * element * hidden * (rows + chunk);
+
+    // Tables: a rank's part in the parameters' dtype, and a whole one in f32, in which each rank
+    // computes the gradient.
+    let table = (training.param_dtype.dtype().size() as f64 * vocab * hidden / ranks as f64).floor();
+    let wide = 4.0 * vocab * hidden;
+    let is_tied = size.tie_word_embeddings;
+    let has_head = if is_tied { trained.embedding } else { trained.output };
+    let head = if has_head { table } else { 0.0 };
+    let tables = head + if trained.embedding && !is_tied { table } else { 0.0 };
+    // The output layer's gradient, the sum of its chunks, and on the CPU copies of weight and
+    // gradient in f32. A tied table is transposed, which copies both.
+    let bf16 = f64::from(u8::from(is_bf16));
+    let chunks = if schedule.chunk().is_some() { 1.0 + bf16 } else { 0.0 };
+    let widened = match is_host && (widens || is_bf16) {
+        true if is_tied => 3.0 + bf16,
+        true => 2.0,
+        false => 0.0,
+    };
+    let head_workspace = if has_head { wide * (1.0 - 0.5 * bf16 + chunks + widened) } else { 0.0 };
+    // The embedding's gradient is accumulated in f32, on the CPU in a copy of zeros. With
+    // `in_backward`, the layers' gradients are already applied and freed.
+    let applied = if optimizer.in_backward { plan.gradients as f64 - tables } else { 0.0 };
+    let embedding_workspace = match trained.embedding {
+        true => {
+            wide + on_host(wide) - if is_host || !is_bf16 { table } else { 0.0 } + if is_tied { table } else { 0.0 }
+        }
+        false => 0.0,
+    };
+
+    // Operands of a GEMM in f32 on the CPU, or a weight's gradient before it is rounded to bf16;
+    // gradients that flow through a layer; attention's scores, a few tensors of at most 64 MiB.
+    let gradients = plan.gradients as f64;
+    let [largest_update, largest_weight] = plan.largest.map(|elements| elements as f64);
+    let widest = (layer.swiglu as f64 / (2.0 * element * rows)).floor();
+    let decoded = on_host(4.0 * (largest_weight + rows * widest));
+    let rounded = on_host(2.0 * (2.0 * largest_weight).min(gradients) * bf16);
+    let of_layer = layer.swiglu.max(layer.attention) as f64 * if widens { 2.0 } else { 1.0 };
+    let scores =
+        if is_host { 0.0 } else { 4.0 * (4.0 * rows * training.seq_len as f64 * hidden / 8.0).min(67_108_864.0) };
+    let backward = decoded.max(rounded) + 4.0 * rows * hidden + of_layer + scores;
+
+    // Update of the largest parameter: about ten tensors of the rows being rounded, and all new
+    // tensors, or one new tensor. The CPU updates in place.
+    let rounds = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
+    let update = match rounds {
+        _ if is_host => 0.0,
+        true => 40.0 * largest_update.min(AT_ONCE as f64) + 6.0 * largest_update,
+        false => 4.0 * largest_update,
+    };
+    // Copies made by an exchange of gradients: three on the CPU, two of them in MPI; two on a
+    // device.
+    let exchanged = plan.largest_gradient.max(plan.joined_gradients) as f64 * if ranks > 1 { 1.0 } else { 0.0 };
+    let reduced = exchanged * if is_host { 3.0 } else { 2.0 };
+    let earlier = if training.grad_accumulation > 1 { gradients } else { 0.0 };
+    let gradients = match optimizer.in_backward {
+        true => [0.0, gradients - (tables - head), gradients, tables],
+        false => [earlier, earlier + head, earlier + gradients, gradients],
+    };
+    // Replaced tensors live until the checkpoint is written. Frozen parameters are not replaced.
+    let in_background = checkpoint.folder.is_some() && checkpoint.background;
+    let written = if in_background { plan.trained + plan.moments + plan.masters } else { 0 };
+    let copies = plan.copies.saturating_sub(if is_host { plan.shared_copies } else { 0 });
+    let always = |bytes: u64| [bytes as f64; 4];
+    let parts = [
+        ("parameters", always(plan.parameters)),
+        ("AdamW's moments", always(plan.moments)),
+        ("AdamW's masters", always(plan.masters)),
+        ("checkpoint being written", always(written)),
+        ("FP8 copies of weights", always(copies)),
+        ("gathered weights", always(plan.gathered)),
+        ("gradients", gradients),
+        ("inputs of layers", [inputs, inputs, layer.input as f64, 0.0]),
+        ("residual stream", of_layers(|layer| layer.residual)),
+        ("attention", of_layers(|layer| layer.attention)),
+        ("mlp", of_layers(|layer| layer.mlp)),
+        ("logits", [logits, 0.0, 0.0, 0.0]),
+        ("workspace", [head_workspace, backward, backward.max(embedding_workspace - applied), update]),
+        ("reduction", [if has_head { reduced } else { 0.0 }, reduced, reduced, 0.0]),
+    ];
+    // Values beyond 64 bits saturate.
+    let parts = parts.map(|(name, bytes)| MemoryPart { name, bytes: bytes.map(|bytes| bytes as u64) });
+    let parts = parts.into_iter().filter(|part| part.bytes != [0; 4]).collect();
+    Ok(MemoryEstimate { ranks, parts, whole: if ranks > 1 { plan.whole } else { 0 } })
 }

@@ -1,23 +1,24 @@
 //! [`Job`]: a task on a model, independent of the backend.
 
-mod announce;
+mod build_model;
 mod config;
-mod estimate;
+mod device_memory;
 mod evaluate;
 mod export;
 mod finish;
 mod generate_section;
 mod generation;
+mod log_header;
 mod memory;
-mod prepare;
-mod room;
-mod setup;
+mod memory_plan;
 mod text;
+mod train;
 mod weights;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
 
+use anyhow::Result;
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -26,24 +27,24 @@ use burn_float8::{Float8Stack, set_float8_enabled};
 use device_select::{AdapterInfo, DeviceChoice, SelectedDevice, select};
 use float8_shard::ShardBackend;
 
+pub use build_model::{adapt, prepare};
 pub use config::RunConfig;
-pub use estimate::{MemoryEstimate, MemoryPart};
 pub use evaluate::EvalPrecision;
 pub use finish::{Outcome, finish};
 pub use generate_section::GenerateSection;
-pub use prepare::{adapt, prepare};
-pub use setup::{Start, train};
+pub use memory::{MemoryEstimate, MemoryPart};
 pub use text::Text;
+pub use train::{Start, train};
 pub use weights::Weights;
 
+use crate::ProgressLine;
 use crate::checkpoint::SavedRun;
 use crate::config::Precision;
 use crate::hf::ExportOptions;
 use crate::model::{CausalLm, TrainableModel};
-use crate::{JobError, ProgressLine};
+use build_model::{check_cache, check_storage, compute_dtype, dimensions, notes_on_files};
+use device_memory::{check_parameters, parameter_bytes};
 use generation::{Generation, Printer};
-use prepare::{check_cache, compute_dtype, dimensions, notes_on_files};
-use room::check_parameters;
 
 /// Name of the output layer, which processes rows one by one if each must be independent of the
 /// batch.
@@ -119,16 +120,25 @@ impl<A: TrainableModel> Job<A> {
     /// Runs the task on `device`, which is `selected`, and writes the log to `out`.
     ///
     /// # Errors
-    /// Any [`JobError`].
+    /// The errors of the configuration, of files and of the device, and any [`RunError`](crate::RunError).
     pub fn run<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>>(
         &self,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         match &self.task {
             Task::Train => train::<A, B>(&self.config, &self.start, selected, device, out).map(drop),
-            Task::Memory { ranks, available } => self.memory::<B>(*ranks, *available, selected, device, out),
+            Task::Memory { ranks, available } => {
+                // Missing devices are estimated on the CPU.
+                let absent = AdapterInfo { name: "absent".into(), hardware: true };
+                let target = &match (self.config.training.device, selected) {
+                    (DeviceChoice::Cuda, SelectedDevice::Cpu) => SelectedDevice::Cuda,
+                    (DeviceChoice::Wgpu, SelectedDevice::Cpu) => SelectedDevice::Wgpu(absent),
+                    _ => selected.clone(),
+                };
+                memory::tell(&self.memory_estimate::<B>(*ranks, target, device)?, *available, target, out)
+            }
             Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
             Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
             Task::Export { to, options, float8, merge } => {
@@ -138,58 +148,23 @@ impl<A: TrainableModel> Job<A> {
     }
 
     /// Memory of a training step on `selected` for each of `ranks` ranks, which need not exist.
-    /// `None` if the model does not report the bytes of its layers. Nothing is allocated on
-    /// `device`.
+    /// Nothing is allocated on `device`.
     ///
     /// # Errors
-    /// The errors of the configuration.
+    /// The errors of the configuration, as [`train()`] has them.
     pub fn memory_estimate<B: AutodiffBackend>(
         &self,
         ranks: usize,
         selected: &SelectedDevice,
         device: &B::Device,
-    ) -> Result<Option<MemoryEstimate>, JobError> {
-        let dims = self.dimensions::<B>(ranks, selected, device)?;
-        memory::estimate::<B, A::Trained<B>>(&self.config, &dims, ranks, selected, device)
-    }
-
-    /// Validates the configuration as [`train()`] does and returns the dimensions.
-    fn dimensions<B: Backend>(
-        &self,
-        ranks: usize,
-        selected: &SelectedDevice,
-        device: &B::Device,
-    ) -> Result<A::Config, JobError> {
+    ) -> Result<MemoryEstimate> {
         let config = &self.config;
-        memory::check_settings::<B>(config, ranks, selected, device)?;
-        let text = config.text()?;
-        let prompt = |is_chat| text.prompt(&config.generate.prompt, is_chat).map(|prompt| prompt.len());
-        let longest = match config.generate.max_new_tokens {
-            0 => None,
-            // Whether the prompt is a chat's depends on the data, so an error of its template may
-            // not matter.
-            _ => Some(prompt(false)?).max(prompt(true).ok()),
-        };
-        dimensions(config, Some(config.training.seq_len), longest.as_slice())
-    }
-
-    fn memory<B: AutodiffBackend>(
-        &self,
-        ranks: usize,
-        available: Option<u64>,
-        selected: &SelectedDevice,
-        device: &B::Device,
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
-        // Missing devices are estimated on the CPU.
-        let absent = AdapterInfo { name: "absent".into(), hardware: true };
-        let target = match (self.config.training.device, selected) {
-            (DeviceChoice::Cuda, SelectedDevice::Cpu) => SelectedDevice::Cuda,
-            (DeviceChoice::Wgpu, SelectedDevice::Cpu) => SelectedDevice::Wgpu(absent),
-            _ => selected.clone(),
-        };
-        let dims = self.dimensions::<B>(ranks, &target, device)?;
-        memory::tell::<B, A::Trained<B>>(&self.config, dims, ranks, available, &target, device, out)
+        config.validate()?;
+        config.check_ranks(ranks)?;
+        check_storage::<B, _>(config, selected, device)?;
+        let prompt = config.text()?.longest_prompt(&config.generate)?;
+        let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
+        memory::estimate::<B, A::Trained<B>>(config, &dims, ranks, selected, device)
     }
 
     /// Model for `config`, which may differ from the job's in precision. With the job's recipe, the
@@ -201,9 +176,9 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<A::Trained<B>, JobError> {
+    ) -> Result<A::Trained<B>> {
         let RunConfig { training, float8, .. } = config;
-        check_parameters(weights.dims(), training.param_dtype.dtype(), config.holds_codes(), selected)?;
+        check_parameters(parameter_bytes(config, weights.dims()), selected)?;
         let dtype = self.dtype::<B>(config, selected, device)?;
         let progress = ProgressLine::new();
         let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);
@@ -230,9 +205,9 @@ impl<A: TrainableModel> Job<A> {
         config: &RunConfig<A::Section>,
         selected: &SelectedDevice,
         device: &B::Device,
-    ) -> Result<DType, JobError> {
-        match compute_dtype::<B, _>(config, selected, device) {
-            Err(JobError::UnsupportedDtype { .. }) if self.start.may_widen => Ok(DType::F32),
+    ) -> Result<DType> {
+        match compute_dtype::<B, _>(config, selected, device)? {
+            Err(_) if self.start.may_widen => Ok(DType::F32),
             dtype => dtype,
         }
     }
@@ -248,7 +223,7 @@ impl<A: TrainableModel> Job<A> {
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let config = &self.config;
         config.validate()?;
         check_cache::<B, _>(config, selected, device)?;

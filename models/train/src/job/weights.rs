@@ -3,6 +3,7 @@
 
 use std::io::Write;
 
+use anyhow::{Result, bail};
 use burn::module::AutodiffModule;
 use burn::tensor::DType;
 use burn::tensor::backend::AutodiffBackend;
@@ -10,12 +11,12 @@ use burn_float8::report::LayerState;
 use burn_float8::{Float8Config, Float8Stack, Float8State};
 
 use super::config::RunConfig;
+use crate::ProgressLine;
 use crate::checkpoint::{ASSETS, SavedRun};
 use crate::config::TrainingSection;
 use crate::freeze::freeze;
 use crate::hf::{Checkpoint, base};
 use crate::model::{CausalLm, CausalLmExt, ModelConfig, ModelSection};
-use crate::{JobError, ProgressLine};
 
 /// Files or seed of a model's parameters.
 pub struct Weights<'a, C> {
@@ -50,17 +51,20 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], except for tensors that cannot be read;
-    /// frozen weights that differ from the ones the run started with; [`JobError::NoBase`] if their
-    /// folder is gone.
+    /// Frozen weights that differ from the ones that the run started with, or whose folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
         dims: C,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         let training = &config.training;
         if let (Some(run), Some(folder)) = (saved.and_then(|saved| saved.path().parent()), config.frozen_folder()) {
             if !folder.is_dir() {
-                return Err(JobError::NoBase { folder: folder.into() });
+                bail!(
+                    "there is no folder {}, which has the weights that the run keeps frozen: its checkpoints hold only what it trains. \
+                     It must be where it was (model.hf_path)",
+                    folder.display()
+                );
             }
             base::check(folder, &run.join(ASSETS))?;
         }
@@ -111,7 +115,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     }
 
     /// Input scales in a Hugging Face folder, by path of the linear.
-    pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>, JobError> {
+    pub(super) fn input_scales(&self) -> Result<Vec<(String, f32)>> {
         match self.checkpoint() {
             Some(checkpoint) => Ok(checkpoint.input_scales()?),
             None => Ok(vec![]),
@@ -126,14 +130,14 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Loads the model with these parameters.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`], [`JobError::Train`], [`JobError::Output`]; weights that cannot be
-    /// read.
+    /// An invalid dimension, a device that fails, weights that cannot be read, a log that cannot be
+    /// written.
     pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,
         progress: &ProgressLine,
         out: &mut dyn Write,
-    ) -> Result<M, JobError> {
+    ) -> Result<M> {
         let model = M::new(self.dims, device)?;
         let model = match self.source {
             Source::Saved(saved) => {

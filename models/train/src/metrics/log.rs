@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
 use burn_float8::{Float8Stack, Monitor};
 use device_select::SelectedDevice;
 
@@ -11,7 +12,7 @@ use super::record::{HealthRecord, MAX_LINE, Record, RunRecord, TrainRecord, read
 use super::{StepLine, better};
 use crate::config::Precision;
 use crate::steps::StepConfig;
-use crate::{TrainError, atomic};
+use crate::atomic;
 
 /// Appends a run's records to a file.
 #[derive(Debug)]
@@ -27,8 +28,8 @@ impl Metrics {
     /// removed.
     ///
     /// # Errors
-    /// [`TrainError::Write`].
-    pub fn append(path: &Path) -> Result<Self, TrainError> {
+    /// A file that cannot be written.
+    pub fn append(path: &Path) -> Result<Self> {
         let open = || {
             let mut file = crate::files::append(path)?;
             let begin = file.metadata()?.len().saturating_sub(MAX_LINE);
@@ -42,29 +43,29 @@ impl Metrics {
             }
             Ok(file)
         };
-        let file = open().map_err(|source| TrainError::Write { path: path.into(), source })?;
+        let file = open().with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Self { path: path.into(), file, sampled: 0 })
     }
 
     /// Creates a file, replacing an existing one.
     ///
     /// # Errors
-    /// [`TrainError::Write`].
-    pub fn create(path: &Path) -> Result<Self, TrainError> {
-        atomic::replace(path, b"").map_err(|source| TrainError::Write { path: path.into(), source })?;
+    /// A file that cannot be written.
+    pub fn create(path: &Path) -> Result<Self> {
+        atomic::replace(path, b"").with_context(|| format!("cannot write {}", path.display()))?;
         Self::append(path)
     }
 
     /// Writes a line.
     ///
     /// # Errors
-    /// [`TrainError::Write`].
-    pub fn write(&mut self, record: &Record) -> Result<(), TrainError> {
+    /// A file that cannot be written.
+    pub fn write(&mut self, record: &Record) -> Result<()> {
         let written = serde_json::to_vec(record).map_err(io::Error::from).and_then(|mut line| {
             line.push(b'\n');
             self.file.write_all(&line)
         });
-        written.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+        written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     /// Writes the run's record and returns its smallest held-out loss so far, with its step. A file
@@ -75,7 +76,7 @@ impl Metrics {
         config: StepConfig<'_>,
         selected: &SelectedDevice,
         out: &mut dyn Write,
-    ) -> Result<Option<(usize, f64)>, TrainError> {
+    ) -> Result<Option<(usize, f64)>> {
         let precision = config.training.precision;
         let run = RunRecord {
             precision: format!("{precision:?}").to_lowercase(),
@@ -94,7 +95,7 @@ impl Metrics {
     }
 
     /// Writes a step without a line in the log.
-    pub(crate) fn seen(&mut self, step: usize, loss: f64, grad_norm: f64, lr: f64) -> Result<(), TrainError> {
+    pub(crate) fn seen(&mut self, step: usize, loss: f64, grad_norm: f64, lr: f64) -> Result<()> {
         self.write(&Record {
             step,
             train: Some(TrainRecord { loss, grad_norm, lr, ..TrainRecord::default() }),
@@ -103,7 +104,7 @@ impl Metrics {
     }
 
     /// Writes a step with a line in the log, and new FP8 statistics.
-    pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<(), TrainError> {
+    pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<()> {
         let train = TrainRecord {
             loss: line.loss,
             grad_norm: line.grad_norm,
@@ -135,14 +136,14 @@ impl Metrics {
 
     /// Writes that the run diverged at a step, with its loss and gradient norm if they are the
     /// cause.
-    pub(crate) fn diverged(&mut self, step: usize, seen: Option<[f64; 2]>, why: String) -> Result<(), TrainError> {
+    pub(crate) fn diverged(&mut self, step: usize, seen: Option<[f64; 2]>, why: String) -> Result<()> {
         let train =
             seen.map(|[loss, grad_norm]| TrainRecord { loss, grad_norm, lr: f64::NAN, ..TrainRecord::default() });
         self.write(&Record { step, train, diverged: Some(why), ..Record::default() })
     }
 
     /// Writes the held-out loss after a step.
-    pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<(), TrainError> {
+    pub(crate) fn held_out(&mut self, step: usize, loss: f64) -> Result<()> {
         self.write(&Record { step, held_out_loss: Some(loss), ..Record::default() })
     }
 }

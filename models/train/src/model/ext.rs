@@ -3,13 +3,14 @@
 
 use std::path::Path;
 
+use anyhow::Result;
 use burn::tensor::backend::Backend;
 
 use super::CausalLm;
 use super::generate::{GenerateOptions, Sampling, generate};
 use super::init::init_weights;
+use crate::Progress;
 use crate::hf::{self, Checkpoint, ExportOptions, Float8Export, RepeatedHead};
-use crate::{JobError, Progress};
 
 /// Methods of every [`CausalLm`].
 pub trait CausalLmExt<B: Backend>: CausalLm<B> {
@@ -39,7 +40,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         num_choices: usize,
         stop: &[u32],
         sampling: Sampling,
-    ) -> Result<Vec<u32>, JobError> {
+    ) -> Result<Vec<u32>> {
         let options =
             GenerateOptions { stop: stop.to_vec(), sampling, ..GenerateOptions::new(max_new_tokens, num_choices) };
         Ok(self.generate_batch(&[prompt.to_vec()], &options)?.remove(0))
@@ -49,11 +50,11 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices or
-    /// invalid options, [`JobError::Vocabulary`] for a prompt token or choice outside of the
-    /// vocabulary, [`JobError::Positions`] for a text longer than the model supports,
-    /// [`JobError::Logits`] for NaN logits, [`TrainError::Execution`](crate::TrainError::Execution)
+    /// invalid options, a token outside of the vocabulary for a prompt token or choice outside of the
+    /// vocabulary, a text longer than the model supports for a text longer than the model supports,
+    /// NaN logits for NaN logits, a device that fails
     /// if the device fails.
-    fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, JobError> {
+    fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
         let mut texts = vec![vec![]; prompts.len()];
         self.generate_each(prompts, options, |prompt, token| {
             texts[prompt].push(token);
@@ -72,8 +73,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         &self,
         prompts: &[Vec<u32>],
         options: &GenerateOptions,
-        mut take: impl FnMut(usize, u32) -> Result<bool, JobError>,
-    ) -> Result<(), JobError> {
+        mut take: impl FnMut(usize, u32) -> Result<bool>,
+    ) -> Result<()> {
         generate(self, prompts, options, &mut |number, token| token.map_or(Ok(false), |token| take(number, token)))
     }
 
@@ -84,7 +85,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// The errors of [`hf::read_config`] and [`load_hf_weights`](Self::load_hf_weights).
-    fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self, JobError> {
+    fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self> {
         let config = hf::read_config::<Self::Config>(dir.as_ref())?;
         let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
         Ok(checkpoint.load(Self::new(config, device)?, &mut |_| ())?)
@@ -97,7 +98,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// A mixture of experts; tensors that are missing, unexpected or have another shape or dtype; an
     /// output layer that should equal the embedding; invalid FP8 weights; a file that cannot be
     /// read; a device that fails.
-    fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self, JobError> {
+    fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?;
         Ok(checkpoint.load(self, &mut |_| ())?)
     }
@@ -113,7 +114,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// A mixture of experts; [`JobError::Folder`] for a folder that is not empty or cannot be
     /// created; a source that cannot be read or is of another model; files that cannot be written;
     /// a device that fails.
-    fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<(), JobError> {
+    fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<()> {
         hf::save(self, self.config(), folder.as_ref(), options, None)
     }
 
@@ -130,7 +131,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
         folder: impl AsRef<Path>,
         options: &ExportOptions,
         float8: &Float8Export<'_>,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         hf::save(self, self.config(), folder.as_ref(), options, Some(float8))
     }
 }

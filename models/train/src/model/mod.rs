@@ -2,7 +2,7 @@
 //! a [`Job`](crate::Job), and [`TrainableModel`], which combines a model's module and configuration
 //! for every backend.
 
-mod activations;
+mod activation_memory;
 mod ext;
 mod generate;
 mod init;
@@ -11,6 +11,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use burn::module::{AutodiffModule, Module, ModuleDisplay};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Int, Tensor};
@@ -19,12 +20,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use activations::{BatchShape, LayerBytes};
+pub use activation_memory::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
 pub(crate) use generate::generate;
 pub use generate::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, KeyValueCache, Sampling};
 
-use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::HfReader;
 
@@ -103,8 +103,8 @@ pub trait CausalLm<B: Backend>: LanguageModel<B> {
     /// Creates a model whose parameters are initialized on first use by the backend's generator.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    fn new(config: Self::Config, device: &B::Device) -> Result<Self, JobError>;
+    /// an invalid dimension.
+    fn new(config: Self::Config, device: &B::Device) -> Result<Self>;
 
     /// Configuration.
     fn config(&self) -> &Self::Config;
@@ -145,17 +145,14 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Checks every field.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`] naming the first invalid field.
-    fn validate(&self) -> Result<(), JobError>;
+    /// an invalid dimension naming the first invalid field.
+    fn validate(&self) -> Result<()>;
 
     /// Size of the model.
     fn size(&self) -> ModelSize;
 
-    /// Bytes that each layer keeps of a micro-batch from forward to backward; `None` if unknown.
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
-        let _ = shape;
-        None
-    }
+    /// Bytes that each layer keeps of a micro-batch from forward to backward.
+    fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes;
 
     /// Sets the number of positions, for which a model precomputes tables.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
@@ -183,20 +180,20 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     ///
     /// # Errors
     /// A key that is missing; an unsupported feature.
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError>;
+    fn from_hf(json: &HfReader<'_>) -> Result<Self>;
 
     /// Keys of `config.json` that describe the model.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`] for a model that Hugging Face has no name for.
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError>;
+    /// a mixture of experts for a model that Hugging Face has no name for.
+    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>>;
 
     /// Parameters that a checkpoint in the folder `path` must have, by path in the module tree,
     /// with the shapes of Hugging Face's files: a linear is `[out, in]`.
     ///
     /// # Errors
-    /// [`JobError::MoeCheckpoint`] for a model that Hugging Face has no names for.
-    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError>;
+    /// a mixture of experts for a model that Hugging Face has no names for.
+    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>>;
 }
 
 /// Section `[model]` of a configuration.
@@ -222,8 +219,8 @@ pub trait ModelSection:
     /// Preset with the section's changes, without validation. Ignores `hf_path`.
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`].
-    fn to_config(&self) -> Result<Self::Config, JobError>;
+    /// An unknown preset.
+    fn to_config(&self) -> Result<Self::Config>;
 }
 
 /// Kind of model for a [`Job`](crate::Job), on any backend.

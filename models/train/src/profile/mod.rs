@@ -20,6 +20,7 @@ use device_select::SelectedDevice;
 pub use table::{Kind, ProfileRow, ProfileTable};
 
 use crate::config::ProfileSection;
+use crate::error::device_failed;
 use crate::{TrainError, json_file};
 
 /// Source of the times.
@@ -147,6 +148,5 @@ fn host_work() -> Vec<ProfileRow> {
 }
 
 fn sync<B: Backend>(device: &B::Device) -> Result<(), TrainError> {
-    B::sync(device)
-        .map_err(|error| TrainError::Execution { doing: "waiting for a profiled step", reason: error.to_string() })
+    B::sync(device).map_err(|error| device_failed("waiting for a profiled step", &error))
 }

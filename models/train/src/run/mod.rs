@@ -1,17 +1,19 @@
 //! The training loop: batches in, step lines, metrics and checkpoints out.
 
-mod watch;
+mod loss_reader;
 
 use std::io::Write;
 use std::time::Instant;
 
+use anyhow::Result;
 use burn::module::AutodiffModule;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::{Float8Stack, Report, report::NonFiniteOperand};
 use device_select::SelectedDevice;
-use watch::{Seen, Watch, scalar};
+use loss_reader::{Seen, Watch, scalar};
 
-use crate::TrainError;
+use crate::RunError;
+use crate::activation_checkpoint::{Plan, loss};
 use crate::batches::Batch;
 use crate::checkpoint::{CheckpointError, Checkpoints, Snapshot, Worth, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
@@ -21,7 +23,6 @@ use crate::model::LanguageModel;
 use crate::profile::Profiler;
 use crate::progress::ProgressLine;
 use crate::ranks::Ranks;
-use crate::recompute::{Plan, loss};
 use crate::report::{Calls, add_calls, report_of, without_calls};
 use crate::signals::Signals;
 use crate::steps::{Step, StepConfig, Steps};
@@ -100,11 +101,8 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     /// Runs the remaining steps and evaluates.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`], [`TrainError::HeldOutDiverged`], [`TrainError::Interrupted`],
-    /// [`TrainError::Stopped`], [`TrainError::Strict`], [`TrainError::Checkpoint`],
-    /// [`TrainError::Execution`], [`TrainError::Write`], [`TrainError::Output`],
-    /// [`TrainError::Other`] of the profiler.
-    pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    /// Any [`RunError`]; errors of checkpoints, of other files, of the profiler and of the device.
+    pub fn run<M>(&mut self, steps: Steps<'_, B, M>) -> Result<Finished<M>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -112,7 +110,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let finished = self.make(steps);
         self.progress.end();
         if let (Err(error), Some(metrics)) = (&finished, &mut self.metrics)
-            && let TrainError::Checkpoint(CheckpointError::NotFinite { step, .. }) = error
+            && let Some(CheckpointError::NotFinite { step, .. }) = error.downcast_ref()
         {
             // Keeps the first error if the metrics cannot be written either.
             let _ = metrics.diverged(*step, None, error.to_string());
@@ -120,7 +118,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         finished
     }
 
-    fn make<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<Finished<M>, TrainError>
+    fn make<M>(&mut self, mut steps: Steps<'_, B, M>) -> Result<Finished<M>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -150,8 +148,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 profiler.before_step::<B>(steps.done() + 1, self.device)?;
             }
             let epochs = steps.batches.epochs();
-            let step;
-            (steps, step) = steps.step(self.device)?;
+            let step = steps.step(self.device)?;
             let number = step.number;
             let table = self.profiler.as_mut().map(|profiler| profiler.after_step::<B>(number, self.device));
             if let Some(table) = table.transpose()?.flatten() {
@@ -213,13 +210,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
                 }
             }
             if let Some(signal) = stop {
-                let Some(checkpoints) = &mut self.checkpoints else {
-                    return Err(TrainError::Stopped { signal, step: number });
-                };
-                let written = checkpoints.finish()?;
-                let folder = checkpoints.path().to_path_buf();
+                let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
                 self.announce(written)?;
-                return Err(TrainError::Interrupted { signal, step: number, folder });
+                let folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
+                return Err(RunError::Interrupted { signal, step: number, folder }.into());
             }
             let written = self.checkpoints.as_mut().map(Checkpoints::poll).transpose()?.flatten();
             self.announce(written)?;
@@ -233,7 +227,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             // No step was left.
             None => self.evaluate(&mut now, &steps)?,
         };
-        Ok(Finished { model: steps.model, lines: now.lines, held_out, report: now.report })
+        Ok(Finished { model: steps.model.into_inner(), lines: now.lines, held_out, report: now.report })
     }
 
     /// Peak of `devices` devices: configured, or known by the device's name.
@@ -245,13 +239,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Writes the step line to the log and the metrics.
-    fn log<M>(
-        &mut self,
-        now: &mut UnderWay<B>,
-        step: &Step<B>,
-        seen: Seen,
-        steps: &Steps<'_, B, M>,
-    ) -> Result<(), TrainError>
+    fn log<M>(&mut self, now: &mut UnderWay<B>, step: &Step<B>, seen: Seen, steps: &Steps<'_, B, M>) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -279,7 +267,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Computes the held-out loss after the current step, if anything is held out.
-    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>, TrainError>
+    fn evaluate<M>(&mut self, now: &mut UnderWay<B>, steps: &Steps<'_, B, M>) -> Result<Option<HeldOut>>
     where
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
@@ -292,10 +280,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let loss = mean_loss(&steps.model.valid(), self.held_out, self.config.training, self.device)?;
         add_calls(&mut now.evaluated, &before, steps.monitor().calls());
         if !loss.is_finite() {
-            let error = TrainError::HeldOutDiverged { steps: done, loss };
+            let error = RunError::HeldOutDiverged { steps: done, loss };
             self.metrics.as_mut().map_or(Ok(()), |m| m.diverged(done, None, error.to_string()))?;
             self.keep_diverged(steps)?;
-            return Err(error);
+            return Err(error.into());
         }
         let held_out = HeldOut::and(now.held_out, (done, loss));
         if let Some(metrics) = &mut self.metrics {
@@ -316,7 +304,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.config.float8.is_float8(step, self.config.training.steps.get())
     }
 
-    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<(), TrainError>
+    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -327,7 +315,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.announce(written)
     }
 
-    fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<(), TrainError> {
+    fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<()> {
         for Written { step, worth, took } in written {
             let what = if worth == Worth::Diverged { "  diverged, kept to look at" } else { "" };
             writeln!(self.out, "step: {step:2}  saved in {:.2} s{what}", took.as_secs_f64())?;
@@ -336,7 +324,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     }
 
     /// Error of a diverged run. The diverged state is saved next to its checkpoints.
-    fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> TrainError
+    fn diverged<M>(&mut self, steps: &Steps<'_, B, M>, seen: Seen, cause: Option<NonFiniteOperand>) -> anyhow::Error
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -349,10 +337,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         }
         error.folder = self.checkpoints.as_ref().map(|checkpoints| checkpoints.path().to_path_buf());
         error.saved = error.folder.as_deref().map_or(vec![], |folder| saved_steps(folder).unwrap_or_default());
-        TrainError::Diverged(Box::new(error))
+        RunError::Diverged(Box::new(error)).into()
     }
 
-    fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<(), TrainError>
+    fn keep_diverged<M>(&mut self, steps: &Steps<'_, B, M>) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
@@ -365,10 +353,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
 /// With `float8.strict`, checks that every selected GEMM ran in FP8.
 ///
 /// # Errors
-/// [`TrainError::Strict`].
-pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<(), TrainError> {
+/// [`RunError::Strict`].
+pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section, model: &M) -> Result<()> {
     match float8.config.strict {
-        true => report_of::<B, M>(model).verify().map_err(TrainError::Strict),
+        true => report_of::<B, M>(model).verify().map_err(|error| RunError::Strict(error).into()),
         false => Ok(()),
     }
 }
@@ -377,13 +365,13 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
 /// time.
 ///
 /// # Errors
-/// [`TrainError::Execution`].
+/// a device that fails.
 pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batches: &[Batch],
     training: &TrainingSection,
     device: &B::Device,
-) -> Result<f64, TrainError> {
+) -> Result<f64> {
     let plan = Plan::new(training, model.vocab_size());
     let (mut sum, mut targets) = (0.0, 0);
     for batch in batches {

@@ -15,7 +15,7 @@ use train::config::Precision;
 use train::hf::ExportOptions;
 use train::job::{EvalPrecision, GenerateSection, Job, Task};
 
-use crate::common::{hf_json, stored_tensors, tiny, write_json, write_safetensors};
+use crate::common::{hf_json, refuses, stored_tensors, tiny, write_json, write_safetensors};
 
 fn job(arguments: &[&str]) -> Result<Job<Decoders>, Error> {
     let command = Command::try_parse_from([&["llama3"], arguments].concat()).unwrap();
@@ -61,12 +61,11 @@ fn a_hugging_face_checkpoint_has_no_steps() {
     let (_dir, path) = folder(&tiny(), None);
     for (flags, named) in [(&["--step", "8"][..], "--step 8"), (&["--best"], "--best")] {
         for command in ["eval", "generate"] {
-            let error = job(&[&[command, &path], flags].concat()).unwrap_err();
-            assert!(matches!(&error, Error::NotARun { flag, .. } if flag == named), "{error}");
+            let text = format!("is a Hugging Face checkpoint: {named} is for the folder of a run");
+            refuses(job(&[&[command, &path], flags].concat()), &text);
         }
     }
-    let error = job(&["generate", "/no/such/folder"]).unwrap_err();
-    assert_eq!(error.to_string(), "there is no folder /no/such/folder");
+    refuses(job(&["generate", "/no/such/folder"]), "there is no folder /no/such/folder");
 }
 
 #[test]
@@ -82,21 +81,20 @@ fn each_call_draws_anew_unless_it_has_a_seed() {
 fn prompts_are_those_of_flags_and_of_a_file() {
     let (dir, path) = folder(&tiny(), None);
     let lines = dir.path().join("prompts.txt");
-    let prompts = |arguments: &[&str]| match job(&[&["generate", &path], arguments].concat()).map(|job| job.task) {
-        Ok(Task::Generate { prompts, is_chat: false }) => Ok(prompts),
-        Ok(task) => panic!("{task:?}"),
-        Err(error) => Err(error.to_string()),
+    let prompts = |arguments: &[&str]| match job(&[&["generate", &path], arguments].concat())?.task {
+        Task::Generate { prompts, is_chat: false } => Ok(prompts),
+        task => panic!("{task:?}"),
     };
     assert_eq!(prompts(&[]).unwrap(), Vec::<String>::new());
     let file = lines.display().to_string();
-    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("cannot read"));
+    refuses(prompts(&["--prompts", &file]), "cannot read");
+    for (text, refusal) in [("a\n\nb\n", "prompts.txt: line 2 is empty"), ("", "has no line")] {
+        fs::write(&lines, text).unwrap();
+        refuses(prompts(&["--prompts", &file]), refusal);
+    }
+    refuses(prompts(&["--prompt", ""]), "text 1 must not be empty");
     fs::write(&lines, "\u{feff}two words\n  three\n").unwrap();
     assert_eq!(prompts(&["--prompt", "one", "--prompts", &file]).unwrap(), ["one", "two words", "  three"]);
-    fs::write(&lines, "a\n\nb\n").unwrap();
-    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("prompts.txt: line 2 is empty"));
-    fs::write(&lines, "").unwrap();
-    assert!(prompts(&["--prompts", &file]).unwrap_err().contains("has no line"));
-    assert!(prompts(&["--prompt", ""]).unwrap_err().contains("text 1 must not be empty"));
 }
 
 #[test]
@@ -140,12 +138,10 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     };
     assert_eq!(section(&flags.concat()), of_flags);
     assert_eq!(section(&["--set", "generate.top_k=4"]), GenerateSection { top_k: 4, ..wanted });
-    fs::write(&config, "{ \"top_k\": \"many\" }").unwrap();
-    let error = job(&["generate", &path]).unwrap_err();
-    assert!(error.to_string().starts_with(&format!("{}: top_k = ", config.display())), "{error}");
-    write_json(&config, &json!({ "top_p": 1.5 }));
-    let error = job(&["generate", &path]).unwrap_err();
-    assert!(error.to_string().starts_with(&format!("{}: top_p = ", config.display())), "{error}");
+    for (json, text) in [(json!({ "top_k": "many" }), "top_k = \"many\""), (json!({ "top_p": 1.5 }), "top_p = 1.5")] {
+        write_json(&config, &json);
+        refuses(job(&["generate", &path]), &format!("{}: {text} is not supported", config.display()));
+    }
     // Other commands do not read the file.
     assert!(job(&["eval", &path, "--data", &path]).is_ok());
 }

@@ -222,6 +222,18 @@ pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
     Ok((outcome, String::from_utf8(log).unwrap()))
 }
 
+/// Typed cause of a refusal.
+pub(crate) fn cause<E: std::error::Error + Send + Sync + 'static, T>(result: Result<T, Error>) -> E {
+    let error = result.err().expect("it was to be refused");
+    error.downcast().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+/// Requires a refusal with this text.
+pub(crate) fn refuses<T>(result: Result<T, Error>, text: &str) {
+    let error = result.err().expect("it was to be refused").to_string();
+    assert!(error.contains(text), "{error}");
+}
+
 /// Byte tokenizer.
 pub(crate) fn bytes() -> Text {
     Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
@@ -242,7 +254,7 @@ pub(crate) fn steps<'a>(
     let model =
         prepare::<Decoders, Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
             .unwrap();
-    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
+    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap(), None).unwrap()
 }
 
 /// Bits of every parameter in f32.

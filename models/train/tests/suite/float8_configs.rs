@@ -18,7 +18,7 @@ use train::cli::Args;
 use train::config::ConfigError;
 use train::config::Float8Section;
 
-use crate::common::tiny;
+use crate::common::{cause, tiny};
 
 fn set(settings: &[&str]) -> Result<RunConfig, Error> {
     let settings: Vec<_> = settings.iter().map(|s| s.to_string()).collect();
@@ -121,8 +121,8 @@ fn wrong_keys_and_values_are_named_with_where_they_came_from() {
         ("float8.overrides=[{ fqn = ['a'] }]", "overrides"),
         ("float8.num_layers_at_start_in_high_precision=-1", "num_layers_at_start_in_high_precision"),
     ] {
-        match set(&["float8.recipe=rowwise", setting]) {
-            Err(Error::Config(ConfigError::Parse { origin, reason })) => {
+        match cause(set(&["float8.recipe=rowwise", setting])) {
+            ConfigError::Parse { origin, reason } => {
                 assert_eq!(origin, format!("--set {setting}"));
                 assert!(reason.contains(named), "{setting}: {reason}");
             }
@@ -143,7 +143,7 @@ fn settings_are_judged_together_and_the_first_wrong_one_is_blamed() {
     ];
     set(&halves).unwrap();
     let wrong = set(&["training.steps=1", halves[0], halves[2], "training.seed=2"]);
-    let Err(Error::Config(ConfigError::Parse { origin, reason })) = wrong else { panic!("{wrong:?}") };
+    let ConfigError::Parse { origin, reason } = cause(wrong) else { panic!("another error") };
     assert_eq!(origin, format!("--set {}", halves[0]));
     assert!(reason.contains("dgrad"), "{reason}");
 }

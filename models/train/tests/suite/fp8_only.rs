@@ -7,27 +7,27 @@ use burn::tensor::Tensor;
 use burn_float8::{Float8Error, Recipe, report};
 use models::{Decoder, Decoders, Error, RunConfig};
 use safetensors::Dtype;
-use train::ProgressLine;
-use train::TensorFiles;
-use train::TrainError;
 use train::job::{Weights, prepare};
+use train::{ProgressLine, Steps, TensorFiles};
 
-use crate::common::{Train, ids, model, open, run, run_config, steps, text, tokens, values};
+use crate::common::{Train, cause, ids, model, open, run, run_config, text, tokens, values};
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
 /// Model of a folder with a recipe, FP8 only or with values.
-fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Decoder<Train>, Error> {
-    prepared_saying(folder, recipe, fp8_only, &mut std::io::sink())
+fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
+    prepared_by(folder, recipe, fp8_only, &[], &mut std::io::sink())
 }
 
-fn prepared_saying(
+fn prepared_by(
     folder: &Path,
     recipe: Recipe,
     fp8_only: bool,
+    settings: &[&str],
     out: &mut dyn std::io::Write,
 ) -> Result<Decoder<Train>, Error> {
     let folder = format!("model.hf_path={}", folder.display());
-    let settings = [folder, format!("float8.recipe={recipe}"), "training.precision=fp8".into()];
+    let mut settings: Vec<_> = settings.iter().map(|setting| setting.to_string()).collect();
+    settings.extend([folder, format!("float8.recipe={recipe}"), "training.precision=fp8".into()]);
     let config = RunConfig { fp8_only, ..RunConfig::load(None, &settings)? };
     let weights = Weights::open(&config, None, config.dimensions()?)?;
     prepare::<Decoders, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
@@ -85,14 +85,14 @@ fn training_codes_is_an_error_that_names_the_layer() {
         "generate.max_new_tokens=0".into(),
     ];
     let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
-    let is_named =
-        |error: &Float8Error| *error == Float8Error::Fp8OnlyTrained { layer: "layers.0.self_attn.q_proj".into() };
-    let Err(Error::Train(TrainError::Float8(error))) = run(&config) else { panic!("codes were trained") };
-    assert!(is_named(&error), "{error}");
-    let data = open(&config);
-    let thawed = steps(&config, &data, |model| Module::<Train>::map(model, &mut Thaw));
-    let Err(TrainError::Float8(error)) = thawed.step(&Default::default()) else { panic!("a step was made") };
-    assert!(is_named(&error), "{error}");
+    let named = Float8Error::Fp8OnlyTrained { layer: "layers.0.self_attn.q_proj".into() };
+    assert_eq!(cause::<Float8Error, _>(run(&config)), named);
+    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
+    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+    let model = prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
+    let thawed = Module::<Train>::map(model, &mut Thaw);
+    let steps = Steps::new(config.steps(), thawed, config.train_batches(&open(&config)).unwrap(), None);
+    assert_eq!(steps.err(), Some(named));
 }
 
 /// Enables gradients of all parameters.
@@ -153,7 +153,7 @@ fn another_recipe_than_the_files_have_is_told() {
         (Recipe::Tensorwise, false, Some("\n")),
     ] {
         let mut out = vec![];
-        prepared_saying(dir.path(), recipe, fp8_only, &mut out).unwrap();
+        prepared_by(dir.path(), recipe, fp8_only, &[], &mut out).unwrap();
         let out = String::from_utf8(out).unwrap();
         let by = if recipe == Recipe::Rowwise { String::new() } else { format!(" by {recipe}") };
         let line = format!("has FP8 weights of rowwise, which are decoded and cast anew{by}");
@@ -167,18 +167,9 @@ fn another_recipe_than_the_files_have_is_told() {
 /// Square blocks are requested, but the codes were cast with other scales.
 #[test]
 fn scales_that_are_no_squares_are_told() {
-    let dir = tempfile::tempdir().unwrap();
+    let (dir, mut out) = (tempfile::tempdir().unwrap(), vec![]);
     export(&model(square(false), 12), Recipe::Mxfp8, dir.path()).unwrap();
-    let settings = [
-        format!("model.hf_path={}", dir.path().display()),
-        "float8.recipe=mxfp8".into(),
-        "float8.mx_square_weights=true".into(),
-        "training.precision=fp8".into(),
-    ];
-    let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
-    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
-    let mut out = vec![];
-    prepare::<Decoders, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), &mut out).unwrap();
+    prepared_by(dir.path(), Recipe::Mxfp8, true, &["float8.mx_square_weights=true"], &mut out).unwrap();
     let out = String::from_utf8(out).unwrap();
     assert!(out.contains("warning: float8.mx_square_weights: the codes of layers.0."), "{out}");
 }

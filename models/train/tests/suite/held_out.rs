@@ -8,7 +8,9 @@ use device_select::SelectedDevice;
 use models::{Decoders, Error};
 use train::cli::Command;
 
-use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
+use crate::common::{
+    Train, hf_json, refuses, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors,
+};
 
 /// Output of `llama3` with these arguments.
 fn llama3(arguments: &[&str]) -> Result<String, Error> {
@@ -40,7 +42,7 @@ fn nothing_need_be_held_out() {
     assert_eq!((outcome.steps.len(), outcome.held_out_loss, outcome.best_held_out_loss), (2, None, None));
     assert!(!log.contains("held-out") && line(&log, "data: ").ends_with("  held out: 0"), "{log}");
     let folder = folder.path().to_str().unwrap();
-    assert!(matches!(llama3(&["eval", folder, "--device", "cpu"]), Err(Error::NothingHeldOut)));
+    refuses(llama3(&["eval", folder, "--device", "cpu"]), "nothing is held out");
     // Evaluation on other files still works.
     let file = data.path().join("00.rs");
     assert!(llama3(&["eval", folder, "--data", file.to_str().unwrap()]).unwrap().contains("held-out loss: "));
@@ -87,5 +89,5 @@ fn a_model_is_judged_by_all_of_other_files() {
     assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32  attention: tiles");
     assert!(line(&log, "data: ").ends_with("data: 1 file (1 text)  tokens: 944 (1 document)"), "{log}");
     // A Hugging Face checkpoint does not define data.
-    assert!(matches!(eval(&[]), Err(Error::NothingToEvaluate)));
+    refuses(eval(&[]), "says nothing of data");
 }

@@ -10,14 +10,11 @@ use train::{Step, Steps};
 use crate::common::{Train, open, parameters, run, run_config as config, steps, text, values};
 
 fn advance<'a>(
-    steps: Steps<'a, Train, Decoder<Train>>,
+    mut steps: Steps<'a, Train, Llama<Train>>,
     count: usize,
-) -> (Steps<'a, Train, Decoder<Train>>, Vec<Step<Train>>) {
-    (0..count).fold((steps, vec![]), |(steps, mut made), _| {
-        let (steps, step) = steps.step(&Default::default()).unwrap();
-        made.push(step);
-        (steps, made)
-    })
+) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
+    let made = (0..count).map(|_| steps.step(&Default::default()).unwrap()).collect();
+    (steps, made)
 }
 
 fn loss(step: &Step<Train>) -> u32 {
@@ -89,7 +86,7 @@ fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
         let (made, _) = advance(steps(&config, &data, |model| model), 8);
         let held_out = config.held_out_batches(&data).unwrap();
         let loss = |is_float8: bool| {
-            set_float8_enabled(&made.model, is_float8);
+            set_float8_enabled(&*made.model, is_float8);
             mean_loss(&made.model.valid(), &held_out, &config.training, &Default::default()).unwrap()
         };
         assert_eq!(outcome.held_out_loss, Some(loss(last_is_float8)));

@@ -9,9 +9,9 @@ use device_select::SelectedDevice;
 use models::{Decoders, Error, RunConfig};
 use serde_json::Value;
 use train::job::{Outcome, finish};
-use train::{ProgressLine, Run, Signals, TrainError};
+use train::{ProgressLine, Run, RunError, Signals};
 
-use crate::common::{bytes, open, run, run_config as config, steps, text};
+use crate::common::{bytes, cause, open, refuses, run, run_config as config, steps, text};
 
 #[test]
 fn the_report_file_says_what_each_linear_did() {
@@ -73,10 +73,7 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
     for path in [data.path().join("no/such/folder/report.json"), data.path().into(), Path::new("/").into()] {
         let mut config = config(data.path(), &["training.steps=1000000000"]);
         config.training.report = Some(path.clone());
-        match run(&config) {
-            Err(Error::Train(TrainError::Write { path: named, .. })) => assert_eq!(named, path),
-            other => panic!("{other:?}"),
-        }
+        refuses(run(&config), &format!("cannot write {}", path.display()));
     }
 }
 
@@ -98,7 +95,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish::<Decoders, _>(config, &bytes(), false, run, steps);
+    let outcome = finish::<Llama3, _, _>(config, &bytes(), false, run, steps, |model| model);
     (outcome, String::from_utf8(log).unwrap())
 }
 
@@ -109,12 +106,8 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     // f64 has no FP8 cast. A run fails after its first step; an evaluation fails at the end.
     for steps in [3, 0] {
         let (result, log) = in_dtype(&config(&["float8.strict=true", &format!("training.steps={steps}")]), DType::F64);
-        match result {
-            Err(Error::Train(TrainError::Strict(Float8Error::UnrequestedHighPrecision {
-                layer,
-                gemm: Gemm::Fprop,
-                reason,
-            }))) => {
+        match cause(result) {
+            RunError::Strict(Float8Error::UnrequestedHighPrecision { layer, gemm: Gemm::Fprop, reason }) => {
                 assert_eq!((layer.as_str(), reason.as_str()), ("layers.0.self_attn.q_proj", "dtype F64"));
             }
             other => panic!("{other:?}"),
@@ -138,6 +131,6 @@ fn strict_runs_refuse_high_precision_that_nobody_asked_for() {
     assert!(outcome.gemms.emulated > 0);
     // Evaluation only also runs in FP8 and is checked.
     run(&config(&["float8.strict=true", "training.steps=0"])).unwrap();
-    let error = TrainError::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
+    let error = RunError::Strict(Float8Error::NeverCalled { layer: "lm_head".into(), weight_matmuls: 0 });
     assert_eq!(error.to_string(), "float8.strict: lm_head: converted to FP8, but never called as a linear");
 }

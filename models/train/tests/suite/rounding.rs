@@ -155,7 +155,7 @@ fn matrices_are_kept_in_bf16_and_vectors_in_f32() {
         let config = run_config(data.path(), &[&BF16[..], moe].concat());
         let mut run = steps(&config, &open(&config), |model| model);
         for _ in 0..2 {
-            run = run.step(&Default::default()).unwrap().0;
+            run.step(&Default::default()).unwrap();
         }
         assert_eq!(run.model.layers[0].mlp.is_none(), !moe.is_empty());
         for (dimensions, dtype) in dtypes(&run.model) {
@@ -173,7 +173,7 @@ fn small_decay_is_not_lost() {
         let config = run_config(data.path(), &[&BF16[..], &settings].concat());
         let mut run = steps(&config, &open(&config), |model| model);
         for _ in 0..20 {
-            run = run.step(&Default::default()).unwrap().0;
+            run.step(&Default::default()).unwrap();
         }
         let weight = run.model.layers[0].self_attn.q_proj.weight.val().cast(DType::F32);
         f64::from(values(weight.square().sum().sqrt())[0])
@@ -232,7 +232,8 @@ fn masters_are_of_parameters_in_bf16() {
 fn an_export_has_the_parameters_as_they_are() {
     let (data, folder) = (text(), tempfile::tempdir().unwrap());
     let config = run_config(data.path(), &BF16);
-    let run = steps(&config, &open(&config), |model| model).step(&Default::default()).unwrap().0;
+    let mut run = steps(&config, &open(&config), |model| model);
+    run.step(&Default::default()).unwrap();
     for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
         let to = folder.path().join(format!("{dtype:?}"));
         run.model.save_hf(&to, &ExportOptions { dtype, ..ExportOptions::default() }).unwrap();

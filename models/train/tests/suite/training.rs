@@ -1,14 +1,16 @@
 //! Complete runs on small text: losses fall and are reproducible, precisions agree, GEMMs are
 //! counted, invalid runs are refused.
 
-use models::{Error, RunConfig};
-use train::TrainError;
+use models::RunConfig;
+use train::DataError;
+use train::RunError;
 use train::config::ConfigError;
 use train::job::Outcome;
 use train::{ProgressLine, Tokenizer};
 
 use crate::common::{
-    hf_json, open, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json, write_safetensors,
+    cause, hf_json, open, refuses, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json,
+    write_safetensors,
 };
 
 #[test]
@@ -89,7 +91,7 @@ fn a_run_may_be_as_long_as_its_data() {
     // The number of steps, and that none would run in FP8, is known only after reading the data.
     let error =
         run(&config(data.path(), &["training.steps=1 epoch", "float8.schedule={ warmup = 5000 }"])).unwrap_err();
-    assert!(matches!(error, Error::Config(ConfigError::Value { key: "float8.schedule", .. })), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { key: "float8.schedule", .. })), "{error}");
     let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
     let weights = format!("data.sources=[{source}, {source}]");
     let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
@@ -154,15 +156,15 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
 fn a_model_is_checked_before_the_data_is_read() {
     let nowhere = std::path::Path::new("/no/such/data");
     let refused = |settings: &[&str]| run(&config(nowhere, settings)).unwrap_err();
-    assert!(refused(&[]).to_string().contains("cannot read /no/such/data"), "so that the others come first");
+    assert!(refused(&[]).is::<DataError>(), "so that the others come first");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
     assert!(error.to_string().contains("no_such_layer"), "{error}");
-    // Training needs 61 TB.
+    // Its parameters need 15 TB.
     let mut huge = config(nowhere, &["data.tokenizer=bytes"]);
     huge.model = Default::default();
     (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
-    let error = run(&huge).unwrap_err();
-    assert!(matches!(error, Error::StepMemory { .. }) == cfg!(target_os = "linux"), "{error}");
+    let error = run(&huge).unwrap_err().to_string();
+    assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
 
     let dir = tempfile::tempdir().unwrap();
     let mut checkpoint = config(nowhere, &[]);
@@ -174,7 +176,7 @@ fn a_model_is_checked_before_the_data_is_read() {
     tensors.remove(3);
     write_safetensors(&dir.path().join("model.safetensors"), &tensors);
     let error = run(&checkpoint).unwrap_err();
-    assert!(error.to_string().contains("lacks the tensor"), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(TensorFilesError::Missing { .. })), "{error}");
     for tokenizer in [Some("bytes".into()), None] {
         checkpoint.data.tokenizer = tokenizer;
         checkpoint.model.hf_path = Some("/nope".into());
@@ -210,8 +212,7 @@ fn a_checkpoint_is_trained_on() {
     config.model = Default::default();
     config.model.hf_path = Some(dir.path().into());
     let error = run(&config).unwrap_err();
-    assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");
-    assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+    assert!(error.to_string().contains(&format!("no tokenizer in {}", dir.path().display())), "{error}");
     config.data.tokenizer = Some("bytes".into());
     let (loaded, log) = run(&config).unwrap();
     assert!(log.contains("learning rate: 2e-5, the default for fine-tuning"), "{log}");
@@ -224,8 +225,7 @@ fn a_checkpoint_is_trained_on() {
     assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
     assert!(trained.held_out_loss < loaded.held_out_loss, "{:?} {:?}", trained.held_out_loss, loaded.held_out_loss);
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
-    let error = run(&config).map(drop).unwrap_err().to_string();
-    assert!(error.contains("holds neither model.safetensors"), "{error}");
+    assert!(matches!(cause(run(&config)), TensorFilesError::NoTensors { .. }));
 }
 
 /// A checkpoint's tokenizer is used in training and in the sample, regardless of a preset's.
@@ -267,7 +267,7 @@ fn a_checkpoint_brings_its_tokenizer() {
     config.data.tokenizer = Some(dir.path().display().to_string());
     run(&config).unwrap();
     config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
-    assert!(matches!(run(&config).unwrap_err(), Error::Tokenizer(_)));
+    refuses(run(&config), "none.json");
 }
 
 #[test]
@@ -287,26 +287,26 @@ fn runs_that_cannot_be_are_refused() {
         "bytes: bos_token of each text is token 256 (\"\"), which is none of the model, whose vocabulary has 256";
     assert_eq!(error.to_string(), expected);
     let error = refused(&["model.vocab_size=32769"]);
-    assert!(matches!(error, Error::ByteTokens { vocab_size: 32769 }), "{error}");
+    assert!(error.to_string().starts_with("the model has 32769 tokens, and the tokenizer would be `bytes`"), "{error}");
     let error = refused(&["training.seq_len=2000"]);
-    assert!(matches!(error, Error::Config(ConfigError::Value { key: "training.seq_len", .. })), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { key: "training.seq_len", .. })), "{error}");
     let error = refused(&["model.max_seq_len=30", "generate.max_new_tokens=100"]);
     let expected = "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions";
     assert_eq!(error.to_string(), expected);
     let error = refused(&["generate.max_new_tokens=9000000000000000000"]);
-    assert!(matches!(error, Error::Config(ConfigError::Value { key: "generate.max_new_tokens", .. })), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { key: "generate.max_new_tokens", .. })), "{error}");
     let error = refused(&["training.batch_size=5000"]);
-    assert!(error.to_string().contains("one batch needs 5000"), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(DataError::TooFewTokens { batch_size: 5000, .. })), "{error}");
     let error = refused(&["training.precision=f32", "training.compute_dtype=bf16"]);
     assert_eq!(error.to_string(), "training.compute_dtype = bf16: precision f32 computes in f32");
     let error = refused(&["float8.filter_fqns=['no_such_layer']"]);
     assert!(error.to_string().contains("no_such_layer"), "{error}");
     let error = refused(&["optimizer.lr=1e30", "training.max_norm=inf", "training.log_every=1"]);
-    assert!(matches!(error, Error::Train(TrainError::Diverged(_))), "{error}");
+    assert!(matches!(error.downcast_ref(), Some(RunError::Diverged(_))), "{error}");
     // The loss of the only step is finite, but the updated parameters are not.
     let error = refused(&["optimizer.lr=1e300", "training.steps=1"]);
     assert!(
-        matches!(error, Error::Train(TrainError::HeldOutDiverged { steps: 1, loss }) if !loss.is_finite()),
+        matches!(error.downcast_ref(), Some(RunError::HeldOutDiverged { steps: 1, loss }) if !loss.is_finite()),
         "{error}"
     );
     assert!(error.to_string().contains("held-out loss = "), "{error}");

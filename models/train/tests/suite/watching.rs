@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use models::Error;
-use train::TrainError;
+use train::RunError;
 use train::job::Outcome;
 use train::metrics::{METRICS_FILE, Record, read_metrics};
 
-use crate::common::{run, run_config as config, text};
+use crate::common::{cause, run, run_config as config, text};
 
 fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
     let data = text();
@@ -104,8 +103,8 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     let data = text();
     let of = |settings: &[&str]| {
         let common = ["optimizer.lr=1e30", "training.max_norm=inf", "optimizer.warmup_steps=0", "training.steps=100"];
-        match run(&config(data.path(), &[&common[..], settings].concat())) {
-            Err(Error::Train(TrainError::Diverged(diverged))) => diverged,
+        match cause(run(&config(data.path(), &[&common[..], settings].concat()))) {
+            RunError::Diverged(diverged) => diverged,
             other => panic!("{other:?}"),
         }
     };

@@ -8,7 +8,8 @@ use crate::common::{open, parameters, run_config, steps, text};
 fn after_a_step(data: &Path, settings: &[&str]) -> Vec<u32> {
     let common = ["training.precision=f32", "training.batch_size=2", "optimizer.warmup_steps=0"];
     let config = run_config(data, &[&common, settings].concat());
-    let (steps, _) = steps(&config, &open(&config), |model| model).step(&Default::default()).unwrap();
+    let mut steps = steps(&config, &open(&config), |model| model);
+    steps.step(&Default::default()).unwrap();
     parameters(&steps.model)
 }
 

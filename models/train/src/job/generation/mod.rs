@@ -5,6 +5,7 @@ mod stop;
 use std::io::Write;
 use std::num::NonZero;
 
+use anyhow::Result;
 use burn::tensor::backend::Backend;
 use device_select::SelectedDevice;
 
@@ -12,8 +13,8 @@ use self::stop::StopStrings;
 use super::config::RunConfig;
 use super::generate_section::GenerateSection;
 use super::text::Text;
+use crate::TextStream;
 use crate::model::{Batching, CausalLm, GenerateOptions, generate};
-use crate::{JobError, TextStream};
 
 /// Generator with the settings of a configuration and a device.
 pub(super) struct Generation<'a> {
@@ -66,9 +67,9 @@ impl<'a> Generation<'a> {
         &self,
         model: &M,
         prompts: &[Vec<u32>],
-        mut take: impl FnMut(usize, &str) -> Result<(), JobError>,
-    ) -> Result<(), JobError> {
-        let output = |prompt: &Vec<u32>| -> Result<Output<'_>, JobError> {
+        mut take: impl FnMut(usize, &str) -> Result<()>,
+    ) -> Result<()> {
+        let output = |prompt: &Vec<u32>| -> Result<Output<'_>> {
             let stream = self.text.tokenizer.stream_text_after(prompt)?;
             Ok(Output { stream: Some(stream), stop: StopStrings::new(&self.section.stop) })
         };
@@ -103,14 +104,14 @@ pub(super) struct Printer<'a> {
 
 impl<'a> Printer<'a> {
     /// Begins with the first text. In a chat, answers are printed without their prompts.
-    pub(super) fn new(prompts: &'a [String], is_chat: bool, out: &'a mut dyn Write) -> Result<Self, JobError> {
+    pub(super) fn new(prompts: &'a [String], is_chat: bool, out: &'a mut dyn Write) -> Result<Self> {
         let mut printer = Self { prompts, is_chat, out, begun: 0, waiting: vec![String::new(); prompts.len()] };
         printer.begin()?;
         Ok(printer)
     }
 
     /// Begins the next text.
-    fn begin(&mut self) -> Result<(), JobError> {
+    fn begin(&mut self) -> Result<()> {
         let (number, count) = (self.begun, self.prompts.len());
         if number > 0 {
             writeln!(self.out)?;
@@ -127,7 +128,7 @@ impl<'a> Printer<'a> {
 
     /// Prints a piece if it belongs to the current text. In a batch, texts after the first are
     /// buffered.
-    pub(super) fn print(&mut self, number: usize, piece: &str, batch: usize) -> Result<(), JobError> {
+    pub(super) fn print(&mut self, number: usize, piece: &str, batch: usize) -> Result<()> {
         // Texts of earlier batches are complete.
         self.print_waiting(number / batch * batch + 1)?;
         if number >= self.begun {
@@ -139,13 +140,13 @@ impl<'a> Printer<'a> {
     }
 
     /// Prints the buffered texts.
-    pub(super) fn finish(mut self) -> Result<(), JobError> {
+    pub(super) fn finish(mut self) -> Result<()> {
         self.print_waiting(self.prompts.len())?;
         Ok(writeln!(self.out)?)
     }
 
     /// Begins texts up to number `texts` and prints their buffers.
-    fn print_waiting(&mut self, texts: usize) -> Result<(), JobError> {
+    fn print_waiting(&mut self, texts: usize) -> Result<()> {
         while self.begun < texts {
             self.begin()?;
             write!(self.out, "{}", self.waiting[self.begun - 1])?;

@@ -4,6 +4,7 @@
 mod options;
 mod sampling;
 
+use anyhow::{Context, Result, bail};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Int, Tensor, TensorData};
 
@@ -12,7 +13,7 @@ pub use options::{Batching, CacheDtype, CacheOptions, Filters, GenerateOptions, 
 use self::sampling::Sampler;
 use super::{CausalLm, ModelConfig, ModelSize};
 use crate::config::ConfigError;
-use crate::{JobError, TrainError};
+use crate::error::device_failed;
 
 /// Continues each prompt like [`CausalLmExt::generate_batch`](super::CausalLmExt::generate_batch).
 /// `take` is called with the index of a prompt and its next token, and returns whether to continue.
@@ -21,8 +22,8 @@ pub(crate) fn generate<B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
-    take: &mut dyn FnMut(usize, Option<u32>) -> Result<bool, JobError>,
-) -> Result<(), JobError> {
+    take: &mut dyn FnMut(usize, Option<u32>) -> Result<bool>,
+) -> Result<()> {
     options.validate()?;
     prompts.iter().enumerate().try_for_each(|(number, prompt)| check(model, number, prompt, options))?;
     let size = options.batching.size(prompts.len());
@@ -42,7 +43,7 @@ fn check<B: Backend, M: CausalLm<B>>(
     number: usize,
     prompt: &[u32],
     options: &GenerateOptions,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let ModelSize { vocab_size, max_seq_len, .. } = model.config().size();
     let &GenerateOptions { max_new_tokens, num_choices, .. } = options;
     if prompt.is_empty() || num_choices == 0 {
@@ -52,10 +53,14 @@ fn check<B: Backend, M: CausalLm<B>>(
     }
     let needed = prompt.iter().map(|&token| token as usize + 1).fold(num_choices, usize::max);
     if needed > vocab_size {
-        return Err(JobError::Vocabulary { vocab_size, needed });
+        bail!("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1);
     }
     if prompt.len().saturating_add(max_new_tokens) > max_seq_len {
-        return Err(JobError::Positions { prompt: number, tokens: prompt.len(), max_new_tokens, max_seq_len });
+        bail!(
+            "the {} tokens of prompt {} and {max_new_tokens} new ones exceed the model's {max_seq_len} positions",
+            prompt.len(),
+            number + 1
+        );
     }
     Ok(())
 }
@@ -72,8 +77,8 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
     model: &M,
     prompts: impl Iterator<Item = (usize, &'a Vec<u32>)> + Clone,
     options: &GenerateOptions,
-    take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
-) -> Result<(), JobError> {
+    take: &mut dyn FnMut(usize, u32) -> Result<bool>,
+) -> Result<()> {
     if options.max_new_tokens == 0 {
         return Ok(());
     }
@@ -83,8 +88,7 @@ fn run<'a, B: Backend, M: CausalLm<B>>(
         let tokens: Vec<i32> = tokens.into_iter().map(|token| token as i32).collect();
         let input_ids = Tensor::<B, 2, Int>::from_data(TensorData::new(tokens, shape), &device);
         let logits = model.forward_cached(input_ids, cache).try_into_data();
-        let failed = |error| TrainError::Execution { doing: "generating", reason: format!("{error}") };
-        Ok::<Vec<f32>, TrainError>(logits.map_err(failed)?.iter().collect())
+        Ok::<Vec<f32>, anyhow::Error>(logits.map_err(|error| device_failed("generating", &error))?.iter().collect())
     };
     let longest = prompts.clone().map(|(_, prompt)| prompt.len()).max().unwrap_or(0);
     let cache_options = CacheOptions {
@@ -135,10 +139,15 @@ impl Row {
         &mut self,
         logits: &[f32],
         options: &GenerateOptions,
-        take: &mut dyn FnMut(usize, u32) -> Result<bool, JobError>,
-    ) -> Result<bool, JobError> {
-        self.last =
-            self.sampler.choose(&logits[..options.num_choices]).ok_or(JobError::Logits { prompt: self.number })?;
+        take: &mut dyn FnMut(usize, u32) -> Result<bool>,
+    ) -> Result<bool> {
+        self.last = self.sampler.choose(&logits[..options.num_choices]).with_context(|| {
+            format!(
+                "the logits of the token after prompt {} are NaN or infinite: weights, or a precision that overflows, are to blame; \
+                 `llama3 eval` and another --precision tell which",
+                self.number + 1
+            )
+        })?;
         Ok(!options.stop.contains(&self.last) && take(self.number, self.last)?)
     }
 }

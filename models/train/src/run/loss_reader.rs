@@ -7,11 +7,12 @@ use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, channel, sync_channel};
 use std::thread::{self, JoinHandle};
 
+use anyhow::Result;
 use burn::tensor::Tensor;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::report::{Amaxes, NonFiniteOperand};
 
-use crate::TrainError;
+use crate::error::device_failed;
 use crate::steps::Step;
 
 /// Steps that may be queued behind the one being read.
@@ -39,7 +40,7 @@ type Unread<B> = (usize, f64, [Tensor<B, 1>; 2]);
 /// Steps being read.
 pub(super) struct Watch<B: AutodiffBackend> {
     unread: Option<SyncSender<Unread<B::InnerBackend>>>,
-    read: Receiver<Result<Seen, TrainError>>,
+    read: Receiver<Result<Seen>>,
     thread: Option<JoinHandle<()>>,
     /// Amaxes of steps whose values have not been read.
     amaxes: VecDeque<(usize, Vec<Amaxes>)>,
@@ -74,8 +75,8 @@ impl<B: AutodiffBackend> Watch<B> {
     /// Latest step read, or the first one that is not finite. Does not wait.
     ///
     /// # Errors
-    /// [`TrainError::Execution`].
-    pub(super) fn poll(&mut self) -> Result<Option<Seen>, TrainError> {
+    /// a device that fails.
+    pub(super) fn poll(&mut self) -> Result<Option<Seen>> {
         loop {
             match self.read.try_recv() {
                 Ok(seen) => {
@@ -92,14 +93,14 @@ impl<B: AutodiffBackend> Watch<B> {
     /// Values of `step`, or of an earlier one that is not finite. Waits.
     ///
     /// # Errors
-    /// [`TrainError::Execution`].
-    pub(super) fn wait(&mut self, step: usize) -> Result<Seen, TrainError> {
+    /// a device that fails.
+    pub(super) fn wait(&mut self, step: usize) -> Result<Seen> {
         loop {
             match self.last {
                 Some(seen) if seen.step == step || !seen.is_finite() => return Ok(seen),
                 _ => {}
             }
-            let lost = |_| TrainError::Execution { doing: "reading the loss", reason: "its thread panicked".into() };
+            let lost = |_| device_failed("reading the loss", "its thread panicked");
             let seen = self.read.recv().map_err(lost)??;
             self.note(seen);
         }
@@ -138,10 +139,8 @@ impl<B: AutodiffBackend> Drop for Watch<B> {
 /// Reads a tensor `[1]`.
 ///
 /// # Errors
-/// [`TrainError::Execution`].
-pub(super) fn scalar<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64, TrainError> {
-    let data = scalar
-        .try_into_data()
-        .map_err(|error| TrainError::Execution { doing: "reading the loss", reason: error.to_string() })?;
+/// a device that fails.
+pub(super) fn scalar<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64> {
+    let data = scalar.try_into_data().map_err(|error| device_failed("reading the loss", &error))?;
     Ok(data.iter::<f64>().sum())
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 
+use anyhow::{Result, anyhow};
 use burn::module::{AutodiffModule, Module};
 use burn::tensor::DType;
 use burn::tensor::backend::{AutodiffBackend, Backend};
@@ -11,7 +12,7 @@ use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
 use burn_float8::seam::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
-use burn_float8::{Float8Error, Float8LinearConfig, Float8Stack, Float8State, Recipe, set_default_config};
+use burn_float8::{Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 
@@ -22,7 +23,7 @@ use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSect
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
-use crate::{Adapted, JobError, ProgressLine, Ranks};
+use crate::{Adapted, ProgressLine, Ranks};
 
 /// Dimensions of the model. Rotary tables are only as long as the task needs: sequences of
 /// `seq_len`, and new tokens after prompts of these lengths.
@@ -30,7 +31,7 @@ pub(super) fn dimensions<S: ModelSection>(
     config: &RunConfig<S>,
     seq_len: Option<usize>,
     prompts: &[usize],
-) -> Result<S::Config, JobError> {
+) -> Result<S::Config> {
     let dims = config.dimensions()?;
     let ModelSize { max_seq_len, num_layers, .. } = dims.size();
     if let Some(seq_len) = seq_len {
@@ -55,11 +56,12 @@ pub(super) fn dimensions<S: ModelSection>(
     Ok(dims.with_max_seq_len(generated.max(seq_len.unwrap_or(1)).max(1)))
 }
 
+/// Dtype of hidden states; the inner error is of a device that does not compute in it.
 pub(super) fn compute_dtype<B: Backend, S>(
     config: &RunConfig<S>,
     selected: &SelectedDevice,
     device: &B::Device,
-) -> Result<DType, JobError> {
+) -> Result<anyhow::Result<DType>, ConfigError> {
     let training = &config.training;
     let implied = match (training.precision, selected) {
         (Precision::F32, _) => ComputeDtype::F32,
@@ -70,16 +72,19 @@ pub(super) fn compute_dtype<B: Backend, S>(
     if training.precision != Precision::Fp8 && chosen != implied {
         let reason = format!("precision {:?} computes in {implied:?}", training.precision).to_lowercase();
         let value = format!("{chosen:?}").to_lowercase();
-        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason }.into());
+        return Err(ConfigError::Value { key: "training.compute_dtype", value, reason });
     }
     let dtype = match chosen {
         ComputeDtype::F32 => DType::F32,
         ComputeDtype::Bf16 => DType::BF16,
     };
-    if B::supports_dtype(device, dtype) {
-        return Ok(dtype);
-    }
-    Err(JobError::UnsupportedDtype { dtype: format!("{dtype:?}").to_lowercase(), device: selected.to_string() })
+    Ok(match B::supports_dtype(device, dtype) {
+        true => Ok(dtype),
+        false => Err(anyhow!(
+            "{selected} does not compute in {}: use precision f32, or fp8 with training.compute_dtype = \"f32\"",
+            format!("{dtype:?}").to_lowercase()
+        )),
+    })
 }
 
 /// Checks that the device supports the dtypes of parameters and moments.
@@ -121,7 +126,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     device: &B::Device,
     progress: &ProgressLine,
     out: &mut dyn Write,
-) -> Result<A::Trained<B>, JobError> {
+) -> Result<A::Trained<B>> {
     // Evaluation may run on a device without bf16: f32 has the same values.
     let dtype = Some(config.training.param_dtype.dtype()).filter(|dtype| B::supports_dtype(device, *dtype));
     let dtype = dtype.unwrap_or(DType::F32);
@@ -169,11 +174,11 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
 /// keep their codes, and inputs.
 ///
 /// # Errors
-/// [`JobError::Float8`] for an FP8 config that does not fit the model.
+/// [`Float8Error`](burn_float8::Float8Error) for an FP8 config that does not fit the model.
 pub(super) fn notes_on_files<S: ModelSection<Config = C>, C: ModelConfig>(
     config: &RunConfig<S>,
     weights: &Weights<'_, C>,
-) -> Result<Vec<String>, JobError> {
+) -> Result<Vec<String>> {
     let mut notes: Vec<_> = weights.checkpoint().and_then(Checkpoint::unused).into_iter().collect();
     let is_fp8 = config.training.precision == Precision::Fp8;
     let (Some(checkpoint), Some(folder)) = (weights.checkpoint().filter(|_| is_fp8), config.model.hf_path()) else {
@@ -226,32 +231,21 @@ fn set_input_scales<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
     scales: &[(String, f32)],
 ) -> Result<(), Float8Error> {
     let mut state = Float8State { step: 1, has_begun: true, ..Float8State::default() };
-    let delayed = linear_layers::<B, _>(model);
-    for (name, scale) in scales {
-        let Some(config) = delayed.get(name) else { continue };
-        let (scaling, amax) = (config.delayed_scaling(), config.casts()[Operand::INPUT].target_dtype.max() * scale);
-        let history = vec![amax.to_bits(); scaling.amax_history_len];
-        let input = AmaxState { history, scaling_amax: Some(amax.to_bits()), observed: vec![] };
-        let layer = LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
-        state.layers.insert(name.clone(), layer);
-    }
-    if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
-}
-
-/// Configurations of linears with delayed scaling of their inputs.
-fn linear_layers<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
-    model: &M,
-) -> HashMap<String, Float8LinearConfig> {
-    let mut layers = HashMap::new();
+    let scales: HashMap<&str, f32> = scales.iter().map(|(name, scale)| (name.as_str(), *scale)).collect();
     visit_params::<B, _>(model, |param| {
         let Some(layer) = param.float().and_then(|weight| B::layer(&weight)) else { return };
-        if let Policy::Float8(config) = layer.policy()
-            && config.casts()[Operand::INPUT].scaling_type == ScalingType::Delayed
-        {
-            layers.insert(layer.name().into(), config);
+        let (Policy::Float8(config), Some(scale)) = (layer.policy(), scales.get(layer.name())) else { return };
+        let cast = &config.casts()[Operand::INPUT];
+        if cast.scaling_type == ScalingType::Delayed {
+            let (scaling, amax) = (config.delayed_scaling(), (cast.target_dtype.max() * scale).to_bits());
+            let history = vec![amax; scaling.amax_history_len];
+            let input = AmaxState { history, scaling_amax: Some(amax), observed: vec![] };
+            let layer_state =
+                LayerState { delayed_scaling: Some(scaling), input: Some(input), ..LayerState::default() };
+            state.layers.insert(layer.name().into(), layer_state);
         }
     });
-    layers
+    if state.layers.is_empty() { Ok(()) } else { state.restore::<B, M>(model) }
 }
 
 /// Model with adapters: the checkpoint's, the ones in `section.adapter`, or new ones from the seed.
@@ -263,7 +257,7 @@ pub fn adapt<B: AutodiffBackend + Float8Stack, M>(
     model: M,
     seed: u64,
     saved: Option<&SavedRun>,
-) -> Result<Adapted<B, M>, JobError>
+) -> Result<Adapted<B, M>>
 where
     M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
 {
@@ -294,7 +288,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     model: M,
     comm: &Communicator,
     out: &mut dyn Write,
-) -> Result<(M, Option<Ranks>), JobError> {
+) -> Result<(M, Option<Ranks>)> {
     if comm.world_size() == 1 {
         return Ok((model, None));
     }

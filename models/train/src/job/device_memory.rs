@@ -1,43 +1,38 @@
-//! Memory of a device, and the check against it.
+//! Memory of a device, and sizes as the log prints them.
 
-use burn::tensor::DType;
+use anyhow::{Result, bail};
 use device_select::{AdapterInfo, SelectedDevice};
 
-use crate::JobError;
+use super::config::RunConfig;
 use crate::metrics::Memory;
-use crate::model::{ModelConfig, ModelSize};
+use crate::model::{ModelConfig, ModelSection, ModelSize};
 
-/// Checks that the parameters, in this dtype or as FP8 codes, fit in the device's memory.
-///
-/// # Errors
-/// [`JobError::Memory`].
-pub(super) fn check_parameters<C: ModelConfig>(
-    dims: &C,
-    dtype: DType,
-    holds_codes: bool,
-    selected: &SelectedDevice,
-) -> Result<(), JobError> {
+/// Bytes of a model's parameters: values in the dtype of `config`, or FP8 codes.
+pub(super) fn parameter_bytes<S: ModelSection>(config: &RunConfig<S>, dims: &S::Config) -> u64 {
     let ModelSize { num_params, vocab_size, hidden_size, tie_word_embeddings, .. } = dims.size();
     let tables = if tie_word_embeddings { 1 } else { 2 } * (vocab_size * hidden_size) as u64;
-    let (all, each) = (num_params as u64, dtype.size() as u64);
-    let bytes = if holds_codes { all + (each - 1) * tables.min(all) } else { each * all };
-    check(bytes, "the model", selected)
+    let (all, each) = (num_params as u64, config.training.param_dtype.dtype().size() as u64);
+    if config.holds_codes() { all + (each - 1) * tables.min(all) } else { each * all }
 }
 
-/// Checks a number of bytes against the device's memory.
+/// Checks that the device can hold parameters of this size.
 ///
 /// # Errors
-/// [`JobError::Memory`].
-pub(super) fn check(needed: u64, what: &'static str, selected: &SelectedDevice) -> Result<(), JobError> {
-    match there(selected) {
-        Some(there) if needed > there => Err(JobError::Memory { what, needed: size(needed), there: size(there) }),
+/// A device that has less.
+pub(super) fn check_parameters(bytes: u64, selected: &SelectedDevice) -> Result<()> {
+    match available(selected) {
+        Some(there) if bytes > there => bail!(
+            "the model takes at least {}, and this machine has {}: take a smaller model, or share it among the ranks of several machines",
+            size(bytes),
+            size(there)
+        ),
         _ => Ok(()),
     }
 }
 
 /// Bytes of the device, if known. CUDA's driver reports them; CPUs and software adapters have the
 /// machine's memory.
-pub(super) fn there(selected: &SelectedDevice) -> Option<u64> {
+pub(super) fn available(selected: &SelectedDevice) -> Option<u64> {
     match selected {
         SelectedDevice::Cpu | SelectedDevice::Wgpu(AdapterInfo { hardware: false, .. }) => Memory::of_machine(),
         _ => selected.memory(),

@@ -10,14 +10,16 @@
 //! is cut at the level of the model. A segment's backward begins with `(y · dy).sum()`, whose
 //! gradient with respect to y is dy, bit for bit.
 
+use anyhow::Result;
 use burn::module::{AutodiffModule, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 
-use crate::batches::Batch;
+use crate::batches::{Batch, BatchTensors};
 use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
 use crate::model::{LanguageModel, Segments};
+use crate::optimizer::ModelSlot;
 use crate::ranks::Ranks;
 
 /// Number of logits, tokens times vocabulary, above which they are computed in chunks by default:
@@ -59,10 +61,6 @@ impl Plan {
     pub(crate) fn chunk(&self) -> Option<usize> {
         self.chunk
     }
-
-    fn is_plain(self) -> bool {
-        self.group.is_none() && self.chunk.is_none()
-    }
 }
 
 /// Loss of a batch, without a graph.
@@ -73,106 +71,72 @@ pub(crate) fn loss<B: Backend, M: LanguageModel<B>>(
     device: &B::Device,
 ) -> Tensor<B, 1> {
     let tensors = batch.tensors::<B>(device);
-    let segments = plan.chunk.and_then(|chunk| Some((chunk, model.segments(tensors.clone())?)));
-    let Some((chunk, segments)) = segments else { return model.batch_loss(tensors) };
+    let chunked = plan.chunk.and_then(|chunk| Some((chunk, model.segments(tensors.clone())?)));
+    let Some((chunk, segments)) = chunked else { return model.batch_loss(tensors) };
     let hidden = (0..segments.len()).fold(segments.first(), |hidden, index| segments.segment(index, hidden));
     let losses = ranges(segments.rows(), chunk).map(|rows| segments.loss(hidden.clone().slice(rows.clone()), rows));
     losses.reduce(|sum, loss| sum + loss).expect("a batch has tokens")
 }
 
-/// Loss of a batch times `scale`, and its gradients.
+/// Loss of a batch times `scale`. Passes its gradients to `apply`, by group of segments as soon as
+/// they exist, and `apply` may change the model. The last call has the gradients of the head and of
+/// the first segment's input, which may belong to the same parameter.
 ///
 /// # Errors
-/// [`ConfigError::Value`] if the plan needs segments and the model has none.
+/// [`ConfigError::Value`] if the plan needs segments and the model has none; the errors of `apply`.
 pub(crate) fn gradients<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>>(
-    model: &M,
+    model: &mut ModelSlot<M>,
     batch: &Batch,
     plan: Plan,
     ranks: Option<&Ranks>,
     scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
     device: &B::Device,
-) -> Result<(Tensor<B::InnerBackend, 1>, GradientsParams), ConfigError> {
-    let tensors = batch.tensors::<B>(device);
-    let segments = if plan.is_plain() { None } else { model.segments(tensors.clone()) };
-    let Some(segments) = segments else {
+    mut apply: impl FnMut(&mut ModelSlot<M>, GradientsParams) -> Result<()>,
+) -> Result<Tensor<B::InnerBackend, 1>> {
+    let tensors = &batch.tensors::<B>(device);
+    let is_plain = plan.group.is_none() && plan.chunk.is_none();
+    if is_plain || model.segments(tensors.clone()).is_none() {
         if plan.needs_segments {
-            return Err(no_segments(plan));
+            return Err(no_segments(plan).into());
         }
-        let loss = scale(model.batch_loss(tensors));
-        return Ok((loss.clone().inner(), GradientsParams::from_grads(loss.backward(), model)));
-    };
-    let mut collected = GradientsAccumulator::new();
-    let mut collect = |grads| collected.accumulate(model, grads);
-    let own = |grads| GradientsParams::from_grads(grads, model);
+        let loss = scale(model.batch_loss(tensors.clone()));
+        let grads = GradientsParams::from_grads(loss.backward(), &**model);
+        apply(model, grads)?;
+        return Ok(loss.inner());
+    }
     // If all segments have a graph: the end of the graph, and no inputs.
     let (graph, mut inputs, hidden) = match plan.group {
         None => {
+            let segments = segments(&**model, tensors);
             let end = (0..segments.len()).fold(segments.first(), |hidden, index| segments.segment(index, hidden));
             (Some(end.clone()), vec![], end.inner())
         }
         Some(group) => {
             // Uses the autodiff backend, because the inner one may round differently. There is no
             // graph, since no parameter requires a gradient.
-            let frozen = model.clone().no_grad();
-            let segments = frozen.segments(tensors).ok_or_else(|| no_segments(plan))?;
-            let (inputs, hidden) = forward(&*segments, group);
+            let frozen = M::clone(&**model).no_grad();
+            let (inputs, hidden) = forward(&*segments(&frozen, tensors), group);
             (None, inputs, hidden)
         }
     };
-    let (loss, mut dy, of_head) = head(model, &*segments, hidden, (plan.chunk, ranks), scale);
-    collect(of_head);
+    let mut last = GradientsAccumulator::new();
+    let (loss, mut dy, of_head) = head(&**model, &*segments(&**model, tensors), hidden, (plan.chunk, ranks), scale);
+    last.accumulate(&**model, of_head);
     while let (Some(input), Some(group)) = (inputs.pop(), plan.group) {
-        let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
+        let (dx, grads) = through(&*segments(&**model, tensors), inputs.len() * group, group, input, dy);
         dy = dx;
-        collect(own(grads));
+        let grads = GradientsParams::from_grads(grads, &**model);
+        apply(model, grads)?;
     }
-    collect(own(backward(graph.unwrap_or_else(|| segments.first()), dy)));
-    Ok((loss, collected.grads()))
+    let grads = backward(graph.unwrap_or_else(|| segments(&**model, tensors).first()), dy);
+    last.accumulate(&**model, GradientsParams::from_grads(grads, &**model));
+    apply(model, last.grads())?;
+    Ok(loss)
 }
 
-/// Like [`gradients`], but passes the gradients of each group of segments to `apply` as soon as
-/// they exist. `apply` may change the model, whose parameters are not shared then. Returns the
-/// gradients of the head and of the first segment's input, which may belong to the same parameter.
-///
-/// # Errors
-/// [`ConfigError::Value`] for a model without segments; the errors of `apply`.
-pub(crate) fn gradients_in_parts<B: AutodiffBackend, M: LanguageModel<B> + AutodiffModule<B>, E: From<ConfigError>>(
-    mut model: M,
-    batch: &Batch,
-    plan: Plan,
-    ranks: Option<&Ranks>,
-    scale: impl Fn(Tensor<B, 1>) -> Tensor<B, 1>,
-    device: &B::Device,
-    mut apply: impl FnMut(M, GradientsParams) -> Result<M, E>,
-) -> Result<(M, Tensor<B::InnerBackend, 1>, GradientsParams), E> {
-    let tensors = batch.tensors::<B>(device);
-    let group = plan.group.unwrap_or(usize::MAX);
-    let (mut inputs, hidden) = {
-        let frozen = model.clone().no_grad();
-        let segments = frozen.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
-        forward(&*segments, group)
-    };
-    let mut last = GradientsAccumulator::new();
-    let (loss, mut dy, of_head) = {
-        let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
-        head(&model, &*segments, hidden, (plan.chunk, ranks), scale)
-    };
-    last.accumulate(&model, of_head);
-    while let Some(input) = inputs.pop() {
-        let grads = {
-            let segments = model.segments(tensors.clone()).ok_or_else(|| no_segments(plan))?;
-            let (dx, grads) = through(&*segments, inputs.len() * group, group, input, dy);
-            dy = dx;
-            GradientsParams::from_grads(grads, &model)
-        };
-        model = apply(model, grads)?;
-    }
-    let grads = {
-        let segments = model.segments(tensors).ok_or_else(|| no_segments(plan))?;
-        backward(segments.first(), dy)
-    };
-    last.accumulate(&model, GradientsParams::from_grads(grads, &model));
-    Ok((model, loss, last.grads()))
+/// Segments of a model that has them.
+fn segments<'a, B: Backend, M: LanguageModel<B>>(model: &'a M, tensors: &BatchTensors<B>) -> Box<dyn Segments<B> + 'a> {
+    model.segments(tensors.clone()).expect("a model either has segments or does not")
 }
 
 /// Loss and its gradients with respect to the last hidden states and to parameters, with logits of

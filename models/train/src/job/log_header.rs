@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
@@ -15,7 +16,7 @@ use crate::data::{DatasetSize, EpochSize};
 use crate::metrics::{counted, thousands};
 use crate::model::{ModelConfig, ModelSection, ModelSize};
 use crate::schedule::Schedule;
-use crate::{Dataset, JobError, Tokenizer, freeze};
+use crate::{Dataset, Tokenizer, freeze};
 
 /// Prints the model, device, precision and attention backend.
 pub(super) fn model<S: ModelSection>(
@@ -25,7 +26,7 @@ pub(super) fn model<S: ModelSection>(
     dims: &S::Config,
     tokenizer: &Tokenizer,
     out: &mut dyn Write,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let count = |n: usize| thousands(&n.to_string());
     device(config, selected, computed, out)?;
     let from_folder = config.model.hf_path();
@@ -48,7 +49,7 @@ pub(super) fn trainable<S: ModelSection, B: Backend, M: Module<B>>(
     config: &RunConfig<S>,
     model: &M,
     out: &mut dyn Write,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let [trained, all] = freeze::trainable(model);
     if trained == all {
         return Ok(());
@@ -68,14 +69,14 @@ pub(super) fn device<S>(
     selected: &SelectedDevice,
     (dtype, attention): (DType, &str),
     out: &mut dyn Write,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let precision = format!("{:?}", config.training.precision).to_lowercase();
     let dtype = format!("{dtype:?}").to_lowercase();
     Ok(writeln!(out, "device: {selected}  precision: {precision}  compute dtype: {dtype}  attention: {attention}")?)
 }
 
 /// Prints the files read, the files skipped, and the token counts.
-pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<()> {
     let DatasetSize { files, train_tokens, held_out_tokens, held_out_documents, .. } = dataset.size();
     let [train, held_out] = [train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
     let held_out = match held_out_documents {
@@ -102,7 +103,7 @@ pub(super) fn data<S>(
     batches: &TrainBatches,
     ranks: usize,
     out: &mut dyn Write,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let count = |n: u64| thousands(&n.to_string());
     files(dataset, out)?;
     let EpochSize { sequences, without_targets, tokens, documents, targets, cut } = batches.epoch_size();
@@ -130,7 +131,7 @@ pub(super) fn schedule<S: ModelSection>(
     config: &RunConfig<S>,
     saved: Option<&SavedRun>,
     out: &mut dyn Write,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let schedule = config.optimizer.schedule(config.training.steps.get());
     let Schedule { lr, warmup_steps, steps, .. } = schedule;
     if asked.optimizer.lr.is_none() && lr != RANDOM_LR {
@@ -155,39 +156,33 @@ pub(super) fn schedule<S: ModelSection>(
 }
 
 /// Prints the step of the loaded checkpoint.
-pub(super) fn checkpoint(saved: Option<&SavedRun>, out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn checkpoint(saved: Option<&SavedRun>, out: &mut dyn Write) -> Result<()> {
     saved.map_or(Ok(()), |saved| Ok(writeln!(out, "checkpoint: step {}", saved.step())?))
 }
 
 /// Prints the held-out loss, its perplexity and its number of tokens.
-pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn held_out(loss: f64, batches: &[Batch], out: &mut dyn Write) -> Result<()> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     let tokens = thousands(&tokens.to_string());
     Ok(writeln!(out, "held-out loss: {loss:.5}  perplexity: {:.3}  ({tokens} tokens)", loss.exp())?)
 }
 
 /// Prints the header of the table of precisions.
-pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn precisions(selected: &SelectedDevice, batches: &[Batch], out: &mut dyn Write) -> Result<()> {
     let tokens: usize = batches.iter().map(Batch::num_targets).sum();
     writeln!(out, "device: {selected}  {} tokens", thousands(&tokens.to_string()))?;
     Ok(writeln!(out, "{:<22}  {:>9}  {:>11}  {:>9}", "precision", "loss", "perplexity", "to first")?)
 }
 
 /// Prints a row of the table. `first` is the loss of the first row; `note` ends the line.
-pub(super) fn precision(
-    precision: &str,
-    loss: f64,
-    first: f64,
-    note: Option<&str>,
-    out: &mut dyn Write,
-) -> Result<(), JobError> {
+pub(super) fn precision(precision: &str, loss: f64, first: f64, note: Option<&str>, out: &mut dyn Write) -> Result<()> {
     let change = 100.0 * (loss - first).exp_m1();
     let note = note.map(|note| format!("  {note}")).unwrap_or_default();
     Ok(writeln!(out, "{precision:<22}  {loss:>9.5}  {:>11.4}  {change:>+8.3}%{note}", loss.exp())?)
 }
 
 /// Prints the fraction of the adapters' weight update that survives rounding in the merged files.
-pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<(), JobError> {
+pub(super) fn merged(share: f64, out: &mut dyn Write) -> Result<()> {
     let advice = match (share - 1.0).abs() > 0.1 {
         true => "; --format f32 has all of it, --format fp8 more with a --recipe of other scales than the base's",
         false => "",

@@ -112,7 +112,7 @@ fn batch() -> Batch {
 }
 
 /// Loss and all gradients.
-fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>), ConfigError> {
+fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>)> {
     struct Collect<'a>(&'a mut GradientsParams, Vec<Vec<f32>>);
     impl ModuleVisitor<B> for Collect<'_> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
@@ -120,7 +120,20 @@ fn results(net: &Net<B>, plan: Plan) -> Result<(f32, Vec<Vec<f32>>), ConfigError
             self.1.push(gradient.into_data().convert::<f32>().to_vec().expect("f32"));
         }
     }
-    let (loss, mut grads) = gradients(net, &batch(), plan, None, |loss| loss * 0.5, &Default::default())?;
+    let (mut slot, mut sums) = (ModelSlot::new(net.clone()), GradientsAccumulator::new());
+    let loss = gradients(
+        &mut slot,
+        &batch(),
+        plan,
+        None,
+        |loss| loss * 0.5,
+        &Default::default(),
+        |net, grads| {
+            sums.accumulate(&**net, grads);
+            Ok(())
+        },
+    )?;
+    let mut grads = sums.grads();
     let mut collect = Collect(&mut grads, vec![]);
     net.visit(&mut collect);
     Ok((loss.into_scalar(), collect.1))

@@ -3,13 +3,13 @@
 use std::ops::Range;
 use std::path::Path;
 
+use anyhow::Result;
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
 use burn_float8::seam::visit_params;
 
-use crate::JobError;
 use crate::batches::BatchTensors;
 use crate::hf::peft;
 use crate::model::{LanguageModel, Segments};
@@ -49,7 +49,7 @@ impl<B: Backend, M: Module<B>> Adapted<B, M> {
     ///
     /// # Errors
     /// [`JobError::Folder`]; files that cannot be written; a device that fails.
-    pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
+    pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<()> {
         peft::save(&self.lora, base, folder)
     }
 
