@@ -4,7 +4,6 @@
 use std::fmt;
 
 use serde_json::Value;
-use train::JobError;
 use train::hf::HfReader;
 
 use crate::ARCHITECTURES;
@@ -30,7 +29,7 @@ pub struct Architecture {
     /// Values of keys that a `config.json` leaves out.
     pub defaults: Defaults,
     /// Reads further keys, and the scaling of the rotary frequencies.
-    pub read: fn(&HfReader<'_>, Option<ScaledRope<'_>>, &mut DecoderConfig) -> Result<(), JobError>,
+    pub read: fn(&HfReader<'_>, Option<ScaledRope<'_>>, &mut DecoderConfig) -> anyhow::Result<()>,
     /// Further keys to write.
     pub write: fn(&DecoderConfig) -> Vec<(&'static str, Value)>,
 }
@@ -39,8 +38,8 @@ impl Architecture {
     /// Architecture called `name` in `[model] type`.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    pub fn named(name: &str) -> Result<&'static Self, JobError> {
+    /// An invalid field.
+    pub fn named(name: &str) -> anyhow::Result<&'static Self> {
         ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).ok_or_else(|| {
             let known = ARCHITECTURES.map(|architecture| architecture.name).join(", ");
             crate::dims::refused("type", name, format!("must be one of {known}"))

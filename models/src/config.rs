@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use anyhow::bail;
 use serde_json::Value;
 use train::hf::HfReader;
-use train::{BatchShape, JobError, LayerBytes, ModelConfig, ModelSize};
+use train::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
 use crate::ARCHITECTURES;
 use crate::architecture::{Architecture, presets};
@@ -30,21 +31,21 @@ impl DecoderConfig {
     /// `llama3-8b`; see [`presets`].
     ///
     /// # Errors
-    /// [`JobError::UnknownPreset`].
-    pub fn preset(name: &str) -> Result<Self, JobError> {
+    /// An unknown preset.
+    pub fn preset(name: &str) -> anyhow::Result<Self> {
         let name = if name == "debug" { "llama3-debug" } else { name };
         let found = ARCHITECTURES.into_iter().find_map(|architecture| {
             let size = name.strip_prefix(architecture.name)?.strip_prefix('-')?;
             let index = architecture.sizes.iter().position(|known| *known == size)?;
             Some((architecture.size)(index))
         });
-        found.ok_or_else(|| JobError::UnknownPreset { name: name.into(), known: presets() })
+        found.ok_or_else(|| anyhow::anyhow!("unknown model preset `{name}`; there are {}", presets().join(", ")))
     }
 }
 
 impl ModelConfig for DecoderConfig {
     /// Checks every field and the size of the model, see [`Dimensions::validate`].
-    fn validate(&self) -> Result<(), JobError> {
+    fn validate(&self) -> anyhow::Result<()> {
         self.dims.validate()?;
         self.rope_scaling.map_or(Ok(()), |scaling| scaling.validate())
     }
@@ -53,8 +54,8 @@ impl ModelConfig for DecoderConfig {
         self.dims.size()
     }
 
-    fn layer_bytes(&self, shape: &BatchShape) -> Option<LayerBytes> {
-        Some(self.dims.layer_bytes(shape))
+    fn layer_bytes(&self, shape: &BatchShape) -> LayerBytes {
+        self.dims.layer_bytes(shape)
     }
 
     fn with_max_seq_len(self, max_seq_len: usize) -> Self {
@@ -76,7 +77,7 @@ impl ModelConfig for DecoderConfig {
         hf::FUSED_LINEARS.to_vec()
     }
 
-    fn from_hf(json: &HfReader<'_>) -> Result<Self, JobError> {
+    fn from_hf(json: &HfReader<'_>) -> anyhow::Result<Self> {
         let model_type = json.string("model_type")?.ok_or_else(|| json.missing("model_type"))?;
         let known = ARCHITECTURES.map(|architecture| architecture.model_type);
         let Some(index) = known.iter().position(|known| *known == model_type) else {
@@ -89,18 +90,21 @@ impl ModelConfig for DecoderConfig {
         Ok(config)
     }
 
-    fn to_hf(&self) -> Result<Vec<(&'static str, Value)>, JobError> {
+    fn to_hf(&self) -> anyhow::Result<Vec<(&'static str, Value)>> {
         if let Some(moe) = self.dims.moe {
-            return Err(JobError::MoeExport { num_experts: moe.num_experts });
+            bail!("only dense models are exported: this one has {} experts in a layer", moe.num_experts);
         }
         let mut keys = hf::write(&self.dims, self.architecture);
         keys.extend((self.architecture.write)(self));
         Ok(keys)
     }
 
-    fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>, JobError> {
+    fn hf_tensors(&self, path: &Path) -> anyhow::Result<Vec<(String, Vec<usize>)>> {
         match self.dims.moe {
-            Some(MoeConfig { num_experts, .. }) => Err(JobError::MoeCheckpoint { path: path.into(), num_experts }),
+            Some(MoeConfig { num_experts, .. }) => bail!(
+                "{}: checkpoints are read into dense models only; this one has {num_experts} experts in a layer",
+                path.display()
+            ),
             None => Ok(self.dims.hf_tensors()),
         }
     }

@@ -1,6 +1,5 @@
 //! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
-use anyhow::{Error, Result, anyhow};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use train::{MAX_TENSOR_BITS, ModelSize, elements};
@@ -53,7 +52,7 @@ pub struct MoeConfig {
 }
 
 impl MoeConfig {
-    fn validate(&self) -> Result<()> {
+    fn validate(&self) -> anyhow::Result<()> {
         let Self { num_experts, num_experts_per_tok } = *self;
         if num_experts == 0 {
             return Err(refused("moe.num_experts", num_experts, "must be at least 1"));
@@ -80,7 +79,7 @@ impl Dimensions {
     ///
     /// # Errors
     /// an invalid dimension naming the first invalid field.
-    pub fn validate(&self) -> Result<()> {
+    pub fn validate(&self) -> anyhow::Result<()> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
             ("vocab_size", self.vocab_size),
@@ -111,7 +110,7 @@ impl Dimensions {
 
     /// Ensures that later products do not overflow. `num_kv_heads` divides `num_heads`, so k and v
     /// are no larger than q.
-    fn validate_size(&self) -> Result<()> {
+    fn validate_size(&self) -> anyhow::Result<()> {
         let vocab = ("vocab_size", self.vocab_size);
         let hidden = ("hidden_size", self.hidden_size);
         let intermediate = ("intermediate_size", self.intermediate_size);
@@ -223,8 +222,8 @@ impl Dimensions {
 /// Returns an error unless a field is positive and finite.
 ///
 /// # Errors
-/// [`JobError::ModelConfig`].
-pub(crate) fn positive(field: &'static str, value: f64) -> Result<(), JobError> {
+/// An invalid field.
+pub(crate) fn positive(field: &'static str, value: f64) -> anyhow::Result<()> {
     if value > 0.0 && value.is_finite() {
         return Ok(());
     }
@@ -232,6 +231,6 @@ pub(crate) fn positive(field: &'static str, value: f64) -> Result<(), JobError> 
 }
 
 /// Error for an invalid field.
-pub(crate) fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> JobError {
-    JobError::ModelConfig { field, value: value.to_string(), reason: reason.into() }
+pub(crate) fn refused(field: &'static str, value: impl ToString, reason: impl Into<String>) -> anyhow::Error {
+    anyhow::anyhow!("model config: {field} = {}: {}", value.to_string(), reason.into())
 }

@@ -55,7 +55,7 @@ pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_ro
 pub fn read<'a>(
     json: &HfReader<'a>,
     architecture: &Architecture,
-) -> Result<(Dimensions, Option<ScaledRope<'a>>), JobError> {
+) -> anyhow::Result<(Dimensions, Option<ScaledRope<'a>>)> {
     let defaults = &architecture.defaults;
     json.only("hidden_act", "silu", "only silu is")?;
     for key in ["attention_bias", "mlp_bias"] {

@@ -10,7 +10,7 @@
 //! use burn::tensor::{Int, Tensor};
 //! use models::{CausalLmExt, Decoder, DecoderConfig};
 //!
-//! # fn main() -> Result<(), models::Error> {
+//! # fn main() -> anyhow::Result<()> {
 //! let device = Default::default();
 //! let model = Decoder::<Flex>::new(DecoderConfig::preset("qwen3-debug")?, &device)?.init_weights(0);
 //! let logits = model.forward(Tensor::<Flex, 2, Int>::zeros([1, 8], &device));
@@ -56,7 +56,7 @@ pub use model::{Decoder, DecoderLayer};
 pub use norm::{norm, rms_norm};
 pub use rope_scaling::RopeScaling;
 pub use section::{Decoders, ModelSection};
-pub use train::{CausalLm, CausalLmExt, JobError as Error};
+pub use train::{CausalLm, CausalLmExt};
 
 /// Architectures that the program trains.
 pub static ARCHITECTURES: [&Architecture; 4] =

@@ -2,7 +2,7 @@
 //! in `config.json`.
 
 use serde_json::json;
-use train::{ByteTokenizer, JobError};
+use train::{ByteTokenizer};
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;
@@ -54,7 +54,7 @@ pub static ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Llama 3.1's scaling of rotary frequencies.
-fn scaling(rope: ScaledRope<'_>) -> Result<RopeScaling, JobError> {
+fn scaling(rope: ScaledRope<'_>) -> anyhow::Result<RopeScaling> {
     let ScaledRope { key, kind, json, original_max_seq_len } = rope;
     if kind != "llama3" {
         return Err(json.unsupported(key, "default and llama3 are").into());

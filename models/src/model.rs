@@ -67,8 +67,8 @@ impl<B: Backend> Decoder<B> {
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
-    /// [`JobError::ModelConfig`].
-    pub fn new(config: DecoderConfig, device: &B::Device) -> Result<Self, JobError> {
+    /// An invalid field.
+    pub fn new(config: DecoderConfig, device: &B::Device) -> Result<Self> {
         config.validate()?;
         let dims = config.dims;
         let norm = || norm(dims.hidden_size, dims.rms_norm_eps, device);
@@ -154,7 +154,7 @@ impl<B: Backend> CausalLm<B> for Decoder<B> {
     type Config = DecoderConfig;
     type Cache = KvCache<B>;
 
-    fn new(config: DecoderConfig, device: &B::Device) -> Result<Self, JobError> {
+    fn new(config: DecoderConfig, device: &B::Device) -> Result<Self> {
         Self::new(config, device)
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use train::hf::HfReader;
-use train::{ByteTokenizer, JobError};
+use train::{ByteTokenizer};
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;
@@ -38,7 +38,7 @@ pub static ARCHITECTURE: Architecture = Architecture {
 };
 
 /// Refuses scaled rotary frequencies and layers that do not attend to all positions.
-pub fn read(json: &HfReader<'_>, scaled: Option<ScaledRope<'_>>, _: &mut DecoderConfig) -> Result<(), JobError> {
+pub fn read(json: &HfReader<'_>, scaled: Option<ScaledRope<'_>>, _: &mut DecoderConfig) -> anyhow::Result<()> {
     if let Some(rope) = scaled {
         return Err(rope.json.unsupported(rope.key, "only default is").into());
     }

@@ -12,7 +12,6 @@ use std::f64::consts::TAU;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::JobError;
 
 use crate::config::DecoderConfig;
 use crate::dims::{positive, refused};
@@ -40,7 +39,7 @@ pub struct RopeScaling {
 }
 
 impl RopeScaling {
-    pub(crate) fn validate(&self) -> Result<(), JobError> {
+    pub(crate) fn validate(&self) -> anyhow::Result<()> {
         positive("rope_scaling.factor", self.factor)?;
         positive("rope_scaling.low_freq_factor", self.low_freq_factor)?;
         positive("rope_scaling.high_freq_factor", self.high_freq_factor)?;

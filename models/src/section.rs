@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{JobError, TrainableModel};
+use train::{TrainableModel};
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;
@@ -85,7 +85,7 @@ impl train::ModelSection for ModelSection {
         self.tie_word_embeddings
     }
 
-    fn to_config(&self) -> Result<DecoderConfig, JobError> {
+    fn to_config(&self) -> anyhow::Result<DecoderConfig> {
         let architecture = self.r#type.as_deref().map(Architecture::named).transpose()?;
         let mut config = DecoderConfig::preset(&self.preset())?;
         if let Some(other) = architecture.filter(|architecture| *architecture != config.architecture) {
