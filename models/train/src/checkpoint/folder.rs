@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::parts::INDEX;
+use super::sharded_tensors::INDEX;
 use super::rollback::{self, resumed_from};
 use super::state::STATE;
 use super::{ASSETS, CONFIG, CheckpointError};

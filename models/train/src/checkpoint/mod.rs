@@ -1,10 +1,11 @@
 //! Checkpoints of a run, from which it resumes bit for bit.
 
-mod changes;
+mod config_diff;
 mod error;
 mod folder;
-mod parts;
+
 mod rollback;
+mod sharded_tensors;
 mod state;
 mod tensors;
 mod together;
@@ -16,7 +17,7 @@ pub const CONFIG: &str = "config.toml";
 /// Folder next to the checkpoints with the other files that `resume` and `export` need.
 pub const ASSETS: &str = "assets";
 
-pub use changes::{Change, MAY_CHANGE, changes};
+pub use config_diff::{Change, MAY_CHANGE, changes};
 pub use error::CheckpointError;
 pub(crate) use folder::verify_assets;
 pub use folder::{

@@ -20,7 +20,7 @@ use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Rows, SavedTensors};
+use super::sharded_tensors::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointError, Which, Worth, find_checkpoint};
 use crate::Ranks;

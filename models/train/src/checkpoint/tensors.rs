@@ -16,7 +16,7 @@ use half::bf16;
 use safetensors::Dtype;
 
 use super::CheckpointError;
-use super::parts::{Rows, SavedTensors};
+use super::sharded_tensors::{Rows, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
 use crate::config::OptimizerSection;

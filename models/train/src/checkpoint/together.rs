@@ -13,7 +13,7 @@ use float8_shard::{CommError, Communicator};
 use serde::{Deserialize, Serialize};
 
 use super::folder::{Checksum, checksum, discard, under_way};
-use super::parts::{Index, Rows};
+use super::sharded_tensors::{Index, Rows};
 use super::state::Snapshot;
 use super::{CheckpointError, CheckpointFolder, Worth, Written};
 
