@@ -48,7 +48,7 @@ impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// completely or, after an error, left as before.
     ///
     /// # Errors
-    /// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if
+    /// [`JobError::Other`], [`JobError::Write`], [`JobError::TensorFiles`], [`JobError::Train`] if
     /// the device fails.
     pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
         peft::save(&self.lora, base, folder)

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use burn_float8::{Float8Error, report::NonFiniteOperand};
 
-use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::data::DataError;
 use crate::metrics::MetricsError;
@@ -21,9 +20,6 @@ pub enum TrainError {
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A checkpoint could not be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
     /// The data cannot be read or has changed.
     #[error(transparent)]
     Data(#[from] DataError),

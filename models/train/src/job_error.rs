@@ -6,13 +6,10 @@ use std::path::PathBuf;
 use burn_float8::Float8Error;
 use device_select::DeviceError;
 
-use crate::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::hf::Float8FilesError;
 use crate::plot::PlotError;
-use crate::{
-    ByteTokenizer, ChatError, DataError, FolderError, TensorFilesError, TokenizeError, TokenizerError, TrainError,
-};
+use crate::{ByteTokenizer, ChatError, DataError, TensorFilesError, TokenizeError, TokenizerError, TrainError};
 
 /// Error of a job.
 #[derive(Debug, thiserror::Error)]
@@ -149,9 +146,6 @@ pub enum JobError {
     /// FP8 weights in files cannot be read or written.
     #[error(transparent)]
     Float8Files(#[from] Float8FilesError),
-    /// A folder cannot be created.
-    #[error(transparent)]
-    Folder(#[from] FolderError),
     /// The vocabulary is too small for the tokens in use.
     #[error("vocab_size = {vocab_size}, but there are tokens up to {}", needed - 1)]
     Vocabulary {
@@ -313,10 +307,4 @@ pub enum JobError {
     /// The output could not be written.
     #[error("cannot write the log")]
     Output(#[from] std::io::Error),
-}
-
-impl From<CheckpointError> for JobError {
-    fn from(error: CheckpointError) -> Self {
-        Self::Train(error.into())
-    }
 }

@@ -30,7 +30,6 @@ pub mod grads;
 pub mod hf;
 pub mod job;
 mod job_error;
-mod json_file;
 mod lines;
 pub mod metrics;
 mod model;
@@ -64,7 +63,7 @@ pub use data::{
 pub use digest::digest_of_file;
 pub use error::{Divergence, TrainError};
 pub use escape::{COLOUR, EscapedWriter, escaped};
-pub use folder::{FolderError, create_folder};
+pub use folder::create_folder;
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;

@@ -102,7 +102,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     /// applied.
     ///
     /// # Errors
-    /// [`TrainError::Checkpoint`]; [`TrainError::Data`] if the data has changed.
+    /// [`TrainError::Other`]; [`TrainError::Data`] if the data has changed.
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self, TrainError> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;

@@ -1,10 +1,12 @@
 //! Keys of a run's configuration that may change on resume.
 
-use serde::Serialize;
-use toml::{Table, Value};
+use std::collections::BTreeMap;
 
-use super::CheckpointError;
-use crate::config::{ConfigError, to_table};
+use anyhow::{Result, bail};
+use serde::Serialize;
+use toml::Value;
+
+use crate::config::to_table;
 
 /// Keys that may change, and sections (ending with a point) whose keys may all change. Keys before
 /// `training.loss_chunk` do not affect the losses.
@@ -59,45 +61,36 @@ pub struct Change {
 /// Differences between two configurations.
 ///
 /// # Errors
-/// [`CheckpointError::ConfigChanged`] for the first key that must not change,
-/// [`CheckpointError::Config`].
-pub fn changes(saved: &impl Serialize, now: &impl Serialize) -> Result<Vec<Change>, CheckpointError> {
-    let flat = |config: Result<Table, ConfigError>| -> Result<Table, ConfigError> {
-        let mut flat = Table::new();
-        flatten("", Value::Table(config?), &mut flat);
-        Ok(flat)
-    };
-    let (saved, now) = (flat(to_table(saved))?, flat(to_table(now))?);
-    let keys: std::collections::BTreeSet<_> = saved.keys().chain(now.keys()).collect();
-    let text = |value: Option<&Value>| value.map_or_else(|| "absent".into(), Value::to_string);
-    let differ = keys.into_iter().filter(|key| saved.get(*key) != now.get(*key));
-    let changes: Vec<_> =
-        differ.map(|key| Change { key: key.clone(), saved: text(saved.get(key)), now: text(now.get(key)) }).collect();
-    let may_change = |key: &str| {
-        MAY_CHANGE.iter().any(|may| {
-            if may.ends_with('.') {
-                key.starts_with(may)
-            } else {
-                key == *may || key.strip_prefix(may).is_some_and(|rest| rest.starts_with('.'))
-            }
-        })
-    };
-    match changes.iter().find(|change| !may_change(&change.key)) {
-        None => Ok(changes),
-        Some(Change { key, saved, now }) => {
-            Err(CheckpointError::ConfigChanged { key: key.clone(), saved: saved.clone(), now: now.clone() })
-        }
+/// A key changed that must not change; the error names the first, with both values.
+pub fn changes(saved: &impl Serialize, now: &impl Serialize) -> Result<Vec<Change>> {
+    let (mut both, none) = (BTreeMap::new(), || ["absent".to_string(), "absent".to_string()]);
+    flatten("", Value::Table(to_table(saved)?), &mut |key, value| both.entry(key).or_insert_with(none)[0] = value);
+    flatten("", Value::Table(to_table(now)?), &mut |key, value| both.entry(key).or_insert_with(none)[1] = value);
+    let differ = both.into_iter().filter(|(_, [saved, now])| saved != now);
+    let changes: Vec<_> = differ.map(|(key, [saved, now])| Change { key, saved, now }).collect();
+    if let Some(Change { key, saved, now }) = changes.iter().find(|change| !may_change(&change.key)) {
+        bail!(
+            "{key} was {saved} when the checkpoint was made and is {now} now: a run cannot be resumed with another; \
+             start a new run, or leave it as it was"
+        );
     }
+    Ok(changes)
 }
 
-fn flatten(prefix: &str, value: Value, flat: &mut Table) {
+fn may_change(key: &str) -> bool {
+    MAY_CHANGE.iter().any(|may| {
+        let rest = key.strip_prefix(may);
+        rest.is_some_and(|rest| may.ends_with('.') || rest.is_empty() || rest.starts_with('.'))
+    })
+}
+
+/// Calls `add` with the dotted key and the text of each value.
+fn flatten(key: &str, value: Value, add: &mut impl FnMut(String, String)) {
     match value {
         Value::Table(table) => {
-            for (key, value) in table {
-                let key = if prefix.is_empty() { key } else { format!("{prefix}.{key}") };
-                flatten(&key, value, flat);
-            }
+            let dotted = |name: String| if key.is_empty() { name } else { format!("{key}.{name}") };
+            table.into_iter().for_each(|(name, value)| flatten(&dotted(name), value, add));
         }
-        value => drop(flat.insert(prefix.into(), value)),
+        value => add(key.into(), value.to_string()),
     }
 }

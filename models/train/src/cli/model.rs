@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use burn_float8::{Float8LinearConfig, Recipe};
 use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
@@ -10,7 +11,7 @@ use device_select::DeviceChoice;
 use super::{RunFlags, recipe};
 use crate::JobError;
 use crate::checkpoint::{
-    ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps, verify_assets,
+    ASSETS, CONFIG, Change, SavedRun, Which, changes, missing, noted_latest, saved_steps, verify_assets,
 };
 use crate::config::{ConfigError, LoraSection, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
@@ -63,7 +64,7 @@ impl ModelArgs {
             _ => Some(SavedRun::open(&self.folder, which)?),
         };
         if let (None, Some(wanted)) = (&saved, noted_latest(&self.folder)) {
-            return Err(CheckpointError::Missing { folder: self.folder.clone(), wanted, have: vec![] }.into());
+            return Err(missing(&self.folder, &wanted, &[]).into());
         }
         let (path, text) = match &saved {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
@@ -95,9 +96,7 @@ impl ModelArgs {
             Some(hf) => (self.hugging_face(hf)?, None),
             None => {
                 let OpenedRun { config, saved, .. } = self.open_run()?;
-                let missing =
-                    || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
-                (config, Some(saved.ok_or_else(missing)?))
+                (config, Some(saved.ok_or_else(|| missing(&self.folder, "newest", &[]))?))
             }
         };
         let mut config = change(hf.as_deref(), config)?;
@@ -188,7 +187,7 @@ impl PrecisionArgs {
 fn read_config(folder: &Path) -> Result<String, JobError> {
     let path = folder.join(CONFIG);
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
+        ErrorKind::NotFound => anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display()).into(),
         _ => JobError::Io { path, source },
     })
 }

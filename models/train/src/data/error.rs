@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::left_out::LeftOut;
-use crate::{ChatError, FolderError, TokenizerError};
+use crate::{ChatError, TokenizerError};
 
 /// Maximum bytes of a line, an object or a row, since it is held in memory.
 pub(crate) const MAX_DOCUMENT: usize = 64 << 20;
@@ -175,9 +175,9 @@ pub enum DataError {
         /// The file.
         path: PathBuf,
     },
-    /// The folder of a token file cannot be made.
+    /// Any other error, with its context.
     #[error(transparent)]
-    Folder(#[from] FolderError),
+    Other(#[from] anyhow::Error),
     /// A token outside the tokenizer's vocabulary.
     #[error(
         "{}: token {token} at place {place} (byte {byte}), but the tokenizer, or the model, has ids below {vocab_size}: \

@@ -48,7 +48,7 @@ pub struct TokenizedSource {
 /// `template` renders `messages`. `progress` is called while tokenizing.
 ///
 /// # Errors
-/// [`DataError::AlreadyTokens`], [`DataError::Folder`], and any error of
+/// [`DataError::AlreadyTokens`], [`DataError::Other`], and any error of
 /// [`Dataset::open`](super::Dataset::open).
 pub fn tokenize_source(
     source: &DataSource,

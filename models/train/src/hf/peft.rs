@@ -54,7 +54,7 @@ fn names(linear: &str) -> [String; 2] {
 /// an error the folder is as it was before.
 ///
 /// # Errors
-/// [`JobError::Folder`], [`JobError::Write`], [`JobError::TensorFiles`], [`TrainError::Execution`].
+/// [`JobError::Other`], [`JobError::Write`], [`JobError::TensorFiles`], [`TrainError::Execution`].
 pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
     let LoraConfig { rank, alpha, dropout, ref target_modules, .. } = lora.config;
     let targets = match &target_modules[..] {

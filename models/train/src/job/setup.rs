@@ -231,11 +231,11 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         all_or_none(comm, "the memory", fits)?;
         let checkpoints = match self.is_first() {
             true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
-                config.copy_assets(folder)
+                Ok(config.copy_assets(folder)?)
             }),
             false => Ok(Checkpoints::of_another(&config.checkpoint)),
         };
-        let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints)?;
+        let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints.map_err(JobError::from))?;
         let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
         // Appends, because an explicitly named file may be shared by several runs.
         let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();

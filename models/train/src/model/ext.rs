@@ -108,7 +108,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// before.
     ///
     /// # Errors
-    /// [`JobError::MoeExport`]; [`JobError::Folder`] for a folder that is not empty or cannot be
+    /// [`JobError::MoeExport`]; [`JobError::Other`] for a folder that is not empty or cannot be
     /// created; [`JobError::Io`], [`JobError::Json`], [`JobError::HfUnsupported`] and
     /// [`JobError::HfMissingKey`] for the source; [`JobError::TensorFiles`] and [`JobError::Write`]
     /// for files that cannot be written; [`TrainError::Execution`](crate::TrainError::Execution) if

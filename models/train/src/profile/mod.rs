@@ -22,7 +22,7 @@ pub use kernels::Kind;
 pub use table::{ProfileRow, ProfileTable, Timing};
 
 use crate::config::ProfileSection;
-use crate::{TrainError, json_file};
+use crate::{TrainError, atomic};
 
 /// Time spent on a kernel or operation in a window.
 struct Spent {
@@ -63,7 +63,7 @@ impl Profiler {
         device: &B::Device,
     ) -> Result<Self, TrainError> {
         if let Some(path) = &section.file {
-            json_file::check(path)?;
+            atomic::check(path).map_err(|source| TrainError::Write { path: path.clone(), source })?;
         }
         let source = match selected {
             SelectedDevice::Cpu => Source::Host,
@@ -125,7 +125,7 @@ impl Profiler {
         };
         let table = ProfileTable::new(self.device.clone(), timing, first..=step, wall, spent);
         if let Some(path) = &self.section.file {
-            json_file::write(path, &table)?;
+            atomic::replace_json(path, &table).map_err(|source| TrainError::Write { path: path.clone(), source })?;
         }
         Ok(Some(table))
     }
