@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use float8_shard::Communicator;
 use train::checkpoint::CheckpointKind::{Diverged, HeldOutLoss};
 use train::checkpoint::{
     CheckpointFolder, CheckpointKind, Checkpoints, SavedRun, Which, best, changes, find_checkpoint, noted_latest,
@@ -99,7 +100,7 @@ fn a_new_run_needs_a_folder_without_a_run() {
     let new = |dir: &Path| {
         let section = CheckpointSection { folder: Some(dir.into()), ..CheckpointSection::default() };
         let assets = |to: &Path| Ok(fs::write(to.join("tokenizer.json"), "new")?);
-        Checkpoints::new(&section, "a = 1".into(), true, assets)
+        Checkpoints::new(&section, &Communicator::solo(), true, assets)
     };
     for name in ["config.toml", "assets", "metrics.jsonl"] {
         let dir = tempfile::tempdir().unwrap();

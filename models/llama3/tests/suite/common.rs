@@ -21,7 +21,7 @@ use train::job::Text;
 use train::job::Weights;
 use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
-use train::{Dataset, ProgressLine, Steps, Tokenizer};
+use train::{Dataset, ProgressLine, Step, Steps, Tokenizer};
 
 /// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
@@ -241,6 +241,18 @@ pub(crate) fn steps<'a>(
         prepare::<Llama3, Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
             .unwrap();
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap())
+}
+
+/// Takes `count` steps.
+pub(crate) fn advance<'a>(
+    steps: Steps<'a, Train, Llama<Train>>,
+    count: usize,
+) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
+    (0..count).fold((steps, vec![]), |(steps, mut made), _| {
+        let (steps, step) = steps.step(&Default::default()).unwrap();
+        made.push(step);
+        (steps, made)
+    })
 }
 
 /// Bits of every parameter in f32.

@@ -2,14 +2,13 @@
 
 use std::path::Path;
 
-use crate::common::{open, parameters, run_config, steps, text};
+use crate::common::{advance, open, parameters, run_config, steps, text};
 
 /// Bits of all parameters after one step.
 fn after_a_step(data: &Path, settings: &[&str]) -> Vec<u32> {
     let common = ["training.precision=f32", "training.batch_size=2", "optimizer.warmup_steps=0"];
     let config = run_config(data, &[&common, settings].concat());
-    let (steps, _) = steps(&config, &open(&config), |model| model).step(&Default::default()).unwrap();
-    parameters(&steps.model)
+    parameters(&advance(steps(&config, &open(&config), |model| model), 1).0.model)
 }
 
 #[test]

@@ -63,65 +63,27 @@ impl Piece {
 }
 
 impl Checkpoints {
-    /// Prepares checkpoints of a run with `config`, if `section` has a folder. A new run needs a
-    /// folder without a run. `assets` writes the files that `resume` and `export` need from other
-    /// folders.
+    /// Prepares checkpoints of a run over the ranks of `comm`, if `section` has a folder. A new run
+    /// needs a folder without a run. `assets` writes the files that `resume` and `export` need from
+    /// other folders.
+    ///
+    /// Of several ranks each writes its files, then the first completes the checkpoint. All ranks
+    /// must save and wait at the same steps.
     ///
     /// # Errors
     /// Another run holds the folder, or it has files of another one; the error of `assets`.
     pub fn new(
         section: &CheckpointSection,
-        config: String,
+        comm: &Communicator,
         is_new: bool,
         assets: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<Option<Self>> {
-        let Some(path) = &section.folder else { return Ok(None) };
-        let foreign = [CONFIG, ASSETS, METRICS_FILE].map(|name| path.join(name)).into_iter().find(|path| path.exists());
-        if let Some(foreign) = foreign.filter(|_| is_new && !path.join(LOCK).exists()) {
-            let foreign = foreign.display();
-            bail!(
-                "{foreign} is of no run, and a run would replace it: give another checkpoint.folder, or move it away"
-            );
-        }
-        let folder = CheckpointFolder::open(path)?;
-        if is_new {
-            let run = path.display();
-            if let Some(step) = saved_steps(path)?.last() {
-                bail!(
-                    "{run} holds a run of {step} steps: `resume` goes on with it; a new run needs another checkpoint.folder"
-                );
-            }
-            if let Some(step) = diverged_step(path)? {
-                bail!(
-                    "{run} holds a run that diverged at step {step} before it had a checkpoint: give the new run another \
-                     checkpoint.folder, or remove this one"
-                );
-            }
-            // Assets of a run that ended before its first checkpoint may belong to another model. A
-            // folder without a configuration has no run.
-            folder.remove_file(CONFIG)?;
-            folder.write_folder(ASSETS, assets)?;
-        }
-        Ok(Some(Self::of(section, path, Some(folder), config)))
-    }
-
-    /// Checkpoints for a rank other than the first: it writes its files to the first rank's folder.
-    pub fn of_another(section: &CheckpointSection) -> Option<Self> {
-        section.folder.as_ref().map(|path| Self::of(section, path, None, String::new()))
-    }
-
-    fn of(section: &CheckpointSection, path: &Path, folder: Option<CheckpointFolder>, config: String) -> Self {
-        let CheckpointSection { every, keep, background, .. } = *section;
-        let (path, folder) = (path.to_path_buf(), folder.map(Arc::new));
-        Self { path, folder, config, keep, every, in_background: background, comm: None, writing: None }
-    }
-
-    /// Writes checkpoints together with other ranks: each writes its files, then the first
-    /// completes the checkpoint. All ranks must save and wait at the same steps.
-    #[must_use]
-    pub fn with_ranks(mut self, comm: Communicator) -> Self {
-        self.comm = Some(comm).filter(|comm| comm.world_size() > 1);
-        self
+        let CheckpointSection { folder, every, keep, background, .. } = section;
+        let Some(path) = folder.clone() else { return Ok(None) };
+        let folder = (comm.rank() == 0).then(|| open(&path, is_new, assets)).transpose()?.map(Arc::new);
+        let comm = Some(comm.clone()).filter(|comm| comm.world_size() > 1);
+        let (config, every, keep, in_background) = (String::new(), *every, *keep, *background);
+        Ok(Some(Self { path, folder, config, keep, every, in_background, comm, writing: None }))
     }
 
     /// Sets the configuration to save.
@@ -224,6 +186,33 @@ impl Checkpoints {
     }
 }
 
+/// Opens the folder of a run. A new run gets its assets.
+fn open(path: &Path, is_new: bool, assets: impl FnOnce(&Path) -> Result<()>) -> Result<CheckpointFolder> {
+    if !is_new {
+        return CheckpointFolder::open(path);
+    }
+    let foreign = [CONFIG, ASSETS, METRICS_FILE].map(|name| path.join(name)).into_iter().find(|path| path.exists());
+    if let Some(foreign) = foreign.filter(|_| !path.join(LOCK).exists()) {
+        let foreign = foreign.display();
+        bail!("{foreign} is of no run, and a run would replace it: give another checkpoint.folder, or move it away");
+    }
+    let (folder, run) = (CheckpointFolder::open(path)?, path.display());
+    if let Some(step) = saved_steps(path)?.last() {
+        bail!("{run} holds a run of {step} steps: `resume` goes on with it; a new run needs another checkpoint.folder");
+    }
+    if let Some(step) = diverged_step(path)? {
+        bail!(
+            "{run} holds a run that diverged at step {step} before it had a checkpoint: give the new run another \
+             checkpoint.folder, or remove this one"
+        );
+    }
+    // Assets of a run that ended before its first checkpoint may belong to another model. A folder
+    // without a configuration has no run.
+    folder.remove_file(CONFIG)?;
+    folder.write_folder(ASSETS, assets)?;
+    Ok(folder)
+}
+
 impl Drop for Checkpoints {
     /// After an error, a single process completes its last checkpoint, and ranks remove theirs.
     fn drop(&mut self) {
@@ -266,7 +255,7 @@ mod tests {
     #[test]
     fn a_checkpoint_is_finished_when_a_run_fails() {
         let dir = tempfile::tempdir().unwrap();
-        let mut checkpoints = Checkpoints::new(&section(dir.path()), String::new(), true, |_| Ok(())).unwrap().unwrap();
+        let mut checkpoints = Checkpoints::new(&section(dir.path()), &Communicator::solo(), true, |_| Ok(())).unwrap().unwrap();
         let is_written = Arc::new(AtomicBool::new(false));
         let written = is_written.clone();
         let thread = thread::spawn(move || {
@@ -284,12 +273,12 @@ mod tests {
     fn a_folder_whose_assets_fail_holds_no_run() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join(CONFIG);
-        let new = |text: &str, assets: fn(&Path) -> Result<()>| {
-            Checkpoints::new(&section(dir.path()), text.into(), true, assets)
+        let new = |assets: fn(&Path) -> Result<()>| {
+            Checkpoints::new(&section(dir.path()), &Communicator::solo(), true, assets)
         };
-        new("of another model", |_| Ok(())).unwrap().unwrap().begin(0).unwrap();
+        new(|_| Ok(())).unwrap().unwrap().begin(0).unwrap();
         assert!(config.exists());
-        let error = new("", |_| bail!("no assets")).unwrap_err();
+        let error = new(|_| bail!("no assets")).unwrap_err();
         assert_eq!(error.to_string(), "no assets");
         assert!(!config.exists());
     }

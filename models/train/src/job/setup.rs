@@ -229,14 +229,10 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let where_to = (self.selected, self.device);
         let fits = memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), *dtype, where_to, out);
         all_or_none(comm, "the memory", fits)?;
-        let checkpoints = match self.is_first() {
-            true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !self.start.is_resumed, |folder| {
-                Ok(config.copy_assets(folder)?)
-            }),
-            false => Ok(Checkpoints::of_another(&config.checkpoint)),
-        };
+        let checkpoints = Checkpoints::new(&config.checkpoint, comm, !self.start.is_resumed, |folder| {
+            Ok(config.copy_assets(folder)?)
+        });
         let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints.map_err(JobError::from))?;
-        let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()));
         // Appends, because an explicitly named file may be shared by several runs.
         let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();
         let metrics = all_or_none(comm, "the file of metrics", metrics.map_err(JobError::from))?;
