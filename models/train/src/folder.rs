@@ -25,7 +25,8 @@ const NEW: &str = "new";
 /// The errors of `fill`; `path` is occupied or cannot be written.
 pub fn create_folder<T, E: From<anyhow::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<T, E>) -> Result<T, E> {
     let cannot = || format!("cannot make the folder {}", path.display());
-    let occupied = || anyhow!("{} exists and is not an empty folder: give one that does not exist", path.display());
+    let name = path.display();
+    let occupied = || anyhow!("{name} exists and is not an empty folder: give one that does not exist");
     let destination = destination(path).with_context(cannot)?.ok_or_else(occupied)?;
     let (hidden, _lock) = hidden_beside(&destination).with_context(cannot)?;
     let new = hidden.path().join(NEW);

@@ -1,4 +1,4 @@
-//! Folders of checkpoints: what is kept, what is refused, and what is told of damage.
+//! Folders of checkpoints: kept and refused files, and errors of damage.
 #![allow(missing_docs)]
 
 use std::fs;
@@ -110,7 +110,7 @@ fn a_new_run_needs_a_folder_without_a_run() {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is written");
     }
     for (kind, expected) in [
-        (HeldOutLoss(None), "holds a run of 3 steps: `resume` goes on with it"),
+        (HeldOutLoss(None), "holds a run of 3 steps: `resume` continues it"),
         (Diverged, "holds a run that diverged at step 3 before it had a checkpoint"),
     ] {
         let dir = tempfile::tempdir().unwrap();
@@ -130,7 +130,7 @@ fn a_new_run_needs_a_folder_without_a_run() {
 }
 
 #[test]
-fn damage_is_told_with_the_file_and_the_other_checkpoints() {
+fn damage_is_reported_with_the_file_and_the_other_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
     let folder = CheckpointFolder::open(dir.path()).unwrap();
     [10, 12].into_iter().for_each(|step| save(&folder, step, HeldOutLoss(None), 2));

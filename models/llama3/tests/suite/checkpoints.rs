@@ -11,10 +11,10 @@ use llama3::{Error, Llama, Llama3, LlamaConfig, RunConfig};
 use safetensors::Dtype;
 use serde_json::json;
 use tempfile::TempDir;
+use train::ProgressLine;
 use train::hf::names;
 use train::job::Weights;
 use train::job::prepare;
-use train::ProgressLine;
 
 use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors};
 

@@ -39,9 +39,11 @@ fn impossible_dimensions_are_named() {
     for (change, field, value) in dimensions {
         assert_refused(&tiny_with(change), field, value);
     }
-    for (config, field, value) in
-        [(moe(0, 0), "num_experts", "0"), (moe(4, 0), "num_experts_per_tok", "0"), (moe(4, 5), "num_experts_per_tok", "5")]
-    {
+    for (config, field, value) in [
+        (moe(0, 0), "num_experts", "0"),
+        (moe(4, 0), "num_experts_per_tok", "0"),
+        (moe(4, 5), "num_experts_per_tok", "5"),
+    ] {
         assert_refused(&config, &format!("moe.{field}"), value);
     }
     type Scale = fn(&mut RopeScaling);

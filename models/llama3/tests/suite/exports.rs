@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use train::hf::{ExportDtype, ExportOptions, copy_assets};
 use train::job::Weights;
 use train::job::prepare;
-use train::{FolderError, ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
+use train::{ProgressLine, TensorFiles, TensorFilesError, digest_of_file};
 
 use crate::common::{
     Stored, Train, hf_json, ids, llama3_scaling, model, run_alone, run_config, stored_tensors, tiny, tiny_moe,
@@ -359,12 +359,12 @@ fn nothing_is_left_of_an_export_that_fails() {
     fs::write(&out, "a file").unwrap();
     let occupied = |path: &Path| {
         let error = dense.save_hf(path, &plain).unwrap_err();
-        assert!(matches!(&error, Error::Folder(FolderError::Occupied { .. })), "{error}");
+        assert!(error.to_string().contains(" exists and is not an empty folder"), "{error}");
         assert!(error.to_string().contains(&path.display().to_string()), "{error}");
     };
     occupied(&out);
     let below = dense.save_hf(out.join("below"), &plain).unwrap_err();
-    assert!(matches!(below, Error::Folder(FolderError::Io { .. })), "{below}");
+    assert!(below.to_string().starts_with("cannot make the folder "), "{below}");
     assert_eq!(contents(dir.path()).into_iter().collect::<Vec<_>>(), [("out".into(), b"a file".to_vec())]);
     occupied(dir.path());
 

@@ -2,9 +2,9 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn_float8::set_float8_enabled;
+use train::Step;
 use train::config::Precision;
 use train::run::mean_loss;
-use train::Step;
 
 use crate::common::{Train, advance, open, parameters, run, run_config as config, steps, text, values};
 

@@ -80,7 +80,8 @@ fn rounding_is_that_of_the_bits() {
         assert!(bits(NOISE.round(part, rows.start)) == whole[8 * rows.start..8 * rows.end], "{rows:?}");
     }
     let odd = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1e-40, -1e-45];
-    let odd: Vec<_> = bits(NOISE.round(tensor(&odd, [6]), 0)).into_iter().map(|b| bf16::from_bits(b).to_f32()).collect();
+    let odd: Vec<_> =
+        bits(NOISE.round(tensor(&odd, [6]), 0)).into_iter().map(|b| bf16::from_bits(b).to_f32()).collect();
     assert!(odd[0] == f32::INFINITY && odd[1] == f32::NEG_INFINITY && odd[2].is_nan(), "{odd:?}");
     assert!(odd[3] > 3.3e38 && (odd[4] - 1e-40).abs() < 1e-40 && odd[5].abs() < 1e-40, "{odd:?}");
 }

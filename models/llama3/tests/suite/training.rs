@@ -124,7 +124,8 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     std::fs::write(&strict, format!("{refusal}{source}")).unwrap();
     let lines = (0..60).map(|i| {
         let answer = if i % 10 == 0 { "a long answer that does not fit" } else { "ok" };
-        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]}).to_string() + "\n"
+        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]}).to_string()
+            + "\n"
     });
     std::fs::write(&file, lines.collect::<String>()).unwrap();
     let settings = ["training.steps=2", "data.held_out_fraction=0.2", "generate.prompt=hello"];

@@ -206,11 +206,6 @@ impl CheckpointFolder {
         Ok(Self { path, _lock: lock })
     }
 
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Writes a small file of the run atomically.
     ///
     /// # Errors

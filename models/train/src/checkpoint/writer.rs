@@ -8,7 +8,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use float8_shard::Communicator;
@@ -44,7 +44,8 @@ struct Writing {
     step: usize,
     kind: CheckpointKind,
     start: Instant,
-    thread: JoinHandle<Result<Piece>>,
+    /// Returns its piece and the time that it took.
+    thread: JoinHandle<Result<(Piece, Duration)>>,
 }
 
 /// Rows and files written by a rank.
@@ -125,10 +126,10 @@ impl Checkpoints {
             comm.all_ok("making a checkpoint's folder", on_one_line(made))?;
         }
         let thread = thread::spawn(move || match folder.filter(|_| is_alone) {
-            None => Piece::write(&snapshot, &partial, kind, &config),
+            None => Ok((Piece::write(&snapshot, &partial, kind, &config)?, start.elapsed())),
             Some(folder) => {
                 folder.save(step as u64, kind, keep, |folder| snapshot.write(folder, kind, &config).map(drop))?;
-                Ok(Piece::default())
+                Ok((Piece::default(), start.elapsed()))
             }
         });
         self.writing = Some(Writing { step, kind, start, thread });
@@ -154,11 +155,15 @@ impl Checkpoints {
     pub(crate) fn finish(&mut self) -> Result<Option<Written>> {
         let Some(Writing { step, kind, start, thread }) = self.writing.take() else { return Ok(None) };
         let own = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(advised);
-        match &self.comm {
-            None => drop(own?),
-            Some(comm) => self.complete(comm, step, kind, own).inspect_err(|_| self.discard(step, kind))?,
-        }
-        Ok(Some(Written { step, kind, took: start.elapsed() }))
+        let took = match &self.comm {
+            None => own?.1,
+            Some(comm) => {
+                let own = own.map(|(piece, _)| piece);
+                self.complete(comm, step, kind, own).inspect_err(|_| self.discard(step, kind))?;
+                start.elapsed()
+            }
+        };
+        Ok(Some(Written { step, kind, took }))
     }
 
     /// Completes the checkpoint on the first rank when all ranks have written their files.
@@ -194,11 +199,17 @@ fn open(path: &Path, is_new: bool, assets: impl FnOnce(&Path) -> Result<()>) -> 
     let foreign = [CONFIG, ASSETS, METRICS_FILE].map(|name| path.join(name)).into_iter().find(|path| path.exists());
     if let Some(foreign) = foreign.filter(|_| !path.join(LOCK).exists()) {
         let foreign = foreign.display();
-        bail!("{foreign} is of no run, and a run would replace it: give another checkpoint.folder, or move it away");
+        bail!(
+            "{foreign} is of no run, and a run would replace it: \
+             give another checkpoint.folder, or move it away"
+        );
     }
     let (folder, run) = (CheckpointFolder::open(path)?, path.display());
     if let Some(step) = saved_steps(path)?.last() {
-        bail!("{run} holds a run of {step} steps: `resume` goes on with it; a new run needs another checkpoint.folder");
+        bail!(
+            "{run} holds a run of {step} steps: `resume` continues it; \
+             a new run needs another checkpoint.folder"
+        );
     }
     if let Some(step) = diverged_step(path)? {
         bail!(
@@ -237,14 +248,15 @@ fn advised(error: anyhow::Error) -> anyhow::Error {
     if !error.chain().filter_map(|cause| cause.downcast_ref()).any(is_full) {
         return error;
     }
-    error
-        .context("no room for a checkpoint: make room, or lower checkpoint.keep; checkpoints that were there are whole")
+    error.context(
+        "no room for a checkpoint: make room, or lower checkpoint.keep; \
+         checkpoints that were there are whole",
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -255,13 +267,14 @@ mod tests {
     #[test]
     fn a_checkpoint_is_finished_when_a_run_fails() {
         let dir = tempfile::tempdir().unwrap();
-        let mut checkpoints = Checkpoints::new(&section(dir.path()), &Communicator::solo(), true, |_| Ok(())).unwrap().unwrap();
+        let mut checkpoints =
+            Checkpoints::new(&section(dir.path()), &Communicator::solo(), true, |_| Ok(())).unwrap().unwrap();
         let is_written = Arc::new(AtomicBool::new(false));
         let written = is_written.clone();
         let thread = thread::spawn(move || {
             thread::sleep(Duration::from_millis(50));
             written.store(true, Ordering::SeqCst);
-            Ok(Piece::default())
+            Ok((Piece::default(), Duration::ZERO))
         });
         let kind = CheckpointKind::HeldOutLoss(None);
         checkpoints.writing = Some(Writing { step: 1, kind, start: Instant::now(), thread });

@@ -229,9 +229,13 @@ impl<'a, A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend
         let where_to = (self.selected, self.device);
         let fits = memory::check_step::<B, A::Trained<B>>(config, dims, comm.world_size(), *dtype, where_to, out);
         all_or_none(comm, "the memory", fits)?;
-        let checkpoints = Checkpoints::new(&config.checkpoint, comm, !self.start.is_resumed, |folder| {
-            Ok(config.copy_assets(folder)?)
-        });
+        let checkpoints =
+            Checkpoints::new(
+                &config.checkpoint,
+                comm,
+                !self.start.is_resumed,
+                |folder| Ok(config.copy_assets(folder)?),
+            );
         let checkpoints = all_or_none(comm, "the folder of checkpoints", checkpoints.map_err(JobError::from))?;
         // Appends, because an explicitly named file may be shared by several runs.
         let metrics = config.training.metrics.as_deref().filter(|_| self.is_first()).map(Metrics::append).transpose();

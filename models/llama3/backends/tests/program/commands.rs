@@ -141,7 +141,9 @@ fn conversations_without_a_target_are_passed_over() {
     let run = |words: std::ops::Range<usize>, more: &[&str]| {
         let turn = |words| {
             let user = "w ".repeat(words);
-            format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"{user}\"}}, {{\"role\": \"assistant\", \"content\": \"yes\"}}]}}\n")
+            format!(
+                "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{user}\"}}, {{\"role\": \"assistant\", \"content\": \"yes\"}}]}}\n"
+            )
         };
         std::fs::write(&path, words.map(turn).collect::<String>()).unwrap();
         let template = format!("data.chat_template={template}");

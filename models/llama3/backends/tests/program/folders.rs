@@ -131,8 +131,7 @@ fn what_changed_since_the_checkpoint_is_told() {
 #[test]
 fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     let case = ended(&[]);
-    let error =
-        error_of(&case, &["--steps", "40", "--set", "optimizer.lr=1e30", "--set", "training.log_every=7"]);
+    let error = error_of(&case, &["--steps", "40", "--set", "optimizer.lr=1e30", "--set", "training.log_every=7"]);
     assert!(error.contains("training diverged at step ") || error.contains("held-out loss = NaN"), "{error}");
     let good = case.saved().last().unwrap().to_string();
     let names = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());

@@ -184,6 +184,8 @@ fn resume_says_what_there_is_to_do() {
     fs::remove_file(case.folder().join("LATEST")).unwrap();
     assert!(stdout(&resume(&[])).starts_with("no checkpoint yet: the run begins again\n"));
     remove_all();
-    ["LATEST", "config.toml"].map(|name| fs::remove_file(case.folder().join(name)).unwrap());
+    for name in ["LATEST", "config.toml"] {
+        fs::remove_file(case.folder().join(name)).unwrap();
+    }
     assert!(stderr(&resume(&[])).contains("holds no run: no config.toml and no checkpoint"));
 }
