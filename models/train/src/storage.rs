@@ -1,17 +1,25 @@
 //! Storage dtype of parameters.
 
-use burn::module::AutodiffModule;
+use std::marker::PhantomData;
+
+use burn::module::{AutodiffModule, ModuleMapper, Param};
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, TensorMetadata};
-use burn_float8::seam::{Change, map_params};
+use burn::tensor::{DType, Tensor};
 
 /// Casts the matrices of a module to `dtype`, rounded to nearest. Vectors are small and stay in
 /// f32.
 pub(crate) fn store_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(module: M, dtype: DType) -> M {
-    map_params(module, |param| match param.float() {
-        Some(value) if value.shape().num_dims() > 1 && value.dtype() != dtype => {
-            Change::Replaced(B::float_cast(value, dtype.into()))
+    struct Store<B>(DType, PhantomData<B>);
+    impl<B: AutodiffBackend> ModuleMapper<B> for Store<B> {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
+            if D < 2 || param.val().dtype() == self.0 {
+                return param;
+            }
+            let (id, tensor, mapper) = param.consume();
+            let requires_grad = tensor.is_require_grad();
+            let tensor = Tensor::from_inner(tensor.inner().cast(self.0)).set_require_grad(requires_grad);
+            Param::from_mapped_value(id, tensor, mapper)
         }
-        _ => Change::None,
-    })
+    }
+    module.map(&mut Store::<B>(dtype, PhantomData))
 }

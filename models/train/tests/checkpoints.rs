@@ -209,6 +209,7 @@ fn keys_that_define_a_run_must_not_change() {
     for (key, saved, now) in [
         ("training.seq_len", "16", "8"),
         ("training.param_dtype", "\"f32\"", "\"bf16\""),
+        ("optimizer.state_dtype", "absent", "\"bf16\""),
         ("data.tokenizer", "absent", "\"bytes\""),
         ("optimizer.betas", "absent", "[0.9, 0.99]"),
     ] {
