@@ -154,9 +154,9 @@ impl Checkpoints {
     /// call it.
     pub(crate) fn finish(&mut self) -> Result<Option<Written>> {
         let Some(Writing { step, kind, start, thread }) = self.writing.take() else { return Ok(None) };
-        let own = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)).map_err(advised);
+        let own = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let took = match &self.comm {
-            None => own?.1,
+            None => own.map_err(advised)?.1,
             Some(comm) => {
                 let own = own.map(|(piece, _)| piece);
                 self.complete(comm, step, kind, own).inspect_err(|_| self.discard(step, kind))?;
@@ -235,9 +235,9 @@ impl Drop for Checkpoints {
     }
 }
 
-/// An error with its causes, for the other ranks.
+/// An error with its advice and causes, for the other ranks.
 fn on_one_line<T>(result: Result<T>) -> Result<T, String> {
-    result.map_err(|error| format!("{error:#}"))
+    result.map_err(|error| format!("{:#}", advised(error)))
 }
 
 /// Adds advice to the error of a full disk. Existing checkpoints are intact.

@@ -186,8 +186,9 @@ impl PrecisionArgs {
 
 fn read_config(folder: &Path) -> Result<String, JobError> {
     let path = folder.join(CONFIG);
+    let no_run = || anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display());
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display()).into(),
+        ErrorKind::NotFound => no_run().into(),
         _ => JobError::Io { path, source },
     })
 }
