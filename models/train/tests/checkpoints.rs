@@ -179,7 +179,8 @@ fn a_run_writes_nothing_outside_its_folder() {
     let outside = dir.path().join("outside");
     fs::write(&outside, "theirs").unwrap();
     let run = dir.path().join("run");
-    let write: [(&str, &dyn Fn(&Path) -> String); 3] = [
+    type Write<'a> = (&'a str, &'a dyn Fn(&Path) -> String);
+    let write: [Write; 3] = [
         ("LOCK", &|_| text(CheckpointFolder::open(&run))),
         ("LATEST", &|_| {
             let folder = CheckpointFolder::open(&run).unwrap();
