@@ -5,8 +5,8 @@ use std::path::Path;
 use train::CausalLmExt;
 
 use burn::backend::Flex;
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Tensor, bf16, f16};
+use burn::tensor::{bf16, f16};
+use burn_float8::seam::visit_params;
 use llama3::{Error, Llama, Llama3, LlamaConfig, RunConfig};
 use safetensors::Dtype;
 use serde_json::json;
@@ -16,7 +16,9 @@ use train::hf::names;
 use train::job::Weights;
 use train::job::prepare;
 
-use crate::common::{Stored, Train, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors};
+use crate::common::{
+    Stored, Train, hf_json, named_values, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors,
+};
 
 fn folder(config: &LlamaConfig, tensors: &[Stored]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -36,25 +38,10 @@ fn assert_refused(dir: &Path, expected: &str) {
 
 /// Every parameter by Hugging Face name, in Burn's layout.
 fn parameters(model: &Llama<Flex>) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-    #[derive(Default)]
-    struct Collect(Vec<String>, Vec<(String, Vec<usize>, Vec<f32>)>);
-    impl ModuleVisitor<Flex> for Collect {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.0.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
-            let name = names::hf_name(&self.0.join("."));
-            // Contiguous, although a linear's weight was transposed.
-            assert!(param.val().into_primitive().tensor().is_contiguous(), "{name}");
-            self.1.push((name, param.shape().to_vec(), values(param.val())));
-        }
-    }
-    let mut collect = Collect::default();
-    model.visit(&mut collect);
-    collect.1
+    // Contiguous, although a linear's weight was transposed.
+    visit_params::<Flex, _>(model, |param| assert!(param.float().unwrap().is_contiguous(), "{}", param.name()));
+    let named = named_values::<Flex, _>(model).into_iter();
+    named.map(|(name, shape, values)| (names::hf_name(&name), shape, values)).collect()
 }
 
 fn floats(stored: &Stored) -> Vec<f32> {
@@ -73,11 +60,8 @@ fn every_tensor_lands_where_its_name_says() {
         if name.contains("proj") || name.starts_with("lm_head") {
             let [rows, cols] = stored.shape[..] else { panic!("{name}") };
             assert_eq!(shape, [cols, rows], "{name}");
-            for row in 0..rows {
-                for col in 0..cols {
-                    assert_eq!(values[col * rows + row], expected[row * cols + col], "{name}");
-                }
-            }
+            let is_transposed = |at: usize| values[at % cols * rows + at / cols] == expected[at];
+            assert!((0..rows * cols).all(is_transposed), "{name}");
         } else {
             assert_eq!((shape, values), (stored.shape.clone(), expected), "{name}");
         }
