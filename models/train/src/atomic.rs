@@ -46,6 +46,11 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     finish(file, path)
 }
 
+/// Checks that a file can be written to `path`.
+pub(crate) fn check(path: &Path) -> io::Result<()> {
+    create(path).map(drop)
+}
+
 /// Writes pretty JSON to `path` atomically.
 pub(crate) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut text = serde_json::to_vec_pretty(value)?;
@@ -77,7 +82,8 @@ fn sync_names(folder: &Path) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use std::os::unix::fs::symlink;
     use std::process::Command;

@@ -1,6 +1,5 @@
 //! SHA-256 digests in hexadecimal, used to detect changes.
 
-use core::fmt::Write;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -36,22 +35,19 @@ impl Fingerprint {
 
 /// Size of a file in bytes, and its digest.
 pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
+    struct Hasher(Sha256);
+    impl io::Write for Hasher {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
     let mut hasher = Hasher(Sha256::new());
     let bytes = io::copy(&mut files::open(path)?, &mut hasher)?;
     Ok((bytes, hex(hasher.0)))
-}
-
-struct Hasher(Sha256);
-
-impl io::Write for Hasher {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// SHA-256 of a file, in hexadecimal.
@@ -80,8 +76,5 @@ pub(crate) fn of_samples(path: &Path) -> io::Result<String> {
 
 /// Digest of the hashed bytes.
 pub(crate) fn hex(hasher: Sha256) -> String {
-    hasher.finalize().iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -21,7 +21,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens a file for reading and appending, and creates it if missing. A link is an error.
 pub(crate) fn append(path: &Path) -> io::Result<File> {
     if path.is_symlink() {
-        return Err(io::Error::other(NotAFile::Link));
+        return Err(io::Error::other(LINK));
     }
     open_as(path, File::options().read(true).append(true).create(true), false)
 }
@@ -44,8 +44,8 @@ pub(crate) fn check(kind: FileType) -> io::Result<()> {
     match kind {
         kind if kind.is_file() => Ok(()),
         kind if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        kind if kind.is_symlink() => Err(io::Error::other(NotAFile::Link)),
-        _ => Err(io::Error::other(NotAFile::Special)),
+        kind if kind.is_symlink() => Err(io::Error::other(LINK)),
+        _ => Err(io::Error::other(SPECIAL)),
     }
 }
 
@@ -55,10 +55,11 @@ pub(crate) fn check(kind: FileType) -> io::Result<()> {
 /// The system's; a file of more than 1 GiB.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let (file, mut bytes) = (open(path)?, vec![]);
-    match file.metadata()?.len() {
-        found if found > MAX_WHOLE => return Err(io::Error::other(NotAFile::TooLarge(found))),
-        _ => file.take(MAX_WHOLE).read_to_end(&mut bytes)?,
-    };
+    let found = file.metadata()?.len();
+    if found > MAX_WHOLE {
+        return Err(io::Error::other(format!("it has {found} bytes: at most {MAX_WHOLE} are read at once")));
+    }
+    file.take(MAX_WHOLE).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -80,16 +81,9 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
 }
 
-/// Why a file is not opened, or not read whole.
-#[derive(Debug, thiserror::Error)]
-enum NotAFile {
-    #[error("it is a pipe, a socket or a device, not a file")]
-    Special,
-    #[error("it is a link, and nothing is written through links")]
-    Link,
-    #[error("it has {0} bytes: at most {MAX_WHOLE} are read at once")]
-    TooLarge(u64),
-}
+/// Reasons for not opening a file.
+const SPECIAL: &str = "it is a pipe, a socket or a device, not a file";
+const LINK: &str = "it is a link, and nothing is written through links";
 
 /// Reason for a Git LFS pointer instead of the file.
 pub(crate) const LFS_POINTER: &str = "it is a Git LFS pointer, not the file: `git lfs pull` fetches that";
@@ -105,23 +99,22 @@ pub(crate) mod any_path {
 
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    #[derive(Serialize, Deserialize)]
-    #[serde(untagged)]
-    enum AnyPath {
-        Text(String),
-        Bytes(Vec<u8>),
-    }
-
     pub(crate) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-        let text = |text: &str| AnyPath::Text(text.into());
-        path.to_str()
-            .map_or_else(|| AnyPath::Bytes(path.as_os_str().as_encoded_bytes().to_vec()), text)
-            .serialize(serializer)
+        match path.to_str() {
+            Some(text) => text.serialize(serializer),
+            None => path.as_os_str().as_encoded_bytes().serialize(serializer),
+        }
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum AnyPath {
+            Text(PathBuf),
+            Bytes(Vec<u8>),
+        }
         Ok(match AnyPath::deserialize(deserializer)? {
-            AnyPath::Text(text) => text.into(),
+            AnyPath::Text(path) => path,
             AnyPath::Bytes(bytes) => from_bytes(bytes),
         })
     }

@@ -1,10 +1,10 @@
 //! Atomic creation of folders: complete or absent.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, anyhow};
 use tempfile::{Builder, TempDir};
 
 use crate::atomic::{self, PARTIAL};
@@ -14,26 +14,6 @@ use crate::file_lock::FileLock;
 const LOCK: &str = "LOCK";
 const NEW: &str = "new";
 
-/// Why a folder was not created.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FolderError {
-    /// The path exists and is not an empty folder.
-    #[error("{} exists and is not an empty folder: give one that does not exist", path.display())]
-    Occupied {
-        /// The given path.
-        path: PathBuf,
-    },
-    /// The folder could not be created.
-    #[error("cannot make the folder {}", path.display())]
-    Io {
-        /// The folder.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-}
-
 /// Creates the folder `path` and its parents, with the contents written by `fill`. `path` must not
 /// exist, or be an empty folder.
 ///
@@ -42,22 +22,26 @@ pub enum FolderError {
 /// stays until `path` is created again or `cache` removes it.
 ///
 /// # Errors
-/// The errors of `fill`; [`FolderError`].
-pub fn create_folder<T, E: From<FolderError>>(path: &Path, fill: impl FnOnce(&Path) -> Result<T, E>) -> Result<T, E> {
-    let failed = |source| FolderError::Io { path: path.into(), source };
-    let destination = destination(path)?;
-    let (hidden, _lock) = hidden_beside(&destination).map_err(failed)?;
+/// The errors of `fill`; `path` is occupied or cannot be written.
+pub fn create_folder<T, E: From<anyhow::Error>>(path: &Path, fill: impl FnOnce(&Path) -> Result<T, E>) -> Result<T, E> {
+    let cannot = || format!("cannot make the folder {}", path.display());
+    let name = path.display();
+    let occupied = || anyhow!("{name} exists and is not an empty folder: give one that does not exist");
+    let destination = destination(path).with_context(cannot)?.ok_or_else(occupied)?;
+    let (hidden, _lock) = hidden_beside(&destination).with_context(cannot)?;
     let new = hidden.path().join(NEW);
-    fs::create_dir(&new).map_err(failed)?;
+    fs::create_dir(&new).with_context(cannot)?;
     let filled = fill(&new)?;
-    atomic::publish(&new, &destination).map_err(|source| match source.kind() {
+    match atomic::publish(&new, &destination) {
+        Ok(()) => Ok(filled),
         // Another process was faster.
-        ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory => {
-            FolderError::Occupied { path: path.into() }
-        }
-        _ => FolderError::Io { path: path.into(), source },
-    })?;
-    Ok(filled)
+        Err(error) if is_occupied(error.kind()) => Err(occupied().into()),
+        Err(error) => Err(anyhow::Error::new(error).context(cannot()).into()),
+    }
+}
+
+fn is_occupied(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists | ErrorKind::NotADirectory)
 }
 
 /// Takes the lock of a hidden folder left by a killed process; `None` for anything else.
@@ -69,22 +53,17 @@ pub(crate) fn lock_of_left(path: &Path) -> Option<FileLock> {
     is_left.then(|| FileLock::try_take(&lock).ok()?).flatten()
 }
 
-/// Absolute path to rename to, with links resolved.
-fn destination(path: &Path) -> Result<PathBuf, FolderError> {
-    let occupied = || FolderError::Occupied { path: path.into() };
-    let failed = |source| FolderError::Io { path: path.into(), source };
-    let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
-    match fs::read_dir(path).map(is_empty) {
-        Ok(true) => fs::canonicalize(path).map_err(failed),
-        Ok(false) => Err(occupied()),
+/// Absolute path to rename to, with links resolved. `None` if it is occupied.
+fn destination(path: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => fs::canonicalize(path).map(Some),
+        Ok(false) => Ok(None),
+        // A file, or a dangling link. A file as parent is reported by the system.
+        Err(_) if path.symlink_metadata().is_ok_and(|there| !there.is_dir()) => Ok(None),
         Err(error) if matches!(error.kind(), ErrorKind::NotADirectory | ErrorKind::NotFound) => {
-            // A file, or a dangling link. A file as parent is reported by the system.
-            if path.symlink_metadata().is_ok() {
-                return Err(occupied());
-            }
-            std::path::absolute(path).map_err(failed)
+            std::path::absolute(path).map(Some)
         }
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(error),
     }
 }
 
@@ -96,8 +75,8 @@ fn hidden_beside(destination: &Path) -> io::Result<(TempDir, FileLock)> {
     };
     fs::create_dir_all(parent)?;
     let prefix = format!(".{}.", name.to_string_lossy());
-    let is_alike = |name: &OsStr| name.as_encoded_bytes().starts_with(prefix.as_bytes());
-    for left in fs::read_dir(parent)?.flatten().filter(|entry| is_alike(&entry.file_name())) {
+    let is_alike = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes());
+    for left in fs::read_dir(parent)?.flatten().filter(is_alike) {
         if let Some(_lock) = lock_of_left(&left.path()) {
             // A leftover that cannot be removed does no harm.
             let _ = fs::remove_dir_all(left.path());

@@ -31,7 +31,6 @@ pub mod grads;
 pub mod hf;
 mod hub;
 pub mod job;
-mod json_file;
 mod lines;
 mod lora_model;
 pub mod metrics;
@@ -63,7 +62,7 @@ pub use data::{
 pub use digest::digest_of_file;
 pub use error::{Divergence, JobError, RunError, TrainError};
 pub use escape::{COLOUR, EscapedWriter, escaped};
-pub use folder::{FolderError, create_folder};
+pub use folder::create_folder;
 pub use hf::ExportOptions;
 pub use job::Job;
 pub use job::MemoryEstimate;

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use burn::module::Module;
 use burn_float8::report::{GemmTotals, UNTAGGED_NAME};
 use burn_float8::{Float8Stack, Report, report};
 
-use crate::json_file;
+use crate::atomic;
 
 /// Report of the model's linears.
 pub fn report_of<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
@@ -52,15 +52,15 @@ pub(crate) fn without_calls(mut report: Report, calls: &Calls) -> Report {
 /// Checks that a report can be written to the path, before hours of training.
 ///
 /// # Errors
-/// a file that cannot be written.
+/// The path cannot be written.
 pub fn check_report_path(path: &Path) -> Result<()> {
-    json_file::check(path)
+    atomic::check(path).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes the report as pretty JSON, atomically.
 ///
 /// # Errors
-/// a file that cannot be written.
+/// The path cannot be written.
 pub fn write_report(report: &Report, path: &Path) -> Result<()> {
-    json_file::write(path, report)
+    atomic::replace_json(path, report).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -1,44 +1,36 @@
 //! Commands as given by a user.
 
-use train::metrics::read_metrics;
-
 use crate::support::{command, file, has_wgpu, llama3, small, small_on, stderr, stdout, text, train, vectors};
 
 #[test]
 fn text_to_ids_and_back() {
     let tokenizer = vectors().join("tokenizer.json").display().to_string();
-    let (_folder, lines) = file("lines.jsonl", "\"<|eot_id|>\"\n\n\"né\\u0000 \\ud83d\\udc69\"\r\n\"\"");
-    let special = llama3(&["tokenize", "--tokenizer", &tokenizer, "--special", &lines]);
-    assert!(stdout(&special).starts_with("[4]\n["), "{}", stdout(&special));
-    let text = llama3(&["tokenize", "--tokenizer", &tokenizer, &lines]);
-    assert_ne!(stdout(&text), stdout(&special));
-    assert_eq!(stdout(&text).lines().count(), 3);
+    let tokenize = |tokenizer: &str, lines: &str, more: &[&str]| {
+        let (_folder, lines) = file("lines.jsonl", lines);
+        llama3(&[&["tokenize", "--tokenizer", tokenizer, &lines], more].concat())
+    };
+    let lines = "\"<|eot_id|>\"\n\n\"né\\u0000 \\ud83d\\udc69\"\r\n\"\"";
+    let [special, text] = [&["--special"][..], &[]].map(|more| tokenize(&tokenizer, lines, more));
+    assert!(stdout(&special).starts_with("[4]\n[") && stdout(&special) != stdout(&text), "{}", stdout(&special));
     for ids in [special, text] {
-        let (_folder, ids) = file("lines.jsonl", stdout(&ids));
-        let back = llama3(&["tokenize", "--tokenizer", &tokenizer, "--decode", &ids]);
+        let back = tokenize(&tokenizer, stdout(&ids), &["--decode"]);
         assert_eq!(stdout(&back), "\"<|eot_id|>\"\n\"né\\u0000 👩\"\n\"\"\n");
     }
-    let (_folder, lines) = file("lines.jsonl", "\"né\"");
-    assert_eq!(stdout(&llama3(&["tokenize", "--tokenizer", "bytes", &lines])), "[110,195,169]\n");
-}
-
-#[test]
-fn what_cannot_be_tokenized_is_named() {
-    let tokenize = |arguments: &[&str]| {
-        let output = llama3(&[&["tokenize", "--tokenizer"], arguments].concat());
-        stderr(&output).to_string()
-    };
-    let (folder, lines) = file("lines.jsonl", "\"a\"\n{\"text\": 1}\n");
-    assert!(tokenize(&["bytes", &lines]).contains("lines.jsonl:2: expected a JSON string"));
-    let (_other, ids) = file("lines.jsonl", "[97]\n[97, 300]\n");
-    assert!(tokenize(&["bytes", "--decode", &ids]).contains("lines.jsonl:2: 300 is no token"));
-    let folder = folder.path().display().to_string();
-    assert!(tokenize(&[&folder, &lines]).contains("has neither tokenizer.json nor tokenizer.model"));
-    assert!(tokenize(&["bytes", &format!("{folder}/none")]).contains("cannot read"));
-    assert!(tokenize(&["bytes", "--special", "--decode", &ids]).contains("cannot be used with"));
-    // Half of a surrogate pair is not text.
-    let (_half, lines) = file("lines.jsonl", "\"\\ud83d\"");
-    assert!(tokenize(&["bytes", &lines]).contains("lines.jsonl:1: expected a JSON string"));
+    assert_eq!(stdout(&tokenize("bytes", "\"né\"", &[])), "[110,195,169]\n");
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("none").display().to_string();
+    for (tokenizer, lines, more, expected) in [
+        ("bytes", "\"a\"\n{\"text\": 1}\n", &[][..], "lines.jsonl:2: expected a JSON string"),
+        // Half of a surrogate pair is not text.
+        ("bytes", "\"\\ud83d\"", &[], "lines.jsonl:1: expected a JSON string"),
+        ("bytes", "[97]\n[97, 300]\n", &["--decode"], "lines.jsonl:2: 300 is no token"),
+        ("bytes", "[97]", &["--decode", "--special"], "cannot be used with"),
+        ("bytes", "\"a\"", &[&*nowhere], "cannot read"),
+        (folder.path().to_str().unwrap(), "\"a\"", &[], "has neither tokenizer.json nor tokenizer.model"),
+    ] {
+        let output = tokenize(tokenizer, lines, more);
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
 }
 
 /// Training on a token file equals training on its text.
@@ -50,19 +42,12 @@ fn a_token_file_is_trained_on_as_its_text_is() {
     let output = tokenize(&["--field", "body", &lines]);
     assert_eq!(stdout(&output), format!("{tokens}: 1 file, 500 documents, 14,500 tokens\n"));
     let losses = |data: &str| {
-        let metrics = folder.path().join("metrics.jsonl");
-        let settings = ["training.steps=2", "data.field=body", &*format!("training.metrics={}", metrics.display())];
-        stdout(&train(&small(data, &settings)).output().unwrap());
-        let records = read_metrics(&metrics).unwrap();
-        std::fs::remove_file(metrics).unwrap();
-        records
-            .iter()
-            .map(|record| (record.train.as_ref().map(|train| train.loss), record.held_out_loss))
-            .collect::<Vec<_>>()
+        let output = train(&small(data, &["training.steps=2", "data.field=body"])).output().unwrap();
+        let loss = |line: &str| Some(line.split_once("loss: ")?.1.split_whitespace().next()?.to_string());
+        stdout(&output).lines().filter_map(loss).collect::<Vec<_>>()
     };
     let of_text = losses(&lines);
-    assert_eq!(of_text.iter().filter(|(loss, _)| loss.is_some()).count(), 2);
-    assert!(of_text.iter().any(|(_, held_out)| held_out.is_some()));
+    assert_eq!(of_text.len(), 3, "two steps and the held-out loss: {of_text:?}");
     assert_eq!(losses(&tokens), of_text);
     // Existing folders are not replaced, and token files are not text.
     assert!(stderr(&tokenize(&["--field", "body", &lines])).contains("exists and is not an empty folder"));
@@ -105,26 +90,19 @@ fn a_panic_that_is_an_error_is_no_panic() {
 }
 
 #[test]
-fn train_takes_what_the_example_takes() {
+fn train_takes_tokenizers_and_prints_its_configuration() {
     let data = text();
-    let run = |tokenizer: &str| {
-        let output = train(&small(&data.1, &[tokenizer, "training.steps=2"])).output().unwrap();
-        stdout(&output).to_string()
-    };
     let tokenizer = format!("data.tokenizer={}", vectors().display());
     for (tokenizer, line) in [("data.tokenizer=bytes", "bytes, 257"), (&*tokenizer, "tokenizer.json, 1001")] {
-        let log = run(tokenizer);
-        assert!(log.contains(&format!("tokenizer: {line} tokens\n")), "{log}");
-        assert!(log.contains("step:  2") && log.contains("held-out loss") && log.contains("sample:"), "{log}");
+        let output = train(&small(&data.1, &[tokenizer, "training.steps=2"])).output().unwrap();
+        for part in [&*format!("tokenizer: {line} tokens\n"), "step:  2", "held-out loss", "sample:"] {
+            assert!(stdout(&output).contains(part), "{}", stdout(&output));
+        }
     }
-}
-
-#[test]
-fn a_configuration_is_printed_and_nothing_trained() {
     let printed = llama3(&["train", "--recipe", "rowwise", "--data", "nowhere", "--print-config"]);
-    let text = stdout(&printed);
-    assert!(text.contains("recipe = \"rowwise\"") && text.contains("paths = [\"nowhere\"]"), "{text}");
-    assert!(text.contains("decay_ratio = 0.2"), "defaults too: {text}");
+    for part in ["recipe = \"rowwise\"", "paths = [\"nowhere\"]", "decay_ratio = 0.2"] {
+        assert!(stdout(&printed).contains(part), "defaults too: {}", stdout(&printed));
+    }
 }
 
 /// Paths need not be UTF-8, but a configuration must be. The error names the path before training
@@ -159,28 +137,28 @@ fn a_path_that_is_not_utf_8_is_named() {
 #[test]
 fn conversations_without_a_target_are_passed_over() {
     let (folder, template) = file("chat.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
-    let long = |words: usize| {
-        let user = "w ".repeat(words);
-        format!(
-            r#"{{"messages": [{{"role": "user", "content": "{user}"}}, {{"role": "assistant", "content": "yes"}}]}}"#
-        ) + "\n"
+    let path = folder.path().join("chat.jsonl").display().to_string();
+    let run = |words: std::ops::Range<usize>, more: &[&str]| {
+        let turn = |words| {
+            let user = "w ".repeat(words);
+            format!(
+                "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{user}\"}}, {{\"role\": \"assistant\", \"content\": \"yes\"}}]}}\n"
+            )
+        };
+        std::fs::write(&path, words.map(turn).collect::<String>()).unwrap();
+        let template = format!("data.chat_template={template}");
+        let settings = [&[&*template, "data.tokenizer=bytes", "training.steps=3"], more].concat();
+        train(&small(&path, &settings)).output().unwrap()
     };
-    let path = folder.path().join("chat.jsonl");
-    std::fs::write(&path, (0..60).map(|i| long(5 + i)).collect::<String>()).unwrap();
-    let settings = [format!("data.chat_template={template}"), "data.tokenizer=bytes".into(), "training.steps=3".into()];
-    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
-    let run = |more: &[&str]| train(&small(path.to_str().unwrap(), &[&settings[..], more].concat())).output().unwrap();
-    let output = run(&["training.eval_batches=8"]);
-    assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
-    // Few sequences have targets; some of these are held out.
-    std::fs::write(&path, format!("{}{}", long(4000), long(4000))).unwrap();
-    let output = run(&["training.eval_batches=2"]);
-    assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
+    // In the second, few sequences have targets; some of these are held out.
+    for (words, batches) in [(5..65, "training.eval_batches=8"), (4000..4002, "training.eval_batches=2")] {
+        let output = run(words, &[batches]);
+        assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
+    }
     // A conversation that cannot have targets is named.
     let unanswered = folder.path().join("unanswered.jsonl");
     std::fs::write(&unanswered, r#"{"messages": [{"role": "user", "content": "what do you say to that?"}]}"#).unwrap();
-    let output =
-        run(&["training.eval_batches=2", &format!("data.validation=[{:?}]", unanswered.display().to_string())]);
+    let output = run(4000..4002, &[&format!("data.validation=[{:?}]", unanswered.display().to_string())]);
     assert!(stderr(&output).contains("unanswered.jsonl:1: the conversation has nothing that the assistant says"));
 }
 
@@ -235,24 +213,18 @@ fn precisions_side_by_side() {
     assert!(own.contains(&format!("held-out loss: {}  ", row("delayed")[1])), "{own}{table}");
 }
 
-/// WGSL has no bf16, so such a cache would hold garbage.
+/// WGSL has no bf16, so a cache in it would hold garbage. A software adapter has the machine's
+/// memory.
 #[test]
-fn a_cache_that_a_gpu_cannot_read_is_refused() {
-    if !has_wgpu("a_cache_that_a_gpu_cannot_read_is_refused") {
+fn an_adapter_has_its_limits() {
+    if !has_wgpu("an_adapter_has_its_limits") {
         return;
     }
     let data = text();
     let output = train(&small_on("wgpu", &data.1, &["training.steps=1", "generate.kv_cache=bf16"])).output().unwrap();
     let error = stderr(&output);
     assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
-}
 
-/// A software adapter has the machine's memory.
-#[test]
-fn memory_is_told_of_the_adapter_that_is_here() {
-    if !has_wgpu("memory_is_told_of_the_adapter_that_is_here") {
-        return;
-    }
     let memory = |arguments: &[&str]| llama3(&[&["memory", "--device", "wgpu"], arguments].concat());
     let told = memory(&[]);
     let last = stdout(&told).lines().last().unwrap();
@@ -263,5 +235,5 @@ fn memory_is_told_of_the_adapter_that_is_here() {
     };
     assert!(last.starts_with("peak: ") && last.ends_with(&expected), "{last}");
     let error = memory(&["--set", "training.param_dtype=bf16"]);
-    assert!(stderr(&error).contains("training.param_dtype = bf16: wgpu (") && !error.status.success());
+    assert!(stderr(&error).contains("training.param_dtype = bf16: wgpu ("));
 }

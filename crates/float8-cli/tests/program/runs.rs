@@ -64,8 +64,10 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
     }
 }
 
+/// A run without checkpoints, under `nohup`: a hangup does not end it, and an interrupt says that
+/// nothing is saved.
 #[test]
-fn a_run_under_nohup_goes_on_without_its_terminal() {
+fn a_run_without_checkpoints_says_that_nothing_is_saved() {
     let text = text();
     let mut child = spawn(with_hangups(IGNORED, &train(&small(&text.1, &["training.steps=100000"]))));
     wait_for_step(&mut child, 3);
@@ -73,7 +75,10 @@ fn a_run_under_nohup_goes_on_without_its_terminal() {
     wait_for_step(&mut child, 30);
     kill(&child, "-INT");
     let output = child.wait_with_output().unwrap();
-    assert!(stderr(&output).starts_with("stopped by SIGINT after step "), "{}", stderr(&output));
+    let error = stderr(&output);
+    assert!(error.starts_with("stopped by SIGINT after step "), "{error}");
+    assert!(error.contains("nothing of the run is saved: with --checkpoints FOLDER"), "{error}");
+    assert_eq!(output.status.code(), Some(130));
 }
 
 /// A pipe without a reader is like a closed terminal or a full disk.
@@ -90,39 +95,6 @@ fn a_run_whose_log_cannot_be_written_is_saved() {
     assert_eq!((output.status.code(), case.saved()), (Some(1), vec![step]));
     let resumed = case.resume(&["--steps", &(step + 2).to_string()]).output().unwrap();
     assert_eq!(losses(stdout(&resumed)).len(), 2);
-}
-
-/// Without checkpoints the run cannot be resumed.
-#[test]
-fn a_run_without_checkpoints_says_that_nothing_is_saved() {
-    let text = text();
-    let mut child = spawn(train(&small(&text.1, &["training.steps=100000"])));
-    wait_for_step(&mut child, 3);
-    kill(&child, "-INT");
-    let output = child.wait_with_output().unwrap();
-    let error = stderr(&output);
-    assert!(
-        error.starts_with("stopped by SIGINT after step ") && error.contains("nothing of the run is saved"),
-        "{error}"
-    );
-    assert!(error.contains("--checkpoints FOLDER"), "{error}");
-    assert_eq!(output.status.code(), Some(130));
-}
-
-/// A run resumed from an earlier checkpoint is killed before it has a new one. It then resumes from
-/// the same checkpoint.
-#[test]
-fn what_a_run_gave_up_by_going_back_is_not_resumed() {
-    let case = ended(&["checkpoint.keep=6"]);
-    let back = ["--step", "8", "--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
-    let mut child = spawn(case.resume(&back));
-    wait_for_step(&mut child, 9);
-    kill(&child, "-KILL");
-    child.wait().unwrap();
-    assert_eq!(case.saved(), [2, 4, 6, 8, 10, 12]);
-    let log = case.resume(&["--steps", "14"]).output().unwrap();
-    assert!(stdout(&log).contains("resumed: step 8 of "), "{}", stdout(&log));
-    assert_eq!(case.saved(), [2, 4, 6, 8, 14]);
 }
 
 /// `FLOAT8_KILLS=200 cargo test --release --workspace --test program killed` runs more kills than
@@ -179,47 +151,41 @@ fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
 }
 
 #[test]
-fn going_back_keeps_the_best_of_what_is_left() {
-    let case = Case::new(&["checkpoint.keep=3", "checkpoint.every=4"]);
-    stdout(&case.train().output().unwrap());
-    assert_eq!(case.saved(), [4, 8, 12]);
-    let worse = ["--step", "8", "--steps", "9", "--set", "optimizer.lr=100", "--set", "optimizer.warmup_steps=0"];
-    let schedule = ["--set", "float8.schedule={ warmup = 4 }", "--set", "checkpoint.keep=1"];
-    stdout(&case.resume(&[&worse[..], &schedule].concat()).output().unwrap());
-    assert_eq!(case.saved(), [8, 9]);
-    assert_eq!(train::checkpoint::best(case.folder()).unwrap().unwrap().0, 8);
-    assert!(fs::read_to_string(case.folder().join("BEST")).unwrap().starts_with("step-000000008\n"));
-}
-
-#[test]
 fn resume_says_what_there_is_to_do() {
-    let case = ended(&[]);
-    let output = case.resume(&[]).output().unwrap();
-    assert!(
-        stdout(&output).contains("finished: all 12 steps are made, `--steps` asks for more"),
-        "{}",
-        stdout(&output)
-    );
-    let output = case.resume(&["--steps", "11"]).output().unwrap();
-    assert!(stderr(&output).contains("training.steps = 11: the checkpoint is of step 12"), "{}", stderr(&output));
-
+    let case = ended(&["checkpoint.keep=6"]);
+    let resume = |arguments: &[&str]| case.resume(arguments).output().unwrap();
+    let killed_after = |step: usize, arguments: &[&str]| {
+        let longer = ["--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
+        let mut child = spawn(case.resume(&[arguments, &longer].concat()));
+        wait_for_step(&mut child, step);
+        kill(&child, "-KILL");
+        child.wait().unwrap();
+    };
+    assert!(stdout(&resume(&[])).contains("finished: all 12 steps are made, `--steps` asks for more"));
+    assert!(stderr(&resume(&["--steps", "11"])).contains("training.steps = 11: the checkpoint is of step 12"));
     // The settings of a resume count, even if it is killed before its next checkpoint.
-    let longer = ["--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
-    let mut child = spawn(case.resume(&longer));
-    wait_for_step(&mut child, 14);
-    kill(&child, "-KILL");
-    child.wait().unwrap();
-    let output = case.resume(&["--steps", "14"]).output().unwrap();
+    killed_after(14, &[]);
+    let output = resume(&["--steps", "14"]);
     let log = stdout(&output);
     assert!(log.contains("changed: optimizer.lr was 0.005, is 0.001\n") && log.contains("step: 14  loss"), "{log}");
+    // So does the step that a run went back to.
+    killed_after(9, &["--step", "8"]);
+    assert_eq!(case.saved(), [4, 6, 8, 10, 12, 14]);
+    assert!(stdout(&resume(&["--steps", "14"])).contains("resumed: step 8 of "));
+    assert_eq!(case.saved(), [4, 6, 8, 14]);
 
-    for step in case.saved() {
-        fs::remove_dir_all(case.folder().join(format!("step-{step:09}"))).unwrap();
-    }
-    let output = case.resume(&[]).output().unwrap();
-    let expected = "has no checkpoint `step-000000014`; there are none";
-    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    let remove_all = || {
+        for step in case.saved() {
+            fs::remove_dir_all(case.folder().join(format!("step-{step:09}"))).unwrap();
+        }
+    };
+    remove_all();
+    assert!(stderr(&resume(&[])).contains("has no checkpoint `step-000000014`; there are none"));
     fs::remove_file(case.folder().join("LATEST")).unwrap();
-    let output = case.resume(&[]).output().unwrap();
-    assert!(stdout(&output).starts_with("no checkpoint yet: the run begins again\n"), "{}", stdout(&output));
+    assert!(stdout(&resume(&[])).starts_with("no checkpoint yet: the run begins again\n"));
+    remove_all();
+    for name in ["LATEST", "config.toml"] {
+        fs::remove_file(case.folder().join(name)).unwrap();
+    }
+    assert!(stderr(&resume(&[])).contains("holds no run: no config.toml and no checkpoint"));
 }

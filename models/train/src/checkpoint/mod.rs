@@ -1,14 +1,14 @@
 //! Checkpoints of a run, from which it resumes bit for bit.
 
-mod changes;
-mod error;
+mod checksums;
+mod config_diff;
 mod folder;
-mod parts;
-mod rollback;
+mod sharded_tensors;
 mod state;
 mod tensors;
-mod together;
 mod writer;
+
+use std::path::Path;
 
 /// Configuration of the run, next to the checkpoints and in each of them.
 pub const CONFIG: &str = "config.toml";
@@ -16,12 +16,19 @@ pub const CONFIG: &str = "config.toml";
 /// Folder next to the checkpoints with the other files that `resume` and `export` need.
 pub const ASSETS: &str = "assets";
 
-pub use changes::{Change, MAY_CHANGE, changes};
-pub use error::CheckpointError;
-pub(crate) use folder::verify_assets;
+pub(crate) use checksums::verify_assets;
+pub use config_diff::{Change, MAY_CHANGE, changes};
+pub(crate) use folder::missing;
 pub use folder::{
-    CheckpointFolder, Which, Worth, Written, best, diverged_step, find_checkpoint, noted_latest, saved_steps,
+    CheckpointFolder, CheckpointKind, Which, Written, best, diverged_step, find_checkpoint, noted_latest, saved_steps,
 };
 pub use state::SavedRun;
 pub(crate) use state::Snapshot;
+pub use tensors::NotFinite;
 pub use writer::Checkpoints;
+
+/// Context of an error: what could not be done to a file.
+fn cannot(doing: &str, path: &Path) -> impl FnOnce() -> String {
+    let text = format!("cannot {doing} {}", path.display());
+    move || text
+}

@@ -15,14 +15,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result, ensure};
 use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
 
-use super::parts::{Rows, SavedTensors};
+use super::sharded_tensors::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
-use super::{CONFIG, CheckpointError, Which, Worth, find_checkpoint};
+use super::{CONFIG, CheckpointKind, Which, cannot, find_checkpoint};
 use crate::Ranks;
 use crate::config::OptimizerSection;
 use crate::data::Position;
@@ -69,45 +70,40 @@ impl Snapshot {
         data: Position,
         ranks: Option<&Ranks>,
     ) -> Self {
-        let (moments, parameter_steps) = tensors::moments::<B, M>(model, optimizer, ranks);
+        let (parameters, moments, parameter_steps) = tensors::collect::<B, M>(model, optimizer, ranks);
         let float8 = Float8State::export::<B, M>(model);
         let state = RunState { format: FORMAT, step, data, parameter_steps, float8 };
-        let rank = ranks.map(|ranks| [ranks.rank(), ranks.count()]);
-        Self { parameters: tensors::parameters(model, ranks), moments, state, rank }
+        Self { parameters, moments, state, rank: ranks.map(|ranks| [ranks.rank(), ranks.count()]) }
     }
 
     pub(super) fn step(&self) -> usize {
         self.state.step
     }
 
-    /// Names of the files that [`write`](Self::write) writes.
-    pub(super) fn files(&self) -> Vec<String> {
-        let first: &[&str] = if self.is_first() { &[STATE, CONFIG] } else { &[] };
-        let tensors = [MODEL, OPTIMIZER].map(|kind| file_name(kind, self.rank));
-        tensors.into_iter().chain(first.iter().map(|file| file.to_string())).collect()
-    }
-
     fn is_first(&self) -> bool {
         self.rank.is_none_or(|[rank, _]| rank == 0)
+    }
+
+    /// Names of the files that [`write`](Self::write) writes.
+    pub(super) fn files(&self) -> Vec<String> {
+        let mut files = vec![file_name(MODEL, self.rank), file_name(OPTIMIZER, self.rank)];
+        files.extend([STATE, CONFIG].into_iter().filter(|_| self.is_first()).map(String::from));
+        files
     }
 
     /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows
     /// in each file.
     ///
     /// A value that is not finite is an error, unless the run has diverged.
-    pub(super) fn write(&self, folder: &Path, worth: Worth, config: &str) -> Result<Vec<Rows>, CheckpointError> {
-        let tensors = |kind, tensors: &[Pending]| {
-            let finite_at = (worth != Worth::Diverged).then_some(self.step());
-            tensors::write(folder, &file_name(kind, self.rank), tensors, finite_at)
-        };
-        let mut rows = tensors(MODEL, &self.parameters)?;
-        rows.extend(tensors(OPTIMIZER, &self.moments)?);
+    pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Vec<Rows>> {
+        let finite_at = (kind != CheckpointKind::Diverged).then_some(self.step());
+        let mut rows = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
+        rows.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
         if self.is_first() {
-            let path = folder.join(STATE);
-            let text = serde_json::to_string(&self.state)
-                .map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
-            write(&path, &text)?;
-            write(&folder.join(CONFIG), config)?;
+            for (name, text) in [(STATE, &*serde_json::to_string(&self.state)?), (CONFIG, config)] {
+                let path = folder.join(name);
+                atomic::replace(&path, text.as_bytes()).with_context(cannot("write", &path))?;
+            }
         }
         Ok(rows)
     }
@@ -121,16 +117,8 @@ fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), CheckpointError> {
-    atomic::replace(path, text.as_bytes()).map_err(|source| CheckpointError::Io {
-        doing: "write",
-        path: path.into(),
-        source,
-    })
-}
-
-fn read(path: &Path) -> Result<String, CheckpointError> {
-    files::read_to_string(path).map_err(|source| CheckpointError::Io { doing: "read", path: path.into(), source })
+fn read(path: &Path) -> Result<String> {
+    files::read_to_string(path).with_context(cannot("read", path))
 }
 
 /// A verified checkpoint.
@@ -145,8 +133,8 @@ impl SavedRun {
     /// Opens a checkpoint of the run in `folder`.
     ///
     /// # Errors
-    /// The errors of [`find_checkpoint`]; [`CheckpointError::Format`], [`CheckpointError::Json`].
-    pub fn open(folder: &Path, which: Which) -> Result<Self, CheckpointError> {
+    /// The errors of [`find_checkpoint`]; a checkpoint of another format version.
+    pub fn open(folder: &Path, which: Which) -> Result<Self> {
         let path = find_checkpoint(folder, which)?;
         let file = path.join(STATE);
         #[derive(Deserialize)]
@@ -154,12 +142,10 @@ impl SavedRun {
             format: u32,
         }
         let text = read(&file)?;
-        let json = |source| CheckpointError::Json { path: file.clone(), source };
-        let Header { format: found } = serde_json::from_str(&text).map_err(json)?;
-        if found != FORMAT {
-            return Err(CheckpointError::Format { path: file, found, expected: FORMAT });
-        }
-        let state = serde_json::from_str(&text).map_err(json)?;
+        let is_invalid = || format!("{} is not valid", file.display());
+        let Header { format } = serde_json::from_str(&text).with_context(is_invalid)?;
+        ensure!(format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
+        let state = serde_json::from_str(&text).with_context(is_invalid)?;
         let config = read(&path.join(CONFIG))?;
         Ok(Self { path, state, config })
     }
@@ -202,35 +188,32 @@ impl SavedRun {
     /// Replaces every parameter of `model`, before FP8 is applied.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
+    /// The tensors do not fit the model or cannot be read.
     pub fn load_parameters<B: AutodiffBackend, M: AutodiffModule<B>>(
         &self,
         model: M,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<M, CheckpointError> {
+    ) -> Result<M> {
         tensors::load_parameters(model, SavedTensors::open(&self.path, &file_name(MODEL, None))?, progress)
     }
 
     /// Restores the FP8 state of a model after FP8 was applied.
     ///
     /// # Errors
-    /// [`CheckpointError::Float8`].
-    pub fn restore_float8<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
-        &self,
-        model: &M,
-    ) -> Result<(), CheckpointError> {
+    /// The state is of another model.
+    pub fn restore_float8<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(&self, model: &M) -> Result<()> {
         Ok(self.state.float8.restore::<B, M>(model)?)
     }
 
     /// Loads the optimizer state for `section`.
     ///
     /// # Errors
-    /// [`CheckpointError::Tensors`], [`CheckpointError::Io`].
+    /// The tensors do not fit the model or cannot be read.
     pub fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         &self,
         model: &M,
         section: &OptimizerSection,
-    ) -> Result<AdamWStates<B::InnerBackend>, CheckpointError> {
+    ) -> Result<AdamWStates<B::InnerBackend>> {
         let saved = SavedTensors::open(&self.path, &file_name(OPTIMIZER, None))?;
         tensors::load_moments::<B, M>(model, section, saved, &self.state.parameter_steps)
     }

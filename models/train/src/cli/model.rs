@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use burn_float8::{Float8LinearConfig, Recipe};
 use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
@@ -11,7 +11,7 @@ use device_select::DeviceChoice;
 use super::{RunFlags, recipe};
 use crate::JobError;
 use crate::checkpoint::{
-    ASSETS, CONFIG, Change, CheckpointError, SavedRun, Which, changes, noted_latest, saved_steps, verify_assets,
+    ASSETS, CONFIG, Change, SavedRun, Which, changes, missing, noted_latest, saved_steps, verify_assets,
 };
 use crate::config::{ConfigError, LoraSection, Precision, Setting, require};
 use crate::hf::{ExportDtype, ExportOptions, Float8Folder, has_tokenizer, is_bf16, peft};
@@ -66,7 +66,7 @@ impl ModelArgs {
             _ => Some(SavedRun::open(&self.folder, which)?),
         };
         if let (None, Some(wanted)) = (&saved, noted_latest(&self.folder)) {
-            return Err(CheckpointError::Missing { folder: self.folder.clone(), wanted, have: vec![] }.into());
+            return Err(missing(&self.folder, &wanted, &[]).into());
         }
         let (path, text) = match &saved {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),
@@ -100,9 +100,7 @@ impl ModelArgs {
             Some(hf) => (named.hugging_face(hf)?, None),
             None => {
                 let OpenedRun { config, saved, .. } = named.open_run()?;
-                let missing =
-                    || CheckpointError::Missing { folder: self.folder.clone(), wanted: "newest".into(), have: vec![] };
-                (config, Some(saved.ok_or_else(missing)?))
+                (config, Some(saved.ok_or_else(|| missing(&self.folder, "newest", &[]))?))
             }
         };
         let mut config = change(hf.as_deref(), config)?;
@@ -192,8 +190,9 @@ impl PrecisionArgs {
 
 fn read_config(folder: &Path) -> Result<String, JobError> {
     let path = folder.join(CONFIG);
+    let no_run = || anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display());
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => CheckpointError::NoRun { folder: folder.into() }.into(),
+        ErrorKind::NotFound => no_run(),
         _ => JobError::from(source).context(format!("cannot read {}", path.display())),
     })
 }

@@ -82,12 +82,8 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let weights = all_or_none(&comm, "the weights", Weights::open(config, saved, dims.clone()))?;
     let announced = memory::announce::<B, A::Trained<B>>(config, &dims, ranks, (selected, device), out);
     all_or_none(&comm, "the memory", announced)?;
-    let checkpoints = match is_first {
-        true => Checkpoints::new(&config.checkpoint, config.to_toml()?, !start.is_resumed, |folder| {
-            config.copy_assets(folder)
-        }),
-        false => Ok(Checkpoints::of_another(&config.checkpoint)),
-    };
+    let checkpoints =
+        Checkpoints::new(&config.checkpoint, &comm, !start.is_resumed, |folder| config.copy_assets(folder));
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
     // Appends, because an explicitly named file may be shared by several runs.
     let metrics = config.training.metrics.as_deref().filter(|_| is_first).map(Metrics::append).transpose();
@@ -109,7 +105,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let model = prepare::<A, B>(config, weights, device, &progress, out);
     let model = all_or_none(&comm, "the model", model)?.with_compute_dtype(dtype);
     let resolved = config.to_toml()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_ranks(comm.clone()).with_config(resolved));
+    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
     let ready = Ready::<A, B> {
         config,
         start,

@@ -13,7 +13,7 @@ mod table;
 use std::time::Instant;
 
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use burn::tensor::backend::Backend;
 use burn_float8::profile::{Entry, Work, start, stop};
 use device_select::SelectedDevice;
@@ -21,7 +21,7 @@ pub use table::{Kind, ProfileRow, ProfileTable};
 
 use crate::config::ProfileSection;
 use crate::error::device_failed;
-use crate::{TrainError, json_file};
+use crate::{TrainError, atomic};
 
 /// Source of the times.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Profiler {
         device: &B::Device,
     ) -> Result<Self, TrainError> {
         if let Some(path) = &section.file {
-            json_file::check(path)?;
+            atomic::check(path).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let source = match selected {
             SelectedDevice::Cpu => Source::Host,
@@ -118,7 +118,7 @@ impl Profiler {
         let (device, steps) = (self.device.clone(), step + 1 - first);
         let table = ProfileTable { device, timing, first_step: first, steps, wall_seconds, rows }.finish();
         if let Some(path) = &self.section.file {
-            json_file::write(path, &table)?;
+            atomic::replace_json(path, &table).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(Some(table))
     }

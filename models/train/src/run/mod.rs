@@ -15,7 +15,7 @@ use loss_reader::{Seen, Watch, scalar};
 use crate::RunError;
 use crate::activation_checkpoint::{Plan, loss};
 use crate::batches::Batch;
-use crate::checkpoint::{CheckpointError, Checkpoints, Snapshot, Worth, Written, saved_steps};
+use crate::checkpoint::{CheckpointKind, Checkpoints, NotFinite, Snapshot, Written, saved_steps};
 use crate::config::{Float8Section, Precision, TrainingSection};
 use crate::error::Divergence;
 use crate::metrics::{Memory, Metrics, Peak, StepLine, better};
@@ -110,7 +110,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         let finished = self.make(steps);
         self.progress.end();
         if let (Err(error), Some(metrics)) = (&finished, &mut self.metrics)
-            && let Some(CheckpointError::NotFinite { step, .. }) = error.downcast_ref()
+            && let Some(NotFinite { step, .. }) = error.downcast_ref()
         {
             // Keeps the first error if the metrics cannot be written either.
             let _ = metrics.diverged(*step, None, error.to_string());
@@ -206,7 +206,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             if save || evaluate {
                 let held_out = self.evaluate(&mut now, &steps)?;
                 if save {
-                    self.write(&steps, Worth::HeldOutLoss(held_out.map(|held_out| held_out.last.1)))?;
+                    self.write(&steps, CheckpointKind::HeldOutLoss(held_out.map(|held_out| held_out.last.1)))?;
                 }
             }
             if let Some(signal) = stop {
@@ -304,20 +304,20 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
         self.config.float8.is_float8(step, self.config.training.steps.get())
     }
 
-    fn write<M>(&mut self, steps: &Steps<'_, B, M>, worth: Worth) -> Result<()>
+    fn write<M>(&mut self, steps: &Steps<'_, B, M>, kind: CheckpointKind) -> Result<()>
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let position = steps.batches.position();
         let snapshot = Snapshot::of::<B, M>(&steps.model, &steps.optimizer, steps.done(), position, steps.ranks());
-        let written = checkpoints.save(snapshot, worth)?;
+        let written = checkpoints.save(snapshot, kind)?;
         self.announce(written)
     }
 
     fn announce(&mut self, written: impl IntoIterator<Item = Written>) -> Result<()> {
-        for Written { step, worth, took } in written {
-            let what = if worth == Worth::Diverged { "  diverged, kept to look at" } else { "" };
+        for Written { step, kind, took } in written {
+            let what = if kind == CheckpointKind::Diverged { "  diverged, kept to look at" } else { "" };
             writeln!(self.out, "step: {step:2}  saved in {:.2} s{what}", took.as_secs_f64())?;
         }
         Ok(())
@@ -344,7 +344,7 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
     where
         M: LanguageModel<B> + AutodiffModule<B>,
     {
-        self.write(steps, Worth::Diverged)?;
+        self.write(steps, CheckpointKind::Diverged)?;
         let written = self.checkpoints.as_mut().map(Checkpoints::finish).transpose()?.flatten();
         self.announce(written)
     }

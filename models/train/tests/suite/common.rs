@@ -8,10 +8,11 @@ use std::process::Command;
 use train::CausalLmExt;
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_float8::Float8;
+use burn_float8::seam::visit_params;
 use device_select::SelectedDevice;
 use models::{Decoder, DecoderConfig, Decoders, Dimensions, Error, MoeConfig, RopeScaling, RunConfig};
 use safetensors::tensor::TensorView;
@@ -22,7 +23,7 @@ use train::job::Text;
 use train::job::Weights;
 use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
-use train::{Dataset, ProgressLine, Steps, TensorFiles, Tokenizer};
+use train::{Dataset, ProgressLine, Step, Steps, Tokenizer};
 
 /// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
@@ -257,17 +258,32 @@ pub(crate) fn steps<'a>(
     Steps::new(config.steps(), change(model), config.train_batches(data).unwrap(), None).unwrap()
 }
 
+/// Takes `count` steps.
+pub(crate) fn advance<'a>(
+    steps: Steps<'a, Train, Llama<Train>>,
+    count: usize,
+) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
+    (0..count).fold((steps, vec![]), |(steps, mut made), _| {
+        let (steps, step) = steps.step(&Default::default()).unwrap();
+        made.push(step);
+        (steps, made)
+    })
+}
+
+/// Name, shape and values of every parameter in f32, by its path.
+pub(crate) fn named_values<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let mut all = vec![];
+    visit_params::<B, M>(model, |param| {
+        let value = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(param.float().unwrap()));
+        let data = value.cast(DType::F32).into_data();
+        all.push((param.name(), data.shape.to_vec(), data.to_vec().unwrap()));
+    });
+    all
+}
+
 /// Bits of every parameter in f32.
-pub(crate) fn parameters(model: &Decoder<Train>) -> Vec<u32> {
-    struct Collect(Vec<u32>);
-    impl ModuleVisitor<Train> for Collect {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Train, D>>) {
-            self.0.extend(values(param.val().cast(DType::F32)).into_iter().map(f32::to_bits));
-        }
-    }
-    let mut collect = Collect(Vec::new());
-    model.visit(&mut collect);
-    collect.0
+pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
+    named_values(model).into_iter().flat_map(|(_, _, values)| values).map(f32::to_bits).collect()
 }
 
 /// Metadata of a file of vectors.

@@ -1,7 +1,7 @@
 //! The global gradient norm and clipping.
 
 use burn::backend::{Autodiff, Flex};
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
 use burn::nn::Linear;
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Tensor};
@@ -31,37 +31,28 @@ fn flat(model: &Decoder<B>, grads: &GradientsParams) -> Vec<f32> {
     collect.1
 }
 
+fn clipped<M: AutodiffModule<B>>(model: &M, grads: &mut GradientsParams, limit: f64) -> f64 {
+    f64::from(values(clip_grad_norm(model, grads, limit, None, &Default::default()).unwrap())[0])
+}
+
 #[test]
 fn the_norm_is_over_all_parameters_and_clipping_scales_all_alike() {
-    let device = Default::default();
     let model = model::<B>(tiny(), 1);
     let mut grads = gradients(&model);
     let before = flat(&model, &grads);
     assert_eq!(before.len(), model.num_params());
     let expected = before.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-
-    let norm = values(clip_grad_norm(&model, &mut grads, f64::INFINITY, None, &device).unwrap())[0];
-    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected, "{norm} {expected}");
-    assert_eq!(flat(&model, &grads), before, "infinity does not clip");
-
-    let norm = values(clip_grad_norm(&model, &mut grads, 2.0 * expected, None, &device).unwrap())[0];
-    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected);
-    assert_eq!(flat(&model, &grads), before, "a norm below the limit is left alone");
-
-    let limit = 0.25 * expected;
-    let norm = values(clip_grad_norm(&model, &mut grads, limit, None, &device).unwrap())[0];
-    assert!((f64::from(norm) - expected).abs() < 1e-5 * expected, "the norm before clipping");
-    let scaled: Vec<f32> = before.iter().map(|g| g * 0.25).collect();
-    assert!(relative(&flat(&model, &grads), &scaled) < 1e-4);
-    let after = values(clip_grad_norm(&model, &mut grads, limit, None, &device).unwrap())[0];
-    assert!((f64::from(after) - limit).abs() < 1e-4 * limit);
-}
-
-#[test]
-fn no_gradients_have_norm_zero() {
-    let model = model::<B>(tiny(), 2);
-    let norm = clip_grad_norm(&model, &mut GradientsParams::new(), 1.0, None, &Default::default()).unwrap();
-    assert_eq!(values(norm), [0.0]);
+    // No limit, a larger limit, then a smaller one: the norm is of before clipping.
+    for (limit, factor) in [(f64::INFINITY, 1.0), (2.0 * expected, 1.0), (0.25 * expected, 0.25)] {
+        let norm = clipped(&model, &mut grads, limit);
+        assert!((norm - expected).abs() < 1e-5 * expected, "{norm} {expected}");
+        let scaled: Vec<f32> = before.iter().map(|g| g * factor).collect();
+        let error = relative(&flat(&model, &grads), &scaled);
+        assert!(error < 1e-4 && (factor < 1.0 || error == 0.0), "{limit}: {error}");
+    }
+    let after = clipped(&model, &mut grads, f64::INFINITY);
+    assert!((after - 0.25 * expected).abs() < 1e-4 * expected);
+    assert_eq!(clipped(&model, &mut GradientsParams::new(), 1.0), 0.0, "of no gradients");
 }
 
 #[test]
@@ -95,12 +86,11 @@ fn gradients_match_finite_differences() {
 /// Gradients in bf16 are squared and summed in f32: 4096 of 1 + 2^-7 have a norm of 64.5.
 #[test]
 fn norms_of_bf16_gradients_are_in_f32() {
-    let device = Default::default();
-    let weight = Tensor::<B, 2>::ones([64, 64], &device).cast(DType::BF16).detach().require_grad();
+    let weight = Tensor::<B, 2>::ones([64, 64], &Default::default()).cast(DType::BF16).detach().require_grad();
     let linear = Linear { weight: Param::from_tensor(weight), bias: None };
     let loss = (linear.weight.val() * 1.0078125).sum();
     let mut grads = GradientsParams::from_grads(loss.backward(), &linear);
-    let norm = values(clip_grad_norm(&linear, &mut grads, f64::INFINITY, None, &device).unwrap())[0];
+    let norm = clipped(&linear, &mut grads, f64::INFINITY);
     assert!((norm - 64.5).abs() < 1e-4, "{norm}");
 }
 

@@ -35,16 +35,14 @@ fn packed(documents: &[Vec<u32>], len: usize) -> Sequence {
 fn documents_of_a_packed_batch_do_not_see_each_other() {
     let model = model::<Flex>(tiny(), 3);
     let documents = [document(1, 7), document(2, 11), document(3, 5), document(4, 20)];
-    let alone: Vec<_> = documents
-        .iter()
-        .map(|document| {
-            let batch =
-                Batch::new(vec![packed(std::slice::from_ref(document), document.len() - 1)], AttnMaskType::Causal);
-            (loss(&model, &batch), batch.num_targets())
-        })
-        .collect();
-    let targets: usize = alone.iter().map(|(_, targets)| targets).sum();
-    let expected = alone.iter().map(|(loss, targets)| loss * *targets as f32).sum::<f32>() / targets as f32;
+    let (mut sum, mut targets) = (0.0, 0);
+    for document in &documents {
+        let row = packed(std::slice::from_ref(document), document.len() - 1);
+        let batch = Batch::new(vec![row], AttnMaskType::Causal);
+        sum += loss(&model, &batch) * batch.num_targets() as f32;
+        targets += batch.num_targets();
+    }
+    let expected = sum / targets as f32;
 
     let rows = vec![packed(&documents[..3], 24), packed(&documents[3..], 24)];
     let batch = Batch::new(rows.clone(), AttnMaskType::BlockCausal);

@@ -2,23 +2,14 @@
 
 use burn::module::{AutodiffModule, Module};
 use burn_float8::set_float8_enabled;
-use models::Decoder;
+use train::Step;
 use train::config::Precision;
 use train::run::mean_loss;
-use train::{Step, Steps};
 
-use crate::common::{Train, open, parameters, run, run_config as config, steps, text, values};
+use crate::common::{Train, advance, open, parameters, run, run_config as config, steps, text, values};
 
-fn advance<'a>(
-    mut steps: Steps<'a, Train, Llama<Train>>,
-    count: usize,
-) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
-    let made = (0..count).map(|_| steps.step(&Default::default()).unwrap()).collect();
-    (steps, made)
-}
-
-fn loss(step: &Step<Train>) -> u32 {
-    values(step.loss.clone())[0].to_bits()
+fn losses(made: &[Step<Train>]) -> Vec<u32> {
+    made.iter().map(|step| values(step.loss.clone())[0].to_bits()).collect()
 }
 
 #[test]
@@ -31,7 +22,7 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
         let data = open(&scheduled);
         let (run, made) = advance(steps(&scheduled, &data, |model| model), WARMUP + 2);
-        let expected: Vec<_> = made[WARMUP..].iter().map(loss).collect();
+        let expected = losses(&made[WARMUP..]);
         let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
         assert_eq!(is_float8, [false, false, false, true, true]);
 
@@ -39,7 +30,6 @@ fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
         let mut plain = config(&[]);
         plain.training.precision = Precision::F32;
         let (before, plain_made) = advance(steps(&plain, &data, |model| model), WARMUP);
-        let losses = |made: &[Step<Train>]| -> Vec<_> { made.iter().map(loss).collect() };
         assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
         let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
         let position = before.batches.position();

@@ -13,15 +13,11 @@ use crate::common::{Train, run_config, text};
 /// Losses and gradient norms by step, of a run of `config` from its beginning or from `saved`, with
 /// this number of threads.
 fn lines(config: &RunConfig, saved: Option<SavedRun>, threads: usize) -> Vec<(usize, u64, u64)> {
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    pool.install(|| lines_here(config, saved))
-}
-
-fn lines_here(config: &RunConfig, saved: Option<SavedRun>) -> Vec<(usize, u64, u64)> {
     let start = Start { is_resumed: saved.is_some(), saved, ..Start::default() };
-    let outcome =
-        train::<Decoders, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]).unwrap();
-    outcome.steps.iter().map(|line| (line.step, line.loss.to_bits(), line.grad_norm.to_bits())).collect()
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let run = || train::<Llama3, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]);
+    let steps = pool.install(run).unwrap().steps;
+    steps.iter().map(|line| (line.step, line.loss.to_bits(), line.grad_norm.to_bits())).collect()
 }
 
 /// Bytes of a tensor file in the checkpoint after `step`.
@@ -87,17 +83,22 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
 const DELAYED: [&str; 2] = ["float8.recipe=delayed", "float8.delayed_scaling={ margin = 1 }"];
 
 #[test]
-fn runs_of_adapters_resume_bit_for_bit() {
+fn runs_of_adapters_of_some_parameters_and_in_bf16_resume_bit_for_bit() {
     let lora = ["lora.rank=3", "lora.dropout=0.2", "training.grad_accumulation=2"];
-    for settings in [&["lora.base=fp8"][..], &[&DELAYED[..], &["optimizer.state_dtype=bf16"]].concat()] {
-        assert_resumes(&[&lora[..], settings].concat());
+    let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+    let narrow = ["float8.recipe=delayed", "training.grad_accumulation=2"];
+    for settings in [
+        &[&lora[..], &["lora.base=fp8"]].concat()[..],
+        &[&lora[..], &DELAYED, &["optimizer.state_dtype=bf16"]].concat(),
+        &[&DELAYED[..], &["training.freeze=[\"embed_tokens\", \"layers.0\"]"]].concat(),
+        &["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"],
+        &[&narrow[..], &bf16[..1]].concat(),
+        &[&narrow[..], &bf16[1..]].concat(),
+        &[&narrow[..], &bf16].concat(),
+        &[&narrow[..], &[bf16[0], "optimizer.master_weights=true"]].concat(),
+    ] {
+        assert_resumes(settings);
     }
-}
-
-#[test]
-fn runs_of_some_parameters_resume_bit_for_bit() {
-    assert_resumes(&[&DELAYED[..], &["training.freeze=[\"embed_tokens\", \"layers.0\"]"]].concat());
-    assert_resumes(&["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"]);
 }
 
 /// Without frozen weights, an evaluation may begin an FP8 step. With frozen weights it must not
@@ -111,12 +112,4 @@ fn evaluations_change_no_step_of_a_run_of_some_parameters() {
         lines(&config, None, 2)
     };
     assert_eq!(of("training.eval_every=1"), of("training.eval_every=0"));
-}
-
-#[test]
-fn runs_in_bf16_resume_bit_for_bit() {
-    let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
-    for settings in [&bf16[..1], &bf16[1..], &bf16[..], &[bf16[0], "optimizer.master_weights=true"]] {
-        assert_resumes(&[settings, &["float8.recipe=delayed", "training.grad_accumulation=2"]].concat());
-    }
 }

@@ -9,51 +9,47 @@ use train::schedule::{Decay, Schedule};
 
 use crate::common::{Train, run, run_config, text};
 
+/// Rate at this share of the way from the floor to the peak.
+fn curve(left: f64) -> f64 {
+    2.0 * (0.1 + 0.9 * left)
+}
+
 fn schedule(decay: Decay) -> Schedule {
     Schedule { lr: 2.0, warmup_steps: 4, steps: 14, decay, min_lr_ratio: 0.1, decay_ratio: 0.3 }
 }
 
-fn close(a: f64, b: f64) {
-    assert!((a - b).abs() < 1e-12, "{a} {b}");
-}
-
 #[test]
-fn warm_up_ends_at_the_peak_and_decay_goes_towards_the_floor() {
-    for decay in [Decay::Cosine, Decay::Linear] {
+fn the_rate_follows_its_curve() {
+    let cosine = |share: f64| (1.0 + (share * std::f64::consts::PI).cos()) / 2.0;
+    let root = 1.0 - 0.5_f64.sqrt();
+    // Steps, and the share of the way from the floor to the peak that is left.
+    for (decay, points) in [
+        (Decay::Cosine, vec![(3, 1.0), (4, 1.0), (6, cosine(0.2)), (9, 0.5), (14, 0.0)]),
+        (Decay::Linear, vec![(3, 1.0), (4, 1.0), (6, 0.8), (9, 0.5), (14, 0.0)]),
+        (Decay::Constant, vec![(3, 1.0), (13, 1.0)]),
+        // 14 steps: the last 4 (0.3 · 14, rounded) decay by a square root.
+        (Decay::Wsd, vec![(3, 1.0), (4, 1.0), (10, 1.0), (11, 0.5), (12, root), (14, 0.0)]),
+    ] {
         let schedule = schedule(decay);
-        for (step, lr) in [(0, 0.5), (1, 1.0), (3, 2.0), (4, 2.0), (9, 2.0 * 0.55), (14, 0.2)] {
-            close(schedule.at(step), lr);
+        for (step, lr) in [(0, 0.5), (1, 1.0)].into_iter().chain(points.into_iter().map(|(s, left)| (s, curve(left)))) {
+            assert!((schedule.at(step) - lr).abs() < 1e-12, "{decay:?} {step}: {} {lr}", schedule.at(step));
         }
-        assert!((4..13).all(|step| schedule.at(step + 1) < schedule.at(step)));
+        assert!((4..13).all(|step| schedule.at(step + 1) <= schedule.at(step)));
     }
-    close(schedule(Decay::Cosine).at(6), 2.0 * (0.1 + 0.9 * (1.0 + (0.2 * std::f64::consts::PI).cos()) / 2.0));
-    close(schedule(Decay::Linear).at(6), 2.0 * (0.1 + 0.9 * 0.8));
-    close(schedule(Decay::Constant).at(13), 2.0);
-}
-
-#[test]
-fn a_run_shorter_than_its_warm_up_and_a_run_of_nothing() {
-    let short = Schedule { warmup_steps: 100, steps: 4, ..schedule(Decay::Cosine) };
-    close(short.at(0), 0.5);
-    close(short.at(3), 2.0);
-    let none = Schedule { warmup_steps: 0, steps: 0, ..schedule(Decay::Cosine) };
-    close(none.at(0), 2.0);
-}
-
-/// 14 steps: the last 4 (0.3 · 14, rounded) decay.
-#[test]
-fn wsd_keeps_the_peak_and_then_falls_by_a_square_root() {
     let wsd = schedule(Decay::Wsd);
-    assert!((4..=10).all(|step| wsd.at(step) == 2.0));
-    for (step, left) in [(11, 0.5), (12, 1.0 - 0.5_f64.sqrt()), (14, 0.0)] {
-        close(wsd.at(step), 2.0 * (0.1 + 0.9 * left));
+    for (other, step, lr) in [
+        // A run shorter than its warm-up, and a run of nothing.
+        (Schedule { warmup_steps: 100, steps: 4, ..schedule(Decay::Cosine) }, 0, 0.5),
+        (Schedule { warmup_steps: 100, steps: 4, ..schedule(Decay::Cosine) }, 3, 2.0),
+        (Schedule { warmup_steps: 0, steps: 0, ..schedule(Decay::Cosine) }, 0, 2.0),
+        // Decay over all steps starts after warm-up.
+        (Schedule { decay_ratio: 1.0, ..wsd }, 9, curve(root)),
+        // 3.5 steps are rounded to 4; a fraction may round to no step.
+        (Schedule { decay_ratio: 0.25, ..wsd }, 11, curve(0.5)),
+        (Schedule { decay_ratio: 0.01, ..wsd }, 13, 2.0),
+    ] {
+        assert!((other.at(step) - lr).abs() < 1e-12, "{other:?} {step}");
     }
-    // Decay over all steps starts after warm-up.
-    close(Schedule { decay_ratio: 1.0, ..wsd }.at(9), 2.0 * (0.1 + 0.9 * (1.0 - 0.5_f64.sqrt())));
-    // 3.5 steps are rounded to 4.
-    close(Schedule { decay_ratio: 0.25, ..wsd }.at(11), 2.0 * (0.1 + 0.9 * 0.5));
-    // A fraction that rounds to no step.
-    close(Schedule { decay_ratio: 0.01, ..wsd }.at(13), 2.0);
 }
 
 /// A fine-tuning default, a warm-up longer than a tenth of the run, and a jump on resume are

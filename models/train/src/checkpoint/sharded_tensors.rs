@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::CheckpointError;
-use crate::tensor_files::{TensorFiles, missing, other_shape, unexpected};
+use super::cannot;
+use crate::tensor_files::TensorFiles;
 use crate::{atomic, files};
 
 pub(super) const INDEX: &str = "index.json";
@@ -26,7 +26,7 @@ pub(super) const INDEX: &str = "index.json";
 #[serde(deny_unknown_fields)]
 pub(super) struct Index {
     /// Number of ranks that wrote.
-    pub(super) ranks: usize,
+    ranks: usize,
     tensors: BTreeMap<String, Indexed>,
 }
 
@@ -69,105 +69,98 @@ impl Index {
         Self { ranks, tensors }
     }
 
-    pub(super) fn write(&self, folder: &Path) -> Result<PathBuf, CheckpointError> {
+    pub(super) fn write(&self, folder: &Path) -> Result<PathBuf> {
         let path = folder.join(INDEX);
-        match atomic::replace_json(&path, self) {
-            Ok(()) => Ok(path),
-            Err(source) => Err(CheckpointError::Io { doing: "write", path, source }),
-        }
+        atomic::replace_json(&path, self).with_context(cannot("write", &path))?;
+        Ok(path)
     }
 }
 
-/// The tensors of a checkpoint.
+/// Tensors of one kind in a checkpoint.
 #[derive(Debug)]
-pub(super) enum SavedTensors {
-    /// Tensors of a single process.
-    Whole(TensorFiles),
-    /// Tensors of several ranks.
-    Parts {
-        /// Path of the index.
-        path: PathBuf,
-        index: Index,
-        files: BTreeMap<String, TensorFiles>,
-    },
+pub(super) struct SavedTensors {
+    /// The index, or the file of a single process.
+    path: PathBuf,
+    tensors: BTreeMap<String, Indexed>,
+    files: BTreeMap<String, TensorFiles>,
+    /// Names of tensors that were read.
+    read: HashSet<String>,
 }
 
 impl SavedTensors {
     /// Opens the tensors in `file` or, for a run of several ranks, in the ranks' files of that
     /// kind.
-    pub(super) fn open(folder: &Path, file: &str) -> Result<Self, CheckpointError> {
-        let path = folder.join(INDEX);
-        if !path.exists() {
-            return Ok(Self::Whole(TensorFiles::open_file(folder.join(file))?));
-        }
-        let text = files::read_to_string(&path).map_err(|source| CheckpointError::Io {
-            doing: "read",
-            path: path.clone(),
-            source,
-        })?;
-        let mut index: Index =
-            serde_json::from_str(&text).map_err(|source| CheckpointError::Json { path: path.clone(), source })?;
+    pub(super) fn open(folder: &Path, file: &str) -> Result<Self> {
+        let (mut path, mut files) = (folder.join(INDEX), BTreeMap::new());
+        let index: Index = if path.exists() {
+            let text = files::read_to_string(&path).with_context(cannot("read", &path))?;
+            serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?
+        } else {
+            path = folder.join(file);
+            let whole = TensorFiles::open_file(&path)?;
+            let shapes = whole.names().filter_map(|name| Some((name.to_string(), whole.get(name)?.shape().to_vec())));
+            let rows = |(name, shape): (String, Vec<usize>)| {
+                let rows = 0..shape.first().copied().unwrap_or(1);
+                Rows { name, shape, rows, file: file.into() }
+            };
+            let index = Index::new(1, shapes.map(rows));
+            files.insert(file.to_string(), whole);
+            index
+        };
         // The index has tensors of all kinds of files.
         let kind = file.strip_suffix(".safetensors").unwrap_or(file);
-        let is_of_kind = |part: &Part| part.file.strip_prefix(kind).is_some_and(|rest| rest.starts_with("-rank-"));
-        index.tensors.retain(|_, tensor| tensor.parts.iter().any(is_of_kind));
-        let mut files = BTreeMap::new();
-        for part in index.tensors.values().flat_map(|tensor| &tensor.parts) {
+        let is_of_kind = |part: &Part| {
+            part.file == file || part.file.strip_prefix(kind).is_some_and(|rest| rest.starts_with("-rank-"))
+        };
+        let mut tensors = index.tensors;
+        tensors.retain(|_, tensor| tensor.parts.iter().any(is_of_kind));
+        for part in tensors.values().flat_map(|tensor| &tensor.parts) {
             if !files.contains_key(&part.file) {
                 files.insert(part.file.clone(), TensorFiles::open_file(folder.join(&part.file))?);
             }
         }
-        Ok(Self::Parts { path, index, files })
+        Ok(Self { path, tensors, files, read: HashSet::new() })
     }
 
     /// Bytes of the tensors in their files.
     pub(super) fn num_bytes(&self) -> u64 {
-        match self {
-            Self::Whole(file) => file.num_bytes(),
-            Self::Parts { files, .. } => files.values().map(TensorFiles::num_bytes).sum(),
-        }
+        self.files.values().map(TensorFiles::num_bytes).sum()
     }
 
-    /// Returns an error if there are tensors with other names.
-    pub(super) fn only(&self, known: &HashSet<String>) -> Result<(), CheckpointError> {
-        let (path, names): (&Path, Vec<&str>) = match self {
-            Self::Whole(file) => (file.path(), file.names().collect()),
-            Self::Parts { path, index, .. } => (path, index.tensors.keys().map(String::as_str).collect()),
-        };
-        let names: Vec<_> = names.into_iter().filter(|name| !known.contains(*name)).collect();
-        if names.is_empty() { Ok(()) } else { Err(unexpected(path, &names).into()) }
+    /// Returns an error if there are tensors that were not read.
+    pub(super) fn all_read(&self) -> Result<()> {
+        const SHOWN: usize = 5;
+        let others: Vec<_> = self.tensors.keys().filter(|name| !self.read.contains(*name)).collect();
+        let mut names = others.iter().take(SHOWN).map(|name| name.to_string()).collect::<Vec<_>>();
+        names.extend((others.len() > SHOWN).then(|| format!("and {} more", others.len() - SHOWN)));
+        let path = self.path.display();
+        ensure!(others.is_empty(), "{path} holds tensors that the model does not have: {}", names.join(", "));
+        Ok(())
     }
 
     /// Rows of the tensor `name` in f32. The tensor must have this shape.
-    pub(super) fn rows(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
-        let (path, index, files) = match self {
-            Self::Whole(file) => return Ok(file.expect(name, shape)?.rows_f32(rows)?),
-            Self::Parts { path, index, files } => (path, index, files),
+    pub(super) fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>> {
+        let path = self.path.display();
+        let Some(Indexed { shape: found, parts }) = self.tensors.get_mut(name) else {
+            bail!("{path} lacks the tensor {name} {shape:?}");
         };
-        let Some(Indexed { shape: found, parts }) = index.tensors.get(name) else {
-            return Err(missing(path, name, shape).into());
-        };
-        if found != shape {
-            return Err(other_shape(path, name, found, shape).into());
-        }
+        ensure!(found == shape, "{path}: {name} has shape {found:?}, the model needs {shape:?}");
         let mut values = Vec::with_capacity(rows.len() * shape[1..].iter().product::<usize>());
         let mut next = rows.start;
         // In the order of rows; a gap between parts is reported as missing rows.
-        let mut parts: Vec<_> = parts.iter().collect();
         parts.sort_by_key(|part| part.rows);
         for Part { rows: [begin, end], file } in parts {
             let wanted = next.max(*begin)..rows.end.min(*end);
             if *begin > next || wanted.is_empty() {
                 continue;
             }
-            let stored = [&[end - begin], &shape[1..]].concat();
-            let tensor = files[file].expect(name, &stored)?;
-            values.extend(tensor.rows_f32(wanted.start - begin..wanted.end - begin)?);
+            let stored = [&[*end - *begin], &shape[1..]].concat();
+            let tensor = self.files[file].expect(name, &stored)?;
+            values.extend(tensor.rows_f32(wanted.start - *begin..wanted.end - *begin)?);
             next = wanted.end;
         }
-        if next < rows.end {
-            return Err(anyhow!("{}: rows {next}.. of {name} are in no file", path.display()).into());
-        }
+        ensure!(next >= rows.end, "{path}: rows {next}.. of {name} are in no file");
+        self.read.insert(name.into());
         Ok(values)
     }
 }
@@ -191,7 +184,7 @@ mod tests {
                 tensors.push(("bias", vec![2], vec![8, 9]));
                 parts.push(Rows { name: "bias".into(), shape: vec![2], rows: 0..2, file: file.clone() });
             }
-            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
+            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor::<anyhow::Error> {
                 name: name.into(),
                 dtype: Dtype::F32,
                 shape,
@@ -209,28 +202,32 @@ mod tests {
     #[test]
     fn any_rows_are_read() {
         let folder = tempfile::tempdir().unwrap();
-        let saved = saved(folder.path(), 9);
+        let mut saved = saved(folder.path(), 9);
         for begin in 0..=7 {
             for end in begin..=7 {
                 let expected: Vec<f32> = (2 * begin..2 * end).map(|v| v as f32).collect();
                 assert_eq!(saved.rows("w", &[7, 2], begin..end).unwrap(), expected);
             }
         }
-        assert_eq!(saved.rows("bias", &[2], 0..2).unwrap(), [8.0, 9.0]);
         // The moments are in other files, which are not open.
-        saved.only(&["w", "bias"].map(String::from).into()).unwrap();
-        let error = saved.only(&["w".to_string()].into()).unwrap_err().to_string();
+        let error = saved.all_read().unwrap_err().to_string();
         assert!(error.contains("bias") && !error.contains("moment"), "{error}");
+        assert_eq!(saved.rows("bias", &[2], 0..2).unwrap(), [8.0, 9.0]);
+        saved.all_read().unwrap();
     }
 
     #[test]
     fn what_is_not_there_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let saved = saved(folder.path(), 1);
-        let error = |name, shape: &[usize], rows| saved.rows(name, shape, rows).unwrap_err().to_string();
+        let mut saved = saved(folder.path(), 1);
         assert_eq!(saved.rows("w", &[7, 2], 6..7).unwrap(), [12.0, 13.0]);
-        assert!(error("w", &[7, 2], 0..7).ends_with("rows 3.. of w are in no file"));
-        assert!(error("w", &[8, 2], 0..8).contains("w has shape [7, 2], the model needs [8, 2]"));
-        assert!(error("v", &[7, 2], 0..7).contains("lacks the tensor v [7, 2]"));
+        for (name, shape, rows, expected) in [
+            ("w", &[7, 2][..], 0..7, "rows 3.. of w are in no file"),
+            ("w", &[8, 2], 0..8, "w has shape [7, 2], the model needs [8, 2]"),
+            ("v", &[7, 2], 0..7, "lacks the tensor v [7, 2]"),
+        ] {
+            let error = saved.rows(name, shape, rows).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{error}");
+        }
     }
 }
