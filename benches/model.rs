@@ -39,7 +39,7 @@ pub struct Training<B: AutodiffBackend, M: AutodiffModule<B>> {
     loss: Box<Loss<B, M>>,
 }
 
-/// The debug Llama, with equal weights on every backend.
+/// The debug Decoder, with equal weights on every backend.
 pub fn plain<B: AutodiffBackend>() -> Decoder<B> {
     let config = DecoderConfig::preset("debug").expect("a preset");
     Decoder::new(config, &B::Device::default()).expect("a valid preset").init_weights(0)

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{TrainableModel};
+use train::TrainableModel;
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;

@@ -75,7 +75,7 @@ const OF_TABLES: &[&[&str]] = &[
     &["model.tie_word_embeddings=true", "training.loss_chunk=32", "training.compute_dtype=bf16"],
 ];
 
-fn job(folder: &TempDir, settings: &[&str]) -> Job<Llama3> {
+fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
     let data = folder.path().join("data.txt");
     fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).unwrap();
     let data = data.display().to_string();

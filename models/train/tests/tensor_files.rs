@@ -8,17 +8,19 @@ use std::path::Path;
 
 use anyhow::{Error, anyhow};
 use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
 use train::checkpoint::{CheckpointFolder, CheckpointKind, saved_steps};
 use train::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
-use train::{TensorFiles, TensorFilesError, create_folder};
+use train::{TensorFiles, create_folder};
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
 
 /// Error type of a caller.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("the device is gone")]
     Device,
-    #[error(transparent)]
-    Files(#[from] TensorFilesError),
     #[error(transparent)]
     Folder(#[from] anyhow::Error),
 }

@@ -88,7 +88,7 @@ fn a_full_disk_costs_no_checkpoint() {
     let mut shell = Command::new("sh");
     // Keeps the token cache of the first run.
     shell
-        .args(["-c", &script, env!("CARGO_BIN_EXE_llama3")])
+        .args(["-c", &script, env!("CARGO_BIN_EXE_float8")])
         .envs(case.train().get_envs().flat_map(|(k, v)| Some((k, v?))));
     let output = shell.output().unwrap();
     let error = stderr(&output);

@@ -184,7 +184,7 @@ mod tests {
                 tensors.push(("bias", vec![2], vec![8, 9]));
                 parts.push(Rows { name: "bias".into(), shape: vec![2], rows: 0..2, file: file.clone() });
             }
-            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor::<anyhow::Error> {
+            let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
                 name: name.into(),
                 dtype: Dtype::F32,
                 shape,

@@ -10,9 +10,9 @@ use device_select::SelectedDevice;
 
 use super::record::{HealthRecord, MAX_LINE, Record, RunRecord, TrainRecord, read_metrics};
 use super::{StepLine, better};
+use crate::atomic;
 use crate::config::Precision;
 use crate::steps::StepConfig;
-use crate::atomic;
 
 /// Appends a run's records to a file.
 #[derive(Debug)]

@@ -12,8 +12,9 @@ mod table;
 
 use std::time::Instant;
 
+use anyhow::Context;
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use burn::tensor::backend::Backend;
 use burn_float8::profile::{Entry, Work, start, stop};
 use device_select::SelectedDevice;

@@ -3,10 +3,11 @@
 use std::path::Path;
 use train::CausalLmExt;
 
+use anyhow::Error;
 use burn::backend::Flex;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use models::{Decoder, DecoderConfig, Decoders, Error, RunConfig};
+use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 use safetensors::Dtype;
 use tempfile::TempDir;
 use train::ProgressLine;

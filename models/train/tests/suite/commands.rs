@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::Error;
 use burn_float8::Recipe;
 use clap::Parser;
-use models::{DecoderConfig, Decoders, Error};
+use models::{DecoderConfig, Decoders};
 use serde_json::json;
 use tempfile::TempDir;
 use train::CacheDtype;

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use train::CausalLmExt;
 
+use anyhow::Error;
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use burn::tensor::backend::Backend;
@@ -14,7 +15,7 @@ use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_float8::Float8;
 use burn_float8::seam::visit_params;
 use device_select::SelectedDevice;
-use models::{Decoder, DecoderConfig, Decoders, Dimensions, Error, MoeConfig, RopeScaling, RunConfig};
+use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -23,7 +24,7 @@ use train::job::Text;
 use train::job::Weights;
 use train::job::{Outcome, Start, prepare, train};
 use train::rng::Rng;
-use train::{Dataset, ProgressLine, Step, Steps, Tokenizer};
+use train::{Dataset, ProgressLine, Step, Steps, TensorFiles, Tokenizer};
 
 /// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
@@ -260,14 +261,11 @@ pub(crate) fn steps<'a>(
 
 /// Takes `count` steps.
 pub(crate) fn advance<'a>(
-    steps: Steps<'a, Train, Llama<Train>>,
+    mut steps: Steps<'a, Train, Decoder<Train>>,
     count: usize,
-) -> (Steps<'a, Train, Llama<Train>>, Vec<Step<Train>>) {
-    (0..count).fold((steps, vec![]), |(steps, mut made), _| {
-        let (steps, step) = steps.step(&Default::default()).unwrap();
-        made.push(step);
-        (steps, made)
-    })
+) -> (Steps<'a, Train, Decoder<Train>>, Vec<Step<Train>>) {
+    let made = (0..count).map(|_| steps.step(&Default::default()).unwrap()).collect();
+    (steps, made)
 }
 
 /// Name, shape and values of every parameter in f32, by its path.
@@ -282,7 +280,7 @@ pub(crate) fn named_values<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, 
 }
 
 /// Bits of every parameter in f32.
-pub(crate) fn parameters(model: &Llama<Train>) -> Vec<u32> {
+pub(crate) fn parameters(model: &Decoder<Train>) -> Vec<u32> {
     named_values(model).into_iter().flat_map(|(_, _, values)| values).map(f32::to_bits).collect()
 }
 

@@ -1,15 +1,15 @@
 //! Every field of a model config is checked, and the error names it.
 
-use llama3::{Dimensions, LlamaConfig, MoeConfig, RopeScaling};
+use models::{DecoderConfig, Dimensions, MoeConfig, RopeScaling};
 use train::ModelConfig;
 
-use crate::common::{llama3_scaling, refuses, tiny, tiny_moe, tiny_with};
+use crate::common::{llama3_scaling, tiny, tiny_moe, tiny_with};
 
 fn moe(num_experts: usize, num_experts_per_tok: usize) -> DecoderConfig {
     tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts, num_experts_per_tok }))
 }
 
-fn assert_refused(config: &LlamaConfig, field: &str, value: &str) {
+fn assert_refused(config: &DecoderConfig, field: &str, value: &str) {
     let error = config.validate().unwrap_err().to_string();
     assert!(error.starts_with(&format!("model config: {field} = {value}: ")), "{field} {value}: {error}");
 }
@@ -56,7 +56,7 @@ fn impossible_dimensions_are_named() {
     for (change, field, value) in scales {
         let mut scaling = llama3_scaling();
         change(&mut scaling);
-        let config = LlamaConfig { rope_scaling: Some(scaling), ..tiny() };
+        let config = DecoderConfig { rope_scaling: Some(scaling), ..tiny() };
         assert_refused(&config, &format!("rope_scaling.{field}"), value);
     }
 }
@@ -97,7 +97,7 @@ fn models_and_presets_that_cannot_be_are_refused() {
     let config = tiny_with(|dims| dims.num_kv_heads = 4);
     let error = models::Decoder::<burn::backend::Flex>::new(config, &Default::default()).unwrap_err();
     assert_eq!(error.to_string(), "model config: num_kv_heads = 4: must divide num_heads = 6");
-    let error = LlamaConfig::preset("7b").unwrap_err();
+    let error = DecoderConfig::preset("7b").unwrap_err();
     assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, debug_moe, 1b, 3b, 8b, 70b, 405b");
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use anyhow::Error;
 use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn::tensor::ops::FloatTensor;
@@ -12,7 +13,7 @@ use burn_float8::config::Operand;
 use burn_float8::{Float8Config, Recipe};
 use clap::Parser;
 use device_select::SelectedDevice;
-use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, Error};
+use models::{CausalLmExt, Decoder, DecoderConfig, Decoders};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use train::TensorFiles;

@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Error;
 use burn::backend::Flex;
 use burn::tensor::{bf16, f16};
 use burn_float8::Recipe::{self, Blockwise, Mxfp8, Rowwise, Tensorwise};
-use models::{CausalLmExt, Decoder, Error};
+use models::{CausalLmExt, Decoder};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use anyhow::Error;
 use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn_float8::{Float8Error, Recipe, report};
-use models::{Decoder, Decoders, Error, RunConfig};
+use models::{Decoder, Decoders, RunConfig};
 use safetensors::Dtype;
 use train::job::{Weights, prepare};
 use train::{ProgressLine, Steps, TensorFiles};
@@ -14,7 +15,7 @@ use crate::common::{Train, cause, ids, model, open, run, run_config, text, token
 use crate::float8_exports::{DYNAMIC, export, llama3, square};
 
 /// Model of a folder with a recipe, FP8 only or with values.
-fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Llama<Train>, Error> {
+fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Decoder<Train>, Error> {
     prepared_by(folder, recipe, fp8_only, &[], &mut std::io::sink())
 }
 
@@ -89,7 +90,7 @@ fn training_codes_is_an_error_that_names_the_layer() {
     assert_eq!(cause::<Float8Error, _>(run(&config)), named);
     let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
     let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-    let model = prepare::<Llama3, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
+    let model = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
     let thawed = Module::<Train>::map(model, &mut Thaw);
     let steps = Steps::new(config.steps(), thawed, config.train_batches(&open(&config)).unwrap(), None);
     assert_eq!(steps.err(), Some(named));

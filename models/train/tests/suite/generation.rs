@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::report::independent_rows;
 use burn_float8::{Float8, Float8Config, Recipe};
-use models::{Llama, LlamaConfig};
+use models::{Decoder, DecoderConfig};
 use train::config::ConfigError;
 use train::{
     Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache, Sampling,
@@ -142,7 +142,7 @@ fn a_batch_is_each_prompt_alone_bit_for_bit() {
 /// Calls `check` with the logits of each row in a batch of separately prefilled rows, and the row's
 /// alone. Some rows end early.
 fn rows_of_a_batch<B: Backend>(
-    model: &Llama<B>,
+    model: &Decoder<B>,
     count: usize,
     options: CacheOptions,
     check: &mut dyn FnMut(&[f32], &[f32]),
@@ -198,7 +198,7 @@ fn rows_of_a_batch_have_the_bits_of_each() {
 
 #[test]
 fn rows_of_a_batch_are_as_far_as_each_is() {
-    fn check<B: Backend>(model: &Llama<B>, dtype: Option<CacheDtype>, what: &str) {
+    fn check<B: Backend>(model: &Decoder<B>, dtype: Option<CacheDtype>, what: &str) {
         for positions in [0, 40] {
             let options = CacheOptions { dtype, positions, rows_alone: false };
             rows_of_a_batch(model, 5, options, &mut |got, want| {

@@ -2,14 +2,13 @@
 
 use std::fs;
 
+use anyhow::Error;
 use clap::Parser;
 use device_select::SelectedDevice;
-use models::{Decoders, Error};
+use models::Decoders;
 use train::cli::Command;
 
-use crate::common::{
-    Train, hf_json, refuses, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors,
-};
+use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
 
 /// Output of `llama3` with these arguments.
 fn llama3(arguments: &[&str]) -> Result<String, Error> {

@@ -3,7 +3,8 @@
 use std::fs;
 use train::hf::read_config;
 
-use models::{DecoderConfig, Dimensions, Error};
+use anyhow::Error;
+use models::{DecoderConfig, Dimensions};
 use serde_json::{Value, json};
 
 use crate::common::{chain, hf_json, llama3_scaling, tiny, tiny_with, write_json};

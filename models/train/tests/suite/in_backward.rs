@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use burn_float8::Recipe;
-use llama3::RunConfig;
+use models::RunConfig;
 
 use crate::activations::{MOE, config, trained};
 use crate::common::{open, run, steps, text};

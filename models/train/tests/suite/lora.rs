@@ -4,12 +4,13 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::Error;
 use burn::backend::Flex;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::without_float8;
 use device_select::SelectedDevice;
-use models::{Decoders, Error, RunConfig};
+use models::{Decoders, RunConfig};
 use safetensors::SafeTensors;
 use serde_json::json;
 use tempfile::TempDir;
@@ -374,7 +375,7 @@ fn settings_that_do_not_fit_are_refused() {
     }
     // Over several ranks it is refused, in the estimate too.
     let config = run_config(data.path(), &["lora.base=fp8"]);
-    let memory = Job::<Llama3> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
+    let memory = Job::<Decoders> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
     let told = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
     refuses(told, "over several ranks frozen weights have their values");
 }

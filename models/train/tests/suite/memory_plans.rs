@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::Error;
 use burn::backend::{Autodiff, Flex};
 use burn_float8::Float8;
 use device_select::SelectedDevice;
-use models::{Decoders, Error};
+use models::Decoders;
 use train::Job;
 use train::cli::parse_from;
 use train::job::MemoryEstimate;

@@ -121,7 +121,7 @@ fn weights_depend_on_the_seed_only() {
 #[test]
 fn counted_parameters_are_those_of_the_module_and_as_published() {
     for config in [tiny(), tiny_with(|dims| dims.tie_word_embeddings = true), tiny_moe()] {
-        let module = Llama::<Flex>::new(config.clone(), &Default::default()).unwrap();
+        let module = Decoder::<Flex>::new(config.clone(), &Default::default()).unwrap();
         assert_eq!(module.num_params(), config.dims.num_params());
     }
     for (name, params) in [
@@ -131,7 +131,7 @@ fn counted_parameters_are_those_of_the_module_and_as_published() {
         ("70b", 70_553_706_496),
         ("405b", 405_853_388_800),
     ] {
-        assert_eq!(LlamaConfig::preset(name).unwrap().dims.num_params(), params, "{name}");
+        assert_eq!(DecoderConfig::preset(name).unwrap().dims.num_params(), params, "{name}");
     }
     for name in presets() {
         DecoderConfig::preset(&name).unwrap().validate().unwrap();

@@ -11,7 +11,7 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8Config, Float8Error, report, set_default_config};
 use models::moe::Moe;
-use models::{LlamaConfig, MoeConfig};
+use models::{DecoderConfig, MoeConfig};
 use train::rng::Rng;
 
 use crate::common::{
@@ -190,5 +190,5 @@ fn hugging_face_checkpoints_are_refused() {
     let mut config = hf_json(&tiny());
     config["model_type"] = "mixtral".into();
     write_json(&path.join("config.json"), &config);
-    refuses(read_config::<LlamaConfig>(path), "model_type = ");
+    refuses(read_config::<DecoderConfig>(path), "model_type = ");
 }

@@ -81,7 +81,7 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
     }
 }
 
-fn advance(steps: &mut Steps<'_, Train, Llama<Train>>, count: usize) -> Vec<u32> {
+fn advance(steps: &mut Steps<'_, Train, Decoder<Train>>, count: usize) -> Vec<u32> {
     (0..count).map(|_| values(steps.step(&Default::default()).unwrap().loss)[0].to_bits()).collect()
 }
 

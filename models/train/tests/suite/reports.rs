@@ -3,15 +3,16 @@
 use std::fs;
 use std::path::Path;
 
+use anyhow::Error;
 use burn::tensor::DType;
 use burn_float8::{Float8Error, report::Gemm};
 use device_select::SelectedDevice;
-use llama3::{Error, Llama3, RunConfig};
+use models::{Decoders, RunConfig};
 use serde_json::{Value, json};
 use train::job::{Outcome, finish};
 use train::{ProgressLine, Run, RunError, Signals};
 
-use crate::common::{bytes, cause, open, refuses, run, run_config as config, steps, text};
+use crate::common::{bytes, cause, open, run, run_config as config, steps, text};
 
 #[test]
 fn the_report_file_says_what_each_linear_did() {
@@ -95,7 +96,7 @@ fn in_dtype(config: &RunConfig, dtype: DType) -> (Result<Outcome, Error>, String
         progress: ProgressLine::hidden(),
         out: &mut log,
     };
-    let outcome = finish::<Llama3, _, _>(config, &bytes(), false, run, steps, |model| model);
+    let outcome = finish::<Decoders, _, _>(config, &bytes(), false, run, steps, |model| model);
     (outcome, String::from_utf8(log).unwrap())
 }
 

@@ -15,7 +15,7 @@ use crate::common::{Train, run_config, text};
 fn lines(config: &RunConfig, saved: Option<SavedRun>, threads: usize) -> Vec<(usize, u64, u64)> {
     let start = Start { is_resumed: saved.is_some(), saved, ..Start::default() };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let run = || train::<Llama3, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]);
+    let run = || train::<Decoders, Train>(config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]);
     let steps = pool.install(run).unwrap().steps;
     steps.iter().map(|line| (line.step, line.loss.to_bits(), line.grad_norm.to_bits())).collect()
 }

@@ -3,7 +3,7 @@
 use burn::backend::Flex;
 use burn::tensor::{DType, Tensor, TensorData, TensorMetadata, bf16};
 use burn_float8::seam::visit_params;
-use llama3::{Llama, RunConfig};
+use models::{Decoder, RunConfig};
 use safetensors::{Dtype, SafeTensors};
 use train::CausalLmExt;
 use train::hf::{ExportDtype, ExportOptions};
@@ -111,7 +111,7 @@ fn matrices_are_kept_in_bf16_and_vectors_in_f32() {
         let config = run_config(data.path(), &[&BF16[..], moe].concat());
         let (run, _) = advance(steps(&config, &open(&config), |model| model), 2);
         assert_eq!(run.model.layers[0].mlp.is_none(), !moe.is_empty());
-        visit_params::<Train, _>(&run.model, |param| {
+        visit_params::<Train, _>(&*run.model, |param| {
             let expected = if param.shape.num_dims() < 2 { DType::F32 } else { DType::BF16 };
             assert_eq!(param.float().unwrap().dtype(), expected, "{}", param.name());
         });

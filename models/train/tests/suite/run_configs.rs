@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyhow::Error;
 use clap::Parser;
 use device_select::DeviceChoice;
-use models::{DecoderConfig, Error, RunConfig};
+use models::{DecoderConfig, RunConfig};
 use tempfile::TempDir;
 use train::cli::Args;
 use train::config::{ComputeDtype, ConfigError, Precision};

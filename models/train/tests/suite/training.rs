@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use llama3::{Error, LlamaConfig, RunConfig};
+use models::{DecoderConfig, RunConfig};
 use serde_json::json;
 use train::job::Outcome;
 use train::{ProgressLine, Tokenizer};
@@ -157,7 +157,7 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
 }
 
 /// Writes a Hugging Face folder of a model, for byte tokens.
-fn hf(folder: &Path, dims: &LlamaConfig, tensors: &[Stored]) {
+fn hf(folder: &Path, dims: &DecoderConfig, tensors: &[Stored]) {
     write_json(&folder.join("config.json"), &hf_json(dims));
     write_safetensors(&folder.join("model.safetensors"), tensors);
 }

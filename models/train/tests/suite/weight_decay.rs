@@ -8,7 +8,7 @@ fn norms_and_embeddings_do_not_decay_unless_that_is_asked_for() {
     let after_a_step = |settings: &[&str]| {
         let common = ["training.precision=f32", "training.batch_size=2", "optimizer.warmup_steps=0"];
         let config = run_config(data.path(), &[&common, settings].concat());
-        named_values(&advance(steps(&config, &open(&config), |model| model), 1).0.model)
+        named_values(&*advance(steps(&config, &open(&config), |model| model), 1).0.model)
     };
     let none = after_a_step(&["optimizer.weight_decay=0"]);
     let matrices = after_a_step(&["optimizer.weight_decay=0.5"]);
