@@ -38,7 +38,7 @@ fn chat(rng: &mut Rng, i: usize) -> String {
         Message::new(role, prose(rng, len))
     };
     let messages: Vec<_> = ["user", "assistant", "user", "assistant"].iter().map(|role| said(role, rng)).collect();
-    let tools = if i % 3 == 0 { json!([{ "name": "add" }]) } else { json!(null) };
+    let tools = if i.is_multiple_of(3) { json!([{ "name": "add" }]) } else { json!(null) };
     format!("{}\n", json!({ "messages": messages, "tools": tools }))
 }
 

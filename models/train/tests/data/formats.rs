@@ -238,7 +238,8 @@ fn only_what_the_assistant_says_counts() {
     for shape in [by_default(60), wrapped] {
         let mut counted = targets(&epoch(&dataset, shape).unwrap());
         let mut expected = Tokenizer::bytes().encode("four\nbye\nhello\n", SpecialTokens::AreText).unwrap();
-        (counted.sort(), expected.sort());
+        counted.sort();
+        expected.sort();
         assert_eq!(counted, expected);
     }
     let lines = ["{\"text\": \"before\"}".into(), first, "{\"text\": \"after\"}".into()];

@@ -169,6 +169,8 @@ fn refused(change: impl FnOnce(&Files)) -> String {
     message(&open(&files, false).train(wrapped(10), 1).unwrap().seek(&position).unwrap_err())
 }
 
+type Change<'a> = &'a dyn Fn(&Files);
+
 #[test]
 fn a_changed_file_is_named() {
     let flip = |files: &Files, name: &str, place: usize| {
@@ -177,7 +179,7 @@ fn a_changed_file_is_named() {
         fs::write(files.path(name), bytes).unwrap();
     };
     let shorter = "shorter, but long enough for a sequence";
-    let changes: [(&dyn Fn(&Files), &str); 5] = [
+    let changes: [(Change<'_>, &str); 5] = [
         (&|files| files.write("a.txt", shorter), "a.txt changed since the checkpoint: it had 250 bytes, now it has 39"),
         (
             &|files| flip(files, "b.jsonl", 12),
