@@ -211,8 +211,7 @@ fn a_checkpoint_is_trained_on() {
     config.model = Default::default();
     config.model.hf_path = Some(dir.path().into());
     let error = run(&config).unwrap_err();
-    assert!(matches!(error, Error::NoTokenizer { .. }), "{error}");
-    assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+    assert!(error.to_string().contains(&format!("no tokenizer in {}", dir.path().display())), "{error}");
     config.data.tokenizer = Some("bytes".into());
     let (loaded, log) = run(&config).unwrap();
     assert!(log.contains("learning rate: 2e-5, the default for fine-tuning"), "{log}");

@@ -17,7 +17,7 @@ impl Text {
     /// Prompt tokens of `text`, or of a chat in which a user writes `text`.
     ///
     /// # Errors
-    /// [`JobError::NoTemplate`], [`JobError::Chat`], [`JobError::Tokenizer`].
+    /// [`JobError::NoTemplate`]; text that the template or the tokenizer refuses.
     pub fn prompt(&self, text: &str, is_chat: bool) -> Result<Vec<u32>, JobError> {
         if !is_chat {
             return Ok(self.tokenizer.prompt(text)?);
