@@ -71,7 +71,7 @@ pub(super) fn environment(source: String) -> anyhow::Result<Environment<'static>
 
     let (sender, compiled) = channel();
     let compile = move || caught(move || environment.add_template_owned("chat", source).map(|()| environment));
-    std::thread::Builder::new().stack_size(STACK).spawn(move || sender.send(compile()))?;
+    std::thread::Builder::new().stack_size(STACK).spawn(move || sender.send(compile()).is_ok())?;
     match compiled.recv_timeout(COMPILE_TIME) {
         Ok(Ok(compiled)) => compiled.map_err(|error| located(&error)),
         Ok(Err(reason)) => bail!(limit(reason)),

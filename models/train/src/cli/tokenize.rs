@@ -56,7 +56,7 @@ impl TokenizeArgs {
     /// Writes a line to `out` for each line of the files, or one line about the token file.
     ///
     /// # Errors
-    /// [`JobError::Tokenizer`], [`JobError::Chat`]; a line or a document that cannot be read.
+    /// A tokenizer, template, line or document that cannot be read or is refused.
     pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
         if self.output.is_some() || self.show.is_some() {
