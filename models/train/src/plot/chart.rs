@@ -108,19 +108,20 @@ impl Chart {
             .y_label_area_size(110)
             .build_cartesian_2d(self.steps.clone(), self.y.clone())?;
         let is_log = self.scale == Scale::Log;
-        let number = |value: &f64| match if is_log { 10_f64.powf(*value) } else { *value } {
+        let number = |value: &f64| match value {
+            _ if is_log => 10_f64.powf(*value) as f32,
             // A rounding error of zero.
-            tiny if tiny.abs() < 1e-9 * self.y.end.abs() => "0".into(),
-            value => (value as f32).to_string(),
+            _ if value.abs() < 1e-9 * self.y.end.abs() => 0.0,
+            _ => *value as f32,
         };
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
             .label_style(FONT)
             .x_labels(6)
-            .y_labels(if is_log { 9 } else { 7 })
+            .y_labels(if is_log { (self.y.end - self.y.start) as usize + 1 } else { 7 })
             .x_label_formatter(&|step| if step.fract() == 0.0 { thousands(&step.to_string()) } else { String::new() })
-            .y_label_formatter(&number)
+            .y_label_formatter(&|value| number(value).to_string())
             .x_desc("optimizer step")
             .y_desc(self.unit)
             .draw()?;
@@ -157,7 +158,7 @@ impl Chart {
     }
 }
 
-/// Places of a curve's markers. Those of coinciding curves take turns along the common line.
+/// Places of a curve's markers. Markers of coinciding curves take turns along the common line.
 fn places(points: &[Point], run: usize, runs: usize) -> impl Iterator<Item = Point> {
     (0..MARKERS).map(move |i| {
         let share = (i as f64 + (run as f64 + 0.5) / runs as f64) / MARKERS as f64;

@@ -125,8 +125,8 @@ pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
     names(sources, &files)?.iter().zip(&files).map(|(name, file)| Ok(Run::new(name, read_metrics(file)?))).collect()
 }
 
-/// Names of the runs: the given ones, and as many last parts of the others' paths as distinguish
-/// all.
+/// Names of the runs. A run without a given name has the last parts of its path, as many as
+/// distinguish all.
 fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>> {
     let parts: Vec<_> = files.iter().map(|file| parts(file)).collect();
     let longest = parts.iter().map(Vec::len).max().unwrap_or(1);

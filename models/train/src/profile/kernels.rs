@@ -24,7 +24,7 @@ const KINDS: [(&str, Kind); 17] = [
     ("GemmCombine", Kind::ScaledGemm),
 ];
 
-/// Kind of a kernel, by CubeCL's name: that of its type.
+/// Kind of a kernel. CubeCL names it by its type.
 pub(super) fn kind(kernel: &str) -> Kind {
     KINDS.iter().find(|(name, _)| *name == kernel).map_or(Kind::Other, |(_, kind)| *kind)
 }
