@@ -9,8 +9,8 @@ use burn_float8::Float8;
 use device_select::SelectedDevice;
 use models::{Decoder, Decoders};
 use serde::Serialize;
-use train::cli::parse_from;
-use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
+use trainer::cli::parse_from;
+use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 type Eval = Float8<Flex>;
@@ -42,7 +42,7 @@ fn run(arguments: &[&str]) {
 fn sources() -> ([PathBuf; 3], PathBuf) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     (
-        ["kernels/src", "models/train/src", "tests"].map(|folder| root.join(folder)),
+        ["kernels/src", "crates/trainer/src", "tests"].map(|folder| root.join(folder)),
         root.join("crates/burn-float8/src/ops/linear.rs"),
     )
 }

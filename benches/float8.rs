@@ -116,7 +116,7 @@ struct Results {
 
 fn main() -> std::io::Result<()> {
     let args = Args::parse();
-    train::use_current_thread();
+    trainer::use_current_thread();
     if let Some(name) = &args.memory_row {
         println!("{}", memory::measure(name));
         return Ok(());

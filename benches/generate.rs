@@ -7,7 +7,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe};
 use models::{Decoder, DecoderConfig, Dimensions};
 use serde::Serialize;
-use train::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
+use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
 use crate::median;
 

@@ -7,9 +7,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack};
 use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, RunConfig};
-use train::Job;
-use train::cli::parse_from;
-use train::rng::Rng;
+use trainer::Job;
+use trainer::cli::parse_from;
+use trainer::rng::Rng;
 
 /// Backend of the trainer on the CPU.
 pub type Train = Float8<Autodiff<Flex>>;

@@ -4,7 +4,7 @@
 use std::fmt;
 
 use serde_json::Value;
-use train::hf::HfReader;
+use trainer::hf::HfReader;
 
 use crate::ARCHITECTURES;
 use crate::config::DecoderConfig;

@@ -11,7 +11,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{BasicOps, Bool, DType, Int, Tensor, TensorData};
 use burn_float8::backend::CachedHeads;
 use burn_float8::nn::{attention, attention_but, cached_attention};
-use train::{CacheDtype, CacheOptions, KeyValueCache};
+use trainer::{CacheDtype, CacheOptions, KeyValueCache};
 
 use crate::e4m3;
 

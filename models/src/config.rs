@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::bail;
 use serde_json::Value;
-use train::hf::HfReader;
-use train::{BatchShape, LayerBytes, ModelConfig, ModelSize};
+use trainer::hf::HfReader;
+use trainer::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
 use crate::ARCHITECTURES;
 use crate::architecture::{Architecture, presets};
@@ -14,8 +14,8 @@ use crate::hf;
 use crate::rope_scaling::RopeScaling;
 
 /// Dimensions of a decoder. Create one with [`preset`](DecoderConfig::preset), from a Hugging Face
-/// folder by [`read_config`](train::hf::read_config), or field by field.
-/// [`validate`](train::ModelConfig::validate) is called before a model is built.
+/// folder by [`read_config`](trainer::hf::read_config), or field by field.
+/// [`validate`](trainer::ModelConfig::validate) is called before a model is built.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Kind of decoder.

@@ -2,7 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::{MAX_TENSOR_BITS, ModelSize, elements};
+use trainer::{MAX_TENSOR_BITS, ModelSize, elements};
 
 use crate::rope::MAX_AHEAD;
 

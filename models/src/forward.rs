@@ -7,8 +7,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
 use burn_float8::nn::log_likelihood;
 use float8_shard::full_tensor;
-use train::Segments;
-use train::batches::BatchTensors;
+use trainer::Segments;
+use trainer::batches::BatchTensors;
 
 use crate::attention::Positions;
 use crate::cache::{KvCache, LayerCache};

@@ -7,12 +7,12 @@
 
 use anyhow::Result;
 use serde_json::{Value, json};
-use train::hf::HfReader;
+use trainer::hf::HfReader;
 
 use crate::architecture::Architecture;
 use crate::dims::Dimensions;
 
-/// Linears that vLLM fuses: [`ModelConfig::fused_linears`](train::ModelConfig::fused_linears) of
+/// Linears that vLLM fuses: [`ModelConfig::fused_linears`](trainer::ModelConfig::fused_linears) of
 /// these models.
 pub const FUSED_LINEARS: [&[&str]; 2] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
 

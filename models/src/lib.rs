@@ -20,7 +20,7 @@
 //! ```
 //!
 //! [`CausalLmExt::load_hf`] loads a Hugging Face checkpoint, [`CausalLmExt::save_hf`] writes one.
-//! [`train::Job`] trains [`Decoders`] with a [`RunConfig`].
+//! [`trainer::Job`] trains [`Decoders`] with a [`RunConfig`].
 
 mod architecture;
 pub mod attention;
@@ -56,11 +56,11 @@ pub use model::{Decoder, DecoderLayer};
 pub use norm::{norm, rms_norm};
 pub use rope_scaling::RopeScaling;
 pub use section::{Decoders, ModelSection};
-pub use train::{CausalLm, CausalLmExt};
+pub use trainer::{CausalLm, CausalLmExt};
 
 /// Architectures that the program trains.
 pub static ARCHITECTURES: [&Architecture; 4] =
     [&llama3::ARCHITECTURE, &qwen3::ARCHITECTURE, &qwen2::ARCHITECTURE, &mistral::ARCHITECTURE];
 
 /// Configuration of a training run.
-pub type RunConfig = train::job::RunConfig<ModelSection>;
+pub type RunConfig = trainer::job::RunConfig<ModelSection>;

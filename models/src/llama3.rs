@@ -2,7 +2,7 @@
 //! in `config.json`.
 
 use serde_json::json;
-use train::ByteTokenizer;
+use trainer::ByteTokenizer;
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;

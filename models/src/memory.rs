@@ -16,7 +16,7 @@
 
 use std::num::Saturating;
 
-use train::{BatchShape, LayerBytes};
+use trainer::{BatchShape, LayerBytes};
 
 use crate::dims::{Dimensions, MoeConfig};
 

@@ -14,8 +14,8 @@ use burn::module::Module;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, RmsNorm};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor};
-use train::batches::BatchTensors;
-use train::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
+use trainer::batches::BatchTensors;
+use trainer::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
 
 use crate::attention::{Attention, Positions};
 use crate::cache::{KvCache, LayerCache};
@@ -63,8 +63,8 @@ pub struct Decoder<B: Backend> {
 
 impl<B: Backend> Decoder<B> {
     /// Creates a model with lazily initialized parameters, `N(0, 0.02²)` from the backend's
-    /// generator. [`init_weights`](train::CausalLmExt::init_weights) gives reproducible ones,
-    /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
+    /// generator. [`init_weights`](trainer::CausalLmExt::init_weights) gives reproducible ones,
+    /// [`load_hf`](trainer::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
     /// An invalid field.

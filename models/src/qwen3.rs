@@ -1,8 +1,8 @@
 //! Qwen3, dense: published sizes, `debug` for a CPU, and its keys in `config.json`.
 
 use serde_json::{Value, json};
-use train::ByteTokenizer;
-use train::hf::HfReader;
+use trainer::ByteTokenizer;
+use trainer::hf::HfReader;
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use train::TrainableModel;
+use trainer::TrainableModel;
 
 use crate::architecture::Architecture;
 use crate::config::DecoderConfig;
@@ -62,7 +62,7 @@ pub struct ModelSection {
     pub moe: Option<MoeConfig>,
 }
 
-impl train::ModelSection for ModelSection {
+impl trainer::ModelSection for ModelSection {
     type Config = DecoderConfig;
 
     fn of_folder(hf_path: Option<PathBuf>, tie_word_embeddings: Option<bool>) -> Self {

@@ -11,11 +11,11 @@ use device_select::SelectedDevice;
 use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, RunConfig, presets};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use train::batches::BatchTensors;
-use train::checkpoint::{SavedRun, Which};
-use train::hf::{ExportOptions, Float8Export, read_config};
-use train::job::{Outcome, Start, train};
-use train::{LanguageModel, ModelConfig, Sampling, TensorFiles};
+use trainer::batches::BatchTensors;
+use trainer::checkpoint::{SavedRun, Which};
+use trainer::hf::{ExportOptions, Float8Export, read_config};
+use trainer::job::{Outcome, Start, train};
+use trainer::{LanguageModel, ModelConfig, Sampling, TensorFiles};
 
 type Train = Float8<Autodiff<Flex>>;
 
@@ -267,7 +267,7 @@ fn a_run_is_resumed_with_the_same_losses() {
         config(dir.path(), &["float8.recipe=delayed", "model.tie_word_embeddings=false", "optimizer.decay=constant"]);
     let (whole, log) = run(&config, &Start::default());
     assert!(log.contains("skipped: lm_head"), "{log}");
-    config.checkpoint.folder = Some(folder.clone());
+    config.checkpoint.output_dir = Some(folder.clone());
     config.training.steps = "4".parse().unwrap();
     run(&config, &Start::default());
     config.training.steps = "8".parse().unwrap();
@@ -284,7 +284,7 @@ fn a_checkpoint_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("run");
     let mut config = config(dir.path(), &["model.tie_word_embeddings=false", "training.steps=1"]);
-    config.checkpoint.folder = Some(folder.clone());
+    config.checkpoint.output_dir = Some(folder.clone());
     run(&config, &Start::default());
     config.model.tie_word_embeddings = Some(true);
     let saved = Some(SavedRun::open(&folder, Which::Latest).unwrap());

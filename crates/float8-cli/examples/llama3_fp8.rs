@@ -4,5 +4,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    float8_cli::main(|| train::cli::parse_example("llama3_fp8"))
+    float8_cli::main(|| trainer::cli::parse_example("llama3_fp8"))
 }

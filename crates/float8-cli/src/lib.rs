@@ -9,15 +9,15 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use models::Decoders;
-use train::cli::Command;
-use train::{Job, JobError};
+use trainer::cli::Command;
+use trainer::{Job, JobError};
 
 /// Runs the command that `parse` reads from the arguments; a program's `main` should do nothing
 /// else.
 pub fn main(parse: fn() -> Command) -> ExitCode {
-    train::backends::main(|| {
+    trainer::backends::main(|| {
         let command = parse();
-        train::backends::start(command.trains(), command.nproc(), |out| command.job(out), run)
+        trainer::backends::start(command.trains(), command.nproc(), |out| command.job(out), run)
     })
 }
 
@@ -26,5 +26,5 @@ pub fn main(parse: fn() -> Command) -> ExitCode {
 /// # Errors
 /// Any [`JobError`].
 pub fn run(job: &Job<Decoders>, out: &mut dyn Write) -> Result<(), JobError> {
-    train::backends::run(job, out)
+    trainer::backends::run(job, out)
 }

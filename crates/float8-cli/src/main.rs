@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    float8_cli::main(train::cli::parse)
+    float8_cli::main(trainer::cli::parse)
 }

@@ -6,7 +6,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor, TensorData};
 use models::{CausalLmExt, Decoder};
 use test_data::Golden;
-use train::hf::names;
+use trainer::hf::names;
 
 use crate::support::operand::values;
 use crate::support::runtime::Flex;

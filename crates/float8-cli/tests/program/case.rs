@@ -38,8 +38,8 @@ impl Case {
         let fixed = [
             "training.grad_accumulation=3",
             "float8.schedule={ warmup = 4, cooldown = 2 }",
-            "checkpoint.every=2",
-            "checkpoint.keep=2",
+            "checkpoint.save_steps=2",
+            "checkpoint.save_total_limit=2",
         ];
         let settings = fixed.iter().chain(settings).map(|setting| setting.to_string()).collect();
         Self { text: text.clone(), settings, steps: STEPS, folder: tempfile::tempdir().unwrap() }
@@ -57,7 +57,7 @@ impl Case {
         let settings: Vec<_> = self.settings.iter().map(String::as_str).collect();
         let mut command = train(&small(&self.text.1, &settings));
         let steps = self.steps.to_string();
-        command.args(["--steps", &steps, "--checkpoints", self.path()]);
+        command.args(["--steps", &steps, "--output-dir", self.path()]);
         command
     }
 
@@ -75,7 +75,7 @@ impl Case {
     }
 
     pub(super) fn saved(&self) -> Vec<u64> {
-        train::checkpoint::saved_steps(self.folder()).unwrap()
+        trainer::checkpoint::saved_steps(self.folder()).unwrap()
     }
 }
 

@@ -1,13 +1,13 @@
 //! Commands as given by a user.
 
-use crate::support::{command, file, has_wgpu, llama3, small, small_on, stderr, stdout, text, train, vectors};
+use crate::support::{command, file, float8, has_wgpu, small, small_on, stderr, stdout, text, train, vectors};
 
 #[test]
 fn text_to_ids_and_back() {
     let tokenizer = vectors().join("tokenizer.json").display().to_string();
     let tokenize = |tokenizer: &str, lines: &str, more: &[&str]| {
         let (_folder, lines) = file("lines.jsonl", lines);
-        llama3(&[&["tokenize", "--tokenizer", tokenizer, &lines], more].concat())
+        float8(&[&["tokenize", "--tokenizer", tokenizer, &lines], more].concat())
     };
     let lines = "\"<|eot_id|>\"\n\n\"né\\u0000 \\ud83d\\udc69\"\r\n\"\"";
     let [special, text] = [&["--special"][..], &[]].map(|more| tokenize(&tokenizer, lines, more));
@@ -38,7 +38,7 @@ fn text_to_ids_and_back() {
 fn a_token_file_is_trained_on_as_its_text_is() {
     let (folder, lines) = file("lines.jsonl", &"{\"body\": \"One line, and then one more.\"}\n".repeat(500));
     let tokens = folder.path().join("new/tokens").display().to_string();
-    let tokenize = |more: &[&str]| llama3(&[&["tokenize", "--tokenizer", "bytes", "--to", &tokens], more].concat());
+    let tokenize = |more: &[&str]| float8(&[&["tokenize", "--tokenizer", "bytes", "--output", &tokens], more].concat());
     let output = tokenize(&["--field", "body", &lines]);
     assert_eq!(stdout(&output), format!("{tokens}: 1 file, 500 documents, 14,500 tokens\n"));
     let losses = |data: &str| {
@@ -47,12 +47,12 @@ fn a_token_file_is_trained_on_as_its_text_is() {
         stdout(&output).lines().filter_map(loss).collect::<Vec<_>>()
     };
     let of_text = losses(&lines);
-    assert_eq!(of_text.len(), 3, "two steps and the held-out loss: {of_text:?}");
+    assert_eq!(of_text.len(), 3, "two steps and the validation loss: {of_text:?}");
     assert_eq!(losses(&tokens), of_text);
     // Existing folders are not replaced, and token files are not text.
     assert!(stderr(&tokenize(&["--field", "body", &lines])).contains("exists and is not an empty folder"));
     let other = folder.path().join("other").display().to_string();
-    let output = llama3(&["tokenize", "--tokenizer", "bytes", "--to", &other, &tokens]);
+    let output = float8(&["tokenize", "--tokenizer", "bytes", "--output", &other, &tokens]);
     assert!(stderr(&output).contains("tokens.bin holds tokens already"), "{}", stderr(&output));
 }
 
@@ -67,7 +67,7 @@ fn targets_are_shown() {
     let template = template.display().to_string();
     let show = |more: &[&str]| {
         let output =
-            llama3(&[&["tokenize", "--tokenizer", "bytes", "--chat-template", &template, &lines], more].concat());
+            float8(&[&["tokenize", "--tokenizer", "bytes", "--chat-template", &template, &lines], more].concat());
         stdout(&output).to_string()
     };
     let chat = "--- 1: 23 tokens, 6 targets\nuser:q;assistant:⟦a\\u{1b}[1m;⟧\n";
@@ -85,7 +85,7 @@ fn a_panic_that_is_an_error_is_no_panic() {
     assert!(text.contains(begin));
     let (_folder, tokenizer) = file("tokenizer.json", &text.replace(begin, unknown));
     let (_other, lines) = file("lines.jsonl", "\"a\"");
-    let output = llama3(&["tokenize", "--tokenizer", &tokenizer, &lines]);
+    let output = float8(&["tokenize", "--tokenizer", &tokenizer, &lines]);
     assert!(stderr(&output).starts_with("error: ") && !stderr(&output).contains("panicked"), "{}", stderr(&output));
 }
 
@@ -95,11 +95,11 @@ fn train_takes_tokenizers_and_prints_its_configuration() {
     let tokenizer = format!("data.tokenizer={}", vectors().display());
     for (tokenizer, line) in [("data.tokenizer=bytes", "bytes, 257"), (&*tokenizer, "tokenizer.json, 1001")] {
         let output = train(&small(&data.1, &[tokenizer, "training.steps=2"])).output().unwrap();
-        for part in [&*format!("tokenizer: {line} tokens\n"), "step:  2", "held-out loss", "sample:"] {
+        for part in [&*format!("tokenizer: {line} tokens\n"), "step:  2", "validation loss", "sample:"] {
             assert!(stdout(&output).contains(part), "{}", stdout(&output));
         }
     }
-    let printed = llama3(&["train", "--recipe", "rowwise", "--data", "nowhere", "--print-config"]);
+    let printed = float8(&["config", "show", "--recipe", "rowwise", "--data", "nowhere"]);
     for part in ["recipe = \"rowwise\"", "paths = [\"nowhere\"]", "decay_ratio = 0.2"] {
         assert!(stdout(&printed).contains(part), "defaults too: {}", stdout(&printed));
     }
@@ -118,9 +118,11 @@ fn a_path_that_is_not_utf_8_is_named() {
     std::fs::copy(text().1, &path).unwrap();
     let settings = small(folder.path().to_str().unwrap(), &["training.steps=1"]);
     for (flag, key) in
-        [("--data", "data.paths"), ("--checkpoints", "checkpoint.folder"), ("--report", "training.report")]
+        [("--data=", "data.paths"), ("--output-dir=", "checkpoint.output_dir"), ("--fp8-report=", "training.report")]
     {
-        let output = train(&settings).arg(flag).arg(&path).output().unwrap();
+        let mut value = std::ffi::OsString::from(flag);
+        value.push(&path);
+        let output = train(&settings).arg(value).output().unwrap();
         let error = stderr(&output);
         let name = "caf\\xE9.txt\": a configuration is UTF-8, and this is not: name the folder that it lies in";
         assert!(error.starts_with(&format!("error: {key} = \"")) && error.contains(name), "{error}");
@@ -166,17 +168,17 @@ fn conversations_without_a_target_are_passed_over() {
 fn several_prompts_are_continued_one_after_another() {
     let (folder, data) = text();
     let run = folder.path().join("run").display().to_string();
-    stdout(&train(&small(&data, &["training.steps=2"])).args(["--checkpoints", &run]).output().unwrap());
+    stdout(&train(&small(&data, &["training.steps=2"])).args(["--output-dir", &run]).output().unwrap());
     let generate = |arguments: &[&str]| {
         let fixed = ["generate", &run, "--device", "cpu", "--temperature", "0", "--max-new-tokens", "6"];
-        stdout(&llama3(&[&fixed, arguments].concat())).to_string()
+        stdout(&float8(&[&fixed, arguments].concat())).to_string()
     };
     let prompts = ["fn main", "one", "println!(\"one, two"];
     let alone = prompts.map(|prompt| generate(&["--prompt", prompt]));
     let of_all: Vec<_> = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect();
     let wanted = [1, 2, 3].map(|number| format!("--- {number} of 3\n{}", alone[number - 1])).concat();
     assert_eq!(generate(&of_all), wanted);
-    let together = generate(&[&of_all[..], &["--set", "generate.together=true"]].concat());
+    let together = generate(&[&of_all[..], &["--set", "generate.batch_prompts=true"]].concat());
     assert_eq!(together.lines().filter(|line| line.starts_with("--- ")).count(), 3, "{together}");
     // A stop string ends the text and is not printed.
     let text = alone[1].strip_prefix("one").unwrap().trim_end_matches('\n');
@@ -184,7 +186,7 @@ fn several_prompts_are_continued_one_after_another() {
     let end = text.find(&stop).unwrap();
     assert_eq!(generate(&["--prompt", "one", "--stop", &stop]), format!("one{}\n", &text[..end]));
     let long = "x".repeat(20_000);
-    let output = llama3(&["generate", &run, "--device", "cpu", "--prompt", "short", "--prompt", &long]);
+    let output = float8(&["generate", &run, "--device", "cpu", "--prompt", "short", "--prompt", &long]);
     assert!(stderr(&output).contains("with the 20001 tokens of prompt 2 exceeds the model's"), "{}", stderr(&output));
 }
 
@@ -194,23 +196,23 @@ fn precisions_side_by_side() {
     let run = folder.path().join("run").display().to_string();
     stdout(
         &train(&small(&data, &["training.steps=3"]))
-            .args(["--checkpoints", &run, "--recipe", "delayed"])
+            .args(["--output-dir", &run, "--recipe", "delayed"])
             .output()
             .unwrap(),
     );
-    let own = stdout(&llama3(&["eval", &run, "--device", "cpu"])).to_string();
-    let table = stdout(&llama3(&["eval", &run, "--device", "cpu", "--precisions"])).to_string();
+    let own = stdout(&float8(&["eval", &run, "--device", "cpu"])).to_string();
+    let table = stdout(&float8(&["eval", &run, "--device", "cpu", "--compare"])).to_string();
     let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
     let row =
         |name: &str| rows.iter().find(|row| row.first() == Some(&name)).unwrap_or_else(|| panic!("{name}: {table}"));
-    for precision in train::job::EvalPrecision::all() {
+    for precision in trainer::job::EvalPrecision::all() {
         let [_, loss, perplexity, _] = row(&precision.to_string())[..] else { panic!("{table}") };
         let [loss, perplexity]: [f64; 2] = [loss, perplexity].map(|number| number.parse().unwrap());
         assert!((loss.exp() - perplexity).abs() < 1e-4 * perplexity, "{table}");
         let exact: f64 = row("f32")[1].parse().unwrap();
         assert!((loss - exact).abs() < 0.02 * exact, "{table}");
     }
-    assert!(own.contains(&format!("held-out loss: {}  ", row("delayed")[1])), "{own}{table}");
+    assert!(own.contains(&format!("validation loss: {}  ", row("delayed")[1])), "{own}{table}");
 }
 
 /// WGSL has no bf16, so a cache in it would hold garbage. A software adapter has the machine's
@@ -225,12 +227,12 @@ fn an_adapter_has_its_limits() {
     let error = stderr(&output);
     assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
 
-    let memory = |arguments: &[&str]| llama3(&[&["memory", "--device", "wgpu"], arguments].concat());
+    let memory = |arguments: &[&str]| float8(&[&["memory", "--device", "wgpu"], arguments].concat());
     let told = memory(&[]);
     let last = stdout(&told).lines().last().unwrap();
     let adapters = device_select::wgpu_adapters().unwrap();
     let expected = match adapters.iter().find(|adapter| adapter.hardware) {
-        Some(gpu) => format!("how much wgpu ({}) has is unknown: --available says it", gpu.name),
+        Some(gpu) => format!("how much wgpu ({}) has is unknown: --memory-gib says it", gpu.name),
         None => "GiB: fits".into(),
     };
     assert!(last.starts_with("peak: ") && last.ends_with(&expected), "{last}");

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 
 use models::RunConfig;
-use train::checkpoint::MAY_CHANGE;
+use trainer::checkpoint::MAY_CHANGE;
 
 use commands::commands;
 use markdown::{Chapter, chapters, root};
@@ -68,7 +68,7 @@ fn prepare(folder: &Path) {
     let settings = [&*format!("data.tokenizer={}", tokenizer.display()), "training.steps=1"];
     let run = aside.path().join("run");
     let mut made = train(&small(folder.join("text").to_str().unwrap(), &settings));
-    stdout(&made.args(["--checkpoints", run.to_str().unwrap()]).output().unwrap());
+    stdout(&made.args(["--output-dir", run.to_str().unwrap()]).output().unwrap());
     let exported = folder.join("Llama-3.2-1B");
     stdout(&command(&["export", run.to_str().unwrap(), exported.to_str().unwrap()]).output().unwrap());
     assert!(exported.join("chat_template.jinja").exists());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::case::{Case, end_of, ended};
-use crate::support::{llama3, stderr, stdout};
+use crate::support::{float8, stderr, stdout};
 
 fn error_of(case: &Case, arguments: &[&str]) -> String {
     stderr(&case.resume(arguments).output().unwrap()).to_string()
@@ -34,22 +34,22 @@ fn a_damaged_run_is_named_and_goes_on_from_an_older_checkpoint() {
         assert!(error.contains(expected), "{error}");
     };
     let flip = |text: &str| text.replacen('a', "b", 1);
-    edited("step-000000012/state.json", &flip, "There are checkpoints of step 10: `--step N` takes one of them");
+    edited("step-000000012/state.json", &flip, "There are checkpoints of step 10: `--from-step N` takes one of them");
     edited("assets/tokenizer.json", &flip, "assets/tokenizer.json is damaged: its SHA-256");
     let empty = |_: &str| r#"{"held_out_loss": null, "files": {}}"#.to_string();
     edited("assets/checksums.json", &empty, "is damaged: checksums.json does not list it");
     // A state with a valid checksum that lacks the steps of the moments' parameters.
     let state = path("step-000000012/state.json");
-    let [text, was] = [fs::read_to_string(&state).unwrap(), train::digest_of_file(&state).unwrap()];
+    let [text, was] = [fs::read_to_string(&state).unwrap(), trainer::digest_of_file(&state).unwrap()];
     let begin = text.find("\"parameter_steps\":{").unwrap();
     let end = begin + text[begin..].find('}').unwrap() + 1;
     let less = [&text[..begin], "\"parameter_steps\":{}", &text[end..]].concat();
     fs::write(&state, &less).unwrap();
-    let now = train::digest_of_file(&state).unwrap();
+    let now = trainer::digest_of_file(&state).unwrap();
     let list = |list: &str| list.replace(&was, &now).replace(&text.len().to_string(), &less.len().to_string());
     edited("step-000000012/checksums.json", &list, "optimizer.safetensors holds tensors");
 
-    log_of(&case, &["--step", "10"]);
+    log_of(&case, &["--from-step", "10"]);
     assert!(end_of(case.folder()) == whole, "made again from step 10");
 }
 
@@ -64,12 +64,13 @@ fn a_resumed_run_does_what_a_kill_left_undone() {
     assert_eq!(notes.map(|note| fs::read_to_string(note).unwrap()), whole);
 }
 
-/// Without held-out data nothing else shows it, and a step's loss is computed before its update.
+/// Without validation data nothing else shows it, and a step's loss is computed before its update.
 #[test]
 fn parameters_that_are_not_finite_replace_no_checkpoint() {
     for dtype in ["f32", "bf16"] {
         let dtype = format!("training.param_dtype={dtype}");
-        let case = ended(&["data.held_out_fraction=0", "checkpoint.keep=1", "checkpoint.every=1", &dtype]);
+        let case =
+            ended(&["data.validation_split=0", "checkpoint.save_total_limit=1", "checkpoint.save_steps=1", &dtype]);
         let error = error_of(&case, &["--steps", "13", "--set", "optimizer.lr=1e300"]);
         assert!(error.contains("training diverged: ") && error.contains("is not finite after step 13"), "{error}");
         assert_eq!(case.saved(), [12]);
@@ -92,7 +93,7 @@ fn a_full_disk_costs_no_checkpoint() {
         .envs(case.train().get_envs().flat_map(|(k, v)| Some((k, v?))));
     let output = shell.output().unwrap();
     let error = stderr(&output);
-    assert!(error.contains("lower checkpoint.keep; checkpoints that were there are whole"), "{error}");
+    assert!(error.contains("lower checkpoint.save_total_limit; checkpoints that were there are whole"), "{error}");
     assert!(error.contains("cannot write ") && error.contains(".safetensors"), "{error}");
     assert!(end_of(case.folder()) == before);
     let left = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
@@ -132,35 +133,36 @@ fn what_changed_since_the_checkpoint_is_told() {
 fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     let case = ended(&[]);
     let error = error_of(&case, &["--steps", "40", "--set", "optimizer.lr=1e30", "--set", "training.log_every=7"]);
-    assert!(error.contains("training diverged at step ") || error.contains("held-out loss = NaN"), "{error}");
+    assert!(error.contains("training diverged at step ") || error.contains("validation loss = NaN"), "{error}");
     let good = case.saved().last().unwrap().to_string();
     let names = fs::read_dir(case.folder()).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().any(|name| name.to_string_lossy().starts_with("diverged-")));
-    if !error.contains("held-out loss") {
-        let advice = format!("{good}; `resume {} --step N` goes on from one, and may lower optimizer.lr", case.path());
+    if !error.contains("validation loss") {
+        let advice =
+            format!("{good}; `resume {} --from-step N` goes on from one, and may lower optimizer.lr", case.path());
         assert!(error.contains(&advice), "{error}");
     }
     assert!(metrics(&case).lines().last().unwrap().contains("\"diverged\":\"training diverged"));
     // Follows the advice of the error.
     let settings = ["--set", "optimizer.lr=1e-4", "--set", "float8.schedule.warmup=4"];
-    let log = log_of(&case, &[&["--step", &good, "--steps", "16"], &settings[..]].concat());
-    assert!(log.contains("held-out loss: "));
+    let log = log_of(&case, &[&["--from-step", &good, "--steps", "16"], &settings[..]].concat());
+    assert!(log.contains("validation loss: "));
 }
 
 #[test]
 fn the_newest_and_the_best_stay() {
     // The second half increases the loss.
-    let case = ended(&["checkpoint.keep=1", "optimizer.lr=1e-2"]);
-    let (best, loss) = train::checkpoint::best(case.folder()).unwrap().unwrap();
+    let case = ended(&["checkpoint.save_total_limit=1", "optimizer.lr=1e-2"]);
+    let (best, loss) = trainer::checkpoint::best(case.folder()).unwrap().unwrap();
     log_of(&case, &["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"]);
     assert_eq!(case.saved(), [best, 20]);
-    let eval = |arguments: &[&str]| stdout(&llama3(&[&["eval", case.path()], arguments].concat())).to_string();
+    let eval = |arguments: &[&str]| stdout(&float8(&[&["eval", case.path()], arguments].concat())).to_string();
     let (newest_told, best_told) = (eval(&[]), eval(&["--best"]));
-    assert!(best_told.contains(&format!("held-out loss: {loss:.5}")) && best_told != newest_told, "{best_told}");
+    assert!(best_told.contains(&format!("validation loss: {loss:.5}")) && best_told != newest_told, "{best_told}");
     // Resumes from the best checkpoint: later ones no longer count. Unreadable metrics do not stop
     // a run.
     fs::write(case.folder().join("metrics.jsonl"), "{\"step\": 1}\nnothing\n").unwrap();
-    let log = log_of(&case, &["--step", &best.to_string(), "--steps", "14"]);
+    let log = log_of(&case, &["--from-step", &best.to_string(), "--steps", "14"]);
     assert!(log.contains("metrics.jsonl:2: not a line of metrics.jsonl"), "{log}");
     assert_eq!(case.saved().last(), Some(&14));
 }

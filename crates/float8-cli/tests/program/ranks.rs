@@ -14,18 +14,18 @@ fn ranks(count: usize, program: &Command) -> Output {
     mpirun.env("RAYON_NUM_THREADS", "1").output().expect("mpirun is installed (apt: openmpi-bin)")
 }
 
-fn llama3(count: usize, subcommand: &str, arguments: &[String]) -> Output {
+fn float8(count: usize, subcommand: &str, arguments: &[String]) -> Output {
     let mut program = command(&[subcommand]);
     program.args(arguments);
     ranks(count, &program)
 }
 
-/// Losses of the steps, then the held-out loss.
+/// Losses of the steps, then the validation loss.
 fn losses(log: &str) -> Vec<f64> {
     let after = |line: &str, word: &str| line.split_once(word)?.1.split_whitespace().next()?.parse().ok();
     let steps = log.lines().filter(|line| line.starts_with("step:")).filter_map(|line| after(line, "  loss:"));
     steps
-        .chain(log.lines().filter(|line| line.starts_with("held-out")).filter_map(|line| after(line, "loss:")))
+        .chain(log.lines().filter(|line| line.starts_with("validation")).filter_map(|line| after(line, "loss:")))
         .collect()
 }
 
@@ -39,26 +39,26 @@ fn accumulation(count: usize) -> Vec<String> {
 fn two_ranks_are_one() {
     let data = text();
     for precision in ["training.precision=fp8", "training.precision=f32"] {
-        let settings = ["training.steps=4", "training.max_norm=inf", "float8.recipe=delayed", precision];
+        let settings = ["training.steps=4", "training.grad_clip_norm=inf", "float8.recipe=delayed", precision];
         let settings =
             if precision.ends_with("f32") { &[settings[0], settings[1], settings[3]][..] } else { &settings };
         let arguments = small(&data.1, settings);
-        let one = llama3(1, "train", &[&arguments[..], &accumulation(2)].concat());
-        let two = llama3(2, "train", &arguments);
+        let one = float8(1, "train", &[&arguments[..], &accumulation(2)].concat());
+        let two = float8(2, "train", &arguments);
         assert!(stdout(&two).contains("Sharded over 2 ranks: "), "{}", stdout(&two));
         assert_eq!(losses(stdout(&one)).len(), 5);
         assert_eq!(losses(stdout(&one)), losses(stdout(&two)));
         // Recomputation gathers weights again.
         let recomputed = set(&["training.activation_checkpointing=full"]);
-        let recomputed = llama3(2, "train", &[&arguments[..], &recomputed].concat());
+        let recomputed = float8(2, "train", &[&arguments[..], &recomputed].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&recomputed)), "{}", stderr(&recomputed));
         let in_backward = set(&["training.activation_checkpointing=full", "optimizer.in_backward=true"]);
-        let in_backward = llama3(2, "train", &[&arguments[..], &in_backward].concat());
+        let in_backward = float8(2, "train", &[&arguments[..], &in_backward].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&in_backward)), "{}", stderr(&in_backward));
         // The output layer's gradients of chunks are added on each rank, and then over ranks.
         let chunks = set(&["training.loss_chunk=40"]);
-        let one = llama3(1, "train", &[&arguments[..], &accumulation(2), &chunks].concat());
-        let two = llama3(2, "train", &[&arguments[..], &chunks].concat());
+        let one = float8(1, "train", &[&arguments[..], &accumulation(2), &chunks].concat());
+        let two = float8(2, "train", &[&arguments[..], &chunks].concat());
         assert_eq!(losses(stdout(&one)), losses(stdout(&two)), "{}", stderr(&two));
     }
 }
@@ -79,21 +79,22 @@ fn two_ranks_are_one_with(masters: &str, bytes: u64) {
     let saved = folder.path().join("run");
     let settings = [
         "training.steps=4",
-        "checkpoint.every=2",
-        "training.max_norm=inf",
+        "checkpoint.save_steps=2",
+        "training.grad_clip_norm=inf",
         "training.param_dtype=bf16",
         "optimizer.state_dtype=bf16",
         masters,
     ];
     let arguments = small(&data.1, &settings);
-    let one = losses(stdout(&llama3(1, "train", &[&arguments[..], &accumulation(2)].concat())));
-    let folder = ["--checkpoints".into(), saved.display().to_string()];
-    let two = losses(stdout(&llama3(2, "train", &[&arguments[..], &folder].concat())));
+    let one = losses(stdout(&float8(1, "train", &[&arguments[..], &accumulation(2)].concat())));
+    let folder = ["--output-dir".into(), saved.display().to_string()];
+    let two = losses(stdout(&float8(2, "train", &[&arguments[..], &folder].concat())));
     assert_eq!((one.len(), &one), (5, &two));
     let file = |kind: &str| saved.join(format!("step-000000004/{kind}-rank-00001-of-00002.safetensors"));
     let [model, optimizer] = ["model", "optimizer"].map(|kind| std::fs::metadata(file(kind)).unwrap().len());
     assert!(optimizer.abs_diff(bytes * model) < 100_000, "{model} {optimizer}");
-    let resumed = losses(stdout(&llama3(2, "resume", &[saved.display().to_string(), "--step".into(), "2".into()])));
+    let resumed =
+        losses(stdout(&float8(2, "resume", &[saved.display().to_string(), "--from-step".into(), "2".into()])));
     assert_eq!(resumed, two[2..]);
 }
 
@@ -103,9 +104,9 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("run");
-    let recipe = ["training.steps=4", "checkpoint.every=2", "float8.recipe=delayed"];
-    let arguments = [small(&data.1, &recipe), vec!["--checkpoints".into(), saved.display().to_string()]].concat();
-    let all = losses(stdout(&llama3(4, "train", &arguments)));
+    let recipe = ["training.steps=4", "checkpoint.save_steps=2", "float8.recipe=delayed"];
+    let arguments = [small(&data.1, &recipe), vec!["--output-dir".into(), saved.display().to_string()]].concat();
+    let all = losses(stdout(&float8(4, "train", &arguments)));
     // Each rank has written its rows. Replicated parameters, such as norms, are in the first rank's
     // file.
     let checkpoint = saved.join("step-000000004");
@@ -120,8 +121,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
         let copy = folder.path().join(format!("of-{count}"));
         copy_folder(&saved, &copy);
         let arguments =
-            [vec![copy.display().to_string(), "--step".into(), "2".into()], accumulation(4 / count)].concat();
-        let resumed = losses(stdout(&llama3(count, "resume", &arguments)));
+            [vec![copy.display().to_string(), "--from-step".into(), "2".into()], accumulation(4 / count)].concat();
+        let resumed = losses(stdout(&float8(count, "resume", &arguments)));
         assert_eq!(resumed.len(), 3);
         for (resumed, all) in resumed.iter().zip(&all[2..]) {
             assert!((resumed - all).abs() <= if count == 4 { 0.0 } else { 1e-3 * all }, "{count}: {resumed} and {all}");
@@ -136,11 +137,16 @@ fn adapters_over_ranks_are_those_of_one() {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    let settings =
-        ["training.steps=4", "checkpoint.every=2", "training.max_norm=inf", "lora.rank=4", "optimizer.lr=1e-2"];
+    let settings = [
+        "training.steps=4",
+        "checkpoint.save_steps=2",
+        "training.grad_clip_norm=inf",
+        "lora.rank=4",
+        "optimizer.lr=1e-2",
+    ];
     let train = |count: usize, name: &str| {
-        let saved = vec!["--checkpoints".into(), path(name).display().to_string()];
-        losses(stdout(&llama3(count, "train", &[small(&data.1, &settings), accumulation(2 / count), saved].concat())))
+        let saved = vec!["--output-dir".into(), path(name).display().to_string()];
+        losses(stdout(&float8(count, "train", &[small(&data.1, &settings), accumulation(2 / count), saved].concat())))
     };
     let (one, two) = (train(1, "one"), train(2, "two"));
     assert_eq!((one.len(), &one), (5, &two));
@@ -149,8 +155,8 @@ fn adapters_over_ranks_are_those_of_one() {
         let copy = path(&format!("of-{count}"));
         copy_folder(&path("two"), &copy);
         let arguments =
-            [vec![copy.display().to_string(), "--step".into(), "2".into()], accumulation(2 / count)].concat();
-        assert_eq!(losses(stdout(&llama3(count, "resume", &arguments))), two[2..], "{count}");
+            [vec![copy.display().to_string(), "--from-step".into(), "2".into()], accumulation(2 / count)].concat();
+        assert_eq!(losses(stdout(&float8(count, "resume", &arguments))), two[2..], "{count}");
     }
 }
 
@@ -160,22 +166,22 @@ fn what_ranks_have_saved_is_read() {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
-    let steps = |folder: &str| [small(&data.1, &["training.steps=2"]), vec!["--checkpoints".into(), path(folder)]];
+    let steps = |folder: &str| [small(&data.1, &["training.steps=2"]), vec!["--output-dir".into(), path(folder)]];
     let [one, two] = [
-        llama3(1, "train", &[&steps("one").concat()[..], &accumulation(2)].concat()),
-        llama3(2, "train", &steps("two").concat()),
+        float8(1, "train", &[&steps("one").concat()[..], &accumulation(2)].concat()),
+        float8(2, "train", &steps("two").concat()),
     ];
     assert_eq!(losses(stdout(&one)).len(), 3);
     assert_eq!(losses(stdout(&two)).len(), 3);
-    let evaluated = losses(stdout(&llama3(1, "eval", &[path("two")])));
+    let evaluated = losses(stdout(&float8(1, "eval", &[path("two")])));
     assert_eq!(evaluated, losses(stdout(&two))[2..]);
-    let exported = llama3(1, "export", &[path("two"), path("hf")]);
+    let exported = float8(1, "export", &[path("two"), path("hf")]);
     assert!(stdout(&exported).contains("exported: ") && folder.path().join("hf/model.safetensors").exists());
     let file = folder.path().join("two/step-000000002/optimizer-rank-00001-of-00002.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
-    let damaged = llama3(1, "eval", &[path("two")]);
+    let damaged = float8(1, "eval", &[path("two")]);
     assert!(stderr(&damaged).contains("optimizer-rank-00001-of-00002.safetensors is damaged"), "{}", stderr(&damaged));
 }
 
@@ -184,10 +190,10 @@ fn what_ranks_have_saved_is_read() {
 fn nproc_is_mpirun() {
     let data = text();
     let arguments = small(&data.1, &["training.steps=1"]);
-    let mut program = command(&["train", "--nproc", "2"]);
+    let mut program = command(&["train", "--nproc-per-node", "2"]);
     let as_root = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"];
     let output = program.args(&arguments).envs(as_root.map(|name| (name, "1"))).env("RAYON_NUM_THREADS", "1").output();
-    let (output, two) = (output.unwrap(), llama3(2, "train", &arguments));
+    let (output, two) = (output.unwrap(), float8(2, "train", &arguments));
     assert!(stdout(&output).contains("Sharded over 2 ranks: "));
     assert_eq!(losses(stdout(&output)), losses(stdout(&two)));
 }
@@ -198,8 +204,9 @@ fn nproc_is_mpirun() {
 fn memory_of_ranks_is_told() {
     let data = text();
     let arguments = small(&data.1, &["training.steps=1"]);
-    let table = command(&["train", "--ranks", "2"]).args(&arguments).output().unwrap();
-    let run = llama3(2, "train", &arguments);
+    let settings = arguments.iter().position(|argument| argument == "--set").unwrap();
+    let table = command(&["memory", "--ranks", "2", "--device", "cpu"]).args(&arguments[settings..]).output().unwrap();
+    let run = float8(2, "train", &arguments);
     assert!(stdout(&table).starts_with("memory of a training step on each of 2 ranks"), "{}", stdout(&table));
     let peak = stdout(&table).split_once("peak: ").expect("a peak").1.split_once(" of ").expect("a size").0;
     let line = stdout(&run).lines().find(|line| line.starts_with("memory: a step takes about "));
@@ -212,9 +219,10 @@ fn memory_of_ranks_is_told() {
 #[test]
 fn a_tied_output_is_sharded() {
     let data = text();
-    let arguments = small(&data.1, &["training.steps=4", "training.max_norm=inf", "model.tie_word_embeddings=true"]);
-    let one = losses(stdout(&llama3(1, "train", &[&arguments[..], &accumulation(2)].concat())));
-    let two = losses(stdout(&llama3(2, "train", &arguments)));
+    let arguments =
+        small(&data.1, &["training.steps=4", "training.grad_clip_norm=inf", "model.tie_word_embeddings=true"]);
+    let one = losses(stdout(&float8(1, "train", &[&arguments[..], &accumulation(2)].concat())));
+    let two = losses(stdout(&float8(2, "train", &arguments)));
     assert_eq!((one.len(), one[0]), (5, two[0]));
     for (one, two) in one.iter().zip(&two) {
         assert!((one - two).abs() <= 1e-3 * one, "{one} and {two}");
@@ -226,7 +234,7 @@ fn a_tied_output_is_sharded() {
 fn an_error_of_one_rank_is_one_of_each() {
     let data = text();
     let nowhere = "training.metrics=/nowhere/metrics.jsonl";
-    let failed = llama3(2, "train", &small(&data.1, &["training.steps=1", nowhere]));
+    let failed = float8(2, "train", &small(&data.1, &["training.steps=1", nowhere]));
     let said = stderr(&failed);
     assert!(said.contains("the file of metrics failed on rank 0: ") && said.contains("/nowhere"), "{said}");
     assert!(!said.contains("panicked"), "{said}");
@@ -255,7 +263,7 @@ fn other_data_on_a_rank_is_refused() {
 #[test]
 fn a_resume_of_nothing_is_an_error_of_each_rank() {
     let data = text();
-    let none = llama3(2, "resume", &[data.1.clone() + "-none"]);
+    let none = float8(2, "resume", &[data.1.clone() + "-none"]);
     assert!(stderr(&none).contains("the command line failed on rank 0: "), "{}", stderr(&none));
 }
 
@@ -263,28 +271,9 @@ fn a_resume_of_nothing_is_an_error_of_each_rank() {
 #[test]
 fn only_training_takes_several_ranks() {
     for subcommand in ["eval", "generate"] {
-        let two = llama3(2, subcommand, &["run".into()]);
+        let two = float8(2, subcommand, &["run".into()]);
         assert!(stderr(&two).contains("2 processes were started, but only `train` and `resume`"), "{}", stderr(&two));
     }
-}
-
-/// A rank that only prints does not leave the other waiting.
-#[test]
-fn all_ranks_are_to_do_the_same() {
-    let data = text();
-    let arguments = small(&data.1, &["training.steps=1"]);
-    let mut mpirun = Command::new("mpirun");
-    mpirun.args(["--allow-run-as-root", "--oversubscribe"]);
-    for more in [&[][..], &["--print-config"]] {
-        let mut program = command(&["train"]);
-        program.args(&arguments).args(more);
-        let separator = (!more.is_empty()).then_some(":");
-        mpirun.args(separator).args(["-n", "1"]).arg(program.get_program()).args(program.get_args());
-        mpirun.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    }
-    let output = mpirun.env("RAYON_NUM_THREADS", "1").output().expect("mpirun is installed (apt: openmpi-bin)");
-    let said = stderr(&output);
-    assert!(said.contains("what the command line asks for is not the same on all ranks"), "{said}");
 }
 
 fn copy_folder(from: &Path, to: &Path) {

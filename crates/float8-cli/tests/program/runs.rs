@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Instant;
 
-use train::rng::Rng;
+use trainer::rng::Rng;
 
 use crate::case::{Case, RECIPES, STEPS, end_of, ended, kill, losses, spawn, wait_for_step};
 use crate::support::{small, stderr, stdout, text, train};
@@ -40,7 +40,7 @@ fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
         let expected = losses(stdout(&straight.train().output().unwrap()));
         assert_eq!(expected.len(), STEPS);
 
-        // Not at a multiple of checkpoint.every: before, during and after FP8.
+        // Not at a multiple of checkpoint.save_steps: before, during and after FP8.
         let step = [3, 7, 11][i % 3];
         let signals = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)];
         let (signal, name, code) = signals[i % 3];
@@ -77,14 +77,14 @@ fn a_run_without_checkpoints_says_that_nothing_is_saved() {
     let output = child.wait_with_output().unwrap();
     let error = stderr(&output);
     assert!(error.starts_with("stopped by SIGINT after step "), "{error}");
-    assert!(error.contains("nothing of the run is saved: with --checkpoints FOLDER"), "{error}");
+    assert!(error.contains("nothing of the run is saved: with --output-dir FOLDER"), "{error}");
     assert_eq!(output.status.code(), Some(130));
 }
 
 /// A pipe without a reader is like a closed terminal or a full disk.
 #[test]
 fn a_run_whose_log_cannot_be_written_is_saved() {
-    let case = Case { steps: 100_000, ..Case::new(&["checkpoint.every=0"]) };
+    let case = Case { steps: 100_000, ..Case::new(&["checkpoint.save_steps=0"]) };
     let mut child = spawn(case.train());
     wait_for_step(&mut child, 3);
     drop(child.stdout.take());
@@ -134,7 +134,7 @@ fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
                 let entries = fs::read_dir(case.folder()).into_iter().flatten().flatten();
                 while_writing += usize::from(entries.into_iter().any(partial));
             };
-            assert!(log.contains("held-out loss: "), "{log}");
+            assert!(log.contains("validation loss: "), "{log}");
             assert!(end_of(case.folder()) == end, "{recipe}: parameters, moments or state differ");
             runs += 1;
             if killed - before > 0 {
@@ -152,10 +152,10 @@ fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
 
 #[test]
 fn resume_says_what_there_is_to_do() {
-    let case = ended(&["checkpoint.keep=6"]);
+    let case = ended(&["checkpoint.save_total_limit=6"]);
     let resume = |arguments: &[&str]| case.resume(arguments).output().unwrap();
     let killed_after = |step: usize, arguments: &[&str]| {
-        let longer = ["--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.every=0"];
+        let longer = ["--steps", "100000", "--set", "optimizer.lr=1e-3", "--set", "checkpoint.save_steps=0"];
         let mut child = spawn(case.resume(&[arguments, &longer].concat()));
         wait_for_step(&mut child, step);
         kill(&child, "-KILL");
@@ -169,7 +169,7 @@ fn resume_says_what_there_is_to_do() {
     let log = stdout(&output);
     assert!(log.contains("changed: optimizer.lr was 0.005, is 0.001\n") && log.contains("step: 14  loss"), "{log}");
     // So does the step that a run went back to.
-    killed_after(9, &["--step", "8"]);
+    killed_after(9, &["--from-step", "8"]);
     assert_eq!(case.saved(), [4, 6, 8, 10, 12, 14]);
     assert!(stdout(&resume(&["--steps", "14"])).contains("resumed: step 8 of "));
     assert_eq!(case.saved(), [4, 6, 8, 14]);

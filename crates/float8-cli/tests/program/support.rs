@@ -13,7 +13,7 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     command
 }
 
-pub(crate) fn llama3(arguments: &[&str]) -> Output {
+pub(crate) fn float8(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn stderr(output: &Output) -> &str {
 
 /// Tokenizer in Hugging Face's format with 1001 ids.
 pub(crate) fn vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../train/tests/vectors")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../trainer/tests/vectors")
 }
 
 pub(crate) fn file(name: &str, text: &str) -> (TempDir, String) {
@@ -68,7 +68,7 @@ pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<Strin
         "training.batch_size=2",
         "training.eval_batches=2",
         "training.log_every=1",
-        "data.held_out_fraction=0.1",
+        "data.validation_split=0.1",
         "generate.max_new_tokens=4",
     ];
     let fixed = ["--device", device, "--data", data].map(String::from);

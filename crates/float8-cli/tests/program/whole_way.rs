@@ -15,7 +15,7 @@ fn loss(arguments: &[String]) -> f64 {
 
 #[test]
 fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
-    for architecture in ["llama3", "qwen3"] {
+    for architecture in ["float8", "qwen3"] {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         let chat = r#"{"messages": [{"role": "user", "content": "What is FP8?"}, {"role": "assistant", "content": "Eight bits."}]}"#;

@@ -10,7 +10,7 @@ use burn_float8::{Float8, Float8Config, Float8Error, Recipe, report, set_default
 use checks::Failure;
 use models::{Decoder, DecoderConfig, RunConfig};
 use serde::{Deserialize, Serialize};
-use train::rng::Rng;
+use trainer::rng::Rng;
 
 use super::timing::{Clock, or_dash};
 use super::{Bench, Size, beside, headed};

@@ -6,7 +6,7 @@ use super::markdown::Chapter;
 const CARGO: [&str; 3] = [
     "cargo test --release --workspace",
     "cargo run --release --example llama3_fp8",
-    "cargo run --release --bin llama3 -- --help",
+    "cargo run --release --bin float8 -- --help",
 ];
 
 /// Whether a line is run here.
@@ -55,10 +55,10 @@ pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>)
 
 #[test]
 fn lines_of_no_kind_are_named() {
-    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin llama3 -- --help   # flags\n\
+    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin float8 -- --help   # flags\n\
                 cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
     let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
-    assert_eq!(run, [(2, "llama3 train --set a=\"b c\"   --steps 1".to_string())]);
+    assert_eq!(run, [(2, "float8 train --set a=\"b c\"   --steps 1".to_string())]);
     let lines: Vec<_> = wrong.iter().map(|wrong| wrong.lines().next().unwrap()).collect();
     assert_eq!(lines, ["test.md:7: cargo bench", "test.md:8: cargo bench # not run in CI:", "test.md:11: ls"]);
 }

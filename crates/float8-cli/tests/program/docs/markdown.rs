@@ -13,7 +13,7 @@ pub(crate) struct Chapter {
 
 /// Root of the repository.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 /// These files, and the Markdown files of these folders, sorted by name.

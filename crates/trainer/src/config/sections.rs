@@ -1,0 +1,300 @@
+//! The sections `[training]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and their checks.
+
+use std::path::PathBuf;
+
+use burn::tensor::DType;
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+use device_select::DeviceChoice;
+use float8_shard::{ReduceDtype, Reshard};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, require};
+use crate::batches::AttnMaskType;
+
+/// Compute precision of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    F32,
+    /// Hidden states and the GEMMs of linears in bf16.
+    Bf16,
+    /// GEMMs of linears in FP8, hidden states in `training.compute_dtype`.
+    #[default]
+    Fp8,
+}
+
+impl ValueEnum for Precision {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::F32, Self::Bf16, Self::Fp8]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let (name, help) = match self {
+            Self::F32 => ("f32", "everything in f32"),
+            Self::Bf16 => ("bf16", "hidden states and GEMMs in bf16"),
+            Self::Fp8 => ("fp8", "GEMMs of linears in FP8"),
+        };
+        Some(PossibleValue::new(name).help(help))
+    }
+}
+
+/// Dtype of hidden states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeDtype {
+    /// 32-bit.
+    F32,
+    /// bfloat16.
+    Bf16,
+}
+
+/// Dtype of parameters or moments between steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum StorageDtype {
+    /// 32-bit.
+    #[default]
+    F32,
+    /// bfloat16, rounded stochastically after each step.
+    Bf16,
+}
+
+impl StorageDtype {
+    /// Burn's dtype.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+/// Length, device, precision and logging of the training.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TrainingSection {
+    /// Compute device.
+    pub device: DeviceChoice,
+    /// Compute precision. `param_dtype` sets the dtype of parameters, `optimizer.state_dtype` the
+    /// dtype of the optimizer's state.
+    pub precision: Precision,
+    /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
+    pub compute_dtype: Option<ComputeDtype>,
+    /// Dtype of matrices and their gradients; `bf16` takes half the memory. A step is computed in
+    /// f32 and rounded stochastically. The random bits follow from the seed, the step, the
+    /// parameter's name and the element's position. Vectors stay in f32.
+    pub param_dtype: StorageDtype,
+    /// Number of optimizer steps, or of passes over the data, as in `"3 epochs"`. 0 only evaluates.
+    pub steps: StepCount,
+    /// Sequences per micro-batch, which the device computes at once.
+    pub batch_size: usize,
+    /// Micro-batches per optimizer step and rank: each rank processes
+    /// `batch_size · grad_accumulation · seq_len` tokens. The loss is the mean over all targets of
+    /// the step.
+    pub grad_accumulation: usize,
+    /// Tokens per sequence.
+    pub seq_len: usize,
+    /// Attention mask.
+    pub attn_mask_type: AttnMaskType,
+    /// Which activations stay in memory until backward. `"none"` keeps all of them. `"full"` keeps
+    /// the input of each layer and recomputes the rest in backward. A number n keeps the input of
+    /// every n-th layer and recomputes the activations of n layers at a time. Losses and gradients
+    /// are bitwise the same.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// Tokens whose logits and logit gradients are in memory at once. If absent, all tokens of a
+    /// micro-batch; if their logits in f32 exceed 512 MiB, chunks of 256 MiB. Losses and gradients
+    /// of a step differ in the last bits. They differ more if the output layer is in FP8, since
+    /// each chunk is cast with its own scales.
+    pub loss_chunk: Option<usize>,
+    /// Seed of a preset's initial weights, the order of sequences and the text sampled at the end.
+    pub seed: u64,
+    /// Maximum norm of all gradients together, for clipping. `inf` disables clipping.
+    pub grad_clip_norm: f64,
+    /// Parameters to freeze, by name: a parameter, `norm.gamma`, or a module, `layers.0`. Names
+    /// with `*`, `?` or `[` are globs over whole names. Checkpoints do not contain frozen
+    /// parameters: resuming needs the model that the run started from.
+    pub freeze: Vec<String>,
+    /// Parameters to train, by such names; all others are frozen. If empty, all are trained.
+    /// Parameters in `freeze` are frozen, too.
+    pub train_only: Vec<String>,
+    /// Steps between step lines. The first and the last step of a run always have one.
+    pub log_every: usize,
+    /// Steps between validation losses. They are always computed at checkpoints and at the end; 0
+    /// computes them only then.
+    pub eval_every: usize,
+    /// Batches for the validation loss, always the same.
+    pub eval_batches: usize,
+    /// Peak of the device in TFLOP/s; step lines show the utilization, `mfu`. If absent, the FP8
+    /// and bf16 peaks of known devices are used, and unknown devices have no `mfu`.
+    pub peak_tflops: Option<f64>,
+    /// File for losses, throughput and FP8 statistics, one JSON object per line. If absent,
+    /// `metrics.jsonl` in `checkpoint.output_dir`, if there is one.
+    pub metrics: Option<PathBuf>,
+    /// File for a JSON report of each linear's GEMMs. If absent, none is written.
+    pub report: Option<PathBuf>,
+    /// Whether to print this report as a table at the end.
+    pub print_report: bool,
+}
+
+/// Checkpoints of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSection {
+    /// Folder of the checkpoints. If absent, none are saved.
+    pub output_dir: Option<PathBuf>,
+    /// Steps between checkpoints. One is also saved after the last step and when the run is
+    /// stopped; 0 saves only then.
+    pub save_steps: usize,
+    /// Number of newest checkpoints to keep. The one with the smallest validation loss is also kept.
+    pub save_total_limit: usize,
+    /// Whether training continues while a checkpoint is written. Its parameters and moments stay in
+    /// memory until then.
+    pub background: bool,
+}
+
+/// Sharding of a run over several ranks started by a launcher. No effect without a launcher.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelismSection {
+    /// When a gathered weight is freed. `after_step` gathers each weight twice per optimizer step.
+    /// `after_forward` gathers it twice per micro-batch and keeps none.
+    pub reshard: Reshard,
+    /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
+    /// NCCL in bf16.
+    pub reduce_dtype: ReduceDtype,
+}
+
+/// Steps whose time is broken down in a table: by kernel on a GPU, by operation on a CPU. Without
+/// this section nothing is profiled. On a GPU it slows down all steps of the run, because each
+/// kernel is timed and waited for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ProfileSection {
+    /// First profiled step, counted from 1. On a GPU the first steps of a run also compile kernels.
+    pub start: usize,
+    /// Number of profiled steps. They must end by `training.steps`.
+    pub steps: usize,
+    /// JSON file for the table, which is always printed. If absent, none is written.
+    pub file: Option<PathBuf>,
+}
+
+impl Default for TrainingSection {
+    fn default() -> Self {
+        Self {
+            device: DeviceChoice::Auto,
+            precision: Precision::Fp8,
+            compute_dtype: None,
+            param_dtype: StorageDtype::F32,
+            steps: 600.into(),
+            batch_size: 8,
+            grad_accumulation: 1,
+            seq_len: 128,
+            attn_mask_type: AttnMaskType::Causal,
+            activation_checkpointing: ActivationCheckpointing::None,
+            loss_chunk: None,
+            seed: 0,
+            grad_clip_norm: 1.0,
+            freeze: vec![],
+            train_only: vec![],
+            log_every: 20,
+            eval_every: 0,
+            eval_batches: 16,
+            peak_tflops: None,
+            metrics: None,
+            report: None,
+            print_report: false,
+        }
+    }
+}
+
+impl Default for CheckpointSection {
+    fn default() -> Self {
+        Self { output_dir: None, save_steps: 100, save_total_limit: 2, background: true }
+    }
+}
+
+impl Default for ProfileSection {
+    fn default() -> Self {
+        Self { start: 4, steps: 2, file: None }
+    }
+}
+
+impl TrainingSection {
+    /// Whether some parameters are frozen.
+    pub fn freezes(&self) -> bool {
+        !self.freeze.is_empty() || !self.train_only.is_empty()
+    }
+
+    /// Checks beyond the types, including `float8.schedule` against the steps.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first invalid key.
+    pub fn validate(&self, float8: &Float8Section) -> Result<(), ConfigError> {
+        for (key, value) in [
+            ("training.batch_size", self.batch_size),
+            ("training.grad_accumulation", self.grad_accumulation),
+            ("training.seq_len", self.seq_len),
+            ("training.log_every", self.log_every),
+            ("training.eval_batches", self.eval_batches),
+        ] {
+            require(key, value, value >= 1, "must be at least 1")?;
+        }
+        if let Some(chunk) = self.loss_chunk {
+            require("training.loss_chunk", chunk, chunk >= 1, "must be at least 1")?;
+        }
+        let grad_clip_norm = self.grad_clip_norm;
+        require(
+            "training.grad_clip_norm",
+            grad_clip_norm,
+            grad_clip_norm > 0.0,
+            "must be positive; inf does not clip",
+        )?;
+        if let Some(peak) = self.peak_tflops {
+            let fits = peak > 0.0 && peak.is_finite();
+            require("training.peak_tflops", peak, fits, "must be positive and finite")?;
+        }
+        let steps = self.steps.get();
+        if let Some(schedule) = &float8.schedule
+            && self.precision == Precision::Fp8
+            && self.steps.epochs().is_none()
+        {
+            let fits = steps == 0 || (0..steps).any(|step| float8.is_float8(step, steps));
+            let value = Value::try_from(schedule).map_or_else(|_| format!("{schedule:?}"), |value| value.to_string());
+            require("float8.schedule", value, fits, &format!("none of {steps} steps runs in FP8"))?;
+        }
+        Ok(())
+    }
+}
+
+impl CheckpointSection {
+    /// Checks beyond the types.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first invalid key.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        require("checkpoint.save_total_limit", self.save_total_limit, self.save_total_limit >= 1, "must be at least 1")
+    }
+}
+
+impl ProfileSection {
+    /// Checks beyond the types, including the window against the steps of the run.
+    ///
+    /// # Errors
+    /// [`ConfigError::Value`] naming the first invalid key.
+    pub fn validate(&self, steps: usize) -> Result<(), ConfigError> {
+        let last = self.start.saturating_add(self.steps).saturating_sub(1);
+        require("profile.start", self.start, self.start >= 1, "must be at least 1")?;
+        require("profile.steps", self.steps, self.steps >= 1, "must be at least 1")?;
+        let reason = format!("from step {} on goes to step {last}, and the run has {steps}", self.start);
+        require("profile.steps", self.steps, last <= steps, &reason)
+    }
+
+    /// Last profiled step.
+    pub fn last(&self) -> usize {
+        self.start + self.steps - 1
+    }
+}

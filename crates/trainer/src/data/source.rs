@@ -1,0 +1,361 @@
+//! [`DataSource`]: which files are read, and how much of each. The same folders give the same files
+//! in the same order. Skipped files are counted.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{fmt, fs, io};
+
+use anyhow::{Context, Result, bail};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::scan::{FileState, scan, size_and_time};
+use super::sniff::{Kind, kind};
+use super::{cannot_read, join};
+use crate::digest::Fingerprint;
+use crate::{atomic, files};
+
+/// Files and folders, and how to read them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DataSource {
+    /// Files, and folders that are searched recursively, in sorted order. Links are followed.
+    /// Hidden files are skipped unless `extension` is set. If a folder has files in a data format,
+    /// text other than `.txt` is skipped. With `format`, all files are taken.
+    pub paths: Vec<PathBuf>,
+    /// Format of the files. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for
+    /// an array of objects or lines of them, `.parquet`, `.bin`. All others are text, unless they
+    /// begin like Parquet or, without an extension, like JSON Lines. Text and JSON may be
+    /// compressed by gzip or zstd: `.jsonl.zst`. `.csv`, `.tsv`, other JSON and other compressed
+    /// files are refused, and skipped in folders.
+    pub format: Option<Format>,
+    /// Field or column of JSON and Parquet that holds the text. If it is missing, the conversation
+    /// in `messages` is read.
+    pub field: String,
+    /// Takes only files with this extension from folders, as `rs`. If absent, takes all.
+    pub extension: Option<String>,
+    /// Maximum number of bytes to take. If there are more, files are taken at even distances in
+    /// sorted order. If that leaves more than a tenth of the bytes unused, the largest remaining
+    /// files follow, and the last of them is cut. For a compressed or Parquet file, the bytes of
+    /// its text count.
+    pub max_bytes: Option<u64>,
+    /// Share of the sequences that come from this source, relative to the weights of the other
+    /// sources. Without weights, all sources are mixed by their sizes.
+    pub weight: Option<f64>,
+}
+
+impl Default for DataSource {
+    fn default() -> Self {
+        Self { paths: vec![], format: None, field: "text".into(), extension: None, max_bytes: None, weight: None }
+    }
+}
+
+/// Format of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// UTF-8 text; each file is a document.
+    Text,
+    /// JSON Lines; each line is an object and a document.
+    Jsonl,
+    /// One JSON array; each element is an object and a document.
+    Json,
+    /// Parquet; each row is a document. Needs the cargo feature `parquet`.
+    Parquet,
+    /// Tokens as written by `tokenize --output`, llm.c (`uint16`, and `uint32` for Llama 3) or llmq.
+    Bin,
+}
+
+impl fmt::Display for Format {
+    /// Name in a configuration: `jsonl`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+/// Reasons for skipping a file. Text next to data describes it, or is its licence.
+const TEXT_NEXT_TO_DATA: &str = "text beside data";
+const OTHER_JSON: &str = "json without the fields that are read";
+const TABLE: &str = "csv";
+const LINK: &str = "links to nothing or to what is read already";
+pub(super) const EMPTY: &str = "empty";
+pub(super) const BINARY: &str = "binary or not UTF-8";
+pub(super) const BEYOND_LIMIT: &str = "beyond max_bytes";
+
+/// Number of skipped files, by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut(BTreeMap<String, usize>);
+
+impl LeftOut {
+    fn add(&mut self, reason: &str) {
+        *self.0.entry(reason.into()).or_default() += 1;
+    }
+
+    pub(super) fn extend(&mut self, other: Self) {
+        other.0.into_iter().for_each(|(reason, count)| *self.0.entry(reason).or_default() += count);
+    }
+
+    /// Total number of files.
+    pub fn count(&self) -> usize {
+        self.0.values().sum()
+    }
+}
+
+impl fmt::Display for LeftOut {
+    /// For example `1 csv, 2 hidden`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counts: Vec<_> = self.0.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
+        f.write_str(&counts.join(", "))
+    }
+}
+
+/// Files selected from a source.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Selection {
+    /// Files in reading order.
+    pub(super) files: Vec<FileState>,
+    /// Skipped files.
+    pub(super) left: LeftOut,
+}
+
+/// File that may be taken. Candidates sort in reading order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+    bytes: u64,
+    modified: u64,
+}
+
+/// Resolution of coarse file system clocks. A change more recent than this could be followed by one
+/// with the same time.
+const COARSEST_CLOCK: Duration = Duration::from_secs(2);
+
+impl DataSource {
+    /// All text in these files and folders.
+    pub fn new(paths: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        Self { paths: paths.into_iter().map(Into::into).collect(), ..Self::default() }
+    }
+
+    /// Scans the files. While none has another size or time, the result in the file `memory` is
+    /// used, so that a start does not read them.
+    pub(super) fn select(&self, memory: Option<&Path>) -> Result<Selection> {
+        let mut left = LeftOut::default();
+        let candidates = self.candidates(&mut left)?;
+        let settings = (&self.paths, self.format, &self.field, &self.extension, self.max_bytes);
+        let key = Fingerprint::default().field(format!("{settings:?} {candidates:?}")).hex();
+        let known = memory.and_then(|memory| serde_json::from_slice(&files::read(memory).ok()?).ok());
+        if let Some((_, selection)) = known.filter(|(then, _): &(String, Selection)| *then == key) {
+            return Ok(selection);
+        }
+        let last = candidates.iter().map(|candidate| Duration::from_nanos(candidate.modified)).max();
+        let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+            > last.unwrap_or_default() + COARSEST_CLOCK;
+        let selection = self.scan(candidates, left)?;
+        if let Some(memory) = memory.filter(|_| settled) {
+            // Without it, the next start scans the files again.
+            let json = serde_json::to_vec(&(key, &selection)).map_err(io::Error::from);
+            let _ = json.and_then(|json| atomic::replace(memory, &json));
+        }
+        Ok(selection)
+    }
+
+    fn scan(&self, candidates: Vec<Candidate>, left: LeftOut) -> Result<Selection> {
+        let mut selection = Selection { files: vec![], left };
+        let max_bytes = self.max_bytes.unwrap_or(u64::MAX);
+        let mut rest = max_bytes;
+        let mut take = |candidate: &Candidate, rest: &mut u64| -> Result<()> {
+            match scan(candidate, *rest, &self.field)? {
+                Ok(file) => {
+                    *rest -= file.taken;
+                    selection.files.push(file);
+                }
+                Err(reason) => selection.left.add(reason),
+            }
+            Ok(())
+        };
+        let (chosen, mut others) = self.choose(candidates);
+        chosen.iter().try_for_each(|candidate| take(candidate, &mut rest))?;
+        // Files larger than their share were not chosen, and binary files used up part of the
+        // share.
+        others.sort_by_key(|candidate| Reverse(candidate.bytes));
+        for candidate in others {
+            if rest <= max_bytes / 10 {
+                break;
+            }
+            take(&candidate, &mut rest)?;
+        }
+        if selection.files.is_empty() {
+            let LeftOut(left) = &selection.left;
+            bail!(
+                "no text in {}{}{}{}",
+                join(&self.paths),
+                self.max_bytes.map(|bytes| format!(" within max_bytes = {bytes}")).unwrap_or_default(),
+                if left.is_empty() { String::new() } else { format!(" (left out: {})", selection.left) },
+                match left.contains_key(OTHER_JSON) || left.contains_key(TABLE) {
+                    true =>
+                        ": data.field names the field with the text, data.format = \"text\" takes files as they are",
+                    false => "",
+                }
+            );
+        }
+        Ok(selection)
+    }
+
+    /// Returns all candidates if they fit. Otherwise splits them into files that keep the bytes
+    /// taken in proportion to the bytes passed, and the rest.
+    fn choose(&self, candidates: Vec<Candidate>) -> (Vec<Candidate>, Vec<Candidate>) {
+        let total: u64 = candidates.iter().map(|candidate| candidate.bytes).sum();
+        let Some(share) = self.max_bytes.map(|max| max as f64 / total as f64).filter(|share| *share < 1.0) else {
+            return (candidates, vec![]);
+        };
+        let (mut passed, mut taken) = (0_u64, 0_u64);
+        candidates.into_iter().partition(|&Candidate { bytes, .. }| {
+            passed += bytes;
+            let fits = (taken + bytes) as f64 <= passed as f64 * share;
+            taken += if fits { bytes } else { 0 };
+            fits
+        })
+    }
+
+    /// Files that may be taken: the named ones, and data files in folders.
+    fn candidates(&self, left: &mut LeftOut) -> Result<Vec<Candidate>> {
+        let mut candidates = vec![];
+        for path in &self.paths {
+            if fs::metadata(path).with_context(cannot_read(path))?.is_dir() {
+                candidates.extend(self.of_folder(path, left)?);
+            } else {
+                let format = self.format.map_or_else(|| named_format(path, &self.field), Ok)?;
+                candidates.push(Candidate::new(path, format)?);
+            }
+        }
+        Ok(candidates)
+    }
+
+    /// Data files and `.txt` files of a folder, or all text if there are no data files. Other text
+    /// next to data describes it, and JSON is text only if `format` says so.
+    fn of_folder(&self, folder: &Path, left: &mut LeftOut) -> Result<Vec<Candidate>> {
+        let mut search = Search {
+            extension: self.extension.as_deref(),
+            left,
+            found: vec![],
+            links: vec![],
+            folders: HashSet::new(),
+        };
+        search.folder(folder)?;
+        let found = search.with_links();
+        if let Some(format) = self.format {
+            return found.iter().map(|path| Candidate::new(path, format)).collect();
+        }
+        let (mut data, mut texts) = (vec![], vec![]);
+        for path in found {
+            match kind(&path, &self.field)? {
+                Kind::Is(Format::Text) => texts.push(Candidate::new(&path, Format::Text)?),
+                Kind::Is(format) => data.push(Candidate::new(&path, format)?),
+                Kind::Table => left.add(TABLE),
+                Kind::OtherObjects(_) | Kind::OtherJson => left.add(OTHER_JSON),
+                Kind::Packed(_) => left.add("compressed"),
+                Kind::Binary => left.add(BINARY),
+            }
+        }
+        if data.is_empty() {
+            return Ok(texts);
+        }
+        for text in texts {
+            let is_named = text.path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"));
+            if is_named { data.push(text) } else { left.add(TEXT_NEXT_TO_DATA) }
+        }
+        data.sort();
+        Ok(data)
+    }
+}
+
+impl Candidate {
+    fn new(path: &Path, format: Format) -> Result<Self> {
+        let (bytes, modified) = size_and_time(path)?;
+        Ok(Self { path: path.into(), format, bytes, modified })
+    }
+}
+
+/// Format of a file that the user named.
+fn named_format(path: &Path, field: &str) -> Result<Format> {
+    // Reading an invalid header reports its error.
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("bin")) {
+        return Ok(Format::Bin);
+    }
+    let name = path.display();
+    match kind(path, field)? {
+        Kind::Is(format) | Kind::OtherObjects(format) => Ok(format),
+        Kind::Binary => Ok(Format::Text),
+        Kind::Packed(by) => bail!("{name} is compressed with {by}: decompress it first"),
+        Kind::Table => bail!(
+            "{name} is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on \
+             the file as it is"
+        ),
+        Kind::OtherJson => bail!(
+            "{name} begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the \
+             file as it is"
+        ),
+    }
+}
+
+/// Search of one folder.
+struct Search<'a> {
+    extension: Option<&'a str>,
+    left: &'a mut LeftOut,
+    found: Vec<PathBuf>,
+    links: Vec<PathBuf>,
+    /// Canonical paths of the folders searched, so that cyclic links end.
+    folders: HashSet<PathBuf>,
+}
+
+impl Search<'_> {
+    fn folder(&mut self, folder: &Path) -> Result<()> {
+        if !self.folders.insert(fs::canonicalize(folder).with_context(cannot_read(folder))?) {
+            self.left.add(LINK);
+            return Ok(());
+        }
+        let entries = fs::read_dir(folder).with_context(cannot_read(folder))?;
+        let mut entries = entries.collect::<Result<Vec<_>, _>>().with_context(cannot_read(folder))?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let path = entry.path();
+            let metadata = match fs::metadata(&path) {
+                Err(_) if path.is_symlink() => {
+                    self.left.add(LINK);
+                    continue;
+                }
+                metadata => metadata.with_context(cannot_read(&path))?,
+            };
+            if self.extension.is_none() && entry.file_name().as_encoded_bytes().starts_with(b".") {
+                self.left.add("hidden");
+            } else if metadata.is_dir() {
+                self.folder(&path)?;
+            } else if self.extension.is_some_and(|wanted| path.extension().is_none_or(|extension| extension != wanted))
+            {
+                // Not counted as skipped.
+            } else if !metadata.is_file() {
+                self.left.add("pipes or devices");
+            } else {
+                (if path.is_symlink() { &mut self.links } else { &mut self.found }).push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// All files, sorted and without duplicates.
+    fn with_links(self) -> Vec<PathBuf> {
+        let Self { left, mut found, links, .. } = self;
+        if !links.is_empty() {
+            let mut seen: HashSet<_> = found.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+            for link in links {
+                let is_other = fs::canonicalize(&link).is_ok_and(|path| seen.insert(path));
+                if is_other { found.push(link) } else { left.add(LINK) }
+            }
+        }
+        found.sort();
+        found
+    }
+}

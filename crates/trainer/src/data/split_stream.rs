@@ -1,0 +1,212 @@
+//! [`Part`]: training or validation part of a token file, as one stream of tokens. It knows where
+//! documents begin and which targets the loss counts.
+
+use std::iter;
+use std::ops::Range;
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::token_file::TokenFile;
+use crate::Tokenizer;
+
+/// Tokens read at once to find documents.
+const CHUNK: u64 = 1 << 16;
+
+/// Stream of tokens.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// Length in tokens.
+    pub(super) len: u64,
+    /// Tokens that the loss counts; `None` if they were not counted.
+    pub(super) targets: Option<u64>,
+    /// Whether the first document began in the other part.
+    pub(super) begins_within: bool,
+    file: Arc<TokenFile>,
+    documents: Documents,
+}
+
+#[derive(Debug)]
+enum Documents {
+    /// Begin of each document, in the part and in the file.
+    Listed(Vec<[u64; 2]>),
+    /// Begins at token `first` of the file. Documents begin with BOS; without a BOS they end with
+    /// EOS.
+    Marked { first: u64, bos: Option<u32>, eos: Option<u32> },
+}
+
+/// Range of a stream.
+#[derive(Default)]
+pub(super) struct Window {
+    pub(super) tokens: Vec<u32>,
+    /// Positions in `tokens` at which documents begin.
+    pub(super) starts: Vec<usize>,
+    /// Whether the loss counts each token as a target.
+    pub(super) mask: Option<Vec<bool>>,
+}
+
+impl Part {
+    /// Splits a file into its training part and its validation part. The validation part has documents
+    /// with the share `fraction` of the tokens. If the file does not list documents, it is the end
+    /// of the file.
+    pub(super) fn both(file: TokenFile, fraction: f64, tokenizer: &Tokenizer) -> Result<[Self; 2]> {
+        let (listed, file) = (file.documents()?, Arc::new(file));
+        let Some(documents) = listed else {
+            let (bos, eos, all) = (tokenizer.bos(), tokenizer.eos(), file.len());
+            let cut = all - (fraction * all as f64) as u64;
+            let part = |first, len| Self {
+                len,
+                targets: (!file.has_mask()).then_some(len),
+                begins_within: false,
+                file: file.clone(),
+                documents: Documents::Marked { first, bos, eos },
+            };
+            return Ok([part(0, cut), part(cut, all - cut)]);
+        };
+        let (train, held_out, begins_within) = split(documents, fraction);
+        Ok([Self::of(&file, train, false)?, Self::of(&file, held_out, begins_within)?])
+    }
+
+    /// Part with these ranges of a file.
+    fn of(file: &Arc<TokenFile>, documents: Vec<Range<u64>>, begins_within: bool) -> Result<Self> {
+        let mut len = 0;
+        let list = documents.into_iter().map(|document| {
+            len += document.end - document.start;
+            [len - (document.end - document.start), document.start]
+        });
+        let documents = Documents::Listed(list.collect());
+        let mut part = Self { len, targets: None, begins_within, file: file.clone(), documents };
+        part.targets = Some(part.count_targets(0..len)?);
+        Ok(part)
+    }
+
+    /// Number of documents, including cut ones; `None` if they are not listed.
+    pub(super) fn num_documents(&self) -> Option<u64> {
+        match &self.documents {
+            Documents::Listed(list) => Some(list.len() as u64),
+            Documents::Marked { .. } => None,
+        }
+    }
+
+    pub(super) fn has_mask(&self) -> bool {
+        self.file.has_mask()
+    }
+
+    /// Number of tokens in `range` that the loss counts.
+    pub(super) fn count_targets(&self, range: Range<u64>) -> Result<u64> {
+        self.runs(range).into_iter().map(|run| self.file.count_targets(run)).sum()
+    }
+
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Window> {
+        let mut window = Window::default();
+        for run in self.runs(range.clone()) {
+            window.tokens.extend(self.file.read(run.clone())?);
+            if let Some(mask) = self.file.read_mask(run)? {
+                window.mask.get_or_insert_default().extend(mask);
+            }
+        }
+        let tokens = &window.tokens;
+        window.starts = match &self.documents {
+            Documents::Listed(list) => {
+                let starts = &list[list.partition_point(|[start, _]| *start < range.start)..];
+                let starts = starts.iter().map(|[start, _]| *start).take_while(|start| *start < range.end);
+                starts.map(|start| (start - range.start) as usize).collect()
+            }
+            Documents::Marked { bos: Some(bos), .. } => (0..tokens.len()).filter(|i| tokens[*i] == *bos).collect(),
+            Documents::Marked { first, eos, .. } => {
+                // The token before the window may end a document.
+                let begin = first + range.start;
+                let before = if begin > 0 { self.file.read(begin - 1..begin)?.pop() } else { None };
+                let before = |i: usize| if i == 0 { before } else { Some(tokens[i - 1]) };
+                (0..tokens.len()).filter(|i| before(*i).is_none_or(|before| *eos == Some(before))).collect()
+            }
+        };
+        Ok(window)
+    }
+
+    /// Ranges of the file that hold a range of the stream. Documents that follow each other in the
+    /// file are one range.
+    fn runs(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let list = match &self.documents {
+            Documents::Listed(list) => list,
+            Documents::Marked { first, .. } => return iter::once(first + range.start..first + range.end).collect(),
+        };
+        let mut runs: Vec<Range<u64>> = vec![];
+        let first = list.partition_point(|[start, _]| *start <= range.start).saturating_sub(1);
+        for (i, [start, begin]) in list.iter().enumerate().skip(first).take_while(|(_, [start, _])| *start < range.end)
+        {
+            let end = list.get(i + 1).map_or(range.end, |[next, _]| range.end.min(*next));
+            let run = begin + range.start.saturating_sub(*start)..begin + (end - start);
+            match runs.last_mut().filter(|last| last.end == run.start) {
+                Some(last) => last.end = run.end,
+                None => runs.push(run),
+            }
+        }
+        runs
+    }
+
+    /// Index of the document that contains `place`, and the offset in it. Without listed documents
+    /// there is no index, and the offset is in the file.
+    pub(super) fn document_at(&self, place: u64) -> (Option<u64>, u64) {
+        match &self.documents {
+            Documents::Listed(list) => {
+                let document = list.partition_point(|[start, _]| *start <= place).saturating_sub(1);
+                (Some(document as u64), place - list[document][0])
+            }
+            Documents::Marked { first, .. } => (None, first + place),
+        }
+    }
+
+    /// Visits all documents in order, each as a range of tokens. The first document may have begun
+    /// before this part.
+    pub(super) fn each_document(&self, mut visit: impl FnMut(Range<u64>) -> Result<()>) -> Result<()> {
+        let mut begin = 0;
+        let mut boundary = |start: u64| match start > begin {
+            true => visit(std::mem::replace(&mut begin, start)..start),
+            false => Ok(()),
+        };
+        match &self.documents {
+            Documents::Listed(list) => list.iter().try_for_each(|[start, _]| boundary(*start))?,
+            Documents::Marked { .. } => {
+                for first in (0..self.len).step_by(CHUNK as usize) {
+                    let starts = self.read(first..self.len.min(first + CHUNK))?.starts;
+                    starts.into_iter().try_for_each(|start| boundary(first + start as u64))?;
+                }
+            }
+        }
+        boundary(self.len)
+    }
+}
+
+/// Training documents, validation documents, and whether the first of these began in the other part.
+fn split(documents: Vec<Range<u64>>, fraction: f64) -> (Vec<Range<u64>>, Vec<Range<u64>>, bool) {
+    let (mut train, mut held_out) = (vec![], vec![]);
+    let (mut all, mut held) = (0, 0);
+    for document in documents {
+        let len = document.end - document.start;
+        all += len;
+        // A document is held out if the validation tokens are behind their share by its length.
+        let behind = fraction * all as f64 - held as f64;
+        if len as f64 <= behind {
+            held += len;
+            held_out.push(document);
+        } else {
+            train.push(document);
+        }
+    }
+    let wanted = (fraction * all as f64) as u64;
+    // With few documents, or only large ones, the end of the training stream is held out too.
+    let mut missing = if held * 2 < wanted { wanted - held } else { 0 };
+    let (whole, mut begins_within) = (held_out.len(), false);
+    while let Some(document) = train.pop_if(|_| missing > 0) {
+        let begin = document.end - missing.min(document.end - document.start);
+        missing -= document.end - begin;
+        if begin > document.start {
+            train.push(document.start..begin);
+            begins_within = true;
+        }
+        held_out.push(begin..document.end);
+    }
+    held_out[whole..].reverse();
+    (train, held_out, begins_within)
+}

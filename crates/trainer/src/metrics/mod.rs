@@ -1,0 +1,145 @@
+//! The step line, in torchtitan's format, without values that the device does not report.
+
+mod log;
+mod peak;
+mod record;
+
+use std::fmt;
+use std::fs;
+
+pub use log::Metrics;
+pub use peak::Peak;
+pub use record::{HealthRecord, METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics};
+
+/// Values of a step line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepLine {
+    /// Step, counted from 1.
+    pub step: usize,
+    /// Mean next-token cross entropy of the step's batch, in nats.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Peak memory, if known: of the process on a CPU, else memory reserved by CubeCL on the
+    /// device.
+    pub memory: Option<Memory>,
+    /// Tokens per second since the last line.
+    pub tokens_per_second: f64,
+    /// Model FLOPs of one token: see
+    /// [`LanguageModel::flops_per_token`](crate::LanguageModel::flops_per_token).
+    pub flops_per_token: f64,
+    /// Total peak of all devices, if known.
+    pub peak: Option<Peak>,
+}
+
+/// Model FLOPs utilization: fractions of the known peaks, which are at the rated clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Mfu {
+    /// Fraction of the given peak.
+    pub given: Option<f64>,
+    /// Fraction of the device's FP8 peak.
+    pub fp8: Option<f64>,
+    /// Fraction of the device's bf16 peak.
+    pub bf16: Option<f64>,
+}
+
+impl StepLine {
+    /// Utilization of the devices' peaks.
+    pub fn mfu(&self) -> Mfu {
+        let flops = self.tokens_per_second * self.flops_per_token;
+        match self.peak {
+            None => Mfu::default(),
+            Some(Peak::Given(peak)) => Mfu { given: Some(flops / peak), ..Mfu::default() },
+            Some(Peak::Known { fp8, bf16 }) => {
+                Mfu { given: None, fp8: fp8.map(|peak| flops / peak), bf16: Some(flops / bf16) }
+            }
+        }
+    }
+}
+
+/// Peak memory in use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Memory {
+    /// Peak bytes in use.
+    pub bytes: u64,
+    /// Total bytes, if known.
+    pub total: Option<u64>,
+}
+
+impl Memory {
+    /// Peak resident memory of the process and total memory of the machine, from Linux's `/proc`.
+    pub fn of_process() -> Option<Self> {
+        Some(Self { bytes: proc_bytes("/proc/self/status", "VmHWM:")?, total: proc_bytes(MACHINE, "MemTotal:") })
+    }
+
+    /// Memory limit of this process in bytes, including swap: the machine's, or a lower limit of
+    /// its container. Known only with Linux's `/proc`.
+    pub fn of_machine() -> Option<u64> {
+        let machine = proc_bytes(MACHINE, "MemTotal:")? + proc_bytes(MACHINE, "SwapTotal:").unwrap_or(0);
+        // Without a limit, the first file has a word and the second a large number.
+        let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+        let limits = container.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        Some(limits.fold(machine, u64::min))
+    }
+}
+
+/// Linux's file with the machine's memory.
+const MACHINE: &str = "/proc/meminfo";
+
+/// Value of a key in a `/proc` file, in kB there, as bytes.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+impl fmt::Display for StepLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, loss, grad_norm, lr, tokens_per_second, flops_per_token, .. } = *self;
+        write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  lr: {lr:.2e}  ")?;
+        if let Some(Memory { bytes, total }) = self.memory {
+            let gib = bytes as f64 / (1_u64 << 30) as f64;
+            write!(f, "memory: {gib:5.2}GiB")?;
+            if let Some(total) = total {
+                write!(f, "({:.2}%)", 100.0 * bytes as f64 / total as f64)?;
+            }
+            write!(f, "  ")?;
+        }
+        let flops = tokens_per_second * flops_per_token;
+        let tps = thousands(&format!("{tokens_per_second:.0}"));
+        let tflops = thousands(&format!("{:.2}", flops / 1e12));
+        write!(f, "tps: {tps}  tflops: {tflops}")?;
+        let Mfu { given, fp8, bf16 } = self.mfu();
+        let shares = [(given, ""), (fp8, " of fp8"), (bf16, " of bf16")];
+        let shares = shares.into_iter().filter_map(|(share, of)| Some(format!("{:.2}%{of}", 100.0 * share?)));
+        let shares: Vec<_> = shares.collect();
+        if shares.is_empty() { Ok(()) } else { write!(f, "  mfu: {}", shares.join(", ")) }
+    }
+}
+
+/// Inserts commas between groups of three digits of the integer part: `1234567.89` →
+/// `1,234,567.89`.
+pub fn thousands(number: &str) -> String {
+    let integer = number.find('.').unwrap_or(number.len());
+    let mut text = String::new();
+    for (i, digit) in number.chars().enumerate() {
+        if i > 0 && i < integer && (integer - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Count with a noun: `1 file`, `1,234 files`.
+pub(crate) fn counted(count: u64, one: &str) -> String {
+    format!("{} {one}{}", thousands(&count.to_string()), if count == 1 { "" } else { "s" })
+}
+
+/// Smaller of two validation losses with their steps; the first if they are equal.
+pub(crate) fn better(a: (usize, f64), b: (usize, f64)) -> (usize, f64) {
+    if b.1 < a.1 { b } else { a }
+}

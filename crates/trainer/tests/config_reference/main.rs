@@ -1,0 +1,203 @@
+//! `docs/config.md` is generated from the JSON Schema of the configuration. These tests compare it
+//! with the file, and the schema's keys with the parser's.
+
+mod page;
+mod reference;
+
+use std::collections::BTreeSet;
+use std::sync::OnceLock;
+use std::{env, fs, path};
+
+use burn_float8::Float8Config;
+use clap::Parser;
+use models::ARCHITECTURES;
+use models::{Decoders, RunConfig};
+use toml::value::Datetime;
+use toml::{Table, Value};
+use trainer::cli::Command;
+
+use crate::reference::{Path, Reference};
+
+fn root() -> path::PathBuf {
+    path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Output of `float8 config schema`.
+fn reference() -> Reference<'static> {
+    static SCHEMA: OnceLock<serde_json::Value> = OnceLock::new();
+    Reference::new(SCHEMA.get_or_init(|| {
+        let mut printed = vec![];
+        let job = Command::parse_from(["float8", "config schema"]).job::<Decoders>(&mut printed).unwrap();
+        assert!(job.is_none(), "no model");
+        serde_json::from_slice(&printed).unwrap()
+    }))
+}
+
+/// Error of parsing a file; empty if it is valid.
+fn refusal(file: &Table) -> String {
+    let text = toml::to_string(file).unwrap();
+    match RunConfig::from_toml(path::Path::new("file"), &text) {
+        Ok(_) => String::new(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Keys listed in the parser's error for an unknown key; `None` if `flatten` hides them.
+fn known_keys(path: &Path) -> Option<BTreeSet<String>> {
+    const NO_KEY: &str = "no_such_key";
+    let refusal = refusal(&path.file(Table::from_iter([(NO_KEY.to_string(), 1.into())])));
+    let (_, names) = refusal
+        .split_once(&format!("unknown field `{NO_KEY}`"))
+        .unwrap_or_else(|| panic!("[{}] takes any key: {refusal}", path.dotted()));
+    names.contains("expected").then(|| names.split('`').skip(1).step_by(2).map(String::from).collect())
+}
+
+#[test]
+fn the_page_is_that_of_the_types() {
+    let file = root().join("docs/config.md");
+    let page = page::page(&reference());
+    if env::var_os("FLOAT8_BLESS").is_some_and(|value| value == "1") {
+        fs::write(&file, &page).unwrap();
+    }
+    let written = fs::read_to_string(&file).unwrap_or_default();
+    let first = page.lines().zip(written.lines()).position(|(new, old)| new != old);
+    let first = first.unwrap_or_else(|| page.lines().count().min(written.lines().count()));
+    assert!(
+        page == written,
+        "docs/config.md is not what the types say, from line {} on:\n  {}\nTo renew it, run this test with FLOAT8_BLESS=1: \
+         `FLOAT8_BLESS=1 cargo test -p trainer --test config_reference`",
+        first + 1,
+        page.lines().nth(first).unwrap_or("(the page ends)"),
+    );
+}
+
+#[test]
+fn every_key_that_the_reader_knows_is_there() {
+    let reference = reference();
+    let mut tables = 0;
+    for section in &reference.sections {
+        let keys: BTreeSet<String> = section.keys().map(|(key, _)| key.clone()).collect();
+        assert_eq!(section.schema["additionalProperties"], false, "[{}]", section.path.dotted());
+        for path in section.paths() {
+            tables += 1;
+            match known_keys(path) {
+                Some(known) => assert_eq!(keys, known, "[{}]", path.dotted()),
+                None => assert_eq!(path.dotted(), "float8"),
+            }
+            for key in &keys {
+                let wrong = "1979-05-27".parse::<Datetime>().unwrap();
+                let refusal = refusal(&path.file(Table::from_iter([(key.clone(), wrong.into())])));
+                assert!(!refusal.is_empty(), "{}.{key} takes a date", path.dotted());
+                assert!(!refusal.contains(&format!("unknown field `{key}`")), "{}.{key}: {refusal}", path.dotted());
+            }
+        }
+        // Tables with a subset of another table's keys.
+        for (key, schema) in section.keys() {
+            let Some((table, is_list)) = reference.table(schema) else { continue };
+            if reference.section(table).is_none() {
+                let keys = table["properties"].as_object().unwrap().keys().cloned().collect();
+                assert_eq!(Some(keys), known_keys(&section.path.with(key, is_list)));
+            }
+        }
+    }
+    assert!(tables > 15, "only {tables} tables");
+}
+
+/// With `flatten` the parser does not list the keys of `[float8]`, but `Debug` does.
+#[test]
+fn every_field_of_float8_config_is_there() {
+    let debug = format!("{:#?}", Float8Config::default());
+    let names = debug.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
+    let names: Vec<_> = names.map(|(name, _)| name).filter(|name| !name.starts_with(' ')).collect();
+    assert!(names.len() > 8, "{debug}");
+    let (path, reference) = (Path::default().with("float8", false), reference());
+    let section = reference.sections.iter().find(|section| section.path == path).unwrap();
+    for name in names {
+        let is_there = section.keys().any(|(key, _)| key == name);
+        let file = path.file(Table::from_iter([(name.to_string(), "no".into())]));
+        assert_ne!(is_there, refusal(&file).contains(&format!("unknown field `{name}`")), "float8.{name}");
+    }
+    // torchtitan's names are valid in editors too.
+    let all = section.schema["properties"].as_object().unwrap();
+    let deprecated: Vec<_> = all.iter().filter(|(_, key)| key["deprecated"] == true).collect();
+    assert!(deprecated.len() == 3, "{deprecated:?}");
+    for (name, schema) in deprecated {
+        let value = if schema["type"] == "boolean" { true.into() } else { Value::from("rowwise") };
+        assert_eq!(refusal(&path.file(Table::from_iter([(name.clone(), value)]))), "");
+    }
+}
+
+/// Tables that every configuration has, with the defaults of the page.
+fn defaults(reference: &Reference<'_>, path: &Path) -> Table {
+    let section = reference.sections.iter().find(|section| section.path == *path).unwrap();
+    let mut table = Table::new();
+    for (key, schema) in section.keys() {
+        if let Some(default) = schema.get("default") {
+            table.insert(key.clone(), Value::try_from(default).unwrap());
+        } else if path.0.is_empty() && !["lora", "profile"].contains(&key.as_str()) {
+            table.insert(key.clone(), defaults(reference, &path.with(key, false)).into());
+        }
+    }
+    table
+}
+
+#[test]
+fn a_file_of_all_defaults_is_the_default() {
+    let written = toml::to_string(&defaults(&reference(), &Path::default())).unwrap();
+    assert!(written.lines().count() > 50, "{written}");
+    assert_eq!(RunConfig::from_toml(path::Path::new("file"), &written).unwrap(), RunConfig::default());
+}
+
+#[test]
+fn every_key_of_the_default_is_there() {
+    fn check(reference: &Reference<'_>, path: &Path, table: &Table) -> usize {
+        let section = reference.sections.iter().find(|section| section.path == *path).unwrap();
+        let mut keys = 0;
+        for (key, value) in table {
+            assert!(section.keys().any(|(known, _)| known == key), "{}.{key}", path.dotted());
+            keys += 1 + value.as_table().map_or(0, |inner| check(reference, &path.with(key, false), inner));
+        }
+        keys
+    }
+    let default: Table = toml::from_str(&RunConfig::default().to_toml().unwrap()).unwrap();
+    assert!(check(&reference(), &Path::default(), &default) > 30);
+}
+
+#[test]
+fn every_key_is_in_the_commented_file() {
+    let file = fs::read_to_string(root().join("configs/llama3_debug.toml")).unwrap();
+    let words: BTreeSet<_> = file.split(|c: char| c != '_' && !c.is_ascii_alphanumeric()).collect();
+    for section in &reference().sections {
+        for (key, _) in section.keys() {
+            assert!(words.contains(key.as_str()), "configs/llama3_debug.toml lacks {}.{key}", section.path.dotted());
+        }
+    }
+}
+
+/// Names that doc comments list by hand: presets, and torchtitan's names.
+#[test]
+fn names_in_docs_are_complete() {
+    let (page, reference) = (page::page(&reference()), reference());
+    let float8 = reference.sections.iter().find(|section| section.path.dotted() == "float8").unwrap();
+    let all = float8.schema["properties"].as_object().unwrap();
+    let presets = ARCHITECTURES.into_iter().flat_map(|of| of.sizes.iter().copied().chain([of.name]));
+    let deprecated = all.iter().filter(|(_, key)| key["deprecated"] == true).map(|(name, _)| name.as_str());
+    for name in deprecated.chain(["auto_filter_small_kn"]).chain(presets) {
+        assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("`\"{name}\"`")), "{name}");
+    }
+}
+
+#[test]
+fn links_lead_to_sections_and_lines_are_short() {
+    let page = page::page(&reference());
+    let anchor = |line: &str| line.trim_start_matches('#').trim().replace(['[', ']', '.'], "");
+    let anchors: BTreeSet<_> = page.lines().filter(|line| line.starts_with("##")).map(anchor).collect();
+    let links: Vec<_> = page.split("](#").skip(1).filter_map(|rest| rest.split(')').next()).collect();
+    assert!(links.len() > 10, "{links:?}");
+    for link in links {
+        assert!(anchors.contains(link), "#{link}");
+    }
+    for line in page.lines() {
+        assert!(line.chars().count() <= 130, "{line}");
+    }
+}

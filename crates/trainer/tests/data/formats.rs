@@ -1,0 +1,352 @@
+//! Text, JSON and messages: which documents are read, and how an error names its place.
+
+use std::io::Write;
+
+use flate2::write::GzEncoder;
+use trainer::{
+    ChatTemplate, DataSource, Dataset, Format, Message, Packing, Sequence, SequenceShape, SpecialTokens, Tokenizer,
+};
+
+use crate::{Files, TEMPLATE, by_default, documents, epoch, folder_with_tokenizer, message, stream, template, wrapped};
+
+#[test]
+fn a_text_file_is_a_document() {
+    let files = Files::new([("b.txt", "second"), ("a.md", "first \u{e9}"), ("c/d", "third")]);
+    assert_eq!(stream(&files.all()), (documents(["first \u{e9}", "second", "third"]), vec![0, 9, 16]));
+    let source = DataSource::new([files.path("b.txt"), files.path("a.md")]);
+    assert_eq!(files.tokens(source), documents(["second", "first \u{e9}"]), "in the order given");
+    // A large one is read in chunks.
+    let text = "one line\nand another \u{e9}\n".repeat(100_000);
+    let files = Files::new([("large.txt", &text), ("line.jsonl", &serde_json::json!({ "text": text }).to_string())]);
+    for name in ["large.txt", "line.jsonl"] {
+        assert!(files.tokens(files.source(name)) == documents([&text]), "{name} has other tokens");
+    }
+}
+
+#[test]
+fn a_line_is_a_document() {
+    let text = "\u{feff}{\"text\": \"one\"}\n\n  \r\n{\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"three\"}";
+    let files = Files::new([("a.jsonl", text), ("b.ndjson", text)]);
+    assert_eq!(stream(&files.all()).0, documents(["one", "two", "three", "one", "two", "three"]));
+    let files = Files::new([("a.json", "{\"body\": \"one\"}\n")]);
+    let source = DataSource { field: "body".into(), format: Some(Format::Jsonl), ..files.source("a.json") };
+    assert_eq!(files.tokens(source), documents(["one"]));
+    // More documents than fit into a batch keep their order.
+    let texts: Vec<String> = (0..20_000).map(|i| format!("line {i}")).collect();
+    let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+    assert!(stream(&Files::new([("a.jsonl", lines)]).all()).0 == documents(&texts));
+}
+
+/// An array gives the same documents as lines of its elements.
+#[test]
+fn an_array_of_objects_is_read_as_lines_are() {
+    let array = "\u{feff}\n[{\"text\": \"one]}\\\"\"},\n\n  {\"id\": [1, {}],\r\n \"text\": \"two\"} ,{\"text\": \"three\"}\n]\n";
+    let lines = "{\"text\": \"one]}\\\"\"}\n{\"text\": \"two\"}\n{\"text\": \"three\"}";
+    let files = Files::new([("a.json", array), ("b.json", lines)]);
+    for name in ["a.json", "b.json"] {
+        assert_eq!(files.tokens(files.source(name)), documents(["one]}\"", "two", "three"]));
+    }
+    // `max_bytes` takes whole elements.
+    let source = DataSource { max_bytes: Some(60), ..files.source("a.json") };
+    assert_eq!(files.tokens(source), documents(["one]}\""]));
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(vec![], flate2::Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 3).unwrap()
+}
+
+/// gzip and zstd are decompressed while text and JSON are read. What a file holds is found without
+/// their extension, and a file that ends too early is an error.
+#[test]
+fn compressed_files() {
+    let text = "a line of text\n".repeat(30_000);
+    let line = |text: &str| serde_json::json!({ "text": text }).to_string();
+    let lines = format!("{}\n{}\n", line("one"), line(&text));
+    let array = format!("[{},\n{}]", line("one"), line(&text));
+    for compress in [gzip, zstd] {
+        // Two members or frames are one file.
+        let halves = [compress(&text.as_bytes()[..100]), compress(&text.as_bytes()[100..])].concat();
+        let files = Files::new([
+            ("a.txt.x", halves),
+            ("b.jsonl.x", compress(lines.as_bytes())),
+            ("c.json.x", compress(array.as_bytes())),
+            ("d.json.x", compress(lines.as_bytes())),
+        ]);
+        assert!(files.tokens(files.source("a.txt.x")) == documents([&text]));
+        for name in ["b.jsonl.x", "c.json.x", "d.json.x"] {
+            assert!(files.tokens(files.source(name)) == documents(["one", &text]), "{name}");
+            // The bytes of the text count.
+            let source = DataSource { max_bytes: Some(100), ..files.source(name) };
+            assert_eq!(files.tokens(source), documents(["one"]), "{name}");
+        }
+        let source = DataSource { max_bytes: Some(100_000), ..files.source("a.txt.x") };
+        assert!(files.tokens(source) == documents([&text[..100_000]]));
+        for name in ["a.txt.x", "b.jsonl.x", "c.json.x"] {
+            let bytes = std::fs::read(files.path(name)).unwrap();
+            for len in [bytes.len() - 1, bytes.len() / 2, 8] {
+                files.write("cut", &bytes[..len]);
+                let error = files.error_of(&[files.source("cut")]);
+                assert!(error.contains("cannot read ") && error.contains("cut: "), "{name}, {len} bytes: {error}");
+            }
+        }
+        // Parquet is read from its end, so it has to be decompressed first.
+        let files = Files::new([("a.parquet.x", compress(b"PAR1"))]);
+        let error = files.error_of(&[files.source("a.parquet.x")]);
+        assert!(error.contains("a.parquet.x is compressed with "), "{error}");
+    }
+}
+
+fn conversation(pairs: &[(&str, &str)]) -> String {
+    let messages: Vec<_> = pairs.iter().map(|(role, content)| Message::new(*role, *content)).collect();
+    serde_json::json!({ "messages": messages }).to_string()
+}
+
+/// Files that cannot be read, with the error of naming them.
+#[test]
+fn what_is_wrong_is_named() {
+    let cases: &[(&str, &[u8], &str)] = &[
+        ("a.jsonl", b"\n{\"text\": \"cut", "a.jsonl:2: not valid JSON: EOF while parsing a string at column 13"),
+        ("a.jsonl", b"[1]", "a.jsonl:1: expected an object, found a list"),
+        (
+            "a.jsonl",
+            b"{\"body\": \"x\", \"id\": 1}",
+            "neither `text` nor `messages`: there are `body`, `id`; `field` names",
+        ),
+        ("a.jsonl", b"{}", "there are no fields"),
+        ("a.jsonl", b"{\"text\": 1}", "`text` is a number, expected text"),
+        ("a.jsonl", b"{\"text\": null}", "`text` is null, expected text"),
+        ("a.jsonl", b"{\"messages\": \"hi\"}", "`messages` is a string, expected a list"),
+        ("a.jsonl", b"{\"messages\": null}", "`messages` is null, expected a list"),
+        ("a.jsonl", b"{\"text\": \"\xff\"}", "not valid UTF-8 at byte 10 of the line"),
+        ("a.json", b"[{\"text\": \"one\"},\n\n{\"body\": 1}]", "a.json:3: neither `text` nor `messages`"),
+        ("a.json", b"[{\"text\": \"one\"},\n[2]]", "a.json:2: expected an object, found a list"),
+        ("a.json", b"[{\"text\": \"one\"},\n{\"text\": two}]", "a.json:2: not valid JSON: expected ident at column 11"),
+        (
+            "a.json",
+            b"[{\"text\": \"one\"},\n{\"a\": 1,\n\"text\" 2}]",
+            "a.json:3: not valid JSON: expected `:` at column 8",
+        ),
+        ("a.json", b"[{\"text\": \"one\"}, {}\n{}]", "a.json:2: not valid JSON: trailing characters at column 1"),
+        ("a.json", b"[{\"text\": \"one\"},\n{\"text\": \"two\"}", "a.json:2: the file ends before the JSON array does"),
+        ("a.json", b"[{\"text\": \"one\"}, {}]\n\n{}", "a.json:3: expected one JSON array and nothing else"),
+        (
+            "a.json",
+            b"{\n\"text\": \"one\"}",
+            "a.json begins with no whole JSON object, in an array or on a line of its own",
+        ),
+        ("a.json", b"[1, 2]", "a.json begins with no whole JSON object"),
+        ("a.json", b"[]", "a.json begins with no whole JSON object"),
+        ("a.csv", b"text,label\none,1\n", "a.csv is a table, and tables are not read"),
+        ("b.TSV", b"text\tlabel\n", "b.TSV is a table"),
+        ("a.jsonl.x", b"\xfd7zXZ\0", "a.jsonl.x is compressed with xz: decompress it first"),
+        ("a.jsonl.x", b"PK\x03\x04", "a.jsonl.x is compressed with zip"),
+        ("a.txt", b"", "(left out: 1 empty)"),
+        ("a.txt", b"caf\xe9", "(left out: 1 binary or not UTF-8)"),
+        ("a.txt", b"a\0", "(left out: 1 binary or not UTF-8)"),
+        ("a.txt", "\u{e9}".as_bytes().split_at(1).0, "(left out: 1 binary or not UTF-8)"),
+        (
+            "a.parquet",
+            b"PAR1",
+            match cfg!(feature = "parquet") {
+                true => "a.parquet is no Parquet file that can be read",
+                false => "a.parquet: this build does not read Parquet files: build it with the cargo feature `parquet`",
+            },
+        ),
+    ];
+    for (name, content, expected) in cases {
+        let files = Files::new([(name, content)]);
+        let error = files.error_of(&[files.source(name)]);
+        assert!(error.contains(expected), "{error}");
+    }
+    let files = Files::new([("a.csv", "text,label\none,1\n")]);
+    let source = DataSource { format: Some(Format::Text), ..files.source("a.csv") };
+    assert_eq!(files.tokens(source), documents(["text,label\none,1\n"]));
+    let error = files.error();
+    assert!(error.starts_with("no text in ") && error.contains("1 csv): data.field names"), "{error}");
+    let error = files.error_of(&[files.source("missing")]);
+    assert!(error.starts_with("cannot read ") && error.contains("missing: "), "{error}");
+    assert_eq!(files.error_of(&[]), "no data: give files or folders to train on");
+    let error = message(&files.open(&files.sources(), 1.0).unwrap_err());
+    assert_eq!(error, "validation_split = 1: must be at least 0 and below 1");
+    // Documents are held in memory.
+    let long = [&b"[{\"text\": \"short\"},\n\n{\"text\": \""[..], &vec![b'x'; 64 << 20]].concat();
+    for (name, content, line) in [("a.jsonl", vec![b' '; (64 << 20) + 1], 1), ("a.json", long, 3)] {
+        let error = Files::new([(name, content)]).error();
+        assert!(error.ends_with(&format!("{name}:{line}: longer than 67108864 bytes")), "{error}");
+    }
+}
+
+#[test]
+fn too_little_text() {
+    let files = Files::new([("a", "four")]);
+    let dataset = files.all();
+    assert!(dataset.train(wrapped(4), 0).is_ok());
+    let of = |batch_size, seq_len| SequenceShape { batch_size, ..wrapped(seq_len) };
+    for (shape, expected) in [
+        (of(1, 5), "the training split has 5 tokens, which make 0 sequences of 5 targets"),
+        (of(5, 1), "which make 4 sequences of 1 targets; one batch needs 5"),
+        (of(1, 0), "seq_len = 0: must be between 1 and 2^31 - 1"),
+        (of(0, 1), "batch_size = 0: must be between 1 and 2^31 - 1"),
+    ] {
+        let error = message(&dataset.train(shape, 0).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = message(&dataset.held_out(wrapped(1), 1).unwrap_err());
+    assert!(error.contains("the validation split has 0 tokens"), "{error}");
+}
+
+/// Opens lines of conversations as bytes.
+fn chats(lines: &[String], template: &ChatTemplate) -> anyhow::Result<Dataset> {
+    let files = Files::new([("chat.jsonl", lines.join("\n"))]);
+    files.open_with(&files.sources(), 0.0, &Tokenizer::bytes(), Some(template))
+}
+
+/// Texts of the sequences, sorted.
+fn texts(dataset: &Dataset, seq_len: usize) -> Vec<String> {
+    let text = |sequence: &Sequence| Tokenizer::bytes().decode(&sequence.tokens[..sequence.num_tokens]).unwrap();
+    let mut texts: Vec<_> = epoch(dataset, by_default(seq_len)).unwrap().iter().map(text).collect();
+    texts.sort();
+    texts
+}
+
+/// Tokens that the loss counts.
+fn targets(sequences: &[Sequence]) -> Vec<u32> {
+    let of = |s: &Sequence| {
+        let mask = s.loss_mask.as_ref().unwrap();
+        assert_eq!(mask.len() + 1, s.tokens.len());
+        (0..mask.len()).filter(|t| mask[*t]).map(|t| s.tokens[t + 1]).collect::<Vec<_>>()
+    };
+    sequences.iter().flat_map(of).collect()
+}
+
+/// The loss counts the assistant's text and nothing else. Text next to messages counts completely.
+#[test]
+fn only_what_the_assistant_says_counts() {
+    let first = conversation(&[("user", "2+2?"), ("assistant", "four"), ("user", "ok"), ("assistant", "bye")]);
+    let second = conversation(&[("user", "hi"), ("assistant", "hello")]);
+    let dataset = chats(&[first.clone(), second], &template("")).unwrap();
+    // Documents stay whole by default.
+    let expected = ["<user>2+2?\n<assistant>four\n<user>ok\n<assistant>bye\n", "<user>hi\n<assistant>hello\n"];
+    assert_eq!(texts(&dataset, 60), expected);
+    let wrapped = SequenceShape { packing: Some(Packing::Wrapped), ..by_default(7) };
+    for shape in [by_default(60), wrapped] {
+        let mut counted = targets(&epoch(&dataset, shape).unwrap());
+        let mut expected = Tokenizer::bytes().encode("four\nbye\nhello\n", SpecialTokens::AreText).unwrap();
+        counted.sort();
+        expected.sort();
+        assert_eq!(counted, expected);
+    }
+    let lines = ["{\"text\": \"before\"}".into(), first, "{\"text\": \"after\"}".into()];
+    let dataset = chats(&lines, &template("")).unwrap();
+    let all = epoch(&dataset, crate::wrapped(dataset.size().train_tokens as usize - 1)).unwrap();
+    let expected = Tokenizer::bytes().encode("beforefour\nbye\n", SpecialTokens::AreText).unwrap();
+    assert_eq!(targets(&all), [expected, documents(["after"])].concat());
+}
+
+/// Tools and variables of a row, as values or as JSON text, override the template's.
+#[test]
+fn fields_of_a_conversation_reach_its_template() {
+    let row =
+        |fields: &str| conversation(&[("user", "q"), ("assistant", "a")]).replacen('{', &format!("{{{fields}"), 1);
+    let rows = [
+        r#""#,
+        r#""tools": [{"name": "add"}], "#,
+        r#""tools": "[{\"name\": \"add\"}]", "#,
+        r#""tools": ["{\"name\": \"add\"}"], "#,
+        r#""tools": " ", "#,
+        r#""chat_template_kwargs": {"enable_thinking": false}, "#,
+        r#""chat_template_kwargs": "{\"enable_thinking\": true, \"x\": 7}", "#,
+        r#""chat_template_kwargs": null, "enable_thinking": false, "#,
+    ]
+    .map(row);
+    let source = format!(
+        "{{% for tool in tools or [] %}}[{{{{ tool.name }}}}]{{% endfor %}}\
+         {{% if enable_thinking is defined and not enable_thinking %}}off{{% endif %}}{{{{ x }}}}{TEMPLATE}"
+    );
+    let template = ChatTemplate::new(&source, [("x", "1")]).unwrap();
+    let mut begins = texts(&chats(&rows, &template).unwrap(), 32);
+    begins.iter_mut().for_each(|text| text.truncate(text.find('<').unwrap()));
+    assert_eq!(begins, ["1", "1", "7", "[add]1", "[add]1", "[add]1", "off1", "off1"]);
+    for (fields, expected) in [
+        (r#""tools": "[{", "#, "`tools` is text that is no JSON: EOF while parsing"),
+        (r#""tools": "{}", "#, "`tools` is an object, expected a list"),
+        (r#""tools": 3, "#, "`tools` is a number, expected a list"),
+        (r#""tools": [{}, 3], "#, "`tools[1]` is a number, expected an object"),
+        (r#""tools": ["{", {}], "#, "`tools[0]` is text that is no JSON: EOF while parsing"),
+        (r#""chat_template_kwargs": {"tools": []}, "#, "`tools` in `chat_template_kwargs` is not for others to set"),
+        (r#""chat_template_kwargs": [], "#, "`chat_template_kwargs` is a list, expected an object"),
+        (r#""chat_template_kwargs": "{", "#, "`chat_template_kwargs` is text that is no JSON"),
+        (r#""enable_thinking": "no", "#, "`enable_thinking` is a string, expected a boolean"),
+    ] {
+        let error = message(&chats(&[row(fields)], &template).unwrap_err());
+        assert!(error.contains(&format!("chat.jsonl:1: {expected}")), "{error}");
+    }
+}
+
+/// Templates print nothing for missing content, and print other types in different ways.
+#[test]
+fn a_turn_without_content_is_named() {
+    let good = conversation(&[("user", ""), ("assistant", "yo")]);
+    let user = r#"{"role": "user", "content": "hi"}"#;
+    for (bad, expected) in [
+        (
+            r#"{"role": "user", "text": "hi"}"#,
+            "message 0 (user) has neither `content` nor `tool_calls`: there are `role`, `text`",
+        ),
+        (&*format!(r#"{user}, {{"role": "assistant", "content": null}}"#), "message 1 (assistant) has neither"),
+        (&format!(r#"{user}, {{"role": "assistant", "tool_calls": []}}"#), "message 1 (assistant) has neither"),
+        (
+            r#"{"role": "user", "content": []}"#,
+            "`content` of message 0 (user) is an empty list, expected text or a list of parts",
+        ),
+        (
+            &format!(r#"{user}, {{"role": "assistant", "content": {{"a": 1}}}}"#),
+            "`content` of message 1 (assistant) is an object",
+        ),
+        (r#"{"role": "system", "content": 5}"#, "`content` of message 0 (system) is a number or a boolean"),
+        (r#"{"from": "human", "value": "hi"}"#, "message 0 has no `role`: there are `from`, `value`"),
+        (r#"{"role": 1, "content": "hi"}"#, "`messages[0].role` is a number, expected text"),
+        (r#""hi""#, "`messages[0]` is a string, expected an object"),
+        (
+            r#"{"role": "human", "content": "hi"}, {"role": "gpt", "content": "yo"}"#,
+            "the conversation has nothing that the assistant says; its roles are `gpt`, `human`",
+        ),
+    ] {
+        let error = chats(&[good.clone(), format!("{{\"messages\": [{bad}]}}")], &template("")).unwrap_err();
+        assert!(message(&error).contains(&format!("chat.jsonl:2: {expected}")), "{error:#}");
+    }
+    let files = Files::new([("chat.jsonl", good)]);
+    assert!(
+        files.error().ends_with("chat.jsonl:1: `messages` need a chat template: use a tokenizer that comes with one")
+    );
+}
+
+/// The cache has tokens for a tokenizer without this limit.
+#[test]
+fn a_token_that_the_model_does_not_have_is_named() {
+    let files = Files::new([("a.jsonl", "{\"text\": \"b\"}\n{\"text\": \"abc\"}\n")]);
+    let tokenizer = folder_with_tokenizer();
+    let longest = tokenizer.encode("abc", SpecialTokens::AreText).unwrap().into_iter().max().unwrap();
+    let open = |tokenizer: &Tokenizer| files.open_with(&files.sources(), 0.0, tokenizer, None);
+    open(&tokenizer).unwrap();
+    let error = message(&open(&tokenizer.for_vocabulary(longest as usize).unwrap()).unwrap_err());
+    let end = format!("is none of the model, whose vocabulary has {longest}");
+    assert!(error.contains(&format!("a.jsonl:2: token {longest} (")) && error.ends_with(&end), "{error}");
+}
+
+/// A source as written in a TOML config.
+#[test]
+fn a_source_is_a_section_of_a_config() {
+    let source: DataSource = toml::from_str("paths = ['a', 'b']\nformat = 'jsonl'\nweight = 0.5").unwrap();
+    let expected = DataSource { format: Some(Format::Jsonl), weight: Some(0.5), ..DataSource::new(["a", "b"]) };
+    assert_eq!((&source, &*source.field), (&expected, "text"));
+    assert!(toml::from_str::<DataSource>("path = 'a'").unwrap_err().to_string().contains("unknown field `path`"));
+    assert!(toml::from_str::<DataSource>("paths = []\nformat = 'csv'").is_err());
+    assert_eq!(toml::from_str::<DataSource>(&toml::to_string(&source).unwrap()).unwrap(), source);
+}

@@ -1,0 +1,161 @@
+//! Training data, from files to sequences: formats, the cache, packing, order and positions.
+
+mod cache;
+mod digests;
+mod formats;
+mod packing;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod selection;
+mod sequences;
+mod split;
+mod token_files;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use tempfile::TempDir;
+use trainer::rng::Rng;
+use trainer::{
+    ChatTemplate, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences, Validation,
+};
+
+/// Folder with files, and a cache next to it.
+struct Files {
+    dir: TempDir,
+}
+
+impl Files {
+    fn new<C: AsRef<[u8]>>(files: impl IntoIterator<Item = (impl AsRef<Path>, C)>) -> Self {
+        let new = Self { dir: TempDir::new().unwrap() };
+        fs::create_dir(new.root()).unwrap();
+        files.into_iter().for_each(|(name, content)| new.write(name, content));
+        new
+    }
+
+    fn root(&self) -> PathBuf {
+        self.dir.path().join("files")
+    }
+
+    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root().join(name)
+    }
+
+    fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    fn write(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+
+    fn source(&self, name: impl AsRef<Path>) -> DataSource {
+        DataSource::new([self.path(name)])
+    }
+
+    /// All files as one source.
+    fn sources(&self) -> Vec<DataSource> {
+        vec![DataSource::new([self.root()])]
+    }
+
+    fn open(&self, sources: &[DataSource], validation_split: f64) -> Result<Dataset> {
+        self.open_with(sources, validation_split, &Tokenizer::bytes(), None)
+    }
+
+    fn open_with(
+        &self,
+        sources: &[DataSource],
+        validation_split: f64,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+    ) -> Result<Dataset> {
+        Dataset::open(sources, Validation::Fraction(validation_split), tokenizer, template, &self.cache(), &mut |_| {})
+    }
+
+    /// Tokens of a source as one stream.
+    fn tokens(&self, source: DataSource) -> Vec<u32> {
+        stream(&self.open(&[source], 0.0).unwrap()).0
+    }
+
+    /// All files as bytes, without a validation part.
+    fn all(&self) -> Dataset {
+        self.open(&self.sources(), 0.0).unwrap()
+    }
+
+    /// Message, with its causes, of the error of opening all files and reading an epoch.
+    fn error(&self) -> String {
+        self.error_of(&self.sources())
+    }
+
+    fn error_of(&self, sources: &[DataSource]) -> String {
+        message(&self.open(sources, 0.0).and_then(|dataset| epoch(&dataset, wrapped(2))).unwrap_err())
+    }
+}
+
+fn message(error: &anyhow::Error) -> String {
+    format!("{error:#}")
+}
+
+fn wrapped(seq_len: usize) -> SequenceShape {
+    SequenceShape { batch_size: 1, seq_len, packing: Some(Packing::Wrapped) }
+}
+
+fn whole(seq_len: usize) -> SequenceShape {
+    SequenceShape { packing: Some(Packing::Whole), ..wrapped(seq_len) }
+}
+
+fn by_default(seq_len: usize) -> SequenceShape {
+    SequenceShape { packing: None, ..wrapped(seq_len) }
+}
+
+/// All sequences of the first epoch.
+fn epoch(dataset: &Dataset, shape: SequenceShape) -> Result<Vec<Sequence>> {
+    let sequences = dataset.train(shape, 1)?;
+    let count = sequences.sequences_per_epoch().iter().sum::<u64>();
+    sequences.take(count as usize).collect()
+}
+
+fn take(sequences: &mut TrainSequences, count: usize) -> Vec<Sequence> {
+    sequences.take(count).collect::<Result<_, _>>().unwrap()
+}
+
+/// The training stream as one window, and the positions where documents begin.
+fn stream(dataset: &Dataset) -> (Vec<u32>, Vec<usize>) {
+    let tokens = dataset.size().train_tokens as usize;
+    let sequences = epoch(dataset, wrapped(tokens - 1)).unwrap();
+    assert_eq!((sequences.len(), sequences[0].tokens.len()), (1, tokens));
+    (sequences[0].tokens.clone(), sequences[0].document_starts.clone())
+}
+
+fn held_out_stream(dataset: &Dataset) -> Vec<u32> {
+    match dataset.size().held_out_tokens as usize {
+        0 => vec![],
+        tokens => dataset.held_out(wrapped(tokens - 1), 1).unwrap()[0].tokens.clone(),
+    }
+}
+
+/// Stream of these texts as bytes.
+fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
+    texts.into_iter().flat_map(|text| Tokenizer::bytes().document(text.as_ref()).unwrap()).collect()
+}
+
+/// Random letters.
+fn noise(rng: &mut Rng, len: usize) -> String {
+    (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
+}
+
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
+                        {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// Chat template that begins with `before`.
+fn template(before: &str) -> ChatTemplate {
+    ChatTemplate::new(&format!("{before}{TEMPLATE}"), [("", ""); 0]).unwrap()
+}
+
+/// Tokenizer of the test vectors.
+fn folder_with_tokenizer() -> Tokenizer {
+    Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
+}

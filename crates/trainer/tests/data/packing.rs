@@ -1,0 +1,169 @@
+//! Windows of the stream and whole documents: every target once, boundaries where documents begin,
+//! no loss on padding.
+
+use proptest::prelude::*;
+use trainer::batches::{AttnMaskType, TrainBatches};
+use trainer::data::EpochSize;
+use trainer::rng::Rng;
+use trainer::{Message, Sequence, SequenceShape, Tokenizer};
+
+use crate::{Files, by_default, documents, epoch, noise, template, token_files, whole, wrapped};
+
+/// Documents of random letters, one per line, and their tokens.
+fn random_documents(lens: &[usize], seed: u64) -> (Files, Vec<Vec<u32>>) {
+    let mut rng = Rng::new(seed);
+    let texts: Vec<String> = lens.iter().map(|len| noise(&mut rng, *len)).collect();
+    let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
+    (Files::new([("a.jsonl", lines)]), texts.iter().map(|text| documents([text])).collect())
+}
+
+/// Checks the invariants of a sequence.
+fn check(sequence: &Sequence, seq_len: usize) {
+    let Sequence { tokens, loss_mask, document_starts, num_tokens } = sequence;
+    assert_eq!(tokens.len(), seq_len + 1);
+    assert!((1..=seq_len + 1).contains(num_tokens));
+    // Every document begins with BOS, and no other token is BOS. Without EOS, padding is BOS too.
+    let begins: Vec<usize> = (0..*num_tokens).filter(|place| tokens[*place] == 256).collect();
+    assert_eq!(document_starts, &begins);
+    match loss_mask {
+        None => assert_eq!(*num_tokens, seq_len + 1),
+        Some(mask) => {
+            let expected: Vec<bool> = (1..=seq_len).map(|target| target < *num_tokens).collect();
+            assert_eq!(mask, &expected);
+        }
+    }
+}
+
+fn without_padding(sequences: &[Sequence]) -> Vec<Vec<u32>> {
+    let mut parts: Vec<_> = sequences.iter().map(|sequence| sequence.tokens[..sequence.num_tokens].to_vec()).collect();
+    parts.sort();
+    parts
+}
+
+/// Next-fit by definition, for documents in memory.
+fn next_fit(documents: &[Vec<u32>], len: usize) -> Vec<Vec<u32>> {
+    let mut sequences: Vec<Vec<u32>> = vec![];
+    let mut open: Vec<u32> = vec![];
+    for document in documents {
+        if open.len() + document.len() <= len {
+            open.extend(document);
+            continue;
+        }
+        sequences.extend((!open.is_empty()).then_some(open));
+        let mut rest = &document[..];
+        while rest.len() > len {
+            sequences.push(rest[..len].to_vec());
+            rest = &rest[len - 1..];
+        }
+        open = rest.to_vec();
+    }
+    sequences.extend((!open.is_empty()).then_some(open));
+    sequences.sort();
+    sequences
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_target_is_in_one_sequence(lens in proptest::collection::vec(1..40_usize, 1..20), seq_len in 1..30_usize, seed: u64) {
+        let (files, documents) = random_documents(&lens, seed);
+        let (all, dataset) = (documents.concat(), files.all());
+        let sequences = epoch(&dataset, whole(seq_len)).unwrap();
+        sequences.iter().for_each(|sequence| check(sequence, seq_len));
+        prop_assert_eq!(without_padding(&sequences), next_fit(&documents, seq_len + 1));
+        // Every token except the first of a document is a target in that document.
+        let targets = sequences.iter().map(|s| (1..s.num_tokens).filter(|t| !s.document_starts.contains(t)).count());
+        prop_assert_eq!(targets.sum::<usize>(), lens.iter().sum::<usize>());
+        prop_assume!(all.len() > seq_len);
+        // Text is wrapped by default.
+        let sequences = epoch(&dataset, by_default(seq_len)).unwrap();
+        sequences.iter().for_each(|sequence| check(sequence, seq_len));
+        let windows = (0..all.len() - 1).step_by(seq_len).map(|begin| all[begin..all.len().min(begin + seq_len + 1)].to_vec());
+        let mut windows: Vec<_> = windows.collect();
+        windows.sort();
+        prop_assert_eq!(without_padding(&sequences), windows);
+    }
+}
+
+/// The target at a boundary is predicted from the end of another document.
+#[test]
+fn boundaries() {
+    let files = Files::new([("a", "xy"), ("b", "z")]);
+    let mut sequences = epoch(&files.all(), wrapped(3)).unwrap();
+    sequences.sort_by_key(|sequence| sequence.tokens.clone());
+    let of = |tokens: [u32; 4], loss_mask, document_starts: &[usize], num_tokens| Sequence {
+        tokens: tokens.into(),
+        loss_mask,
+        document_starts: document_starts.into(),
+        num_tokens,
+    };
+    let padded = of([256, 122, 256, 256], Some(vec![true, false, false]), &[0], 2);
+    assert_eq!(sequences, [of([256, 120, 121, 256], None, &[0, 3], 4), padded]);
+}
+
+#[test]
+fn held_out_documents_stay_whole() {
+    let (files, _) = random_documents(&[9; 40], 1);
+    let dataset = files.open(&files.sources(), 0.25).unwrap();
+    let sequences = dataset.held_out(whole(24), usize::MAX).unwrap();
+    assert_eq!(sequences.len(), 5);
+    for sequence in &sequences {
+        check(sequence, 24);
+        assert_eq!(sequence.document_starts, [0, 10]);
+    }
+}
+
+/// The size of an epoch is of the sequences that are read. Token files do not list documents.
+#[test]
+fn the_size_of_an_epoch() {
+    let (files, _) = random_documents(&[9, 30, 9], 1);
+    let size = |files: &Files, shape: SequenceShape| files.all().train(shape, 0).unwrap().epoch_size();
+    let expected =
+        EpochSize { documents: Some(3), targets: Some(51), tokens: 51, sequences: 4, ..EpochSize::default() };
+    assert_eq!(size(&files, wrapped(14)), expected);
+    assert_eq!(size(&files, whole(14)), EpochSize { cut: 1, ..expected });
+    let tokens: Vec<u32> = [256].into_iter().chain(0..20).chain([256]).chain(0..5).collect();
+    let files = Files::new([("a.bin", token_files::token_file(token_files::GPT_2, &tokens))]);
+    let expected = EpochSize { sequences: 3, tokens: 27, targets: Some(27), ..EpochSize::default() };
+    assert_eq!(size(&files, wrapped(9)), expected);
+    assert_eq!(size(&files, whole(9)), EpochSize { cut: 1, ..expected });
+}
+
+/// Long questions and short answers: an epoch has the sequences with answers, and the next epoch
+/// has them again.
+#[test]
+fn sequences_without_targets_are_left_out() {
+    let lines = (0..24).map(|i| {
+        let messages = [Message::new("user", " the".repeat(3000)), Message::new("assistant", format!("an I{i}."))];
+        format!("{}\n", serde_json::json!({ "messages": messages }))
+    });
+    let files = Files::new([("a.jsonl", lines.collect::<String>())]);
+    let open =
+        |fraction| files.open_with(&files.sources(), fraction, &Tokenizer::bytes(), Some(&template(""))).unwrap();
+    let dataset = open(0.0);
+    for shape in [whole(64), wrapped(64)] {
+        let mut sequences = dataset.train(shape, 0).unwrap();
+        let EpochSize { sequences: count, without_targets, targets, .. } = sequences.epoch_size();
+        assert!((24..=48).contains(&count) && without_targets > 1000, "{count}, {without_targets}");
+        let mut epoch = || -> Vec<Sequence> {
+            let mut epoch = crate::take(&mut sequences, count as usize);
+            epoch.sort_by_key(|sequence| sequence.tokens.clone());
+            epoch
+        };
+        let (first, second) = (epoch(), epoch());
+        assert_eq!(first, second);
+        let counted = first.iter().flat_map(|sequence| sequence.loss_mask.iter().flatten());
+        assert_eq!(counted.filter(|counts| **counts).count() as u64, targets.unwrap());
+    }
+    // A batch at the end of an epoch also has sequences of the next one.
+    let shape = SequenceShape { batch_size: 7, ..whole(64) };
+    let mut batches = TrainBatches::new(&dataset, shape, AttnMaskType::Causal, 0).unwrap();
+    let epoch = batches.sequences_per_epoch()[0];
+    while batches.epochs() == Some(0) {
+        batches.next_batch().unwrap();
+    }
+    assert_eq!(batches.of_epoch(), epoch.next_multiple_of(7) - epoch);
+    let held_out = open(0.5).held_out(whole(64), 5).unwrap();
+    assert!(held_out.len() == 5 && held_out.iter().all(|s| s.loss_mask.as_ref().unwrap().contains(&true)));
+}

@@ -1,0 +1,327 @@
+//! Small models, text folders and checkpoints for the other modules.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use trainer::CausalLmExt;
+
+use anyhow::Error;
+use burn::backend::{Autodiff, Flex};
+use burn::module::Module;
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
+use burn_float8::Float8;
+use burn_float8::seam::visit_params;
+use device_select::SelectedDevice;
+use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use trainer::job::Text;
+use trainer::job::Weights;
+use trainer::job::{Outcome, Start, prepare, train};
+use trainer::rng::Rng;
+use trainer::{Dataset, ProgressLine, Step, Steps, TensorFiles, Tokenizer};
+
+/// Backend that trains in FP8.
+pub(crate) type Train = Float8<Autodiff<Flex>>;
+
+/// Two layers, three query heads per key head, and heads wider than `hidden / heads`.
+pub(crate) fn tiny() -> DecoderConfig {
+    let dims = Dimensions {
+        vocab_size: 288,
+        hidden_size: 48,
+        intermediate_size: 80,
+        num_layers: 2,
+        num_heads: 6,
+        num_kv_heads: 2,
+        head_dim: 12,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        max_seq_len: 64,
+        tie_word_embeddings: false,
+        qk_norm: false,
+        qkv_bias: false,
+        moe: None,
+    };
+    DecoderConfig { dims, rope_scaling: None, ..DecoderConfig::preset("debug").unwrap() }
+}
+
+/// Tiny model with other sizes.
+pub(crate) fn tiny_with(change: impl FnOnce(&mut Dimensions)) -> DecoderConfig {
+    let mut config = tiny();
+    change(&mut config.dims);
+    config
+}
+
+/// Four experts in each layer, two for each token.
+pub(crate) fn tiny_moe() -> DecoderConfig {
+    tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts: 4, num_experts_per_tok: 2 }))
+}
+
+pub(crate) fn llama3_scaling() -> RopeScaling {
+    RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
+}
+
+pub(crate) fn model<B: Backend>(config: DecoderConfig, seed: u64) -> Decoder<B> {
+    Decoder::new(config, &Default::default()).unwrap().init_weights(seed)
+}
+
+/// `[B, T]` tokens below `vocab`.
+pub(crate) fn tokens(shape: [usize; 2], vocab: usize, seed: u64) -> Vec<i32> {
+    let mut rng = Rng::named(seed, "tokens");
+    (0..shape[0] * shape[1]).map(|_| rng.below(vocab) as i32).collect()
+}
+
+pub(crate) fn ids<B: Backend>(tokens: &[i32], shape: [usize; 2]) -> Tensor<B, 2, Int> {
+    Tensor::from_data(TensorData::new(tokens.to_vec(), shape), &Default::default())
+}
+
+pub(crate) fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+/// max |a - b| / max |b|.
+pub(crate) fn relative(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    let scale = b.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
+    a.iter().zip(b).fold(0.0_f32, |max, (x, y)| max.max((x - y).abs())) / scale
+}
+
+/// One tensor of a checkpoint: name, dtype, shape, little-endian bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Stored {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub(crate) fn f32(name: &str, shape: &[usize], values: &[f32]) -> Self {
+        assert_eq!(shape.iter().product::<usize>(), values.len());
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Self { name: name.into(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
+    }
+}
+
+/// Tensors of a Hugging Face checkpoint of `config`, listed by name as in transformers.
+pub(crate) fn tensor_shapes(config: &DecoderConfig) -> Vec<(String, Vec<usize>)> {
+    let Dimensions { vocab_size, hidden_size: h, intermediate_size, .. } = config.dims;
+    let q = config.dims.num_heads * config.dims.head_dim;
+    let kv = config.dims.num_kv_heads * config.dims.head_dim;
+    let mut shapes = vec![("model.embed_tokens.weight".to_string(), vec![vocab_size, h])];
+    for layer in 0..config.dims.num_layers {
+        for (name, shape) in [
+            ("input_layernorm", vec![h]),
+            ("self_attn.q_proj", vec![q, h]),
+            ("self_attn.k_proj", vec![kv, h]),
+            ("self_attn.v_proj", vec![kv, h]),
+            ("self_attn.o_proj", vec![h, q]),
+            ("post_attention_layernorm", vec![h]),
+            ("mlp.gate_proj", vec![intermediate_size, h]),
+            ("mlp.up_proj", vec![intermediate_size, h]),
+            ("mlp.down_proj", vec![h, intermediate_size]),
+        ] {
+            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
+        }
+    }
+    shapes.push(("model.norm.weight".into(), vec![h]));
+    if !config.dims.tie_word_embeddings {
+        shapes.push(("lm_head.weight".into(), vec![vocab_size, h]));
+    }
+    shapes
+}
+
+/// [`tensor_shapes`] with random values.
+pub(crate) fn stored_tensors(config: &DecoderConfig, seed: u64) -> Vec<Stored> {
+    let random = |(name, shape): &(String, Vec<usize>)| {
+        let mut rng = Rng::named(seed, name);
+        let offset = if name.contains("norm") { 1.0 } else { 0.0 };
+        let count = shape.iter().product();
+        let values: Vec<f32> = (0..count).map(|_| (offset + 0.1 * rng.truncated_normal(3.0)) as f32).collect();
+        Stored::f32(name, shape, &values)
+    };
+    tensor_shapes(config).iter().map(random).collect()
+}
+
+pub(crate) fn write_safetensors(path: &Path, tensors: &[Stored]) {
+    let views = tensors.iter().map(|t| (t.name.clone(), TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// Older form of a `config.json`.
+pub(crate) fn hf_json(config: &DecoderConfig) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "attention_bias": false,
+        "vocab_size": config.dims.vocab_size,
+        "hidden_size": config.dims.hidden_size,
+        "intermediate_size": config.dims.intermediate_size,
+        "num_hidden_layers": config.dims.num_layers,
+        "num_attention_heads": config.dims.num_heads,
+        "num_key_value_heads": config.dims.num_kv_heads,
+        "head_dim": config.dims.head_dim,
+        "rms_norm_eps": config.dims.rms_norm_eps,
+        "rope_theta": config.dims.rope_theta,
+        "rope_scaling": null,
+        "max_position_embeddings": config.dims.max_seq_len,
+        "tie_word_embeddings": config.dims.tie_word_embeddings,
+    })
+}
+
+pub(crate) fn write_json(path: &Path, value: &Value) {
+    fs::write(path, serde_json::to_string(value).unwrap()).unwrap();
+}
+
+/// Text with a pattern that a tiny model can learn.
+pub(crate) fn write_text(dir: &Path, files: usize) {
+    for file in 0..files {
+        let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
+        fs::write(dir.join(format!("{file:02}.rs")), lines.concat()).unwrap();
+    }
+}
+
+pub(crate) fn text() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    write_text(dir.path(), 10);
+    dir
+}
+
+/// Run of the tiny model on `data`.
+pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
+    let tiny = [
+        "model.vocab_size=288",
+        "model.hidden_size=48",
+        "model.intermediate_size=80",
+        "model.num_layers=2",
+        "model.num_heads=6",
+        "model.num_kv_heads=2",
+        "model.head_dim=12",
+        "training.steps=12",
+        "training.batch_size=4",
+        "training.seq_len=24",
+        "training.log_every=5",
+        "training.eval_batches=2",
+        "generate.max_new_tokens=8",
+    ];
+    let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
+    let mut config = RunConfig::load(None, &settings).unwrap();
+    config.data.paths = vec![data.into()];
+    config.data.cache = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokens"));
+    config
+}
+
+pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
+    let mut log = Vec::new();
+    let outcome =
+        train::<Decoders, Train>(config, &Start::default(), &SelectedDevice::Cpu, &Default::default(), &mut log)?;
+    Ok((outcome, String::from_utf8(log).unwrap()))
+}
+
+/// Typed cause of a refusal.
+pub(crate) fn cause<E: std::error::Error + Send + Sync + 'static, T>(result: Result<T, Error>) -> E {
+    let error = result.err().expect("it was to be refused");
+    error.downcast().unwrap_or_else(|error| panic!("{error:?}"))
+}
+
+/// Requires a refusal with this text.
+pub(crate) fn refuses<T>(result: Result<T, Error>, text: &str) {
+    let error = result.err().expect("it was to be refused").to_string();
+    assert!(error.contains(text), "{error}");
+}
+
+/// Byte tokenizer.
+pub(crate) fn bytes() -> Text {
+    Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
+}
+
+/// Data of `config`, as bytes.
+pub(crate) fn open(config: &RunConfig) -> Dataset {
+    config.open_data(&bytes(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap()
+}
+
+/// A new run of `config`, step by step; `change` is applied to the model last.
+pub(crate) fn steps<'a>(
+    config: &'a RunConfig,
+    data: &Dataset,
+    change: impl FnOnce(Decoder<Train>) -> Decoder<Train>,
+) -> Steps<'a, Train, Decoder<Train>> {
+    let weights = Weights::open(config, None, config.dimensions().unwrap()).unwrap();
+    let model =
+        prepare::<Decoders, Train>(config, weights, &Default::default(), &ProgressLine::hidden(), &mut std::io::sink())
+            .unwrap();
+    Steps::new(config.steps(), change(model), config.train_batches(data).unwrap(), None).unwrap()
+}
+
+/// Takes `count` steps.
+pub(crate) fn advance<'a>(
+    mut steps: Steps<'a, Train, Decoder<Train>>,
+    count: usize,
+) -> (Steps<'a, Train, Decoder<Train>>, Vec<Step<Train>>) {
+    let made = (0..count).map(|_| steps.step(&Default::default()).unwrap()).collect();
+    (steps, made)
+}
+
+/// Name, shape and values of every parameter in f32, by its path.
+pub(crate) fn named_values<B: Backend, M: Module<B>>(model: &M) -> Vec<(String, Vec<usize>, Vec<f32>)> {
+    let mut all = vec![];
+    visit_params::<B, M>(model, |param| {
+        let value = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(param.float().unwrap()));
+        let data = value.cast(DType::F32).into_data();
+        all.push((param.name(), data.shape.to_vec(), data.to_vec().unwrap()));
+    });
+    all
+}
+
+/// Bits of every parameter in f32.
+pub(crate) fn parameters(model: &Decoder<Train>) -> Vec<u32> {
+    named_values(model).into_iter().flat_map(|(_, _, values)| values).map(f32::to_bits).collect()
+}
+
+/// Metadata of a file of vectors.
+pub(crate) fn metadata(path: &Path) -> BTreeMap<String, String> {
+    let file = fs::read(path).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+    header.metadata().clone().unwrap().into_iter().collect()
+}
+
+/// Compares a model's logits with transformers' logits in a file of vectors. They may differ by
+/// `bound` of the largest logit.
+pub(crate) fn check_logits(vectors: &Path, model: &Decoder<Flex>, bound: f32) {
+    let vectors = TensorFiles::open_file(vectors).unwrap();
+    let input_ids = vectors.get("input_ids").unwrap();
+    let shape = input_ids.shape().try_into().unwrap();
+    let input_ids: Vec<_> = input_ids.bytes().unwrap().as_chunks().0.iter().map(|&id| i32::from_le_bytes(id)).collect();
+    let expected = vectors.get("logits").unwrap().to_f32().unwrap();
+    let error = relative(&values(model.forward(ids(&input_ids, shape))), &expected);
+    println!("at most {error:.1e} of the largest logit from transformers' logits");
+    assert!(error <= bound, "{error:e}");
+}
+
+/// Text of an error with all its causes.
+pub(crate) fn chain(error: impl Into<anyhow::Error>) -> String {
+    format!("{:#}", error.into())
+}
+
+/// Runs this test alone in another process, through `shell` if given, and requires it to pass.
+pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path, shell: Option<&str>) {
+    let binary = env::current_exe().unwrap();
+    let mut command = match shell {
+        Some(shell) => {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(binary);
+            command
+        }
+        None => Command::new(binary),
+    };
+    let output = command.args(["--exact", test, "--nocapture"]).env(variable, folder).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    println!("{out}{err}");
+    assert!(output.status.success() && out.contains("1 passed"), "{test} failed");
+}

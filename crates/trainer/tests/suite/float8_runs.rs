@@ -1,0 +1,116 @@
+//! FP8 exports of runs: the same bytes after import and export, and the scales of delayed scaling.
+
+use std::path::Path;
+
+use burn::module::AutodiffModule;
+use burn_float8::{Recipe, report};
+use models::Decoders;
+use serde_json::json;
+use trainer::checkpoint::{SavedRun, Which};
+use trainer::job::{Weights, prepare};
+use trainer::{ProgressLine, TensorFiles};
+
+use crate::common::{Train, ids, run, run_config, text, tokens};
+use crate::float8_exports::{contents, fused, json_file, llama3};
+
+/// Run of the square model with this recipe, and its checkpoint folder.
+fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> models::RunConfig {
+    let settings = [
+        "model.hidden_size=128".into(),
+        "model.intermediate_size=256".into(),
+        "model.num_heads=8".into(),
+        "model.num_kv_heads=4".into(),
+        "model.head_dim=32".into(),
+        "training.steps=3".into(),
+        "training.precision=fp8".into(),
+        "generate.max_new_tokens=0".into(),
+        format!("float8.recipe={recipe}"),
+    ];
+    let settings: Vec<&str> = settings.iter().map(|setting: &String| setting.as_str()).chain(delayed).collect();
+    let mut config = run_config(data, &settings);
+    config.checkpoint.output_dir = Some(folder.into());
+    run(&config).unwrap();
+    config
+}
+
+/// The default recipe is the run's, or an FP8 folder's, whose bits do not change. Covers sharded
+/// folders too.
+#[test]
+fn export_import_export_gives_the_same_bytes() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
+    for recipe in [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
+        let [run, first, second, third] =
+            ["run", "first", "second", "third"].map(|name| path(&format!("{recipe}-{name}")));
+        trained(recipe, None, data.path(), run.as_ref());
+        let out = llama3(&["export", &run, &first, "--format", "fp8"]).unwrap();
+        assert!(out.contains("FP8: 14 of 15 linears") && out.contains("in high precision: lm_head"), "{out}");
+        let out = llama3(&["export", &first, &second, "--format", "fp8"]).unwrap();
+        assert!(out.contains("14 keep their codes"), "{recipe}: {out}");
+        let (was, now) = (contents(first.as_ref()), contents(second.as_ref()));
+        assert_eq!(was.keys().collect::<Vec<_>>(), now.keys().collect::<Vec<_>>());
+        assert!(was == now, "{recipe}");
+        let has_input_scales =
+            TensorFiles::open_folder(&first).unwrap().names().any(|name| name.ends_with("input_scale"));
+        assert_eq!(has_input_scales, recipe == Recipe::Delayed);
+
+        llama3(&["export", &first, &third, "--format", "fp8", "--max-shard-size", "100KB"]).unwrap();
+        let [one, shards] = [&first, &third].map(|folder| TensorFiles::open_folder(folder).unwrap());
+        let tensors = |files: &TensorFiles| -> Vec<_> {
+            files.names().map(|name| (name.to_string(), files.get(name).unwrap().bytes().unwrap())).collect()
+        };
+        assert!(tensors(&one) == tensors(&shards), "{recipe}");
+        let index = json_file(&Path::new(&third).join("model.safetensors.index.json"));
+        assert_eq!(index["metadata"]["total_size"], json!(one.num_bytes()));
+        assert_eq!(index["weight_map"].as_object().unwrap().len(), one.names().count());
+    }
+}
+
+/// With delayed scaling, an export uses the scales of the next step, like an evaluation.
+#[test]
+fn delayed_scales_are_those_of_the_next_step() {
+    let data = text();
+    for delayed in
+        [None, Some("float8.delayed_scaling={ amax_history_len = 2, amax_compute_algo = \"most_recent\", margin = 1 }")]
+    {
+        compare_delayed(data.path(), delayed);
+    }
+}
+
+fn compare_delayed(data: &Path, delayed: Option<&str>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (run, folder) = (dir.path().join("run"), dir.path().join("hf"));
+    let config = trained(Recipe::Delayed, delayed, data, &run);
+    llama3(&["export", run.to_str().unwrap(), folder.to_str().unwrap(), "--format", "fp8"]).unwrap();
+
+    let saved = SavedRun::open(&run, Which::Latest).unwrap();
+    let weights = Weights::open(&config, Some(&saved), config.dimensions().unwrap()).unwrap();
+    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+    let model = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
+    saved.restore_float8::<Train, _>(&model).unwrap();
+    let model = model.valid();
+    model.forward(ids(&tokens([2, 16], 288, 6), [2, 16]));
+    let report = report(&model);
+    let files = TensorFiles::open_folder(&folder).unwrap();
+    let read = |name: String| files.get(&name).unwrap_or_else(|| panic!("{name}")).to_f32().unwrap()[0];
+    let scale = |layer: &str, operand: usize| {
+        let layer = report.layers.iter().find(|found| format!("model.{}", found.name) == layer).unwrap();
+        layer.fprop.operands[operand].scale.unwrap()
+    };
+    let mut checked = 0;
+    for layer in report.layers.iter().filter(|layer| layer.is_float8) {
+        let name = format!("model.{}", layer.name);
+        let parent = name.rsplit_once('.').unwrap().0;
+        let least = |operand| {
+            let scales = fused(&name).iter().map(|other| scale(&format!("{parent}.{other}"), operand));
+            scales.reduce(f32::min).unwrap()
+        };
+        assert_eq!(read(format!("{name}.input_scale")), 1.0 / least(0), "{name}");
+        assert_eq!(read(format!("{name}.weight_scale")), 1.0 / least(1), "{name}");
+        checked += 1;
+    }
+    assert_eq!(checked, 14);
+    let inputs =
+        &json_file(&folder.join("config.json"))["quantization_config"]["config_groups"]["group_0"]["input_activations"];
+    assert_eq!((&inputs["dynamic"], &inputs["strategy"]), (&json!(false), &json!("tensor")));
+}

@@ -1,0 +1,89 @@
+//! High precision, FP8, high precision in one run: the switches are at the right steps and exact.
+
+use burn::module::{AutodiffModule, Module};
+use burn_float8::set_float8_enabled;
+use trainer::Step;
+use trainer::config::Precision;
+use trainer::run::mean_loss;
+
+use crate::common::{Train, advance, open, parameters, run, run_config as config, steps, text, values};
+
+fn losses(made: &[Step<Train>]) -> Vec<u32> {
+    made.iter().map(|step| values(step.loss.clone())[0].to_bits()).collect()
+}
+
+#[test]
+fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
+    const WARMUP: usize = 3;
+    let folder = text();
+    for recipe in ["tensorwise", "delayed", "rowwise_with_gw_hp"] {
+        let recipe = format!("float8.recipe={recipe}");
+        let config = |settings: &[&str]| config(folder.path(), &[&[recipe.as_str()], settings].concat());
+        let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
+        let data = open(&scheduled);
+        let (run, made) = advance(steps(&scheduled, &data, |model| model), WARMUP + 2);
+        let expected = losses(&made[WARMUP..]);
+        let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
+        assert_eq!(is_float8, [false, false, false, true, true]);
+
+        // A run in high precision that ends after the same number of steps.
+        let mut plain = config(&[]);
+        plain.training.precision = Precision::F32;
+        let (before, plain_made) = advance(steps(&plain, &data, |model| model), WARMUP);
+        assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
+        let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
+        let position = before.batches.position();
+
+        // Another run, in FP8 from its start, continues with its parameters and moments.
+        let float8 = config(&[]);
+        let mut taken = steps(&float8, &data, |fresh| fresh.load_record(model));
+        assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
+        taken.optimizer = moments;
+        let (taken, made) = advance(taken.after(WARMUP, &position).unwrap(), 2);
+        assert_eq!(losses(&made), expected, "{recipe}");
+        assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
+
+        // High precision would have given other parameters.
+        let (other, _) = advance(before, 2);
+        assert!(parameters(&other.model) != parameters(&run.model), "{recipe}: FP8 did not run");
+    }
+}
+
+#[test]
+fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {
+    let folder = text();
+    for (schedule, switches, float8, last_is_float8) in [
+        ("{ warmup = 3 }", vec![(1, "high precision"), (4, "FP8")], 5, true),
+        ("{ cooldown = 0.25 }", vec![(7, "high precision")], 6, false),
+        ("{ warmup = 0.25, cooldown = 1 }", vec![(1, "high precision"), (3, "FP8"), (8, "high precision")], 5, false),
+    ] {
+        let schedule = format!("float8.schedule={schedule}");
+        let config = config(folder.path(), &[&schedule, "training.steps=8"]);
+        let (outcome, log) = run(&config).unwrap();
+        let lines: Vec<_> = log.lines().filter(|line| line.contains("linears switch")).collect();
+        let expected: Vec<_> = switches
+            .iter()
+            .map(|(step, precision)| format!("step: {step:2}  linears switch to {precision} (float8.schedule)"))
+            .collect();
+        assert_eq!(lines, expected, "{log}");
+        for layer in outcome.report.layers.iter().filter(|layer| layer.is_float8) {
+            let high = 8 - float8;
+            let calls = layer.gemms().map(|(_, gemm)| (gemm.emulated, gemm.high_precision));
+            assert_eq!(calls, [(float8, high); 3], "{}", layer.name);
+            assert_eq!(layer.dgrad.reason.as_deref(), Some("precision schedule"));
+        }
+        let data = open(&config);
+        let (made, _) = advance(steps(&config, &data, |model| model), 8);
+        let held_out = config.held_out_batches(&data).unwrap();
+        let loss = |is_float8: bool| {
+            set_float8_enabled(&*made.model, is_float8);
+            mean_loss(&made.model.valid(), &held_out, &config.training, &Default::default()).unwrap()
+        };
+        assert_eq!(outcome.held_out_loss, Some(loss(last_is_float8)));
+        assert_ne!(outcome.held_out_loss, Some(loss(!last_is_float8)));
+    }
+    // Without FP8 the schedule has no effect.
+    let f32_run = ["training.precision=f32", "float8.schedule={ warmup = 3 }", "training.steps=4"];
+    let (_, log) = run(&config(folder.path(), &f32_run)).unwrap();
+    assert!(!log.contains("linears switch"), "{log}");
+}

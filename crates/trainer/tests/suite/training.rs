@@ -1,0 +1,338 @@
+//! Complete runs on small text: losses fall and are reproducible, precisions agree, GEMMs are
+//! counted, invalid runs are refused.
+
+use std::path::Path;
+
+use models::{DecoderConfig, RunConfig};
+use serde_json::json;
+use trainer::job::Outcome;
+use trainer::{ProgressLine, Tokenizer};
+
+use crate::common::{
+    Stored, hf_json, open, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json,
+    write_safetensors,
+};
+
+#[test]
+fn losses_fall_repeat_and_agree_between_precisions() {
+    let data = text();
+    let trained = |settings: &[&str]| {
+        let fixed = ["training.steps=60", "optimizer.lr=1e-2"];
+        run(&config(data.path(), &[&fixed[..], settings].concat())).unwrap().0
+    };
+    let [fp8, again] = [trained(&[]), trained(&[])];
+    let losses = |outcome: &Outcome| -> Vec<_> {
+        outcome.steps.iter().map(|line| (line.step, line.loss, line.grad_norm)).collect()
+    };
+    assert_eq!(losses(&fp8), losses(&again));
+    assert_eq!((fp8.held_out_loss, &fp8.sample), (again.held_out_loss, &again.sample));
+    let expected = fp8.held_out_loss.unwrap();
+    assert!(fp8.steps[0].loss > 5.0 && expected < 2.0, "{fp8:?}");
+    let narrow = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+    for settings in [
+        &["training.precision=f32"][..],
+        &["training.precision=f32", narrow[0], narrow[1]],
+        &["training.precision=bf16"],
+        &narrow[..1],
+        &narrow[1..],
+        &narrow,
+        &[narrow[0], "optimizer.master_weights=true"],
+    ] {
+        let other = trained(settings);
+        let loss = other.held_out_loss.unwrap();
+        assert!((loss / expected - 1.0).abs() < 0.05 && loss != expected, "{settings:?}: {loss} {expected}");
+        // A weight that lost its layer would leave FP8.
+        assert!(settings[0].contains("precision") || other.gemms == fp8.gemms, "{settings:?}");
+    }
+}
+
+#[test]
+fn the_log_has_every_part_and_the_gemms_are_counted() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &[])).unwrap();
+    let lines: Vec<_> = log.lines().collect();
+    assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32  attention: tiles");
+    assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
+    // 16 bytes for each of 69,360 parameters.
+    let held = " MiB (parameters 0.26 MiB, gradients 0.26 MiB, AdamW's moments 0.53 MiB)";
+    assert!(lines[2].starts_with("memory: a step takes about ") && lines[2].ends_with(held), "{}", lines[2]);
+    assert!(lines[3].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[3]);
+    let tokens = open(&config(data.path(), &[])).size().train_tokens;
+    let sequences = (tokens - 1).div_ceil(24);
+    let epoch = format!("epoch: {sequences} sequences, {:.1} steps  documents: ", sequences as f64 / 4.0);
+    assert!(lines[4].starts_with(&epoch), "{} {epoch}", lines[4]);
+    assert_eq!(lines[5], "warm-up: 20 of 12 steps, more than a tenth (optimizer.warmup_steps)");
+    let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
+    assert!(lines[6].starts_with(applied), "{}", lines[6]);
+    let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();
+    assert_eq!(steps, [1, 5, 10, 12]);
+    assert_eq!(lines[7], outcome.steps[0].to_string());
+    assert!(lines[11].starts_with("validation loss: "), "{}", lines[11]);
+    assert_eq!(lines[12], "sample:");
+    // 12 steps of three GEMMs; evaluation and sample do not count.
+    let gemms = |linears: u64| linears * 12 * 3;
+    assert_eq!(outcome.gemms.native, 0);
+    assert_eq!(outcome.gemms.emulated, gemms(14));
+    assert_eq!(outcome.gemms.high_precision, gemms(1));
+    assert_eq!(outcome.report.totals(), outcome.gemms);
+    assert_eq!(lines.last().unwrap(), &outcome.gemms.to_string());
+    // Evaluations during training do not count either. The last call of each GEMM belongs to a
+    // step: 4 sequences of 24 tokens.
+    let (with, log) = run(&config(data.path(), &["training.eval_every=3"])).unwrap();
+    assert_eq!(with.gemms, outcome.gemms);
+    assert_eq!(log.matches("  validation loss: ").count(), 3, "{log}");
+    assert_eq!(with.report.layers[0].fprop.operands[0].size.unwrap().rows, 4 * 24);
+    // A run in f32 prints nothing about FP8.
+    let (_, log) = run(&config(data.path(), &["training.precision=f32", "training.steps=1"])).unwrap();
+    assert!(!log.contains("no linear was converted") && !log.contains("GEMMs"), "{log}");
+}
+
+#[test]
+fn a_run_may_be_as_long_as_its_data() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &["training.steps=1.5 epochs", "training.batch_size=11"])).unwrap();
+    let sequences = (open(&config(data.path(), &[])).size().train_tokens - 1).div_ceil(24) as f64;
+    let steps = (1.5 * sequences / 11.0).ceil() as usize;
+    assert_eq!(outcome.steps.last().unwrap().step, steps);
+    let first = (sequences / 11.0).ceil() as usize;
+    let next = first * 11 - sequences as usize;
+    let ended = format!("step: {first:2}  epoch 1 has ended; sequences of the next one in this step: {next}\n");
+    assert!(next > 0 && log.contains(&ended), "{log}");
+    assert_eq!(log.matches("has ended").count(), 1, "{log}");
+    // The number of steps, and that none would run in FP8, is known only after reading the data.
+    let refused = |config: RunConfig, expected: &str| {
+        let error = run(&config).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    let float8 = ["training.steps=1 epoch", "float8.schedule={ warmup = 5000 }"];
+    refused(config(data.path(), &float8), "float8.schedule = ");
+    let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
+    let weights = format!("data.sources=[{source}, {source}]");
+    let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
+    weighted.data.paths.clear();
+    refused(weighted, "training.steps = 1 epoch: sources with weights have epochs");
+}
+
+/// Conversations: the sample is an answer, and only some tokens count in the loss.
+#[test]
+fn a_run_on_conversations_says_and_samples_what_it_sees() {
+    let data = tempfile::tempdir().unwrap();
+    let [template, strict, file] = ["chat.jinja", "strict.jinja", "chats.jsonl"].map(|name| data.path().join(name));
+    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    std::fs::write(&template, source).unwrap();
+    let refusal = "{% if messages[0].content == 'hello' %}{{ raise_exception('no hello') }}{% endif %}";
+    std::fs::write(&strict, format!("{refusal}{source}")).unwrap();
+    let lines = (0..60).map(|i| {
+        let answer = if i % 10 == 0 { "a long answer that does not fit" } else { "ok" };
+        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]}).to_string()
+            + "\n"
+    });
+    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    let settings = ["training.steps=2", "data.validation_split=0.2", "generate.prompt=hello"];
+    let mut config = config(&file, &settings);
+    config.data.chat_template = Some(template.clone());
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains(&format!("sample:\nhello\n{}", outcome.sample)), "{log}");
+    assert!(log.contains("  longer than training.seq_len, and cut: "), "{log}");
+    let targets: Vec<_> = log.split("  targets: ").nth(1).unwrap().split(' ').collect();
+    let [targets, tokens] = [0, 2].map(|word| targets[word].replace(',', "").parse::<u64>().unwrap());
+    assert!(0 < targets && targets < tokens, "{log}");
+    let prompt = config.text().unwrap().prompt(&config.generate.prompt, true).unwrap();
+    assert_eq!(Tokenizer::bytes().decode(&prompt).unwrap(), "<user>hello<assistant>");
+    // If the template refuses the prompt, only the sample fails.
+    config.data.chat_template = Some(strict);
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains("sample: left out: ") && log.contains("no hello") && outcome.sample.is_empty(), "{log}");
+    // Without sampling, the prompt does not matter.
+    config.generate.max_new_tokens = 0;
+    config.generate.prompt = "hello ".repeat(10_000);
+    run(&config).unwrap();
+    (config.generate.max_new_tokens, config.generate.prompt) = (8, "hello".into());
+    config.data.chat_template = Some(template);
+    // Also for a chat model that is trained on text.
+    let text = text();
+    config.data.paths = vec![text.path().into()];
+    let (outcome, log) = run(&config).unwrap();
+    assert!(log.contains(&format!("sample:\nhello\n{}", outcome.sample)), "{log}");
+}
+
+/// Writes a Hugging Face folder of a model, for byte tokens.
+fn hf(folder: &Path, dims: &DecoderConfig, tensors: &[Stored]) {
+    write_json(&folder.join("config.json"), &hf_json(dims));
+    write_safetensors(&folder.join("model.safetensors"), tensors);
+}
+
+/// `config` with the model and tokenizer of a Hugging Face folder.
+fn of_folder(config: RunConfig, folder: &Path) -> RunConfig {
+    let mut config = RunConfig { model: Default::default(), ..config };
+    config.model.hf_path = Some(folder.into());
+    config
+}
+
+/// Errors of a model come before its data is read, which does not exist here.
+#[test]
+fn a_model_is_checked_before_the_data_is_read() {
+    let nowhere = Path::new("/no/such/data");
+    let refused = |config: &RunConfig, expected: &str| {
+        let error = run(config).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(&config(nowhere, &[]), "/no/such/data");
+    refused(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"]), "no_such_layer");
+    // Training needs 61 TB.
+    let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
+    (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
+    let error = run(&huge).unwrap_err().to_string();
+    assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let mut tensors = stored_tensors(&tiny(), 1);
+    tensors.remove(3);
+    hf(dir.path(), &tiny(), &tensors);
+    refused(&of_folder(config(nowhere, &["data.tokenizer=bytes"]), dir.path()), "lacks the tensor ");
+    for settings in [&["data.tokenizer=bytes"][..], &[]] {
+        refused(&of_folder(config(nowhere, settings), Path::new("/nope")), "there is no folder /nope");
+    }
+}
+
+#[test]
+fn accumulated_micro_batches_are_one_batch() {
+    // The whole text is one window, so every batch is the same.
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("a"), "x".repeat(200)).unwrap();
+    let first = |settings: &[&str]| {
+        let precision = ["training.precision=f32", "training.steps=1", "data.validation_split=0.5"];
+        let (outcome, _) = run(&config(data.path(), &[&precision, settings].concat())).unwrap();
+        (outcome.steps[0].loss, outcome.steps[0].grad_norm, outcome.held_out_loss)
+    };
+    let whole = first(&["training.batch_size=4"]);
+    let parts = first(&["training.batch_size=1", "training.grad_accumulation=4"]);
+    for (a, b) in [(whole.0, parts.0), (whole.1, parts.1)] {
+        assert!((a - b).abs() < 1e-4 * a, "{whole:?} {parts:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_trained_on() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    hf(dir.path(), &tiny(), &stored_tensors(&tiny(), 1));
+    let mut config = of_folder(config(data.path(), &["training.steps=0", "generate.max_new_tokens=0"]), dir.path());
+    let error = run(&config).unwrap_err().to_string();
+    let expected = format!("no tokenizer in {}: set data.tokenizer", dir.path().display());
+    assert!(error.starts_with(&expected), "{error}");
+    config.data.tokenizer = Some("bytes".into());
+    let (loaded, log) = run(&config).unwrap();
+    assert!(log.contains("learning rate: 2e-5, the default for fine-tuning"), "{log}");
+    assert!(log.contains(&dir.path().display().to_string()) && !log.contains("sample"));
+    assert!(loaded.steps.is_empty() && loaded.sample.is_empty());
+    config.training.seed = 1;
+    assert_eq!(run(&config).unwrap().0.held_out_loss, loaded.held_out_loss, "the checkpoint decides, not the seed");
+    config.training.steps = 2.into();
+    let (trained, _) = run(&config).unwrap();
+    assert_eq!(trained.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 2]);
+    assert!(trained.held_out_loss < loaded.held_out_loss, "{:?} {:?}", trained.held_out_loss, loaded.held_out_loss);
+}
+
+/// A checkpoint's tokenizer is used in training and in the sample, regardless of a preset's.
+#[test]
+fn a_checkpoint_brings_its_tokenizer() {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
+    let dims = tiny_with(|dims| dims.vocab_size = 1008);
+    hf(dir.path(), &dims, &stored_tensors(&dims, 1));
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/vectors/tokenizer.json");
+    std::fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
+    let settings = ["training.steps=1", "data.validation_split=0.5"];
+    let mut config = of_folder(config(data.path(), &settings), dir.path());
+    let own = config.open_data(&config.text().unwrap(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap();
+    assert!(own.size().train_tokens < open(&config).size().train_tokens);
+    let (own, log) = run(&config).unwrap();
+    assert!(log.contains("tokenizer: tokenizer.json, 1001 tokens"), "{log}");
+    config.data.tokenizer = Some("bytes".into());
+    let (other, log) = run(&config).unwrap();
+    assert!(log.contains("tokenizer: bytes, 257 tokens"), "{log}");
+    assert_ne!(own.held_out_loss, other.held_out_loss);
+
+    // The text has tokens from 288 on.
+    config.data.tokenizer = None;
+    write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
+    let error = run(&config).unwrap_err().to_string();
+    assert!(error.contains("whose vocabulary has 288"), "{error}");
+    // A preset accepts a tokenizer by name.
+    config.model = Default::default();
+    (config.model.preset, config.model.vocab_size) = (Some("debug".into()), Some(1008));
+    config.data.tokenizer = Some(dir.path().display().to_string());
+    run(&config).unwrap();
+    config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
+    assert!(run(&config).unwrap_err().to_string().contains("none.json"));
+}
+
+#[test]
+fn a_tied_model_trains_in_fp8() {
+    let data = text();
+    let (outcome, log) = run(&config(data.path(), &["model.tie_word_embeddings=true"])).unwrap();
+    assert!(log.contains("Applied Float8: recipe=tensorwise, 14 of 14 linears"), "{log}");
+    assert!(outcome.steps.last().unwrap().loss < outcome.steps[0].loss);
+}
+
+#[test]
+fn runs_that_cannot_be_are_refused() {
+    let data = text();
+    for (settings, expected) in [
+        (
+            &["model.vocab_size=256"][..],
+            "bytes: bos_token of each text is token 256 (\"\"), which is none of the model, whose vocabulary has 256",
+        ),
+        (&["model.vocab_size=32769"], "the model has 32769 tokens, and the tokenizer would be `bytes`"),
+        (&["training.seq_len=2000"], "training.seq_len = 2000: "),
+        (
+            &["model.max_seq_len=30", "generate.max_new_tokens=100"],
+            "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions",
+        ),
+        (&["generate.max_new_tokens=9000000000000000000"], "generate.max_new_tokens = 9000000000000000000: "),
+        (&["training.batch_size=5000"], "5000"),
+        (
+            &["training.precision=f32", "training.compute_dtype=bf16"],
+            "training.compute_dtype = bf16: precision f32 computes in f32",
+        ),
+        (&["float8.filter_fqns=['no_such_layer']"], "no_such_layer"),
+        (&["optimizer.lr=1e30", "training.grad_clip_norm=inf", "training.log_every=1"], "training diverged at step "),
+        // The loss of the only step is finite, but the updated parameters are not.
+        (&["optimizer.lr=1e300", "training.steps=1"], "training diverged: validation loss = "),
+    ] {
+        let error = run(&config(data.path(), settings)).unwrap_err().to_string();
+        assert!(error.contains(expected), "{settings:?}: {error}");
+    }
+}
+
+/// The debug preset on this crate's sources with the same seed and batches: the final loss of MXFP8
+/// equals f32's within 2 %, with power-of-two scales.
+#[test]
+fn mxfp8_ends_within_two_percent_of_f32() {
+    let train = |settings: [&str; 2]| {
+        let common = [
+            "float8.strict=true",
+            "training.steps=150",
+            "training.batch_size=4",
+            "training.seq_len=64",
+            "training.eval_batches=16",
+            "generate.max_new_tokens=0",
+        ];
+        let settings: Vec<_> = common.iter().chain(&settings).map(|s| s.to_string()).collect();
+        let mut config = RunConfig::load(None, &settings).unwrap();
+        config.data.paths = vec![concat!(env!("CARGO_MANIFEST_DIR"), "/src").into()];
+        run(&config).unwrap().0
+    };
+    let f32 = train(["training.precision=f32", "float8.recipe=mxfp8"]);
+    assert_eq!(f32.gemms.native + f32.gemms.emulated, 0);
+    let mx = train(["training.precision=fp8", "float8.recipe=mxfp8"]);
+    println!("validation loss: f32 {:?}, mxfp8 {:?}", f32.held_out_loss, mx.held_out_loss);
+    assert!(f32.held_out_loss.unwrap() < f32.steps[0].loss - 2.0, "f32 has learned: {f32:?}");
+    let ratio = mx.held_out_loss.unwrap() / f32.held_out_loss.unwrap();
+    assert!((ratio - 1.0).abs() < 0.02 && ratio != 1.0, "{:?} {:?}", mx.held_out_loss, f32.held_out_loss);
+
+    mx.report.verify().unwrap();
+    for (gemm, ran) in mx.report.layers.iter().filter(|layer| layer.is_float8).flat_map(|layer| layer.gemms()) {
+        let scales = ran.operands.iter().map(|operand| operand.scale.unwrap());
+        assert!(scales.into_iter().all(|scale| scale > 0.0 && scale.to_bits() & 0x007f_ffff == 0), "{gemm}");
+    }
+}
