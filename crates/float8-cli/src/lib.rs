@@ -9,8 +9,8 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use models::Decoders;
+use trainer::Job;
 use trainer::cli::Command;
-use trainer::{Job, JobError};
 
 /// Runs the command that `parse` reads from the arguments; a program's `main` should do nothing
 /// else.
@@ -24,7 +24,7 @@ pub fn main(parse: fn() -> Command) -> ExitCode {
 /// Runs a job on its device, and writes the log to `out`.
 ///
 /// # Errors
-/// Any [`JobError`].
-pub fn run(job: &Job<Decoders>, out: &mut dyn Write) -> Result<(), JobError> {
+/// The errors of the job.
+pub fn run(job: &Job<Decoders>, out: &mut dyn Write) -> anyhow::Result<()> {
     trainer::backends::run(job, out)
 }

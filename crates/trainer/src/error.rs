@@ -7,11 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use burn_float8::{Float8Error, report::NonFiniteOperand};
 
-/// Error of a job: contexts with file, key and value, and a chain of causes.
-pub type JobError = anyhow::Error;
-/// Error of a training run, as [`JobError`].
-pub type TrainError = anyhow::Error;
-
 /// Why a run ended before its last step, or failed at its end. `Error::downcast_ref` finds it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

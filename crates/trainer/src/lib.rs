@@ -60,7 +60,7 @@ pub use data::{
     DataSource, Dataset, DatasetSize, Format, Packing, Position, Sequence, SequenceShape, TrainSequences, Validation,
 };
 pub use digest::digest_of_file;
-pub use error::{Divergence, JobError, RunError, TrainError};
+pub use error::{Divergence, RunError};
 pub use escape::{COLOUR, EscapedWriter, escaped};
 pub use folder::create_folder;
 pub use hf::ExportOptions;

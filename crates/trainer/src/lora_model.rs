@@ -48,7 +48,7 @@ impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// completely or, after an error, left as before.
     ///
     /// # Errors
-    /// [`JobError::Folder`]; files that cannot be written; a device that fails.
+    /// A folder that is occupied; files that cannot be written; a device that fails.
     pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<()> {
         peft::save(&self.lora, base, folder)
     }

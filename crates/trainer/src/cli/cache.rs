@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use crate::JobError;
 use crate::config::DataSection;
 use crate::data::KeptTokens;
 use crate::metrics::counted;
@@ -55,8 +54,8 @@ impl CacheCommand {
     /// Prints a line for each folder of the cache, or for each removed one.
     ///
     /// # Errors
-    /// A folder that cannot be read or removed; [`JobError::Output`].
-    pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
+    /// A folder that cannot be read or removed, and a log that cannot be written.
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         let (Self::List(cache) | Self::Prune { cache, .. }) = self;
         let cache = DataSection { cache: cache.folder.clone(), ..DataSection::default() }.cache();
         let (kept, what) = match self {

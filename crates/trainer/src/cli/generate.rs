@@ -9,9 +9,9 @@ use clap::Parser;
 
 use super::{ModelArgs, PrecisionArgs};
 use crate::config::ConfigError;
+use crate::files;
 use crate::job::{Job, RunConfig, Task};
 use crate::model::{CacheDtype, TrainableModel};
-use crate::{JobError, files};
 
 /// Prompts and sampling settings.
 #[derive(Clone, Debug, Parser)]
@@ -66,7 +66,7 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+    pub(super) fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let (mut config, mut start) = self.model.open_with::<A::Section>(|folder, config| {
             let Some(folder) = folder else { return Ok(config) };
             let (generate, ignored) = config.generate.clone().with_file_of(folder)?;
@@ -98,7 +98,7 @@ impl GenerateArgs {
     }
 
     /// Prompts of the command line.
-    fn texts(&self) -> Result<Vec<String>, JobError> {
+    fn texts(&self) -> anyhow::Result<Vec<String>> {
         let mut prompts = self.prompt.clone();
         if let Some(path) = &self.prompts {
             let text = files::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

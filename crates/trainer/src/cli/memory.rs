@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::{Args, Overrides};
-use crate::JobError;
 use crate::config::require;
 use crate::job::{Job, Start, Task};
 use crate::model::TrainableModel;
@@ -41,7 +40,7 @@ impl MemoryArgs {
     /// # Errors
     /// The errors of [`Args::run_config`];
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an invalid amount of memory.
-    pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+    pub fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let Self { config, overrides, model, .. } = self.clone();
         let config = Args { config, overrides, model, ..Args::default() }.run_config()?;
         if let Some(gib) = self.memory_gib {

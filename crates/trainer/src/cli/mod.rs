@@ -25,7 +25,6 @@ pub use model::{EvalArgs, ExportArgs, ExportFormat, ModelArgs, PrecisionArgs, Re
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 
-use crate::JobError;
 use crate::config::{ConfigError, Precision, Setting, schema};
 use crate::hub;
 use crate::job::{Job, RunConfig, Start, Task};
@@ -116,8 +115,8 @@ impl Command {
     /// Job of the command; `None` if it needs no model or only prints, which is already done.
     ///
     /// # Errors
-    /// Any [`JobError`] of arguments, configurations and checkpoints.
-    pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Option<Job<A>>, JobError> {
+    /// Invalid arguments, configurations and checkpoints.
+    pub fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> anyhow::Result<Option<Job<A>>> {
         match self {
             Self::Train(args) => args.job().map(Some),
             Self::Resume(args) => args.job(out).map(Some),
@@ -218,7 +217,7 @@ impl Args {
     ///
     /// # Errors
     /// [`ConfigError::Parse`] without data; the errors of [`run_config`](Self::run_config).
-    pub fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+    pub fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let config = self.run_config::<A::Section>()?;
         if config.data.is_default() && !self.registry {
             let reason = "no data: `--data` names files or folders of text, JSON Lines, Parquet or tokens".into();
@@ -232,7 +231,7 @@ impl Args {
     ///
     /// # Errors
     /// The errors of [`RunConfig::load`] and [`RunConfig::validate`].
-    pub fn run_config<S: ModelSection>(&self) -> Result<RunConfig<S>, JobError> {
+    pub fn run_config<S: ModelSection>(&self) -> anyhow::Result<RunConfig<S>> {
         let mut settings: Vec<_> = self.overrides.set.iter().map(Setting::new).collect();
         let flag = |flag: &str, key: &str, value: String| Setting {
             origin: format!("--{flag} {value}"),

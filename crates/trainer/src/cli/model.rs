@@ -9,7 +9,6 @@ use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
 
 use super::{RunFlags, recipe};
-use crate::JobError;
 use crate::checkpoint::{
     ASSETS, CONFIG, Change, SavedRun, Which, changes, missing, noted_latest, saved_steps, verify_assets,
 };
@@ -55,7 +54,7 @@ impl ModelArgs {
     }
 
     /// Opens the run in the folder.
-    fn open_run<S: ModelSection>(&self) -> Result<OpenedRun<S>, JobError> {
+    fn open_run<S: ModelSection>(&self) -> anyhow::Result<OpenedRun<S>> {
         let which = match self.from_step {
             Some(step) => Which::Step(step),
             None if self.best => Which::Best,
@@ -80,7 +79,7 @@ impl ModelArgs {
     }
 
     /// Opens a run's checkpoint or a Hugging Face checkpoint.
-    pub(super) fn open<S: ModelSection>(&self) -> Result<(RunConfig<S>, Start), JobError> {
+    pub(super) fn open<S: ModelSection>(&self) -> anyhow::Result<(RunConfig<S>, Start)> {
         self.open_with(|_, config| Ok(config))
     }
 
@@ -88,8 +87,8 @@ impl ModelArgs {
     /// receives the folder of a Hugging Face checkpoint, if it is one.
     pub(super) fn open_with<S: ModelSection>(
         &self,
-        change: impl FnOnce(Option<&Path>, RunConfig<S>) -> Result<RunConfig<S>, JobError>,
-    ) -> Result<(RunConfig<S>, Start), JobError> {
+        change: impl FnOnce(Option<&Path>, RunConfig<S>) -> anyhow::Result<RunConfig<S>>,
+    ) -> anyhow::Result<(RunConfig<S>, Start)> {
         let folder = hub::folder(&self.folder.to_string_lossy())?.unwrap_or_else(|| self.folder.clone());
         let named = Self { folder, ..self.clone() };
         if !named.folder.is_dir() {
@@ -114,7 +113,7 @@ impl ModelArgs {
     }
 
     /// Folder of a Hugging Face checkpoint, or of the base of an adapter; `None` for a run.
-    fn hf_folder<S: ModelSection>(&self) -> Result<Option<PathBuf>, JobError> {
+    fn hf_folder<S: ModelSection>(&self) -> anyhow::Result<Option<PathBuf>> {
         if self.folder.join("config.json").exists() {
             return Ok(Some(self.folder.clone()));
         }
@@ -130,7 +129,7 @@ impl ModelArgs {
     /// f16 checkpoint.
     ///
     /// A tokenizer in the folder of an adapter replaces the checkpoint's.
-    fn hugging_face<S: ModelSection>(&self, folder: &Path) -> Result<RunConfig<S>, JobError> {
+    fn hugging_face<S: ModelSection>(&self, folder: &Path) -> anyhow::Result<RunConfig<S>> {
         let step = self.from_step.map(|step| format!("--from-step {step}"));
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
             bail!("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", self.folder.display());
@@ -188,12 +187,12 @@ impl PrecisionArgs {
     }
 }
 
-fn read_config(folder: &Path) -> Result<String, JobError> {
+fn read_config(folder: &Path) -> anyhow::Result<String> {
     let path = folder.join(CONFIG);
     let no_run = || anyhow!("{} holds no run: no config.toml and no checkpoint", folder.display());
     crate::files::read_to_string(&path).map_err(|source| match source.kind() {
         ErrorKind::NotFound => no_run(),
-        _ => JobError::from(source).context(format!("cannot read {}", path.display())),
+        _ => anyhow::Error::from(source).context(format!("cannot read {}", path.display())),
     })
 }
 
@@ -216,7 +215,7 @@ pub struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> Result<Job<A>, JobError> {
+    pub(super) fn job<A: TrainableModel>(&self, out: &mut dyn Write) -> anyhow::Result<Job<A>> {
         let OpenedRun { config: was, saved } = self.model.open_run::<A::Section>()?;
         let settings = self.model.settings();
         // The configuration of the last resume counts, even if it has no checkpoint yet.
@@ -269,7 +268,7 @@ pub struct EvalArgs {
 }
 
 impl EvalArgs {
-    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+    pub(super) fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let (mut config, mut start) = self.model.open()?;
         if self.data.is_empty() && start.saved.is_none() && config.data.is_default() {
             bail!("a Hugging Face checkpoint says nothing of data: give text to evaluate on with --data PATH");
@@ -343,7 +342,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 }
 
 impl ExportArgs {
-    pub(super) fn job<A: TrainableModel>(&self) -> Result<Job<A>, JobError> {
+    pub(super) fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let default = ExportOptions::default();
         let float8 = self.format == Some(ExportFormat::Fp8);
         if let (Some(recipe), false) = (self.recipe, float8) {

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-use crate::JobError;
 use crate::plot::{PlotPanel, PlotSource, plot};
 
 /// Runs and panels to plot.
@@ -27,8 +26,8 @@ impl PlotArgs {
     /// Writes the picture and logs its path to `out`.
     ///
     /// # Errors
-    /// Runs that cannot be plotted; [`JobError::Output`].
-    pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
+    /// Runs that cannot be plotted, and a log that cannot be written.
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         let runs = self.runs.iter().map(|run| PlotSource::parse(run)).collect::<Result<Vec<_>, _>>()?;
         plot(&runs, &self.panels, &self.output)?;
         writeln!(out, "plotted: {}", self.output.display())?;

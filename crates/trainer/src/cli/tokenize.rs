@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::data::{TokenizedDocument, TokenizedSource, first_documents, tokenize_source};
 use crate::metrics::counted;
-use crate::{COLOUR, ChatTemplate, DataSource, JobError, ProgressLine, SpecialTokens, Tokenizer, escaped};
+use crate::{COLOUR, ChatTemplate, DataSource, ProgressLine, SpecialTokens, Tokenizer, escaped};
 
 /// Input and options of the tokenizer.
 #[derive(Clone, Debug, Parser)]
@@ -57,7 +57,7 @@ impl TokenizeArgs {
     ///
     /// # Errors
     /// A tokenizer, template, line or document that cannot be read or is refused.
-    pub fn run(&self, out: &mut dyn Write) -> Result<(), JobError> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         let tokenizer = Tokenizer::open(&self.tokenizer)?;
         if self.output.is_some() || self.show.is_some() {
             return self.read_data(&tokenizer, out);
@@ -72,7 +72,7 @@ impl TokenizeArgs {
         Ok(())
     }
 
-    fn read_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> Result<(), JobError> {
+    fn read_data(&self, tokenizer: &Tokenizer, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut template = match &self.chat_template {
             Some(path) => Some(ChatTemplate::from_file(path)?),
             None => ChatTemplate::of_tokenizer(&self.tokenizer)?,
@@ -95,12 +95,7 @@ impl TokenizeArgs {
         Ok(writeln!(out, "{}: {counts}{left_out}", to.display())?)
     }
 
-    fn show(
-        &self,
-        tokenizer: &Tokenizer,
-        documents: &[TokenizedDocument],
-        out: &mut dyn Write,
-    ) -> Result<(), JobError> {
+    fn show(&self, tokenizer: &Tokenizer, documents: &[TokenizedDocument], out: &mut dyn Write) -> anyhow::Result<()> {
         let marks = if self.color || std::io::stdout().is_terminal() { COLOUR } else { ["⟦", "⟧"] };
         for (number, TokenizedDocument { ids, is_target }) in documents.iter().enumerate() {
             let targets = is_target.iter().filter(|is| **is).count() as u64;

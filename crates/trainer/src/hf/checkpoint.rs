@@ -13,9 +13,9 @@ use safetensors::Dtype;
 
 use super::float8::{Scheme, StoredWeight};
 use super::{json, names};
+use crate::TensorFiles;
 use crate::model::{ModelConfig, ModelSize};
 use crate::tensor_files::{other_dtype, unexpected};
-use crate::{JobError, TensorFiles};
 
 /// Rows of two matrices compared at once.
 const ROWS: usize = 4096;
@@ -141,7 +141,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// A configuration that does not fit the model.
-    pub(crate) fn cast_anew(&self, float8: &Float8Config) -> Result<[Vec<&str>; 2], JobError> {
+    pub(crate) fn cast_anew(&self, float8: &Float8Config) -> Result<[Vec<&str>; 2]> {
         let (mut found, mut anew) = (vec![], vec![]);
         for (linear, policy) in self.linears.iter().zip(float8.resolve(&self.linears)?) {
             let Some(scheme) = self.scheme(&linear.name) else { continue };
@@ -223,7 +223,7 @@ impl Float8Folder {
     ///
     /// # Errors
     /// The errors of [`read_config`](super::read_config) and of [`Checkpoint::open`].
-    pub(crate) fn read<C: ModelConfig>(folder: &Path) -> Result<Option<Self>, JobError> {
+    pub(crate) fn read<C: ModelConfig>(folder: &Path) -> Result<Option<Self>> {
         if json::quantization(folder)?.is_none() {
             return Ok(None);
         }

@@ -15,7 +15,7 @@ use super::parameters::{Parameter, parameters};
 use super::{files, json, names};
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
-use crate::{JobError, atomic, create_folder};
+use crate::{atomic, create_folder};
 
 /// Options of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,14 +74,14 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     folder: &Path,
     options: &ExportOptions,
     float8: Option<&Float8Export<'_>>,
-) -> Result<(), JobError> {
+) -> anyhow::Result<()> {
     let ExportOptions { dtype, max_shard_bytes, ref source, ref stop } = *options;
     // Refuses a model that Hugging Face has no names for.
     config.to_hf()?;
     let plan = float8.map(|float8| float8.plan(config)).transpose()?;
     let quantization = plan.as_ref().map(Plan::to_json);
     let config = json::to_json(config, dtype.format().0, quantization, source.as_deref())?;
-    create_folder(folder, |folder| -> Result<(), JobError> {
+    create_folder(folder, |folder| -> anyhow::Result<()> {
         let write = |name: &str, text: &str| {
             let path = folder.join(name);
             atomic::replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))

@@ -13,7 +13,6 @@ use super::checkpoint::{Checkpoint, linears};
 use super::float8::{Plan, Planned, Scheme, StoredWeight, check_finite, quantize};
 use super::names;
 use super::parameters::Parameter;
-use crate::JobError;
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, f32_bytes};
 
@@ -48,7 +47,7 @@ impl<'a> Float8Export<'a> {
     ///
     /// # Errors
     /// A configuration that does not fit the model; weights that readers would refuse.
-    pub(crate) fn summary<C: ModelConfig>(&self, config: &C) -> Result<String, JobError> {
+    pub(crate) fn summary<C: ModelConfig>(&self, config: &C) -> Result<String> {
         config.to_hf()?;
         Ok(self.plan(config)?.to_string())
     }

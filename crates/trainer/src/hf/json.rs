@@ -12,9 +12,9 @@ use super::files::CONFIG;
 use super::float8::Quantization;
 use super::names::hf_name;
 use super::reader::HfReader;
+use crate::TensorFiles;
 use crate::files::read_json;
 use crate::model::ModelConfig;
-use crate::{JobError, TensorFiles};
 
 /// Files and keys that describe quantized weights. The first one found is used: the usual key, the
 /// key of older versions of compressed-tensors, and ModelOpt's own file.
@@ -26,7 +26,7 @@ const QUANTIZATION: [(&str, &str); 3] =
 /// # Errors
 /// A file that cannot be read; a key that is missing or has a value that the model does not
 /// support; dimensions that are not valid; quantized weights that are not read.
-pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C, JobError> {
+pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C> {
     let path = dir.as_ref().join(CONFIG);
     let config = C::from_hf(&HfReader::new(&path, &read_json(&path)?))?;
     config.validate()?;

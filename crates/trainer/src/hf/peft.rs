@@ -22,7 +22,7 @@ use super::parameters::{read, transposed};
 use super::reader::HfReader;
 use crate::files::read_json;
 use crate::tensor_files::{NewTensor, TensorFiles, f32_bytes, write_file};
-use crate::{JobError, atomic, create_folder};
+use crate::{atomic, create_folder};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
@@ -54,7 +54,7 @@ fn names(linear: &str) -> [String; 2] {
 ///
 /// # Errors
 /// A folder that is not empty; files that cannot be written; a device that fails.
-pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<(), JobError> {
+pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Path) -> Result<()> {
     let LoraConfig { rank, alpha, dropout, ref target_modules, .. } = lora.config;
     let targets = match &target_modules[..] {
         [all] if all == ALL_LINEAR => json!(all),
@@ -77,7 +77,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
         "lora_dropout": dropout, "target_modules": targets, "rank_pattern": ranks, "alpha_pattern": alphas, "bias": "none", "fan_in_fan_out": false, "inference_mode": true,
         "init_lora_weights": true, "use_rslora": false, "use_dora": false, "modules_to_save": null,
     });
-    create_folder(folder, |folder| -> Result<(), JobError> {
+    create_folder(folder, |folder| -> Result<()> {
         let path = folder.join(CONFIG);
         atomic::replace_json(&path, &config).with_context(|| format!("cannot write {}", path.display()))?;
         let tensors = lora.adapters.iter().flat_map(|adapter| {

@@ -111,7 +111,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// before.
     ///
     /// # Errors
-    /// A mixture of experts; [`JobError::Folder`] for a folder that is not empty or cannot be
+    /// A mixture of experts; a folder that is not empty or cannot be
     /// created; a source that cannot be read or is of another model; files that cannot be written;
     /// a device that fails.
     fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<()> {
@@ -124,8 +124,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// a per-tensor scale.
     ///
     /// # Errors
-    /// The errors of [`save_hf`](Self::save_hf); [`JobError::Float8`] for a configuration that does
-    /// not fit the model; features that a format or its readers lack; weights that are not finite.
+    /// The errors of [`save_hf`](Self::save_hf); a configuration that does not
+    /// fit the model; features that a format or its readers lack; weights that are not finite.
     fn save_hf_float8(
         &self,
         folder: impl AsRef<Path>,

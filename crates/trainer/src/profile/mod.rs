@@ -20,9 +20,9 @@ use burn_float8::profile::{Entry, Work, start, stop};
 use device_select::SelectedDevice;
 pub use table::{Kind, ProfileRow, ProfileTable};
 
+use crate::atomic;
 use crate::config::ProfileSection;
 use crate::error::device_failed;
-use crate::{TrainError, atomic};
 
 /// Source of the times.
 #[derive(Debug)]
@@ -48,12 +48,12 @@ impl Profiler {
     /// the environment.
     ///
     /// # Errors
-    /// [`TrainError::Write`] for a `file` that cannot be written; a device that cannot be profiled.
+    /// A `file` that cannot be written; a device that cannot be profiled.
     pub fn prepare<B: Backend>(
         section: &ProfileSection,
         selected: &SelectedDevice,
         device: &B::Device,
-    ) -> Result<Self, TrainError> {
+    ) -> anyhow::Result<Self> {
         if let Some(path) = &section.file {
             atomic::check(path).with_context(|| format!("cannot write {}", path.display()))?;
         }
@@ -73,7 +73,7 @@ impl Profiler {
     ///
     /// # Errors
     /// A device that fails, and a log of kernels that cannot be read.
-    pub fn before_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> Result<(), TrainError> {
+    pub fn before_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> anyhow::Result<()> {
         let is_in_window = (self.section.start..=self.section.last()).contains(&step);
         if !is_in_window || self.window.is_some() {
             return Ok(());
@@ -92,12 +92,8 @@ impl Profiler {
     /// to `file`.
     ///
     /// # Errors
-    /// [`TrainError::Write`]; a device that fails, and a log of kernels that cannot be read.
-    pub fn after_step<B: Backend>(
-        &mut self,
-        step: usize,
-        device: &B::Device,
-    ) -> Result<Option<ProfileTable>, TrainError> {
+    /// A file that cannot be written; a device that fails, and a log of kernels that cannot be read.
+    pub fn after_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> anyhow::Result<Option<ProfileTable>> {
         if self.window.is_none() {
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             if let Source::Device(log) = &mut self.source {
@@ -148,6 +144,6 @@ fn host_work() -> Vec<ProfileRow> {
     stop().into_iter().map(row).collect()
 }
 
-fn sync<B: Backend>(device: &B::Device) -> Result<(), TrainError> {
+fn sync<B: Backend>(device: &B::Device) -> anyhow::Result<()> {
     B::sync(device).map_err(|error| device_failed("waiting for a profiled step", &error))
 }

@@ -51,7 +51,7 @@ impl Case {
         self.layers.map_or_else(|| self.preset.into(), |layers| format!("{}, {layers} layers", self.preset))
     }
 
-    fn config(&self) -> Result<DecoderConfig, models::Error> {
+    fn config(&self) -> anyhow::Result<DecoderConfig> {
         let mut config = DecoderConfig::preset(&format!("llama3-{}", self.preset))?;
         config.dims.num_layers = self.layers.unwrap_or(config.dims.num_layers);
         config.dims.vocab_size = self.vocab.unwrap_or(config.dims.vocab_size);
