@@ -98,7 +98,7 @@ fn nothing_of_another_program_is_removed() {
 #[test]
 fn a_new_run_needs_a_folder_without_a_run() {
     let new = |dir: &Path| {
-        let section = CheckpointSection { folder: Some(dir.into()), ..CheckpointSection::default() };
+        let section = CheckpointSection { output_dir: Some(dir.into()), ..CheckpointSection::default() };
         let assets = |to: &Path| Ok(fs::write(to.join("tokenizer.json"), "new")?);
         Checkpoints::new(&section, &Communicator::solo(), true, assets)
     };
