@@ -77,7 +77,7 @@ impl Dimensions {
     /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
-    /// an invalid dimension naming the first invalid field.
+    /// An error that names the first invalid field.
     pub fn validate(&self) -> Result<()> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [
@@ -218,7 +218,7 @@ impl Dimensions {
 /// Returns an error unless a field is positive and finite.
 ///
 /// # Errors
-/// an invalid dimension.
+/// An invalid dimension.
 pub fn positive(field: &'static str, value: f64) -> Result<()> {
     if value > 0.0 && value.is_finite() {
         return Ok(());

@@ -51,8 +51,7 @@ pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_ro
 /// rotary frequencies, if any.
 ///
 /// # Errors
-/// a missing key, an unsupported value for another type, another activation and
-/// biases.
+/// A missing key, a value of another type, another activation, and biases.
 pub fn read<'a>(
     json: &HfReader<'a>,
     model_type: &str,

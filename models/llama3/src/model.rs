@@ -62,7 +62,7 @@ impl<B: Backend> Llama<B> {
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
-    /// an invalid dimension.
+    /// An invalid dimension.
     pub fn new(config: LlamaConfig, device: &B::Device) -> Result<Self> {
         config.validate()?;
         let dims = config.dims;

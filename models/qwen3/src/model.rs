@@ -54,7 +54,7 @@ impl<B: Backend> Qwen3<B> {
     /// [`load_hf`](train::CausalLmExt::load_hf) loads them.
     ///
     /// # Errors
-    /// an invalid dimension.
+    /// An invalid dimension.
     pub fn new(config: Qwen3Config, device: &B::Device) -> Result<Self> {
         config.validate()?;
         let dims = config.dims;

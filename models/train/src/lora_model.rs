@@ -48,8 +48,8 @@ impl<B: Backend, M: Module<B>> Adapted<B, M> {
     /// completely or, after an error, left as before.
     ///
     /// # Errors
-    /// a folder that is not empty or cannot be created, a file that cannot be written, tensor files that cannot be read or written, a device that fails if
-    /// the device fails.
+    /// A folder that is not empty or cannot be created, a file that cannot be written, and a device
+    /// that fails.
     pub fn save_peft(&self, base: Option<&Path>, folder: &Path) -> Result<()> {
         peft::save(&self.lora, base, folder)
     }

@@ -86,7 +86,7 @@ impl GenerateSection {
     /// The note lists keys that would change the text and are not implemented.
     ///
     /// # Errors
-    /// a file that cannot be read, invalid JSON, an unsupported value for an invalid value.
+    /// A file that cannot be read, invalid JSON, and an invalid value.
     pub fn with_file_of(self, folder: &Path) -> Result<(Self, Option<String>)> {
         let path = folder.join(FILE);
         if !path.exists() {

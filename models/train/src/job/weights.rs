@@ -54,8 +54,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     ///
     /// # Errors
     /// The errors of [`CausalLmExt::load_hf_weights`], except for tensors that cannot be read;
-    /// changed frozen weights if the frozen weights differ from the ones the run started with,
-    /// a missing folder of frozen weights if their folder is gone.
+    /// frozen weights that differ from the ones the run started with, or whose folder is gone.
     pub fn open<S: ModelSection<Config = C>>(
         config: &'a RunConfig<S>,
         saved: Option<&'a SavedRun>,
@@ -133,8 +132,8 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
     /// Loads the model with these parameters.
     ///
     /// # Errors
-    /// an invalid dimension, a device that fails, tensor files that cannot be read or written,
-    /// a log that cannot be written.
+    /// An invalid dimension, files that cannot be read, a device that fails, and a log that cannot be
+    /// written.
     pub fn load<B: AutodiffBackend + Float8Stack, M: CausalLm<B, Config = C> + AutodiffModule<B>>(
         self,
         device: &B::Device,

@@ -50,10 +50,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices or
-    /// invalid options, a token outside of the vocabulary for a prompt token or choice outside of the
-    /// vocabulary, a text longer than the model supports for a text longer than the model supports,
-    /// NaN logits for NaN logits, a device that fails
-    /// if the device fails.
+    /// invalid options; a prompt token or choice outside of the vocabulary, a text longer than the
+    /// model supports, NaN logits, and a device that fails.
     fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
         let mut texts = vec![vec![]; prompts.len()];
         self.generate_each(prompts, options, |prompt, token| {
@@ -95,8 +93,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// `quantization_config` is read, if there are FP8 weights.
     ///
     /// # Errors
-    /// a mixture of experts, tensor files that cannot be read or written, an output layer that differs from the embedding,
-    /// FP8 files that are not supported, a device that fails.
+    /// A mixture of experts, files that cannot be read, FP8 formats that are not supported, an output
+    /// layer that differs from a tied embedding, and a device that fails.
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self> {
         Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?.load(self, &mut |_| ())
     }
@@ -109,11 +107,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// before.
     ///
     /// # Errors
-    /// a mixture of experts; a folder that is not empty or cannot be created for a folder that is not empty or cannot be
-    /// created; a file that cannot be read, invalid JSON, an unsupported value and
-    /// a missing key for the source; tensor files that cannot be read or written and a file that cannot be written
-    /// for files that cannot be written; a device that fails if
-    /// the device fails.
+    /// A mixture of experts; a folder that is not empty or cannot be created; a source that cannot be
+    /// read; files that cannot be written; a device that fails.
     fn save_hf(&self, folder: impl AsRef<Path>, options: &ExportOptions) -> Result<()> {
         hf::save(self, self.config(), folder.as_ref(), options, None)
     }
@@ -124,9 +119,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// a per-tensor scale.
     ///
     /// # Errors
-    /// The errors of [`save_hf`](Self::save_hf); [`Float8Error`](burn_float8::Float8Error) for a configuration that does
-    /// not fit the model; FP8 files that are not supported for features that a format or its readers lack,
-    /// and for weights that are not finite.
+    /// The errors of [`save_hf`](Self::save_hf), a configuration that does not fit the model, features
+    /// that a format or its readers lack, and weights that are not finite.
     fn save_hf_float8(
         &self,
         folder: impl AsRef<Path>,
