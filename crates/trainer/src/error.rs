@@ -1,5 +1,4 @@
-//! [`RunError`]: causes by which a caller decides. Other errors are [`anyhow::Error`]s, whose
-//! contexts have file, key and value.
+//! [`RunError`]: causes by which a caller decides. Others are [`anyhow::Error`]s with contexts.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -87,7 +87,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// order.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) naming the file or the setting, and the key.
+    /// [`ConfigError`] naming the file or the setting, and the key.
     pub fn load(file: Option<&Path>, settings: &[String]) -> Result<Self> {
         let settings: Vec<_> = settings.iter().map(Setting::new).collect();
         Self::load_from(file, &settings)
@@ -104,7 +104,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Parses the output of [`to_toml`](Self::to_toml).
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) naming `origin` and the key.
+    /// [`ConfigError`] naming `origin` and the key.
     pub fn from_toml(origin: &Path, text: &str) -> Result<Self> {
         Ok(config::from_toml(origin, text)?)
     }
@@ -112,7 +112,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Applies settings to an existing configuration.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) naming the setting and the key.
+    /// [`ConfigError`] naming the setting and the key.
     pub fn change(&self, settings: &[Setting]) -> Result<Self> {
         Ok(config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
     }
@@ -120,8 +120,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Whole configuration as TOML, including defaults. [`load`](Self::load) reads it back.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) for values that TOML cannot represent, such as an integer beyond 63
-    /// bits.
+    /// [`ConfigError`] for values that TOML cannot represent, such as an integer beyond 63 bits.
     pub fn to_toml(&self) -> Result<String> {
         Ok(config::to_toml(self).map_err(|error| self.with_path(error))?)
     }
@@ -159,7 +158,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Checks beyond the types.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) naming the first invalid key.
+    /// [`ConfigError`] naming the first invalid key.
     pub fn validate(&self) -> Result<()> {
         self.training.validate(&self.float8)?;
         self.optimizer.validate()?;
@@ -192,8 +191,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// Dimensions of the model: the checkpoint's, or the preset's with this file's changes.
     ///
     /// # Errors
-    /// An unknown preset, an invalid dimension, a missing folder, the errors
-    /// of [`hf::read_config`], and [`ConfigError`](crate::config::ConfigError) if `hf_path` is combined with other keys.
+    /// An unknown preset, an invalid dimension, a missing folder, the errors of [`hf::read_config`],
+    /// and [`ConfigError`] if `hf_path` is combined with other keys.
     pub fn dimensions(&self) -> Result<S::Config> {
         let model = &self.model;
         let Some(hf_path) = model.hf_path() else {
@@ -241,7 +240,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// identity of their files is.
     ///
     /// # Errors
-    /// a file that cannot be read, a file that cannot be written, tensor files that cannot be read or written.
+    /// Files that cannot be read or written.
     pub fn copy_assets(&self, to: &Path) -> Result<()> {
         match (self.model.hf_path(), self.data.tokenizer.as_deref()) {
             (Some(folder), None) => hf::copy_assets(folder, to),
@@ -300,8 +299,8 @@ impl<S: ModelSection> RunConfig<S> {
     /// ranks.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) for epochs of weighted sources, which have separate epochs; the errors
-    /// of [`validate`](Self::validate).
+    /// [`ConfigError`] for epochs of weighted sources, which have separate epochs; the errors of
+    /// [`validate`](Self::validate).
     pub fn with_steps(&self, batches: &TrainBatches, ranks: usize) -> Result<Self> {
         let mut config = self.clone();
         config.optimizer.lr = Some(self.learning_rate());
@@ -318,7 +317,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Checks restrictions of a run over `ranks` ranks.
     ///
     /// # Errors
-    /// [`ConfigError`](crate::config::ConfigError) naming the first invalid key.
+    /// [`ConfigError`] naming the first invalid key.
     pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";

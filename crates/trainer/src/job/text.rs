@@ -65,8 +65,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Tokenizer of data and samples.
     ///
     /// # Errors
-    /// a missing folder, a folder without a tokenizer for a checkpoint without one,
-    /// a tokenizer that cannot be read.
+    /// A missing folder, a checkpoint without a tokenizer, and a tokenizer that cannot be read.
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let kept = self.assets.as_ref().filter(|folder| hf::has_tokenizer(folder));
         match (self.data.tokenizer.as_deref(), kept, self.model.hf_path()) {
@@ -85,7 +84,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Chat template, `data.chat_template` or the tokenizer's, with `data.chat_template_kwargs`.
     ///
     /// # Errors
-    /// a chat template that cannot be read.
+    /// A chat template that cannot be read.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         let kwargs = &self.data.chat_template_kwargs;
         Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)
@@ -108,7 +107,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Tokenizer and chat templates.
     ///
     /// # Errors
-    /// a large vocabulary without a tokenizer; the errors of [`tokenizer`](Self::tokenizer),
+    /// A large vocabulary without a tokenizer; the errors of [`tokenizer`](Self::tokenizer),
     /// [`chat_template`](Self::chat_template), [`dimensions`](Self::dimensions) and
     /// [`Tokenizer::for_vocabulary`].
     pub fn text(&self) -> Result<Text> {

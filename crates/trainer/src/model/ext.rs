@@ -50,10 +50,8 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     ///
     /// # Errors
     /// [`ConfigError::Value`](crate::config::ConfigError::Value) for an empty prompt, no choices or
-    /// invalid options, a token outside of the vocabulary for a prompt token or choice outside of the
-    /// vocabulary, a text longer than the model supports for a text longer than the model supports,
-    /// NaN logits for NaN logits, a device that fails
-    /// if the device fails.
+    /// invalid options; a prompt token or choice outside of the vocabulary, a text longer than the
+    /// model supports, NaN logits, and a device that fails.
     fn generate_batch(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>> {
         let mut texts = vec![vec![]; prompts.len()];
         self.generate_each(prompts, options, |prompt, token| {

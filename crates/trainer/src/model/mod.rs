@@ -103,7 +103,7 @@ pub trait CausalLm<B: Backend>: LanguageModel<B> {
     /// Creates a model whose parameters are initialized on first use by the backend's generator.
     ///
     /// # Errors
-    /// an invalid dimension.
+    /// An invalid dimension.
     fn new(config: Self::Config, device: &B::Device) -> Result<Self>;
 
     /// Configuration.
@@ -145,7 +145,7 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Checks every field.
     ///
     /// # Errors
-    /// an invalid dimension naming the first invalid field.
+    /// An error that names the first invalid field.
     fn validate(&self) -> Result<()>;
 
     /// Size of the model.
@@ -185,14 +185,14 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Keys of `config.json` that describe the model.
     ///
     /// # Errors
-    /// a mixture of experts for a model that Hugging Face has no name for.
+    /// A model that Hugging Face has no name for.
     fn to_hf(&self) -> Result<Vec<(&'static str, Value)>>;
 
     /// Parameters that a checkpoint in the folder `path` must have, by path in the module tree,
     /// with the shapes of Hugging Face's files: a linear is `[out, in]`.
     ///
     /// # Errors
-    /// a mixture of experts for a model that Hugging Face has no names for.
+    /// A model that Hugging Face has no names for.
     fn hf_tensors(&self, path: &Path) -> Result<Vec<(String, Vec<usize>)>>;
 }
 
