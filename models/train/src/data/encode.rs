@@ -27,6 +27,7 @@ pub(super) enum Content {
     /// Line, or element of an array.
     Json(Vec<u8>),
     /// Row.
+    #[cfg(feature = "parquet")]
     Object(Map<String, Value>),
 }
 
@@ -78,6 +79,7 @@ impl Encoder<'_> {
                 };
                 document.map_err(|error| anyhow!("{path}:{number}: {error:#}"))
             }
+            #[cfg(feature = "parquet")]
             Content::Object(fields) => {
                 self.encode_fields(fields).map_err(|error| anyhow!("{path}, row {number}: {error:#}"))
             }
