@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::de::DeserializeOwned;
 
 use crate::data::{Format, JsonReader};
@@ -39,7 +39,7 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     while let Some((number, line)) = lines.next()? {
         let place = || format!("{}:{number}", path.display());
         let value = serde_json::from_slice(&line).with_context(|| format!("{}: expected {expected}", place()))?;
-        let converted = convert(value).with_context(place)?;
+        let converted = convert(value).map_err(|error| anyhow!("{}: {error}", place()))?;
         serde_json::to_writer(&mut *out, &converted).context("cannot write the result")?;
         writeln!(out).context("cannot write the result")?;
     }

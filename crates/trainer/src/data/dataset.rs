@@ -340,18 +340,13 @@ impl SequenceShape {
 
 fn check_weights(sources: &[DataSource]) -> Result<()> {
     let is_weighted = sources.iter().any(|source| source.weight.is_some());
-    for source in sources {
+    for source in sources.iter().filter(|_| is_weighted) {
         let paths = join(&source.paths);
-        match source.weight {
-            Some(weight) => {
-                let fits = weight > 0.0 && weight.is_finite();
-                ensure!(fits, "weight = {weight} of {paths}: weights must be positive and finite");
-            }
-            None => ensure!(
-                !is_weighted,
-                "no weight of {paths}, where other sources have one: give all sources a weight or none"
-            ),
-        }
+        let Some(weight) = source.weight else {
+            bail!("no weight of {paths}, where other sources have one: give all sources a weight or none")
+        };
+        let fits = weight > 0.0 && weight.is_finite();
+        ensure!(fits, "weight = {weight} of {paths}: weights must be positive and finite");
     }
     Ok(())
 }

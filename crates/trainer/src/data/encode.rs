@@ -27,6 +27,7 @@ pub(super) enum Content {
     /// Line, or element of an array.
     Json(Vec<u8>),
     /// Row.
+    #[cfg(feature = "parquet")]
     Object(Map<String, Value>),
 }
 
@@ -54,7 +55,8 @@ impl Encoder<'_> {
         match &work.content {
             Content::Chunk { text, begins } => {
                 let mut ids: Vec<u32> = self.tokenizer.bos().filter(|_| *begins).into_iter().collect();
-                ids.extend(self.tokenizer.encode(text, SpecialTokens::AreText).with_context(|| path.to_string())?);
+                let encoded = self.tokenizer.encode(text, SpecialTokens::AreText);
+                ids.extend(encoded.map_err(|error| anyhow!("{path}: {error}"))?);
                 Ok(Tokenized { ids, ..Tokenized::default() })
             }
             Content::EndOfText => {
@@ -75,9 +77,12 @@ impl Encoder<'_> {
                     Value::Object(fields) => self.encode_fields(fields),
                     other => Err(anyhow!("expected an object, found {}", kind(other))),
                 };
-                document.with_context(|| format!("{path}:{number}"))
+                document.map_err(|error| anyhow!("{path}:{number}: {error:#}"))
             }
-            Content::Object(fields) => self.encode_fields(fields).with_context(|| format!("{path}, row {number}")),
+            #[cfg(feature = "parquet")]
+            Content::Object(fields) => {
+                self.encode_fields(fields).map_err(|error| anyhow!("{path}, row {number}: {error:#}"))
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -52,7 +52,7 @@ impl<'a> Rows<'a> {
         let columns: Vec<Arc<Type>> = schema.get_fields().iter().filter(is_read).cloned().collect();
         let first_row = || format!("{}, row 1", path.display());
         if columns.iter().all(|column| BESIDE.contains(&column.name())) {
-            return Err(missing(field, schema.get_fields().iter().map(|column| column.name()))).with_context(first_row);
+            bail!("{}: {}", first_row(), missing(field, schema.get_fields().iter().map(|column| column.name())));
         }
         if let Some(column) = columns.iter().find(|column| is_bytes(column)) {
             bail!("{}: `{}` is bytes, expected text", first_row(), column.name());
@@ -94,7 +94,7 @@ impl Iterator for Rows<'_> {
 /// Converts errors and panics: the record reader panics on inconsistent files.
 fn or_broken<T>(path: &Path, read: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     let result = caught(read).unwrap_or_else(|text| Err(ParquetError::General(text)));
-    result.with_context(|| format!("{} is no Parquet file that can be read", path.display()))
+    result.map_err(|error| anyhow!("{} is no Parquet file that can be read: {error}", path.display()))
 }
 
 /// Whether a column holds bytes that are not declared as text. In JSON they would become base64.

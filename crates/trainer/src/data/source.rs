@@ -345,15 +345,14 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// All files, sorted and without duplicates.
+    /// All files, sorted and without links to others of them.
     fn with_links(self) -> Vec<PathBuf> {
         let Self { left, mut found, links, .. } = self;
-        if !links.is_empty() {
-            let mut seen: HashSet<_> = found.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
-            for link in links {
-                let is_other = fs::canonicalize(&link).is_ok_and(|path| seen.insert(path));
-                if is_other { found.push(link) } else { left.add(LINK) }
-            }
+        let real = if links.is_empty() { &[][..] } else { &found[..] };
+        let mut seen: HashSet<_> = real.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
+        for link in links {
+            let is_other = fs::canonicalize(&link).is_ok_and(|path| seen.insert(path));
+            if is_other { found.push(link) } else { left.add(LINK) }
         }
         found.sort();
         found

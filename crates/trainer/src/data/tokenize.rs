@@ -120,22 +120,10 @@ pub(super) fn tokenize(
     folder: &Path,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Header> {
-    let written = write_tokens(files, encoder, folder, progress);
-    // Checked before `written`: a change may be the cause of its error.
-    files.iter().try_for_each(|file| file.check_unchanged())?;
-    written
-}
-
-fn write_tokens(
-    files: &[&FileState],
-    encoder: &Encoder<'_>,
-    folder: &Path,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<Header> {
     let mut writer = TokenWriter::create(&folder.join(TOKENS), encoder.tokenizer)?;
     let mut done = Progress { bytes: 0, total_bytes: files.iter().map(|file| file.taken).sum() };
     // The next batch is read while this one is tokenized.
-    thread::scope(|scope| {
+    let written = thread::scope(|scope| {
         let (send, batches) = mpsc::sync_channel(1);
         scope.spawn(move || read(files, encoder, &send));
         for batch in batches {
@@ -148,7 +136,10 @@ fn write_tokens(
             progress(done);
         }
         writer.finish()
-    })
+    });
+    // Checked before `written`: a change may be the cause of its error.
+    files.iter().try_for_each(|file| file.check_unchanged())?;
+    written
 }
 
 /// Tokenizes a batch up to the first document that fails. Documents after a failed one are skipped,
