@@ -33,8 +33,18 @@ fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
         run("export", &[&base_run, "--output", &base, "--format", "f32"]);
 
         let text = set(&["data.tokenizer=bytes", &format!("data.chat_template={}", path("chat.jinja"))]);
-        let mut fine_tune = train(&set(&["lora.rank=4", "lora.base=fp8", "training.seq_len=64", "training.eval_batches=2"]));
-        fine_tune.args(&text).args(["--device", "cpu", "--model", &base, "--data", &path("chats.jsonl"), "--lr", "1e-2"]);
+        let mut fine_tune =
+            train(&set(&["lora.rank=4", "lora.base=fp8", "training.seq_len=64", "training.eval_batches=2"]));
+        fine_tune.args(&text).args([
+            "--device",
+            "cpu",
+            "--model",
+            &base,
+            "--data",
+            &path("chats.jsonl"),
+            "--lr",
+            "1e-2",
+        ]);
         fine_tune.args(["--recipe", "rowwise", "--batch-size", "2", "--steps", "6", "--output-dir", &lora]);
         let log = stdout(&fine_tune.output().unwrap()).to_string();
         assert!(log.contains("trainable parameters: "), "{architecture}: {log}");

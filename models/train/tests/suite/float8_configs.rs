@@ -11,7 +11,7 @@ use burn_float8::{
     },
     report::Gemm,
 };
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use models::{Error, RunConfig};
 use toml::{Table, Value};
 use train::cli::Args;
@@ -82,6 +82,23 @@ fn every_key_reaches_float8_config() {
     let settings: Vec<_> = keys.iter().map(|(key, value)| format!("float8.{key}={value}")).collect();
     for settings in [settings.clone(), settings.into_iter().rev().collect()] {
         assert_eq!(RunConfig::load(None, &settings).unwrap().float8(&tiny()), expected, "{settings:?}");
+    }
+}
+
+#[test]
+fn a_run_config_survives_the_way_through_a_file() {
+    let schedule = PrecisionSchedule::new(Span::Steps(100), Span::Fraction(0.1)).unwrap();
+    let float8 = Float8Section {
+        config: everything().with_filter_fqns([] as [&str; 0]),
+        filter_fqns: Some(vec!["k_proj".into()]),
+        schedule: Some(schedule),
+    };
+    let unfiltered = Float8Section { filter_fqns: Some(vec![]), ..Default::default() };
+    for float8 in [Default::default(), unfiltered, float8] {
+        let mut config = RunConfig { float8, ..Default::default() };
+        config.training.report = Some("report.json".into());
+        let text = toml::to_string(&config).unwrap();
+        assert_eq!(file(&text).unwrap(), config, "{text}");
     }
 }
 
@@ -160,29 +177,23 @@ fn the_recipe_flag_comes_last() {
     // The other keys are kept and interpreted under the new recipe.
     let kept = args(&["--set", "float8.emulate=true", "--recipe", "rowwise"]).unwrap().float8.config;
     assert_eq!(kept.linear, Float8LinearConfig::new(Recipe::Rowwise).with_emulate(true));
-    // Validated with the final recipe.
-    let mode = "float8.scale_calculation_mode=even";
-    let kept = args(&["--set", mode, "--recipe", "mxfp8"]).unwrap().float8.config.linear;
-    assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
     let cast = "float8.cast_config_input_for_grad_weight={ scaling_granularity = 'rowwise', target_dtype = 'e4m3' }";
-    for (arguments, blamed, says) in [
-        (&["--set", cast, "--recipe", "rowwise_with_gw_hp"][..], "--recipe rowwise_with_gw_hp", "wgrad"),
-        (
-            &["--set", "float8.recipe=mxfp8", "--set", mode, "--recipe", "blockwise"],
-            "--recipe blockwise",
-            "scale_calculation_mode = even with recipe blockwise",
-        ),
-        (
-            &["--set", mode, "--recipe", "rowwise"],
-            "--set float8.scale_calculation_mode=even",
-            "scale_calculation_mode = even with recipe rowwise",
-        ),
-    ] {
-        let contradiction = args(arguments);
-        let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{arguments:?}") };
-        assert_eq!(origin, blamed);
-        assert!(reason.contains(says), "{reason}");
-    }
+    let contradiction = args(&["--set", cast, "--recipe", "rowwise_with_gw_hp"]);
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--recipe rowwise_with_gw_hp");
+    assert!(reason.contains("wgrad"), "{reason}");
+    // Validated with the final recipe.
+    let mode = ["--set", "float8.scale_calculation_mode=even"];
+    let kept = args(&[&mode[..], &["--recipe", "mxfp8"]].concat()).unwrap().float8.config.linear;
+    assert_eq!(kept.scale_calculation_mode(), ScaleCalculationMode::Even);
+    let contradiction = args(&[&["--set", "float8.recipe=mxfp8"], &mode[..], &["--recipe", "blockwise"]].concat());
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--recipe blockwise");
+    assert!(reason.contains("scale_calculation_mode = even with recipe blockwise"), "{reason}");
+    let contradiction = args(&[&mode[..], &["--recipe", "rowwise"]].concat());
+    let Err(Error::Config(ConfigError::Parse { origin, reason })) = contradiction else { panic!("{contradiction:?}") };
+    assert_eq!(origin, "--set float8.scale_calculation_mode=even");
+    assert!(reason.contains("scale_calculation_mode = even with recipe rowwise"), "{reason}");
 }
 
 #[test]
@@ -238,17 +249,15 @@ fn torchtitans_names_are_understood() {
 #[test]
 fn a_printed_configuration_is_read_back() {
     let section = "schedule = { warmup = 1, cooldown = 0.1 }\nfilter_fqns = []\nrecipe_name = 'blockwise'";
-    let of_file = file(&format!("[float8]\n{section}\n[training]\nmax_norm = inf\n[data]\ntokenizer = 'bytes'"));
-    let moe = file("[model]\nmoe = { num_experts = 4, num_experts_per_tok = 2 }");
-    let float8 = Float8Section {
-        config: everything().with_filter_fqns([] as [&str; 0]),
-        filter_fqns: Some(vec!["k_proj".into()]),
-        schedule: Some(PrecisionSchedule::new(Span::Steps(100), Span::Fraction(0.1)).unwrap()),
-    };
-    let all = RunConfig { float8, ..RunConfig::default() };
-    for config in [RunConfig::default(), of_file.unwrap(), moe.unwrap(), all] {
+    let config =
+        file(&format!("[float8]\n{section}\n[training]\nmax_norm = inf\n[data]\ntokenizer = 'bytes'")).unwrap();
+    for config in
+        [RunConfig::default(), config, file("[model]\nmoe = { num_experts = 4, num_experts_per_tok = 2 }").unwrap()]
+    {
         let text = config.to_toml().unwrap();
-        assert_eq!(file(&text).unwrap(), config, "{text}");
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("run.toml"), &text).unwrap();
+        assert_eq!(RunConfig::load(Some(&folder.path().join("run.toml")), &[]).unwrap(), config, "{text}");
     }
 }
 
@@ -258,6 +267,10 @@ fn report_flags_and_keys_are_the_same() {
     let keys = args(&["--set", "training.report=r.json", "--set", "training.print_report=true"]).unwrap().training;
     assert_eq!(flags, keys);
     assert_eq!((flags.report.as_deref(), flags.print_report), (Some(Path::new("r.json")), true));
+    let help = Args::command().render_long_help().to_string();
+    for word in ["--recipe", "rowwise_with_gw_hp", "--report", "--print-report", "docs/config.md"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
 }
 
 #[test]
