@@ -209,8 +209,8 @@ fn a_folder_in_fp8_is_exported_in_other_formats() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let (first, plain, rowwise) = (path("first"), path("plain"), path("rowwise"));
     export(&model::<Flex>(square(true), 2), Recipe::Blockwise, first.as_ref()).unwrap();
-    llama3(&["export", &first, &plain, "--format", "f32"]).unwrap();
-    let out = llama3(&["export", &first, &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
+    llama3(&["export", &first, "--output", &plain, "--format", "f32"]).unwrap();
+    let out = llama3(&["export", &first, "--output", &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
     assert!(out.contains("14 of 14 linears, rowwise weights") && !out.contains("keep"), "{out}");
     let [decoded, exported] = [&first, &plain].map(|folder| Decoder::<Flex>::load_hf(folder, &Default::default()));
     for ((name, one), (_, other)) in linears(&decoded.unwrap()).into_iter().zip(linears(&exported.unwrap())) {

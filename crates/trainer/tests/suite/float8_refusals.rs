@@ -166,10 +166,10 @@ fn flags_that_contradict_each_other() {
         ),
         (&["--format", "fp8", "--recipe", "delayed"], "there is no amax history of its inputs"),
     ] {
-        let error = chain(llama3(&[&["export", &folder, &out], flags].concat()).unwrap_err());
+        let error = chain(llama3(&[&["export", &folder, "--output", &out], flags].concat()).unwrap_err());
         assert!(error.contains(says), "{error}");
         assert!(!fs::exists(&out).unwrap());
     }
-    let said = llama3(&["export", &folder, &out, "--format", "fp8"]).unwrap();
+    let said = llama3(&["export", &folder, "--output", &out, "--format", "fp8"]).unwrap();
     assert!(said.contains("tensorwise weights"), "{said}");
 }
