@@ -148,7 +148,12 @@ impl Checked {
     /// rows or be misaligned.
     pub(crate) fn dense_width(&self) -> usize {
         let len = self.source.vector_len() as usize;
-        if self.cols.is_multiple_of(len) && self.base.is_multiple_of(len) { len } else { 1 }
+        if self.cols.is_multiple_of(len) && self.starts_at_vector() { len } else { 1 }
+    }
+
+    /// Whether the first element is at a multiple of 16 bytes.
+    pub(crate) fn starts_at_vector(&self) -> bool {
+        self.base.is_multiple_of(self.source.vector_len() as usize)
     }
 
     /// A dense view as a kernel array of vectors of `width` elements, at most

@@ -132,15 +132,21 @@ pub fn upload_operand<R: Runtime>(client: &ComputeClient<R>, operand: &HostOpera
     Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
 }
 
-/// Uploads a dense matrix. Also returns its values after rounding to the dtype.
+/// Uploads a dense matrix, after `base` other elements. Also returns its values after rounding to
+/// the dtype.
 fn upload<R: Runtime>(
     client: &ComputeClient<R>,
     values: &[f32],
     cols: usize,
     dtype: StorageType,
+    base: usize,
 ) -> Result<(MatrixView, Vec<f32>), KernelError> {
     let (bytes, values) = in_dtype(values, dtype)?;
-    let handle = client.create_from_slice(&bytes);
+    let before = base * Source::of(dtype)?.size();
+    let mut handle = client.create_from_slice(&[vec![0; before], bytes].concat());
+    if before > 0 {
+        handle = handle.offset_start(before as u64);
+    }
     Ok((MatrixView { handle, shape: [values.len() / cols, cols], strides: [cols, 1], dtype }, values))
 }
 

@@ -27,6 +27,7 @@ pub use variant::{GemmDevice, GemmProblem, GemmVariant, select};
 
 use crate::denylist::disable;
 use crate::operand::check_size;
+use crate::ptx::cvt::Isa;
 use crate::source::Source;
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{Format, Granularity, KernelError, Operand, VectorView, supports};
@@ -157,6 +158,8 @@ struct Gemm<'a> {
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
     plan: GemmPlan,
+    /// Conversion instructions of [`GemmPath::Gemv`] and [`GemmPath::Bf16Wgmma`].
+    isa: Isa,
 }
 
 impl Gemm<'_> {
@@ -335,9 +338,9 @@ impl GemmArgs<'_> {
             let device = GemmDevice::of(client);
             select(&device, &self.problem(), &device.disabled())
         };
-        let GemmVariant { path, plan, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
+        let GemmVariant { path, plan, isa, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
         let (out, accumulate, use_fast_accum) = (&out.handle, out.accumulate, config.use_fast_accum);
-        let gemm = Gemm { a, b, bias, out, dtype: source.storage(), accumulate, use_fast_accum, groups, plan };
+        let gemm = Gemm { a, b, bias, out, dtype: source.storage(), accumulate, use_fast_accum, groups, plan, isa };
         match path {
             GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),

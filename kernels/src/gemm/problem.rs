@@ -10,7 +10,7 @@ use crate::grid::banded_tile;
 use crate::load::{Geometry, GeometryLaunch, load_scalar};
 use crate::mx::e8m0_byte;
 use crate::ptx::memory::load_global_words;
-use crate::scale::scale_index;
+use crate::scale::{scale_index, scale_word};
 use crate::source::Source;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
@@ -102,8 +102,7 @@ impl Problem {
             // E8M0 scales are applied earlier, to codes or products.
             1.0f32.runtime()
         } else {
-            let inv_scales = self.inv_scales(side);
-            f32::reinterpret(inv_scales[scale_index(row, block, self.blocks, granularity) as usize])
+            f32::reinterpret(scale_word(self.inv_scales(side), row, block, self.blocks, granularity))
         }
     }
 
