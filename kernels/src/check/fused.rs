@@ -7,10 +7,10 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::{Flaw, floats, read, split_mix, upload};
+use crate::element_type::ElementType;
 use crate::fused::{self, FusedKernel};
 use crate::ptx::cvt::Isa;
 use crate::reference::fused as reference;
-use crate::source::Source;
 use crate::view::Checked;
 use crate::{KernelError, MatrixView};
 
@@ -64,7 +64,7 @@ impl FusedVariant {
 
     pub(super) fn judge<R: Runtime>(&self, client: &ComputeClient<R>, seed: u64) -> Result<(), Flaw> {
         let &Self { kernel, backward, cols, dtype, gamma, base, .. } = self;
-        let f32 = Source::F32.storage();
+        let f32 = ElementType::F32.storage();
         let values = |rows: usize, cols: usize, seed: u64| -> Vec<f32> {
             (0..rows * cols).map(|i| (split_mix(seed, i as u64) >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
         };
@@ -104,10 +104,10 @@ impl FusedVariant {
             }
         };
         for (i, (made, dtype, want)) in results.into_iter().enumerate() {
-            let tolerance = match Source::of(dtype)? {
-                Source::F32 => 1e-5,
-                Source::F16 => 1e-3,
-                Source::Bf16 => 8e-3,
+            let tolerance = match ElementType::of(dtype)? {
+                ElementType::F32 => 1e-5,
+                ElementType::F16 => 1e-3,
+                ElementType::Bf16 => 8e-3,
             };
             let largest = want.iter().fold(term, |largest, x| largest.max(x.abs()));
             let got = floats(&read(client, &[&made])?[0], dtype)?;
@@ -141,7 +141,7 @@ mod tests {
         let Ok(client) = std::panic::catch_unwind(|| WgpuRuntime::client(&Default::default())) else {
             return eprintln!("skipped: no adapter for wgpu");
         };
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         let matrix = |rows: usize, base: usize| upload(&client, &vec![1.0; 64 * rows], 64, dtype, base).expect("f32").0;
         for kernel in [FusedKernel::SwiGlu, FusedKernel::RmsNorm] {
             let rows = if kernel == FusedKernel::RmsNorm { 1 } else { 3 };

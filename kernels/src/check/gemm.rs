@@ -11,10 +11,10 @@ use core::ops::Range;
 use cubecl::prelude::*;
 
 use super::{Flaw, floats, in_dtype, read, split_mix, upload_operand};
+use crate::element_type::ElementType;
 use crate::gemm::{GemmProblem, GemmVariant};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm_f64};
-use crate::source::Source;
 use crate::{Format, GemmArgs, GemmConfig, GemmShape, Granularity, Grouping, Groups, InvScale, Output, VectorView};
 
 /// Ends of three groups: the first inside a block, the second empty, the third before the end of
@@ -195,7 +195,7 @@ fn judge_changed<R: Runtime>(
     let ends = client.create_from_slice(&host.ends.map(i32::to_le_bytes).concat());
     let groups = problem.grouping().map(|grouping| Groups { ends, count: 3, grouping });
     // NaN in every element, to detect ones that are not written.
-    let out = client.create_from_slice(&vec![0xff; want.len() * Source::of(dtype)?.size()]);
+    let out = client.create_from_slice(&vec![0xff; want.len() * ElementType::of(dtype)?.size()]);
     let [left, right] = [&host.a, &host.b].map(|matrix| upload_operand(client, &matrix.host(), shape.power_of_two));
     let (bias, config) = (bias_view.transpose()?, GemmConfig { use_fast_accum: shape.use_fast_accum, emulate: false });
     let args = GemmArgs { a: &left, b: &right, bias: bias.as_ref(), groups: groups.as_ref(), dtype, config };
@@ -235,7 +235,7 @@ mod tests {
             use_fast_accum: false,
             groups: grouping.map(|grouping| (grouping, 3)),
         };
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         let bias = grouping.is_none().then_some(dtype);
         GemmProblem { formats: [Format::E4m3, Format::E5m2], shape, bias, dtype, emulate: false }
     }

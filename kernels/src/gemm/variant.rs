@@ -10,9 +10,9 @@ use super::tma::ring::MAX_STAGES;
 use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, emulated, gemm_plan, half, mma};
 use crate::arch::{CudaArch, cuda_arch};
 use crate::denylist::{Disabled, device_key};
+use crate::element_type::ElementType;
 use crate::granularity::BLOCK;
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 use crate::{Format, Granularity};
 
 /// Device properties that [`select()`] uses.
@@ -32,7 +32,7 @@ impl GemmDevice {
             key: device_key(client),
             arch: cuda_arch(client),
             sms: client.properties().hardware.num_streaming_multiprocessors,
-            units: [Source::F16, Source::Bf16].map(|element| half::Units::of(client, element)),
+            units: [ElementType::F16, ElementType::Bf16].map(|element| half::Units::of(client, element)),
         }
     }
 
@@ -207,7 +207,7 @@ mod tests {
     /// An instruction that a cast disables makes another variant of the kernels that use it.
     #[test]
     fn variants_of_other_instructions_differ() {
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         let device = GemmDevice { key: 0, arch: Some(CudaArch::Sm90), sms: Some(132), units: [None; 2] };
         let mut disabled = Disabled::default();
         disabled.add(Isa::PtxFp8);
@@ -224,7 +224,7 @@ mod tests {
     /// 13 bits.
     #[test]
     fn the_judged_product_has_two_rounds() {
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         for (arch, granularities, stage) in
             [(CudaArch::Sm90, ROWWISE, 128), (CudaArch::Sm90, MX, 64), (CudaArch::Sm100, MX, 128)]
         {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn each_path_follows_the_disabled_one() {
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         for &(arch, has_units, granularities, paths) in PATHS {
             let units = [has_units.then(half::Units::all); 2];
             let device = GemmDevice { key: 0, arch, sms: Some(132), units };

@@ -40,7 +40,7 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
         _ => inputs.iter().chain(backward).map(view).collect(),
     };
     let variant = FusedVariant::of(&client, kernel, backward.is_some(), &matrices).ok()?;
-    self_check::of(&client).fused((&client, device), variant);
+    self_check::of(&client, device).fused(&client, variant);
     launch(op, inputs, &matrices, backward.is_some()).ok()
 }
 

@@ -81,14 +81,14 @@ impl Config {
         product: [u32; 2],
         byte: u32,
     ) -> Option<[ScaleSource; 2]> {
-        let source = |side: usize| {
+        let element_type = |side: usize| {
             let per_word = [2, 4][side];
             match granularities[side].is_mx() {
                 true => ScaleSource::Word { word: product[side] / per_word, byte, lanes: product[side] % per_word },
                 false => ScaleSource::Ones,
             }
         };
-        (self.kind == MmaKind::BlockScaled).then(|| [source(0), source(1)])
+        (self.kind == MmaKind::BlockScaled).then(|| [element_type(0), element_type(1)])
     }
 }
 
