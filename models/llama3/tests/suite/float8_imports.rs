@@ -418,7 +418,7 @@ fn several_formats_run_as_they_are() {
     let settings = ["--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
     let eval = |more: &[&str]| llama3(&[&["eval", from], &settings[..], more].concat()).unwrap();
     let out = eval(&[]);
-    assert!(out.contains("precision: fp8") && out.contains("FP8 codes alone: 14 of"), "{out}");
+    assert!(out.contains("precision: fp8") && out.contains("FP8-only weights: 14 of"), "{out}");
     assert!(!out.contains("cast anew"), "{out}");
     let out = eval(&["--set", "float8.recipe=rowwise"]);
     let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";

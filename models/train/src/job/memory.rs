@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn_float8::Float8Config;
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::linear_infos;
 use device_select::SelectedDevice;
 use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
