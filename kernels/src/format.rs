@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// | [`E4m3`](Format::E4m3) | 4, 3 | 7 | 448 | 2⁻⁹ | none | `0x7f`, `0xff` |
 /// | [`E5m2`](Format::E5m2) | 5, 2 | 15 | 57344 | 2⁻¹⁶ | `0x7c`, `0xfc` | `0x7d..=0x7f`, `0xfd..=0xff` |
 ///
-/// ElementType: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8
+/// Source: Micikevicius et al., *FP8 Formats for Deep Learning* (2022), and the OCP OFP8
 /// specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,7 +4,7 @@
 //! WGSL allows a division to be off by ulps and has no f64. So the device divides integers, unless
 //! it has PTX's `div.rn`. One f32 division is enough: FMAX and amax are f32 values. A quotient of
 //! two 24-bit significands that is first rounded to f64 (53 ≥ 2·24 + 2 bits) rounds to the same
-//! f32. ElementType: Figueroa, *When is double rounding innocuous?* (1995).
+//! f32. Source: Figueroa, *When is double rounding innocuous?* (1995).
 
 use core::fmt;
 

@@ -86,7 +86,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// Number `i` of the SplitMix64 sequence of a seed. ElementType: Steele, Lea and Flood, *Fast Splittable
+/// Number `i` of the SplitMix64 sequence of a seed. Source: Steele, Lea and Flood, *Fast Splittable
 /// Pseudorandom Number Generators* (2014), and Vigna's `splitmix64.c`.
 pub fn split_mix(seed: u64, i: u64) -> u64 {
     let z = seed.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));

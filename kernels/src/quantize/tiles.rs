@@ -18,7 +18,7 @@ use crate::version::Version;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
-/// ElementType of a tile's scales, chosen at compile time.
+/// Source of a tile's scales, chosen at compile time.
 // Launches construct `ScaleSourceArgs`, and generated code the expanded type.
 #[allow(dead_code)]
 #[derive(CubeType, CubeLaunch)]

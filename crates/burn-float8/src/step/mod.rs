@@ -1,4 +1,5 @@
-//! Optimizer step, amax histories and statistics of a device, for the layers of one applied configuration.
+//! Optimizer step, amax histories and statistics of a device, for the layers of one applied
+//! configuration.
 //!
 //! A step begins when a linear reads a weight built since the last step began, if backward has
 //! passed a layer since then. Optimizers build new tensors after a backward pass, and all linears
