@@ -10,8 +10,7 @@ use crate::backend::Float8Backend;
 #[cfg(feature = "cubecl")]
 pub use crate::backend::{fusion::resolved, operand::scales};
 pub use crate::backend::{host::read_f32, in_dtype};
-use crate::config::{Float8Config, Granularity, LinearInfo, Policy};
-use crate::error::Float8Error;
+use crate::config::{Float8Config, Granularity, Policy};
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
 use crate::ops::functions::find;
@@ -63,15 +62,6 @@ pub fn are_applied_together(one: &Layer, other: &Layer) -> bool {
     Arc::ptr_eq(one.applied(), other.applied())
 }
 
-/// Policies of a model's linears.
-///
-/// # Errors
-///
-/// As [`Float8Config::apply`].
-pub fn policies(config: &Float8Config, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
-    config.policies(linears, &mut |_| true)
-}
-
 /// Granularities of a weight's copies `[N, K]` and `[K, N]`. None if the operand stays in high
 /// precision.
 pub fn weight_granularities(policy: &Policy) -> [Option<Granularity>; 2] {
@@ -101,8 +91,8 @@ pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWe
     linears::<B, M>(model, None).into_iter().filter_map(sourced).collect()
 }
 
-/// Sets the peers that end steps together on a device, for a layer's applied configuration. All peers train
-/// `layers` in this order.
+/// Sets the peers that end steps together on a device, for a layer's applied configuration. All
+/// peers train `layers` in this order.
 pub fn set_peers<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,

@@ -106,7 +106,7 @@ impl ShardPlan {
         let parameters = parameters::<B, M>(model, float8, is_trained);
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
         let mut policies = match float8 {
-            Some(float8) => shard_hooks::policies(float8, &infos)?,
+            Some(float8) => float8.resolve(&infos)?,
             None => vec![],
         }
         .into_iter();

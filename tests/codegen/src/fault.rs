@@ -16,8 +16,11 @@ pub enum Fault {
     /// Replaces a text in its CUDA source.
     Edit(&'static str, &'static str),
     /// Changes the bytes that its launches read from one buffer. The memory keeps its values.
-    Read(Argument, fn(&mut [u8])),
+    Read(Argument, Change),
 }
+
+/// Change of the bytes of a buffer.
+pub type Change = fn(&mut [u8]);
 
 /// A buffer among a kernel's arguments.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
 use ptx_interpreter::{Accumulator, Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
-use crate::fault::Argument;
+use crate::fault::{Argument, Change};
 use crate::memory::OfflineResource;
 
 /// A kernel and its geometry.
@@ -18,7 +18,7 @@ pub(crate) struct Request<'a> {
     pub(crate) seed: u64,
     pub(crate) accumulator: Accumulator,
     /// Change of the bytes that the kernel reads from a buffer.
-    pub(crate) read: Option<(Argument, fn(&mut [u8]))>,
+    pub(crate) read: Option<(Argument, Change)>,
 }
 
 /// Finds the memory of an argument.
