@@ -7,11 +7,11 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::element_type::ElementType;
 use crate::format::{F32_INF, F32_NAN};
 use crate::grid::{CPU_PLANE, UNITS, cube_max, is_cpu};
 use crate::load::{Cursor, Geometry, all_loaded, load_vector, magnitude, max_magnitude, widen};
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 use crate::version::Version;
 use crate::view::Checked;
 use crate::words::words;
@@ -55,27 +55,27 @@ pub(crate) struct Maxima {
     /// Index of the first one in `handle`.
     base: usize,
     count: usize,
-    source: Source,
+    element_type: ElementType,
     /// Whether there is only one, so that no cube has to fold.
     is_amax: bool,
 }
 
 impl Maxima {
-    /// The first `count` words of `handle`, as magnitudes of `source`.
-    pub(crate) fn partial(handle: Handle, count: usize, source: Source) -> Self {
-        Self { handle, base: 0, count, source, is_amax: false }
+    /// The first `count` words of `handle`, as magnitudes of `element_type`.
+    pub(crate) fn partial(handle: Handle, count: usize, element_type: ElementType) -> Self {
+        Self { handle, base: 0, count, element_type, is_amax: false }
     }
 
     /// A known amax: the first element of a checked f32 vector.
     pub(crate) fn of_amax(amax: &Checked) -> Self {
         let (handle, base) = amax.memory();
-        Self { handle, base, count: 1, source: Source::F32, is_amax: true }
+        Self { handle, base, count: 1, element_type: ElementType::F32, is_amax: true }
     }
 
     /// Folds into one maximum with a launch. Returns it with its handle.
     pub(crate) fn folded<R: Runtime>(&self, client: &ComputeClient<R>) -> (Self, Handle) {
         let amax = self.fold(client);
-        (Self { handle: amax.clone(), base: 0, count: 1, source: Source::F32, is_amax: true }, amax)
+        (Self { handle: amax.clone(), base: 0, count: 1, element_type: ElementType::F32, is_amax: true }, amax)
     }
 
     /// Launches the fold to the largest, f32 `[1]`.
@@ -101,7 +101,7 @@ impl Maxima {
     pub(crate) fn arg<R: Runtime>(&self) -> MaximaArrayLaunch<R> {
         // SAFETY: constructors receive a handle with at least this many words.
         let values = unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.base + self.count) };
-        MaximaArrayLaunch::new(values, self.base as u32, self.count as u32, self.source, self.is_amax)
+        MaximaArrayLaunch::new(values, self.base as u32, self.count as u32, self.element_type, self.is_amax)
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct MaximaArray {
     base: u32,
     count: u32,
     #[cube(comptime)]
-    source: Source,
+    element_type: ElementType,
     #[cube(comptime)]
     is_amax: bool,
 }
@@ -122,7 +122,10 @@ impl MaximaArray {
     /// f32 bits of the largest, in every unit of the cube. Every NaN becomes the canonical one.
     pub(crate) fn amax(&self, #[comptime] isa: Isa) -> u32 {
         if comptime!(self.is_amax) {
-            amax_bits(magnitude(self.values[self.base as usize], comptime!(self.source)), comptime!(self.source))
+            amax_bits(
+                magnitude(self.values[self.base as usize], comptime!(self.element_type)),
+                comptime!(self.element_type),
+            )
         } else {
             let mut largest = 0u32.runtime();
             let mut first = UNIT_POS;
@@ -134,7 +137,7 @@ impl MaximaArray {
                 }
                 first += comptime!(FOLDED * UNITS);
             }
-            amax_bits(cube_max(largest, isa), comptime!(self.source))
+            amax_bits(cube_max(largest, isa), comptime!(self.element_type))
         }
     }
 }
@@ -142,7 +145,7 @@ impl MaximaArray {
 /// Launches the kernel that leaves one partial maximum of `x` per cube.
 pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) -> Maxima {
     let x = if x.is_column_major() { x.clone().transpose() } else { x.clone() }.flatten();
-    let per_row = x.cols.div_ceil(x.source.vector_len() as usize);
+    let per_row = x.cols.div_ceil(x.element_type.vector_len() as usize);
     let vectors = x.rows * per_row;
     let on_cpu = is_cpu(client);
     let (most, least) = if on_cpu {
@@ -170,12 +173,12 @@ pub(crate) fn find_maxima<R: Runtime>(client: &ComputeClient<R>, x: &Checked) ->
             rounds as u32,
             x.rows == 1,
             on_cpu,
-            x.source,
+            x.element_type,
             isa,
             Version::of(client),
         );
     }
-    Maxima::partial(handle, count, x.source)
+    Maxima::partial(handle, count, x.element_type)
 }
 
 /// Cubes step together through the vectors of `x`, row by row. On a CPU each plane reads a
@@ -189,7 +192,7 @@ fn partial_maxima<N: Size>(
     rounds: u32,
     #[comptime] one_row: bool,
     #[comptime] on_cpu: bool,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
@@ -206,9 +209,9 @@ fn partial_maxima<N: Size>(
     // Loads past the end repeat an element.
     for _ in 0..rounds {
         let mut raw = Array::<u32>::new(words);
-        load_round(x, &geometry, &mut at, &mut raw, source, isa);
+        load_round(x, &geometry, &mut at, &mut raw, element_type, isa);
         all_loaded(isa);
-        largest = largest_magnitude(largest, &raw, 0u32, comptime!(words as u32), source);
+        largest = largest_magnitude(largest, &raw, 0u32, comptime!(words as u32), element_type);
     }
     let largest = cube_max(largest, isa);
     if UNIT_POS == 0 {
@@ -223,13 +226,13 @@ fn load_round<N: Size>(
     geometry: &Geometry,
     at: &mut Cursor,
     raw: &mut Array<u32>,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
 ) {
     #[unroll]
     for i in 0..IN_FLIGHT {
-        let col = at.piece * comptime!(source.vector_len());
-        load_vector(x, geometry, at.row, col, raw, comptime!(4 * i), source, isa);
+        let col = at.piece * comptime!(element_type.vector_len());
+        load_vector(x, geometry, at.row, col, raw, comptime!(4 * i), element_type, isa);
         at.advance();
     }
 }
@@ -241,20 +244,20 @@ pub(crate) fn largest_magnitude(
     raw: &Array<u32>,
     #[comptime] first: u32,
     #[comptime] words: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
 ) -> u32 {
     let mut largest = largest;
     #[unroll]
     for i in 0..words {
-        largest = max_magnitude(largest, raw[comptime!((first + i) as usize)], source);
+        largest = max_magnitude(largest, raw[comptime!((first + i) as usize)], element_type);
     }
     largest
 }
 
 /// f32 bits of a raw magnitude. Every NaN becomes the canonical one.
 #[cube]
-pub(crate) fn amax_bits(raw: u32, #[comptime] source: Source) -> u32 {
-    let bits = widen(raw, source);
+pub(crate) fn amax_bits(raw: u32, #[comptime] element_type: ElementType) -> u32 {
+    let bits = widen(raw, element_type);
     select(bits > F32_INF, F32_NAN.runtime(), bits)
 }
 

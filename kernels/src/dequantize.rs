@@ -14,7 +14,7 @@ use crate::grid::{UNITS, cube_first, fold};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::operand::check_size;
 use crate::ptx::cvt::{Isa, cvt_bf16};
-use crate::scale::scale_index;
+use crate::scale::scale_word;
 use crate::version::Version;
 use crate::{Format, Granularity, KernelError, Operand, row_words};
 
@@ -83,7 +83,7 @@ fn dequantize_f32<N: Size>(
         let scale = if comptime!(granularity.is_mx()) {
             e8m0_inverse_bits(e8m0_byte(inv_scales, row, place / comptime!(MX_BLOCK as u32 / 4), blocks))
         } else {
-            inv_scales[scale_index(row, place / comptime!(BLOCK as u32 / 4), blocks, granularity) as usize]
+            scale_word(inv_scales, row, place / comptime!(BLOCK as u32 / 4), blocks, granularity)
         };
         let scale = f32::reinterpret(scale);
         let packed = codes[word as usize];
@@ -126,17 +126,16 @@ pub fn dequantize_mx<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -
     // Only with E8M0 scales is the product of code and scale a bf16.
     let reason = "operands cannot be written as bf16 exactly: only 1x32";
     if granularity.is_mx() {
-        Ok(to_bf16(client, operand))
+        Ok(to_bf16(client, operand, Isa::of(client)))
     } else {
         Err(KernelError::UnfitGranularity { granularity, reason })
     }
 }
 
-/// Runs [`dequantize_mx`] on a checked operand.
-pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand) -> Handle {
+/// Runs [`dequantize_mx`] on a checked operand, with these instructions.
+pub(crate) fn to_bf16<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, isa: Isa) -> Handle {
     let pieces = operand.rows * row_words(operand.k) * 4 / PIECE;
     let out = client.empty(pieces * PIECE * 2);
-    let isa = Isa::of(client);
     // SAFETY: the caller has checked the lengths of codes and scales. A unit stays below `pieces`.
     unsafe {
         dequantize::launch_unchecked::<R>(

@@ -6,6 +6,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::element_type::ElementType;
 use crate::format::{F32_INF, decode};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::grid::{UNITS, fold};
@@ -13,7 +14,6 @@ use crate::load::{Geometry, element, load_vector};
 use crate::mx::{e8m0_byte, e8m0_inverse_bits};
 use crate::ptx::cvt::Isa;
 use crate::scale::scale_index;
-use crate::source::Source;
 use crate::version::Version;
 use crate::view::Checked;
 use crate::{Format, Granularity, KernelError, MatrixView, Operand, row_words};
@@ -135,7 +135,7 @@ pub fn health<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView, operand: &O
             x.geometry(),
             row_words(k) as u32,
             partials as u32,
-            x.source,
+            x.element_type,
             operand.format,
             operand.granularity,
             Isa::of(client),
@@ -154,7 +154,7 @@ fn partial_health<N: Size>(
     geometry: Geometry,
     pitch: u32,
     partials: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] format: Format,
     #[comptime] granularity: Granularity,
     #[comptime] isa: Isa,
@@ -165,7 +165,7 @@ fn partial_health<N: Size>(
         terminate!();
     }
     // 16 bytes of `x` at a time.
-    let len = comptime!(source.vector_len());
+    let len = comptime!(element_type.vector_len());
     let per_row = geometry.cols.div_ceil(len);
     let pieces = geometry.rows * per_row;
     let blocks = geometry.cols.div_ceil(comptime!(BLOCK as u32));
@@ -179,7 +179,7 @@ fn partial_health<N: Size>(
     while piece < pieces {
         let row = piece / per_row;
         let col = piece % per_row * len;
-        load_vector(x, &geometry, row, col, &mut raw, 0u32, source, isa);
+        load_vector(x, &geometry, row, col, &mut raw, 0u32, element_type, isa);
         let scale = if comptime!(granularity.is_mx()) {
             e8m0_inverse_bits(e8m0_byte(inv_scales, row, col / comptime!(MX_BLOCK as u32), blocks))
         } else {
@@ -195,7 +195,7 @@ fn partial_health<N: Size>(
             for j in 0..4u32 {
                 let inside = col + comptime!(4 * q + j) < geometry.cols;
                 let zero = 0u32.runtime();
-                let bits = select(inside, element(&raw, 0u32, comptime!(4 * q + j), source, isa), zero);
+                let bits = select(inside, element(&raw, 0u32, comptime!(4 * q + j), element_type, isa), zero);
                 let mag = bits & 0x7fff_ffffu32;
                 let code = (packed >> comptime!(8 * j)) & 0xffu32;
                 let value = decode(code, format);

@@ -5,9 +5,9 @@
 
 use cubecl::prelude::*;
 
+use crate::element_type::ElementType;
 use crate::ptx::cvt::{Isa, cvt_f32_f16};
 use crate::ptx::memory::{load_global, pin};
-use crate::source::Source;
 
 /// Dimensions, strides and offset of a checked view on the device.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -60,7 +60,7 @@ fn row_and_piece(number: u32, per_row: u32, #[comptime] one_row: bool) -> (u32, 
 }
 
 /// Raw bits of 16 bytes of `x` from `(r, c)` on, as words `raw[first..first + 4]`. Each word has
-/// one f32 or two 16-bit elements. `c` must be a multiple of [`Source::vector_len`].
+/// one f32 or two 16-bit elements. `c` must be a multiple of [`ElementType::vector_len`].
 ///
 /// A row or column past the end repeats the last one. So nothing outside the matrix is read, and a
 /// maximum does not change. Without a branch, the loads of several calls overlap. The caller must
@@ -73,25 +73,25 @@ pub(crate) fn load_vector<N: Size>(
     c: u32,
     raw: &mut Array<u32>,
     #[comptime] first: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
 ) {
     let start = geometry.base + min(r, geometry.rows - 1) * geometry.row_stride;
     let width = N::value();
     if comptime!(width > 1) {
         // `has_vector_loads`: the columns are either all inside or all outside.
-        let len = comptime!(source.vector_len());
+        let len = comptime!(element_type.vector_len());
         let index = (start + min(c, geometry.cols - len)) / len;
         load_pinned(x, index, raw, first, isa);
     } else {
-        let per_word = comptime!(source.per_word());
+        let per_word = comptime!(element_type.per_word());
         #[unroll]
         for i in 0..4u32 {
             let mut word = 0u32.runtime();
             #[unroll]
             for j in 0..per_word {
                 let col = min(c + comptime!(i * per_word + j), geometry.cols - 1);
-                word |= load_raw(x, start + col * geometry.col_stride, source) << comptime!(16 * j);
+                word |= load_raw(x, start + col * geometry.col_stride, element_type) << comptime!(16 * j);
             }
             raw[comptime!((first + i) as usize)] = word;
         }
@@ -141,17 +141,17 @@ pub(crate) fn load_sector<N: Size>(
     c: u32,
     raw: &mut Array<u32>,
     #[comptime] first: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
 ) {
-    load_vector(x, geometry, r, c, raw, first, source, isa);
-    load_vector(x, geometry, r, c + comptime!(source.vector_len()), raw, comptime!(first + 4), source, isa);
+    load_vector(x, geometry, r, c, raw, first, element_type, isa);
+    load_vector(x, geometry, r, c + comptime!(element_type.vector_len()), raw, comptime!(first + 4), element_type, isa);
 }
 
 /// Raw bits of the element at `index`, in elements from the start of the array.
 #[cube]
-fn load_raw<N: Size>(x: &Array<Vector<u32, N>>, index: u32, #[comptime] source: Source) -> u32 {
-    if comptime!(source.size() == 4) {
+fn load_raw<N: Size>(x: &Array<Vector<u32, N>>, index: u32, #[comptime] element_type: ElementType) -> u32 {
+    if comptime!(element_type.size() == 4) {
         x[index as usize][0]
     } else {
         let word = x[(index / 2) as usize][0];
@@ -161,38 +161,38 @@ fn load_raw<N: Size>(x: &Array<Vector<u32, N>>, index: u32, #[comptime] source: 
 
 /// Element `i` of a vector, as f32.
 #[cube]
-pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptime] source: Source) -> f32 {
+pub(crate) fn load_scalar(x: &Array<u32>, geometry: &Geometry, i: u32, #[comptime] element_type: ElementType) -> f32 {
     let index = geometry.base + i * geometry.col_stride;
-    let raw = if comptime!(source.size() == 4) {
+    let raw = if comptime!(element_type.size() == 4) {
         x[index as usize]
     } else {
         (x[(index / 2) as usize] >> (16u32 * (index % 2))) & 0xffffu32
     };
-    f32::reinterpret(widen(raw, source))
+    f32::reinterpret(widen(raw, element_type))
 }
 
 /// Raw bits of |x|. In all three formats magnitudes order like their bits, with NaN above infinity.
 #[cube]
-pub(crate) fn magnitude(raw: u32, #[comptime] source: Source) -> u32 {
-    if comptime!(source.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
+pub(crate) fn magnitude(raw: u32, #[comptime] element_type: ElementType) -> u32 {
+    if comptime!(element_type.size() == 4) { raw & 0x7fff_ffffu32 } else { raw & 0x7fffu32 }
 }
 
 /// Maximum of `largest` and the [`magnitude`]s of the elements in a word.
 #[cube]
-pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] source: Source) -> u32 {
-    if comptime!(source.per_word() == 1) {
-        max(largest, magnitude(word, source))
+pub(crate) fn max_magnitude(largest: u32, word: u32, #[comptime] element_type: ElementType) -> u32 {
+    if comptime!(element_type.per_word() == 1) {
+        max(largest, magnitude(word, element_type))
     } else {
-        max(max(largest, magnitude(word, source)), magnitude(word >> 16u32, source))
+        max(max(largest, magnitude(word, element_type)), magnitude(word >> 16u32, element_type))
     }
 }
 
 /// f32 bits of an element. Exact for every value.
 #[cube]
-pub(crate) fn widen(raw: u32, #[comptime] source: Source) -> u32 {
-    if comptime!(source == Source::F32) {
+pub(crate) fn widen(raw: u32, #[comptime] element_type: ElementType) -> u32 {
+    if comptime!(element_type == ElementType::F32) {
         raw
-    } else if comptime!(source == Source::Bf16) {
+    } else if comptime!(element_type == ElementType::Bf16) {
         raw << 16u32
     } else {
         let sign = (raw & 0x8000u32) << 16u32;
@@ -212,24 +212,24 @@ pub(crate) fn element(
     raw: &Array<u32>,
     #[comptime] first: u32,
     #[comptime] j: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
 ) -> u32 {
-    if comptime!(source == Source::F32) {
+    if comptime!(element_type == ElementType::F32) {
         raw[comptime!((first + j) as usize)]
     } else {
         let word = raw[comptime!((first + j / 2) as usize)];
         let upper = comptime!(j % 2 == 1);
-        if comptime!(source == Source::Bf16 && upper) {
+        if comptime!(element_type == ElementType::Bf16 && upper) {
             word & 0xffff_0000u32
-        } else if comptime!(source == Source::Bf16) {
+        } else if comptime!(element_type == ElementType::Bf16) {
             word << 16u32
         } else if comptime!(isa.has_ptx()) {
             u32::reinterpret(cvt_f32_f16(word, upper))
         } else if comptime!(upper) {
-            widen(word >> 16u32, source)
+            widen(word >> 16u32, element_type)
         } else {
-            widen(word & 0xffffu32, source)
+            widen(word & 0xffffu32, element_type)
         }
     }
 }

@@ -151,6 +151,18 @@ pub(crate) fn scale_index(row: u32, block: u32, blocks: u32, #[comptime] granula
     }
 }
 
+/// Word of the scale of a row's block of 128: its f32 bits, or the four E8M0 bytes of the block.
+#[cube]
+pub(crate) fn scale_word(
+    scales: &Array<u32>,
+    row: u32,
+    block: u32,
+    blocks: u32,
+    #[comptime] granularity: Granularity,
+) -> u32 {
+    scales[scale_index(row, block, blocks, granularity) as usize]
+}
+
 /// Bits of `num / den`, rounded to nearest even. Both must be positive normal f32 with a normal
 /// quotient.
 #[cube]

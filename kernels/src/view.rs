@@ -6,8 +6,8 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::KernelError;
+use crate::element_type::ElementType;
 use crate::load::GeometryLaunch;
-use crate::source::Source;
 
 /// Strided rank-2 view of device memory. Element `(r, c)` is at `r * strides[0] + c * strides[1]`,
 /// in elements.
@@ -43,8 +43,8 @@ pub struct VectorView {
 /// [`fused`](crate::fused). [`amax`](crate::amax()), [`quantize`](crate::quantize()),
 /// [`health`](crate::health()) and the bias read f16 and bf16 on every device.
 pub fn supports<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType) -> bool {
-    match Source::of(dtype) {
-        Ok(Source::F32) => true,
+    match ElementType::of(dtype) {
+        Ok(ElementType::F32) => true,
         Ok(_) => {
             let usage = client.properties().features.type_usage(dtype);
             usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion)
@@ -74,7 +74,7 @@ pub(crate) fn check_bytes(memory: &Handle, needed: u64) -> Result<(), KernelErro
 #[derive(Clone, Debug)]
 pub(crate) struct Checked {
     handle: Handle,
-    pub(crate) source: Source,
+    pub(crate) element_type: ElementType,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     strides: [usize; 2],
@@ -84,14 +84,14 @@ pub(crate) struct Checked {
 
 impl Checked {
     pub(crate) fn new<R: Runtime>(client: &ComputeClient<R>, x: &MatrixView) -> Result<Self, KernelError> {
-        let source = Source::of(x.dtype)?;
+        let element_type = ElementType::of(x.dtype)?;
         let ([rows, cols], strides) = (x.shape, x.strides);
         if rows == 0 || cols == 0 {
             return Err(KernelError::EmptyMatrix { rows, cols });
         }
         // Binds at an address that every device accepts. The rest of the offset is counted in
         // elements.
-        let (start, size) = (check_aligned(&x.handle, source.size())?, source.size() as u64);
+        let (start, size) = (check_aligned(&x.handle, element_type.size())?, element_type.size() as u64);
         let aligned = start - start % client.properties().memory.alignment.max(16);
         let base = (start - aligned) / size;
 
@@ -107,7 +107,7 @@ impl Checked {
         check_bytes(&x.handle, (last + 1) * size)?;
         let mut handle = x.handle.clone();
         handle.offset_start = (aligned != 0).then_some(aligned);
-        Ok(Self { handle, source, rows, cols, strides, base: base as usize })
+        Ok(Self { handle, element_type, rows, cols, strides, base: base as usize })
     }
 
     pub(crate) fn vector<R: Runtime>(client: &ComputeClient<R>, x: &VectorView) -> Result<Self, KernelError> {
@@ -147,8 +147,13 @@ impl Checked {
     /// Elements per vector load of a dense view: 16 bytes, or one element if vectors would span
     /// rows or be misaligned.
     pub(crate) fn dense_width(&self) -> usize {
-        let len = self.source.vector_len() as usize;
-        if self.cols.is_multiple_of(len) && self.base.is_multiple_of(len) { len } else { 1 }
+        let len = self.element_type.vector_len() as usize;
+        if self.cols.is_multiple_of(len) && self.starts_at_vector() { len } else { 1 }
+    }
+
+    /// Whether the first element is at a multiple of 16 bytes.
+    pub(crate) fn starts_at_vector(&self) -> bool {
+        self.base.is_multiple_of(self.element_type.vector_len() as usize)
     }
 
     /// A dense view as a kernel array of vectors of `width` elements, at most
@@ -162,7 +167,7 @@ impl Checked {
     /// scalar loads: a vector load at the end of the last row would leave the memory.
     pub(crate) fn has_vector_loads(&self) -> bool {
         let [row, col] = self.strides;
-        let aligned = |elements: usize| elements.is_multiple_of(self.source.vector_len() as usize);
+        let aligned = |elements: usize| elements.is_multiple_of(self.element_type.vector_len() as usize);
         col == 1 && aligned(self.cols) && (self.rows == 1 || aligned(row)) && aligned(self.base)
     }
 
@@ -175,7 +180,7 @@ impl Checked {
     pub(crate) fn array<R: Runtime>(&self) -> ArrayArg<R> {
         let [row, col] = self.strides;
         let elements = self.base + (self.rows - 1) * row + (self.cols - 1) * col + 1;
-        let words = (elements * self.source.size()).div_ceil(4);
+        let words = (elements * self.element_type.size()).div_ceil(4);
         // SAFETY: `new` has checked that all elements are inside the handle. The last word may
         // contain one 16-bit element past the end. It is inside the allocation, as runtimes round
         // allocations and bindings up to 4 bytes or more.

@@ -68,7 +68,7 @@ pub mod optim;
 mod model;
 
 #[doc(hidden)]
-pub mod seam;
+pub mod shard_hooks;
 
 pub use config::{FallbackConfig, Float8Config, Float8LinearConfig, StatisticsConfig};
 pub use error::{ApplyError, Float8Error};
@@ -111,6 +111,6 @@ pub mod lora {
 /// Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
 /// processes.
 pub mod source {
-    pub use crate::step::StepPeers;
-    pub use crate::tensor::{CastAmax, ShardingReport, SourcedWeight, WeightCache, WeightCast, WeightSource, shared};
+    pub use crate::step::AmaxReduce;
+    pub use crate::tensor::{CastAmax, ShardedWeight, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared};
 }

@@ -3,7 +3,7 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
-use burn_float8::seam::read_f32;
+use burn_float8::shard_hooks::read_f32;
 use burn_std::{Shape, Slice};
 use float8_comm::{CommError, Communicator};
 

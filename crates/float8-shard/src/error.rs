@@ -29,7 +29,7 @@ pub enum ShardError {
         name: String,
     },
     /// The weight has no high-precision values.
-    #[error("{name} is FP8 codes alone, of which no rank has some rows: keep its values, or train on one rank")]
+    #[error("{name} is FP8-only, and such weights are not sharded: keep its values, or train on one rank")]
     Fp8Only {
         /// The linear.
         name: String,

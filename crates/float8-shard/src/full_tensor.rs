@@ -1,7 +1,7 @@
 //! [`full_tensor`]: gathers the whole of a sharded weight, for any backend.
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_float8::seam;
+use burn_float8::shard_hooks;
 
 /// Gathers the whole of a weight `[K, N]` that [`Sharded::apply`](crate::Sharded::apply) has
 /// sharded (PyTorch's `DTensor.full_tensor`). Returns any other tensor, and tensors of any other
@@ -30,7 +30,7 @@ use burn_float8::seam;
 ///
 /// Panics if the shape of `weight` is not the shard's, or if a rank is lost.
 pub fn full_tensor<B: Backend>(weight: Tensor<B, 2>) -> Tensor<B, 2> {
-    match seam::full_tensor::<B>() {
+    match shard_hooks::full_tensor::<B>() {
         Some(full_tensor) => {
             let whole = full_tensor(weight.into_primitive().tensor());
             Tensor::from_primitive(TensorPrimitive::Float(whole))

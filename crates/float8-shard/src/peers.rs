@@ -5,7 +5,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::FallbackTo;
 use burn_float8::report::{Fallback, Layer};
-use burn_float8::source::StepPeers;
+use burn_float8::source::AmaxReduce;
 
 use crate::world::World;
 
@@ -18,7 +18,7 @@ pub(crate) struct Peers<B: Float8Backend> {
     pub(crate) may_fall_back: bool,
 }
 
-impl<B: Float8Backend> StepPeers<B> for Peers<B> {
+impl<B: Float8Backend> AmaxReduce<B> for Peers<B> {
     fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B> {
         self.world.max(label, amaxes).unwrap_or_else(|error| panic!("{error}"))
     }

@@ -3,7 +3,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor};
 use burn_float8::config::{Granularity, LinearInfo};
-use burn_float8::seam::{self, Path};
+use burn_float8::shard_hooks::{self, Path};
 use burn_float8::{Float8Config, Float8Error};
 use serde::Serialize;
 
@@ -106,7 +106,7 @@ impl ShardPlan {
         let parameters = parameters::<B, M>(model, float8, is_trained);
         let infos: Vec<_> = parameters.iter().filter_map(Planned::linear).collect();
         let mut policies = match float8 {
-            Some(float8) => seam::policies(float8, &infos)?,
+            Some(float8) => float8.resolve(&infos)?,
             None => vec![],
         }
         .into_iter();
@@ -152,7 +152,7 @@ impl ShardPlan {
             } else {
                 add(elements);
             }
-            let granularities = policy.as_ref().map(seam::weight_granularities).unwrap_or_default();
+            let granularities = policy.as_ref().map(shard_hooks::weight_granularities).unwrap_or_default();
             let size =
                 |granularity: Granularity, [rows, k]: [usize; 2]| rows * k + 4 * granularity.scale_words(rows, k);
             let [transposed, rows] = granularities;
@@ -161,7 +161,7 @@ impl ShardPlan {
             if float8.iter().any(Option::is_some) {
                 new.largest[1] = new.largest[1].max(elements);
             }
-            let is_kept = policy.as_ref().is_none_or(seam::keeps_weight_copies);
+            let is_kept = policy.as_ref().is_none_or(shard_hooks::keeps_weight_copies);
             if !is_sharded || ranks == 1 {
                 match is_kept {
                     true => new.copies += float8.iter().flatten().sum::<u64>(),
@@ -175,7 +175,7 @@ impl ShardPlan {
                 new.shared_copies += float8[1].unwrap_or_default();
             }
             if let Some(policy) = &policy {
-                let kept = seam::input_granularity(policy).map_or(dtypes.compute.size() as f64, |granularity| {
+                let kept = shard_hooks::input_granularity(policy).map_or(dtypes.compute.size() as f64, |granularity| {
                     let [height, width] = granularity.group(k, INPUT_ROWS);
                     1.0 + 4.0 / (height * width) as f64
                 });

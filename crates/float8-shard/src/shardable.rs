@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_float8::Float8Stack;
-use burn_float8::seam::{self, FoundLinear, Path, linears, read_f32};
+use burn_float8::shard_hooks::{self, FoundLinear, Path, linears, read_f32};
 use burn_std::Slice;
 use float8_comm::{CommError, Engine};
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub(crate) fn check<B: Float8Stack, M: Module<B>>(
     let linears = found.iter().filter_map(|linear| {
         let layer = linear.layer()?;
         // All of it, including statistics and fallbacks, which ranks decide together.
-        Some(format!("{}: {:?} {:?}", linear.info.name, seam::configured(layer), seam::config(layer)))
+        Some(format!("{}: {:?} {:?}", linear.info.name, shard_hooks::configured(layer), shard_hooks::config(layer)))
     });
     let mut described = Describe::default();
     Module::<B>::visit(model, &mut described);
@@ -124,10 +124,10 @@ fn check_own<B: Float8Stack, M: Module<B>>(model: &M, found: &[FoundLinear<B>]) 
     for linear in found {
         let name = || linear.info.name.clone();
         let Some(weight) = &linear.weight else { return Err(ShardError::Quantized { name: name() }) };
-        if linear.layer().is_some_and(|layer| seam::source::<B::Inner>(layer).is_some()) {
+        if linear.layer().is_some_and(|layer| shard_hooks::source::<B::Inner>(layer).is_some()) {
             return Err(ShardError::Sharded { name: name() });
         }
-        if linear.layer().is_some_and(|layer| seam::has_matmul(layer)) {
+        if linear.layer().is_some_and(|layer| shard_hooks::has_matmul(layer)) {
             return Err(ShardError::Matmul { name: name() });
         }
         if B::float8_tensor(weight).is_fp8_only() {

@@ -11,7 +11,7 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Layer;
-use burn_float8::seam::{self, sourced_weights};
+use burn_float8::shard_hooks::{self, sourced_weights};
 use burn_float8::source::SourcedWeight;
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
 use float8_comm::{CommError, Communicator};
@@ -103,20 +103,21 @@ impl Sharded {
         for (layer, device) in before() {
             // New layers of sharded linears; experts keep theirs.
             let now = |layer: &Arc<Layer>| {
-                let is_new = |new: &&Arc<Layer>| new.name() == layer.name() && seam::is_one_conversion(new, layer);
+                let is_new =
+                    |new: &&Arc<Layer>| new.name() == layer.name() && shard_hooks::are_applied_together(new, layer);
                 layers.iter().find(is_new).unwrap_or(layer).clone()
             };
             let of_conversion: Vec<_> = before()
-                .filter(|(other, _)| seam::is_one_conversion(other, layer))
+                .filter(|(other, _)| shard_hooks::are_applied_together(other, layer))
                 .map(|(layer, _)| now(layer))
                 .collect();
-            let config = seam::config(layer);
+            let config = shard_hooks::config(layer);
             let peers = Peers {
                 world: world.clone(),
                 layers: of_conversion.iter().map(Arc::downgrade).collect(),
                 may_fall_back: config.fallback.is_some() && config.statistics.is_some(),
             };
-            seam::set_peers::<B::Inner>(layer, device, &of_conversion, Arc::new(peers));
+            shard_hooks::set_peers::<B::Inner>(layer, device, &of_conversion, Arc::new(peers));
         }
         log::info!("{summary}");
         let requires_gradient_sync = world.requires_gradient_sync.clone();

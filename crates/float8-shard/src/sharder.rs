@@ -7,7 +7,7 @@ use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
-use burn_float8::seam::{self, Path, map_param};
+use burn_float8::shard_hooks::{self, Path, map_param};
 use burn_float8::{Float8Config, Float8Stack};
 use serde::Serialize;
 
@@ -79,9 +79,9 @@ impl<B: Float8Stack> Sharder<B> {
         };
         let default = Float8Config::default();
         known.or_else(|| {
-            let config = self.like.as_deref().map_or(&default, seam::config);
+            let config = self.like.as_deref().map_or(&default, shard_hooks::config);
             let name = self.path.linear_weight(D, config).or(self.path.embedding(D))?;
-            let new = seam::in_high_precision(name, self.like.as_deref());
+            let new = shard_hooks::in_high_precision(name, self.like.as_deref());
             self.like.get_or_insert_with(|| new.clone());
             Some(new)
         })
@@ -107,7 +107,7 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder<B> {
             self.summary.elements_per_rank += elements;
             return param;
         };
-        let policy = seam::configured(&layer);
+        let policy = shard_hooks::configured(&layer);
         let sharding =
             Sharding::new(self.world.clone(), layer.name(), [dims[0], dims[1]], alignment(Some(&policy)), self.config);
         let (sharding, summary) = (Arc::new(sharding), &mut self.summary);
@@ -115,7 +115,7 @@ impl<B: Float8Stack> ModuleMapper<B> for Sharder<B> {
         let own = sharding.own_shape().iter().product::<usize>() as u64;
         summary.elements_per_rank += own;
         summary.padding += own * summary.ranks as u64 - elements;
-        let layer = seam::with_source::<B::Inner>(&layer, sharding.clone());
+        let layer = shard_hooks::with_source::<B::Inner>(&layer, sharding.clone());
         if matches!(*policy, Policy::Float8(_)) {
             self.layers.push(layer.clone());
         }
@@ -136,6 +136,6 @@ fn shard<B: Float8Stack>(weight: FloatTensor<B>, layer: &Arc<Layer>, sharding: &
             panic!("{}", ShardError::Shape { name, got: shape, whole, rows, ranks: sharding.ranks() });
         }
         let rows = if is_whole { sharding.shard_of(weight.into_full()) } else { weight.into_full() };
-        seam::weight_of::<B::Inner>(layer.clone(), rows)
+        shard_hooks::weight_of::<B::Inner>(layer.clone(), rows)
     })
 }

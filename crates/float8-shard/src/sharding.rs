@@ -16,7 +16,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::config::Policy;
 use burn_float8::report::Layer;
-use burn_float8::{Float8Stack, seam};
+use burn_float8::{Float8Stack, shard_hooks};
 
 use crate::config::ShardConfig;
 use crate::world::World;
@@ -31,7 +31,7 @@ const ALIGN: usize = 16;
 /// Alignment of a shard's rows under its linear's policy, if it is a linear.
 pub(crate) fn alignment(policy: Option<&Policy>) -> usize {
     use float8_kernels::Granularity::{Block1x32, Block1x128, Block128x128};
-    let granularities = policy.map(seam::weight_granularities).into_iter().flatten().flatten();
+    let granularities = policy.map(shard_hooks::weight_granularities).into_iter().flatten().flatten();
     let is_block = |granularity| matches!(granularity, Block1x32 | Block1x128 | Block128x128);
     if granularities.into_iter().any(is_block) { BLOCK } else { ALIGN }
 }
@@ -75,7 +75,7 @@ impl<B: Float8Backend> Sharding<B> {
 
     /// Partition of a layer's weight, if it is sharded.
     pub(crate) fn of(layer: &Layer) -> Option<Arc<Self>> {
-        seam::source::<B>(layer)?.as_any().downcast().ok()
+        shard_hooks::source::<B>(layer)?.as_any().downcast().ok()
     }
 
     /// Partition of a parameter, if it is sharded.

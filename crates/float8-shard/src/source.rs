@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::ShardingReport;
-use burn_float8::seam::operation;
-use burn_float8::source::{CastAmax, WeightCache, WeightCast, WeightSource};
+use burn_float8::shard_hooks::operation;
+use burn_float8::source::{CastAmax, ShardedWeight, WeightCache, WeightCast};
 
 use crate::ahead::Ahead;
 use crate::config::Reshard;
 use crate::kept::Kept;
 use crate::sharding::Sharding;
 
-impl<B: Float8Backend> WeightSource<B> for Sharding<B> {
+impl<B: Float8Backend> ShardedWeight<B> for Sharding<B> {
     fn shape(&self) -> [usize; 2] {
         self.logical
     }

@@ -2,7 +2,7 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, Scalar, TensorData, TensorMetadata, get_device_settings};
 use burn_float8::backend::{Float8Backend, in_dtype};
-use burn_float8::seam::read_f32;
+use burn_float8::shard_hooks::read_f32;
 use burn_std::{Bytes, Shape, Slice, bf16};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;

@@ -3,7 +3,7 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use globset::{Glob, GlobMatcher};
 
 use crate::ModulePath;

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::lora::Lora;
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 
 use crate::batches::BatchTensors;
 use crate::hf::peft;

@@ -9,7 +9,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_float8::Float8Stack;
-use burn_float8::seam::Path;
+use burn_float8::shard_hooks::Path;
 use float8_shard::Sharded;
 
 use crate::parameter_step::ParameterStep;

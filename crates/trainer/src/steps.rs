@@ -5,7 +5,7 @@ use burn::module::{AutodiffModule, Module};
 use burn::optim::GradientsAccumulator;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::check_frozen;
 use burn_float8::{Float8Error, Float8Stack, Monitor, begin_float8_step, report::Amaxes, set_float8_enabled};
 

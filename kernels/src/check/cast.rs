@@ -7,9 +7,9 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::{Flaw, in_dtype, read, split_mix};
+use crate::element_type::ElementType;
 use crate::mx::from_blocked;
 use crate::reference::{self, HostQuantized};
-use crate::source::Source;
 use crate::view::Checked;
 use crate::{
     Cast, Granularity, InvScale, KernelError, MatrixView, Operand, Orientation, cast_instructions, quantize,
@@ -51,7 +51,8 @@ impl CastVariant {
     pub fn of<R: Runtime>(
         client: &ComputeClient<R>,
         x: &MatrixView,
-        (cast, orientation): (Cast, Orientation),
+        cast: Cast,
+        orientation: Orientation,
         amax: Option<bool>,
     ) -> Result<Self, KernelError> {
         let (mut view, mut checked, mut orientation) = (x.clone(), Checked::new(client, x)?, orientation);
@@ -74,13 +75,13 @@ impl CastVariant {
         } else {
             133
         };
-        let source = Source::of(x.dtype)?;
-        let aligned = |elements: usize| elements.is_multiple_of(source.vector_len() as usize);
+        let element_type = ElementType::of(x.dtype)?;
+        let aligned = |elements: usize| elements.is_multiple_of(element_type.vector_len() as usize);
         let has_vectors = own_col == 1 && aligned(own_cols) && (own_rows == 1 || aligned(own_row));
         Ok(Self {
             cast,
             orientation,
-            dtype: source.storage(),
+            dtype: element_type.storage(),
             amax,
             instructions: cast_instructions(client),
             shape: [own_rows, own_cols],
@@ -126,7 +127,7 @@ impl CastVariant {
         let (_, values) = in_dtype(&values, self.dtype)?;
         let mut handle = client.create_from_slice(&bytes);
         if self.base > 0 {
-            handle = handle.offset_start((self.base * Source::of(self.dtype)?.size()) as u64);
+            handle = handle.offset_start((self.base * ElementType::of(self.dtype)?.size()) as u64);
         }
         let x = MatrixView { handle, shape: self.shape, strides: self.strides, dtype: self.dtype };
         // Larger values saturate.

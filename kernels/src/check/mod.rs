@@ -18,10 +18,10 @@ use half::{bf16, f16};
 pub use cast::CastVariant;
 pub use fused::FusedVariant;
 
+use crate::element_type::ElementType;
 pub use crate::gemm::GemmVariant;
 use crate::mx::to_blocked;
 use crate::reference::HostOperand;
-use crate::source::Source;
 use crate::{KernelError, MatrixView, Operand, row_words};
 
 /// A kernel with its compile-time parameters.
@@ -104,10 +104,10 @@ pub fn in_dtype(values: &[f32], dtype: StorageType) -> Result<(Vec<u8>, Vec<f32>
         let bits: Vec<u16> = values.iter().map(|x| bits(*x)).collect();
         (bits.iter().flat_map(|x| x.to_le_bytes()).collect(), bits.into_iter().map(value).collect())
     };
-    Ok(match Source::of(dtype)? {
-        Source::F32 => (values.iter().flat_map(|x| x.to_le_bytes()).collect(), values.to_vec()),
-        Source::F16 => halves(|x| f16::from_f32(x).to_bits(), |x| f16::from_bits(x).to_f32()),
-        Source::Bf16 => halves(|x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f32()),
+    Ok(match ElementType::of(dtype)? {
+        ElementType::F32 => (values.iter().flat_map(|x| x.to_le_bytes()).collect(), values.to_vec()),
+        ElementType::F16 => halves(|x| f16::from_f32(x).to_bits(), |x| f16::from_bits(x).to_f32()),
+        ElementType::Bf16 => halves(|x| bf16::from_f32(x).to_bits(), |x| bf16::from_bits(x).to_f32()),
     })
 }
 
@@ -132,15 +132,21 @@ pub fn upload_operand<R: Runtime>(client: &ComputeClient<R>, operand: &HostOpera
     Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
 }
 
-/// Uploads a dense matrix. Also returns its values after rounding to the dtype.
+/// Uploads a dense matrix, after `base` other elements. Also returns its values after rounding to
+/// the dtype.
 fn upload<R: Runtime>(
     client: &ComputeClient<R>,
     values: &[f32],
     cols: usize,
     dtype: StorageType,
+    base: usize,
 ) -> Result<(MatrixView, Vec<f32>), KernelError> {
     let (bytes, values) = in_dtype(values, dtype)?;
-    let handle = client.create_from_slice(&bytes);
+    let before = base * ElementType::of(dtype)?.size();
+    let mut handle = client.create_from_slice(&[vec![0; before], bytes].concat());
+    if before > 0 {
+        handle = handle.offset_start(before as u64);
+    }
     Ok((MatrixView { handle, shape: [values.len() / cols, cols], strides: [cols, 1], dtype }, values))
 }
 
@@ -157,10 +163,10 @@ fn read<R: Runtime>(client: &ComputeClient<R>, handles: &[&Handle]) -> Result<Ve
 /// [`KernelError::UnsupportedDtype`].
 pub fn floats(bytes: &[u8], dtype: StorageType) -> Result<Vec<f32>, KernelError> {
     let halves = || bytes.as_chunks().0.iter().map(|bytes| u16::from_le_bytes(*bytes));
-    Ok(match Source::of(dtype)? {
-        Source::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-        Source::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
-        Source::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
+    Ok(match ElementType::of(dtype)? {
+        ElementType::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        ElementType::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+        ElementType::Bf16 => halves().map(|bits| bf16::from_bits(bits).to_f32()).collect(),
     })
 }
 

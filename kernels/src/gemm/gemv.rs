@@ -24,7 +24,7 @@ use crate::load::{all_loaded, load_pinned};
 use crate::mx::e8m0_inverse_bits;
 use crate::ptx::cvt::{Isa, cvt_f16x2, cvt_f32_f16};
 use crate::ptx::memory::load_global_words;
-use crate::scale::scale_index;
+use crate::scale::{scale_index, scale_word};
 use crate::version::Version;
 use crate::{Format, Granularity, cuda_arch};
 
@@ -80,7 +80,7 @@ pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) -> bool 
 /// Launches the kernel, for at most [`GEMV_ROWS`] rows.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
-    let config = Config { formats: gemm.formats(), m: m as u32, accumulate: gemm.accumulate, isa: Isa::of(client) };
+    let config = Config { formats: gemm.formats(), m: m as u32, accumulate: gemm.accumulate, isa: gemm.isa };
     let words = config.words() as usize;
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are of existing
     // rows and chunks; stores are guarded by `m` and `n`.
@@ -259,11 +259,12 @@ fn load_scale(
     #[comptime] isa: Isa,
     #[comptime] side: usize,
 ) {
-    let index = scale_index(row, block, problem.blocks, comptime!(problem.granularities[side]));
+    let granularity = comptime!(problem.granularities[side]);
     if comptime!(isa.has_ptx()) {
+        let index = scale_index(row, block, problem.blocks, granularity);
         load_global_words(problem.inv_scales(side), index, to, place, 1u32);
     } else {
-        to[place as usize] = problem.inv_scales(side)[index as usize];
+        to[place as usize] = scale_word(problem.inv_scales(side), row, block, problem.blocks, granularity);
     }
 }
 

@@ -26,8 +26,9 @@ pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fi
 pub use variant::{GemmDevice, GemmProblem, GemmVariant, select};
 
 use crate::denylist::disable;
+use crate::element_type::ElementType;
 use crate::operand::check_size;
-use crate::source::Source;
+use crate::ptx::cvt::Isa;
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{Format, Granularity, KernelError, Operand, VectorView, supports};
 
@@ -157,6 +158,8 @@ struct Gemm<'a> {
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
     plan: GemmPlan,
+    /// Conversion instructions of [`GemmPath::Gemv`] and [`GemmPath::Bf16Wgmma`].
+    isa: Isa,
 }
 
 impl Gemm<'_> {
@@ -292,7 +295,7 @@ impl GemmArgs<'_> {
         variant: Option<&GemmVariant>,
     ) -> Result<Handle, KernelError> {
         let elements = self.check()?;
-        let handle = client.empty(elements * Source::of(self.dtype)?.size());
+        let handle = client.empty(elements * ElementType::of(self.dtype)?.size());
         self.launch(client, variant, &Output { handle: handle.clone(), dtype: self.dtype, accumulate: false })?;
         Ok(handle)
     }
@@ -328,16 +331,17 @@ impl GemmArgs<'_> {
             return Err(KernelError::BiasMismatch { bias: bias.len, n: b.rows });
         }
         let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
-        let source = Source::of(dtype)?;
-        check_bytes(&out.handle, (elements * source.size()) as u64)?;
+        let element_type = ElementType::of(dtype)?;
+        check_bytes(&out.handle, (elements * element_type.size()) as u64)?;
         check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
         let selected = || {
             let device = GemmDevice::of(client);
             select(&device, &self.problem(), &device.disabled())
         };
-        let GemmVariant { path, plan, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
+        let GemmVariant { path, plan, isa, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
         let (out, accumulate, use_fast_accum) = (&out.handle, out.accumulate, config.use_fast_accum);
-        let gemm = Gemm { a, b, bias, out, dtype: source.storage(), accumulate, use_fast_accum, groups, plan };
+        let gemm =
+            Gemm { a, b, bias, out, dtype: element_type.storage(), accumulate, use_fast_accum, groups, plan, isa };
         match path {
             GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),

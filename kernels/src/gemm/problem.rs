@@ -5,13 +5,13 @@ use cubecl::prelude::*;
 use super::Gemm;
 use super::grouped::Grouping;
 use super::schedule::{GroupCursor, GroupSizes, Work, first_group, grouped_tile};
+use crate::element_type::ElementType;
 use crate::granularity::BLOCK;
 use crate::grid::banded_tile;
 use crate::load::{Geometry, GeometryLaunch, load_scalar};
 use crate::mx::e8m0_byte;
 use crate::ptx::memory::load_global_words;
-use crate::scale::scale_index;
-use crate::source::Source;
+use crate::scale::{scale_index, scale_word};
 use crate::view::Checked;
 use crate::{Granularity, row_words};
 
@@ -21,14 +21,14 @@ pub(super) struct Bias {
     pub(super) values: ComptimeOption<Array<u32>>,
     geometry: Geometry,
     #[cube(comptime)]
-    source: Source,
+    element_type: ElementType,
 }
 
 impl<R: Runtime> BiasLaunch<R> {
     /// Kernel argument for a checked bias.
     fn of(bias: Option<&Checked>) -> Self {
         let geometry = bias.map_or_else(|| GeometryLaunch::new(0, 0, 0, 0, 0), Checked::geometry);
-        Self::new(bias.map(Checked::array).into(), geometry, bias.map_or(Source::F32, |bias| bias.source))
+        Self::new(bias.map(Checked::array).into(), geometry, bias.map_or(ElementType::F32, |bias| bias.element_type))
     }
 }
 
@@ -38,7 +38,7 @@ impl Bias {
     pub(super) fn at(&self, col: u32) -> f32 {
         #[comptime]
         match &self.values {
-            ComptimeOption::Some(values) => load_scalar(values, &self.geometry, col, comptime!(self.source)),
+            ComptimeOption::Some(values) => load_scalar(values, &self.geometry, col, comptime!(self.element_type)),
             ComptimeOption::None => f32::new(0.0),
         }
     }
@@ -102,8 +102,7 @@ impl Problem {
             // E8M0 scales are applied earlier, to codes or products.
             1.0f32.runtime()
         } else {
-            let inv_scales = self.inv_scales(side);
-            f32::reinterpret(inv_scales[scale_index(row, block, self.blocks, granularity) as usize])
+            f32::reinterpret(scale_word(self.inv_scales(side), row, block, self.blocks, granularity))
         }
     }
 

@@ -6,11 +6,13 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 
 use super::tma::plan::Plan;
+use super::tma::ring::MAX_STAGES;
 use super::{GEMV_ROWS, GemmConfig, GemmPath, GemmShape, Grouping, emulated, gemm_plan, half, mma};
 use crate::arch::{CudaArch, cuda_arch};
 use crate::denylist::{Disabled, device_key};
+use crate::element_type::ElementType;
 use crate::granularity::BLOCK;
-use crate::source::Source;
+use crate::ptx::cvt::Isa;
 use crate::{Format, Granularity};
 
 /// Device properties that [`select()`] uses.
@@ -30,7 +32,7 @@ impl GemmDevice {
             key: device_key(client),
             arch: cuda_arch(client),
             sms: client.properties().hardware.num_streaming_multiprocessors,
-            units: [Source::F16, Source::Bf16].map(|element| half::Units::of(client, element)),
+            units: [ElementType::F16, ElementType::Bf16].map(|element| half::Units::of(client, element)),
         }
     }
 
@@ -66,15 +68,24 @@ pub struct GemmProblem {
     pub emulate: bool,
 }
 
+/// Most splits of the contraction that self-checks run.
+const JUDGED_SPLITS: usize = 2;
+
+/// Most shared memory of a block, in bytes.
+const MAX_SHARED: usize = 227 * 1024;
+
 /// Path and compile-time parameters of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmVariant {
     /// The path.
     pub path: GemmPath,
-    /// Small product that compiles to the same kernels: ragged, with several tiles and several
-    /// rounds of a ring.
+    /// Small product that compiles to the same kernels: ragged, with several tiles and two rounds
+    /// of a ring for each split.
     pub small: GemmProblem,
     pub(super) plan: Plan,
+    /// Conversion instructions of the kernels that use some, otherwise
+    /// [`Portable`](Isa::Portable).
+    pub(super) isa: Isa,
 }
 
 /// Path of a GEMM: the device's first kernel that is not disabled. `None` if none is left.
@@ -119,24 +130,41 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
     let is_whole = matches!(groups, Some((Grouping::Rows, _))) && n.is_multiple_of(BLOCK);
     let width = plan.tile.cols;
     let cols = if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
-    // Blocks of the contraction: several rounds of every ring, and every width of scale loads.
-    let rounds = match path {
-        GemmPath::Gemv => 32,
-        GemmPath::Emulated if !is_few => 4,
-        _ => 8,
-    };
-    let blocks = rounds + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
+    let blocks = rounds(path, &plan, groups, is_few) + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
     let rows = if is_few { m } else { plan.height() + 2 };
     let product = [rows, cols, blocks * BLOCK - 37];
     let shape = GemmShape { product, groups: groups.map(|(grouping, _)| (grouping, 3)), ..problem.shape };
-    Some(GemmVariant { path, small: GemmProblem { shape, ..*problem }, plan })
+    let isa = match path {
+        GemmPath::Gemv | GemmPath::Bf16Wgmma => Isa::among(device.arch, disabled).unwrap_or(Isa::Portable),
+        _ => Isa::Portable,
+    };
+    Some(GemmVariant { path, small: GemmProblem { shape, ..*problem }, plan, isa })
+}
+
+/// Blocks of the contraction in two rounds of a kernel's ring, for each split and for the longest
+/// group. A multiple of four, so that the blocks after them determine the width of scale loads.
+fn rounds(path: GemmPath, plan: &Plan, groups: Option<(Grouping, usize)>, is_few: bool) -> usize {
+    let stages = MAX_STAGES.min(MAX_SHARED / ((plan.tile.rows + plan.tile.cols / plan.cluster) * BLOCK));
+    let ring = match path {
+        GemmPath::Wgmma | GemmPath::Tcgen05 => 2 * stages,
+        // A stage is half a block.
+        GemmPath::Bf16Wgmma => stages,
+        // 16 codes for each of 128 units.
+        GemmPath::Gemv => return 32,
+        GemmPath::Emulated if !is_few => return 4,
+        // Up to four stages of half a block, or 4 codes for each of 64 units.
+        GemmPath::Mma | GemmPath::F16Mma | GemmPath::Emulated | GemmPath::Host => return 8,
+    };
+    // The longest group has two thirds of the contraction.
+    let blocks = if matches!(groups, Some((Grouping::Contraction, _))) { 3 * ring.div_ceil(2) } else { ring };
+    (blocks * plan.splits.min(JUDGED_SPLITS)).next_multiple_of(4)
 }
 
 impl GemmVariant {
     /// Variant that self-checks run for this one: the same kernels, with at most two splits of the
     /// contraction.
     pub fn judged(self) -> Self {
-        Self { plan: Plan { splits: self.plan.splits.min(2), ..self.plan }, ..self }
+        Self { plan: Plan { splits: self.plan.splits.min(JUDGED_SPLITS), ..self.plan }, ..self }
     }
 }
 
@@ -176,9 +204,52 @@ mod tests {
         (Some(CudaArch::Sm120), true, MIXED, &[F16Mma, Emulated]),
     ];
 
+    /// An instruction that a cast disables makes another variant of the kernels that use it.
+    #[test]
+    fn variants_of_other_instructions_differ() {
+        let dtype = ElementType::F32.storage();
+        let device = GemmDevice { key: 0, arch: Some(CudaArch::Sm90), sms: Some(132), units: [None; 2] };
+        let mut disabled = Disabled::default();
+        disabled.add(Isa::PtxFp8);
+        for (rows, granularities, differs) in [(2, ROWWISE, true), (300, MX, true), (300, ROWWISE, false)] {
+            let product = [rows, 300, 500];
+            let shape = GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups: None };
+            let problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
+            let [before, after] = [&Disabled::default(), &disabled].map(|disabled| select(&device, &problem, disabled));
+            assert_eq!(before != after, differs, "{rows} rows, {granularities:?}");
+        }
+    }
+
+    /// The contraction has two rounds of a ring for each split, a ragged end, and sums of at most
+    /// 13 bits.
+    #[test]
+    fn the_judged_product_has_two_rounds() {
+        let dtype = ElementType::F32.storage();
+        for (arch, granularities, stage) in
+            [(CudaArch::Sm90, ROWWISE, 128), (CudaArch::Sm90, MX, 64), (CudaArch::Sm100, MX, 128)]
+        {
+            let device = GemmDevice { key: 0, arch: Some(arch), sms: Some(132), units: [None; 2] };
+            let products = [[4096, 4096, 4096], [128, 4096, 14336], [64, 256, 8192], [300, 100, 900]];
+            let groupings = [None, Some((Grouping::Rows, 4)), Some((Grouping::Contraction, 4))];
+            for (product, groups) in products.into_iter().flat_map(|product| groupings.map(|groups| (product, groups)))
+            {
+                let shape = GemmShape { product, granularities, power_of_two: true, use_fast_accum: false, groups };
+                let problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
+                let variant = select(&device, &problem, &Disabled::default()).expect("no kernel is disabled").judged();
+                let Plan { tile, cluster, splits } = variant.plan;
+                let [_, _, k] = variant.small.shape.product;
+                // Scales, chunks and barriers leave less.
+                let stages = (MAX_SHARED / ((tile.rows + tile.cols / cluster) * 128)).min(8);
+                let share = if matches!(groups, Some((Grouping::Contraction, _))) { k * 2 / 3 } else { k / splits };
+                assert!(share >= 2 * stages * stage, "{variant}: {stages} stages, {splits} splits");
+                assert!(k < 1 << 13 && !k.is_multiple_of(stage), "{variant}");
+            }
+        }
+    }
+
     #[test]
     fn each_path_follows_the_disabled_one() {
-        let dtype = Source::F32.storage();
+        let dtype = ElementType::F32.storage();
         for &(arch, has_units, granularities, paths) in PATHS {
             let units = [has_units.then(half::Units::all); 2];
             let device = GemmDevice { key: 0, arch, sms: Some(132), units };

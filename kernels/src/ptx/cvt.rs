@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::Format;
 use crate::arch::{CudaArch, cuda_arch};
-use crate::denylist::is_disabled;
+use crate::denylist::{Disabled, device_key};
 
 /// Instructions that a kernel may use in addition to CubeCL's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,13 +25,18 @@ impl Isa {
 
     /// Best instructions of this client's device that are not disabled. `None` if all are.
     pub(crate) fn left<R: Runtime>(client: &ComputeClient<R>) -> Option<Self> {
+        Self::among(cuda_arch(client), &Disabled::on(device_key(client)))
+    }
+
+    /// Best instructions of an architecture that are not disabled. `None` if all are.
+    pub(crate) fn among(arch: Option<CudaArch>, disabled: &Disabled) -> Option<Self> {
         let is_there = |isa| match isa {
-            Self::PtxFp8 => cuda_arch(client) >= Some(CudaArch::Sm89),
-            Self::Ptx => cuda_arch(client).is_some(),
+            Self::PtxFp8 => arch >= Some(CudaArch::Sm89),
+            Self::Ptx => arch.is_some(),
             Self::Portable => true,
         };
         let kinds = [Self::PtxFp8, Self::Ptx, Self::Portable];
-        kinds.into_iter().find(|&isa| is_there(isa) && !is_disabled(client, isa))
+        kinds.into_iter().find(|&isa| is_there(isa) && !disabled.contains(isa))
     }
 
     pub(crate) const fn has_ptx(self) -> bool {

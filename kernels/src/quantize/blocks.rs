@@ -81,7 +81,7 @@ impl BlockScales {
         stage: &mut SharedMemory<u32>,
         #[comptime] cast: TileCast,
     ) -> UnitScales {
-        let Encoding { source, isa, .. } = comptime!(cast.encoding);
+        let Encoding { element_type, isa, .. } = comptime!(cast.encoding);
         let (by_rows, by_cols) = comptime!((cast.by_rows && !cast.one_scale, cast.by_cols && !cast.one_scale));
         let per_line = comptime!(per_line(cast.encoding));
         // The two f32 sectors of a unit are in different blocks of 32.
@@ -93,7 +93,7 @@ impl BlockScales {
 
         let largest = stage_maxima(tile, raw, &mut row_stage, stage, by_rows, by_cols, parts);
         // Also synchronizes the stages.
-        let largest = amax_bits(cube_max(largest, isa), source);
+        let largest = amax_bits(cube_max(largest, isa), element_type);
         if UNIT_POS == 0 {
             self.amax[CUBE_POS] = largest;
         }
@@ -155,21 +155,21 @@ fn line_scales(
     #[comptime] by_rows: bool,
     #[comptime] cast: TileCast,
 ) {
-    let source = comptime!(cast.encoding.source);
+    let element_type = comptime!(cast.encoding.element_type);
     let blocks = comptime!(per_line(cast.encoding));
     let unit = UNIT_POS % TILE;
     let side = Side::new(tile, by_rows);
     // Lanes read the maxima of adjacent units, whose rows are four apart.
-    let line = if comptime!(by_rows) { unit % 32 * UNIT_ROWS + unit / 32 } else { line_col(unit, source) };
+    let line = if comptime!(by_rows) { unit % 32 * UNIT_ROWS + unit / 32 } else { line_col(unit, element_type) };
     let mut word = 0u32.runtime();
     #[unroll]
     for b in 0..blocks {
         let (maximum, place) = if comptime!(by_rows) {
-            (row_maximum(maxima, line, b, blocks, source), line * blocks + b)
+            (row_maximum(maxima, line, b, blocks, element_type), line * blocks + b)
         } else {
             (col_maximum(maxima, unit, b, blocks), line + comptime!((blocks + b) * TILE))
         };
-        let inverse = put_scale(scales, amax_bits(maximum, source), place, cast);
+        let inverse = put_scale(scales, amax_bits(maximum, element_type), place, cast);
         if comptime!(blocks == 1) {
             word = inverse;
         } else {
@@ -228,7 +228,7 @@ pub(super) fn store_inverse(
 #[cube]
 fn unit_scales(tile: &Tile, scales: &SharedMemory<f32>, #[comptime] cast: TileCast) -> UnitScales {
     let TileCast { sectors, by_rows, by_cols, one_scale, .. } = comptime!(cast);
-    let (per_line, len) = comptime!((per_line(cast.encoding), cast.encoding.source.sector_len()));
+    let (per_line, len) = comptime!((per_line(cast.encoding), cast.encoding.element_type.sector_len()));
     let mut rows = Array::<f32>::new(comptime!((sectors * UNIT_ROWS) as usize));
     let mut cols = Array::<f32>::new(comptime!((sectors * len) as usize));
     let local_row = UNIT_POS / UNITS_X * UNIT_ROWS;

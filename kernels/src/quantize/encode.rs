@@ -7,18 +7,18 @@
 use cubecl::prelude::*;
 
 use crate::Format;
+use crate::element_type::ElementType;
 use crate::format::{F32_INF, encode_scaled};
 use crate::grid::UNITS;
 use crate::load::element;
 use crate::ptx::cvt::{Isa, cvt_satfinite, permute};
 use crate::scale::scale_bits;
-use crate::source::Source;
 use crate::view::Checked;
 
 /// Compile-time parameters of a cast, except for the source of its scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Encoding {
-    pub(super) source: Source,
+    pub(super) element_type: ElementType,
     pub(super) cast: crate::Cast,
     pub(super) isa: Isa,
     /// Whether rows of `x` end at a vector boundary.
@@ -31,7 +31,13 @@ pub(super) struct Encoding {
 impl Encoding {
     pub(super) fn new<R: Runtime>(client: &ComputeClient<R>, x: &Checked, cast: crate::Cast) -> Self {
         let isa = Isa::of(client);
-        Self { source: x.source, cast, isa, aligned: x.has_vector_loads(), nan_by_scale: !isa.has_fp8_cvt() }
+        Self {
+            element_type: x.element_type,
+            cast,
+            isa,
+            aligned: x.has_vector_loads(),
+            nan_by_scale: !isa.has_fp8_cvt(),
+        }
     }
 
     /// This encoding for a scale from a given amax, independent of the elements of `x`.
@@ -41,12 +47,12 @@ impl Encoding {
 
     /// Words of a quad of elements.
     pub(super) const fn quad_words(self) -> u32 {
-        4 / self.source.per_word()
+        4 / self.element_type.per_word()
     }
 
     /// Quads in 32 bytes of elements, which is also the words of their codes.
     pub(super) const fn sector_quads(self) -> u32 {
-        self.source.sector_len() / 4
+        self.element_type.sector_len() / 4
     }
 
     /// Whether scales may be so large that a subnormal element has a nonzero code. All of these
@@ -95,7 +101,7 @@ pub(super) fn encode_quad(
     let mut factors = Array::<f32>::new(4usize);
     #[unroll]
     for j in 0..4u32 {
-        bits[j as usize] = element(raw, first, j, comptime!(encoding.source), comptime!(encoding.isa));
+        bits[j as usize] = element(raw, first, j, comptime!(encoding.element_type), comptime!(encoding.isa));
         factors[j as usize] = scales[comptime!((if one_scale { scale } else { scale + j }) as usize)];
     }
     if comptime!(encoding.isa.has_fp8_cvt()) {

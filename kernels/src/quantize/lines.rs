@@ -8,11 +8,11 @@ use super::maxima::{col_maximum, col_stage, line_col, row_maximum, row_stage, st
 use super::tile::{TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, UnitScales, tile_cols};
 use super::{Copies, array, optional, words};
 use crate::amax::amax_bits;
+use crate::element_type::ElementType;
 use crate::grid::{UNITS, cube_first, fold};
 use crate::load::{Geometry, load_pinned};
 use crate::ptx::cvt::Isa;
 use crate::scale::{inverse_bits, scale_bits};
-use crate::source::Source;
 use crate::version::Version;
 use crate::view::Checked;
 use crate::{Cast, Orientation};
@@ -33,7 +33,7 @@ impl LineScales {
     pub(super) fn load(&self, tile: &Tile, #[comptime] isa: Isa) -> UnitScales {
         let row = tile.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
         let col = tile.col0 + tile.sector_col(0u32);
-        let len = comptime!(tile.source.sector_len());
+        let len = comptime!(tile.element_type.sector_len());
         UnitScales {
             rows: load_scales(&self.rows, row, tile.geometry.rows, UNIT_ROWS, isa),
             cols: load_scales(&self.cols, col, tile.geometry.cols, len, isa),
@@ -79,7 +79,7 @@ pub(super) fn scales<R: Runtime>(
     cast: Cast,
     orientation: Orientation,
 ) -> (Copies, LineScalesLaunch<R>) {
-    let tiles_x = x.cols.div_ceil(tile_cols(x.source, 1) as usize);
+    let tiles_x = x.cols.div_ceil(tile_cols(x.element_type, 1) as usize);
     let tiles_y = x.rows.div_ceil(TILE_ROWS as usize);
     let row_partials = orientation.rows().then(|| words(client, tiles_x * x.rows));
     let col_partials = words(client, tiles_y * x.cols);
@@ -96,7 +96,7 @@ pub(super) fn scales<R: Runtime>(
             optional(row_partials.as_ref()),
             array(&col_partials),
             x.geometry(),
-            x.source,
+            x.element_type,
             isa,
             Version::of(client),
         );
@@ -121,7 +121,7 @@ pub(super) fn scales<R: Runtime>(
             row_lines.into(),
             col_lines,
             row_cubes,
-            x.source,
+            x.element_type,
             cast,
             isa,
             Version::of(client),
@@ -143,12 +143,12 @@ fn line_maxima<N: Size>(
     rows: &mut ComptimeOption<Array<u32>>,
     cols: &mut Array<u32>,
     geometry: Geometry,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
-    let tile_cols = comptime!(tile_cols(source, 1));
-    let tile = Tile::of_cube(geometry, source, 1u32);
+    let tile_cols = comptime!(tile_cols(element_type, 1));
+    let tile = Tile::of_cube(geometry, element_type, 1u32);
     let (row0, col0) = (tile.row0, tile.col0);
     if row0 >= geometry.rows {
         terminate!();
@@ -161,7 +161,7 @@ fn line_maxima<N: Size>(
     sync_cube();
     // The first units take the columns, the others the rows.
     if UNIT_POS < tile_cols {
-        let col = col0 + line_col(UNIT_POS, source);
+        let col = col0 + line_col(UNIT_POS, element_type);
         if col < geometry.cols {
             cols[(row0 / TILE_ROWS * geometry.cols + col) as usize] = col_maximum(&of_cols, UNIT_POS, 0u32, 1u32);
         }
@@ -171,7 +171,7 @@ fn line_maxima<N: Size>(
             let row = UNIT_POS - TILE_ROWS;
             if row0 + row < geometry.rows {
                 rows[(col0 / tile_cols * geometry.rows + row0 + row) as usize] =
-                    row_maximum(&of_rows, row, 0u32, 1u32, source);
+                    row_maximum(&of_rows, row, 0u32, 1u32, element_type);
             }
         }
     }
@@ -201,7 +201,7 @@ fn fold_lines(
     rows: &mut ComptimeOption<Lines>,
     cols: &mut Lines,
     row_cubes: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
     #[comptime] cast: Cast,
     #[comptime] isa: Isa,
     #[comptime] _version: Version,
@@ -211,18 +211,24 @@ fn fold_lines(
     #[comptime]
     if let ComptimeOption::Some(rows) = rows {
         if line0 < first_col {
-            fold_cube(rows, line0, source, cast, isa);
+            fold_cube(rows, line0, element_type, cast, isa);
             terminate!();
         }
     }
     if line0 - first_col < cols.lines {
-        fold_cube(cols, line0 - first_col, source, cast, isa);
+        fold_cube(cols, line0 - first_col, element_type, cast, isa);
     }
 }
 
 /// Computes amax and scales of a cube's lines, from `line0` on.
 #[cube]
-fn fold_cube(of: &mut Lines, line0: u32, #[comptime] source: Source, #[comptime] cast: Cast, #[comptime] isa: Isa) {
+fn fold_cube(
+    of: &mut Lines,
+    line0: u32,
+    #[comptime] element_type: ElementType,
+    #[comptime] cast: Cast,
+    #[comptime] isa: Isa,
+) {
     let groups = comptime!(UNITS / FOLD_LINES);
     let (lines, count) = (of.lines, of.count);
     let mut largest = 0u32.runtime();
@@ -244,7 +250,7 @@ fn fold_cube(of: &mut Lines, line0: u32, #[comptime] source: Source, #[comptime]
         for i in 0..groups {
             largest = max(largest, shared[(UNIT_POS + comptime!(i * FOLD_LINES)) as usize]);
         }
-        let bits = amax_bits(largest, source);
+        let bits = amax_bits(largest, element_type);
         let multiplier = scale_bits(bits, cast.format, cast.scale_mode, isa);
         of.amax[line as usize] = bits;
         of.scales[line as usize] = multiplier;

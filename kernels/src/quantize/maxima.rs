@@ -5,9 +5,9 @@ use cubecl::prelude::*;
 
 use super::tile::{Tile, UNIT_ROWS, UNITS_X, UNITS_Y};
 use crate::amax::largest_magnitude;
+use crate::element_type::ElementType;
 use crate::granularity::MX_BLOCK;
 use crate::load::{SECTOR_WORDS, magnitude};
-use crate::source::Source;
 
 /// Words between the units' maxima of one line and the next: the number of units, plus eight. So
 /// adjacent readers, which read other lines, use different banks.
@@ -35,7 +35,7 @@ pub(super) fn stage_maxima(
     #[comptime] by_cols: bool,
     #[comptime] parts: u32,
 ) -> u32 {
-    let source = comptime!(tile.source);
+    let element_type = comptime!(tile.element_type);
     let joined = comptime!(tile.sectors / parts);
     let mut largest = 0u32.runtime();
     #[unroll]
@@ -45,7 +45,7 @@ pub(super) fn stage_maxima(
         #[unroll]
         for s in 0..joined {
             let first = comptime!(((part * joined + s) * UNIT_ROWS + i) * SECTOR_WORDS);
-            along_row = largest_magnitude(along_row, raw, first, SECTOR_WORDS, source);
+            along_row = largest_magnitude(along_row, raw, first, SECTOR_WORDS, element_type);
         }
         if comptime!(by_rows) {
             rows[(UNIT_POS + comptime!(line * LINE_PITCH)) as usize] = along_row;
@@ -53,7 +53,7 @@ pub(super) fn stage_maxima(
         largest = max(largest, along_row);
     }
     if comptime!(by_cols) {
-        let (len, per_word) = comptime!((source.sector_len(), source.per_word()));
+        let (len, per_word) = comptime!((element_type.sector_len(), element_type.per_word()));
         #[unroll]
         for line in 0..comptime!(tile.sectors * len) {
             let (s, c) = comptime!((line / len, line % len));
@@ -62,7 +62,7 @@ pub(super) fn stage_maxima(
             for i in 0..UNIT_ROWS {
                 let place = comptime!(((s * UNIT_ROWS + i) * SECTOR_WORDS + c / per_word) as usize);
                 let bits = raw[place] >> comptime!(16 * (c % per_word));
-                along_col = max(along_col, magnitude(bits, source));
+                along_col = max(along_col, magnitude(bits, element_type));
             }
             cols[(UNIT_POS + comptime!(line * LINE_PITCH)) as usize] = along_col;
         }
@@ -77,9 +77,9 @@ pub(super) fn row_maximum(
     row: u32,
     #[comptime] block: u32,
     #[comptime] blocks: u32,
-    #[comptime] source: Source,
+    #[comptime] element_type: ElementType,
 ) -> u32 {
-    let units = comptime!(if blocks == 1 { UNITS_X } else { MX_BLOCK as u32 / source.sector_len() });
+    let units = comptime!(if blocks == 1 { UNITS_X } else { MX_BLOCK as u32 / element_type.sector_len() });
     let sector = comptime!(block * units);
     // Sector `s` of a unit is `UNITS_X · s` sectors further.
     let line = row % UNIT_ROWS + comptime!(sector / UNITS_X * UNIT_ROWS);
@@ -111,8 +111,8 @@ pub(super) fn col_maximum(cols: &SharedMemory<u32>, line: u32, #[comptime] block
 
 /// Column of line `line` in the tile.
 #[cube]
-pub(super) fn line_col(line: u32, #[comptime] source: Source) -> u32 {
-    let len = comptime!(source.sector_len());
+pub(super) fn line_col(line: u32, #[comptime] element_type: ElementType) -> u32 {
+    let len = comptime!(element_type.sector_len());
     let of_unit = line / UNITS_X;
     (of_unit / len * UNITS_X + line % UNITS_X) * len + of_unit % len
 }

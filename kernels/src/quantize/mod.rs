@@ -148,7 +148,7 @@ pub fn quantize_with_amax<R: Runtime>(
             if orientation == Orientation::Rows { rows::linear_cubes(x) } else { tiles::cubes(x, cast.granularity) };
         let observed = observe.then(|| words(client, cubes));
         let scale = tensor::scale(client, x, orientation, &maxima, Some(amax), observed.as_ref());
-        partials = observed.map(|observed| Maxima::partial(observed, cubes, x.source));
+        partials = observed.map(|observed| Maxima::partial(observed, cubes, x.element_type));
         launch_one_scale(client, x, Encoding::new(client, x, cast).of_given_amax(), scale)
     });
     if let Some(partials) = partials {

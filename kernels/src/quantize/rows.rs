@@ -21,7 +21,7 @@ const SECTORS: u32 = 4;
 
 /// Sectors of a row, padded like a row of codes.
 fn sectors_per_row(x: &Checked) -> usize {
-    row_words(x.cols) * 4 / x.source.sector_len() as usize
+    row_words(x.cols) * 4 / x.element_type.sector_len() as usize
 }
 
 /// Number of cubes of [`launch_linear`].
@@ -51,7 +51,7 @@ pub(super) fn launch_linear<R: Runtime>(
             fold(client, cubes as u32),
             CubeDim::new_1d(UNITS),
             x.vector_words(),
-            (x.source.sector_len() / 4) as usize,
+            (x.element_type.sector_len() / 4) as usize,
             x.array(),
             scale,
             array(&copies.rows.as_ref().expect("the copy by rows").codes),
@@ -79,7 +79,7 @@ fn cast_linear<N: Size, M: Size>(
     #[comptime] encoding: Encoding,
     #[comptime] _version: Version,
 ) {
-    let Encoding { source, isa, .. } = comptime!(encoding);
+    let Encoding { element_type, isa, .. } = comptime!(encoding);
     let cube_first = CUBE_POS as u32 * comptime!(UNITS * SECTORS);
     if cube_first >= sectors {
         terminate!();
@@ -90,13 +90,13 @@ fn cast_linear<N: Size, M: Size>(
     let mut at = Cursor::new(first, UNITS, per_row, one_row);
     #[unroll]
     for i in 0..SECTORS {
-        let col = at.piece * comptime!(source.sector_len());
+        let col = at.piece * comptime!(element_type.sector_len());
         cols[i as usize] = col;
-        load_sector(x, &geometry, at.row, col, &mut raw, comptime!(i * SECTOR_WORDS), source, isa);
+        load_sector(x, &geometry, at.row, col, &mut raw, comptime!(i * SECTOR_WORDS), element_type, isa);
         at.advance();
     }
     all_loaded(isa);
-    let largest = scale.largest(&raw, comptime!(SECTORS * SECTOR_WORDS), source);
+    let largest = scale.largest(&raw, comptime!(SECTORS * SECTOR_WORDS), element_type);
     let scales = scale.make(encoding);
     #[unroll]
     for i in 0..SECTORS {
@@ -152,7 +152,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, x: &Checked, encodin
             fold(client, (x.rows as u32).div_ceil(UNITS / split.lanes)),
             CubeDim::new_1d(UNITS),
             x.vector_words(),
-            (x.source.sector_len() / 4) as usize,
+            (x.element_type.sector_len() / 4) as usize,
             x.array(),
             array(&copy.codes),
             array(&copy.amax),
@@ -179,7 +179,7 @@ fn cast_rows<N: Size, M: Size>(
     #[comptime] split: RowSplit,
     #[comptime] _version: Version,
 ) {
-    let source = comptime!(encoding.source);
+    let element_type = comptime!(encoding.element_type);
     let lanes = comptime!(split.lanes);
     let kept = comptime!(split.held > 0);
     let held = comptime!(if kept { split.held } else { SECTORS });
@@ -196,15 +196,15 @@ fn cast_rows<N: Size, M: Size>(
     let mut sectors = Sectors { geometry, row, first: lane, per_row, held, lanes, encoding };
     if comptime!(kept) {
         sectors.load(x, &mut raw);
-        largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
+        largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), element_type);
     } else {
         while sectors.first - lane < per_row {
             sectors.load(x, &mut raw);
-            largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), source);
+            largest = largest_magnitude(largest, &raw, 0u32, comptime!(held * SECTOR_WORDS), element_type);
             sectors.first += comptime!(held * lanes);
         }
     }
-    let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), source);
+    let bits = amax_bits(lanes_max(largest, lanes, encoding.isa), element_type);
     let multiplier = lanes_scale(bits, lanes, encoding);
     let mut scales = Array::<f32>::new(1usize);
     scales[0] = f32::reinterpret(multiplier);
@@ -244,11 +244,11 @@ struct Sectors {
 impl Sectors {
     /// Loads the sectors one after another into `raw`.
     fn load<N: Size>(&self, x: &Array<Vector<u32, N>>, raw: &mut Array<u32>) {
-        let Encoding { source, isa, .. } = comptime!(self.encoding);
+        let Encoding { element_type, isa, .. } = comptime!(self.encoding);
         #[unroll]
         for i in 0..self.held {
-            let col = (self.first + comptime!(i * self.lanes)) * comptime!(source.sector_len());
-            load_sector(x, &self.geometry, self.row, col, raw, comptime!(i * SECTOR_WORDS), source, isa);
+            let col = (self.first + comptime!(i * self.lanes)) * comptime!(element_type.sector_len());
+            load_sector(x, &self.geometry, self.row, col, raw, comptime!(i * SECTOR_WORDS), element_type, isa);
         }
         all_loaded(isa);
     }
@@ -259,7 +259,7 @@ impl Sectors {
         #[unroll]
         for i in 0..self.held {
             let sector = self.first + comptime!(i * self.lanes);
-            let col = sector * comptime!(encoding.source.sector_len());
+            let col = sector * comptime!(encoding.element_type.sector_len());
             let words = encode_sector(raw, comptime!(i * SECTOR_WORDS), scales, col, self.geometry.cols, encoding);
             if self.row < self.geometry.rows && sector < self.per_row {
                 store_words(codes, self.row * self.per_row + sector, &words, 0u32);

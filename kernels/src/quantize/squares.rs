@@ -11,10 +11,10 @@ use super::blocks::{BlockScales, Side, TILE, block_scale, store_inverse};
 use super::encode::Encoding;
 use super::tile::{Tile, TileCast, UNIT_ROWS, UNITS_X, UnitScales};
 use crate::amax::{amax_bits, largest_magnitude};
+use crate::element_type::ElementType;
 use crate::granularity::MX_BLOCK;
 use crate::grid::{UNITS, cube_max};
 use crate::load::SECTOR_WORDS;
-use crate::source::Source;
 
 /// Rows and columns of a square.
 const SQUARE: u32 = MX_BLOCK as u32;
@@ -29,7 +29,7 @@ const SQUARE_Y: u32 = SQUARE / UNIT_ROWS;
 /// must call it.
 #[cube]
 pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comptime] cast: TileCast) -> UnitScales {
-    let Encoding { source, isa, .. } = comptime!(cast.encoding);
+    let Encoding { element_type, isa, .. } = comptime!(cast.encoding);
     let sectors = comptime!(cast.sectors);
     let mut maxima = SharedMemory::<u32>::new(comptime!((sectors * UNITS) as usize));
     // Square `c` of band `r` is at `PER_LINE · r + c`.
@@ -39,18 +39,18 @@ pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comp
     #[unroll]
     for s in 0..sectors {
         let count = comptime!(UNIT_ROWS * SECTOR_WORDS);
-        let maximum = largest_magnitude(0u32.runtime(), raw, comptime!(s * count), count, source);
+        let maximum = largest_magnitude(0u32.runtime(), raw, comptime!(s * count), count, element_type);
         maxima[(UNIT_POS + comptime!(s * UNITS)) as usize] = maximum;
         largest = max(largest, maximum);
     }
     // Also synchronizes the maxima.
-    let largest = amax_bits(cube_max(largest, isa), source);
+    let largest = amax_bits(cube_max(largest, isa), element_type);
     if UNIT_POS == 0 {
         made.amax[CUBE_POS] = largest;
     }
     if UNIT_POS < comptime!(PER_LINE * PER_LINE) {
-        let maximum = square_maximum(&maxima, UNIT_POS / PER_LINE, UNIT_POS % PER_LINE, source);
-        let (scale, byte) = block_scale(amax_bits(maximum, source), comptime!(cast.encoding));
+        let maximum = square_maximum(&maxima, UNIT_POS / PER_LINE, UNIT_POS % PER_LINE, element_type);
+        let (scale, byte) = block_scale(amax_bits(maximum, element_type), comptime!(cast.encoding));
         scales[UNIT_POS as usize] = scale;
         bytes[UNIT_POS as usize] = byte;
     }
@@ -74,8 +74,8 @@ pub(super) fn make(made: &mut BlockScales, tile: &Tile, raw: &Array<u32>, #[comp
 /// Maximum of square `square` of band `band`. Sector `s` of all units is staged from `s · UNITS`
 /// on.
 #[cube]
-fn square_maximum(maxima: &SharedMemory<u32>, band: u32, square: u32, #[comptime] source: Source) -> u32 {
-    let across = comptime!(SQUARE / source.sector_len());
+fn square_maximum(maxima: &SharedMemory<u32>, band: u32, square: u32, #[comptime] element_type: ElementType) -> u32 {
+    let across = comptime!(SQUARE / element_type.sector_len());
     let sector = square * across;
     let first = sector / UNITS_X * UNITS + sector % UNITS_X + band * comptime!(UNITS_X * SQUARE_Y);
     let mut largest = 0u32.runtime();

@@ -7,10 +7,10 @@ use super::encode::{Encoding, lanes_scale};
 use super::{Copies, array, optional, words};
 use crate::Orientation;
 use crate::amax::{Maxima, MaximaArray, largest_magnitude};
+use crate::element_type::ElementType;
 use crate::grid::{UNITS, cube_max};
 use crate::ptx::cvt::Isa;
 use crate::scale::inverse_bits;
-use crate::source::Source;
 use crate::view::Checked;
 
 /// Allocates the copies. Returns them with the kernel argument.
@@ -62,9 +62,14 @@ impl TensorScale {
     }
 
     /// Largest magnitude in the first `words` words of `raw`, if it is observed.
-    pub(super) fn largest(&self, raw: &Array<u32>, #[comptime] words: u32, #[comptime] source: Source) -> u32 {
+    pub(super) fn largest(
+        &self,
+        raw: &Array<u32>,
+        #[comptime] words: u32,
+        #[comptime] element_type: ElementType,
+    ) -> u32 {
         let none = 0u32.runtime();
-        if comptime!(self.observed.is_some()) { largest_magnitude(none, raw, 0u32, words, source) } else { none }
+        if comptime!(self.observed.is_some()) { largest_magnitude(none, raw, 0u32, words, element_type) } else { none }
     }
 
     /// Stores the largest magnitude of the cube's units, if observed. All units must call it.

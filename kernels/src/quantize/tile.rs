@@ -8,9 +8,9 @@
 use cubecl::prelude::*;
 
 use super::encode::{Encoding, encode_quad, mask, transpose, zero_past_end};
+use crate::element_type::ElementType;
 use crate::load::{Geometry, SECTOR_WORDS, all_loaded, load_sector};
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 
 /// Units along a row of a tile.
 pub(super) const UNITS_X: u32 = 8;
@@ -28,8 +28,8 @@ pub(super) const TILE_ROWS: u32 = UNITS_Y * UNIT_ROWS;
 pub(super) const COL_WORDS: u32 = TILE_ROWS / 4;
 
 /// Columns of a tile whose units hold `sectors` sectors per row.
-pub(super) const fn tile_cols(source: Source, sectors: u32) -> u32 {
-    UNITS_X * source.sector_len() * sectors
+pub(super) const fn tile_cols(element_type: ElementType, sectors: u32) -> u32 {
+    UNITS_X * element_type.sector_len() * sectors
 }
 
 /// A cube's tile of a matrix.
@@ -40,7 +40,7 @@ pub(super) struct Tile {
     pub(super) row0: u32,
     pub(super) col0: u32,
     #[cube(comptime)]
-    pub(super) source: Source,
+    pub(super) element_type: ElementType,
     /// Sectors per row that a unit holds.
     #[cube(comptime)]
     pub(super) sectors: u32,
@@ -71,18 +71,18 @@ pub(super) struct TileCast {
 impl Tile {
     /// Tile of this cube, counted row by row. Spare cubes of a folded grid get rows past the last
     /// one.
-    pub(super) fn of_cube(geometry: Geometry, #[comptime] source: Source, #[comptime] sectors: u32) -> Tile {
-        let cols = comptime!(tile_cols(source, sectors));
+    pub(super) fn of_cube(geometry: Geometry, #[comptime] element_type: ElementType, #[comptime] sectors: u32) -> Tile {
+        let cols = comptime!(tile_cols(element_type, sectors));
         let across = geometry.cols.div_ceil(cols);
         let number = CUBE_POS as u32;
         // Keeps spare cubes from wrapping around in a matrix of nearly 2^32 rows.
         let tile_row = min(number / across, comptime!(u32::MAX / TILE_ROWS));
-        Tile { geometry, row0: tile_row * TILE_ROWS, col0: number % across * cols, source, sectors }
+        Tile { geometry, row0: tile_row * TILE_ROWS, col0: number % across * cols, element_type, sectors }
     }
 
     /// Column in the tile of sector `sector` of this unit.
     pub(super) fn sector_col(&self, #[comptime] sector: u32) -> u32 {
-        (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.source.sector_len())
+        (UNIT_POS % UNITS_X + comptime!(UNITS_X * sector)) * comptime!(self.element_type.sector_len())
     }
 
     /// Loads this unit's elements by [`load_sector`]: sector `s` of row `i` is
@@ -96,7 +96,7 @@ impl Tile {
             #[unroll]
             for i in 0..UNIT_ROWS {
                 let to = comptime!((s * UNIT_ROWS + i) * SECTOR_WORDS);
-                load_sector(x, &self.geometry, row + i, col, &mut raw, to, self.source, isa);
+                load_sector(x, &self.geometry, row + i, col, &mut raw, to, self.element_type, isa);
             }
         }
         all_loaded(isa);
@@ -160,7 +160,7 @@ impl Tile {
         #[unroll]
         for j in 0..4u32 {
             let col = self.sector_col(sector) + comptime!(4 * quad + j);
-            let place = chunk_place(col, unit_y / 4, self.source) + unit_y % 4;
+            let place = chunk_place(col, unit_y / 4, self.element_type) + unit_y % 4;
             stage[place as usize] = columns[j as usize] & row_mask;
         }
     }
@@ -173,7 +173,7 @@ impl Tile {
         pitch: u32,
         #[comptime] sector: u32,
     ) {
-        let len = comptime!(self.source.sector_len());
+        let len = comptime!(self.element_type.sector_len());
         let row = self.row0 + UNIT_POS / UNITS_X * UNIT_ROWS;
         let at = (self.col0 + self.sector_col(sector)) / len;
         #[unroll]
@@ -190,10 +190,10 @@ impl Tile {
         let chunk = UNIT_POS % UNITS_X;
         let at = self.row0 / 16 + chunk;
         #[unroll]
-        for pass in 0..comptime!(tile_cols(self.source, self.sectors) / UNITS_Y) {
+        for pass in 0..comptime!(tile_cols(self.element_type, self.sectors) / UNITS_Y) {
             let local_col = UNIT_POS / UNITS_X + comptime!(pass * UNITS_Y);
             let col = self.col0 + local_col;
-            let place = chunk_place(local_col, chunk, self.source);
+            let place = chunk_place(local_col, chunk, self.element_type);
             let mut vector = Vector::<u32, Const<4>>::empty();
             #[unroll]
             for w in 0..4usize {
@@ -210,8 +210,8 @@ impl Tile {
 /// of a column are swizzled. So units of a warp that write one word each use different banks, and
 /// also units that read 16 bytes.
 #[cube]
-fn chunk_place(col: u32, chunk: u32, #[comptime] source: Source) -> u32 {
-    let swizzled = chunk ^ (col / comptime!(source.sector_len()) % UNITS_X);
+fn chunk_place(col: u32, chunk: u32, #[comptime] element_type: ElementType) -> u32 {
+    let swizzled = chunk ^ (col / comptime!(element_type.sector_len()) % UNITS_X);
     col * COL_WORDS + swizzled * 4
 }
 

@@ -9,11 +9,11 @@ use super::lines::LineScales;
 use super::tensor::TensorScale;
 use super::tile::{COL_WORDS, TILE_ROWS, Tile, TileCast, UNIT_ROWS, UnitScales, tile_cols};
 use super::{Copies, optional, squares};
+use crate::element_type::ElementType;
 use crate::granularity::BLOCK;
 use crate::grid::{UNITS, fold};
 use crate::load::{Geometry, SECTOR_WORDS};
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 use crate::version::Version;
 use crate::view::Checked;
 use crate::{Granularity, row_words};
@@ -57,9 +57,9 @@ impl ScaleSource {
     }
 
     /// Largest magnitude in `raw`, if [`observe`](Self::observe) needs it.
-    fn largest(&self, raw: &Array<u32>, #[comptime] source: Source) -> u32 {
+    fn largest(&self, raw: &Array<u32>, #[comptime] element_type: ElementType) -> u32 {
         match self {
-            ScaleSource::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), source),
+            ScaleSource::Tensor(scale) => scale.largest(raw, comptime!(UNIT_ROWS * SECTOR_WORDS), element_type),
             ScaleSource::Lines(_) => 0u32.runtime(),
             ScaleSource::Blocks(_) => 0u32.runtime(),
         }
@@ -77,16 +77,16 @@ impl ScaleSource {
 
 /// Sectors per row that a unit holds: one, or for blocks the number that makes tiles square, two of
 /// f32.
-fn sectors(source: Source, granularity: Granularity) -> u32 {
+fn sectors(element_type: ElementType, granularity: Granularity) -> u32 {
     match granularity {
         Granularity::Tensor | Granularity::Row => 1,
-        _ => BLOCK as u32 / tile_cols(source, 1),
+        _ => BLOCK as u32 / tile_cols(element_type, 1),
     }
 }
 
 /// Number of cubes that cast `x`.
 pub(super) fn cubes(x: &Checked, granularity: Granularity) -> usize {
-    let cols = tile_cols(x.source, sectors(x.source, granularity));
+    let cols = tile_cols(x.element_type, sectors(x.element_type, granularity));
     x.rows.div_ceil(TILE_ROWS as usize) * x.cols.div_ceil(cols as usize)
 }
 
@@ -100,10 +100,10 @@ pub(super) fn launch<R: Runtime>(
 ) -> Copies {
     let Copies { rows, cols } = &copies;
     let granularity = encoding.cast.granularity;
-    let per_sector = x.source.sector_len() / 4;
+    let per_sector = x.element_type.sector_len() / 4;
     let cast = TileCast {
         encoding,
-        sectors: sectors(x.source, granularity),
+        sectors: sectors(x.element_type, granularity),
         by_rows: rows.is_some(),
         by_cols: cols.is_some(),
         one_scale: matches!(granularity, Granularity::Tensor | Granularity::Block128x128) || encoding.cast.is_square(),
@@ -146,7 +146,7 @@ fn cast_tiles<N: Size, M: Size>(
     #[comptime] cast: TileCast,
     #[comptime] _version: Version,
 ) {
-    let Encoding { source: dtype, isa, .. } = comptime!(cast.encoding);
+    let Encoding { element_type: dtype, isa, .. } = comptime!(cast.encoding);
     let tile = Tile::of_cube(geometry, dtype, comptime!(cast.sectors));
     if tile.row0 >= tile.geometry.rows {
         terminate!();

@@ -6,18 +6,18 @@ use cubecl::prelude::*;
 
 use super::tile::{COL_WORDS, TILE_ROWS, Tile, UNIT_ROWS, UNITS_X, tile_cols};
 use super::words;
+use crate::element_type::ElementType;
 use crate::granularity::{BLOCK, MX_BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, fold};
 use crate::load::{Geometry, GeometryLaunch, all_loaded, load_pinned};
 use crate::mx::tile_row_word;
 use crate::operand::check_size;
 use crate::ptx::cvt::Isa;
-use crate::source::Source;
 use crate::version::Version;
 use crate::{Granularity, KernelError, Operand, row_words};
 
 /// A unit holds 16 codes of a row, like the 16 elements per unit in a cast of 16-bit floats.
-const LAYOUT: Source = Source::Bf16;
+const LAYOUT: ElementType = ElementType::Bf16;
 
 /// Words of a unit per row.
 const CHUNK_WORDS: u32 = 4;

@@ -323,7 +323,7 @@ impl HostOperand<'_> {
     }
 
     /// `value(code) · inv_scale`, exact in f64.
-    pub(super) fn values(&self) -> Vec<f64> {
+    pub(crate) fn values(&self) -> Vec<f64> {
         self.assert_lengths();
         let mut values = Vec::with_capacity(self.codes.len());
         for row in 0..self.rows {

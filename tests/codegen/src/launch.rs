@@ -6,6 +6,7 @@ use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
 use ptx_interpreter::{Accumulator, Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
+use crate::fault::{Argument, Change};
 use crate::memory::OfflineResource;
 
 /// A kernel and its geometry.
@@ -16,6 +17,8 @@ pub(crate) struct Request<'a> {
     pub(crate) dynamic_shared: usize,
     pub(crate) seed: u64,
     pub(crate) accumulator: Accumulator,
+    /// Change of the bytes that the kernel reads from a buffer.
+    pub(crate) read: Option<(Argument, Change)>,
 }
 
 /// Finds the memory of an argument.
@@ -33,13 +36,28 @@ impl Request<'_> {
             accumulator: self.accumulator,
             ..Launch::default()
         };
+        let mut changed = vec![];
+        let mut resource = |position: usize, binding| {
+            let resource = resource(binding)?;
+            let Some((_, change)) = self.read.filter(|(argument, _)| argument.is(position, resource.len)) else {
+                return Ok::<_, String>(buffer(resource));
+            };
+            // SAFETY: the reference ends here.
+            let mut bytes = unsafe { resource.bytes() }.to_vec();
+            change(&mut bytes);
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            changed.push(bytes);
+            let bytes = changed.last_mut().expect("pushed");
+            // SAFETY: `changed` outlives the run, and moving a vector does not move its bytes.
+            Ok(unsafe { Buffer::new(bytes.as_mut_ptr(), bytes.len()) })
+        };
         for (index, tensor) in tensor_maps.iter().enumerate() {
-            launch.buffers.push(buffer(resource(tensor.binding.clone())?));
+            launch.buffers.push(resource(index, tensor.binding.clone())?);
             launch.maps.push(tensor_map(&tensor.map, index)?);
             launch.args.push(Arg::Map(index));
         }
         for binding in buffers {
-            launch.buffers.push(buffer(resource(binding)?));
+            launch.buffers.push(resource(launch.buffers.len(), binding)?);
         }
         let mut dynamic: Vec<u64> = info.data.get(info.dynamic_metadata_offset..).unwrap_or_default().to_vec();
         if !dynamic.is_empty() {

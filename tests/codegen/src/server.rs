@@ -129,6 +129,7 @@ impl GenerateServer {
         count: CubeCount,
         arguments: KernelArguments,
         (seed, accumulator): (u64, Accumulator),
+        fault: Option<Fault>,
     ) -> Result<(), String> {
         let grid = match count {
             CubeCount::Static(x, y, z) => [x, y, z],
@@ -143,7 +144,11 @@ impl GenerateServer {
         };
         let kernel = self.kernel(generated)?;
         let (block, dynamic_shared) = (generated.block, generated.dynamic_shared);
-        let request = Request { kernel: &kernel, grid, block, dynamic_shared, seed, accumulator };
+        let read = match fault {
+            Some(Fault::Read(argument, change)) => Some((argument, change)),
+            _ => None,
+        };
+        let request = Request { kernel: &kernel, grid, block, dynamic_shared, seed, accumulator, read };
         request.run(&mut |binding| self.resource(binding), arguments)
     }
 }
@@ -326,7 +331,7 @@ impl ComputeServer for GenerateServer {
         if let (Ok(generated), Some(execution)) = (&generated, EXECUTION.lock().unwrap().as_mut()) {
             *execution.launches.entry(generated.source.clone()).or_default() += 1;
         }
-        let done = generated.and_then(|generated| self.execute(&generated, count, arguments, how));
+        let done = generated.and_then(|generated| self.execute(&generated, count, arguments, how, fault));
         if let Err(error) = done {
             self.errors.push(error);
         }

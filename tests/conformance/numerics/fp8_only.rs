@@ -225,7 +225,7 @@ fn a_gradient_of_codes_is_refused_by_name() {
     let message = panic_of(|| {
         model.forward(x());
     });
-    assert!(message.contains("linear: its weight is FP8 codes alone"), "{message}");
+    assert!(message.contains("linear: its weight is FP8-only"), "{message}");
     // The check for training loops gives the same error.
     let refused = weights::check_frozen(&model).unwrap_err();
     assert!(message.contains(&refused.to_string()), "{refused}");

@@ -40,9 +40,9 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_prepare(device: &Device<Self>, self_check: Option<SelfCheck>) -> Result<(), Float8Error> {
         preflight::setup::<R>()?;
         let client = R::client(device);
-        let checks = self_check::of(&client);
+        let checks = self_check::of(&client, device.to_id());
         checks.set(self_check)?;
-        checks.prepared(|| preflight::run(&client, &checks, device.to_id()))
+        checks.prepared(|| preflight::run(&client, &checks))
     }
 
     fn fp8_self_check(device: &Device<Self>, wait: bool) -> SelfCheckReport {
@@ -53,7 +53,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         if wait && let Err(error) = block_on(client.sync()) {
             device_errors::push_reported(device.to_id(), error);
         }
-        self_check::of(&client).report(device.to_id())
+        self_check::of(&client, device.to_id()).report()
     }
 
     fn fp8_quantize(
@@ -69,8 +69,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             ScaleFrom::Amax { observe, .. } => Some(*observe),
             ScaleFrom::Dynamic => None,
         };
-        let variant = || CastVariant::of(&client, &view, (cast, orientation), amax);
-        let judged = self_check::of(&client).cast((&client, device.to_id()), variant);
+        let variant = || CastVariant::of(&client, &view, cast, orientation, amax);
+        let judged = self_check::of(&client, device.to_id()).cast(&client, variant);
         let quantized = judged.and_then(|()| match &scale {
             ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
             ScaleFrom::Amax { amax, observe } => {
@@ -81,7 +81,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             Err(KernelError::Disabled) => return quantize_on_host(x, cast, orientation, scale),
             quantized => quantized.expect("the caller checked dtype, shape and granularity"),
         };
-        quantized_tensors(&client, &device, quantized, (cast, orientation), (scale, [rows, cols]))
+        let given = match scale {
+            ScaleFrom::Amax { amax, observe: false } => Some(amax),
+            _ => None,
+        };
+        let operand = |operand: Operand| device_operand(&client, &device, operand);
+        let observed = |amax| {
+            let len = cast.granularity.amax_len(rows, cols, orientation);
+            tensor(&client, &device, amax, [len], DType::F32)
+        };
+        let amax = given.unwrap_or_else(|| observed(quantized.amax));
+        Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
     }
 
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> CubeTensor<R> {
@@ -106,7 +116,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             dtype: DType::from(dtype).into(),
             config,
         };
-        let variant = self_check::of(&client).gemm((&client, device.to_id()), &args.problem(), None);
+        let variant = self_check::of(&client, device.to_id()).gemm(&client, &args.problem(), None);
         match variant.and_then(|variant| args.run(&client, Some(&variant))) {
             Err(KernelError::Disabled) => {
                 let [a, b] = [a, b].map(|operand| host::write_codes(Self::fp8_read(operand), &device));
@@ -182,25 +192,6 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             transposed: false,
         }
     }
-}
-
-/// Wraps a kernel's output for `[rows, cols]` in tensors.
-fn quantized_tensors<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
-    client: &ComputeClient<R>,
-    device: &R::Device,
-    quantized: float8_kernels::Quantized,
-    (cast, orientation): (Cast, Orientation),
-    (scale, [rows, cols]): (ScaleFrom<CubeTensor<R>>, [usize; 2]),
-) -> Quantized<CubeBackend<R, F, I, BT>> {
-    let operand = |o: Operand| device_operand(client, device, o);
-    let amax = match scale {
-        ScaleFrom::Amax { amax, observe: false } => amax,
-        _ => {
-            let len = cast.granularity.amax_len(rows, cols, orientation);
-            tensor(client, device, quantized.amax, [len], DType::F32)
-        }
-    };
-    Quantized { rows: quantized.rows.map(operand), cols: quantized.cols.map(operand), amax }
 }
 
 /// Cast on the host, used if every kernel of the device is disabled.

@@ -35,15 +35,13 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
 ) -> Option<Vec<CubeTensor<R>>> {
     let kernel = kernel(op)?;
     let (client, device) = (inputs[0].client.clone(), inputs[0].device.to_id());
-    let variant = FusedVariant {
-        kernel,
-        backward: backward.is_some(),
-        cols: matrix(&inputs[0].shape())[1],
-        dtype: inputs[0].dtype.into(),
-        gamma: inputs[inputs.len() - 1].dtype.into(),
+    let matrices: Vec<_> = match op {
+        Fused::Rotary { cos, sin } => [backward.unwrap_or(&inputs[0]), cos, sin].map(view).into(),
+        _ => inputs.iter().chain(backward).map(view).collect(),
     };
-    self_check::of(&client).fused((&client, device), variant);
-    launch(op, inputs, backward).ok()
+    let variant = FusedVariant::of(&client, kernel, backward.is_some(), &matrices).ok()?;
+    self_check::of(&client, device).fused(&client, variant);
+    launch(op, inputs, &matrices, backward.is_some()).ok()
 }
 
 /// A contiguous matrix for the kernels.
@@ -53,40 +51,37 @@ fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
     MatrixView { shape, strides: [shape[1], 1], dtype: tensor.dtype.into(), handle: tensor.handle }
 }
 
+/// Runs the kernel on the matrices of `inputs`, of dy, and of rotary tables.
 fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     op: &Fused<CubeBackend<R, F, I, BT>>,
     inputs: &[CubeTensor<R>],
-    backward: Option<&CubeTensor<R>>,
+    matrices: &[MatrixView],
+    backward: bool,
 ) -> Result<Vec<CubeTensor<R>>, KernelError> {
     let x = &inputs[0];
     let (client, shape, dtype) = (&x.client, x.shape(), x.dtype);
     let on_device = |handle: Handle, shape: Shape, dtype| tensor(client, &x.device, handle, shape, dtype);
-    match (op, inputs, backward) {
-        (Fused::SwiGlu, [a, b], None) => {
-            Ok(vec![on_device(kernels::swiglu(client, &view(a), &view(b))?, shape, dtype)])
-        }
-        (Fused::SwiGlu, [a, b], Some(dy)) => {
-            let gradients = kernels::swiglu_backward(client, &view(a), &view(b), &view(dy))?;
+    match (op, matrices) {
+        (Fused::SwiGlu, [a, b]) => Ok(vec![on_device(kernels::swiglu(client, a, b)?, shape, dtype)]),
+        (Fused::SwiGlu, [a, b, dy]) => {
+            let gradients = kernels::swiglu_backward(client, a, b, dy)?;
             Ok(gradients.map(|gradient| on_device(gradient, shape.clone(), dtype)).into())
         }
-        (Fused::RmsNorm { epsilon }, [x, gamma], None) => {
-            let y = kernels::rms_norm(client, &view(x), &view(gamma), *epsilon as f32)?;
-            Ok(vec![on_device(y, shape, dtype)])
+        (Fused::RmsNorm { epsilon }, [x, gamma]) => {
+            Ok(vec![on_device(kernels::rms_norm(client, x, gamma, *epsilon as f32)?, shape, dtype)])
         }
-        (Fused::RmsNorm { epsilon }, [x, gamma], Some(dy)) => {
-            let [dx, dgamma] = kernels::rms_norm_backward(client, &view(x), &view(gamma), &view(dy), *epsilon as f32)?;
-            let dgamma = on_device(dgamma, gamma.shape(), DType::F32);
-            let dgamma = super::in_dtype::<CubeBackend<R, F, I, BT>>(dgamma, gamma.dtype);
+        (Fused::RmsNorm { epsilon }, [x, gamma, dy]) => {
+            let [dx, dgamma] = kernels::rms_norm_backward(client, x, gamma, dy, *epsilon as f32)?;
+            let dgamma = on_device(dgamma, inputs[1].shape(), DType::F32);
+            let dgamma = super::in_dtype::<CubeBackend<R, F, I, BT>>(dgamma, inputs[1].dtype);
             Ok(vec![on_device(dx, shape, dtype), dgamma])
         }
-        (Fused::Rotary { cos, sin }, [_], backward) => {
+        (Fused::Rotary { .. }, [from, cos, sin]) => {
             let [batch, len, heads, dim] = shape.dims();
-            let (from, back) = (backward.unwrap_or(x), backward.is_some());
-            let to = if back { [batch, len, heads, dim] } else { [batch, heads, len, dim] };
-            let tables = [&view(cos), &view(sin)];
-            let y = kernels::rotary(client, &view(from), tables, [batch, len, heads], back)?;
+            let to = if backward { [batch, len, heads, dim] } else { [batch, heads, len, dim] };
+            let y = kernels::rotary(client, from, [cos, sin], [batch, len, heads], backward)?;
             Ok(vec![on_device(y, Shape::from(to.to_vec()), dtype)])
         }
-        _ => unreachable!("{} of {} inputs", op.names()[0], inputs.len()),
+        _ => unreachable!("{} of {} matrices", op.names()[0], matrices.len()),
     }
 }

@@ -13,7 +13,7 @@ use super::operand::{DeviceOperand, scales};
 use super::stream::{Handles, register};
 use super::{
     DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GroupEnds, HostCodes, OperandSize,
-    Quantized, ScaleFrom, SelfCheckReport, device_errors, fused, fused_stream,
+    Quantized, ScaleFrom, SelfCheckReport, device_errors, fused, fusion_fused_ops,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -135,7 +135,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         inputs: &[FloatTensor<Self>],
         backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<FloatTensor<Self>> {
-        let made = fused_stream::compute(op, inputs, backward.map(|backward| backward.dy));
+        let made = fusion_fused_ops::compute(op, inputs, backward.map(|backward| backward.dy));
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 

@@ -10,9 +10,9 @@ mod fused;
 #[cfg(feature = "cubecl")]
 mod fused_kernels;
 #[cfg(feature = "cubecl")]
-mod fused_stream;
-#[cfg(feature = "cubecl")]
 pub(crate) mod fusion;
+#[cfg(feature = "cubecl")]
+mod fusion_fused_ops;
 mod grouped;
 pub mod host;
 #[cfg(feature = "cubecl")]
@@ -54,6 +54,13 @@ pub struct Quantized<B: Float8Backend> {
     /// f32 array whose maximum is max |x|, NaN if x contains a NaN. The given amax if x was not
     /// observed.
     pub amax: FloatTensor<B>,
+}
+
+impl<B: Float8Backend> Quantized<B> {
+    /// The copy of a cast in one orientation.
+    pub(crate) fn only(self) -> B::Operand {
+        self.rows.or(self.cols).expect("a cast makes the requested orientation")
+    }
 }
 
 /// Source of the scale of a cast.

@@ -1,5 +1,5 @@
 //! Checks a device before its first use: the kernel compiler, then a cast and a GEMM of one tile.
-use burn_backend::{DType, DeviceId};
+use burn_backend::DType;
 use burn_cubecl::CubeRuntime;
 use cubecl::client::ComputeClient;
 use float8_kernels::check::CastVariant;
@@ -34,24 +34,20 @@ pub(super) fn setup<R: CubeRuntime>() -> Result<(), Float8Error> {
 /// # Errors
 ///
 /// If the GEMM or cast is wrong on every path.
-pub(super) fn run<R: CubeRuntime>(
-    client: &ComputeClient<R>,
-    checks: &DeviceChecks,
-    device: DeviceId,
-) -> Result<(), Float8Error> {
+pub(super) fn run<R: CubeRuntime>(client: &ComputeClient<R>, checks: &DeviceChecks) -> Result<(), Float8Error> {
     let cast = Cast { format: Format::E4m3, granularity: Granularity::Tensor, scale_mode: ScaleMode::F32 };
     let dtype = DType::F32.into();
     let failed = |what: &'static str| {
         move |error: KernelError| {
-            let last = checks.report(device).failures.pop();
+            let last = checks.report().failures.pop();
             let reason = last.map_or_else(|| error.to_string(), |last| last.to_string());
             Float8Error::Preflight { what, reason }
         }
     };
     let handle = client.empty(SIDE * SIDE * 4);
     let x = MatrixView { handle, shape: [SIDE; 2], strides: [SIDE, 1], dtype };
-    let variant = || CastVariant::of(client, &x, (cast, Orientation::Rows), None);
-    checks.cast((client, device), variant).map_err(failed("cast"))?;
+    let variant = || CastVariant::of(client, &x, cast, Orientation::Rows, None);
+    checks.cast(client, variant).map_err(failed("cast"))?;
     let shape = GemmShape {
         product: [SIDE; 3],
         granularities: [Granularity::Tensor; 2],
@@ -60,5 +56,5 @@ pub(super) fn run<R: CubeRuntime>(
         groups: None,
     };
     let problem = GemmProblem { formats: [Format::E4m3; 2], shape, bias: None, dtype, emulate: false };
-    checks.gemm((client, device), &problem, Some(shape.product)).map(drop).map_err(failed("GEMM"))
+    checks.gemm(client, &problem, Some(shape.product)).map(drop).map_err(failed("GEMM"))
 }

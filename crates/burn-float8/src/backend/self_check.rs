@@ -34,6 +34,7 @@ use crate::error::{Float8Error, SelfCheckFailure};
 
 /// Self-checks of one device, shared by all backends on it.
 pub(super) struct DeviceChecks {
+    device: DeviceId,
     /// Whether a configuration or the environment turns checks off.
     off: AtomicBool,
     /// Device parameters for GEMM kernel selection.
@@ -66,7 +67,7 @@ pub(super) fn is_faultless() -> bool {
 }
 
 /// The checks of a client's device: one value for all clients of the device.
-pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
+pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, device: DeviceId) -> Arc<DeviceChecks> {
     static DEVICES: LazyLock<RwLock<HashMap<usize, Arc<DeviceChecks>>>> = LazyLock::new(RwLock::default);
     let key = device_key(client);
     if let Some(known) = DEVICES.read().get(&key) {
@@ -75,6 +76,7 @@ pub(super) fn of<R: Runtime>(client: &ComputeClient<R>) -> Arc<DeviceChecks> {
     let new = || {
         device_errors::watch();
         Arc::new(DeviceChecks {
+            device,
             off: AtomicBool::new(variable() == Ok(Some(SelfCheck::Off))),
             gemm_device: GemmDevice::of(client),
             is_cpu: client.properties().hardware.num_cpu_cores.is_some(),
@@ -120,11 +122,11 @@ impl DeviceChecks {
         if self.is_off() { Ok(()) } else { self.prepared.get_or_init(prepare).clone() }
     }
 
-    pub(super) fn report(&self, device: DeviceId) -> SelfCheckReport {
+    pub(super) fn report(&self) -> SelfCheckReport {
         let Found { judged, failures, seconds } = &*self.found.read();
         let (kernels, seconds, failures) =
             (judged.values().filter(|right| **right).count(), *seconds, failures.clone());
-        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(device) }
+        SelfCheckReport { kernels, seconds, failures, off: self.is_off(), lost: device_errors::first(self.device) }
     }
 
     /// Disables cast instructions that are wrong for `variant`, until the selected ones are right.
@@ -133,7 +135,7 @@ impl DeviceChecks {
     /// [`KernelError::Disabled`] if none are.
     pub(super) fn cast<R: Runtime>(
         &self,
-        (client, device): (&ComputeClient<R>, DeviceId),
+        client: &ComputeClient<R>,
         variant: impl Fn() -> Result<CastVariant, KernelError>,
     ) -> Result<(), KernelError> {
         while !self.is_off() {
@@ -144,7 +146,7 @@ impl DeviceChecks {
                     disable_casts(client);
                 }
             };
-            if self.is_right((client, device), Variant::Cast(variant), disable) {
+            if self.is_right(client, Variant::Cast(variant), disable) {
                 break;
             }
         }
@@ -157,7 +159,7 @@ impl DeviceChecks {
     /// [`KernelError::Disabled`] if none is.
     pub(super) fn gemm<R: Runtime>(
         &self,
-        (client, device): (&ComputeClient<R>, DeviceId),
+        client: &ComputeClient<R>,
         problem: &GemmProblem,
         shape: Option<[usize; 3]>,
     ) -> Result<GemmVariant, KernelError> {
@@ -167,24 +169,19 @@ impl DeviceChecks {
             let mut judged = variant.judged();
             judged.small.shape.product = shape.unwrap_or(judged.small.shape.product);
             let disable = || disable_path(client, variant.path, problem.shape.granularities);
-            if self.is_right((client, device), Variant::Gemm(judged), disable) {
+            if self.is_right(client, Variant::Gemm(judged), disable) {
                 return Ok(variant);
             }
         }
     }
 
     /// Checks a fused operation and disables it if it is wrong.
-    pub(super) fn fused<R: Runtime>(&self, on: (&ComputeClient<R>, DeviceId), variant: FusedVariant) {
-        self.is_right(on, Variant::Fused(variant), || disable_fused(on.0, variant.kernel));
+    pub(super) fn fused<R: Runtime>(&self, client: &ComputeClient<R>, variant: FusedVariant) {
+        self.is_right(client, Variant::Fused(variant), || disable_fused(client, variant.kernel));
     }
 
     /// Whether a variant is right. The first call judges it and calls `disable` on failure.
-    fn is_right<R: Runtime>(
-        &self,
-        (client, device): (&ComputeClient<R>, DeviceId),
-        variant: Variant,
-        disable: impl FnOnce(),
-    ) -> bool {
+    fn is_right<R: Runtime>(&self, client: &ComputeClient<R>, variant: Variant, disable: impl FnOnce()) -> bool {
         let known = || self.is_off().then_some(true).or_else(|| self.found.read().judged.get(&variant).copied());
         if let Some(known) = known() {
             return known;
@@ -195,16 +192,16 @@ impl DeviceChecks {
         }
         // An error that the device has not reported yet belongs to an earlier launch.
         if let Err(error) = block_on(client.sync()) {
-            device_errors::push_reported(device, error);
+            device_errors::push_reported(self.device, error);
         }
         let start = Instant::now();
-        let lost_before = device_errors::count(device);
+        let lost_before = device_errors::count(self.device);
         let judge = || variant.judge(client, SEED.fetch_add(1, Ordering::Relaxed));
         let mut judged = judge();
-        let mut reasons = device_errors::take_after(device, lost_before);
+        let mut reasons = device_errors::take_after(self.device, lost_before);
         if judged.is_err() && !reasons.is_empty() {
             judged = judge();
-            reasons = device_errors::take_after(device, lost_before);
+            reasons = device_errors::take_after(self.device, lost_before);
         }
         let flaw = match judged {
             Err(Flaw::Unsupported(KernelError::Disabled)) => Some(KernelError::Disabled.to_string()),

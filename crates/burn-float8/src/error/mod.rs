@@ -83,7 +83,7 @@ pub enum Float8Error {
     },
     /// A weight without high-precision values would be trained.
     #[error(
-        "{layer}: its weight is FP8 codes alone, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
+        "{layer}: its weight is FP8-only, which no optimizer updates: freeze it (`no_grad`) and train an adapter, or keep the \
          high-precision values"
     )]
     Fp8OnlyTrained {

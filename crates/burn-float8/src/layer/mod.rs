@@ -1,7 +1,7 @@
 //! [`Layer`]: name, precision policy and counters of a linear, carried by its weight through
 //! training.
+mod applied;
 mod autocast;
-mod conversion;
 mod health;
 mod plan;
 mod tag;
@@ -20,9 +20,9 @@ use parking_lot::{Mutex, RwLock};
 use crate::backend::{Float8Backend, OperandSize};
 use crate::config::{FallbackTo, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
+pub(crate) use applied::{Applied, Number as AppliedNumber};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
-pub(crate) use conversion::{Conversion, Number as ConversionNumber};
 pub(crate) use health::non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use plan::{CastPlan, LinearDtypes, LinearPlan};
@@ -96,8 +96,8 @@ fn plan(policy: &Policy) -> Option<Arc<LinearPlan>> {
 /// model share it.
 pub struct Layer {
     name: String,
-    conversion: Arc<Conversion>,
-    /// Source of the weight if it is sharded: an `Arc<dyn WeightSource<B>>`.
+    applied: Arc<Applied>,
+    /// Source of the weight if it is sharded: an `Arc<dyn ShardedWeight<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
@@ -121,11 +121,11 @@ impl core::fmt::Debug for Layer {
 }
 
 impl Layer {
-    pub(crate) fn new(name: impl Into<String>, policy: Policy, conversion: Arc<Conversion>) -> Self {
+    pub(crate) fn new(name: impl Into<String>, policy: Policy, applied: Arc<Applied>) -> Self {
         let settings = Settings::new(Arc::new(policy));
         Self {
             name: name.into(),
-            conversion,
+            applied,
             source: None,
             settings: RwLock::new(settings),
             enabled: AtomicBool::new(true),
@@ -140,7 +140,7 @@ impl Layer {
         }
     }
 
-    /// Sets the source of the weight, an `Arc<dyn WeightSource<B>>`.
+    /// Sets the source of the weight, an `Arc<dyn ShardedWeight<B>>`.
     pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }
@@ -247,8 +247,8 @@ impl Layer {
     }
 
     /// Data shared by the layers of one applied configuration.
-    pub(crate) fn conversion(&self) -> &Arc<Conversion> {
-        &self.conversion
+    pub(crate) fn applied(&self) -> &Arc<Applied> {
+        &self.applied
     }
 
     pub(crate) fn is_enabled(&self) -> bool {

@@ -9,7 +9,7 @@ use super::walk::{Change, FoundLinear, draw, linears, map_params};
 use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
-use crate::layer::{Conversion, Layer, LinearPlan, Tag, settle_at_apply};
+use crate::layer::{Applied, Layer, LinearPlan, Tag, settle_at_apply};
 use crate::stack::Float8Stack;
 use crate::terms::Gemm;
 
@@ -156,7 +156,7 @@ impl Float8Config {
             return Err(ApplyError { error, model: Box::new(model) });
         }
         let keeps_tags = known.is_some();
-        let conversion = known.unwrap_or_else(|| Arc::new(Conversion::new(self.clone(), quantized)));
+        let applied = known.unwrap_or_else(|| Arc::new(Applied::new(self.clone(), quantized)));
         B::register();
         for device in devices {
             B::untagged_layer(device).reset_calls();
@@ -180,7 +180,7 @@ impl Float8Config {
                 return Change::None;
             }
             // Re-enables layers that `without_float8` switched off.
-            let new = || Arc::new(Layer::new(name, policy, conversion.clone()));
+            let new = || Arc::new(Layer::new(name, policy, applied.clone()));
             let layer = known.map_or_else(new, |tag| tag.layer);
             // Tags tensors loaded later too, since records hold no tags.
             Change::map(move |t| B::with_tag(t, Tag::new(layer.clone())))
@@ -195,15 +195,13 @@ impl Float8Config {
         &self,
         linears: &[FoundLinear<B>],
         policies: &[Policy],
-    ) -> Option<Arc<Conversion>> {
+    ) -> Option<Arc<Applied>> {
         let tagged = || linears.iter().zip(policies).filter_map(|(linear, p)| Some((linear, linear.tag.as_ref()?, p)));
-        let conversion = tagged().next()?.1.layer.conversion().clone();
+        let applied = tagged().next()?.1.layer.applied().clone();
         let is_same = tagged().all(|(FoundLinear { info, .. }, Tag { layer, .. }, policy)| {
-            layer.name() == info.name
-                && Arc::ptr_eq(layer.conversion(), &conversion)
-                && layer.configured().as_ref() == policy
+            layer.name() == info.name && Arc::ptr_eq(layer.applied(), &applied) && layer.configured().as_ref() == policy
         });
-        (is_same && conversion.config() == self).then_some(conversion)
+        (is_same && applied.config() == self).then_some(applied)
     }
 
     /// Warns about GEMMs that do not gain from FP8 on a device where others do. Logs one warning

@@ -13,7 +13,7 @@ use crate::backend::{Float8Backend, HostCodes};
 use crate::config::{Float8Config, LinearInfo};
 use crate::error::{ApplyError, Float8Error};
 use crate::stack::Float8Stack;
-use crate::tensor::{CastRequest, Codes, Float8Tensor, Layout, fp8_copy};
+use crate::tensor::{CastRequest, Codes, Float8Tensor, fp8_copy};
 use crate::terms::Operand;
 
 /// FP8-only weights of a model. Its `Display` is a one-line summary.
@@ -34,7 +34,7 @@ impl core::fmt::Display for Fp8Only {
         let (layers, linears) = (self.layers.len(), self.layers.len() + self.kept.len());
         write!(
             f,
-            "FP8 codes alone: {layers} of {linears} linears, {} bytes for {} elements",
+            "FP8-only weights: {layers} of {linears} linears, {} bytes for {} elements",
             self.bytes, self.elements
         )?;
         for (i, (name, reason)) in self.kept.iter().enumerate() {
@@ -130,16 +130,8 @@ fn into_codes<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor<B> {
     let Some(tag) = weight.tag().cloned() else { return weight };
     let plan = tag.layer.plan(None).ok().filter(|plan| plan.cast(Operand::WEIGHT_T).is_some());
     let (Some(plan), false) = (plan, weight.is_fp8_only()) else { return weight };
-    let request = CastRequest {
-        tensor: &weight,
-        layout: Layout::Matrix,
-        operand: Operand::WEIGHT_T,
-        layer: &tag.layer,
-        plan: &plan,
-        both: false,
-        evaluates: true,
-    };
-    let codes = Codes::of(&fp8_copy(request));
+    let request = CastRequest::new(&weight, Operand::WEIGHT_T, &tag.layer, &plan);
+    let codes = Codes::of(&fp8_copy(CastRequest { evaluates: true, ..request }));
     let like = placeholder::<B>(weight.full());
     Float8Tensor::of_codes(like, codes).tagged(tag)
 }

@@ -111,7 +111,7 @@ impl<B: Float8Stack> Monitor<B> {
     pub fn health(&self) -> Vec<SampledOperand> {
         let mut all = vec![];
         for (device, layer) in &self.layers {
-            if layer.conversion().config().statistics.is_none() {
+            if layer.applied().config().statistics.is_none() {
                 continue;
             }
             DeviceState::<B::Inner>::of(layer, device).lock().samples.read();

@@ -167,7 +167,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
             of_devices.push((of_device, device.clone()));
         }
         match tag {
-            Some(Tag { layer, .. }) if layer.conversion().config().statistics.is_some() => {
+            Some(Tag { layer, .. }) if layer.applied().config().statistics.is_some() => {
                 DeviceState::<B::Inner>::of(&layer, &device).lock().samples.read();
             }
             None => {
@@ -204,7 +204,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
 fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[Arc<Layer>]) -> bool {
     let is_alone = layers.is_empty() && !was_applied;
     match rule {
-        _ if layers.iter().any(|layer| layer.conversion().was_quantized(name)) => false,
+        _ if layers.iter().any(|layer| layer.applied().was_quantized(name)) => false,
         Some(UntaggedRule { is_configured: true, .. }) => false,
         Some(UntaggedRule { choice: Untagged::Default, .. }) | None => !is_alone,
         Some(_) => true,

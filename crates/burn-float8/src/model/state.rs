@@ -250,7 +250,7 @@ pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {
         let (Some(Tag { layer, .. }), Some(weight)) = (linear.tag, linear.weight) else { continue };
-        layer.conversion().set_manual_steps();
+        layer.applied().set_manual_steps();
         let state = DeviceState::<B::Inner>::of(&layer, &linear.device);
         // Copies of a frozen weight, or of a new weight read by an evaluation, have the scale of
         // the step that ends.

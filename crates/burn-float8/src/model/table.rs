@@ -60,7 +60,7 @@ fn gemm_rows(f: &mut Formatter<'_>, layer: &LayerReport, width: usize) -> Result
             write!(f, "; {} reads by Tensor::matmul, not FP8", layer.weight_matmuls)?;
         }
         if let Some(codes) = &layer.fp8_only {
-            write!(f, "; weight: {codes} codes alone")?;
+            write!(f, "; weight: {codes}, FP8-only")?;
         }
         for (operation, times) in &layer.decodes {
             write!(f, "; decoded {times} times by {operation}")?;

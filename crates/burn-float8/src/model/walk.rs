@@ -234,7 +234,7 @@ pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Co
         let [.., rows, cols] = param.shape[..] else { return };
         let weight = param.float();
         let tag = weight.as_ref().and_then(B::tag);
-        let applied = tag.as_ref().map(|tag| tag.layer.conversion());
+        let applied = tag.as_ref().map(|tag| tag.layer.applied());
         let fallback = Float8Config::default();
         let config = config.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
         let Some(name) = param.linear_weight(config) else { return };

@@ -62,9 +62,7 @@ impl<B: Float8Backend> Use<B> {
         tensor: &'a Float8Tensor<B>,
         operand: Operand,
     ) -> CastRequest<'a, B> {
-        let Self { layer, evaluates, .. } = self;
-        let layout = Layout::Matrix;
-        CastRequest { tensor, layout, operand, layer, plan, both: false, evaluates: *evaluates }
+        CastRequest { evaluates: self.evaluates, ..CastRequest::new(tensor, operand, &self.layer, plan) }
     }
 
     /// Samples an operand that backward reads, if statistics are due.
@@ -128,7 +126,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         };
         let layer = &self.used.layer;
         layer.count_high_precision(self.gemm, reason.clone());
-        if !reason.is_requested() && layer.conversion().config().strict {
+        if !reason.is_requested() && layer.applied().config().strict {
             let (layer, reason) = (layer.name().into(), reason.to_string());
             panic!("{}", Float8Error::UnrequestedHighPrecision { layer, gemm: self.gemm, reason });
         }
@@ -181,7 +179,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         drop(timer);
         match B::fp8_self_check(&self.used.device, false).fault() {
             // The next path already computed the result.
-            Some(Float8Error::SelfCheck(_)) if !self.used.layer.conversion().config().strict => {}
+            Some(Float8Error::SelfCheck(_)) if !self.used.layer.applied().config().strict => {}
             Some(error) => panic!("{error}"),
             None => {}
         }

@@ -19,7 +19,7 @@ use burn_std::{IntDType, Shape};
 use float8_kernels::{GROUP_ALIGN, Grouping};
 
 use super::call::{GemmCall, GemmData, Use};
-use super::linear::{SavedInput, Seen, Wanted};
+use super::linear::{ForwardStatistics, SavedInput, Wanted};
 use crate::backend::host::ranges;
 use crate::backend::{Float8Backend, GroupEnds, grouped_matmul, in_dtype};
 use crate::profile::operation;
@@ -76,7 +76,7 @@ pub(super) struct Saved<B: Float8Backend> {
     w: Option<Float8Tensor<B>>,
     ends: IntTensor<B>,
     dims: Dims,
-    seen: Seen<B>,
+    statistics: ForwardStatistics<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
@@ -93,7 +93,7 @@ pub(super) fn forward<B: Float8Backend>(
     wanted: Wanted,
 ) -> (FloatTensor<B>, Option<Saved<B>>) {
     let (dims, used) = (Dims::of(x, w), Use::of(x, w, None, false));
-    let (dtype, mut seen) = (used.dtypes.x, Seen::default());
+    let (dtype, mut statistics) = (used.dtypes.x, ForwardStatistics::default());
     let call = dims.call(&used, Gemm::Fprop);
     let layout = Layout::ExpertsAlongN;
     let y = match call.plan() {
@@ -105,22 +105,22 @@ pub(super) fn forward<B: Float8Backend>(
         Some(plan) => {
             let a = fp8_copy(used.request(plan, x, Operand::INPUT));
             let b = fp8_copy(CastRequest { layout, ..used.request(plan, w, Operand::WEIGHT_T) });
-            seen.add(&a);
-            seen.add(&b);
+            statistics.add(&a);
+            statistics.add(&b);
             let (groups, shape) = (groups::<B>(ends.clone(), Grouping::Rows), Shape::from(vec![dims.m, dims.n]));
             call.run(plan, GemmData { copies: [&a, &b], bias: None, groups, shape, dtype })
         }
     };
     if !wanted.any() {
-        seen.count_without_backward(wanted);
+        statistics.count_without_backward(wanted);
         return (y, None);
     }
     if let Ok(plan) = &used.plan {
         if wanted.w {
-            seen.sample(used.request(plan, x, Operand::INPUT));
+            statistics.sample(used.request(plan, x, Operand::INPUT));
         }
         if !wanted.x {
-            seen.sample(CastRequest { layout, ..used.request(plan, w, Operand::WEIGHT_T) });
+            statistics.sample(CastRequest { layout, ..used.request(plan, w, Operand::WEIGHT_T) });
         }
     }
     let saved_input = match dims.call(&used, Gemm::Wgrad).decide() {
@@ -131,13 +131,13 @@ pub(super) fn forward<B: Float8Backend>(
             let padded = padding.apply(x);
             let request = used.request(plan, &padded, Operand::INPUT_T);
             let copy = fp8_copy(request);
-            seen.add(&copy);
-            seen.sample(request);
+            statistics.add(&copy);
+            statistics.sample(request);
             SavedInput::Float8((copy, padding))
         }
     };
     let w = wanted.x.then(|| w.clone());
-    (y, Some(Saved { x: saved_input, w, ends, dims, seen, used }))
+    (y, Some(Saved { x: saved_input, w, ends, dims, statistics, used }))
 }
 
 /// Wanted gradients of x and w. `x` is the tensor itself if forward kept it.
@@ -148,9 +148,9 @@ pub(super) fn backward<B: Float8Backend>(
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 2] {
     clear_shared_input_casts();
-    let Saved { used, x: saved_input, w, ends, dims, seen } = saved;
+    let Saved { used, x: saved_input, w, ends, dims, statistics } = saved;
     let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
-    seen.count(&used.layer, &used.device);
+    statistics.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| dgrad(&used, &w, &dy, ends.clone(), dims));
     let dw = wanted.w.then(|| wgrad(&used, saved_input, x, &dy, ends, dims));
     [dx, dw]

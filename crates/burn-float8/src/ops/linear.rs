@@ -72,7 +72,7 @@ pub(super) struct Saved<B: Float8Backend> {
     x_shape: Shape,
     /// M, K and N.
     dims: [usize; 3],
-    seen: Seen<B>,
+    statistics: ForwardStatistics<B>,
 }
 
 impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
@@ -83,18 +83,18 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
 
 /// Amaxes and samples of a forward. They count once backward reaches its node.
 #[derive(Clone)]
-pub(super) struct Seen<B: Float8Backend> {
+pub(super) struct ForwardStatistics<B: Float8Backend> {
     observations: Vec<Arc<Observation<B>>>,
     samples: Vec<Sample<B>>,
 }
 
-impl<B: Float8Backend> Default for Seen<B> {
+impl<B: Float8Backend> Default for ForwardStatistics<B> {
     fn default() -> Self {
         Self { observations: vec![], samples: vec![] }
     }
 }
 
-impl<B: Float8Backend> Seen<B> {
+impl<B: Float8Backend> ForwardStatistics<B> {
     /// Adds a cast of forward.
     pub(super) fn add(&mut self, copy: &Fp8Copy<B>) {
         self.observations.extend(copy.result.observation.clone());
@@ -136,17 +136,17 @@ pub(super) fn forward<B: Float8Backend>(
     let (m, shape) = (rows(&x_shape), with_last(&x_shape, n));
     let (call, wgrad) = (GemmCall::new(&used, Gemm::Fprop, [m, k, n]), GemmCall::new(&used, Gemm::Wgrad, [m, k, n]));
     let wgrad = if wanted.w { wgrad.decide().ok() } else { None };
-    let mut seen = Seen::default();
+    let mut statistics = ForwardStatistics::default();
     let y = match call.plan() {
         Some(plan) => {
             let a = fp8_copy(CastRequest { both: wgrad.is_some(), ..used.request(plan, x, Operand::INPUT) });
             let b = fp8_copy(CastRequest { both: wanted.x, ..used.request(plan, w, Operand::WEIGHT_T) });
-            seen.add(&a);
-            seen.add(&b);
+            statistics.add(&a);
+            statistics.add(&b);
             call.run(plan, GemmData { copies: [&a, &b], bias, groups: None, shape, dtype })
         }
         None if m == 0 => {
-            call.join(w).iter().for_each(|copy| seen.add(copy));
+            call.join(w).iter().for_each(|copy| statistics.add(copy));
             zeros::<B>(shape, dtype, &used.device)
         }
         None => {
@@ -156,7 +156,7 @@ pub(super) fn forward<B: Float8Backend>(
         }
     };
     if !wanted.any() {
-        seen.count_without_backward(wanted);
+        statistics.count_without_backward(wanted);
         return (y, None);
     }
     let saved_input = match wgrad {
@@ -165,20 +165,20 @@ pub(super) fn forward<B: Float8Backend>(
         Some(plan) => SavedInput::Float8(fp8_copy(used.request(plan, x, Operand::INPUT_T))),
     };
     if let SavedInput::Float8(copy) = &saved_input {
-        seen.add(copy);
+        statistics.add(copy);
     }
     if let Ok(plan) = &used.plan {
         if wanted.w {
-            seen.sample(used.request(plan, x, Operand::INPUT));
-            seen.sample(used.request(plan, x, Operand::INPUT_T));
+            statistics.sample(used.request(plan, x, Operand::INPUT));
+            statistics.sample(used.request(plan, x, Operand::INPUT_T));
         }
         // If dgrad runs, it samples the weight.
         if !wanted.x {
-            seen.sample(used.request(plan, w, Operand::WEIGHT_T));
+            statistics.sample(used.request(plan, w, Operand::WEIGHT_T));
         }
     }
     let w = wanted.x.then(|| w.clone());
-    (y, Some(Saved { x: saved_input, w, x_shape, dims: [m, k, n], seen, used }))
+    (y, Some(Saved { x: saved_input, w, x_shape, dims: [m, k, n], statistics, used }))
 }
 
 /// Wanted gradients of x, w and b. `x` is the tensor itself if forward kept it.
@@ -189,9 +189,9 @@ pub(super) fn backward<B: Float8Backend>(
     wanted: Wanted,
 ) -> [Option<FloatTensor<B>>; 3] {
     clear_shared_input_casts();
-    let Saved { used, x: saved_input, w, x_shape, dims, seen } = saved;
+    let Saved { used, x: saved_input, w, x_shape, dims, statistics } = saved;
     let dy = Float8Tensor::<B>::new(in_dtype::<B>(dy, used.dtypes.x));
-    seen.count(&used.layer, &used.device);
+    statistics.count(&used.layer, &used.device);
     let dx = w.filter(|_| wanted.x).map(|w| dgrad(&GemmCall::new(&used, Gemm::Dgrad, dims), w, &dy, x_shape, wanted.w));
     let dw = wanted.w.then(|| wgrad(&GemmCall::new(&used, Gemm::Wgrad, dims), saved_input, x, &dy));
     let db = wanted.bias.then(|| bias_grad::<B>(dy.into_full(), used.dtypes.bias, &used.device));

@@ -77,33 +77,9 @@ impl<B: Float8Backend, C: CheckpointStrategy> Wrapped for Autodiff<B, C> {
     }
 
     fn fp8_linear(x: Float8Tensor<Self>, w: Float8Tensor<Self>, bias: Option<FloatTensor<Self>>) -> FloatTensor<Self> {
-        let run = |wanted| {
-            let bias = bias.as_ref().map(|bias| bias.primitive.clone());
-            linear::forward(&x.plain(), &w.plain(), bias, wanted)
-        };
-        let wanted = Wanted {
-            x: x.full().is_tracked(),
-            w: is_trained(&w),
-            bias: bias.as_ref().is_some_and(|bias| bias.is_tracked()),
-            evaluates: false,
-        };
-        macro_rules! node {
-            ($op:expr, $parents:expr) => {
-                match $op.prepare::<C>($parents).compute_bound().stateful() {
-                    OpsKind::Tracked(mut prep) => {
-                        let (y, saved) = run(wanted);
-                        let saved = saved.expect("a gradient is wanted");
-                        let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
-                        prep.finish(State { saved, x }, y)
-                    }
-                    OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
-                }
-            };
-        }
-        let (x_node, w_node) = (x.full().node.clone(), w.full().node.clone());
         match &bias {
-            Some(bias) => node!(LinearWithBias, [x_node, w_node, bias.node.clone()]),
-            None => node!(LinearNoBias, [x_node, w_node]),
+            Some(bias) => linear_node::<B, C, 3>(&x, &w, Some(bias)),
+            None => linear_node::<B, C, 2>(&x, &w, None),
         }
     }
 
@@ -171,41 +147,46 @@ struct State<S> {
     x: Option<NodeId>,
 }
 
+/// Node of a linear with the parents x, w, and the bias if there is one.
 #[derive(Debug)]
-struct LinearWithBias;
-#[derive(Debug)]
-struct LinearNoBias;
+struct LinearNode<const N: usize>;
 
-fn linear_backward<B: Float8Backend>(
-    State { saved, x }: State<linear::Saved<B>>,
-    dy: FloatTensor<B>,
-    parents: [Option<NodeId>; 3],
-    grads: &mut Gradients,
-    checkpointer: &mut Checkpointer,
-) {
-    let x = x.map(|id| checkpointer.retrieve_node_output(id));
-    let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
-    let gradients =
-        linear::backward(saved, dy, x, Wanted { x: wants_x, w: wants_w, bias: wants_bias, evaluates: false });
-    register_gradients::<B>(grads, parents, gradients);
-}
-
-impl<B: Float8Backend> Backward<B, 3> for LinearWithBias {
-    type State = State<linear::Saved<B>>;
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        linear_backward(ops.state, dy, ops.parents.map(|node| node.map(|node| node.id)), grads, checkpointer);
+fn linear_node<B: Float8Backend, C: CheckpointStrategy, const N: usize>(
+    x: &Float8Tensor<Autodiff<B, C>>,
+    w: &Float8Tensor<Autodiff<B, C>>,
+    bias: Option<&FloatTensor<Autodiff<B, C>>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let wanted = Wanted {
+        x: x.full().is_tracked(),
+        w: is_trained(w),
+        bias: bias.is_some_and(|bias| bias.is_tracked()),
+        evaluates: false,
+    };
+    let run = |wanted| linear::forward(&x.plain(), &w.plain(), bias.map(|bias| bias.primitive.clone()), wanted);
+    let parents = [x.full(), w.full()];
+    let parent = |i| parents.into_iter().chain(bias).nth(i).expect("a parent").node.clone();
+    match LinearNode::<N>.prepare::<C>(core::array::from_fn(parent)).compute_bound().stateful() {
+        OpsKind::Tracked(mut prep) => {
+            let (y, saved) = run(wanted);
+            let saved = saved.expect("a gradient is wanted");
+            let x = saved.x.is_full().then(|| prep.checkpoint(x.full()));
+            prep.finish(State { saved, x }, y)
+        }
+        OpsKind::UnTracked(prep) => prep.finish(run(Wanted::default()).0),
     }
 }
 
-impl<B: Float8Backend> Backward<B, 2> for LinearNoBias {
+impl<B: Float8Backend, const N: usize> Backward<B, N> for LinearNode<N> {
     type State = State<linear::Saved<B>>;
 
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let [x, w] = ops.parents.map(|node| node.map(|node| node.id));
-        linear_backward(ops.state, dy, [x, w, None], grads, checkpointer);
+        let State { saved, x } = ops.state;
+        let x = x.map(|id| checkpointer.retrieve_node_output(id));
+        let parents = [0, 1, 2].map(|i| ops.parents.get(i).and_then(Option::as_ref).map(|node| node.id));
+        let [wants_x, wants_w, wants_bias] = parents.map(|parent| parent.is_some());
+        let wanted = Wanted { x: wants_x, w: wants_w, bias: wants_bias, evaluates: false };
+        register_gradients::<B>(grads, parents, linear::backward(saved, dy, x, wanted));
     }
 }
 

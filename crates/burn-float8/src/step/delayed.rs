@@ -45,7 +45,7 @@ impl<B: Float8Backend> Observation<B> {
     }
 }
 
-/// Histories of all casts of a conversion on one device.
+/// Histories of all casts of an applied configuration on one device.
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
     without_backward: WithoutBackward<B>,

@@ -1,4 +1,5 @@
-//! Optimizer step, amax histories and statistics of a device, for the layers of one conversion.
+//! Optimizer step, amax histories and statistics of a device, for the layers of one applied
+//! configuration.
 //!
 //! A step begins when a linear reads a weight built since the last step began, if backward has
 //! passed a layer since then. Optimizers build new tensors after a backward pass, and all linears
@@ -27,12 +28,12 @@ use crate::layer::{Layer, Tag, now};
 use crate::terms::Role;
 pub use amax_state::AmaxState;
 pub(crate) use delayed::{Histories, Observation};
-pub use peers::StepPeers;
+pub use peers::AmaxReduce;
 pub(crate) use peers::{Peers, TrackedCast};
 pub(crate) use samples::{Sample, Samples};
 pub(crate) use without_backward::Observed;
 
-/// State shared by the layers of one conversion on one device.
+/// State shared by the layers of one applied configuration on one device.
 pub(crate) struct DeviceState<B: Float8Backend> {
     /// Newest stamp when the last step began.
     begun_at: AtomicU64,
@@ -65,9 +66,9 @@ impl<B: Float8Backend> Default for DeviceState<B> {
 }
 
 impl<B: Float8Backend> DeviceState<B> {
-    /// State of a layer's conversion on a device.
+    /// State of a layer's applied configuration on a device.
     pub(crate) fn of(layer: &Layer, device: &Device<B>) -> Arc<Self> {
-        layer.conversion().state(device.id())
+        layer.applied().state(device.id())
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Step<B>> {
@@ -133,9 +134,9 @@ impl<B: Float8Backend> DeviceState<B> {
 
 /// Records that fprop reads a weight. The first weight built by an optimizer step begins a step.
 pub(crate) fn on_weight_read<B: Float8Backend>(tag: &Tag, device: &Device<B>) {
-    let conversion = tag.layer.conversion();
-    let state = conversion.state::<DeviceState<B>>(device.id());
-    if state.ends_before(tag.stamp) && !conversion.has_manual_steps() {
+    let applied = tag.layer.applied();
+    let state = applied.state::<DeviceState<B>>(device.id());
+    if state.ends_before(tag.stamp) && !applied.has_manual_steps() {
         let mut step = state.lock();
         // Another thread may have begun the step.
         if state.ends_before(tag.stamp) {

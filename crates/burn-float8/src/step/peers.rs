@@ -1,4 +1,4 @@
-//! [`StepPeers`]: decisions that all processes of a model's training make together when a step
+//! [`AmaxReduce`]: decisions that all processes of a model's training make together when a step
 //! ends. Otherwise each process would scale by the amaxes of only its part of the batch. A process
 //! that moved a layer out of FP8 without the others would wait for values while they exchange
 //! codes.
@@ -12,7 +12,7 @@ use crate::layer::{CastPlan, Fallback, Layer, LinearPlan};
 use crate::terms::{Operand, Role};
 
 /// Processes that train one model together. All call the same methods in the same order.
-pub trait StepPeers<B: Float8Backend>: Send + Sync {
+pub trait AmaxReduce<B: Float8Backend>: Send + Sync {
     /// Element-wise maximum of all processes' amaxes `[n]`; NaN wins.
     fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B>;
 
@@ -35,7 +35,7 @@ pub(crate) struct TrackedCast {
 
 /// Peers of a device's steps.
 pub(crate) struct Peers<B: Float8Backend> {
-    pub(super) others: Arc<dyn StepPeers<B>>,
+    pub(super) others: Arc<dyn AmaxReduce<B>>,
     pub(super) device: Device<B>,
     /// Casts in the order of the model, the same in every process. A process may have cast nothing
     /// in a step.
@@ -43,7 +43,7 @@ pub(crate) struct Peers<B: Float8Backend> {
 }
 
 impl<B: Float8Backend> Peers<B> {
-    pub(crate) fn new(others: Arc<dyn StepPeers<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
+    pub(crate) fn new(others: Arc<dyn AmaxReduce<B>>, device: Device<B>, layers: &[Arc<Layer>]) -> Self {
         Self { others, device, casts: layers.iter().flat_map(|layer| TrackedCast::all_of(layer)).collect() }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) struct Samples<B: Float8Backend> {
 /// One sampled operand of a layer.
 #[derive(Clone)]
 pub(crate) struct Sample<B: Float8Backend> {
-    /// Weak, since the layer owns its conversion, which owns this sample.
+    /// Weak, since the layer owns its applied configuration, which owns this sample.
     pub(crate) layer: Weak<Layer>,
     pub(crate) operand: Operand,
     pub(crate) step: u64,
@@ -51,7 +51,7 @@ impl<B: Float8Backend> Samples<B> {
         let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
             let Some(layer) = layer.upgrade() else { continue };
-            let Some(limits) = layer.conversion().config().fallback else { continue };
+            let Some(limits) = layer.applied().config().fallback else { continue };
             let is_decided = decisions.iter().any(|(known, _)| Arc::ptr_eq(known, &layer));
             if let Some(fallback) = check(&layer, role, step, &health, limits).filter(|_| !is_decided) {
                 decisions.push((layer, fallback));

@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::backend::Float8Backend;
 use crate::backend::host::read_f32;
 use crate::config::DelayedScaling;
-use crate::layer::{ConversionNumber, Layer, ReadAmax};
+use crate::layer::{AppliedNumber, Layer, ReadAmax};
 use crate::step::Observation;
 use crate::terms::Operand;
 
@@ -50,12 +50,12 @@ impl CastKey {
     }
 }
 
-/// History that scales a cast. Layers of one conversion that read the same tensor share the first
-/// layer's history.
+/// History that scales a cast. Layers of one applied configuration that read the same tensor share
+/// the first layer's history.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct HistoryKey {
     pub(super) scaling: DelayedScaling,
-    pub(super) conversion: ConversionNumber,
+    pub(super) applied: AppliedNumber,
 }
 
 /// Amaxes of a cast.

@@ -35,7 +35,17 @@ impl<B: Float8Backend> Clone for CastRequest<'_, B> {
 
 impl<B: Float8Backend> Copy for CastRequest<'_, B> {}
 
-impl<B: Float8Backend> CastRequest<'_, B> {
+impl<'a, B: Float8Backend> CastRequest<'a, B> {
+    /// A cast of a matrix for one GEMM of a training step.
+    pub(crate) const fn new(
+        tensor: &'a Float8Tensor<B>,
+        operand: Operand,
+        layer: &'a Arc<Layer>,
+        plan: &'a LinearPlan,
+    ) -> Self {
+        Self { tensor, layout: Layout::Matrix, operand, layer, plan, both: false, evaluates: false }
+    }
+
     /// The matrix to cast.
     pub(super) fn matrix(&self) -> FloatTensor<B> {
         match self.layout {
@@ -55,8 +65,8 @@ impl<B: Float8Backend> CastRequest<'_, B> {
 
     pub(super) fn key(&self) -> CopyKey {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
-        let conversion = self.layer.conversion().number();
-        let delayed = delayed.map(|scaling| HistoryKey { scaling, conversion });
+        let applied = self.layer.applied().number();
+        let delayed = delayed.map(|scaling| HistoryKey { scaling, applied });
         CopyKey { cast: CastKey { cast, delayed }, layout: self.layout, operand: self.operand }
     }
 

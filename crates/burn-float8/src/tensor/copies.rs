@@ -72,10 +72,9 @@ fn copy_of_codes<B: Float8Backend>(
         ContractionAxis::Last if is_cast && codes.serves_both(cast) => copy(B::fp8_transpose(&codes.operand), result()),
         axis => {
             layer.count_cast(operand.role);
-            let Quantized { rows, cols, amax } =
-                B::fp8_quantize(request.matrix(), cast, axis.orientation(), ScaleFrom::Dynamic);
-            let made = rows.or(cols).expect("the orientation that is asked for");
-            copy(made, Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
+            let made = B::fp8_quantize(request.matrix(), cast, axis.orientation(), ScaleFrom::Dynamic);
+            let amax = made.amax.clone();
+            copy(made.only(), Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
         }
     };
     tensor.cache().lock().copies.push((key, Held::Weak(Arc::downgrade(&copy))));
@@ -136,8 +135,7 @@ pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B:
     };
     drop(entries);
     let orientation = request.operand.axis.orientation();
-    let Quantized { rows, cols, .. } = B::fp8_quantize(request.matrix(), key.cast.cast, orientation, scale);
-    rows.or(cols)
+    Some(B::fp8_quantize(request.matrix(), key.cast.cast, orientation, scale).only())
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -149,7 +147,8 @@ mod tests {
     use burn_backend::{FloatDType, TensorMetadata};
     use burn_std::Shape;
 
-    use super::super::{Float8Tensor, Layout};
+    use super::super::Float8Tensor;
+    use super::super::Layout;
     use super::*;
     use crate::config::{Float8LinearConfig, Policy};
     use crate::layer::{Layer, LinearPlan};
@@ -162,15 +161,7 @@ mod tests {
         let config = Float8LinearConfig::default();
         let layer = Arc::new(Layer::new("layer", Policy::Float8(config.clone()), Arc::default()));
         let plan = LinearPlan::new(&config);
-        let request = CastRequest {
-            tensor: &t,
-            layout: Layout::Matrix,
-            operand: Operand::INPUT,
-            layer: &layer,
-            plan: &plan,
-            both: false,
-            evaluates: false,
-        };
+        let request = CastRequest::new(&t, Operand::INPUT, &layer, &plan);
         // The tensor has no third axis.
         let cast = || fp8_copy(CastRequest { layout: Layout::ExpertsAlongN, ..request });
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! [`WeightSource`]: gathers a sharded weight from all processes.
+//! [`ShardedWeight`]: gathers a sharded weight from all processes.
 //!
 //! If a layer has a source, its linears take GEMM operands and high-precision values from it. The
 //! source also reduces the gradient to the rows of this process.
@@ -12,17 +12,17 @@ use burn_std::Shape;
 use float8_kernels::{Cast, Granularity};
 use serde::{Deserialize, Serialize};
 
-use super::cache::{CastResult, Fp8Copy, Held, Layout, WeightCache};
+use super::cache::{CastResult, Fp8Copy, Held, WeightCache};
 use super::cast::CastRequest;
 use super::wrapped::{Float8Tensor, Wrapped};
-use crate::backend::{Float8Backend, Quantized, ScaleFrom, in_dtype};
+use crate::backend::{Float8Backend, ScaleFrom, in_dtype};
 use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
 /// Source of a sharded weight `[K, N]`. This process holds some of its rows, including zero padding
 /// below them.
-pub trait WeightSource<B: Float8Backend>: Send + Sync + 'static {
+pub trait ShardedWeight<B: Float8Backend>: Send + Sync + 'static {
     /// K and N of the whole weight.
     fn shape(&self) -> [usize; 2];
 
@@ -91,7 +91,7 @@ impl core::fmt::Display for ShardingReport {
 pub struct CastAmax<B: Float8Backend>(Arc<CastResult<B>>);
 
 /// Source of a layer's weight, if it has one.
-pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn WeightSource<B>>> {
+pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ShardedWeight<B>>> {
     layer.source().map(|source| source.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
@@ -168,10 +168,10 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
             scale.from = ScaleFrom::Amax { amax: amax(), observe: false };
         }
         let orientation = operand.axis.orientation();
-        let Quantized { rows, cols, amax } = B::fp8_quantize(rows, key.cast, orientation, scale.from.clone());
+        let made = B::fp8_quantize(rows, key.cast, orientation, scale.from.clone());
         drop(timer);
-        let result = tensor.cache().lock().keep(key, scale.result(amax));
-        (rows.or(cols).expect("the orientation that was asked for"), CastAmax(result))
+        let result = tensor.cache().lock().keep(key, scale.result(made.amax.clone()));
+        (made.only(), CastAmax(result))
     }
 }
 
@@ -199,17 +199,7 @@ impl<B: Float8Backend> SourcedWeight<B> {
     pub fn casts(&self) -> impl Iterator<Item = WeightCast<'_, B>> {
         let Self { weight, layer, plan } = self;
         let operands = [Operand::WEIGHT_T, Operand::WEIGHT].into_iter().filter(|operand| plan.cast(*operand).is_some());
-        operands.map(|operand| {
-            WeightCast::new(CastRequest {
-                tensor: weight,
-                layout: Layout::Matrix,
-                operand,
-                layer,
-                plan,
-                both: false,
-                evaluates: false,
-            })
-        })
+        operands.map(|operand| WeightCast::new(CastRequest::new(weight, operand, layer, plan)))
     }
 
     /// Data of its source.
@@ -217,15 +207,15 @@ impl<B: Float8Backend> SourcedWeight<B> {
         parking_lot::MutexGuard::map(self.weight.cache().sourced(), |sourced| &mut sourced.cache)
     }
 
-    /// Data of this type, shared by the layers of its conversion on its device.
+    /// Data of this type, shared by the layers of its applied configuration on its device.
     pub fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         shared(&self.layer, &B::float_device(self.weight.full()))
     }
 }
 
-/// Data of this type, shared by the layers of a conversion on a device.
+/// Data of this type, shared by the layers of an applied configuration on a device.
 pub fn shared<T: Any + Default + Send + Sync>(layer: &Layer, device: &impl DeviceOps) -> Arc<T> {
-    layer.conversion().state(device.id())
+    layer.applied().state(device.id())
 }
 
 impl<W: Wrapped> Float8Tensor<W> {
@@ -276,7 +266,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
 
 impl<'a, B: Float8Backend> CastRequest<'a, B> {
     /// Source of a weight, if it has one.
-    pub(super) fn source(&self) -> Option<&'a Arc<dyn WeightSource<B>>> {
+    pub(super) fn source(&self) -> Option<&'a Arc<dyn ShardedWeight<B>>> {
         if self.operand.role == Role::Weight { source_of(self.layer) } else { None }
     }
 }
@@ -284,7 +274,7 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
 /// Copy of a weight from its source.
 pub(super) fn sourced_copy<B: Float8Backend>(
     request: CastRequest<'_, B>,
-    source: &Arc<dyn WeightSource<B>>,
+    source: &Arc<dyn ShardedWeight<B>>,
 ) -> Arc<Fp8Copy<B>> {
     let (cast, key, cache) = (WeightCast { request }, request.key(), request.tensor.cache());
     // Held until the copy is stored, so that each copy is made once.

@@ -5,7 +5,7 @@
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::{DeviceOperand, Float8Backend};
-use burn_float8::seam::resolved;
+use burn_float8::shard_hooks::resolved;
 use burn_fusion::stream::OperationStreams;
 use burn_fusion::{Client, Fusion, FusionBackend, FusionTensor, NoOp, get_client};
 use burn_ir::{InitOperationIr, OperationIr};

@@ -12,7 +12,7 @@ use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::{numeric, permute};
 use burn_cubecl::tensor::CubeTensor;
 use burn_float8::backend::DeviceOperand;
-use burn_float8::seam::scales;
+use burn_float8::shard_hooks::scales;
 use burn_std::Shape;
 use float8_kernels::{Granularity, row_words};
 

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Shape, Tensor, TensorData, TensorPrimitive};
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 
 use super::names;
 

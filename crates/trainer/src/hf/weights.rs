@@ -10,7 +10,7 @@ use burn::tensor::ops::FloatTensor;
 use burn::tensor::{DType, Shape, TensorData};
 use burn_float8::backend::HostCodes;
 use burn_float8::config::LinearInfo;
-use burn_float8::seam::{Change, map_params};
+use burn_float8::shard_hooks::{Change, map_params};
 use burn_float8::weights::{linear_infos, load_codes};
 use burn_float8::{Float8Config, Float8Stack};
 

@@ -10,7 +10,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn_float8::config::{Granularity, Operand, Policy, ScalingType};
 use burn_float8::lora::{LoraAdapter, LoraConfig};
 use burn_float8::report::{AmaxState, LayerState};
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::{fp8_only, read_codes};
 use burn_float8::{Float8Error, Float8Stack, Float8State, Recipe, set_default_config};
 use device_select::SelectedDevice;

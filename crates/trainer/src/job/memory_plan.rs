@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use anyhow::Result;
 use burn::tensor::DType;
 use burn::tensor::backend::Backend;
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::linear_infos;
 use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
 

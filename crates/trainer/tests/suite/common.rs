@@ -13,7 +13,7 @@ use burn::module::Module;
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_float8::Float8;
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use device_select::SelectedDevice;
 use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
 use safetensors::tensor::TensorView;

@@ -334,7 +334,7 @@ fn groups_name_their_linears() {
         assert!(files.weights() == expected, "{target}");
     }
     let out = files.eval(&[]);
-    let is_kept = out.contains("FP8 codes alone: 14 of") && !out.contains("cast anew");
+    let is_kept = out.contains("FP8-only weights: 14 of") && !out.contains("cast anew");
     assert!(out.contains("precision: fp8") && is_kept, "{out}");
     let out = files.eval(&["--set", "float8.recipe=rowwise"]);
     let note = "has FP8 weights in several formats, 13 of which, the first layers.0.self_attn.q_proj, are decoded and cast anew by rowwise\n";

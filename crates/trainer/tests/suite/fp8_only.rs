@@ -119,9 +119,9 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
         (loss.split_whitespace().next().unwrap().to_string(), printed)
     };
     let (own, printed) = eval(&[]);
-    assert!(printed.contains("FP8 codes alone: 14 of 15 linears"), "{printed}");
+    assert!(printed.contains("FP8-only weights: 14 of 15 linears"), "{printed}");
     let (with_values, printed) = eval(&["--precision", "fp8"]);
-    assert!(!printed.contains("codes alone"), "{printed}");
+    assert!(!printed.contains("FP8-only"), "{printed}");
     assert_eq!(own, with_values);
     let (f32, _) = eval(&["--precision", "f32"]);
     assert_ne!(own, f32);

@@ -2,7 +2,7 @@
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Tensor, TensorData, TensorMetadata, bf16};
-use burn_float8::seam::visit_params;
+use burn_float8::shard_hooks::visit_params;
 use models::{Decoder, RunConfig};
 use safetensors::{Dtype, SafeTensors};
 use trainer::CausalLmExt;

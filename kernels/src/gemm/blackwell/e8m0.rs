@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use crate::granularity::{BLOCK, TILE_WORDS};
 use crate::grid::{UNITS, fold};
-use crate::scale::scale_index;
+use crate::scale::scale_word;
 use crate::version::Version;
 use crate::{Granularity, Operand};
 
@@ -74,7 +74,7 @@ fn scales_to_e8m0(
 fn e8m0_word(inv_scales: &Array<u32>, word: u32, rows: u32, blocks: u32, #[comptime] granularity: Granularity) -> u32 {
     let (tile, place) = (word / comptime!(TILE_WORDS as u32), word % comptime!(TILE_WORDS as u32));
     let row = tile / blocks * comptime!(BLOCK as u32) + place % 4 * 32 + place / 4;
-    let scale = inv_scales[scale_index(min(row, rows - 1), tile % blocks, blocks, granularity) as usize];
+    let scale = scale_word(inv_scales, min(row, rows - 1), tile % blocks, blocks, granularity);
     // The exponent bits of a NaN are 255, the E8M0 NaN.
     let byte = (scale >> 23u32) & 0xffu32;
     select(row < rows, byte * 0x0101_0101u32, 0u32)

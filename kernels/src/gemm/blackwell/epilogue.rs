@@ -7,6 +7,7 @@ use cubecl::prelude::*;
 
 use super::{CHUNK, Config, WARP_ROWS};
 use crate::Granularity;
+use crate::element_type::ElementType;
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, swizzled};
@@ -16,7 +17,6 @@ use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::{pack_half, unpack_half};
-use crate::source::Source;
 
 /// First of this warp's 32 rows in a tile. Also the first lane of tensor memory that it may read.
 #[cube]
@@ -197,10 +197,10 @@ fn add_vectors<O: Float>(
     }
     #[unroll]
     for i in 0..32usize {
-        if comptime!(config.store.dtype == Source::F32) {
+        if comptime!(config.store.dtype == ElementType::F32) {
             values[i] += f32::reinterpret(old[i]);
         } else {
-            let bf16 = comptime!(config.store.dtype == Source::Bf16);
+            let bf16 = comptime!(config.store.dtype == ElementType::Bf16);
             values[comptime!(2 * i)] += unpack_half(old[i], false, bf16);
             values[comptime!(2 * i + 1)] += unpack_half(old[i], true, bf16);
         }
@@ -245,7 +245,7 @@ fn stage_chunk(values: &Array<f32>, storer: &Storer, #[comptime] config: Config)
 
 /// Writes this thread's row of a chunk.
 #[cube]
-fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
+fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: ElementType) {
     let row = UNIT_POS % 32;
     #[unroll]
     for piece in 0..8u32 {
@@ -254,10 +254,10 @@ fn stage(values: &Array<f32>, to: u32, #[comptime] dtype: Source) {
         #[unroll]
         for i in 0..4u32 {
             let word = comptime!(4 * piece + i) as usize;
-            words[i as usize] = if comptime!(dtype == Source::F32) {
+            words[i as usize] = if comptime!(dtype == ElementType::F32) {
                 u32::reinterpret(values[word])
             } else {
-                pack_half(values[2 * word], values[2 * word + 1], comptime!(dtype == Source::Bf16))
+                pack_half(values[2 * word], values[2 * word + 1], comptime!(dtype == ElementType::Bf16))
             };
         }
         store_shared_quad(address, &words);

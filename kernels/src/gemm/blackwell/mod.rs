@@ -269,8 +269,8 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::element_type::ElementType;
     use crate::gemm::tma::plan::{Machine, Tile};
-    use crate::source::Source;
 
     /// Sums and scales of every tile fit in the 512 columns of tensor memory. Stages, chunks and
     /// barriers fit in a block's shared memory, at the alignment that TMA and the tensor cores
@@ -284,7 +284,7 @@ mod tests {
         };
         for (scaling, cols, ctas) in scalings.into_iter().flat_map(tiles).flat_map(clusters) {
             let groupings = [None, Some(Grouping::Rows), Some(Grouping::Contraction)];
-            let dtypes = [Source::F32, Source::F16, Source::Bf16];
+            let dtypes = [ElementType::F32, ElementType::F16, ElementType::Bf16];
             for (dtype, grouping) in dtypes.into_iter().flat_map(|dtype| groupings.map(|grouping| (dtype, grouping))) {
                 let config = Config {
                     cols,

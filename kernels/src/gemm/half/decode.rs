@@ -4,9 +4,9 @@
 use cubecl::prelude::*;
 
 use crate::Format;
+use crate::element_type::ElementType;
 use crate::gemm::problem::Problem;
 use crate::mx::e8m0_inverse_bits;
-use crate::source::Source;
 
 /// Sixteen codes.
 pub(super) type Chunk = Vector<u32, Const<4>>;
@@ -32,7 +32,7 @@ pub(super) fn decode_halves<E: Float>(
     word: u32,
     scales: u32,
     #[comptime] format: Format,
-    #[comptime] element: Source,
+    #[comptime] element: ElementType,
     #[comptime] scaled: bool,
 ) -> Halves<E> {
     let mut pair = Vector::<u32, Const<2>>::empty();
@@ -40,7 +40,7 @@ pub(super) fn decode_halves<E: Float>(
     for i in 0..2u32 {
         let codes = word >> comptime!(16 * i);
         let codes = (codes & 0xffu32) | ((codes & 0xff00u32) << 8u32);
-        pair[i as usize] = if comptime!(element == Source::F16) {
+        pair[i as usize] = if comptime!(element == ElementType::F16) {
             f16_pair::<E>(codes, format)
         } else {
             let values = bf16_pair::<E>(codes, format);

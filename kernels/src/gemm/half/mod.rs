@@ -21,8 +21,8 @@ use cubecl::prelude::*;
 
 use super::problem::ProblemLaunch;
 use super::{Gemm, GemmShape};
+use crate::element_type::ElementType;
 use crate::grid::fold;
-use crate::source::Source;
 use crate::version::Version;
 use crate::{Format, Granularity};
 
@@ -73,8 +73,8 @@ impl Tile {
 }
 
 /// Element type after decoding: f16, or bf16 for E8M0 scales, which have eight exponent bits.
-pub(super) const fn element(granularities: [Granularity; 2]) -> Source {
-    if Granularity::any_mx(granularities) { Source::Bf16 } else { Source::F16 }
+pub(super) const fn element(granularities: [Granularity; 2]) -> ElementType {
+    if Granularity::any_mx(granularities) { ElementType::Bf16 } else { ElementType::F16 }
 }
 
 /// Matrix units of a device.
@@ -91,7 +91,7 @@ pub(super) struct Unit {
 impl Unit {
     /// Matrix units of this client's device for products of `element` with f32 sums. `None` if
     /// there are none that the kernel can use, or the device has no arithmetic for `element`.
-    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Source) -> Option<Self> {
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: ElementType) -> Option<Self> {
         let properties = client.properties();
         let hardware = &properties.hardware;
         if !properties.features.type_usage(element.storage()).contains(TypeUsage::Arithmetic) {
@@ -100,7 +100,7 @@ impl Unit {
         let shape = [16, 8].map(|side| MmaConfig {
             a_type: element.storage(),
             b_type: element.storage(),
-            cd_type: Source::F32.storage(),
+            cd_type: ElementType::F32.storage(),
             m: side,
             n: side,
             k: side,
@@ -127,7 +127,7 @@ pub(super) struct Units {
 
 impl Units {
     /// `None` if the device has no units for this element, or no tile fits.
-    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: Source) -> Option<Self> {
+    pub(super) fn of<R: Runtime>(client: &ComputeClient<R>, element: ElementType) -> Option<Self> {
         let (unit, hardware) = (Unit::of(client, element)?, &client.properties().hardware);
         let fits = |tile: &Tile| {
             tile.plane_count() * unit.plane <= hardware.max_units_per_cube
@@ -158,7 +158,7 @@ struct Config {
     unit: Unit,
     formats: [Format; 2],
     /// Element type after decoding.
-    element: Source,
+    element: ElementType,
     /// Whether scales change along the contraction.
     by_block: bool,
     accumulate: bool,

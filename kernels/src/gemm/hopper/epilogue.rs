@@ -6,6 +6,7 @@ use cubecl::prelude::*;
 use super::plan::{MMA_ROWS, group_cols};
 use super::rank::{consumer, group_origin};
 use super::{CHUNK, Config, GROUP};
+use crate::element_type::ElementType;
 use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, swizzled};
@@ -13,7 +14,6 @@ use crate::ptx::barrier::{fence_proxy_async, named_barrier};
 use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::pack_half;
-use crate::source::Source;
 
 /// Scales a warpgroup's sums in place, adds the bias and, when accumulating, the output, and stores
 /// them.
@@ -125,10 +125,10 @@ fn free_chunk(base: u32, #[comptime] chunk: u32, #[comptime] config: Config) -> 
 /// all threads of the warpgroup.
 #[cube]
 fn stage(sums: &Array<f32>, at: u32, #[comptime] first: u32, #[comptime] config: Config) {
-    if comptime!(config.store.dtype == Source::F32) {
+    if comptime!(config.store.dtype == ElementType::F32) {
         stage_f32(sums, at, first);
     } else {
-        stage_half(sums, at, first, comptime!(config.store.dtype == Source::Bf16));
+        stage_half(sums, at, first, comptime!(config.store.dtype == ElementType::Bf16));
     }
     fence_proxy_async();
     named_barrier(1 + consumer(), GROUP);

@@ -44,6 +44,7 @@ use super::tma::ring::Layout;
 use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
+use crate::ptx::cvt::Isa;
 use crate::ptx::wgmma::Element;
 use crate::version::Version;
 use crate::{Granularity, Operand};
@@ -146,12 +147,15 @@ impl Config {
     }
 }
 
-/// Matrix of an operand that TMA reads: its codes, or bf16 values that a launch writes.
-fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element) -> Matrix {
+/// Matrix of an operand that TMA reads: its codes, or bf16 values that a launch with these
+/// instructions writes.
+fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Element, isa: Isa) -> Matrix {
     let codes = Matrix::codes(operand);
     match element {
         Element::Fp8(_) => codes,
-        Element::Bf16 => Matrix { handle: to_bf16(client, operand), pitch: codes.pitch * element.bytes(), ..codes },
+        Element::Bf16 => {
+            Matrix { handle: to_bf16(client, operand, isa), pitch: codes.pitch * element.bytes(), ..codes }
+        }
     }
 }
 
@@ -180,7 +184,7 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
     };
     let max_shared = client.properties().hardware.max_shared_memory_size;
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
-    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element));
+    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element, gemm.isa));
     let (_, n, _) = gemm.matrices();
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales, bias and output. TMA stays
     // inside its maps. Other loads and stores are guarded by `m` and `n`.

@@ -8,7 +8,7 @@ use crate::Granularity;
 use crate::gemm::problem::Problem;
 use crate::mx::e8m0_inverse_bits_of;
 use crate::ptx::mma::{MmaKind, ScaleSource};
-use crate::scale::scale_index;
+use crate::scale::scale_word;
 
 /// Offsets of a thread's rows of an operand, relative to its first row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,14 +81,14 @@ impl Config {
         product: [u32; 2],
         byte: u32,
     ) -> Option<[ScaleSource; 2]> {
-        let source = |side: usize| {
+        let element_type = |side: usize| {
             let per_word = [2, 4][side];
             match granularities[side].is_mx() {
                 true => ScaleSource::Word { word: product[side] / per_word, byte, lanes: product[side] % per_word },
                 false => ScaleSource::Ones,
             }
         };
-        (self.kind == MmaKind::BlockScaled).then(|| [source(0), source(1)])
+        (self.kind == MmaKind::BlockScaled).then(|| [element_type(0), element_type(1)])
     }
 }
 
@@ -211,7 +211,7 @@ fn load_scales(
         if comptime!(i == 0 || lines.differ) {
             // Past the last row the scale is arbitrary, so the last row's is loaded.
             let row = min(first + comptime!(lines.of.offset(i)), rows - 1);
-            to[i as usize] = inv_scales[scale_index(row, block, problem.blocks, comptime!(lines.granularity)) as usize];
+            to[i as usize] = scale_word(inv_scales, row, block, problem.blocks, comptime!(lines.granularity));
         } else {
             to[i as usize] = to[0];
         }

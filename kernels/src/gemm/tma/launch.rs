@@ -8,9 +8,9 @@ use super::maps::{Target, sms};
 use super::plan::{Machine, Plan, fixed_plan};
 use super::split_k::combine;
 use super::store::Store;
+use crate::element_type::ElementType;
 use crate::gemm::Gemm;
 use crate::gemm::problem::ProblemLaunch;
-use crate::source::Source;
 
 /// A pass over all tiles of a GEMM.
 pub(in crate::gemm) struct Pass<'a> {
@@ -62,7 +62,7 @@ impl Pass<'_> {
             tma: self.target.tma_store,
             partial: self.is_partial(),
             accumulate: self.gemm.accumulate && !self.is_partial(),
-            dtype: Source::of(self.target.dtype).expect("checked by scaled_gemm"),
+            dtype: ElementType::of(self.target.dtype).expect("checked by scaled_gemm"),
         }
     }
 

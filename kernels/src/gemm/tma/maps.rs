@@ -9,8 +9,8 @@ use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use crate::element_type::ElementType;
 use crate::gemm::Gemm;
-use crate::source::Source;
 use crate::{Operand, row_words};
 
 /// Bytes of a box's row, the span of its swizzle. For codes this is 128 of the contraction, the
@@ -113,7 +113,7 @@ impl Target {
         rows: usize,
     ) -> Self {
         let (rows, pitch) = (splits * rows, gemm.b.rows.next_multiple_of(4));
-        let (handle, dtype) = (client.empty(rows * pitch * 4), Source::F32.storage());
+        let (handle, dtype) = (client.empty(rows * pitch * 4), ElementType::F32.storage());
         Self { handle, matrices: 1, rows, pitch, dtype, tma_store: true }
     }
 

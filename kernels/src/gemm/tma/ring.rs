@@ -20,7 +20,7 @@ pub(in crate::gemm) struct Layout {
 }
 
 /// Maximum stages of the pipeline. More would only lengthen its start.
-const MAX_STAGES: usize = 8;
+pub(in crate::gemm) const MAX_STAGES: usize = 8;
 
 impl Layout {
     pub(in crate::gemm) const fn tiles_b_at(&self) -> usize {

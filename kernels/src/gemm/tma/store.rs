@@ -5,13 +5,13 @@
 
 use cubecl::prelude::*;
 
+use crate::element_type::ElementType;
 use crate::gemm::grouped::Grouping;
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::Work;
 use crate::gemm::tma::item::Item;
 use crate::ptx::memory::store_from_shared;
 use crate::ptx::tma::{tma_store, tma_store_none, tma_store_wait_read};
-use crate::source::Source;
 
 /// Store mode of a tile's sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,7 +24,7 @@ pub(in crate::gemm) struct Store {
     /// Adds the output's old values.
     pub(in crate::gemm) accumulate: bool,
     /// Dtype of the output.
-    pub(in crate::gemm) dtype: Source,
+    pub(in crate::gemm) dtype: ElementType,
 }
 
 impl Store {

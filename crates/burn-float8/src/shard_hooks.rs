@@ -10,31 +10,30 @@ use crate::backend::Float8Backend;
 #[cfg(feature = "cubecl")]
 pub use crate::backend::{fusion::resolved, operand::scales};
 pub use crate::backend::{host::read_f32, in_dtype};
-use crate::config::{Float8Config, Granularity, LinearInfo, Policy};
-use crate::error::Float8Error;
+use crate::config::{Float8Config, Granularity, Policy};
 use crate::layer::{Layer, Tag};
 pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map_param, map_params, visit_params};
 use crate::ops::functions::find;
 pub use crate::profile::operation;
 use crate::stack::Float8Stack;
-use crate::step::{DeviceState, Peers, StepPeers};
-use crate::tensor::{Float8Tensor, SourcedWeight, WeightSource, source_of};
+use crate::step::{AmaxReduce, DeviceState, Peers};
+use crate::tensor::{Float8Tensor, ShardedWeight, SourcedWeight, source_of};
 use crate::terms::{Operand, Reason};
 
 /// A new layer like `layer` with its configured policy, and with its weight from `source`.
-pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn WeightSource<B>>) -> Arc<Layer> {
+pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardedWeight<B>>) -> Arc<Layer> {
     let policy = Policy::clone(&layer.configured());
-    Arc::new(Layer::new(layer.name(), policy, layer.conversion().clone()).with_source(source))
+    Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_source(source))
 }
 
 /// A layer in high precision, with the conversion of `like`.
 pub fn in_high_precision(name: String, like: Option<&Layer>) -> Arc<Layer> {
-    let conversion = like.map(|layer| layer.conversion().clone()).unwrap_or_default();
-    Arc::new(Layer::new(name, Policy::HighPrecision(Reason::Off), conversion))
+    let applied = like.map(|layer| layer.applied().clone()).unwrap_or_default();
+    Arc::new(Layer::new(name, Policy::HighPrecision(Reason::Off), applied))
 }
 
 /// Source of a layer's weight, if it has one.
-pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn WeightSource<B>>> {
+pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ShardedWeight<B>>> {
     source_of(layer).cloned()
 }
 
@@ -45,7 +44,7 @@ pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: FloatTensor<B>) ->
 
 /// Configuration applied to a layer.
 pub fn config(layer: &Layer) -> &Float8Config {
-    layer.conversion().config()
+    layer.applied().config()
 }
 
 /// Configured policy of a layer, before any fallback.
@@ -59,17 +58,8 @@ pub fn has_matmul(layer: &Layer) -> bool {
 }
 
 /// Whether both layers belong to the same application of a configuration.
-pub fn is_one_conversion(one: &Layer, other: &Layer) -> bool {
-    Arc::ptr_eq(one.conversion(), other.conversion())
-}
-
-/// Policies of a model's linears.
-///
-/// # Errors
-///
-/// As [`Float8Config::apply`].
-pub fn policies(config: &Float8Config, linears: &[LinearInfo]) -> Result<Vec<Policy>, Float8Error> {
-    config.policies(linears, &mut |_| true)
+pub fn are_applied_together(one: &Layer, other: &Layer) -> bool {
+    Arc::ptr_eq(one.applied(), other.applied())
 }
 
 /// Granularities of a weight's copies `[N, K]` and `[K, N]`. None if the operand stays in high
@@ -101,13 +91,13 @@ pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWe
     linears::<B, M>(model, None).into_iter().filter_map(sourced).collect()
 }
 
-/// Sets the peers that end steps together on a device, for a layer's conversion. All peers train
-/// `layers` in this order.
+/// Sets the peers that end steps together on a device, for a layer's applied configuration. All
+/// peers train `layers` in this order.
 pub fn set_peers<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,
     layers: &[Arc<Layer>],
-    peers: Arc<dyn StepPeers<B>>,
+    peers: Arc<dyn AmaxReduce<B>>,
 ) {
     DeviceState::<B>::of(layer, device).set_peers(Peers::new(peers, device.clone(), layers));
 }

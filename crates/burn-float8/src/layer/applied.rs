@@ -1,4 +1,4 @@
-//! [`Conversion`]: data shared by the layers of one applied configuration.
+//! [`Applied`]: data shared by the layers of one applied configuration.
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 
 /// Settings of one [`Float8Config::apply`], and the data its layers share on each device.
 #[derive(Default)]
-pub(crate) struct Conversion {
+pub(crate) struct Applied {
     /// Unique in the process.
     number: Number,
     config: Float8Config,
@@ -24,7 +24,7 @@ pub(crate) struct Conversion {
     states: Mutex<DeviceStates>,
 }
 
-/// Identifies a conversion, even after it is dropped.
+/// Identifies an applied configuration, even after it is dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Number(u64);
 
@@ -35,7 +35,7 @@ impl Default for Number {
     }
 }
 
-impl Conversion {
+impl Applied {
     pub(crate) fn number(&self) -> Number {
         self.number
     }

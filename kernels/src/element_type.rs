@@ -1,4 +1,4 @@
-//! [`Source`]: dtype of a kernel's input.
+//! [`ElementType`]: dtype of a kernel's input.
 
 use cubecl::ir::{ElemType, FloatKind, StorageType};
 
@@ -6,13 +6,13 @@ use crate::KernelError;
 
 /// Dtype of an element, which determines its conversion to f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
+pub(crate) enum ElementType {
     F32,
     F16,
     Bf16,
 }
 
-impl Source {
+impl ElementType {
     pub(crate) fn of(dtype: StorageType) -> Result<Self, KernelError> {
         match dtype {
             // CubeCL stores flex32 as f32.
