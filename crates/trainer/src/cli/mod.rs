@@ -143,7 +143,7 @@ impl Command {
 #[derive(Clone, Debug, Parser)]
 pub enum ConfigCommand {
     /// Print the configuration that `train` would use with the same flags.
-    Show(Args),
+    Show(Box<Args>),
     /// Print the JSON Schema, for completion and checks in editors.
     Schema,
 }
