@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use minijinja::value::{DynObject, Kwargs, Object, ObjectRepr, Rest, ValueOrKwarg
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::python::{self, Text};
+use super::python::{self, join};
 use crate::panics::caught;
 
 /// Maximum bytes of a template. The longest known templates have about 30,000.
@@ -153,23 +153,6 @@ fn join_filter(
     let separator: Option<Value> = separator.map_or_else(|| options.get("d"), |separator| Ok(Some(separator)))?;
     options.assert_all_used()?;
     join(state, &list, &separator.unwrap_or_default(), attribute.as_deref())
-}
-
-/// Joins the items of a list, or an attribute of each. Upstream's memory has no limit.
-pub(super) fn join(
-    state: &State<'_, '_>,
-    list: &Value,
-    separator: &Value,
-    attribute: Option<&str>,
-) -> Result<String, Error> {
-    let (separator, mut text) = (python::str(separator)?, Text::default());
-    for (i, item) in list.try_iter()?.enumerate() {
-        state.consume_fuel(1)?;
-        let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-        text.write_str(if i > 0 { &separator } else { "" }).map_err(python::too_large)?;
-        text.write_str(&python::str(&item)?).map_err(python::too_large)?;
-    }
-    Ok(text.into())
 }
 
 thread_local! {

@@ -7,8 +7,6 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::environment::join;
-
 /// Maximum bytes of a value as text.
 const TEXT: usize = 64 << 20;
 /// Maximum depth of lists and maps in a value that is printed.
@@ -262,4 +260,21 @@ fn float(number: f64) -> String {
         -4..16 => format!("{number:?}"),
         exponent => format!("{digits}e{}{:02}", if exponent < 0 { '-' } else { '+' }, exponent.abs()),
     }
+}
+
+/// Joins the items of a list, or an attribute of each. Upstream's memory has no limit.
+pub(super) fn join(
+    state: &State<'_, '_>,
+    list: &Value,
+    separator: &Value,
+    attribute: Option<&str>,
+) -> Result<String, Error> {
+    let (separator, mut text) = (str(separator)?, Text::default());
+    for (i, item) in list.try_iter()?.enumerate() {
+        state.consume_fuel(1)?;
+        let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
+        text.write_str(if i > 0 { &separator } else { "" }).map_err(too_large)?;
+        text.write_str(&str(&item)?).map_err(too_large)?;
+    }
+    Ok(text.into())
 }

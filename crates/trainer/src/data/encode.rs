@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::chunk_text::{CHUNK, Chunks};
 use super::scan::FileState;
-use super::{KWARGS, MESSAGES, THINKING, TOOLS};
+use super::{KWARGS, MESSAGES, THINKING, TOOLS, missing, names};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 /// Unit of work for the tokenizer.
@@ -176,16 +176,6 @@ fn list_of_tools(tools: &Value) -> Result<Option<Value>> {
 
 fn wrong<T>(field: &str, value: &Value, expected: &str) -> Result<T> {
     bail!("`{field}` is {}, expected {expected}", kind(value))
-}
-
-/// Error of a document or a table without the field `field`.
-pub(super) fn missing<K: AsRef<str>>(field: &str, found: impl Iterator<Item = K>) -> anyhow::Error {
-    anyhow!("neither `{field}` nor `messages`: there are {}; `field` names the one that holds the text", names(found))
-}
-
-fn names<K: AsRef<str>>(keys: impl Iterator<Item = K>) -> String {
-    let names: Vec<_> = keys.map(|key| format!("`{}`", key.as_ref())).collect();
-    if names.is_empty() { "no fields".into() } else { names.join(", ") }
 }
 
 /// The parser's message without its line, which is a line of the document.

@@ -80,3 +80,16 @@ pub(crate) fn no_targets(split: &str, seq_len: usize) -> anyhow::Error {
          learned. Raise training.seq_len, or give other data"
     )
 }
+
+/// Error of a document or a table without the field `field`.
+fn missing<K: AsRef<str>>(field: &str, found: impl Iterator<Item = K>) -> anyhow::Error {
+    anyhow::anyhow!(
+        "neither `{field}` nor `messages`: there are {}; `field` names the one that holds the text",
+        names(found)
+    )
+}
+
+fn names<K: AsRef<str>>(keys: impl Iterator<Item = K>) -> String {
+    let names: Vec<_> = keys.map(|key| format!("`{}`", key.as_ref())).collect();
+    if names.is_empty() { "no fields".into() } else { names.join(", ") }
+}

@@ -13,8 +13,7 @@ use parquet::record::reader::RowIter;
 use parquet::schema::types::Type;
 use serde_json::{Map, Value};
 
-use super::encode::missing;
-use super::{KWARGS, MAX_DOCUMENT, MESSAGES, THINKING, TOOLS, cannot_read};
+use super::{KWARGS, MAX_DOCUMENT, MESSAGES, THINKING, TOOLS, cannot_read, missing};
 use crate::files;
 use crate::panics::caught;
 

@@ -10,10 +10,23 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::sniff::open;
-use super::source::{BEYOND_LIMIT, BINARY, Candidate, EMPTY};
 use super::token_file::Header;
 use super::{Format, MAX_DOCUMENT, cannot_read};
 use crate::digest::{self, hex};
+
+/// Reasons for skipping a file.
+const EMPTY: &str = "empty";
+pub(super) const BINARY: &str = "binary or not UTF-8";
+const BEYOND_LIMIT: &str = "beyond max_bytes";
+
+/// File that may be taken. Candidates sort in reading order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Candidate {
+    pub(super) path: PathBuf,
+    pub(super) format: Format,
+    pub(super) bytes: u64,
+    pub(super) modified: u64,
+}
 
 /// Token files above this size are compared by samples. They are read in place, and a start must
 /// not take the time to read a whole file.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::scan::{FileState, scan, size_and_time};
+use super::scan::{BINARY, Candidate, FileState, scan, size_and_time};
 use super::sniff::{Kind, kind};
 use super::{cannot_read, join};
 use crate::digest::Fingerprint;
@@ -80,9 +80,6 @@ const TEXT_NEXT_TO_DATA: &str = "text beside data";
 const OTHER_JSON: &str = "json without the fields that are read";
 const TABLE: &str = "csv";
 const LINK: &str = "links to nothing or to what is read already";
-pub(super) const EMPTY: &str = "empty";
-pub(super) const BINARY: &str = "binary or not UTF-8";
-pub(super) const BEYOND_LIMIT: &str = "beyond max_bytes";
 
 /// Number of skipped files, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,15 +115,6 @@ pub(super) struct Selection {
     pub(super) files: Vec<FileState>,
     /// Skipped files.
     pub(super) left: LeftOut,
-}
-
-/// File that may be taken. Candidates sort in reading order.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Candidate {
-    pub(super) path: PathBuf,
-    pub(super) format: Format,
-    bytes: u64,
-    modified: u64,
 }
 
 /// Resolution of coarse file system clocks. A change more recent than this could be followed by one

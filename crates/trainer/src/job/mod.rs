@@ -11,6 +11,7 @@ mod generation;
 mod log_header;
 mod memory;
 mod memory_plan;
+mod open_text;
 mod text;
 mod train;
 mod weights;

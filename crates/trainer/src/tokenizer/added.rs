@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
-use super::{ConfigFile, SPECIAL_TOKENS, hugging_face::not_valid, limits};
+use super::{ConfigFile, SPECIAL_TOKENS, limits, not_valid};
 
 /// Key of the tokens by id.
 const DECODER: &str = "added_tokens_decoder";

@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokenizers::AddedToken;
 use tokenizers::tokenizer::step_decode_stream;
 
-use super::{SpecialTokens, added, limits};
+use super::{SpecialTokens, added, limits, not_valid};
 use crate::panics::caught;
 
 /// Loaded `tokenizer.json`.
@@ -29,11 +29,6 @@ pub(super) struct HuggingFace {
 /// Converts panics to errors: the library panics on inconsistent files.
 fn without_panic<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T> {
     caught(call).map_err(|panic| anyhow!(panic))?.map_err(|error| anyhow!("{error}"))
-}
-
-/// Error of a file that the library cannot read.
-pub(super) fn not_valid(path: &Path, reason: impl Display) -> anyhow::Error {
-    anyhow!("{} is no tokenizer of Hugging Face's format: {reason}", path.display())
 }
 
 fn cannot_decode(reason: anyhow::Error) -> anyhow::Error {

@@ -362,3 +362,8 @@ impl core::fmt::Debug for Tokenizer {
         f.field("format", &self.format()).field("vocab_size", &self.vocab_size()).field("marks", &self.marks).finish()
     }
 }
+
+/// Error of a file that the library cannot read.
+fn not_valid(path: &Path, reason: impl std::fmt::Display) -> anyhow::Error {
+    anyhow::anyhow!("{} is no tokenizer of Hugging Face's format: {reason}", path.display())
+}

@@ -218,7 +218,7 @@ fn an_unknown_key_suggests_the_known_one() {
 #[test]
 fn a_printed_configuration_is_read_back() {
     let section = "schedule = { warmup = 1, cooldown = 0.1 }\nfilter_fqns = []\nrecipe = 'blockwise'";
-    let of_file = file(&format!("[float8]\n{section}\n[training]\nmax_norm = inf\n[data]\ntokenizer = 'bytes'"));
+    let of_file = file(&format!("[float8]\n{section}\n[training]\ngrad_clip_norm = inf\n[data]\ntokenizer = 'bytes'"));
     let moe = file("[model]\nmoe = { num_experts = 4, num_experts_per_tok = 2 }");
     let float8 = Float8Section {
         config: everything().with_filter_fqns([] as [&str; 0]),
