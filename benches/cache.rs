@@ -72,7 +72,7 @@ pub fn rows() -> Vec<Row> {
     arguments.extend(data.iter().flat_map(|path| ["--data", path]));
     arguments.extend(["--set", "generate.max_new_tokens=0"]);
     run(&arguments);
-    run(&["export", &checkpoints, &model, "--dtype", "f32", "--device", "cpu"]);
+    run(&["export", &checkpoints, "--output", &model, "--format", "f32", "--device", "cpu"]);
     let text = std::fs::read(held_out).expect("a file of this repository");
     let model = Decoder::<Eval>::load_hf(&model, &Default::default()).expect("exported above");
     let dim = model.config().dims.head_dim as f64;

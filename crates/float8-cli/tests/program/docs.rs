@@ -70,7 +70,7 @@ fn prepare(folder: &Path) {
     let mut made = train(&small(folder.join("text").to_str().unwrap(), &settings));
     stdout(&made.args(["--output-dir", run.to_str().unwrap()]).output().unwrap());
     let exported = folder.join("Llama-3.2-1B");
-    stdout(&command(&["export", run.to_str().unwrap(), exported.to_str().unwrap()]).output().unwrap());
+    stdout(&command(&["export", run.to_str().unwrap(), "--output", exported.to_str().unwrap()]).output().unwrap());
     assert!(exported.join("chat_template.jinja").exists());
 }
 
@@ -87,7 +87,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Runs a command in a shell, with `llama3` as the program.
+/// Runs a command in a shell, with `float8` as the program.
 #[cfg(unix)]
 fn shell(line: &str, folder: &Path) -> std::process::Output {
     use std::process::Command;

@@ -175,7 +175,7 @@ fn what_ranks_have_saved_is_read() {
     assert_eq!(losses(stdout(&two)).len(), 3);
     let evaluated = losses(stdout(&float8(1, "eval", &[path("two")])));
     assert_eq!(evaluated, losses(stdout(&two))[2..]);
-    let exported = float8(1, "export", &[path("two"), path("hf")]);
+    let exported = float8(1, "export", &[path("two"), "--output".into(), path("hf")]);
     assert!(stdout(&exported).contains("exported: ") && folder.path().join("hf/model.safetensors").exists());
     let file = folder.path().join("two/step-000000002/optimizer-rank-00001-of-00002.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();

@@ -27,7 +27,7 @@ fn reference() -> Reference<'static> {
     static SCHEMA: OnceLock<serde_json::Value> = OnceLock::new();
     Reference::new(SCHEMA.get_or_init(|| {
         let mut printed = vec![];
-        let job = Command::parse_from(["float8", "config schema"]).job::<Decoders>(&mut printed).unwrap();
+        let job = Command::parse_from(["float8", "config", "schema"]).job::<Decoders>(&mut printed).unwrap();
         assert!(job.is_none(), "no model");
         serde_json::from_slice(&printed).unwrap()
     }))

@@ -190,7 +190,7 @@ fn precisions_are_compared_by_name() {
 fn sizes_of_shards_may_have_units() {
     let (_dir, path) = folder(&tiny(), None);
     let export = |size: &str| {
-        Command::try_parse_from(["float8", "export", &path, "out", "--max-shard-size", size])
+        Command::try_parse_from(["float8", "export", &path, "--output", "out", "--max-shard-size", size])
             .map(|command| command.job::<Decoders>(&mut std::io::sink()).unwrap().unwrap().task)
     };
     let sizes = [("5000", 5000), ("5MB", 5_000_000), ("1.5 GB", 1_500_000_000), ("2KiB", 2048), ("3GiB", 3 << 30)];

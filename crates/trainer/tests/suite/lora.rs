@@ -115,11 +115,11 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     }
     let (path, merged) = (path.to_str().unwrap(), folder.path().join("merged"));
     llama3(&["eval", path]).unwrap();
-    let out = llama3(&["export", path, merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
+    let out = llama3(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
     assert!(out.contains("static inputs"), "{out}");
     // Weight histories belong to the base; merged weights have separate scales.
     let exact = folder.path().join("exact");
-    llama3(&["export", path, exact.to_str().unwrap(), "--merge-adapters", "--format", "f32"]).unwrap();
+    llama3(&["export", path, "--output", exact.to_str().unwrap(), "--merge-adapters", "--format", "f32"]).unwrap();
     let floats = |folder: &Path, name: &str| {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let tensor = SafeTensors::deserialize(&bytes).unwrap().tensor(&format!("model.layers.1.mlp.{name}")).unwrap();
@@ -137,7 +137,7 @@ fn merging_says_what_rounding_leaves() {
     let at = |name: &str| folder.path().join(name);
     let left = |from: &str, flags: &[&str]| {
         let (from, to) = (at(from), at(&format!("{from} by {}", flags.join(" "))));
-        let arguments = [&["export", from.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
+        let arguments = [&["export", from.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
         let out = llama3(&arguments).unwrap();
         let share = out.split_once("rounding leaves ").map(|(_, rest)| rest.split_once(' ').unwrap().0.parse::<f64>());
         (to, out.contains("--recipe of other scales"), share.map(Result::unwrap))
@@ -229,7 +229,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
         let to = folder.path().join("refused");
-        let arguments = [&["export", path.to_str().unwrap(), to.to_str().unwrap()], flags].concat();
+        let arguments = [&["export", path.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
         refuses(llama3(&arguments), &format!("{} = ", flags[0]));
         assert!(!to.exists());
     }
@@ -485,7 +485,7 @@ fn commands_take_the_folder_of_an_adapter() {
     for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
-        llama3(&[&["export", adapter, merged.to_str().unwrap(), "--merge-adapters"], more].concat()).unwrap();
+        llama3(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat()).unwrap();
         // In the dtype of the base, f32.
         let model = models::Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
         let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());

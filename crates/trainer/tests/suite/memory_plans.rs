@@ -26,7 +26,7 @@ const WIDE: [&str; 6] = [
 
 fn job(config: Option<&Path>, settings: &[&str], flags: &[&str]) -> Result<Job<Decoders>, Error> {
     let mut arguments: Vec<String> = vec!["llama3".into(), "memory".into()];
-    arguments.extend(config.map(|path| path.display().to_string()));
+    arguments.extend(config.into_iter().flat_map(|path| ["--config".into(), path.display().to_string()]));
     arguments.extend(settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]));
     arguments.extend(flags.iter().map(|flag| flag.to_string()));
     let command = parse_from(arguments).unwrap();

@@ -19,9 +19,9 @@ fn is_run(line: &str) -> Result<bool, String> {
         || comment.strip_prefix("not run in CI:").is_some_and(|reason| !reason.trim().is_empty());
     match command.trim() {
         _ if is_marked => Ok(false),
-        command if command.starts_with("llama3 ") => Ok(true),
+        command if command.starts_with("float8 ") => Ok(true),
         command if CARGO.contains(&command) => Ok(false),
-        _ => Err("end it in `# needs a GPU` or `# not run in CI: reason`, if it is no command of `llama3`".into()),
+        _ => Err("end it in `# needs a GPU` or `# not run in CI: reason`, if it is no command of `float8`".into()),
     }
 }
 
@@ -55,7 +55,7 @@ pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>)
 
 #[test]
 fn lines_of_no_kind_are_named() {
-    let text = "```sh\nllama3 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin float8 -- --help   # flags\n\
+    let text = "```sh\nfloat8 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin float8 -- --help   # flags\n\
                 cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
     let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
     assert_eq!(run, [(2, "float8 train --set a=\"b c\"   --steps 1".to_string())]);
