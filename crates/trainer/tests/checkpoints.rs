@@ -222,7 +222,7 @@ fn keys_that_define_a_run_must_not_change() {
         assert!(text(changes(&was, &changed)).starts_with(&expected));
     }
     let longer = table(
-        "[training]\nseq_len = 16\nparam_dtype = \"f32\"\nsteps = 14\n[optimizer]\nlr = 1e-3\n[checkpoint]\nkeep = 1\n[float8.schedule]\nwarmup = 2",
+        "[training]\nseq_len = 16\nparam_dtype = \"f32\"\nsteps = 14\n[optimizer]\nlr = 1e-3\n[checkpoint]\nsave_total_limit = 1\n[float8.schedule]\nwarmup = 2",
     );
     let changes: Vec<_> = changes(&was, &longer).unwrap().into_iter().map(|change| change.key).collect();
     assert_eq!(changes, ["checkpoint.save_total_limit", "float8.schedule.warmup", "optimizer.lr", "training.steps"]);

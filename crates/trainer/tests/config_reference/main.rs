@@ -117,14 +117,6 @@ fn every_field_of_float8_config_is_there() {
         let file = path.file(Table::from_iter([(name.to_string(), "no".into())]));
         assert_ne!(is_there, refusal(&file).contains(&format!("unknown field `{name}`")), "float8.{name}");
     }
-    // torchtitan's names are valid in editors too.
-    let all = section.schema["properties"].as_object().unwrap();
-    let deprecated: Vec<_> = all.iter().filter(|(_, key)| key["deprecated"] == true).collect();
-    assert!(deprecated.len() == 3, "{deprecated:?}");
-    for (name, schema) in deprecated {
-        let value = if schema["type"] == "boolean" { true.into() } else { Value::from("rowwise") };
-        assert_eq!(refusal(&path.file(Table::from_iter([(name.clone(), value)]))), "");
-    }
 }
 
 /// Tables that every configuration has, with the defaults of the page.
@@ -174,15 +166,12 @@ fn every_key_is_in_the_commented_file() {
     }
 }
 
-/// Names that doc comments list by hand: presets, and torchtitan's names.
+/// Architectures and presets, which doc comments list by hand.
 #[test]
 fn names_in_docs_are_complete() {
-    let (page, reference) = (page::page(&reference()), reference());
-    let float8 = reference.sections.iter().find(|section| section.path.dotted() == "float8").unwrap();
-    let all = float8.schema["properties"].as_object().unwrap();
+    let page = page::page(&reference());
     let presets = ARCHITECTURES.into_iter().flat_map(|of| of.sizes.iter().copied().chain([of.name]));
-    let deprecated = all.iter().filter(|(_, key)| key["deprecated"] == true).map(|(name, _)| name.as_str());
-    for name in deprecated.chain(["auto_filter_small_kn"]).chain(presets) {
+    for name in presets {
         assert!(page.contains(&format!("`{name}`")) || page.contains(&format!("`\"{name}\"`")), "{name}");
     }
 }

@@ -208,12 +208,14 @@ fn sizes_of_shards_may_have_units() {
 #[test]
 fn the_program_says_its_version() {
     let error = parse_from(["float8", "--version"]).unwrap_err();
-    assert_eq!(error.to_string(), format!("llama3 {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(error.to_string(), format!("float8 {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn a_length_may_be_in_epochs() {
-    let steps = |arguments: &[&str]| job(&[&["train"], arguments].concat()).unwrap().config.training.steps;
+    let steps =
+        |arguments: &[&str]| job(&[&["train", "--data", "text"], arguments].concat()).unwrap().config.training.steps;
+    assert_eq!(steps(&["--epochs", "3"]), "3 epochs".parse().unwrap());
     assert_eq!(steps(&["--set", "training.steps=3 epochs"]), "3 epochs".parse().unwrap());
     assert_eq!(steps(&["--steps", "1 epoch"]), "1 epoch".parse().unwrap());
     // The number of steps is not known yet, so checks that depend on it are deferred.

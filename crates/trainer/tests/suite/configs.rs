@@ -97,8 +97,8 @@ fn models_and_presets_that_cannot_be_are_refused() {
     let config = tiny_with(|dims| dims.num_kv_heads = 4);
     let error = models::Decoder::<burn::backend::Flex>::new(config, &Default::default()).unwrap_err();
     assert_eq!(error.to_string(), "model config: num_kv_heads = 4: must divide num_heads = 6");
-    let error = DecoderConfig::preset("7b").unwrap_err();
-    assert_eq!(error.to_string(), "unknown model preset `7b`; there are debug, debug_moe, 1b, 3b, 8b, 70b, 405b");
+    let error = DecoderConfig::preset("7b").unwrap_err().to_string();
+    assert!(error.starts_with("unknown model preset `7b`; there are debug, llama3-debug, "), "{error}");
 }
 
 #[test]

@@ -206,12 +206,8 @@ fn a_recipe_without_fp8_is_a_contradiction() {
 #[test]
 fn an_unknown_key_suggests_the_known_one() {
     let error = |text: &str| file(text).unwrap_err().to_string();
-    for (text, suggested) in [
-        ("[float8]\nrecipe_name = 'rowwise'", "did you mean `recipe`?"),
-        ("[training]\nbatchsize = 4", "did you mean `batch_size`?"),
-    ] {
-        assert!(error(text).contains(suggested), "{}", error(text));
-    }
+    let similar = error("[training]\nbatchsize = 4");
+    assert!(similar.contains("did you mean `batch_size`?"), "{similar}");
     assert!(!error("[training]\nxyz = 4").contains("did you mean"));
 }
 

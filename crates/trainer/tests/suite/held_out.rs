@@ -58,7 +58,8 @@ fn a_model_is_judged_by_all_of_other_files() {
     config.data.validation = vec![file.clone()];
     let (outcome, log) = run(&config).unwrap();
     let loss = line(&log, "validation loss: ");
-    assert_eq!(loss, format!("validation loss: {:.5}  (943 tokens)", outcome.held_out_loss.unwrap()));
+    let mean = outcome.held_out_loss.unwrap();
+    assert_eq!(loss, format!("validation loss: {mean:.5}  perplexity: {:.3}  (943 tokens)", mean.exp()));
     let data = line(&log, "data: ");
     assert!(data.starts_with("data: 11 files (11 text)") && data.ends_with("  held out: 944 (1 document)"), "{log}");
 

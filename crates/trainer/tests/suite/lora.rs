@@ -115,7 +115,8 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
     }
     let (path, merged) = (path.to_str().unwrap(), folder.path().join("merged"));
     llama3(&["eval", path]).unwrap();
-    let out = llama3(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
+    let out =
+        llama3(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
     assert!(out.contains("static inputs"), "{out}");
     // Weight histories belong to the base; merged weights have separate scales.
     let exact = folder.path().join("exact");
@@ -224,7 +225,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
-    let difference = format!("{}: it has the same tensors with other values", weights.display());
+    let difference = format!("{}: it has other contents since this run began", weights.display());
     refuses(job(&config, &path, evaluate()), &difference);
     // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
@@ -397,8 +398,6 @@ fn adapter_files_that_do_not_fit_are_refused() {
         ("use_rslora", "yes".into()),
         ("rank_pattern", json!({"q_proj": 2, ".*_proj": 4})),
         ("target_modules", json!(["q_proj", "v_proj", "down_proj", "up_proj"])),
-        ("target_modules", ".*(".into()),
-        ("target_modules", r"(.*)*(.+)+\2x".into()),
         ("target_modules", r".*\.qq_proj".into()),
         ("target_modules", json!([])),
         ("r", 0.into()),
@@ -410,6 +409,9 @@ fn adapter_files_that_do_not_fit_are_refused() {
         refuses(of(&json!({name: &value})), &format!("adapter_config.json: {name} = {value}"));
     }
     let endless = r"(.*)*(.+)+\2x";
+    for pattern in [".*(", endless] {
+        refuses(of(&json!({"target_modules": pattern})), "adapter_config.json: target_modules: the pattern ");
+    }
     for (key, name, value) in [
         ("rank_pattern", "v_proj", 0),
         ("rank_pattern", endless, 4),
@@ -485,7 +487,8 @@ fn commands_take_the_folder_of_an_adapter() {
     for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
-        llama3(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat()).unwrap();
+        llama3(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat())
+            .unwrap();
         // In the dtype of the base, f32.
         let model = models::Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
         let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());

@@ -125,11 +125,11 @@ fn counted_parameters_are_those_of_the_module_and_as_published() {
         assert_eq!(module.num_params(), config.dims.num_params());
     }
     for (name, params) in [
-        ("1b", 1_235_814_400),
-        ("3b", 3_212_749_824),
-        ("8b", 8_030_261_248),
-        ("70b", 70_553_706_496),
-        ("405b", 405_853_388_800),
+        ("llama3-1b", 1_235_814_400),
+        ("llama3-3b", 3_212_749_824),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
     ] {
         assert_eq!(DecoderConfig::preset(name).unwrap().dims.num_params(), params, "{name}");
     }

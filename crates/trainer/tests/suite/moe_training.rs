@@ -59,7 +59,7 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
         // layer.
         let converted = if filter.is_some() { 33 } else { 28 };
         assert!(log.contains(&format!("recipe={recipe}, {converted} of 33 linears")), "{log}");
-        assert!(log.contains("model: llama3 debug_moe  parameters: "), "{log}");
+        assert!(log.contains("model: llama3-debug-moe  parameters: "), "{log}");
         let mut experts = 0;
         for layer in &outcome.report.layers {
             let is_float8 = filter.is_some() || !(layer.name == "lm_head" || layer.name.ends_with(".moe.router"));

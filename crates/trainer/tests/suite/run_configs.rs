@@ -255,7 +255,10 @@ fn every_config_file_describes_a_run() {
         config.validate().unwrap();
         let model = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
-        assert_eq!(name, format!("llama3_{}", config.model.preset.as_deref().unwrap()));
+        assert_eq!(
+            name.trim_start_matches("llama3_").replace('_', "-"),
+            config.model.preset.as_deref().unwrap().trim_start_matches("llama3-")
+        );
         assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");
         assert!(!config.float8(&model).filter_fqns.is_empty() || model.dims.tie_word_embeddings, "{name}");
     }

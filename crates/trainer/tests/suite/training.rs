@@ -52,7 +52,7 @@ fn the_log_has_every_part_and_the_gemms_are_counted() {
     let (outcome, log) = run(&config(data.path(), &[])).unwrap();
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32  attention: tiles");
-    assert!(lines[1] == "model: llama3 debug  parameters: 69,360", "{}", lines[1]);
+    assert!(lines[1] == "model: debug  parameters: 69,360", "{}", lines[1]);
     // 16 bytes for each of 69,360 parameters.
     let held = " MiB (parameters 0.26 MiB, gradients 0.26 MiB, AdamW's moments 0.53 MiB)";
     assert!(lines[2].starts_with("memory: a step takes about ") && lines[2].ends_with(held), "{}", lines[2]);
@@ -181,7 +181,7 @@ fn a_model_is_checked_before_the_data_is_read() {
     refused(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"]), "no_such_layer");
     // Training needs 61 TB.
     let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
-    (huge.model.preset, huge.model.num_layers) = (Some("405b".into()), Some(1200));
+    (huge.model.preset, huge.model.num_layers) = (Some("llama3-405b".into()), Some(1200));
     let error = run(&huge).unwrap_err().to_string();
     assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
 
@@ -239,7 +239,7 @@ fn a_checkpoint_brings_its_tokenizer() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
     let dims = tiny_with(|dims| dims.vocab_size = 1008);
     hf(dir.path(), &dims, &stored_tensors(&dims, 1));
-    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/tests/vectors/tokenizer.json");
+    let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
     std::fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
     let settings = ["training.steps=1", "data.validation_split=0.5"];
     let mut config = of_folder(config(data.path(), &settings), dir.path());
