@@ -15,30 +15,13 @@ pub enum Fault {
     Refuse,
     /// Replaces a text in its CUDA source.
     Edit(&'static str, &'static str),
-    /// Changes the bytes that its launches read from one buffer. The memory keeps its values.
-    Read(Argument, Change),
+    /// Changes the bytes that its launches read from the buffer at a position. Buffers of tensor maps
+    /// come first. The memory keeps its values.
+    Read(usize, Change),
 }
 
 /// Change of the bytes of a buffer.
 pub type Change = fn(&mut [u8]);
-
-/// A buffer among a kernel's arguments.
-#[derive(Clone, Copy, Debug)]
-pub enum Argument {
-    /// The one at this position. Buffers of tensor maps come first.
-    At(usize),
-    /// The ones of this many bytes.
-    OfBytes(usize),
-}
-
-impl Argument {
-    pub(crate) const fn is(self, position: usize, bytes: usize) -> bool {
-        match self {
-            Self::At(at) => at == position,
-            Self::OfBytes(len) => len == bytes,
-        }
-    }
-}
 
 static FAULTS: Mutex<Vec<(OfflineDevice, &'static str, Fault)>> = Mutex::new(vec![]);
 

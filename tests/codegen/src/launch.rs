@@ -6,7 +6,7 @@ use cubecl_core::server::{Binding, KernelArguments, TensorMapMeta};
 use cubecl_runtime::tma::{OobFill, TensorMapFormat, TensorMapInterleave, TensorMapSwizzle, TiledArgs};
 use ptx_interpreter::{Accumulator, Arg, Buffer, Kernel, Launch, TensorFloat, TensorMap};
 
-use crate::fault::{Argument, Change};
+use crate::fault::Change;
 use crate::memory::OfflineResource;
 
 /// A kernel and its geometry.
@@ -18,7 +18,7 @@ pub(crate) struct Request<'a> {
     pub(crate) seed: u64,
     pub(crate) accumulator: Accumulator,
     /// Change of the bytes that the kernel reads from a buffer.
-    pub(crate) read: Option<(Argument, Change)>,
+    pub(crate) read: Option<(usize, Change)>,
 }
 
 /// Finds the memory of an argument.
@@ -39,7 +39,7 @@ impl Request<'_> {
         let mut changed = vec![];
         let mut resource = |position: usize, binding| {
             let resource = resource(binding)?;
-            let Some((_, change)) = self.read.filter(|(argument, _)| argument.is(position, resource.len)) else {
+            let Some((_, change)) = self.read.filter(|(at, _)| *at == position) else {
                 return Ok::<_, String>(buffer(resource));
             };
             // SAFETY: the reference ends here.
