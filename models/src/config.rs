@@ -81,7 +81,7 @@ impl ModelConfig for DecoderConfig {
         let model_type = json.string("model_type")?.ok_or_else(|| json.missing("model_type"))?;
         let known = ARCHITECTURES.map(|architecture| architecture.model_type);
         let Some(index) = known.iter().position(|known| *known == model_type) else {
-            return Err(json.unsupported("model_type", &format!("{} are", known.join(", "))).into());
+            return Err(json.unsupported("model_type", &format!("{} are", known.join(", "))));
         };
         let architecture = ARCHITECTURES[index];
         let (dims, scaled) = hf::read(json, architecture)?;

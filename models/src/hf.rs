@@ -60,7 +60,7 @@ pub fn read<'a>(
     json.only("hidden_act", "silu", "only silu is")?;
     for key in ["attention_bias", "mlp_bias"] {
         if json.boolean(key)?.unwrap_or(false) {
-            return Err(json.unsupported(key, "these linears have no bias").into());
+            return Err(json.unsupported(key, "these linears have no bias"));
         }
     }
     let hidden_size = json.integer("hidden_size")?.unwrap_or(4096);
@@ -118,7 +118,7 @@ fn whole_heads(json: &HfReader<'_>) -> Result<()> {
     let key = "partial_rotary_factor";
     match json.number(key)? {
         None | Some(1.0) => Ok(()),
-        Some(_) => Err(json.unsupported(key, "all of a head is rotated").into()),
+        Some(_) => Err(json.unsupported(key, "all of a head is rotated")),
     }
 }
 

@@ -57,7 +57,7 @@ pub static ARCHITECTURE: Architecture = Architecture {
 fn scaling(rope: ScaledRope<'_>) -> anyhow::Result<RopeScaling> {
     let ScaledRope { key, kind, json, original_max_seq_len } = rope;
     if kind != "llama3" {
-        return Err(json.unsupported(key, "default and llama3 are").into());
+        return Err(json.unsupported(key, "default and llama3 are"));
     }
     let own = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
     json.only_keys(&[&ROPE_KEYS[..], &own].concat(), "llama3 has no such key")?;

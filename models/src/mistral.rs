@@ -27,9 +27,7 @@ pub static ARCHITECTURE: Architecture = Architecture {
     read: |json, scaled, config| {
         // transformers takes 4096 if the key is missing.
         if !json.is_null("sliding_window") {
-            return Err(json
-                .unsupported("sliding_window", "only null is: every layer attends to all positions")
-                .into());
+            return Err(json.unsupported("sliding_window", "only null is: every layer attends to all positions"));
         }
         qwen3::read(json, scaled, config)
     },

@@ -40,15 +40,15 @@ pub static ARCHITECTURE: Architecture = Architecture {
 /// Refuses scaled rotary frequencies and layers that do not attend to all positions.
 pub fn read(json: &HfReader<'_>, scaled: Option<ScaledRope<'_>>, _: &mut DecoderConfig) -> anyhow::Result<()> {
     if let Some(rope) = scaled {
-        return Err(rope.json.unsupported(rope.key, "only default is").into());
+        return Err(rope.json.unsupported(rope.key, "only default is"));
     }
     if json.boolean("use_sliding_window")?.unwrap_or(false) {
-        return Err(json.unsupported("use_sliding_window", "every layer attends to all positions").into());
+        return Err(json.unsupported("use_sliding_window", "every layer attends to all positions"));
     }
     let is_full =
         |layers: &Value| layers.as_array().is_some_and(|all| all.iter().all(|layer| layer == "full_attention"));
     match json.get("layer_types") {
-        Some(layers) if !is_full(layers) => Err(json.unsupported("layer_types", "only full_attention is").into()),
+        Some(layers) if !is_full(layers) => Err(json.unsupported("layer_types", "only full_attention is")),
         _ => Ok(()),
     }
 }

@@ -109,7 +109,7 @@ impl<'a, B: AutodiffBackend + Float8Stack, M: LanguageModel<B> + AutodiffModule<
     pub fn resume(mut self, saved: &SavedRun) -> Result<Self> {
         saved.restore_float8::<B, M>(&self.model)?;
         self.optimizer = saved.load_moments::<B, M>(&self.model, self.config.optimizer)?;
-        Ok(self.after(saved.step(), saved.position())?)
+        self.after(saved.step(), saved.position())
     }
 
     /// Continues after `done` steps with the sequence at `position`. The caller loads parameters

@@ -186,7 +186,7 @@ fn a_run_writes_nothing_outside_its_folder() {
             let folder = CheckpointFolder::open(&run).unwrap();
             text(folder.save(1, HeldOutLoss(None), 1, |_| Ok(())))
         }),
-        ("metrics.jsonl", &|path| text(trainer::metrics::Metrics::append(path).map_err(anyhow::Error::from))),
+        ("metrics.jsonl", &|path| text(trainer::metrics::Metrics::append(path))),
     ];
     for (name, write) in write {
         fs::create_dir_all(&run).unwrap();

@@ -11,7 +11,7 @@ use trainer::cli::parse_from;
 fn shown(model: &str) -> Result<String, String> {
     let mut printed = vec![];
     let command = parse_from(["float8", "config", "show", "--model", model]).unwrap();
-    command.job::<Decoders>(&mut printed).map_err(|error| format!("{:#}", anyhow::Error::from(error)))?;
+    command.job::<Decoders>(&mut printed).map_err(|error| format!("{:#}", error))?;
     Ok(String::from_utf8(printed).unwrap())
 }
 

@@ -191,7 +191,7 @@ fn parameters_of_adapters_on_codes_are_counted() {
 fn codes_alone_take_a_byte_for_each_parameter() {
     let _alone = ALONE.lock();
     let (dir, config) = (TempDir::new().unwrap(), wide());
-    let model = Decoder::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
+    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
     let options = ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() };
     let bf16 = dir.path().join("bf16");
     model.save_hf(&bf16, &options).unwrap();
@@ -230,7 +230,7 @@ fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
     let _alone = ALONE.lock();
     let (folder, config, device) = (TempDir::new().unwrap(), wide(), Default::default());
     let bf16 = folder.path().join("bf16");
-    let model = Decoder::<Flex>::new(config.clone(), &Default::default()).unwrap().init_weights(1);
+    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
     model.save_hf(&bf16, &ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() }).unwrap();
     let tables = 2 * config.dims.vocab_size * config.dims.hidden_size;
     let linears = (config.dims.num_params() - tables) as u64;

@@ -65,7 +65,7 @@ impl ModelArgs {
             _ => Some(SavedRun::open(&self.folder, which)?),
         };
         if let (None, Some(wanted)) = (&saved, noted_latest(&self.folder)) {
-            return Err(missing(&self.folder, &wanted, &[]).into());
+            return Err(missing(&self.folder, &wanted, &[]));
         }
         let (path, text) = match &saved {
             Some(saved) => (saved.path().to_path_buf(), saved.config().to_string()),

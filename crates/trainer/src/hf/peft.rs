@@ -93,7 +93,7 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
             })
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-        Ok(write_file(&folder.join(WEIGHTS), &tensors.collect::<Vec<_>>(), Some(metadata))?)
+        write_file(&folder.join(WEIGHTS), &tensors.collect::<Vec<_>>(), Some(metadata))
     })
 }
 

@@ -252,7 +252,7 @@ impl<S: ModelSection> RunConfig<S> {
         if let Some(folder) = self.frozen_folder() {
             base::keep(folder, to)?;
         }
-        Ok(self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))?)
+        self.data.chat_template.as_ref().map_or(Ok(()), |path| hf::copy_chat_template(path, to))
     }
 
     /// Shape of batches.
@@ -267,7 +267,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// a log that cannot be written, and any data that cannot be read.
     pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset> {
         let Text { tokenizer, template, .. } = text;
-        Ok(progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))??)
+        progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))?
     }
 
     /// File of the metrics: `training.metrics`, or next to the checkpoints.
@@ -282,7 +282,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// The errors of [`TrainBatches::new`].
     pub fn train_batches(&self, data: &Dataset) -> Result<TrainBatches> {
         let TrainingSection { attn_mask_type, seed, .. } = self.training;
-        Ok(TrainBatches::new(data, self.shape(), attn_mask_type, seed)?)
+        TrainBatches::new(data, self.shape(), attn_mask_type, seed)
     }
 
     /// Peak learning rate: `optimizer.lr`, or the default for the kind of training.
@@ -355,6 +355,6 @@ impl<S: ModelSection> RunConfig<S> {
     }
 
     fn batches_of(&self, data: &Dataset, count: usize) -> Result<Vec<Batch>> {
-        Ok(held_out_batches(data, self.shape(), self.training.attn_mask_type, count)?)
+        held_out_batches(data, self.shape(), self.training.attn_mask_type, count)
     }
 }

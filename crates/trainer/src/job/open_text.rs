@@ -37,12 +37,12 @@ impl<S: ModelSection> RunConfig<S> {
     /// A chat template that cannot be read.
     pub fn chat_template(&self) -> Result<Option<ChatTemplate>> {
         let kwargs = &self.data.chat_template_kwargs;
-        Ok(self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()?)
+        self.plain_template()?.map(|template| template.with_kwargs(kwargs)).transpose()
     }
 
     fn plain_template(&self) -> Result<Option<ChatTemplate>> {
         if let Some(folder) = &self.assets {
-            return Ok(ChatTemplate::from_folder(folder)?);
+            return ChatTemplate::from_folder(folder);
         }
         if let Some(path) = &self.data.chat_template {
             return Ok(Some(ChatTemplate::from_file(path)?));

@@ -23,12 +23,12 @@ impl Text {
     /// A model without a chat template, and a text that template or tokenizer refuses.
     pub fn prompt(&self, text: &str, is_chat: bool) -> Result<Vec<u32>> {
         if !is_chat {
-            return Ok(self.tokenizer.prompt(text)?);
+            return self.tokenizer.prompt(text);
         }
         let template = self.prompts.as_ref().context(
             "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one",
         )?;
-        Ok(template.prompt(&self.tokenizer, &[Message::new("user", text)])?)
+        template.prompt(&self.tokenizer, &[Message::new("user", text)])
     }
 
     /// Length of the longest form of the section's prompt; `None` if nothing is generated.

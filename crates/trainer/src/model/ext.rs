@@ -86,7 +86,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     fn load_hf(dir: impl AsRef<Path>, device: &B::Device) -> Result<Self> {
         let config = hf::read_config::<Self::Config>(dir.as_ref())?;
         let checkpoint = Checkpoint::open(dir.as_ref(), &config, RepeatedHead::default())?;
-        Ok(checkpoint.load(Self::new(config, device)?, &mut |_| ())?)
+        checkpoint.load(Self::new(config, device)?, &mut |_| ())
     }
 
     /// Replaces every parameter by the checkpoint's in folder `dir`. Of its `config.json` only
@@ -98,7 +98,7 @@ pub trait CausalLmExt<B: Backend>: CausalLm<B> {
     /// read; a device that fails.
     fn load_hf_weights(self, dir: impl AsRef<Path>) -> Result<Self> {
         let checkpoint = Checkpoint::open(dir.as_ref(), self.config(), RepeatedHead::default())?;
-        Ok(checkpoint.load(self, &mut |_| ())?)
+        checkpoint.load(self, &mut |_| ())
     }
 
     /// Writes the model to `folder` in Hugging Face's format: `config.json`, `model.safetensors` or

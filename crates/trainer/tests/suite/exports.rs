@@ -121,7 +121,7 @@ fn a_model_that_trains_in_fp8_exports_its_parameters() {
     let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
     let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
     let fp8 = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
-    let plain = model::<Flex>(fp8.config().clone(), 9);
+    let plain = model::<Flex>(*fp8.config(), 9);
     let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
     fp8.save_hf(&ours, &ExportOptions::default()).unwrap();
     plain.save_hf(&expected, &ExportOptions::default()).unwrap();
@@ -134,7 +134,7 @@ fn config_json_keeps_what_the_model_does_not_know() {
         DecoderConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.rope_theta = 500_000.0) };
     let source = source(&tiny());
     let dir = tempfile::tempdir().unwrap();
-    let model = model::<Flex>(config.clone(), 1);
+    let model = model::<Flex>(config, 1);
     let [with, without] = ["with", "without"].map(|name| dir.path().join(name));
     let from_source = ExportOptions { source: Some(source.path().into()), ..options(ExportDtype::Bf16) };
     model.save_hf(&with, &from_source).unwrap();

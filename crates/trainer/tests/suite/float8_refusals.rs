@@ -106,7 +106,7 @@ fn what_readers_cannot_take_is_refused_with_another_choice() {
         ),
         (&tied, rowwise.clone().with_filter_fqns(["nothing"]), "", "nothing"),
     ] {
-        let error = refused(&model(dims.clone(), 1), &config);
+        let error = refused(&model(*dims, 1), &config);
         assert!(error.starts_with(begins) && error.contains(advises), "{error}");
     }
     // The alternatives are accepted, and recipes with the same weight casts can be combined.
@@ -123,7 +123,7 @@ fn what_readers_cannot_take_is_refused_with_another_choice() {
     .into_iter()
     .enumerate()
     {
-        let saved = model::<Flex>(dims.clone(), 1).save_hf_float8(
+        let saved = model::<Flex>(*dims, 1).save_hf_float8(
             dir.path().join(i.to_string()),
             &options(),
             &Float8Export::new(&config),

@@ -38,9 +38,9 @@ fn both_forms_of_the_rotary_frequencies() {
     let plain = json!({"rope_type": "default", "rope_theta": 5000.0});
     for (changes, expected) in [
         (json!({}), tiny()),
-        (json!({"rope_theta": 500000.0, "rope_scaling": scaling("rope_type", json!({}))}), scaled.clone()),
+        (json!({"rope_theta": 500000.0, "rope_scaling": scaling("rope_type", json!({}))}), scaled),
         // `type` is the older name of `rope_type`.
-        (json!({"rope_theta": 500000, "rope_scaling": scaling("type", json!({}))}), scaled.clone()),
+        (json!({"rope_theta": 500000, "rope_scaling": scaling("type", json!({}))}), scaled),
         (json!({"rope_scaling": {"type": "default"}}), tiny()),
         (json!({"partial_rotary_factor": 1.0}), tiny()),
         (json!({"rope_theta": null, "rope_parameters": plain}), theta(5000.0)),

@@ -45,7 +45,7 @@ fn cached_logits_are_those_of_the_whole_sequence() {
 fn shared_key_heads_equal_repeated_ones() {
     let config = tiny();
     let (heads, kv, d) = (config.dims.num_heads, config.dims.num_kv_heads, config.dims.head_dim);
-    let shared = model::<Flex>(config.clone(), 3);
+    let shared = model::<Flex>(config, 3);
     let mut repeated =
         model::<Flex>(DecoderConfig { dims: Dimensions { num_kv_heads: heads, ..config.dims }, ..config }, 3);
     for (layer, source) in repeated.layers.iter_mut().zip(&shared.layers) {
@@ -121,7 +121,7 @@ fn weights_depend_on_the_seed_only() {
 #[test]
 fn counted_parameters_are_those_of_the_module_and_as_published() {
     for config in [tiny(), tiny_with(|dims| dims.tie_word_embeddings = true), tiny_moe()] {
-        let module = Decoder::<Flex>::new(config.clone(), &Default::default()).unwrap();
+        let module = Decoder::<Flex>::new(config, &Default::default()).unwrap();
         assert_eq!(module.num_params(), config.dims.num_params());
     }
     for (name, params) in [

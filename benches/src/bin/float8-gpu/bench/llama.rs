@@ -134,7 +134,7 @@ fn measure<T: Target>(
 ) -> Result<(f64, String), Box<dyn std::error::Error>> {
     let device = Default::default();
     let config = &case.config()?;
-    let model = Decoder::<Backend<T>>::new(config.clone(), &device)?.with_compute_dtype(T::compute_dtype());
+    let model = Decoder::<Backend<T>>::new(*config, &device)?.with_compute_dtype(T::compute_dtype());
     let (model, on) = match recipe {
         None => (model, None),
         Some(recipe) => {
