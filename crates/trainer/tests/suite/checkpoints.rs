@@ -154,7 +154,8 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     let name = "model.layers.1.mlp.down_proj.weight";
     let at = stored_tensors(&config, 6).iter().position(|stored| stored.name == name).unwrap();
     let extra = |name: &str| Stored::f32(name, &[1], &[1.0]);
-    let cases: &[(&dyn Fn(&mut Vec<Stored>), &str)] = &[
+    type Change<'a> = &'a dyn Fn(&mut Vec<Stored>);
+    let cases: &[(Change<'_>, &str)] = &[
         (&|all| drop(all.remove(at)), " lacks the tensor model.layers.1.mlp.down_proj.weight [48, 80]"),
         (
             &|all| all[at].shape = vec![80, 48],

@@ -16,6 +16,9 @@ use trainer::TensorFiles;
 use crate::common::{Stored, chain, model, text, values, write_json, write_safetensors};
 use crate::float8_exports::{DYNAMIC, export, json_file, linears, llama3, square};
 
+/// Change of the tensors of a folder.
+type Change<'a> = &'a dyn Fn(&mut Files);
+
 /// Linear that the tests modify.
 pub(crate) const LINEAR: &str = "model.layers.0.mlp.up_proj";
 
@@ -203,7 +206,7 @@ fn every_form_gives_the_same_weights() {
     };
     let [vllm, transformers]: [&'static dyn Fn(&mut Files); 2] =
         [&|files| with_inputs("input_scale")(files), &|files| with_inputs("activation_scale")(files)];
-    let cases: &[(_, &dyn Fn(&mut Files))] = &[
+    let cases: &[(_, Change<'_>)] = &[
         (Rowwise, &narrowed(Dtype::BF16)),
         (Rowwise, &narrowed(Dtype::F16)),
         (Tensorwise, &|files| files.change_scales(|stored| stored.shape = vec![])),
@@ -289,7 +292,7 @@ fn an_export_keeps_what_the_files_say_of_inputs() {
             files.add(format!("model.layers.0.{own}"));
         }
     };
-    let cases: &[(_, &dyn Fn(&mut Files), &str)] = &[
+    let cases: &[(_, Change<'_>, &str)] = &[
         (Tensorwise, &input_scale, ""),
         (Rowwise, &input_scale, ""),
         (Rowwise, &of_inputs(Value::Null), "rowwise weights with inputs in high precision"),
