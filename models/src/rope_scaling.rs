@@ -24,7 +24,7 @@ pub fn rotary_frequencies(config: &DecoderConfig) -> Vec<f32> {
 }
 
 /// Llama 3.1's scaling of the rotary frequencies, `rope_type: llama3` in Hugging Face's
-/// `config.json`. The equations are above.
+/// `config.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RopeScaling {
