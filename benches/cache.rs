@@ -6,10 +6,11 @@ use burn::backend::Flex;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::Float8;
+use clap::Parser;
 use device_select::SelectedDevice;
 use models::{Decoder, Decoders};
 use serde::Serialize;
-use trainer::cli::parse_from;
+use trainer::cli::Command;
 use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
@@ -33,7 +34,7 @@ pub struct Row {
 
 fn run(arguments: &[&str]) {
     let arguments = ["float8"].iter().chain(arguments);
-    let command = parse_from(arguments).expect("arguments");
+    let command = Command::try_parse_from(arguments).expect("arguments");
     let job = command.job::<Decoders>(&mut std::io::sink()).expect("a configuration").expect("a run");
     job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::stdout()).expect("it runs");
 }

@@ -6,9 +6,10 @@ use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8Stack};
+use clap::Parser;
 use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, RunConfig};
 use trainer::Job;
-use trainer::cli::parse_from;
+use trainer::cli::Command;
 use trainer::rng::Rng;
 
 /// Backend of the trainer on the CPU.
@@ -22,7 +23,7 @@ pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Decoders>) -> T) -> 
     let data = data.display().to_string();
     let mut arguments = vec!["float8", "train", "--device", "cpu", "--data", &data];
     arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    let command = parse_from(arguments).expect("arguments");
+    let command = Command::try_parse_from(arguments).expect("arguments");
     run(&command.job::<Decoders>(&mut std::io::sink()).expect("a configuration").expect("a run"))
 }
 

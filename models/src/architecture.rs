@@ -1,5 +1,5 @@
 //! [`Architecture`]: a kind of decoder as data: its published sizes and its keys in Hugging Face's
-//! `config.json`.
+//! `config.json`. [`DecoderConfig`]: a decoder of one of them.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use serde_json::Value;
 use trainer::hf::HfReader;
 
 use crate::ARCHITECTURES;
-use crate::config::DecoderConfig;
-use crate::hf::{Defaults, ScaledRope};
+use crate::dims::Dimensions;
+use crate::rope_scaling::RopeScaling;
 
 /// Kind of decoder.
 pub struct Architecture {
@@ -32,6 +32,48 @@ pub struct Architecture {
     pub read: fn(&HfReader<'_>, Option<ScaledRope<'_>>, &mut DecoderConfig) -> anyhow::Result<()>,
     /// Further keys to write.
     pub write: fn(&DecoderConfig) -> Vec<(&'static str, Value)>,
+}
+
+/// Defaults of transformers for keys missing in the `config.json` of a kind of model.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// Vocabulary size.
+    pub vocab_size: usize,
+    /// Width of the SwiGLU.
+    pub intermediate_size: usize,
+    /// Number of key and value heads; if `None`, the number of query heads.
+    pub num_kv_heads: Option<usize>,
+    /// Width of one head; if `None`, `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// Maximum number of positions.
+    pub max_seq_len: usize,
+}
+
+/// Scaling of rotary frequencies.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledRope<'a> {
+    /// Key that names the kind.
+    pub key: &'static str,
+    /// Kind of scaling.
+    pub kind: &'a str,
+    /// Object with its parameters.
+    pub json: HfReader<'a>,
+    /// Positions before the extension: as given inside or next to the object, or
+    /// `max_position_embeddings`.
+    pub original_max_seq_len: usize,
+}
+
+/// Dimensions of a decoder. Create one with [`preset`](DecoderConfig::preset), from a Hugging Face
+/// folder by [`read_config`](trainer::hf::read_config), or field by field.
+/// [`validate`](trainer::ModelConfig::validate) is called before a model is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Kind of decoder.
+    pub architecture: &'static Architecture,
+    /// Sizes.
+    pub dims: Dimensions,
+    /// Frequency scaling of Llama 3.1 and later.
+    pub rope_scaling: Option<RopeScaling>,
 }
 
 impl Architecture {

@@ -1,4 +1,4 @@
-//! [`DecoderConfig`]: dimensions of a decoder and its form in Hugging Face's `config.json`.
+//! [`ModelConfig`] of a [`DecoderConfig`]: presets, checks, and Hugging Face's `config.json`.
 
 use std::path::Path;
 
@@ -8,23 +8,10 @@ use trainer::hf::HfReader;
 use trainer::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
 use crate::ARCHITECTURES;
-use crate::architecture::{Architecture, presets};
+use crate::architecture::{DecoderConfig, presets};
 use crate::dims::{Dimensions, MoeConfig};
 use crate::hf;
-use crate::rope_scaling::RopeScaling;
-
-/// Dimensions of a decoder. Create one with [`preset`](DecoderConfig::preset), from a Hugging Face
-/// folder by [`read_config`](trainer::hf::read_config), or field by field.
-/// [`validate`](trainer::ModelConfig::validate) is called before a model is built.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DecoderConfig {
-    /// Kind of decoder.
-    pub architecture: &'static Architecture,
-    /// Sizes.
-    pub dims: Dimensions,
-    /// Frequency scaling of Llama 3.1 and later.
-    pub rope_scaling: Option<RopeScaling>,
-}
+use crate::rope::frequencies;
 
 impl DecoderConfig {
     /// Dimensions of the preset `name`: `debug` or the name and size of an architecture, such as
@@ -41,6 +28,13 @@ impl DecoderConfig {
         });
         found.ok_or_else(|| anyhow::anyhow!("unknown model preset `{name}`; there are {}", presets().join(", ")))
     }
+}
+
+/// Scaled rotary frequencies of `config`: `head_dim / 2` values, fastest first, in radians per
+/// position.
+pub fn rotary_frequencies(config: &DecoderConfig) -> Vec<f32> {
+    let scale = |frequency| config.rope_scaling.map_or(frequency, |scaling| scaling.scale(frequency));
+    frequencies(config.dims.rope_theta, config.dims.head_dim, scale)
 }
 
 impl ModelConfig for DecoderConfig {

@@ -78,7 +78,7 @@ impl Dimensions {
     /// most 2^42 parameters in 10 000 layers.
     ///
     /// # Errors
-    /// an invalid dimension naming the first invalid field.
+    /// The first invalid field, by name.
     pub fn validate(&self) -> anyhow::Result<()> {
         self.moe.map_or(Ok(()), |moe| moe.validate())?;
         for (field, value) in [

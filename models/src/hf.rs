@@ -9,41 +9,12 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use trainer::hf::HfReader;
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, ScaledRope};
 use crate::dims::Dimensions;
 
 /// Linears that vLLM fuses: [`ModelConfig::fused_linears`](trainer::ModelConfig::fused_linears) of
 /// these models.
 pub const FUSED_LINEARS: [&[&str]; 2] = [&["q_proj", "k_proj", "v_proj"], &["gate_proj", "up_proj"]];
-
-/// Defaults of transformers for keys missing in the `config.json` of a kind of model.
-#[derive(Clone, Copy, Debug)]
-pub struct Defaults {
-    /// Vocabulary size.
-    pub vocab_size: usize,
-    /// Width of the SwiGLU.
-    pub intermediate_size: usize,
-    /// Number of key and value heads; if `None`, the number of query heads.
-    pub num_kv_heads: Option<usize>,
-    /// Width of one head; if `None`, `hidden_size / num_attention_heads`.
-    pub head_dim: Option<usize>,
-    /// Maximum number of positions.
-    pub max_seq_len: usize,
-}
-
-/// Scaling of rotary frequencies.
-#[derive(Clone, Copy, Debug)]
-pub struct ScaledRope<'a> {
-    /// Key that names the kind.
-    pub key: &'static str,
-    /// Kind of scaling.
-    pub kind: &'a str,
-    /// Object with its parameters.
-    pub json: HfReader<'a>,
-    /// Positions before the extension: as given inside or next to the object, or
-    /// `max_position_embeddings`.
-    pub original_max_seq_len: usize,
-}
 
 /// Rope keys allowed for every kind.
 pub const ROPE_KEYS: [&str; 4] = ["rope_type", "type", "rope_theta", "partial_rotary_factor"];

@@ -41,13 +41,13 @@ mod norm;
 mod qwen2;
 mod qwen3;
 pub mod rope;
-pub mod rope_scaling;
+mod rope_scaling;
 mod section;
 
-pub use architecture::{Architecture, presets};
+pub use architecture::{Architecture, DecoderConfig, Defaults, ScaledRope, presets};
 pub use attention::{Attention, Positions};
 pub use cache::{KvCache, LayerCache};
-pub use config::DecoderConfig;
+pub use config::rotary_frequencies;
 pub use dims::{Dimensions, MoeConfig};
 pub use forward::{Layer, Parts, Pass};
 pub use linear::{INITIALIZER, linear};

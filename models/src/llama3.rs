@@ -4,10 +4,9 @@
 use serde_json::json;
 use trainer::ByteTokenizer;
 
-use crate::architecture::Architecture;
-use crate::config::DecoderConfig;
+use crate::architecture::{Architecture, DecoderConfig, Defaults, ScaledRope};
 use crate::dims::{Dimensions, MoeConfig};
-use crate::hf::{Defaults, ROPE_KEYS, ScaledRope};
+use crate::hf::ROPE_KEYS;
 use crate::rope_scaling::RopeScaling;
 
 /// Llama 3.

@@ -2,10 +2,8 @@
 
 use serde_json::Value;
 
-use crate::architecture::Architecture;
-use crate::config::DecoderConfig;
+use crate::architecture::{Architecture, DecoderConfig, Defaults};
 use crate::dims::Dimensions;
-use crate::hf::Defaults;
 use crate::qwen3;
 
 /// Mistral: a Llama without biases and without scaled frequencies.

@@ -17,16 +17,16 @@ use burn::tensor::{DType, Int, Tensor};
 use trainer::batches::BatchTensors;
 use trainer::{CacheOptions, CausalLm, LanguageModel, ModelConfig, Segments};
 
+use crate::architecture::DecoderConfig;
 use crate::attention::{Attention, Positions};
 use crate::cache::{KvCache, LayerCache};
-use crate::config::DecoderConfig;
+use crate::config::rotary_frequencies;
 use crate::forward::{Layer, Parts};
 use crate::linear::{INITIALIZER, linear};
 use crate::mlp::Mlp;
 use crate::moe::Moe;
 use crate::norm::{norm, rms_norm};
 use crate::rope::RotaryEmbedding;
-use crate::rope_scaling::rotary_frequencies;
 
 /// One decoder layer.
 #[derive(Module, Debug)]

@@ -1,9 +1,7 @@
 //! Qwen2 and Qwen2.5, dense: published sizes, `debug` for a CPU, and its keys in `config.json`.
 
-use crate::architecture::Architecture;
-use crate::config::DecoderConfig;
+use crate::architecture::{Architecture, DecoderConfig, Defaults};
 use crate::dims::Dimensions;
-use crate::hf::Defaults;
 use crate::qwen3;
 
 /// Qwen2: biases of q, k and v, and no norms of heads.

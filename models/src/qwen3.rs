@@ -4,10 +4,8 @@ use serde_json::{Value, json};
 use trainer::ByteTokenizer;
 use trainer::hf::HfReader;
 
-use crate::architecture::Architecture;
-use crate::config::DecoderConfig;
+use crate::architecture::{Architecture, DecoderConfig, Defaults, ScaledRope};
 use crate::dims::Dimensions;
-use crate::hf::{Defaults, ScaledRope};
 
 /// Qwen3.
 pub static ARCHITECTURE: Architecture = Architecture {

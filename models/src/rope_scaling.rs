@@ -13,15 +13,7 @@ use std::f64::consts::TAU;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::DecoderConfig;
 use crate::dims::{positive, refused};
-
-/// Scaled rotary frequencies of `config`: `head_dim / 2` values, fastest first, in radians per
-/// position.
-pub fn rotary_frequencies(config: &DecoderConfig) -> Vec<f32> {
-    let scale = |frequency| config.rope_scaling.map_or(frequency, |scaling| scaling.scale(frequency));
-    crate::rope::frequencies(config.dims.rope_theta, config.dims.head_dim, scale)
-}
 
 /// Llama 3.1's scaling of the rotary frequencies, `rope_type: llama3` in Hugging Face's
 /// `config.json`.
@@ -56,7 +48,7 @@ impl RopeScaling {
     }
 
     /// Scales one frequency, in radians per position.
-    fn scale(&self, frequency: f64) -> f64 {
+    pub(crate) fn scale(&self, frequency: f64) -> f64 {
         let turns = self.original_max_position_embeddings as f64 * frequency / TAU;
         if turns < self.low_freq_factor {
             return frequency / self.factor;

@@ -8,8 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use trainer::TrainableModel;
 
-use crate::architecture::Architecture;
-use crate::config::DecoderConfig;
+use crate::architecture::{Architecture, DecoderConfig};
 use crate::dims::{MoeConfig, refused};
 use crate::model::Decoder;
 use crate::rope_scaling::RopeScaling;

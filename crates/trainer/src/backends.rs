@@ -1,5 +1,5 @@
-//! Program of a [`TrainableModel`]: [`main`] wraps it, [`start`] sets up its
-//! ranks, and [`run`] runs a [`Job`] on the selected backend.
+//! Program of a [`TrainableModel`]: [`main`] wraps it, [`start`] sets up its ranks, and [`run`] runs
+//! a [`Job`] on the selected backend.
 
 use std::io::{IsTerminal, Write};
 use std::num::NonZero;

@@ -41,7 +41,7 @@ pub(crate) fn folder(name: &str) -> anyhow::Result<Option<PathBuf>> {
             return Ok(Some(snapshot));
         }
     }
-    download(name, cache).map(Some)
+    download(name, &cache, &model).map(Some)
 }
 
 /// Whether the folder has a model's configuration and all its weights.
@@ -56,10 +56,11 @@ fn is_complete(folder: &Path) -> bool {
     folder.join("config.json").exists() && !weights.is_empty() && weights.iter().all(exists)
 }
 
-/// Downloads the configuration, weights and tokenizer of a model. Returns their folder.
+/// Downloads the configuration, weights and tokenizer of a model into its `folder` of the cache.
+/// Returns their folder.
 #[cfg(feature = "hub")]
-fn download(name: &str, cache: PathBuf) -> anyhow::Result<PathBuf> {
-    let api = hf_hub::api::sync::ApiBuilder::from_env().with_cache_dir(cache.clone()).build()?;
+fn download(name: &str, cache: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+    let api = hf_hub::api::sync::ApiBuilder::from_env().with_cache_dir(cache.into()).build()?;
     let model = api.model(name.into());
     let info = model.info().with_context(|| format!("cannot find model {name} on the Hub"))?;
     let is_wanted = |file: &str| {
@@ -69,11 +70,11 @@ fn download(name: &str, cache: PathBuf) -> anyhow::Result<PathBuf> {
     for file in info.siblings.iter().map(|file| &file.rfilename).filter(|file| is_wanted(file)) {
         model.get(file).with_context(|| format!("cannot download {file} of {name}"))?;
     }
-    Ok(cache.join(format!("models--{}", name.replace('/', "--"))).join("snapshots").join(info.sha))
+    Ok(folder.join("snapshots").join(info.sha))
 }
 
 #[cfg(not(feature = "hub"))]
-fn download(name: &str, cache: PathBuf) -> anyhow::Result<PathBuf> {
+fn download(name: &str, cache: &Path, _: &Path) -> anyhow::Result<PathBuf> {
     anyhow::bail!(
         "model {name} is neither a folder nor in {}: download it (`hf download {name}`), or build with the feature `hub`",
         cache.display()

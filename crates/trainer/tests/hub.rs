@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::{env, fs};
 
+use clap::Parser;
 use models::Decoders;
-use trainer::cli::parse_from;
+use trainer::cli::Command;
 
 /// Output of `float8 config show --model MODEL`.
 fn shown(model: &str) -> Result<String, String> {
     let mut printed = vec![];
-    let command = parse_from(["float8", "config", "show", "--model", model]).unwrap();
+    let command = Command::try_parse_from(["float8", "config", "show", "--model", model]).unwrap();
     command.job::<Decoders>(&mut printed).map_err(|error| format!("{:#}", error))?;
     Ok(String::from_utf8(printed).unwrap())
 }

@@ -8,11 +8,12 @@ use std::sync::Mutex;
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Float8Stack, Recipe, report};
+use clap::Parser;
 use device_select::SelectedDevice;
 use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 use tempfile::TempDir;
 use test_data::Counting;
-use trainer::cli::parse_from;
+use trainer::cli::Command;
 use trainer::hf::{ExportDtype, ExportOptions, Float8Export};
 use trainer::job::{Weights, prepare};
 use trainer::{CausalLmExt, Job, ProgressLine};
@@ -90,7 +91,7 @@ fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
         arguments.extend(["--set", setting]);
     }
     arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    let command = parse_from(arguments).unwrap();
+    let command = Command::try_parse_from(arguments).unwrap();
     command.job::<Decoders>(&mut std::io::sink()).unwrap().expect("a run")
 }
 

@@ -35,14 +35,6 @@ pub fn parse() -> Command {
     Command::parse()
 }
 
-/// Parses `arguments`, which begin with the program.
-///
-/// # Errors
-/// Invalid arguments, or a request for help or the version.
-pub fn parse_from(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Command, clap::Error> {
-    Command::try_parse_from(arguments)
-}
-
 /// Parses the arguments of an example, called `name`: a command and its arguments, or only the
 /// arguments of `train`. It trains on the local Cargo registry if no data is given.
 pub fn parse_example(name: &'static str) -> Command {

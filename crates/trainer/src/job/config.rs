@@ -264,7 +264,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// Opens the training and validation data.
     ///
     /// # Errors
-    /// a log that cannot be written, and any data that cannot be read.
+    /// A log that cannot be written, and data that cannot be read.
     pub fn open_data(&self, text: &Text, progress: &ProgressLine, out: &mut dyn Write) -> Result<Dataset> {
         let Text { tokenizer, template, .. } = text;
         progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))?

@@ -22,6 +22,7 @@ use cubecl::profile::TimingMethod;
 use tempfile::NamedTempFile;
 
 use super::ProfileRow;
+use super::cannot_profile;
 use super::kernels::{kind, launch};
 
 /// Name of [`profile_mark`] in the log.
@@ -152,7 +153,7 @@ fn mark(device: &(impl Any + Debug)) -> anyhow::Result<&'static str> {
     if let Some(device) = any.downcast_ref() {
         return mark_on::<cubecl::cuda::CudaRuntime>(device);
     }
-    bail!("[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `train`")
+    Err(cannot_profile(device))
 }
 
 fn mark_on<R: Runtime>(device: &R::Device) -> anyhow::Result<&'static str> {

@@ -12,9 +12,7 @@ mod table;
 
 use std::time::Instant;
 
-use anyhow::Context;
-#[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use burn::tensor::backend::Backend;
 use burn_float8::profile::{Entry, Work, start, stop};
 use device_select::SelectedDevice;
@@ -62,9 +60,7 @@ impl Profiler {
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
             _ => Source::Device(device::KernelLog::open(device)?),
             #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
-            _ => Err(anyhow!(
-                "[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `train`"
-            ))?,
+            _ => return Err(cannot_profile(device)),
         };
         Ok(Self { section: section.clone(), device: selected.to_string(), source, window: None })
     }
@@ -142,6 +138,13 @@ fn host_work() -> Vec<ProfileRow> {
         seconds: entry.time.as_secs_f64(),
     };
     stop().into_iter().map(row).collect()
+}
+
+/// Error of a device whose backend's profiler was not compiled in.
+fn cannot_profile(device: &impl std::fmt::Debug) -> anyhow::Error {
+    anyhow!(
+        "[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `trainer`"
+    )
 }
 
 fn sync<B: Backend>(device: &B::Device) -> anyhow::Result<()> {

@@ -75,7 +75,7 @@ impl<B: AutodiffBackend> Watch<B> {
     /// Latest step read, or the first one that is not finite. Does not wait.
     ///
     /// # Errors
-    /// a device that fails.
+    /// A device that fails.
     pub(super) fn poll(&mut self) -> Result<Option<Seen>> {
         loop {
             match self.read.try_recv() {
@@ -93,7 +93,7 @@ impl<B: AutodiffBackend> Watch<B> {
     /// Values of `step`, or of an earlier one that is not finite. Waits.
     ///
     /// # Errors
-    /// a device that fails.
+    /// A device that fails.
     pub(super) fn wait(&mut self, step: usize) -> Result<Seen> {
         loop {
             match self.last {
@@ -139,7 +139,7 @@ impl<B: AutodiffBackend> Drop for Watch<B> {
 /// Reads a tensor `[1]`.
 ///
 /// # Errors
-/// a device that fails.
+/// A device that fails.
 pub(super) fn scalar<B: Backend>(scalar: Tensor<B, 1>) -> Result<f64> {
     let data = scalar.try_into_data().map_err(|error| device_failed("reading the loss", &error))?;
     Ok(data.iter::<f64>().sum())

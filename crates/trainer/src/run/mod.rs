@@ -365,7 +365,7 @@ pub fn verify<B: Float8Stack, M: burn::module::Module<B>>(float8: &Float8Section
 /// time.
 ///
 /// # Errors
-/// a device that fails.
+/// A device that fails.
 pub fn mean_loss<B: Backend, M: LanguageModel<B>>(
     model: &M,
     batches: &[Batch],

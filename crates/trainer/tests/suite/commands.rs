@@ -11,7 +11,7 @@ use models::{DecoderConfig, Decoders};
 use serde_json::json;
 use tempfile::TempDir;
 use trainer::CacheDtype;
-use trainer::cli::{Command, parse_from};
+use trainer::cli::Command;
 use trainer::config::Precision;
 use trainer::hf::ExportOptions;
 use trainer::job::{EvalPrecision, GenerateSection, Job, Task};
@@ -207,7 +207,7 @@ fn sizes_of_shards_may_have_units() {
 
 #[test]
 fn the_program_says_its_version() {
-    let error = parse_from(["float8", "--version"]).unwrap_err();
+    let error = Command::try_parse_from(["float8", "--version"]).unwrap_err();
     assert_eq!(error.to_string(), format!("float8 {}\n", env!("CARGO_PKG_VERSION")));
 }
 

@@ -14,12 +14,14 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
 use burn_float8::Float8;
 use burn_float8::shard_hooks::visit_params;
+use clap::Parser;
 use device_select::SelectedDevice;
 use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use trainer::cli::Command as Cli;
 use trainer::job::Text;
 use trainer::job::Weights;
 use trainer::job::{Outcome, Start, prepare, train};
@@ -324,4 +326,12 @@ pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path, shell: Option
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}{err}");
     assert!(output.status.success() && out.contains("1 passed"), "{test} failed");
+}
+
+/// Output of `float8` with these arguments.
+pub(crate) fn float8(arguments: &[&str]) -> Result<String, Error> {
+    let mut out = vec![];
+    let job = Cli::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
+    job.unwrap().run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
+    Ok(String::from_utf8(out).unwrap())
 }

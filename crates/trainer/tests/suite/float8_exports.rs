@@ -11,16 +11,13 @@ use burn::tensor::ops::FloatTensor;
 use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
 use burn_float8::config::Operand;
 use burn_float8::{Float8Config, Recipe};
-use clap::Parser;
-use device_select::SelectedDevice;
-use models::{CausalLmExt, Decoder, DecoderConfig, Decoders};
+use models::{CausalLmExt, Decoder, DecoderConfig};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 use trainer::TensorFiles;
-use trainer::cli::Command;
 use trainer::hf::{ExportDtype, ExportOptions, Float8Export};
 
-use crate::common::{Train, model, tiny_with, values};
+use crate::common::{float8, model, tiny_with, values};
 
 /// Model that every format accepts: blocks of 128 by 128 have no edges.
 pub(crate) fn square(tied: bool) -> DecoderConfig {
@@ -48,14 +45,6 @@ pub(crate) fn options() -> ExportOptions {
 pub(crate) fn export(model: &Decoder<Flex>, recipe: Recipe, folder: &Path) -> Result<(), Error> {
     let config = config(recipe, model.config());
     model.save_hf_float8(folder, &options(), &Float8Export::new(&config))
-}
-
-/// Output of the command `llama3` with these arguments.
-pub(crate) fn llama3(arguments: &[&str]) -> Result<String, Error> {
-    let mut out = vec![];
-    let job = Command::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
-    job.unwrap().run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
-    Ok(String::from_utf8(out).unwrap())
 }
 
 pub(crate) fn json_file(path: &Path) -> Value {
@@ -209,8 +198,8 @@ fn a_folder_in_fp8_is_exported_in_other_formats() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     let (first, plain, rowwise) = (path("first"), path("plain"), path("rowwise"));
     export(&model::<Flex>(square(true), 2), Recipe::Blockwise, first.as_ref()).unwrap();
-    llama3(&["export", &first, "--output", &plain, "--format", "f32"]).unwrap();
-    let out = llama3(&["export", &first, "--output", &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
+    float8(&["export", &first, "--output", &plain, "--format", "f32"]).unwrap();
+    let out = float8(&["export", &first, "--output", &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
     assert!(out.contains("14 of 14 linears, rowwise weights") && !out.contains("keep"), "{out}");
     let [decoded, exported] = [&first, &plain].map(|folder| Decoder::<Flex>::load_hf(folder, &Default::default()));
     for ((name, one), (_, other)) in linears(&decoded.unwrap()).into_iter().zip(linears(&exported.unwrap())) {

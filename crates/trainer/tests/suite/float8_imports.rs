@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use trainer::TensorFiles;
 
-use crate::common::{Stored, chain, model, text, values, write_json, write_safetensors};
-use crate::float8_exports::{DYNAMIC, export, json_file, linears, llama3, square};
+use crate::common::{Stored, chain, float8, model, text, values, write_json, write_safetensors};
+use crate::float8_exports::{DYNAMIC, export, json_file, linears, square};
 
 /// Change of the tensors of a folder.
 type Change<'a> = &'a dyn Fn(&mut Files);
@@ -103,7 +103,7 @@ impl Files {
         let (from, to) = (self.folder(), tempfile::tempdir().unwrap());
         let folders =
             ["export", from.path().to_str().unwrap(), "--output", to.path().to_str().unwrap(), "--format", "fp8"];
-        Ok((llama3(&[&folders[..], flags].concat())?, to))
+        Ok((float8(&[&folders[..], flags].concat())?, to))
     }
 
     /// Log of an evaluation.
@@ -111,7 +111,7 @@ impl Files {
         let (folder, data) = (self.folder(), text());
         let [folder, data] = [folder.path(), data.path()].map(|path| path.to_str().unwrap());
         let settings = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
-        llama3(&[&["eval", folder, "--data", data], &settings[..], flags].concat()).unwrap()
+        float8(&[&["eval", folder, "--data", data], &settings[..], flags].concat()).unwrap()
     }
 }
 

@@ -10,8 +10,8 @@ use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 use models::{CausalLmExt, Decoder, DecoderConfig, Dimensions};
 use trainer::hf::Float8Export;
 
-use crate::common::{chain, model, tiny};
-use crate::float8_exports::{DYNAMIC, config, llama3, options, square};
+use crate::common::{chain, float8, model, tiny};
+use crate::float8_exports::{DYNAMIC, config, options, square};
 
 /// Error of an export. Checks that no folder is left.
 fn refused(model: &Decoder<Flex>, config: &Float8Config) -> String {
@@ -166,10 +166,10 @@ fn flags_that_contradict_each_other() {
         ),
         (&["--format", "fp8", "--recipe", "delayed"], "there is no amax history of its inputs"),
     ] {
-        let error = chain(llama3(&[&["export", &folder, "--output", &out], flags].concat()).unwrap_err());
+        let error = chain(float8(&[&["export", &folder, "--output", &out], flags].concat()).unwrap_err());
         assert!(error.contains(says), "{error}");
         assert!(!fs::exists(&out).unwrap());
     }
-    let said = llama3(&["export", &folder, "--output", &out, "--format", "fp8"]).unwrap();
+    let said = float8(&["export", &folder, "--output", &out, "--format", "fp8"]).unwrap();
     assert!(said.contains("tensorwise weights"), "{said}");
 }

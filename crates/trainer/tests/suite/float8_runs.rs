@@ -10,8 +10,8 @@ use trainer::checkpoint::{SavedRun, Which};
 use trainer::job::{Weights, prepare};
 use trainer::{ProgressLine, TensorFiles};
 
-use crate::common::{Train, ids, run, run_config, text, tokens};
-use crate::float8_exports::{contents, fused, json_file, llama3};
+use crate::common::{Train, float8, ids, run, run_config, text, tokens};
+use crate::float8_exports::{contents, fused, json_file};
 
 /// Run of the square model with this recipe, and its checkpoint folder.
 fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> models::RunConfig {
@@ -43,9 +43,9 @@ fn export_import_export_gives_the_same_bytes() {
         let [run, first, second, third] =
             ["run", "first", "second", "third"].map(|name| path(&format!("{recipe}-{name}")));
         trained(recipe, None, data.path(), run.as_ref());
-        let out = llama3(&["export", &run, "--output", &first, "--format", "fp8"]).unwrap();
+        let out = float8(&["export", &run, "--output", &first, "--format", "fp8"]).unwrap();
         assert!(out.contains("FP8: 14 of 15 linears") && out.contains("in high precision: lm_head"), "{out}");
-        let out = llama3(&["export", &first, "--output", &second, "--format", "fp8"]).unwrap();
+        let out = float8(&["export", &first, "--output", &second, "--format", "fp8"]).unwrap();
         assert!(out.contains("14 keep their codes"), "{recipe}: {out}");
         let (was, now) = (contents(first.as_ref()), contents(second.as_ref()));
         assert_eq!(was.keys().collect::<Vec<_>>(), now.keys().collect::<Vec<_>>());
@@ -54,7 +54,7 @@ fn export_import_export_gives_the_same_bytes() {
             TensorFiles::open_folder(&first).unwrap().names().any(|name| name.ends_with("input_scale"));
         assert_eq!(has_input_scales, recipe == Recipe::Delayed);
 
-        llama3(&["export", &first, "--output", &third, "--format", "fp8", "--max-shard-size", "100KB"]).unwrap();
+        float8(&["export", &first, "--output", &third, "--format", "fp8", "--max-shard-size", "100KB"]).unwrap();
         let [one, shards] = [&first, &third].map(|folder| TensorFiles::open_folder(folder).unwrap());
         let tensors = |files: &TensorFiles| -> Vec<_> {
             files.names().map(|name| (name.to_string(), files.get(name).unwrap().bytes().unwrap())).collect()
@@ -81,7 +81,7 @@ fn compare_delayed(data: &Path, delayed: Option<&str>) {
     let dir = tempfile::tempdir().unwrap();
     let (run, folder) = (dir.path().join("run"), dir.path().join("hf"));
     let config = trained(Recipe::Delayed, delayed, data, &run);
-    llama3(&["export", run.to_str().unwrap(), "--output", folder.to_str().unwrap(), "--format", "fp8"]).unwrap();
+    float8(&["export", run.to_str().unwrap(), "--output", folder.to_str().unwrap(), "--format", "fp8"]).unwrap();
 
     let saved = SavedRun::open(&run, Which::Latest).unwrap();
     let weights = Weights::open(&config, Some(&saved), config.dimensions().unwrap()).unwrap();

@@ -11,8 +11,8 @@ use safetensors::Dtype;
 use trainer::job::{Weights, prepare};
 use trainer::{ProgressLine, Steps, TensorFiles};
 
-use crate::common::{Train, cause, ids, model, open, run, run_config, text, tokens, values};
-use crate::float8_exports::{DYNAMIC, export, llama3, square};
+use crate::common::{Train, cause, float8, ids, model, open, run, run_config, text, tokens, values};
+use crate::float8_exports::{DYNAMIC, export, square};
 
 /// Model of a folder with a recipe, FP8 only or with values.
 fn prepared(folder: &Path, recipe: Recipe, fp8_only: bool) -> Result<Decoder<Train>, Error> {
@@ -114,7 +114,7 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     let folder = folder.to_str().unwrap();
     let eval = |flags: &[&str]| {
         let fixed = ["eval", folder, "--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
-        let printed = llama3(&[&fixed, flags].concat()).unwrap();
+        let printed = float8(&[&fixed, flags].concat()).unwrap();
         let (_, loss) = printed.split_once("validation loss: ").expect(&printed);
         (loss.split_whitespace().next().unwrap().to_string(), printed)
     };
@@ -125,7 +125,7 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     assert_eq!(own, with_values);
     let (f32, _) = eval(&["--precision", "f32"]);
     assert_ne!(own, f32);
-    let said = llama3(&[
+    let said = float8(&[
         "generate",
         folder,
         "--prompt",
@@ -185,7 +185,7 @@ fn codes_of_a_delayed_run_are_cast_by_its_histories() {
         ["training.steps=3", "generate.max_new_tokens=0", "float8.recipe=delayed", "optimizer.lr=0.05", &saved];
     run(&run_config(data.path(), &settings)).unwrap();
     let loss = |flags: &[&str]| {
-        let printed = llama3(&[&["eval", folder.to_str().unwrap()], flags].concat()).unwrap();
+        let printed = float8(&[&["eval", folder.to_str().unwrap()], flags].concat()).unwrap();
         let (_, loss) = printed.split_once("validation loss: ").expect(&printed);
         loss.to_string()
     };

@@ -2,23 +2,7 @@
 
 use std::fs;
 
-use anyhow::Error;
-use clap::Parser;
-use device_select::SelectedDevice;
-use models::Decoders;
-use trainer::cli::Command;
-
-use crate::common::{Train, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
-
-/// Output of `llama3` with these arguments.
-fn llama3(arguments: &[&str]) -> Result<String, Error> {
-    let command = Command::try_parse_from([&["float8"], arguments].concat()).unwrap();
-    let mut out = vec![];
-    if let Some(job) = command.job::<Decoders>(&mut out)? {
-        job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
-    }
-    Ok(String::from_utf8(out).unwrap())
-}
+use crate::common::{float8, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
 
 fn line<'a>(log: &'a str, begin: &str) -> &'a str {
     log.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin} in {log}"))
@@ -34,11 +18,11 @@ fn nothing_need_be_held_out() {
     assert_eq!((outcome.steps.len(), outcome.held_out_loss, outcome.best_held_out_loss), (2, None, None));
     assert!(!log.contains("validation") && line(&log, "data: ").ends_with("  held out: 0"), "{log}");
     let folder = folder.path().to_str().unwrap();
-    let error = llama3(&["eval", folder, "--device", "cpu"]).unwrap_err().to_string();
+    let error = float8(&["eval", folder, "--device", "cpu"]).unwrap_err().to_string();
     assert!(error.starts_with("nothing is held out (data.validation_split = 0)"), "{error}");
     // Evaluation on other files still works.
     let file = data.path().join("00.rs");
-    assert!(llama3(&["eval", folder, "--data", file.to_str().unwrap()]).unwrap().contains("validation loss: "));
+    assert!(float8(&["eval", folder, "--data", file.to_str().unwrap()]).unwrap().contains("validation loss: "));
 }
 
 /// A run with `data.validation` and `eval --data` give the same loss, over all targets of the file.
@@ -66,7 +50,7 @@ fn a_model_is_judged_by_all_of_other_files() {
     let settings = [&settings[..3], &["data.tokenizer=bytes", "training.seq_len=24", "training.batch_size=4"]].concat();
     let settings: Vec<_> = settings[1..].iter().flat_map(|setting| ["--set", setting]).collect();
     let [model, file] = [&model, &file].map(|path| path.to_str().unwrap());
-    let eval = |data: &[&str]| llama3(&[&["eval", model, "--device", "cpu"], data, &settings].concat());
+    let eval = |data: &[&str]| float8(&[&["eval", model, "--device", "cpu"], data, &settings].concat());
     let log = eval(&["--data", file]).unwrap();
     assert_eq!(line(&log, "validation loss: "), loss);
     assert_eq!(line(&log, "device: "), "device: cpu  precision: f32  compute dtype: f32  attention: tiles");

@@ -18,8 +18,8 @@ use trainer::checkpoint::{SavedRun, Which};
 use trainer::job::{Start, Task};
 use trainer::{CausalLmExt, ExportOptions, Job};
 
+use crate::common::float8;
 use crate::common::{Stored, Train, refuses, relative, run, run_config, text, values, write_safetensors};
-use crate::float8_exports::llama3;
 use crate::float8_python::run_python;
 
 const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
@@ -114,13 +114,13 @@ fn each_step_is_one_of_fp8_beside(targets: &str) {
         assert_eq!(history.as_array().expect(linear).iter().filter(|amax| **amax != 0).count(), 4, "{history}");
     }
     let (path, merged) = (path.to_str().unwrap(), folder.path().join("merged"));
-    llama3(&["eval", path]).unwrap();
+    float8(&["eval", path]).unwrap();
     let out =
-        llama3(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
+        float8(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
     assert!(out.contains("static inputs"), "{out}");
     // Weight histories belong to the base; merged weights have separate scales.
     let exact = folder.path().join("exact");
-    llama3(&["export", path, "--output", exact.to_str().unwrap(), "--merge-adapters", "--format", "f32"]).unwrap();
+    float8(&["export", path, "--output", exact.to_str().unwrap(), "--merge-adapters", "--format", "f32"]).unwrap();
     let floats = |folder: &Path, name: &str| {
         let bytes = fs::read(folder.join("model.safetensors")).unwrap();
         let tensor = SafeTensors::deserialize(&bytes).unwrap().tensor(&format!("model.layers.1.mlp.{name}")).unwrap();
@@ -139,7 +139,7 @@ fn merging_says_what_rounding_leaves() {
     let left = |from: &str, flags: &[&str]| {
         let (from, to) = (at(from), at(&format!("{from} by {}", flags.join(" "))));
         let arguments = [&["export", from.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
-        let out = llama3(&arguments).unwrap();
+        let out = float8(&arguments).unwrap();
         let share = out.split_once("rounding leaves ").map(|(_, rest)| rest.split_once(' ').unwrap().0.parse::<f64>());
         (to, out.contains("--recipe of other scales"), share.map(Result::unwrap))
     };
@@ -172,12 +172,12 @@ fn a_run_on_codes_is_judged_in_every_precision() {
     let settings = ["lora.base=fp8", "float8.recipe=rowwise", "training.steps=1", "data.tokenizer=bytes"];
     run(&config(data.path(), &path, &settings)).unwrap();
     let path = path.to_str().unwrap();
-    let table = llama3(&["eval", path, "--compare", "f32,tensorwise,delayed"]).unwrap();
+    let table = float8(&["eval", path, "--compare", "f32,tensorwise,delayed"]).unwrap();
     let row = |name: &str| {
         let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
         rows.find(|row| row.first() == Some(&name)).unwrap_or_else(|| panic!("{table}"))
     };
-    let alone = printed_loss(&llama3(&["eval", path, "--precision", "f32"]).unwrap());
+    let alone = printed_loss(&float8(&["eval", path, "--precision", "f32"]).unwrap());
     assert_eq!(format!("{alone:.5}"), row("f32")[1]);
     assert_eq!((row("tensorwise").len(), row("tensorwise")[1]), (4, row("delayed")[1]));
     assert!(row("delayed").join(" ").ends_with("% no histories: scaled as tensorwise"), "{table}");
@@ -231,13 +231,13 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
         let to = folder.path().join("refused");
         let arguments = [&["export", path.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
-        refuses(llama3(&arguments), &format!("{} = ", flags[0]));
+        refuses(float8(&arguments), &format!("{} = ", flags[0]));
         assert!(!to.exists());
     }
     // A missing base folder gives a specific error.
     fs::rename(&merged, folder.path().join("elsewhere")).unwrap();
     let gone = format!("there is no folder {}, which has the weights", merged.display());
-    refuses(llama3(&["eval", path.to_str().unwrap()]), &gone);
+    refuses(float8(&["eval", path.to_str().unwrap()]), &gone);
     fs::rename(folder.path().join("elsewhere"), &merged).unwrap();
 }
 
@@ -481,13 +481,13 @@ fn commands_take_the_folder_of_an_adapter() {
     let (ids, want) = reference();
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/hf_llama");
     let unknown = edited(&json!({}));
-    refuses(llama3(&["generate", unknown.path().to_str().unwrap()]), "base_model_name_or_path = ");
+    refuses(float8(&["generate", unknown.path().to_str().unwrap()]), "base_model_name_or_path = ");
     let named = edited(&json!({"base_model_name_or_path": base}));
     let hf_path = format!("model.hf_path={}", base.display());
     for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
-        llama3(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat())
+        float8(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat())
             .unwrap();
         // In the dtype of the base, f32.
         let model = models::Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
@@ -495,10 +495,10 @@ fn commands_take_the_folder_of_an_adapter() {
         assert!(relative(&values(model.forward(ids)), &want) < 1e-5);
         let text = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
         let data = self::text();
-        llama3(&[&["eval", adapter, "--data", data.path().to_str().unwrap()], &text[..], more].concat()).unwrap();
+        float8(&[&["eval", adapter, "--data", data.path().to_str().unwrap()], &text[..], more].concat()).unwrap();
         let generate = |folder: &str, more: &[&str]| {
             let flags = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0"];
-            llama3(&[&["generate", folder], &flags[..], &text, more].concat()).unwrap()
+            float8(&[&["generate", folder], &flags[..], &text, more].concat()).unwrap()
         };
         assert_eq!(generate(adapter, more), generate(merged.to_str().unwrap(), &[]));
     }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Error;
 use burn::backend::{Autodiff, Flex};
 use burn_float8::Float8;
+use clap::Parser;
 use device_select::SelectedDevice;
 use models::Decoders;
 use trainer::Job;
-use trainer::cli::parse_from;
+use trainer::cli::Command;
 use trainer::job::MemoryEstimate;
 
 use crate::common::refuses;
@@ -29,7 +30,7 @@ fn job(config: Option<&Path>, settings: &[&str], flags: &[&str]) -> Result<Job<D
     arguments.extend(config.into_iter().flat_map(|path| ["--config".into(), path.display().to_string()]));
     arguments.extend(settings.iter().flat_map(|setting| ["--set".into(), setting.to_string()]));
     arguments.extend(flags.iter().map(|flag| flag.to_string()));
-    let command = parse_from(arguments).unwrap();
+    let command = Command::try_parse_from(arguments).unwrap();
     Ok(command.job::<Decoders>(&mut std::io::sink())?.expect("a job"))
 }
 

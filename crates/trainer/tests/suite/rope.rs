@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 
 use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
-use models::rope_scaling::rotary_frequencies;
+use models::rotary_frequencies;
 use models::{DecoderConfig, RopeScaling};
 use trainer::rng::Rng;
 
