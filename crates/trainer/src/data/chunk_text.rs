@@ -72,27 +72,33 @@ impl<'a, R: Read> Chunks<'a, R> {
     pub(super) fn new(text: R, limit: usize, tokenizer: &'a Tokenizer) -> Self {
         Self { text, limit, buffer: vec![], has_ended: false, tokenizer }
     }
+}
 
-    /// Next chunk; `None` at the end.
-    pub(super) fn next(&mut self) -> io::Result<Option<String>> {
+impl<R: Read> Iterator for Chunks<'_, R> {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<io::Result<String>> {
         // A chunk, its lookahead, and the rest of a character.
         let mut wanted = self.limit + Tokenizer::LOOKAHEAD + 4;
         loop {
             while !self.has_ended && self.buffer.len() < wanted {
                 let missing = (wanted - self.buffer.len()) as u64;
-                self.has_ended = self.text.by_ref().take(missing).read_to_end(&mut self.buffer)? == 0;
+                match self.text.by_ref().take(missing).read_to_end(&mut self.buffer) {
+                    Ok(read) => self.has_ended = read == 0,
+                    Err(error) => return Some(Err(error)),
+                }
             }
             let text = match std::str::from_utf8(&self.buffer) {
                 Ok(text) => text,
                 Err(error) if error.error_len().is_none() && !self.has_ended => {
                     std::str::from_utf8(&self.buffer[..error.valid_up_to()]).unwrap_or_default()
                 }
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+                Err(error) => return Some(Err(io::Error::new(io::ErrorKind::InvalidData, error))),
             };
             if let Some(text) = first(text, self.limit, self.has_ended, self.tokenizer) {
                 let chunk = Some(text.to_string()).filter(|text| !text.is_empty());
                 self.buffer.drain(..text.len());
-                return Ok(chunk);
+                return chunk.map(Ok);
             }
             wanted *= 2;
         }
@@ -108,8 +114,7 @@ mod tests {
     use crate::{SpecialTokens, Tokenizer};
 
     fn chunks(text: &str, limit: usize, tokenizer: &Tokenizer) -> Vec<String> {
-        let mut chunks = Chunks::new(text.as_bytes(), limit, tokenizer);
-        let chunks: Vec<_> = std::iter::from_fn(|| chunks.next().unwrap()).collect();
+        let chunks: Vec<_> = Chunks::new(text.as_bytes(), limit, tokenizer).map(Result::unwrap).collect();
         assert_eq!(chunks.concat(), text);
         assert!(chunks.iter().all(|chunk| !chunk.is_empty()));
         chunks

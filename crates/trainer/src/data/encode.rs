@@ -103,9 +103,8 @@ impl Encoder<'_> {
     /// Encodes text like [`Tokenizer::document`], but in chunks.
     fn encode_text(&self, text: &str) -> Result<Tokenized> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
-        let mut chunks = Chunks::new(text.as_bytes(), CHUNK, self.tokenizer);
-        while let Some(chunk) = chunks.next()? {
-            ids.extend(self.tokenizer.encode(&chunk, SpecialTokens::AreText)?);
+        for chunk in Chunks::new(text.as_bytes(), CHUNK, self.tokenizer) {
+            ids.extend(self.tokenizer.encode(&chunk?, SpecialTokens::AreText)?);
         }
         ids.extend(self.tokenizer.eos());
         Ok(Tokenized { ids, mask: None, ends: true })

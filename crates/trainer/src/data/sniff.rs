@@ -98,7 +98,7 @@ fn objects(path: &Path, mut data: Box<dyn BufRead>, field: &str) -> Result<Optio
         }
     };
     // An error before the end of the first document means that there is no object.
-    let first = JsonReader::new(path, data, format, u64::MAX).next().ok().flatten();
+    let first = JsonReader::new(path, data, format, u64::MAX).next().and_then(Result::ok);
     let object = first.and_then(|(_, json)| serde_json::from_slice::<Map<String, Value>>(&json).ok());
     Ok(object.map(|object| match [field, MESSAGES].iter().any(|field| object.contains_key(*field)) {
         true => Kind::Is(format),
