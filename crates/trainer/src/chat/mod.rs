@@ -2,7 +2,6 @@
 //! and marks the assistant's ids.
 
 mod environment;
-mod marks;
 mod python;
 mod spans;
 
@@ -330,7 +329,7 @@ impl ChatTemplate {
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
-        marks: Option<marks::Marks>,
+        marks: Option<spans::Marks>,
     ) -> Result<String> {
         use minijinja::Value;
         use minijinja::value::Serde;

@@ -1,10 +1,8 @@
 //! Splits texts of any length, from memory or a file, into chunks that are tokenized one by one.
 //! The same text always gives the same chunks, and together they have the ids of the whole text.
 //!
-//! A chunk ends after a line end that is not followed by white space. Line ends that are not
-//! preceded by white space either are preferred. Without any, the chunk ends where the tokenizer
-//! certainly ends a word, see [`Tokenizer::last_word_end`]. If there is no such place, the chunk is
-//! longer, if necessary as long as the text.
+//! A chunk ends where the tokenizer certainly ends a word, see [`Tokenizer::last_word_end`]. If there
+//! is no such place, the chunk is longer, if necessary as long as the text.
 //!
 //! Llama 3's `tokenizer.model` also cuts after 400,000 characters at any place. In longer texts
 //! those cuts differ.
@@ -17,23 +15,6 @@ use crate::Tokenizer;
 /// times that memory while it tokenizes.
 pub(super) const CHUNK: usize = 32 << 10;
 
-/// Place after the last suitable line end within `limit`. Line ends that do not follow white space
-/// are preferred.
-fn line_end(text: &str, limit: usize) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let limit = text.floor_char_boundary(limit);
-    let is_space_at = |place: usize| text[place..].starts_with(char::is_whitespace);
-    let mut after_space = None;
-    for end in (2..=limit).rev().filter(|end| bytes[end - 1] == b'\n' && !is_space_at(*end)) {
-        let before = text.floor_char_boundary(end - 2);
-        if !is_space_at(before) {
-            return Some(end);
-        }
-        after_space = after_space.or(Some(end));
-    }
-    after_space
-}
-
 /// First chunk of `text`, of at most `limit` bytes if possible. `None` if more of the text is
 /// needed to decide. With `is_whole`, nothing follows `text`.
 fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<&'a str> {
@@ -44,11 +25,6 @@ fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer)
         }
         if !is_whole && text.len() < within + Tokenizer::LOOKAHEAD {
             return None;
-        }
-        if within == limit
-            && let Some(end) = line_end(text, limit).filter(|end| tokenizer.ends_word(text, *end))
-        {
-            return Some(&text[..end]);
         }
         if let Some(end) = tokenizer.last_word_end(text, within).filter(|end| *end > 0) {
             return Some(&text[..end]);
@@ -151,19 +127,6 @@ mod tests {
             }
         }
         text
-    }
-
-    #[test]
-    fn ends_after_lines() {
-        let chunks = of_bytes(&"a line of text, and \u{e9} \n\n  indented\nagain\n".repeat(80_000));
-        assert!(chunks.len() > 2);
-        for pair in chunks.windows(2) {
-            assert!(pair[0].ends_with("indented\n") || pair[0].ends_with("again\n"));
-            assert!(pair[1].starts_with("again") || pair[1].starts_with("a line"));
-        }
-        // Line ends after white space are better than none.
-        let chunks = of_bytes(&"word \nword ".repeat(200_000));
-        assert!(chunks.iter().rev().skip(1).all(|chunk| chunk.ends_with(" \n")));
     }
 
     #[test]

@@ -7,12 +7,14 @@ use anyhow::{Context, Result, bail};
 
 use super::chunk_text::{CHUNK, Chunks};
 use super::encode::{Content, Encoder, Work};
-use super::scan::FileState;
-use super::sniff::open;
+use super::scan::{FileState, open};
 use super::{Format, MAX_DOCUMENT, cannot_read};
 
 /// All work of a file, in order. It ends at the first error.
-pub(super) fn read<'a>(file: &'a FileState, encoder: &Encoder<'a>) -> Result<Box<dyn Iterator<Item = Result<Work<'a>>> + 'a>> {
+pub(super) fn read<'a>(
+    file: &'a FileState,
+    encoder: &Encoder<'a>,
+) -> Result<Box<dyn Iterator<Item = Result<Work<'a>>> + 'a>> {
     let path: &Path = &file.path;
     let work = move |content, number, bytes| Ok(Work { file, content, number, bytes });
     Ok(match file.format {

@@ -12,8 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use walkdir::WalkDir;
 
-use super::scan::{BINARY, Candidate, FileState, scan, size_and_time};
-use super::sniff::{Kind, kind};
+use super::scan::{BINARY, Candidate, FileState, Kind, kind, scan, size_and_time};
 use super::{cannot_read, join};
 use crate::digest::Fingerprint;
 use crate::{atomic, files};

@@ -11,8 +11,7 @@ use rayon::prelude::*;
 
 use super::encode::{Encoder, Tokenized, Work};
 use super::scan::FileState;
-use super::token_file::Header;
-use super::token_writer::TokenWriter;
+use super::token_file::{Header, TokenWriter};
 use super::{DataSource, Format, LeftOut, readers};
 use crate::chat::with_stack;
 use crate::folder::create_folder;

@@ -39,8 +39,7 @@ impl HuggingFace {
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may set a padding or a truncation length.
         text.with_padding(None).with_truncation(None).map_err(|error| not_valid(path, error))?;
-        let beside = added::beside(path)?;
-        let added = caught(|| added::add(&mut text, beside)).map_err(|panic| not_valid(path, panic))??;
+        let added = caught(|| added::add(&mut text, path)).map_err(|panic| not_valid(path, panic))??;
         text.set_encode_special_tokens(true);
         // Detects a post-processor that contradicts the vocabulary.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
