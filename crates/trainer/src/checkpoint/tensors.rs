@@ -105,7 +105,7 @@ pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: O
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
         written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
-        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(move || pending.bytes(finite_at)) });
+        new.push(NewTensor::new(name, pending.dtype, shape, move || pending.bytes(finite_at)));
     }
     let path = folder.join(file);
     write_file(&path, &new, None)?;

@@ -12,7 +12,7 @@ use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, RepeatedHead};
 use super::float8::Plan;
-use super::float8_export::{Float8Export, Writer};
+use super::float8_export::Float8Export;
 use super::parameters::{Parameter, parameters, read};
 use super::{files, json, names};
 use crate::model::ModelConfig;
@@ -95,11 +95,9 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
         if !stop.is_empty() {
             write(files::GENERATION, &json::generation_json(&folder.join(files::GENERATION), stop)?)?;
         }
-        let (parameters, checkpoint) = (parameters(model), float8.and_then(|float8| float8.checkpoint));
-        let writer =
-            plan.as_ref().map(|plan| Writer { plan, parameters: &parameters, checkpoint, amaxes: Default::default() });
+        let parameters = parameters(model);
         let tensors = parameters.iter().flat_map(|parameter| {
-            let float8 = writer.as_ref().and_then(|writer| writer.tensors(parameter));
+            let float8 = plan.as_ref().and_then(|plan| plan.tensors(parameter, &parameters));
             float8.unwrap_or_else(|| vec![plain(parameter, dtype)])
         });
         write_shards(folder, &tensors.collect::<Vec<_>>(), max_shard_bytes)
@@ -109,12 +107,8 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
 /// Tensor in high precision.
 fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_> {
     let (_, dtype, encode) = dtype.format();
-    NewTensor {
-        name: names::hf_name(&parameter.path),
-        dtype,
-        shape: parameter.shape.clone(),
-        bytes: Box::new(move || (parameter.read)().map(|values| encode(&values))),
-    }
+    let bytes = move || (parameter.read)().map(|values| encode(&values));
+    NewTensor::new(names::hf_name(&parameter.path), dtype, parameter.shape.clone(), bytes)
 }
 
 /// Share of the adapters' weight change that remains in files. `model` has the merged weights w' =
