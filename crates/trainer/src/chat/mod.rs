@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::tokenizer::{ConfigFile, SPECIAL_TOKENS};
 use crate::{SpecialTokens, Tokenizer, files};
 pub(crate) use environment::with_stack;
+use spans::{MANY, Rendered};
 
 /// Role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
@@ -282,7 +283,7 @@ impl ChatTemplate {
         } else {
             let specials = ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id));
             let specials: Vec<_> = specials.map(|(_, range)| range.clone()).collect();
-            self.untagged(tokenizer, messages, &text, &specials)?
+            Rendered { template: self, tokenizer, messages, text: &text, specials: &specials }.turns(MANY)?
         };
         let mut is_assistant = vec![false; ids.len()];
         let mut says_something = false;

@@ -10,7 +10,7 @@ use crate::Tokenizer;
 
 /// With more turns than this, most are found by the text around the first one. Rendering everything
 /// before each turn takes time quadratic in their number.
-const MANY: usize = 8;
+pub(super) const MANY: usize = 8;
 /// Bytes after a turn that must match too.
 const NEXT: usize = 8;
 
@@ -23,27 +23,29 @@ impl ChatTemplate {
         let (_, spans) = spans_between(&marked, marks).filter(|(plain, _)| plain == text).context(changed)?;
         Ok(spans)
     }
+}
 
-    /// Ranges that the template adds for messages of the assistant.
-    pub(super) fn untagged(
-        &self,
-        tokenizer: &Tokenizer,
-        messages: &[Message],
-        text: &str,
-        specials: &[Range<usize>],
-    ) -> Result<Vec<Range<usize>>> {
-        self.untagged_of(&Rendered { template: self, tokenizer, messages, text, specials }, MANY)
-    }
+/// Conversation with its text, and the inputs to render others.
+pub(super) struct Rendered<'a> {
+    pub(super) template: &'a ChatTemplate,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) messages: &'a [Message],
+    pub(super) text: &'a str,
+    /// Ranges of the special tokens in the text.
+    pub(super) specials: &'a [Range<usize>],
+}
 
-    fn untagged_of(&self, conversation: &Rendered<'_>, many: usize) -> Result<Vec<Range<usize>>> {
-        let Rendered { messages, text, specials, .. } = *conversation;
+impl Rendered<'_> {
+    /// Ranges that the template adds for messages of the assistant. More than `many` turns are found
+    /// by the text around the first one.
+    pub(super) fn turns(&self, many: usize) -> Result<Vec<Range<usize>>> {
+        let Self { messages, text, specials, .. } = *self;
         let is_assistant = |(index, message): (usize, &Message)| (message.role == ASSISTANT).then_some(index);
         let turns: Vec<usize> = messages.iter().enumerate().filter_map(is_assistant).collect();
-        let alike = if turns.len() > many { conversation.alike(&turns) } else { None };
+        let alike = if turns.len() > many { self.alike(&turns) } else { None };
         let (mut spans, mut from) = (vec![], 0);
         for (number, &index) in turns.iter().enumerate() {
-            let span =
-                alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| conversation.turn_at(index, from));
+            let span = alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| self.turn_at(index, from));
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
             let span = span.ok_or_else(|| not_separable(index))?;
             from = span.end;
@@ -67,19 +69,7 @@ impl ChatTemplate {
         }
         Ok(spans)
     }
-}
 
-/// Conversation with its text, and the inputs to render others.
-struct Rendered<'a> {
-    template: &'a ChatTemplate,
-    tokenizer: &'a Tokenizer,
-    messages: &'a [Message],
-    text: &'a str,
-    /// Ranges of the special tokens in the text.
-    specials: &'a [Range<usize>],
-}
-
-impl Rendered<'_> {
     /// Range that the template adds for one assistant message. The search starts at `from`.
     fn turn_at(&self, index: usize, from: usize) -> Option<Range<usize>> {
         self.added(index).or_else(|| self.around_content(index, from))
@@ -342,7 +332,7 @@ mod tests {
                 text: &text,
                 specials: &specials,
             };
-            let find = |many| template.untagged_of(&conversation, many).ok();
+            let find = |many| conversation.turns(many).ok();
             let one_by_one = find(usize::MAX);
             assert_eq!(find(MANY), one_by_one, "{source}");
             let turns: Vec<usize> = (1..messages.len()).step_by(2).collect();
