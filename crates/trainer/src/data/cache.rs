@@ -150,7 +150,8 @@ impl KeptTokens {
         }
         // Memories of scans. Without them, files are scanned again.
         for path in entries(cache)? {
-            let is_memory = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".files.json"));
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_memory = name.contains(".files.json") || name.ends_with(".starts");
             if is_memory && modified(&path).is_some_and(is_old) {
                 fs::remove_file(&path).with_context(cannot_write(&path))?;
             }

@@ -2,12 +2,13 @@
 //! documents begin and which targets the loss counts.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::token_file::TokenFile;
-use crate::Tokenizer;
+use crate::{Tokenizer, atomic, files};
 
 /// Tokens read at once to find documents.
 const CHUNK: u64 = 1 << 16;
@@ -28,6 +29,8 @@ pub(super) struct Part {
     /// BOS and EOS in a file that does not list documents. These begin with BOS; without a BOS they
     /// end with EOS.
     marks: Option<[Option<u32>; 2]>,
+    /// File that keeps the begins of documents that were found by these tokens.
+    memory: Option<PathBuf>,
 }
 
 /// Range of a stream.
@@ -43,15 +46,16 @@ pub(super) struct Window {
 impl Part {
     /// Splits a file into its training part and its validation part. The validation part has documents
     /// with the share `fraction` of the tokens. If the file does not list documents, it is the end
-    /// of the file.
-    pub(super) fn both(file: TokenFile, fraction: f64, tokenizer: &Tokenizer) -> Result<[Self; 2]> {
+    /// of the file, and `memory` is the beginning of a path for what is found in it.
+    pub(super) fn both(file: TokenFile, fraction: f64, tokenizer: &Tokenizer, memory: &Path) -> Result<[Self; 2]> {
         let (listed, file) = (file.documents()?, Arc::new(file));
         let Some(documents) = listed else {
             let (marks, all) = (Some([tokenizer.bos(), tokenizer.eos()]), file.len());
             let cut = all - (fraction * all as f64) as u64;
             let part = |first, len| {
                 let targets = (!file.has_mask()).then_some(len);
-                Self { len, targets, begins_within: false, file: file.clone(), list: vec![[0, first]], marks }
+                let memory = Some(memory.with_extension(format!("{first}-{len}.starts")));
+                Self { len, targets, begins_within: false, file: file.clone(), list: vec![[0, first]], marks, memory }
             };
             return Ok([part(0, cut), part(cut, all - cut)]);
         };
@@ -67,7 +71,7 @@ impl Part {
             [len - (document.end - document.start), document.start]
         };
         let list = documents.into_iter().map(begin).collect();
-        let mut part = Self { len, targets: None, begins_within, file: file.clone(), list, marks: None };
+        let mut part = Self { len, targets: None, begins_within, file: file.clone(), list, marks: None, memory: None };
         part.targets = Some(part.count_targets(0..len)?);
         Ok(part)
     }
@@ -149,15 +153,32 @@ impl Part {
             true => visit(std::mem::replace(&mut begin, start)..start),
             false => Ok(()),
         };
-        if self.marks.is_none() {
-            self.list.iter().try_for_each(|[start, _]| boundary(*start))?;
-        } else {
-            for first in (0..self.len).step_by(CHUNK as usize) {
-                let starts = self.read(first..self.len.min(first + CHUNK))?.starts;
-                starts.into_iter().try_for_each(|start| boundary(first + start as u64))?;
-            }
+        match self.marks {
+            None => self.list.iter().try_for_each(|[start, _]| boundary(*start))?,
+            Some(_) => self.marked_starts()?.into_iter().try_for_each(boundary)?,
         }
         boundary(self.len)
+    }
+
+    /// Begins of the documents in a file that does not list them, from an earlier scan or by reading
+    /// all of it.
+    fn marked_starts(&self) -> Result<Vec<u64>> {
+        let known = self.memory.as_ref().and_then(|memory| files::read(memory).ok());
+        let known = known.map(|bytes| bytes.as_chunks().0.iter().map(|start| u64::from_le_bytes(*start)).collect());
+        let is_valid = |starts: &Vec<u64>| starts.is_sorted() && starts.last().is_none_or(|last| *last < self.len);
+        if let Some(starts) = known.filter(is_valid) {
+            return Ok(starts);
+        }
+        let mut starts = vec![];
+        for first in (0..self.len).step_by(CHUNK as usize) {
+            let found = self.read(first..self.len.min(first + CHUNK))?.starts;
+            starts.extend(found.into_iter().map(|start| first + start as u64));
+        }
+        if let Some(memory) = &self.memory {
+            // Without it, the next start reads the file again.
+            let _ = atomic::replace(memory, &starts.iter().flat_map(|start| start.to_le_bytes()).collect::<Vec<_>>());
+        }
+        Ok(starts)
     }
 }
 
