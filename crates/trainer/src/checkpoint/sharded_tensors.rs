@@ -93,8 +93,7 @@ impl SavedTensors {
     pub(super) fn open(folder: &Path, file: &str) -> Result<Self> {
         let (mut path, mut files) = (folder.join(INDEX), BTreeMap::new());
         let index: Index = if path.exists() {
-            let text = files::read_to_string(&path).with_context(cannot("read", &path))?;
-            serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?
+            files::read_json(&path)?
         } else {
             path = folder.join(file);
             let whole = TensorFiles::open_file(&path)?;

@@ -20,6 +20,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::sharded_tensors::{Rows, SavedTensors};
 use super::tensors::{self, Pending};
@@ -117,10 +118,6 @@ fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
     }
 }
 
-fn read(path: &Path) -> Result<String> {
-    files::read_to_string(path).with_context(cannot("read", path))
-}
-
 /// A verified checkpoint.
 #[derive(Debug)]
 pub struct SavedRun {
@@ -137,16 +134,12 @@ impl SavedRun {
     pub fn open(folder: &Path, which: Which) -> Result<Self> {
         let path = find_checkpoint(folder, which)?;
         let file = path.join(STATE);
-        #[derive(Deserialize)]
-        struct Header {
-            format: u32,
-        }
-        let text = read(&file)?;
-        let is_invalid = || format!("{} is not valid", file.display());
-        let Header { format } = serde_json::from_str(&text).with_context(is_invalid)?;
-        ensure!(format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
-        let state = serde_json::from_str(&text).with_context(is_invalid)?;
-        let config = read(&path.join(CONFIG))?;
+        let state: Value = files::read_json(&file)?;
+        let format = &state["format"];
+        ensure!(*format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
+        let state = serde_json::from_value(state).with_context(|| format!("{} is not valid", file.display()))?;
+        let config = path.join(CONFIG);
+        let config = files::read_to_string(&config).with_context(cannot("read", &config))?;
         Ok(Self { path, state, config })
     }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Map, Value};
 
 use crate::files;
@@ -21,13 +21,7 @@ pub(crate) struct ConfigFile {
 
 impl ConfigFile {
     pub(crate) fn read(path: PathBuf) -> Result<Self> {
-        let text = match files::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self { path, map: Map::new() }),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let map = serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
-        Ok(Self { path, map })
+        Ok(Self { map: files::read_object(&path)?, path })
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
