@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -42,9 +42,6 @@ pub struct NotFinite {
     pub step: usize,
 }
 
-/// Reads a tensor from its device.
-type Read = Box<dyn Fn() -> std::result::Result<TensorData, String> + Send>;
-
 /// Tensor that stays on its device until it is written; for a shard, this rank's rows. Later steps
 /// do not change it.
 pub(super) struct Pending {
@@ -53,7 +50,8 @@ pub(super) struct Pending {
     shape: Vec<usize>,
     rows: Range<usize>,
     dtype: Dtype,
-    read: Read,
+    /// Reads the elements from the device, in the format of the file.
+    read: Box<dyn Fn() -> Result<Vec<u8>> + Send>,
 }
 
 impl Pending {
@@ -69,12 +67,14 @@ impl Pending {
             DType::BF16 => (DType::BF16, Dtype::BF16),
             _ => (DType::F32, Dtype::F32),
         };
+        let of = name.clone();
         let read = move || {
             let tensor = tensor.clone().cast(dtype);
             // Removes the padding of a shard.
             let padded = tensor.dims()[0];
             let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
-            tensor.try_into_data().map_err(|error| error.to_string())
+            let data = tensor.try_into_data();
+            Ok(data.map_err(|error| anyhow!("the device failed while {of} was read: {error}"))?.bytes.to_vec())
         };
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
@@ -82,10 +82,7 @@ impl Pending {
     /// Elements in the format of the file. If `finite_at` has a step, a value that is not finite is
     /// an error.
     fn bytes(&self, finite_at: Option<usize>) -> Result<Vec<u8>> {
-        let bytes = match (self.read)() {
-            Ok(data) => data.bytes.to_vec(),
-            Err(reason) => bail!("the device failed while {} was read: {reason}", self.name),
-        };
+        let bytes = (self.read)()?;
         let is_finite = match self.dtype {
             Dtype::BF16 => bytes.as_chunks().0.iter().all(|bytes| bf16::from_le_bytes(*bytes).is_finite()),
             _ => bytes.as_chunks().0.iter().all(|bytes| f32::from_le_bytes(*bytes).is_finite()),
