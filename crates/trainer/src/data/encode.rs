@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::chunk_text::{CHUNK, Chunks};
 use super::scan::FileState;
+use super::token_file::Tokenized;
 use super::{KWARGS, MESSAGES, THINKING, TOOLS, missing, names};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
@@ -29,16 +30,6 @@ pub(super) enum Content {
     /// Row.
     #[cfg(feature = "parquet")]
     Object(Map<String, Value>),
-}
-
-/// Tokens of a unit of work.
-#[derive(Default)]
-pub(super) struct Tokenized {
-    pub(super) ids: Vec<u32>,
-    /// Whether the loss counts each token as a target. `None` counts all.
-    pub(super) mask: Option<Vec<bool>>,
-    /// Whether the document ends here.
-    pub(super) ends: bool,
 }
 
 /// Encodes documents as tokens.

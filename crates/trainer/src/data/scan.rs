@@ -19,8 +19,10 @@ use crate::files;
 
 /// Reasons for skipping a file.
 const EMPTY: &str = "empty";
-pub(super) const BINARY: &str = "binary or not UTF-8";
+const BINARY: &str = "binary or not UTF-8";
 const BEYOND_LIMIT: &str = "beyond max_bytes";
+pub(super) const OTHER_JSON: &str = "json without the fields that are read";
+pub(super) const TABLE: &str = "csv";
 
 /// File that may be taken. Candidates sort in reading order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -193,20 +195,12 @@ const CHUNK: usize = 1 << 20;
 /// Magic bytes of compressed files that are not read.
 const PACKED: [(&[u8], &str); 2] = [(b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")];
 
-/// Kind of a file.
-pub(super) enum Kind {
-    /// Documents or tokens.
-    Is(Format),
-    /// JSON objects. The first one has none of the fields that are read.
-    OtherObjects(Format),
-    /// Comma-separated or tab-separated values.
-    Table,
-    /// JSON whose first element or line is not an object.
-    OtherJson,
-    /// Compressed by this program.
-    Packed(&'static str),
-    /// Bytes that are not text.
-    Binary,
+/// File that folders leave out.
+pub(super) struct Other {
+    /// Reason for skipping it.
+    pub(super) left: &'static str,
+    /// Format in which it is read if the user names it, or why it is not read.
+    pub(super) named: Result<Format, String>,
 }
 
 /// Opened file, and the program that compressed it.
@@ -226,43 +220,52 @@ pub(super) fn open(path: &Path) -> io::Result<Opened> {
     })
 }
 
-/// Kind of a file whose documents have the field `field`. The extension decides; where it does not,
+/// Format of a file whose documents have the field `field`. The extension decides; where it does not,
 /// the first bytes do.
-pub(super) fn kind(path: &Path, field: &str) -> Result<Kind> {
+pub(super) fn format_of(path: &Path, field: &str) -> Result<Result<Format, Other>> {
     let (mut data, by) = open(path).with_context(cannot_read(path))?;
     // `a.jsonl.gz` is read like `a.jsonl`.
     let name = if by.is_some() { path.with_extension("") } else { path.into() };
     let extension = name.extension().map(|extension| extension.to_ascii_lowercase()).unwrap_or_default();
+    let other = |left, named: &str| Err(Other { left, named: Err(named.into()) });
+    let packed = |by| other("compressed", &format!("is compressed with {by}: decompress it first"));
     let head = data.fill_buf().with_context(cannot_read(path))?;
     let by_bytes = match PACKED.iter().find(|(begin, _)| head.starts_with(begin)) {
-        Some((_, by)) => Kind::Packed(by),
-        None if head.starts_with(b"PAR1") => Kind::Is(Format::Parquet),
-        None if head[..head.len().min(HEAD)].contains(&0) => Kind::Binary,
-        None => Kind::Is(Format::Text),
+        Some((_, by)) => packed(by),
+        None if head.starts_with(b"PAR1") => Ok(Format::Parquet),
+        None if head[..head.len().min(HEAD)].contains(&0) => Err(Other { left: BINARY, named: Ok(Format::Text) }),
+        None => Ok(Format::Text),
     };
-    let kind = match (extension.to_str().unwrap_or_default(), by_bytes) {
-        ("jsonl" | "ndjson", _) => Kind::Is(Format::Jsonl),
-        ("parquet", _) => Kind::Is(Format::Parquet),
-        ("csv" | "tsv", _) => Kind::Table,
-        ("json", _) => objects(path, data, field)?.unwrap_or(Kind::OtherJson),
+    let format = match (extension.to_str().unwrap_or_default(), by_bytes) {
+        ("jsonl" | "ndjson", _) => Ok(Format::Jsonl),
+        ("parquet", _) => Ok(Format::Parquet),
+        ("csv" | "tsv", _) => other(
+            TABLE,
+            "is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on the \
+             file as it is",
+        ),
+        ("json", _) => objects(path, data, field)?.unwrap_or_else(|| {
+            other(
+                OTHER_JSON,
+                "begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the \
+                 file as it is",
+            )
+        }),
         // Other programs also write `.bin` files.
-        ("bin", _) if Header::read(path).is_ok() => Kind::Is(Format::Bin),
+        ("bin", _) if Header::read(path).is_ok() => Ok(Format::Bin),
         // Caches name files by their digests, without an extension.
-        ("", Kind::Is(Format::Text)) => match objects(path, data, field)? {
-            Some(Kind::Is(format)) => Kind::Is(format),
-            _ => Kind::Is(Format::Text),
-        },
+        ("", Ok(Format::Text)) => objects(path, data, field)?.filter(Result::is_ok).unwrap_or(Ok(Format::Text)),
         (_, by_bytes) => by_bytes,
     };
-    Ok(match (kind, by) {
+    Ok(match (format, by) {
         // Their end is read first, so that all of it would have to be decompressed.
-        (Kind::Is(Format::Parquet), Some(by)) => Kind::Packed(by),
-        (kind, _) => kind,
+        (Ok(Format::Parquet), Some(by)) => packed(by),
+        (format, _) => format,
     })
 }
 
-/// Kind of a JSON file that begins with an object, as a line or in an array; `None` for other JSON.
-fn objects(path: &Path, mut data: Box<dyn BufRead>, field: &str) -> Result<Option<Kind>> {
+/// Format of a JSON file that begins with an object, as a line or in an array; `None` for other JSON.
+fn objects(path: &Path, mut data: Box<dyn BufRead>, field: &str) -> Result<Option<Result<Format, Other>>> {
     let format = loop {
         match data.fill_buf().with_context(cannot_read(path))?.first() {
             // White space and a byte order mark.
@@ -276,7 +279,7 @@ fn objects(path: &Path, mut data: Box<dyn BufRead>, field: &str) -> Result<Optio
     let first = JsonReader::new(path, data, format, u64::MAX).next().and_then(Result::ok);
     let object = first.and_then(|(_, json)| serde_json::from_slice::<Map<String, Value>>(&json).ok());
     Ok(object.map(|object| match [field, MESSAGES].iter().any(|field| object.contains_key(*field)) {
-        true => Kind::Is(format),
-        false => Kind::OtherObjects(format),
+        true => Ok(format),
+        false => Err(Other { left: OTHER_JSON, named: Ok(format) }),
     }))
 }

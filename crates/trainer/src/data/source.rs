@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fmt, fs, io};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use walkdir::WalkDir;
 
-use super::scan::{BINARY, Candidate, FileState, Kind, kind, scan, size_and_time};
+use super::scan::{Candidate, FileState, OTHER_JSON, TABLE, format_of, scan, size_and_time};
 use super::{cannot_read, join};
 use crate::digest::Fingerprint;
 use crate::{atomic, files};
@@ -77,8 +77,6 @@ impl fmt::Display for Format {
 
 /// Reasons for skipping a file. Text next to data describes it, or is its licence.
 const TEXT_NEXT_TO_DATA: &str = "text beside data";
-const OTHER_JSON: &str = "json without the fields that are read";
-const TABLE: &str = "csv";
 const LINK: &str = "links to nothing or to what is read already";
 
 /// Number of skipped files, by reason.
@@ -232,13 +230,10 @@ impl DataSource {
         }
         let (mut data, mut texts) = (vec![], vec![]);
         for path in found {
-            match kind(&path, &self.field)? {
-                Kind::Is(Format::Text) => texts.push(Candidate::new(&path, Format::Text)?),
-                Kind::Is(format) => data.push(Candidate::new(&path, format)?),
-                Kind::Table => left.add(TABLE),
-                Kind::OtherObjects(_) | Kind::OtherJson => left.add(OTHER_JSON),
-                Kind::Packed(_) => left.add("compressed"),
-                Kind::Binary => left.add(BINARY),
+            match format_of(&path, &self.field)? {
+                Ok(Format::Text) => texts.push(Candidate::new(&path, Format::Text)?),
+                Ok(format) => data.push(Candidate::new(&path, format)?),
+                Err(other) => left.add(other.left),
             }
         }
         if data.is_empty() {
@@ -266,20 +261,8 @@ fn named_format(path: &Path, field: &str) -> Result<Format> {
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("bin")) {
         return Ok(Format::Bin);
     }
-    let name = path.display();
-    match kind(path, field)? {
-        Kind::Is(format) | Kind::OtherObjects(format) => Ok(format),
-        Kind::Binary => Ok(Format::Text),
-        Kind::Packed(by) => bail!("{name} is compressed with {by}: decompress it first"),
-        Kind::Table => bail!(
-            "{name} is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on \
-             the file as it is"
-        ),
-        Kind::OtherJson => bail!(
-            "{name} begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the \
-             file as it is"
-        ),
-    }
+    let format = format_of(path, field)?.or_else(|other| other.named);
+    format.map_err(|reason| anyhow!("{} {reason}", path.display()))
 }
 
 /// Files below a folder, sorted. Links are followed, and no file or folder is taken twice.

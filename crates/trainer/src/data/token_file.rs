@@ -19,7 +19,6 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use super::encode::Tokenized;
 use super::{cannot_read, cannot_write};
 use crate::{Tokenizer, atomic, files};
 
@@ -32,9 +31,9 @@ const CHUNK: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Width {
     #[serde(rename = "uint16")]
-    Two,
+    Two = 2,
     #[serde(rename = "uint32")]
-    Four,
+    Four = 4,
 }
 
 impl Width {
@@ -44,17 +43,11 @@ impl Width {
     }
 
     fn bytes(self) -> u64 {
-        match self {
-            Self::Two => 2,
-            Self::Four => 4,
-        }
+        self as u64
     }
 
     pub(super) fn encode(self, ids: &[u32]) -> Vec<u8> {
-        match self {
-            Self::Two => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
-            Self::Four => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-        }
+        ids.iter().flat_map(|id| id.to_le_bytes().into_iter().take(self as usize)).collect()
     }
 
     fn decode(self, bytes: &[u8]) -> Vec<u32> {
@@ -257,6 +250,16 @@ impl TokenFile {
         let documents = starts.iter().zip(ends).map(|(start, end)| *start..end.min(self.len));
         Ok(Some(documents.filter(|document| !document.is_empty()).collect()))
     }
+}
+
+/// Tokens of a document or of a part of one.
+#[derive(Default)]
+pub(super) struct Tokenized {
+    pub(super) ids: Vec<u32>,
+    /// Whether the loss counts each token as a target. `None` counts all.
+    pub(super) mask: Option<Vec<bool>>,
+    /// Whether the document ends here.
+    pub(super) ends: bool,
 }
 
 /// Writer of a token file. The header is written last.

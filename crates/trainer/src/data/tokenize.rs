@@ -9,9 +9,9 @@ use std::thread;
 use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
-use super::encode::{Encoder, Tokenized, Work};
+use super::encode::{Encoder, Work};
 use super::scan::FileState;
-use super::token_file::{Header, TokenWriter};
+use super::token_file::{Header, TokenWriter, Tokenized};
 use super::{DataSource, Format, LeftOut, readers};
 use crate::chat::with_stack;
 use crate::folder::create_folder;
