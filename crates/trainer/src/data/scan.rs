@@ -228,7 +228,7 @@ pub(super) fn format_of(path: &Path, field: &str) -> Result<Result<Format, Other
     let name = if by.is_some() { path.with_extension("") } else { path.into() };
     let extension = name.extension().map(|extension| extension.to_ascii_lowercase()).unwrap_or_default();
     let other = |left, named: &str| Err(Other { left, named: Err(named.into()) });
-    let packed = |by| other("compressed", &format!("is compressed with {by}: decompress it first"));
+    let packed = |by: &str| other("compressed", &format!("is compressed with {by}: decompress it first"));
     let head = data.fill_buf().with_context(cannot_read(path))?;
     let by_bytes = match PACKED.iter().find(|(begin, _)| head.starts_with(begin)) {
         Some((_, by)) => packed(by),

@@ -155,7 +155,7 @@ impl Part {
         };
         match self.marks {
             None => self.list.iter().try_for_each(|[start, _]| boundary(*start))?,
-            Some(_) => self.marked_starts()?.into_iter().try_for_each(boundary)?,
+            Some(_) => self.marked_starts()?.into_iter().try_for_each(&mut boundary)?,
         }
         boundary(self.len)
     }
