@@ -22,7 +22,7 @@ use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::sharded_tensors::{Rows, SavedTensors};
+use super::sharded_tensors::{Parts, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointKind, Which, cannot, find_checkpoint};
 use crate::Ranks;
@@ -92,21 +92,21 @@ impl Snapshot {
         files
     }
 
-    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows
-    /// in each file.
+    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the parts
+    /// of tensors in them.
     ///
     /// A value that is not finite is an error, unless the run has diverged.
-    pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Vec<Rows>> {
+    pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Parts> {
         let finite_at = (kind != CheckpointKind::Diverged).then_some(self.step());
-        let mut rows = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
-        rows.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
+        let mut parts = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
+        parts.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
         if self.is_first() {
             for (name, text) in [(STATE, &*serde_json::to_string(&self.state)?), (CONFIG, config)] {
                 let path = folder.join(name);
                 atomic::replace(&path, text.as_bytes()).with_context(cannot("write", &path))?;
             }
         }
-        Ok(rows)
+        Ok(parts)
     }
 }
 

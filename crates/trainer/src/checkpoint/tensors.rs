@@ -16,7 +16,7 @@ use float8_shard::Sharded;
 use half::bf16;
 use safetensors::Dtype;
 
-use super::sharded_tensors::{Rows, SavedTensors};
+use super::sharded_tensors::{Indexed, Parts, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
 use crate::config::OptimizerSection;
@@ -96,12 +96,12 @@ impl Pending {
 
 /// Writes tensors with rows on this rank to `folder/file`, one at a time on the host. If
 /// `finite_at` has a step, all values must be finite.
-pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: Option<usize>) -> Result<Vec<Rows>> {
-    let (mut new, mut written) = (vec![], vec![]);
+pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: Option<usize>) -> Result<Parts> {
+    let (mut new, mut written) = (vec![], Parts::new());
     for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
-        written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
+        written.insert(name.clone(), Indexed::new(whole, rows, file));
         new.push(NewTensor::new(name, pending.dtype, shape, move || pending.bytes(finite_at)));
     }
     let path = folder.join(file);
