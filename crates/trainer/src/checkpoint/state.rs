@@ -137,7 +137,8 @@ impl SavedRun {
         let state: Value = files::read_json(&file)?;
         let format = &state["format"];
         ensure!(*format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
-        let state = serde_json::from_value(state).with_context(|| format!("{} is not valid", file.display()))?;
+        let is_invalid = || format!("{} is not valid", file.display());
+        let state = serde_json::from_value(state).with_context(is_invalid)?;
         let config = path.join(CONFIG);
         let config = files::read_to_string(&config).with_context(cannot("read", &config))?;
         Ok(Self { path, state, config })

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
@@ -73,8 +73,10 @@ impl Pending {
             // Removes the padding of a shard.
             let padded = tensor.dims()[0];
             let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
-            let data = tensor.try_into_data();
-            Ok(data.map_err(|error| anyhow!("the device failed while {of} was read: {error}"))?.bytes.to_vec())
+            match tensor.try_into_data() {
+                Ok(data) => Ok(data.bytes.to_vec()),
+                Err(error) => bail!("the device failed while {of} was read: {error}"),
+            }
         };
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }

@@ -69,11 +69,7 @@ impl<'a> Rows<'a> {
         };
         let fields: Map<_, _> = columns.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
         let (row, bytes) = (self.row, fields.values().map(bytes_of).sum::<u64>().max(1));
-        ensure!(
-            bytes <= MAX_DOCUMENT as u64,
-            "{}, row {row}: longer than {MAX_DOCUMENT} bytes",
-            self.path.display()
-        );
+        ensure!(bytes <= MAX_DOCUMENT as u64, "{}, row {row}: longer than {MAX_DOCUMENT} bytes", self.path.display());
         Ok(Some(Row { row, fields, bytes }))
     }
 }

@@ -57,7 +57,11 @@ impl<'a> Float8Export<'a> {
 
 impl Plan<'_> {
     /// Tensors of one of all `parameters` in FP8; `None` if it stays in high precision.
-    pub(super) fn tensors<'t>(&'t self, weight: &'t Parameter, parameters: &'t [Parameter]) -> Option<Vec<NewTensor<'t>>> {
+    pub(super) fn tensors<'t>(
+        &'t self,
+        weight: &'t Parameter,
+        parameters: &'t [Parameter],
+    ) -> Option<Vec<NewTensor<'t>>> {
         let linear = names::linear(&weight.path)?;
         let planned = self.linears.iter().find(|planned| planned.name == linear)?;
         let dims = <[usize; 2]>::try_from(&weight.shape[..]).ok()?;
