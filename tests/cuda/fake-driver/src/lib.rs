@@ -56,7 +56,10 @@ pub unsafe fn open(toolkit: &Path, devices: &str) -> Result<Driver, String> {
         std::env::set_var("CUDA_PATH", toolkit);
     }
     let library = load(&library())?;
-    std::mem::forget(load(&toolkit.join("lib/libnvrtc.so.13"))?);
+    // NVRTC asks for its builtins by name.
+    for name in ["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"] {
+        std::mem::forget(load(&toolkit.join("lib").join(name))?);
+    }
     Ok(Driver { library })
 }
 
