@@ -155,7 +155,8 @@ impl Launch {
                 (" of buffer ", CUDA_ERROR_ILLEGAL_ADDRESS),
                 ("not aligned", CUDA_ERROR_MISALIGNED_ADDRESS),
             ];
-            let code = code.iter().find(|(part, _)| text.contains(part)).map_or(CUDA_ERROR_LAUNCH_FAILED, |(_, code)| *code);
+            let code =
+                code.iter().find(|(part, _)| text.contains(part)).map_or(CUDA_ERROR_LAUNCH_FAILED, |(_, code)| *code);
             refused(&text, code)
         })
     }

@@ -48,7 +48,8 @@ pub struct Driver {
 pub unsafe fn open(toolkit: &Path, devices: &str) -> Result<Driver, String> {
     let load = |path: &Path| {
         // SAFETY: loading these libraries only runs their initializers.
-        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| format!("{}: {error}", path.display()))
+        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }
+            .map_err(|error| format!("{}: {error}", path.display()))
     };
     // SAFETY: guaranteed by the caller.
     unsafe {

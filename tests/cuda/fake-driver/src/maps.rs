@@ -89,7 +89,8 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, TensorMap)> {
         strides: words.take(usize::from(rank) - 1).collect(),
         tile: sides.iter().map(|side| (side & 0xffff) as u32).collect(),
         element: element.into(),
-        float: [None, None, Some(TensorFloat::F16), Some(TensorFloat::Bf16), Some(TensorFloat::F32)][usize::from(float)],
+        float: [None, None, Some(TensorFloat::F16), Some(TensorFloat::Bf16), Some(TensorFloat::F32)]
+            [usize::from(float)],
         swizzle: swizzle.into(),
         nan_fill: nan_fill != 0,
     };

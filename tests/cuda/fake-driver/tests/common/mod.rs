@@ -17,7 +17,8 @@ pub fn driver(devices: &str) -> Option<&'static Driver> {
         let Some(toolkit) = std::env::var_os("FLOAT8_CUDA_TOOLS").map(PathBuf::from) else {
             assert!(std::env::var_os("CI").is_none(), "CI must set FLOAT8_CUDA_TOOLS");
             // Not `println!`, which the harness holds back while a test passes.
-            writeln!(std::io::stdout(), "skipped: FLOAT8_CUDA_TOOLS names no toolkit").expect("standard output is open");
+            writeln!(std::io::stdout(), "skipped: FLOAT8_CUDA_TOOLS names no toolkit")
+                .expect("standard output is open");
             return None;
         };
         // SAFETY: every test begins here, so that no other thread has used the environment's CUDA
