@@ -30,7 +30,7 @@ pub fn models() -> &'static [Model] {
     })
 }
 
-/// SMs of the product that the name below stands for.
+/// SMs of the product in [`Model::name`].
 fn usual_sms(sm: u32) -> u32 {
     match sm {
         80 => 108,

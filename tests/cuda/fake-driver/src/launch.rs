@@ -63,7 +63,7 @@ impl Function {
     /// Checks a launch, and reads its parameters.
     ///
     /// # Safety
-    /// `parameters` points to as many pointers as the kernel has parameters, each to bytes of its size.
+    /// `parameters` points to one pointer for each parameter of the kernel, to bytes of its size.
     pub unsafe fn launch(
         &self,
         [grid, block]: [[u32; 3]; 2],

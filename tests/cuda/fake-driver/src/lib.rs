@@ -6,6 +6,10 @@
 //! requests for `libcuda.so` in that process are then answered with it.
 //!
 //! ```text
+//! cargo build --release -p fake-driver
+//! export CUDA_PATH=$FLOAT8_CUDA_TOOLS LD_LIBRARY_PATH=$FLOAT8_CUDA_TOOLS/lib
+//! LD_PRELOAD=target/release/libfake_cuda.so target/release/float8 train --device cuda …
+//!
 //! FAKE_CUDA=90,100:2       devices: compute capability, and number of SMs
 //! FAKE_CUDA_CHECK_ONLY=1   launches are checked and not run, and reads are zeros
 //! ```
@@ -26,7 +30,6 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 pub use context::Fault;
-pub use device::Model;
 
 /// Prints a line on standard error.
 fn say(text: &str) {

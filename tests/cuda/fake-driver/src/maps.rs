@@ -101,7 +101,7 @@ pub fn decode(bytes: &[u8]) -> Option<(u64, TensorMap)> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Number {
     Integer,
-    /// A float of which the interpreter adds none.
+    /// A float that the interpreter does not add.
     Other,
     F16,
     Bf16,

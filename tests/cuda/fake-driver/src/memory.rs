@@ -104,7 +104,7 @@ impl Memory {
         self.find(address).filter(|(_, rest)| len <= *rest).map(|(host, _)| host)
     }
 
-    /// Buffers of the interpreter, whose addresses are those of the allocations.
+    /// Buffers of the interpreter at the addresses of the allocations.
     pub fn buffers(&self) -> Vec<Buffer> {
         let buffer = |pages: &Option<Pages>| {
             let (host, len) = pages.as_ref().map_or((null_mut(), 0), |pages| (pages.host, pages.len));

@@ -11,8 +11,9 @@ use cubecl::server::CopyDescriptor;
 use fake_cuda::{Driver, Fault};
 use float8_kernels::{CudaArch, GemmPath, Granularity, Operand, cuda_arch, gemm_path, scaled_gemm};
 
-/// Devices of this process: three architectures, and one device for each fault.
-const DEVICES: &str = "90,100,120,90,90,90,90";
+/// Devices of this process: an H200, a B200, an RTX 5090, one device for each fault, a B300 and a
+/// GB10.
+const DEVICES: &str = "90,100,120,90,90,90,90,103,121";
 
 fn client(index: usize) -> Option<(ComputeClient<CudaRuntime>, &'static Driver)> {
     common::driver(DEVICES).map(|driver| (CudaRuntime::client(&CudaDevice::new(index)), driver))
@@ -64,7 +65,7 @@ fn streams() {
 }
 
 /// A GEMM of operands that other streams have written has the bits of a GEMM on their stream. The
-/// server waits for the streams of a launch's arrays, and not for those of its tensor maps.
+/// server waits for the streams of a launch's arrays, not of its tensor maps.
 #[test]
 fn streams_of_a_gemm() {
     for index in [0, 1] {
@@ -161,7 +162,10 @@ fn gemms_of_blackwell() {
             ["grouped_gemm rows 0+70", "rowwise,rowwise random f32 tcgen05"],
         ],
     );
-    all_pass(2, &[["scaled_gemm 70x133x200 e4m3,e5m2 tensorwise,tensorwise random", " mma"]]);
+    // The other architectures of this family have the same kernels.
+    for (index, path) in [(2, " mma"), (7, "tcgen05"), (8, " mma")] {
+        all_pass(index, &[["scaled_gemm 70x133x200 e4m3,e5m2 tensorwise,tensorwise random", path]]);
+    }
 }
 
 /// Forward and backward of a linear on Burn's CUDA backend, with fusion, against the CPU's.
