@@ -28,7 +28,7 @@ pub(crate) enum ElementType {
     F16,
     Bf16,
     F32,
-    /// f32 of which a product reads the upper 19 bits.
+    /// f32; products read its upper 19 bits.
     Tf32,
 }
 
