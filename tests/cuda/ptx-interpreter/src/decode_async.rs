@@ -187,7 +187,12 @@ impl Decoder {
 
     fn wmma(&mut self, parts: &[&str], operands: &[Operand]) -> Result<Option<Op>, String> {
         let operand = |i: usize| operands.get(i).ok_or_else(|| format!("operand {i} is missing"));
-        let shapes = [("m16n16k16", [16, 16, 16]), ("m32n8k16", [32, 8, 16]), ("m8n32k16", [8, 32, 16])];
+        let shapes = [
+            ("m16n16k8", [16, 16, 8]),
+            ("m16n16k16", [16, 16, 16]),
+            ("m32n8k16", [32, 8, 16]),
+            ("m8n32k16", [8, 32, 16]),
+        ];
         let shape = shapes.into_iter().find(|(name, _)| parts.contains(name)).map(|(_, shape)| shape);
         let (Some(shape), types) = (shape, element_types(parts)) else { return Ok(None) };
         let column = parts.contains(&"col");

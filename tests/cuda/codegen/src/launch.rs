@@ -67,7 +67,7 @@ impl Request<'_> {
         launch.args.extend((0..launch.buffers.len()).map(Arg::Buffer));
         launch.args.push(Arg::Bytes(info.data.iter().flat_map(|word| word.to_le_bytes()).collect()));
         // A kernel that does not read the info has no parameter for it.
-        launch.args.truncate(self.kernel.parameters());
+        launch.args.truncate(self.kernel.parameters().len());
         self.kernel.run(&launch).map(drop).map_err(|error| error.to_string())
     }
 }

@@ -11,6 +11,8 @@ pub(crate) enum Ty {
     Bf16,
     F32,
     F64,
+    /// In the upper 19 bits of a word.
+    Tf32,
     F16x2,
     Bf16x2,
     E4m3x2,
@@ -32,6 +34,7 @@ impl Ty {
             "f16" => Ty::F16,
             "bf16" => Ty::Bf16,
             "f32" => Ty::F32,
+            "tf32" => Ty::Tf32,
             "f64" => Ty::F64,
             "f16x2" => Ty::F16x2,
             "bf16x2" => Ty::Bf16x2,
@@ -80,6 +83,7 @@ impl Convert {
         for modifier in &parts[1..parts.len() - 2] {
             match *modifier {
                 "rn" => {}
+                "rna" if *to == "tf32" => {}
                 "rz" => convert.round = Round::Zero,
                 "rm" => convert.round = Round::Down,
                 "rp" => convert.round = Round::Up,
@@ -132,6 +136,9 @@ impl Convert {
                 let [low, high] = [a, a >> 8].map(|code| bf16_from(ue8m0(code as u8), Round::Nearest));
                 low | high << 16
             }
+            // Ties away from zero.
+            (Ty::Tf32, Ty::F32) if f32::from_bits(a as u32).is_nan() => 0x7fff_ffff,
+            (Ty::Tf32, Ty::F32) => (a + 0x1000) & 0xffff_e000,
             (Ty::F16x2 | Ty::Bf16x2, Ty::F32) => {
                 let part = Convert { to: if self.to == Ty::F16x2 { Ty::F16 } else { Ty::Bf16 }, ..*self };
                 part.apply(b, 0) | part.apply(a, 0) << 16
@@ -204,12 +211,12 @@ impl Convert {
 
     /// Whether decoding accepts this conversion.
     pub(crate) fn known(&self) -> bool {
-        use Ty::{Bf16, Bf16x2, E4m3x2, E5m2x2, F16, F16x2, F32, F64, S, U, Ue8m0x2};
+        use Ty::{Bf16, Bf16x2, E4m3x2, E5m2x2, F16, F16x2, F32, F64, S, Tf32, U, Ue8m0x2};
         let scalar = |ty| matches!(ty, U(_) | S(_) | F16 | Bf16 | F32 | F64);
         (scalar(self.to) && scalar(self.from))
             || matches!(
                 (self.to, self.from),
-                (F16x2 | Bf16x2 | Ue8m0x2, F32) | (Bf16x2, Ue8m0x2) | (F16x2, E4m3x2 | E5m2x2)
+                (F16x2 | Bf16x2 | Ue8m0x2 | Tf32, F32) | (Bf16x2, Ue8m0x2) | (F16x2, E4m3x2 | E5m2x2)
             )
             || (matches!((self.to, self.from), (E4m3x2 | E5m2x2, F32 | F16x2)) && self.satfinite)
     }

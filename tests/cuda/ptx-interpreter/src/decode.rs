@@ -29,10 +29,11 @@ pub struct Kernel {
     pub(crate) local_bytes: usize,
     pub(crate) globals: Vec<u8>,
     /// Size of a cluster in blocks.
-    pub(crate) cluster: [u32; 3],
+    pub cluster: [u32; 3],
     /// Blocks per `tcgen05` instruction (`.cta_group`), the same for all instructions of a kernel.
     pub(crate) cta_group: Option<usize>,
-    pub(crate) max_threads: Option<u32>,
+    /// Maximum number of threads in a block, if the kernel declares it.
+    pub max_threads: Option<u32>,
 }
 
 /// Shared memory that the system reserves before a block's own on sm_90 and later.
@@ -122,9 +123,14 @@ impl Kernel {
 }
 
 impl Kernel {
-    /// Number of parameters.
-    pub fn parameters(&self) -> usize {
-        self.params.len()
+    /// Bytes of each parameter.
+    pub fn parameters(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.params.iter().map(|(_, size)| *size)
+    }
+
+    /// Bytes of a block's static shared memory, without the system's.
+    pub fn static_shared(&self) -> usize {
+        self.static_shared - RESERVED_SHARED
     }
 }
 

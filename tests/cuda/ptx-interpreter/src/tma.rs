@@ -152,5 +152,6 @@ pub(crate) fn element(bits: &[u8], ty: ElementType) -> f32 {
         ElementType::F16 => f16::from_bits(u16::from_le_bytes([bits[0], bits[1]])).to_f32(),
         ElementType::Bf16 => bf16::from_bits(u16::from_le_bytes([bits[0], bits[1]])).to_f32(),
         ElementType::F32 => f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]),
+        ElementType::Tf32 => f32::from_le_bytes([0, bits[1] & 0xe0, bits[2], bits[3]]),
     }
 }

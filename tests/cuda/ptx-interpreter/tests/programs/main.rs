@@ -135,6 +135,9 @@ fn float_corners() {
     assert_eq!(max, [0x7fff_ffff, 0, 3.5f32.to_bits(), 0, 1]);
     assert_eq!(map_words(&x, "cvt.rni.s32.f32 %r3, %f2;"), [0, 0, 4, -2i32 as u32, 0]);
     assert_eq!(map_words(&x, "cvt.rzi.u32.f32 %r3, %f2;"), [0, 0, 3, 0, 0]);
+    let near = [0x3f80_1000, 0x3f80_0fff, 0xbf80_3000, 0x7fc0_0000];
+    let want = [0x3f80_2000, 0x3f80_0000, 0xbf80_4000, 0x7fff_ffff];
+    assert_eq!(map_words(&near, "cvt.rna.tf32.f32 %r3, %f2;"), want);
     assert_eq!(map_words(&x, "setp.neu.f32 %p1, %f2, %f2; selp.u32 %r3, 1, 0, %p1;"), [1, 0, 0, 0, 0]);
     // The second source is the low half of bf16 pairs.
     assert_eq!(

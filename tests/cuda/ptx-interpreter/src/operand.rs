@@ -28,6 +28,8 @@ pub(crate) enum ElementType {
     F16,
     Bf16,
     F32,
+    /// f32; products read its upper 19 bits.
+    Tf32,
 }
 
 impl ElementType {
@@ -38,6 +40,7 @@ impl ElementType {
             "f16" => Self::F16,
             "bf16" => Self::Bf16,
             "f32" => Self::F32,
+            "tf32" => Self::Tf32,
             _ => return None,
         })
     }
@@ -46,7 +49,7 @@ impl ElementType {
         match self {
             Self::E4m3 | Self::E5m2 => 1,
             Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
+            Self::F32 | Self::Tf32 => 4,
         }
     }
 }

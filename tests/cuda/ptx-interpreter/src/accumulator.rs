@@ -86,7 +86,7 @@ impl Factor {
         let least = match ty {
             ElementType::E4m3 => -6,
             ElementType::E5m2 | ElementType::F16 => -14,
-            ElementType::Bf16 | ElementType::F32 => -126,
+            ElementType::Bf16 | ElementType::F32 | ElementType::Tf32 => -126,
         };
         Self { value, exponent: exponent(value).max(least) }
     }

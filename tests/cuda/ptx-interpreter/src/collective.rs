@@ -146,7 +146,7 @@ impl Machine<'_> {
     /// The fragments are opaque; this layout is one that the ISA permits. Elements are in row-major
     /// order from lane 0 on, and repeat if there are more registers than elements.
     fn wmma(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, op: &Wmma) -> Result<(), String> {
-        let per_lane = |registers: usize, ty: ElementType| registers * if ty == ElementType::F32 { 1 } else { 2 };
+        let per_lane = |registers: usize, ty: ElementType| registers * if ty.bytes() == 4 { 1 } else { 2 };
         match op {
             Wmma::Load { d, address, stride, size: [rows, columns], column, ty } => {
                 for lane in 0..32 {
