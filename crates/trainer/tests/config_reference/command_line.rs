@@ -33,7 +33,7 @@ fn add(text: &mut String, command: &mut Command) {
         let usage = usage.trim_start_matches("Usage: ");
         let about = command.get_long_about().or(command.get_about()).unwrap().to_string();
         let name = command.get_bin_name().unwrap();
-        *text += &format!("\n## {name}\n\n{}\n", wrap("", 0, &about.replace('\n', " ")));
+        *text += &format!("\n## {name}\n\n{}\n", wrap("", 0, &sentences(&about)));
         *text += &format!("```text\n{usage}\n```\n");
         let flags: Vec<_> =
             command.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str())).collect();
@@ -44,10 +44,16 @@ fn add(text: &mut String, command: &mut Command) {
     }
 }
 
+/// Text in one line, with the full stop that clap removes from the end of a short help.
+fn sentences(help: &str) -> String {
+    let line = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.ends_with('.') { line } else { line + "." }
+}
+
 fn flag(text: &mut String, arg: &Arg) {
     let help = arg.get_long_help().or(arg.get_help()).unwrap_or_else(|| panic!("{arg} has no help")).to_string();
     let short = arg.get_short().map_or(String::new(), |short| format!("-{short}, "));
-    let mut line = format!("**`{short}{arg}`**: {}", help.replace("\n\n", " ").replace('\n', " "));
+    let mut line = format!("**`{short}{arg}`**: {}", sentences(&help));
     let values: Vec<_> = arg.get_possible_values().into_iter().filter(|value| !value.is_hide_set()).collect();
     if arg.get_action().takes_values() && !values.is_empty() {
         let values: Vec<_> = values
