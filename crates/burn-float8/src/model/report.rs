@@ -167,7 +167,7 @@ impl core::fmt::Display for GemmTotals {
 /// let device = Default::default();
 /// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
 /// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
-/// model.forward(Tensor::ones([8, 64], &device)).mean().backward();
+/// model.forward(Tensor::<B, 2>::ones([8, 64], &device)).mean().backward();
 /// let report = report(&model);
 /// println!("{report}"); // a row for each GEMM
 /// let linear = &report.layers[0];

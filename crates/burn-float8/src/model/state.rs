@@ -263,7 +263,8 @@ impl LayerState {
 /// let lora = LoraConfig::default().init(&model, 0).unwrap();
 /// for _ in 0..3 {
 ///     begin_float8_step(&model);
-///     lora.attach(model.clone(), None).forward(Tensor::ones([8, 64], &device)).mean().backward();
+///     let x = Tensor::<B, 2>::ones([8, 64], &device);
+///     lora.attach(model.clone(), None).forward(x).mean().backward();
 /// }
 /// assert_eq!(Float8State::export::<B, _>(&model).step, 3);
 /// # }

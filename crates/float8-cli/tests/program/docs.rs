@@ -18,7 +18,7 @@ const FOR_USERS: [&str; 2] = ["README.md", "docs"];
 
 /// Files and folders whose links are checked.
 const LINKED: [&str; 7] =
-    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs", "kernels", "crates/burn-float8"];
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches", "docs", "kernels", "crates/burn-float8/README.md"];
 
 /// Files and folders whose tables must be readable in a terminal, and their maximum number of
 /// lines.
@@ -52,7 +52,7 @@ fn prepare(folder: &Path) {
     fs::create_dir(folder.join("text")).unwrap();
     fs::write(folder.join("text/a.txt"), "One line after another, and then one more.\n".repeat(2000)).unwrap();
     let chat = r#"{"messages": [{"role": "user", "content": "What is FP8?"}, {"role": "assistant", "content": "Eight bits."}]}"#;
-    fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(2000)).unwrap();
+    fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(800)).unwrap();
     fs::write(folder.join("strings.jsonl"), "\"some text\"\n").unwrap();
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
     fs::create_dir_all(folder.join("docs/curves")).unwrap();
