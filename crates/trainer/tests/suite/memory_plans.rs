@@ -148,9 +148,23 @@ fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     assert!((parameters as f64 / expected as f64 - 1.0).abs() < 0.01, "{estimate}");
     let recomputed = of_8b(&["lora.rank=16", "lora.base=fp8", "float8.force_recompute_fp8_weight_in_bwd=true"]);
     assert_eq!(row(&recomputed, "parameters")[0], parameters);
-    let docs = std::fs::read_to_string(root("docs/lora.md")).unwrap();
+    let docs = std::fs::read_to_string(root("docs/guide/fine-tune.md")).unwrap();
     assert!(docs.contains(&format!("has {} GiB of parameters", gib(parameters))), "{estimate}");
     assert!(docs.contains(&format!("A step takes {} GiB", gib(estimate.peak()))), "{estimate}");
+}
+
+#[test]
+fn the_8b_configuration_of_eight_ranks_fits_as_documented() {
+    let [header, guide] = ["configs/llama3_8b_8gpus.toml", "docs/guide/pre-train.md"]
+        .map(|path| std::fs::read_to_string(root(path)).unwrap());
+    let peak = |settings: &[&str]| {
+        let job = job(Some(&root("configs/llama3_8b_8gpus.toml")), settings, &[]).unwrap();
+        gib(job.memory_estimate::<Train>(8, &SelectedDevice::Cuda, &Default::default()).unwrap().peak())
+    };
+    let [freed, gathered] = [&[][..], &["parallelism.reshard=after_step"]].map(peak);
+    assert!(header.contains(&format!("a rank takes {freed} GiB at most")), "{freed}");
+    assert!(guide.contains(&format!("It prints a peak of {freed} GiB")), "{freed}");
+    assert!(guide.contains(&format!("stay gathered: {gathered} GiB")), "{gathered}");
 }
 
 /// Figures in the header of configs/llama3_8b.toml: the first in a line is the file's, the last the
