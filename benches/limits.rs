@@ -32,13 +32,13 @@ const LINEARS: [[usize; 2]; 7] =
     [[HIDDEN, HIDDEN], [HIDDEN, KEYS], [HIDDEN, KEYS], [HIDDEN, HIDDEN], [HIDDEN, FFN], [HIDDEN, FFN], [FFN, HIDDEN]];
 
 const SETTINGS: [&str; 16] = [
-    "model.hidden_size=256",
-    "model.num_layers=4",
-    "model.num_heads=8",
-    "model.num_kv_heads=4",
-    "model.head_dim=32",
-    "model.intermediate_size=704",
-    "model.vocab_size=257",
+    "model.overrides.hidden_size=256",
+    "model.overrides.num_hidden_layers=4",
+    "model.overrides.num_attention_heads=8",
+    "model.overrides.num_key_value_heads=4",
+    "model.overrides.head_dim=32",
+    "model.overrides.intermediate_size=704",
+    "model.overrides.vocab_size=257",
     "training.batch_size=8",
     "training.seq_len=256",
     "training.eval_batches=1",

@@ -220,7 +220,7 @@ fn memory_of_ranks_is_told() {
 fn a_tied_output_is_sharded() {
     let data = text();
     let arguments =
-        small(&data.1, &["training.steps=4", "training.grad_clip_norm=inf", "model.tie_word_embeddings=true"]);
+        small(&data.1, &["training.steps=4", "training.grad_clip_norm=inf", "model.overrides.tie_word_embeddings=true"]);
     let one = losses(stdout(&float8(1, "train", &[&arguments[..], &accumulation(2)].concat())));
     let two = losses(stdout(&float8(2, "train", &arguments)));
     assert_eq!((one.len(), one[0]), (5, two[0]));

@@ -1,11 +1,13 @@
 //! `[float8]`: the keys of [`Float8Config`] and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
+
+use super::schema;
 
 /// FP8, used with `training.precision = "fp8"`.
 ///
@@ -21,7 +23,7 @@ use toml::Table;
 /// and fails with an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
-#[schemars(!try_from, deny_unknown_fields)]
+#[schemars(!try_from, deny_unknown_fields, transform = for_files)]
 pub struct Float8Section {
     /// Everything except the filter, which is empty here.
     #[schemars(flatten)]
@@ -33,6 +35,24 @@ pub struct Float8Section {
     pub filter_fqns: Option<Vec<String>>,
     /// Steps that run in FP8. If absent, all of them.
     pub schedule: Option<PrecisionSchedule>,
+}
+
+/// Keys of [`Float8Config`] for programs with models of their own, and settings that another key or
+/// the environment has: `filter_fqns`, `FLOAT8_SELF_CHECK`.
+const NOT_IN_FILES: [&str; 6] = [
+    "matmul",
+    "module_types",
+    "untagged",
+    "self_check",
+    "num_layers_at_start_in_high_precision",
+    "num_layers_at_end_in_high_precision",
+];
+
+/// Removes keys from the schema that files do not have.
+fn for_files(schema: &mut Schema) {
+    if let Some(keys) = schema.get_mut("properties").and_then(|keys| keys.as_object_mut()) {
+        keys.retain(|key, _| !NOT_IN_FILES.contains(&key.as_str()));
+    }
 }
 
 impl Float8Section {
@@ -53,6 +73,13 @@ impl TryFrom<Table> for Float8Section {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
+        // Serde's error does not list the keys of a flattened table.
+        let schema = schema::<Self>();
+        let known: Vec<_> = schema["properties"].as_object().into_iter().flat_map(|keys| keys.keys()).collect();
+        if let Some(key) = table.keys().find(|key| !known.contains(key)) {
+            let known = known.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            return Err(format!("unknown field `{key}`, expected one of {known}"));
+        }
         let schedule = take(&mut table, "schedule")?;
         let filter_fqns = take(&mut table, "filter_fqns")?;
         Ok(Self { config: parse(table)?, filter_fqns, schedule })
@@ -62,6 +89,7 @@ impl TryFrom<Table> for Float8Section {
 impl Serialize for Float8Section {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut table = Table::try_from(&self.config).map_err(S::Error::custom)?;
+        table.retain(|key, _| !NOT_IN_FILES.contains(&key));
         if let Some(names) = &self.filter_fqns {
             table.insert("filter_fqns".into(), names.clone().into());
         }

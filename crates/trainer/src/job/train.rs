@@ -20,9 +20,9 @@ use super::{log_header, memory};
 use crate::batches::{Batch, TrainBatches};
 use crate::checkpoint::{Checkpoints, SavedRun};
 use crate::config::require;
-use crate::metrics::Metrics;
+use crate::metrics::{METRICS_FILE, Metrics};
 use crate::model::{CausalLm, LanguageModel, TrainableModel};
-use crate::profile::Profiler;
+use crate::profile::{PROFILE_FILE, Profiler};
 use crate::{Log, ProgressLine, Run, Signals, Steps, check_report_path, digest_of_file};
 
 /// Starting point of a run.
@@ -67,12 +67,13 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     config.check_ranks(ranks)?;
     // The order matters. Errors of files and settings come before the device is used, and the
     // memory is announced before anything is allocated. Nothing is written before these checks.
-    config.training.report.as_deref().map_or(Ok(()), check_report_path)?;
+    config.fp8_report.iter().flatten().try_for_each(|path| check_report_path(path))?;
     let text = config.text()?;
     let prompt = text.longest_prompt(&config.generate)?;
     let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
-    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
+    let file = config.file(PROFILE_FILE).filter(|_| is_first);
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(*profile, file, selected, device)).transpose()?;
     let dtype = compute_dtype::<B, _>(config, selected, device)??;
     check_storage::<B, _>(config, selected, device)?;
     prompt.map_or(Ok(()), |_| check_cache::<B, _>(config, selected, device))?;
@@ -85,9 +86,6 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let checkpoints =
         Checkpoints::new(&config.checkpoint, &comm, !start.is_resumed, |folder| config.copy_assets(folder));
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
-    // Appends, because an explicitly named file may be shared by several runs.
-    let metrics = config.training.metrics.as_deref().filter(|_| is_first).map(Metrics::append).transpose();
-    let metrics = all_or_none(&comm, "the file of metrics", metrics)?;
     let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
@@ -118,7 +116,6 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
         held_out,
         batches,
         checkpoints,
-        metrics,
         profiler,
     };
     match &config.lora {
@@ -150,8 +147,6 @@ struct Ready<'a, A: TrainableModel, B: Backend> {
     held_out: Vec<Batch>,
     batches: TrainBatches,
     checkpoints: Option<Checkpoints>,
-    /// File of `training.metrics`.
-    metrics: Option<Metrics>,
     profiler: Option<Profiler>,
 }
 
@@ -175,8 +170,8 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> R
         };
         // A new run replaces the file in its folder.
         let open = if start.is_resumed { Metrics::append } else { Metrics::create };
-        let own = config.metrics_file().filter(|_| comm.rank() == 0 && self.metrics.is_none());
-        let own = all_or_none(&comm, "the file of metrics", own.map(|path| open(&path)).transpose())?;
+        let metrics = config.file(METRICS_FILE).filter(|_| comm.rank() == 0).map(|path| open(&path)).transpose();
+        let metrics = all_or_none(&comm, "the file of metrics", metrics)?;
         let run = Run {
             config: config.steps(),
             selected,
@@ -184,7 +179,7 @@ impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> R
             held_out: &self.held_out,
             checkpoints: self.checkpoints,
             profiler: self.profiler,
-            metrics: self.metrics.or(own),
+            metrics,
             signals,
             progress: self.progress,
             out,

@@ -62,14 +62,14 @@ fn assert_resumes(settings: &[&str]) {
 #[test]
 fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
     assert_resumes(&[
-        "model.vocab_size=1024",
-        "model.hidden_size=32768",
-        "model.intermediate_size=8",
-        "model.num_layers=1",
-        "model.num_heads=2",
-        "model.num_kv_heads=1",
-        "model.head_dim=4",
-        "model.tie_word_embeddings=true",
+        "model.overrides.vocab_size=1024",
+        "model.overrides.hidden_size=32768",
+        "model.overrides.intermediate_size=8",
+        "model.overrides.num_hidden_layers=1",
+        "model.overrides.num_attention_heads=2",
+        "model.overrides.num_key_value_heads=1",
+        "model.overrides.head_dim=4",
+        "model.overrides.tie_word_embeddings=true",
         "training.batch_size=1",
         "training.seq_len=8",
         "training.eval_batches=1",

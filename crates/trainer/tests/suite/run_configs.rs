@@ -165,7 +165,7 @@ fn variables_of_the_template_are_tables() {
 fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(RunConfig::default().dimensions().unwrap(), DecoderConfig::preset("debug").unwrap());
     let changed =
-        set(&["model.preset=llama3-1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().dimensions().unwrap();
+        set(&["model.preset=llama3-1b", "model.overrides.num_hidden_layers=2", "model.overrides.max_position_embeddings=64"]).unwrap().dimensions().unwrap();
     let mut expected = DecoderConfig::preset("llama3-1b").unwrap();
     (expected.dims.num_layers, expected.dims.max_seq_len) = (2, 64);
     assert_eq!(changed, expected);
@@ -173,13 +173,13 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
         "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
     ]);
     assert_eq!(scaled.unwrap().dimensions().unwrap().rope_scaling, Some(llama3_scaling()));
-    let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
+    let mixture = set(&["model.overrides={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
     let mut expected = DecoderConfig::preset("debug").unwrap();
     expected.dims.moe = tiny_moe().dims.moe;
     assert_eq!(mixture, expected);
     refuses(set(&["model.moe={ experts = 4 }"]), "unknown field `experts`");
     for (setting, text) in
-        [("model.num_heads=5", "model config: "), ("model.preset=9b", "unknown model preset `9b`; there")]
+        [("model.overrides.num_attention_heads=5", "model config: "), ("model.preset=9b", "unknown model preset `9b`; there")]
     {
         refuses(set(&[setting]).unwrap().dimensions(), text);
     }
@@ -188,7 +188,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
     let path = format!("model.hf_path={:?}", dir.path());
     assert_eq!(set(&[&path]).unwrap().dimensions().unwrap(), tiny());
-    for other in ["model.preset=debug", "model.num_layers=1"] {
+    for other in ["model.preset=debug", "model.overrides.num_hidden_layers=1"] {
         refuses(set(&[&path, other]).unwrap().dimensions(), "model.hf_path = ");
     }
     // A flag cannot remove the file's preset, so it replaces it. The file's dimensions and a flag's
@@ -202,7 +202,7 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     for (text, settings) in [
         ("[model]\npreset = 'debug'\nnum_layers = 2", vec![path.as_str()]),
         ("[model]\npreset = 'debug'", vec!["model.preset=llama3-1b", &path]),
-        ("[model]\npreset = 'debug'", vec![&path, "model.head_dim=8"]),
+        ("[model]\npreset = 'debug'", vec![&path, "model.overrides.head_dim=8"]),
     ] {
         refuses(load(text, &settings), "model.hf_path = ");
     }
