@@ -31,7 +31,7 @@ const LENGTH: usize = 256;
 const LINEARS: [[usize; 2]; 7] =
     [[HIDDEN, HIDDEN], [HIDDEN, KEYS], [HIDDEN, KEYS], [HIDDEN, HIDDEN], [HIDDEN, FFN], [HIDDEN, FFN], [FFN, HIDDEN]];
 
-const SETTINGS: [&str; 16] = [
+const SETTINGS: [&str; 15] = [
     "model.overrides.hidden_size=256",
     "model.overrides.num_hidden_layers=4",
     "model.overrides.num_attention_heads=8",
@@ -45,7 +45,6 @@ const SETTINGS: [&str; 16] = [
     "training.eval_every=0",
     "generate.max_new_tokens=0",
     "training.steps=7",
-    "training.print_report=false",
     "profile.start=4",
     "profile.steps=4",
 ];
@@ -132,14 +131,14 @@ fn stream() -> f64 {
 
 /// Table of `[profile]` as JSON.
 fn profile(settings: &[&str]) -> Value {
-    let file = std::env::temp_dir().join(format!("float8-profile-{}.json", std::process::id()));
-    let to = format!("profile.file={}", file.display());
+    let folder = std::env::temp_dir().join(format!("float8-profile-{}", std::process::id()));
+    let to = format!("checkpoint.output_dir={}", folder.display());
     with_job(&[&SETTINGS[..], settings, &[&to]].concat(), |job| {
         let run = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
         run.expect("it trains")
     });
-    let text = std::fs::read_to_string(&file).expect("the run has written it");
-    std::fs::remove_file(&file).expect("written above");
+    let text = std::fs::read_to_string(folder.join("profile.json")).expect("the run has written it");
+    std::fs::remove_dir_all(&folder).expect("written above");
     serde_json::from_str(&text).expect("JSON")
 }
 

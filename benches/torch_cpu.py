@@ -139,7 +139,7 @@ def program_row(program, data, precision, recipe, steps):
             command += ["--recipe", recipe] if recipe else []
             command += [part for path in data for part in ("--data", path)]
             command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-            command += ["--set", f'training.metrics="{metrics}"']
+            command += ["--output-dir", folder, "--set", "checkpoint.save_steps=0"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")][WARM_UP:]

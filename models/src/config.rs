@@ -74,7 +74,11 @@ impl ModelConfig for DecoderConfig {
         for (key, value) in overrides {
             let known: Vec<_> = keys.keys().map(String::as_str).filter(|key| *key != "model_type").collect();
             if !known.contains(&key.as_str()) {
-                bail!("model.overrides: unknown key `{key}`, expected one of {}{}", known.join(", "), similar(key, &known));
+                bail!(
+                    "model.overrides: unknown key `{key}`, expected one of {}{}",
+                    known.join(", "),
+                    similar(key, &known)
+                );
             }
             keys.insert(key.clone(), value.clone());
         }

@@ -30,8 +30,9 @@ pub(crate) struct Update<'a> {
 impl Update<'_> {
     /// Decay factor of a parameter, rounded as AdamW does; `None` if there is nothing to do.
     pub(crate) fn decay(&self, is_matrix: bool) -> Option<f64> {
-        let decay = self.lr * f64::from(self.section.weight_decay as f32);
-        (is_matrix && decay != 0.0).then_some(1.0 - decay)
+        let OptimizerSection { weight_decay, weight_decay_all, .. } = *self.section;
+        let decay = self.lr * f64::from(weight_decay as f32);
+        ((weight_decay_all || is_matrix) && decay != 0.0).then_some(1.0 - decay)
     }
 }
 
@@ -257,13 +258,13 @@ mod tests {
     #[test]
     fn one_pass_gives_the_bits_of_operations() {
         let pools = [1, 3].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap());
-        for (state_dtype, dtype) in [
-            (StorageDtype::F32, DType::F32),
-            (StorageDtype::F32, DType::BF16),
-            (StorageDtype::Bf16, DType::F32),
-            (StorageDtype::Bf16, DType::BF16),
+        for (state_dtype, weight_decay_all, dtype) in [
+            (StorageDtype::F32, false, DType::F32),
+            (StorageDtype::F32, true, DType::BF16),
+            (StorageDtype::Bf16, true, DType::F32),
+            (StorageDtype::Bf16, false, DType::BF16),
         ] {
-            let section = OptimizerSection { state_dtype, ..OptimizerSection::default() };
+            let section = OptimizerSection { state_dtype, weight_decay_all, ..OptimizerSection::default() };
             let what = format!("{dtype:?} {state_dtype:?}");
             let all = usize::MAX;
             for first_row in [0, 7] {

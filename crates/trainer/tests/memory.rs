@@ -59,7 +59,7 @@ const SETTINGS: &[&[&str]] = &[
 /// Settings only for the smaller model: one trained layer, longer sequences, experts, and master
 /// weights.
 const SMALL: &[&[&str]] = &[
-    &["training.train_only=['layers.1']"],
+    &["training.freeze=['*', '!layers.1']"],
     &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
     &["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
@@ -132,7 +132,7 @@ fn estimates_are_within_a_fifth() {
 
 /// Three weights of 9 million elements and small ones.
 fn wide() -> DecoderConfig {
-    let mut config = trainer::ModelSection::to_config(&models::ModelSection::default()).unwrap();
+    let mut config = trainer::ModelSection::preset_config(&models::ModelSection::default()).unwrap();
     let dims = &mut config.dims;
     (dims.hidden_size, dims.intermediate_size, dims.num_layers) = (1024, 8704, 1);
     (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 2, 64);

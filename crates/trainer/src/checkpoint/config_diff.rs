@@ -10,7 +10,7 @@ use crate::config::to_table;
 
 /// Keys that may change, and sections (ending with a point) whose keys may all change. Keys before
 /// `training.loss_chunk` do not affect the losses.
-pub const MAY_CHANGE: [&str; 25] = [
+pub const MAY_CHANGE: [&str; 26] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -34,6 +34,7 @@ pub const MAY_CHANGE: [&str; 25] = [
     "optimizer.min_lr_ratio",
     "optimizer.warmup_steps",
     "optimizer.weight_decay",
+    "optimizer.weight_decay_all",
     "training.device",
     // Another number of ranks needs another number of micro-batches for the same step.
     "training.grad_accumulation",

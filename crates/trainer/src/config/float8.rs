@@ -1,7 +1,7 @@
 //! `[float8]`: the keys of [`Float8Config`] and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
-use schemars::{JsonSchema, Schema};
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
@@ -23,7 +23,7 @@ use super::schema;
 /// and fails with an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
-#[schemars(!try_from, deny_unknown_fields, transform = for_files)]
+#[schemars(!try_from, deny_unknown_fields)]
 pub struct Float8Section {
     /// Everything except the filter, which is empty here.
     #[schemars(flatten)]
@@ -35,24 +35,6 @@ pub struct Float8Section {
     pub filter_fqns: Option<Vec<String>>,
     /// Steps that run in FP8. If absent, all of them.
     pub schedule: Option<PrecisionSchedule>,
-}
-
-/// Keys of [`Float8Config`] for programs with models of their own, and settings that another key or
-/// the environment has: `filter_fqns`, `FLOAT8_SELF_CHECK`.
-const NOT_IN_FILES: [&str; 6] = [
-    "matmul",
-    "module_types",
-    "untagged",
-    "self_check",
-    "num_layers_at_start_in_high_precision",
-    "num_layers_at_end_in_high_precision",
-];
-
-/// Removes keys from the schema that files do not have.
-fn for_files(schema: &mut Schema) {
-    if let Some(keys) = schema.get_mut("properties").and_then(|keys| keys.as_object_mut()) {
-        keys.retain(|key, _| !NOT_IN_FILES.contains(&key.as_str()));
-    }
 }
 
 impl Float8Section {
@@ -89,7 +71,6 @@ impl TryFrom<Table> for Float8Section {
 impl Serialize for Float8Section {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut table = Table::try_from(&self.config).map_err(S::Error::custom)?;
-        table.retain(|key, _| !NOT_IN_FILES.contains(&key));
         if let Some(names) = &self.filter_fqns {
             table.insert("filter_fqns".into(), names.clone().into());
         }

@@ -23,11 +23,9 @@ pub use lora::{LoraBase, LoraSection};
 pub use optimizer::OptimizerSection;
 pub(crate) use optimizer::{FINE_TUNING_LR, LORA_LR, RANDOM_LR};
 pub use schema::schema;
-pub use sections::{
-    CheckpointSection, ComputeDtype, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection,
-};
-use serde::Serialize;
+pub use sections::{CheckpointSection, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::files;
@@ -61,6 +59,14 @@ pub enum ConfigError {
         /// Why it is invalid.
         reason: String,
     },
+}
+
+/// A number or a text in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected an integer of 0 or more, or a text")]
+enum Written {
+    Number(usize),
+    Text(String),
 }
 
 /// `section.key=value` and its origin for error messages.

@@ -32,9 +32,11 @@ pub struct OptimizerSection {
     pub betas: [f64; 2],
     /// Added to the root of the second moment to avoid division by 0.
     pub eps: f64,
-    /// Weight decay, decoupled as in AdamW: a step subtracts this fraction times the learning rate.
-    /// Norms, biases and embeddings do not decay.
+    /// Weight decay of matrices, decoupled as in AdamW: a step subtracts this fraction times the
+    /// learning rate.
     pub weight_decay: f64,
+    /// Whether norms, biases and embeddings decay too.
+    pub weight_decay_all: bool,
     /// Dtype of both moments. `bf16` takes half the memory and is rounded as in
     /// `training.param_dtype`.
     pub state_dtype: StorageDtype,
@@ -64,6 +66,7 @@ impl Default for OptimizerSection {
             betas: [0.9, 0.95],
             eps: 1e-8,
             weight_decay: 0.1,
+            weight_decay_all: false,
             state_dtype: StorageDtype::F32,
             master_weights: false,
             in_backward: false,

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
 use float8_shard::{ReduceDtype, Reshard};
 use schemars::JsonSchema;
@@ -15,7 +14,7 @@ use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, requ
 use crate::batches::AttnMaskType;
 
 /// Compute precision of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Everything in f32.
@@ -27,39 +26,14 @@ pub enum Precision {
     Fp8,
 }
 
-impl ValueEnum for Precision {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::F32, Self::Bf16, Self::Fp8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let (name, help) = match self {
-            Self::F32 => ("f32", "everything in f32"),
-            Self::Bf16 => ("bf16", "hidden states and GEMMs in bf16"),
-            Self::Fp8 => ("fp8", "GEMMs of linears in FP8"),
-        };
-        Some(PossibleValue::new(name).help(help))
-    }
-}
-
-/// Dtype of hidden states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeDtype {
-    /// 32-bit.
-    F32,
-    /// bfloat16.
-    Bf16,
-}
-
-/// Dtype of parameters or moments between steps.
+/// Dtype of hidden states, or of parameters or moments between steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StorageDtype {
     /// 32-bit.
     #[default]
     F32,
-    /// bfloat16, rounded stochastically after each step.
+    /// bfloat16.
     Bf16,
 }
 
@@ -83,7 +57,7 @@ pub struct TrainingSection {
     /// dtype of the optimizer's state.
     pub precision: Precision,
     /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
-    pub compute_dtype: Option<ComputeDtype>,
+    pub compute_dtype: Option<StorageDtype>,
     /// Dtype of matrices and their gradients; `bf16` takes half the memory. A step is computed in
     /// f32 and rounded stochastically. The random bits follow from the seed, the step, the
     /// parameter's name and the element's position. Vectors stay in f32.

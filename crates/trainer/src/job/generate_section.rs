@@ -103,7 +103,8 @@ impl GenerateSection {
             ..self
         };
         section.validate().map_err(|error| match error {
-            ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
+            ConfigError::Value { key, reason, .. } => file
+                .unsupported(&key.trim_start_matches("generate.").trim_start_matches("--").replace('-', "_"), &reason),
             error => error.into(),
         })?;
         // Factors and exponents of 1.0 have no effect, nor does a single beam.
@@ -130,7 +131,7 @@ impl GenerateSection {
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
         self.filters().validate()?;
         let has_empty = stop.iter().any(String::is_empty);
-        require("generate.stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
+        require("--stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
         require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
     }
 

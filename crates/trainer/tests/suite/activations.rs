@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
-pub(crate) const MOE: &str = "model.overrides={ num_experts = 4, num_experts_per_tok = 2 }";
+pub(crate) const MOE: &str = "model.preset=llama3-debug-moe";
 
 /// Configuration of a three-layer model on the text in `data`.
 pub(crate) fn config(data: &Path, settings: &[&str]) -> RunConfig {
@@ -45,14 +45,14 @@ pub(crate) fn trained_with(config: &RunConfig, change: fn(Decoder<Train>) -> Dec
 fn reported(config: &RunConfig, recomputed: bool) -> (Report, Vec<Value>) {
     let folder = TempDir::new().unwrap();
     let mut config = config.clone();
-    config.training.metrics = Some(folder.path().join("metrics.jsonl"));
+    config.checkpoint.output_dir = Some(folder.path().join("run"));
     let (outcome, _) = run(&config).unwrap();
     let mut report = outcome.report;
     for layer in report.layers.iter_mut().filter(|layer| recomputed && layer.name != "lm_head") {
         let fprop = &mut layer.fprop;
         (fprop.emulated, fprop.high_precision) = (fprop.emulated / 2, fprop.high_precision / 2);
     }
-    let lines = std::fs::read_to_string(config.training.metrics.unwrap()).unwrap();
+    let lines = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     let statistics = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["health"].clone());
     (report, statistics.filter(|statistics| !statistics.is_null()).collect())
 }

@@ -79,7 +79,11 @@ fn a_checkpoint_in_the_background_holds_parameters_and_moments() {
 /// The errors are the ones of `train`, where a run can have them.
 #[test]
 fn what_does_not_fit_is_an_error() {
-    let huge = ["training.batch_size=4294967296", "training.seq_len=4294967296", "model.overrides.max_position_embeddings=4294967296"];
+    let huge = [
+        "training.batch_size=4294967296",
+        "training.seq_len=4294967296",
+        "model.overrides.max_position_embeddings=4294967296",
+    ];
     assert_eq!(estimate(&huge, 1).peak(), u64::MAX, "values beyond 64 bits saturate");
     let eighty = &["--memory-gib", "80"][..];
     for (settings, flags, text) in [
@@ -106,9 +110,9 @@ fn what_does_not_fit_is_an_error() {
 fn what_is_not_trained_has_no_gradient() {
     let [all, last, first, head, same] = [
         "training.freeze=[]",
-        "training.train_only=['layers.7']",
-        "training.train_only=['layers.0']",
-        "training.train_only=['lm_head']",
+        "training.freeze=['*', '!layers.7']",
+        "training.freeze=['*', '!layers.0']",
+        "training.freeze=['*', '!lm_head']",
         "training.freeze=['layers', 'embed_tokens', 'norm']",
     ]
     .map(|setting| estimate(&[setting], 1));
@@ -126,7 +130,11 @@ fn what_is_not_trained_has_no_gradient() {
 /// Each rank has two copies of the experts and updates only its rows.
 #[test]
 fn ranks_are_counted() {
-    let moe = ["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2", "model.overrides.tie_word_embeddings=true"];
+    let moe = [
+        "model.overrides.num_experts=4",
+        "model.overrides.num_experts_per_tok=2",
+        "model.overrides.tie_word_embeddings=true",
+    ];
     let [one, two] = [1, 2].map(|ranks| estimate(&moe, ranks));
     let copies = |estimate| row(estimate, "FP8 copies of weights")[0];
     let codes = 2 * 8 * 4 * 3 * 512 * 1024;
