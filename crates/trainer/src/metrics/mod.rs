@@ -10,7 +10,6 @@ use std::fs;
 pub use log::Metrics;
 pub use peak::Peak;
 pub use record::{HealthRecord, METRICS_FILE, Record, RunRecord, TrainRecord, read_metrics};
-use sysinfo::{MemoryRefreshKind, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
 
 /// Values of a step line.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,40 +58,31 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Resident memory of the process, its peak where the system keeps one, and total memory of the
-    /// machine.
+    /// Peak resident memory of the process and total memory of the machine, from Linux's `/proc`.
     pub fn of_process() -> Option<Self> {
-        Some(Self { bytes: peak().or_else(resident)?, total: Some(machine().total_memory()) })
+        Some(Self { bytes: proc_bytes("/proc/self/status", "VmHWM:")?, total: proc_bytes(MACHINE, "MemTotal:") })
     }
 
     /// Memory limit of this process in bytes, including swap: the machine's, or a lower limit of
-    /// its container.
+    /// its container. Known only with Linux's `/proc`.
     pub fn of_machine() -> Option<u64> {
-        let machine = machine();
-        let limit = machine.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
-        let is_limited = limit < machine.total_memory();
-        let all = if is_limited { limit } else { machine.total_memory() + machine.total_swap() };
-        Some(all).filter(|bytes| *bytes > 0)
+        let machine = proc_bytes(MACHINE, "MemTotal:")? + proc_bytes(MACHINE, "SwapTotal:").unwrap_or(0);
+        // Without a limit, the first file has a word and the second a large number.
+        let container = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+        let limits = container.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok());
+        Some(limits.fold(machine, u64::min))
     }
 }
 
-fn machine() -> System {
-    System::new_with_specifics(RefreshKind::nothing().with_memory(MemoryRefreshKind::everything()))
-}
+/// Linux's file with the machine's memory.
+const MACHINE: &str = "/proc/meminfo";
 
-/// Peak resident bytes of the process, from Linux's `/proc`.
-fn peak() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(peak.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
-/// Resident bytes of the process now.
-fn resident() -> Option<u64> {
-    let (mut system, id) = (System::new(), sysinfo::get_current_pid().ok()?);
-    let memory = ProcessRefreshKind::nothing().with_memory();
-    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[id]), false, memory);
-    Some(system.process(id)?.memory())
+/// Value of a key in a `/proc` file, in kB there, as bytes.
+fn proc_bytes(path: &str, key: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 impl fmt::Display for StepLine {
