@@ -40,7 +40,8 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Beginnings or ends of the names of kernels and operations, and their kinds. Other names are [`Kind::Other`].
+/// Beginnings or ends of the names of kernels and operations, and their kinds. Other names are
+/// [`Kind::Other`].
 const KINDS: [(&str, Kind); 13] = [
     ("Maxima", Kind::Amax),
     ("Amax", Kind::Amax),

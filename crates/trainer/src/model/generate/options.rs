@@ -4,8 +4,6 @@
 use std::num::NonZero;
 
 use clap::ValueEnum;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, require};
 
@@ -46,8 +44,7 @@ impl Default for Filters {
 }
 
 /// Dtype of cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheDtype {
     /// Four bytes per element.
     F32,
