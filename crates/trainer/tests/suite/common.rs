@@ -240,7 +240,7 @@ pub(crate) fn refuses<T>(result: Result<T, Error>, text: &str) {
 
 /// Byte tokenizer.
 pub(crate) fn bytes() -> Text {
-    Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
+    Text { tokenizer: Tokenizer::bytes(), template: None }
 }
 
 /// Data of `config`, as bytes.

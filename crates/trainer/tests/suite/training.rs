@@ -181,7 +181,8 @@ fn a_model_is_checked_before_the_data_is_read() {
     refused(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"]), "no_such_layer");
     // Training needs 61 TB.
     let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
-    (huge.model.preset, huge.model.num_layers) = (Some("llama3-405b".into()), Some(1200));
+    huge.model.preset = Some("llama3-405b".into());
+    huge.model.overrides.insert("num_hidden_layers".into(), 1200.into());
     let error = run(&huge).unwrap_err().to_string();
     assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
 
@@ -259,7 +260,8 @@ fn a_checkpoint_brings_its_tokenizer() {
     assert!(error.contains("whose vocabulary has 288"), "{error}");
     // A preset accepts a tokenizer by name.
     config.model = Default::default();
-    (config.model.preset, config.model.vocab_size) = (Some("debug".into()), Some(1008));
+    config.model.preset = Some("debug".into());
+    config.model.overrides.insert("vocab_size".into(), 1008.into());
     config.data.tokenizer = Some(dir.path().display().to_string());
     run(&config).unwrap();
     config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
