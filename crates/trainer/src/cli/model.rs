@@ -106,7 +106,6 @@ impl ModelArgs {
         let mut config = change(hf.as_deref(), config)?;
         let settings = self.settings();
         config = config.change(&settings)?;
-        config.assets = None;
         config.fp8_only &= config.training.precision == Precision::Fp8;
         config.training.device = self.device.unwrap_or(config.training.device);
         let may_widen = hf.is_some() && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
