@@ -31,21 +31,20 @@ const LENGTH: usize = 256;
 const LINEARS: [[usize; 2]; 7] =
     [[HIDDEN, HIDDEN], [HIDDEN, KEYS], [HIDDEN, KEYS], [HIDDEN, HIDDEN], [HIDDEN, FFN], [HIDDEN, FFN], [FFN, HIDDEN]];
 
-const SETTINGS: [&str; 16] = [
-    "model.hidden_size=256",
-    "model.num_layers=4",
-    "model.num_heads=8",
-    "model.num_kv_heads=4",
-    "model.head_dim=32",
-    "model.intermediate_size=704",
-    "model.vocab_size=257",
+const SETTINGS: [&str; 15] = [
+    "model.overrides.hidden_size=256",
+    "model.overrides.num_hidden_layers=4",
+    "model.overrides.num_attention_heads=8",
+    "model.overrides.num_key_value_heads=4",
+    "model.overrides.head_dim=32",
+    "model.overrides.intermediate_size=704",
+    "model.overrides.vocab_size=257",
     "training.batch_size=8",
     "training.seq_len=256",
     "training.eval_batches=1",
     "training.eval_every=0",
     "generate.max_new_tokens=0",
     "training.steps=7",
-    "training.print_report=false",
     "profile.start=4",
     "profile.steps=4",
 ];
@@ -119,14 +118,14 @@ fn stream() -> f64 {
 
 /// Table of `[profile]` as JSON.
 fn profile(settings: &[&str]) -> Value {
-    let file = std::env::temp_dir().join(format!("float8-profile-{}.json", std::process::id()));
-    let to = format!("profile.file={}", file.display());
+    let folder = std::env::temp_dir().join(format!("float8-profile-{}", std::process::id()));
+    let to = format!("checkpoint.output_dir={}", folder.display());
     with_job(&[&SETTINGS[..], settings, &[&to]].concat(), |job| {
         let run = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
         run.expect("it trains")
     });
-    let text = std::fs::read_to_string(&file).expect("the run has written it");
-    std::fs::remove_file(&file).expect("written above");
+    let text = std::fs::read_to_string(folder.join("profile.json")).expect("the run has written it");
+    std::fs::remove_dir_all(&folder).expect("written above");
     serde_json::from_str(&text).expect("JSON")
 }
 

@@ -22,7 +22,7 @@ use crate::{atomic, files};
 #[serde(deny_unknown_fields, default)]
 pub struct DataSource {
     /// Files, and folders that are searched recursively, in sorted order. Links are followed.
-    /// Hidden files are skipped unless `extension` is set. If a folder has files in a data format,
+    /// Hidden files are skipped. If a folder has files in a data format,
     /// text other than `.txt` is skipped. With `format`, all files are taken.
     pub paths: Vec<PathBuf>,
     /// Format of the files. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for
@@ -35,11 +35,13 @@ pub struct DataSource {
     /// in `messages` is read.
     pub field: String,
     /// Takes only files with this extension from folders, as `rs`. If absent, takes all.
+    #[serde(skip)]
     pub extension: Option<String>,
     /// Maximum number of bytes to take. If there are more, files are taken at even distances in
     /// sorted order. If that leaves more than a tenth of the bytes unused, the largest remaining
     /// files follow, and the last of them is cut. For a compressed or Parquet file, the bytes of
     /// its text count.
+    #[serde(skip)]
     pub max_bytes: Option<u64>,
     /// Share of the sequences that come from this source, relative to the weights of the other
     /// sources. Without weights, all sources are mixed by their sizes.

@@ -17,10 +17,10 @@ use crate::common::refuses;
 type Train = Float8<Autodiff<Flex>>;
 
 const WIDE: [&str; 6] = [
-    "model.hidden_size=512",
-    "model.intermediate_size=1024",
-    "model.num_layers=8",
-    "model.vocab_size=2048",
+    "model.overrides.hidden_size=512",
+    "model.overrides.intermediate_size=1024",
+    "model.overrides.num_hidden_layers=8",
+    "model.overrides.vocab_size=2048",
     "training.batch_size=2",
     "training.seq_len=64",
 ];
@@ -79,7 +79,11 @@ fn a_checkpoint_in_the_background_holds_parameters_and_moments() {
 /// The errors are the ones of `train`, where a run can have them.
 #[test]
 fn what_does_not_fit_is_an_error() {
-    let huge = ["training.batch_size=4294967296", "training.seq_len=4294967296", "model.max_seq_len=4294967296"];
+    let huge = [
+        "training.batch_size=4294967296",
+        "training.seq_len=4294967296",
+        "model.overrides.max_position_embeddings=4294967296",
+    ];
     assert_eq!(estimate(&huge, 1).peak(), u64::MAX, "values beyond 64 bits saturate");
     let eighty = &["--memory-gib", "80"][..];
     for (settings, flags, text) in [
@@ -88,7 +92,7 @@ fn what_does_not_fit_is_an_error() {
         (&["training.batch_size=0"], &[], "training.batch_size = 0"),
         (&["optimizer.in_backward=true", "training.grad_clip_norm=inf"], &[], "activation_checkpointing"),
         (&["training.freeze=['no_such']"], &[], "no_such"),
-        (&["model.num_layers=8", "training.activation_checkpointing=9"], &[], "= 9: num_layers is 8"),
+        (&["model.overrides.num_hidden_layers=8", "training.activation_checkpointing=9"], &[], "= 9: num_layers is 8"),
         (&[], &["--memory-gib", "nan"], "--memory-gib = NaN"),
         (&[], &["--memory-gib", "inf"], "--memory-gib = inf"),
         (&[], &["--memory-gib", "-5"], "--memory-gib = -5"),
@@ -96,7 +100,7 @@ fn what_does_not_fit_is_an_error() {
     ] {
         refuses(told("cpu", settings, flags), text);
     }
-    told("cpu", &["model.num_layers=8", "training.activation_checkpointing=8"], &[]).unwrap();
+    told("cpu", &["model.overrides.num_hidden_layers=8", "training.activation_checkpointing=8"], &[]).unwrap();
     let unknown = told("wgpu", &[], &[]).unwrap();
     assert!(unknown.contains("how much wgpu (absent) has is unknown: --memory-gib says it"), "{unknown}");
     assert!(told("wgpu", &[], eighty).unwrap().contains("of 80.00 GiB: fits"));
@@ -106,9 +110,9 @@ fn what_does_not_fit_is_an_error() {
 fn what_is_not_trained_has_no_gradient() {
     let [all, last, first, head, same] = [
         "training.freeze=[]",
-        "training.train_only=['layers.7']",
-        "training.train_only=['layers.0']",
-        "training.train_only=['lm_head']",
+        "training.freeze=['*', '!layers.7']",
+        "training.freeze=['*', '!layers.0']",
+        "training.freeze=['*', '!lm_head']",
         "training.freeze=['layers', 'embed_tokens', 'norm']",
     ]
     .map(|setting| estimate(&[setting], 1));
@@ -126,7 +130,11 @@ fn what_is_not_trained_has_no_gradient() {
 /// Each rank has two copies of the experts and updates only its rows.
 #[test]
 fn ranks_are_counted() {
-    let moe = ["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.tie_word_embeddings=true"];
+    let moe = [
+        "model.overrides.num_experts=4",
+        "model.overrides.num_experts_per_tok=2",
+        "model.overrides.tie_word_embeddings=true",
+    ];
     let [one, two] = [1, 2].map(|ranks| estimate(&moe, ranks));
     let copies = |estimate| row(estimate, "FP8 copies of weights")[0];
     let codes = 2 * 8 * 4 * 3 * 512 * 1024;
