@@ -9,25 +9,9 @@ use burn::module::{
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use super::state::{Converted, Float8State};
+use super::state::{Converted, Float8State, States};
 use crate::error::Float8Error;
 use crate::stack::Float8Stack;
-
-/// [`Converted`] without its backend type.
-trait States: Send + Sync {
-    fn export(&self) -> Float8State;
-    fn restore(&self, state: &Float8State) -> Result<(), Float8Error>;
-}
-
-impl<B: Float8Stack> States for Converted<B> {
-    fn export(&self) -> Float8State {
-        Converted::export(self)
-    }
-
-    fn restore(&self, state: &Float8State) -> Result<(), Float8Error> {
-        Converted::restore(self, state)
-    }
-}
 
 /// A module whose record is a model's [`Float8State`]. If it is next to the model in a common
 /// module, checkpoints of burn-train, `save_file` and `load_file` resume with the same losses.

@@ -51,7 +51,7 @@ impl<B: Float8Backend> Samples<B> {
         let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
             let Some(layer) = layer.upgrade() else { continue };
-            let Some(limits) = layer.applied().config().fallback else { continue };
+            let Some(limits) = layer.applied().config.fallback else { continue };
             let is_decided = decisions.iter().any(|(known, _)| Arc::ptr_eq(known, &layer));
             if let Some(fallback) = check(&layer, role, step, &health, limits).filter(|_| !is_decided) {
                 decisions.push((layer, fallback));
