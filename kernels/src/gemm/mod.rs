@@ -187,8 +187,9 @@ impl Gemm<'_> {
 /// [`KernelError::EmptyMatrix`] for a zero M, N or K,
 /// [`ContractionMismatch`](KernelError::ContractionMismatch),
 /// [`BiasMismatch`](KernelError::BiasMismatch), [`UnsupportedDtype`](KernelError::UnsupportedDtype)
-/// for an `out` that the device cannot write, [`OutOfBounds`](KernelError::OutOfBounds)
-/// for codes, scales or a bias that are too short, [`Misaligned`](KernelError::Misaligned), [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
+/// for an `out` that the device cannot write, [`OutOfBounds`](KernelError::OutOfBounds) for codes,
+/// scales or a bias that are too short, [`Misaligned`](KernelError::Misaligned),
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,

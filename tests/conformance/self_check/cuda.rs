@@ -1,8 +1,10 @@
 //! CUDA offline with injected faults, interpreted. Each test has its own device, identified by its
 //! number of SMs.
+use std::collections::BTreeMap;
+
 use burn::backend::Flex;
 use burn_cubecl::CubeBackend;
-use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
+use burn_float8::{Float8Config, Float8Error, Monitor, Recipe, Report, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
 use codegen::fault::{Fault, inject};
@@ -199,6 +201,19 @@ fn a_wrong_gemv_leaves_few_rows_to_tensor_cores() {
         let [few, many] = [few, many].map(|layer| paths_that_ran(&report(&layer)));
         assert_eq!((few, many), (vec![path.to_string()], vec!["wgmma".to_string()]));
     }
+}
+
+/// Calls with few and with many rows count for their own paths.
+#[test]
+fn calls_count_for_their_paths() {
+    let [m, k, _] = crate::SHAPE;
+    let Some((_running, device)) = device(47, []) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    for rows in [2, m, m] {
+        layer.forward(crate::tensor::<Offline, 2>(1, [rows, k], &device));
+    }
+    let calls = Monitor::new(&layer).gemm_calls();
+    assert_eq!(calls, BTreeMap::from([("gemv".to_string(), 1), ("wgmma".to_string(), 2)]));
 }
 
 #[test]

@@ -43,6 +43,7 @@ use crate::stack::Float8Stack;
 ///
 /// `load_record` panics with the [`Float8Error`] if the state belongs to another model or
 /// configuration, since Burn's `load_record` returns no error. [`Float8State::restore`] returns it.
+#[derive(Clone)]
 pub struct Float8StateModule<B: Backend> {
     states: Arc<dyn States>,
     backend: PhantomData<fn() -> B>,
@@ -67,12 +68,6 @@ impl<B: Float8Stack> Float8StateModule<B> {
 impl<B: Backend> Float8StateModule<B> {
     fn on<C: Backend>(&self) -> Float8StateModule<C> {
         Float8StateModule { states: self.states.clone(), backend: PhantomData }
-    }
-}
-
-impl<B: Backend> Clone for Float8StateModule<B> {
-    fn clone(&self) -> Self {
-        self.on()
     }
 }
 

@@ -217,7 +217,7 @@ impl<B: Float8Stack> FoundLinear<B> {
     /// Format and granularity of an FP8-only weight.
     pub(super) fn codes(&self) -> Option<String> {
         let weight = B::float8_tensor(self.weight.as_ref()?);
-        weight.codes().map(|codes| format!("{} {}", codes.format(), codes.granularity()))
+        weight.codes().map(|codes| format!("{} {}", codes.format, codes.granularity))
     }
 
     /// Layer of its weight, if a configuration was applied.

@@ -14,6 +14,7 @@ use crate::layer::{CastHealth, Fallback, Layer, OperandHealth};
 use crate::terms::{Operand, Recipe, Role};
 
 /// Statistics of the current step.
+#[derive(Default)]
 pub(crate) struct Samples<B: Float8Backend> {
     seen: HashSet<(usize, Operand)>,
     /// Samples still on the device.
@@ -32,12 +33,6 @@ pub(crate) struct Sample<B: Float8Backend> {
     pub(crate) elements: u64,
     /// Partial sums of the cast that ran, then of each recipe to compare with.
     pub(crate) partials: Vec<(Option<Recipe>, FloatTensor<B>)>,
-}
-
-impl<B: Float8Backend> Default for Samples<B> {
-    fn default() -> Self {
-        Self { seen: HashSet::new(), pending: vec![], unchecked: vec![] }
-    }
 }
 
 impl<B: Float8Backend> Samples<B> {
