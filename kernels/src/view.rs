@@ -64,9 +64,9 @@ pub(crate) fn check_aligned(memory: &Handle, size: usize) -> Result<u64, KernelE
 }
 
 /// Checks that memory has at least `needed` bytes.
-pub(crate) fn check_bytes(memory: &Handle, needed: u64) -> Result<(), KernelError> {
+pub(crate) fn check_bytes(memory: &Handle, needed: u64, what: impl FnOnce() -> String) -> Result<(), KernelError> {
     let available = memory.size_in_used();
-    if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { needed, available }) }
+    if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { what: what(), needed, available }) }
 }
 
 /// Checked view, ready to launch: at least one element, all inside the memory and reachable by u32
@@ -104,7 +104,7 @@ impl Checked {
             (Some(last), Some(elements)) if last.saturating_add(base) <= MAX_INDEX && elements <= MAX_INDEX => last,
             _ => return Err(KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX }),
         };
-        check_bytes(&x.handle, (last + 1) * size)?;
+        check_bytes(&x.handle, (last + 1) * size, || format!("elements of a view [{rows}, {cols}]"))?;
         let mut handle = x.handle.clone();
         handle.offset_start = (aligned != 0).then_some(aligned);
         Ok(Self { handle, element_type, rows, cols, strides, base: base as usize })
