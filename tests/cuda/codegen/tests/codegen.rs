@@ -142,7 +142,7 @@ fn every_kernel_compiles_and_fits() {
             WIDE_SCALES.iter().find_map(|(of, name, least)| (*of == sm).then_some((name, least)))
         {
             for load in ["ld.global.v2.b32", "ld.global.v4.b32"] {
-                // Loads into floats: loads of words read the output.
+                // Into floats.
                 let is_wide = |line: &str| line.contains(load) && line.contains("=f");
                 let wide =
                     kernels.iter().filter(|kernel| family(&kernel.name) == *name && kernel.source.lines().any(is_wide));
