@@ -36,14 +36,16 @@ impl JsonSchema for ActivationCheckpointing {
 }
 
 impl TryFrom<Written> for ActivationCheckpointing {
-    type Error = &'static str;
+    type Error = String;
 
-    fn try_from(written: Written) -> Result<Self, &'static str> {
+    fn try_from(written: Written) -> Result<Self, String> {
         match written {
-            Written::Number(layers) => NonZero::new(layers).map(Self::Every).ok_or("must be at least 1 layer"),
+            Written::Number(layers) => {
+                NonZero::new(layers).map(Self::Every).ok_or_else(|| "must be at least 1 layer".into())
+            }
             Written::Text(text) if text == "none" => Ok(Self::None),
             Written::Text(text) if text == "full" => Ok(Self::Every(NonZero::<usize>::MIN)),
-            Written::Text(_) => Err("must be \"none\", \"full\" or a number of layers"),
+            Written::Text(text) => Err(format!("`{text}` is not \"none\", \"full\" or a number of layers")),
         }
     }
 }
