@@ -23,14 +23,14 @@ static ALLOCATOR: Counting = Counting;
 
 type Train = Float8<Autodiff<Flex>>;
 
-/// Four layers of width 2,048.
+/// Four layers of width 1,024.
 const WIDE: &[&str] = &[
-    "model.vocab_size=32000",
-    "model.hidden_size=2048",
-    "model.intermediate_size=5632",
+    "model.vocab_size=16000",
+    "model.hidden_size=1024",
+    "model.intermediate_size=2816",
     "model.num_layers=4",
-    "model.num_heads=16",
-    "model.num_kv_heads=4",
+    "model.num_heads=8",
+    "model.num_kv_heads=2",
     "model.head_dim=128",
     "training.batch_size=1",
 ];
@@ -104,7 +104,7 @@ fn estimates_are_within_a_fifth() {
     let (device, mut wrong) = (Default::default(), vec![]);
     let models: [(_, _, &[Settings]); 3] = [
         ("debug", DEBUG, &[SETTINGS, SMALL].concat()),
-        ("2,048 wide", WIDE, SETTINGS),
+        ("1,024 wide", WIDE, SETTINGS),
         ("large tables", TABLES, OF_TABLES),
     ];
     let at_first = Counting::alive();

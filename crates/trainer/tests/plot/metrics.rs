@@ -10,18 +10,6 @@ use trainer::metrics::{METRICS_FILE, Memory, Metrics, Peak, Record, RunRecord, S
 use crate::support::{db, held_out, step};
 
 #[test]
-fn lines_come_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(METRICS_FILE);
-    let run = Record { run: Some(RunRecord { steps: 30, ..Default::default() }), ..Default::default() };
-    let health = BTreeMap::from([("layers.0".into(), BTreeMap::from([("input".into(), db(31.5))]))]);
-    let all = [run, step(10, 2.5), held_out(10, 2.0), Record { step: 10, health, ..Default::default() }, step(20, 1.5)];
-    let mut file = Metrics::append(&path).unwrap();
-    all.iter().for_each(|record| file.write(record).unwrap());
-    assert_eq!(read_metrics(&path).unwrap(), all);
-}
-
-#[test]
 fn a_run_that_went_back_keeps_the_later_lines() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(METRICS_FILE);

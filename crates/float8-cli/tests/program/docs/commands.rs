@@ -52,13 +52,3 @@ pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>)
     }
     (run, wrong)
 }
-
-#[test]
-fn lines_of_no_kind_are_named() {
-    let text = "```sh\nfloat8 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin float8 -- --help   # flags\n\
-                cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
-    let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
-    assert_eq!(run, [(2, "float8 train --set a=\"b c\"   --steps 1".to_string())]);
-    let lines: Vec<_> = wrong.iter().map(|wrong| wrong.lines().next().unwrap()).collect();
-    assert_eq!(lines, ["test.md:7: cargo bench", "test.md:8: cargo bench # not run in CI:", "test.md:11: ls"]);
-}

@@ -65,16 +65,6 @@ impl Chapter {
         lines
     }
 
-    /// Table cells with their line numbers.
-    pub(crate) fn cells(&self) -> Vec<(usize, String)> {
-        let rows = self.prose().into_iter().filter(|(_, line)| line.starts_with('|'));
-        let cells = |(number, line): (usize, &str)| {
-            let line = line.replace("\\|", "\u{0}");
-            line.split('|').map(|cell| (number, cell.trim().replace('\u{0}', "|"))).collect::<Vec<_>>()
-        };
-        rows.flat_map(cells).collect()
-    }
-
     /// Targets of `[text](target)` and `[text]: target`, with their line numbers.
     pub(crate) fn links(&self) -> Vec<(usize, String)> {
         let mut links = vec![];
@@ -122,19 +112,4 @@ fn slug(heading: &str) -> String {
     let kept = text.trim().to_lowercase();
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
-}
-
-#[test]
-fn markdown_is_read_as_github_does() {
-    let text = "# A `b`: c, d?\n\n```text\n# no heading [x](no-link.md)\n| no | cell |\n```\n## Same\n## Same\n#none\n\
-                ## [Link](to.md) & more\n[one](a.md#b) and `[two](c.md)` [three](d)\n| cell `a\\|b` | x |\n";
-    let chapter = Chapter { name: "test.md".into(), text: text.into() };
-    assert_eq!(chapter.anchors(), ["a-b-c-d", "same", "same-1", "link--more"]);
-    let links: Vec<_> = chapter.links().into_iter().map(|(_, target)| target).collect();
-    assert_eq!(links, ["to.md", "a.md#b", "d"]);
-    assert_eq!(
-        chapter.cells(),
-        [(12, String::new()), (12, "cell `a|b`".into()), (12, "x".into()), (12, String::new())]
-    );
-    assert_eq!(chapter.blocks("text"), [(4, "# no heading [x](no-link.md)\n| no | cell |\n".into())]);
 }
