@@ -1,13 +1,13 @@
 //! The step line, and lines of `metrics.jsonl`, written and read back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 
 use device_select::{AdapterInfo, SelectedDevice};
 use trainer::metrics::{METRICS_FILE, Memory, Metrics, Peak, Record, RunRecord, StepLine, TrainRecord, read_metrics};
 
-use crate::support::{db, held_out, step};
+use crate::support::step;
 
 #[test]
 fn a_run_that_went_back_keeps_the_later_lines() {
