@@ -1,10 +1,14 @@
 //! Compares chat templates with `transformers`, whose ids `chat_vectors.py` recorded, and checks
 //! errors in their files.
 
+#[path = "harness/table.rs"]
+mod table;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use table::table;
 use trainer::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
 fn vectors() -> PathBuf {
@@ -220,34 +224,11 @@ fn what_is_wrong_with_a_template_or_a_conversation_is_an_error() {
     assert!(ChatTemplate::new("{% generation %}", [("", ""); 0]).is_err());
     let error = plain("a").with_kwargs(json!({"messages": []}).as_object().unwrap()).unwrap_err().to_string();
     assert_eq!(error, "`messages` in `chat_template_kwargs` is not for others to set: remove it");
-
-    let both = talk(&QUESTIONS[..2]);
-    for (source, messages, expected) in [
-        (SIMPLE, &both[..0], "a conversation must have a message"),
-        (SIMPLE, &both[..1], "the conversation has nothing that the assistant says; its roles are `user`"),
-        // A template with tags that renders none.
-        ("{% if 0 %}{% generation %}a{% endgeneration %}{% endif %}b", &both, "has nothing that the assistant says"),
-        ("{% if true %}\n{{ missing.x }}{% endif %}", &both, "line 2 of the chat template: undefined value"),
-        ("\n{{ strftime_now('%Y') }}", &both, "line 2 of the chat template: unknown function: strftime_now is unknown"),
-        (
-            "{% macro f() %}{{ raise_exception('no ' + messages[0].role) }}{% endmacro %}{{ f() }}",
-            &both,
-            "the chat template refuses the conversation: no user",
-        ),
-        // No part of the text depends on the message.
-        (
-            "{{ messages | length }}{{ add_generation_prompt }}",
-            &both,
-            "the chat template does not show which part of the text is message 1: mark each of the assistant",
-        ),
-        (
-            "{% set text %}{% generation %} a {% endgeneration %}{% endset %}{{ text[:2] }}",
-            &both,
-            "the chat template changes what its tags {% generation %} mark",
-        ),
-    ] {
-        let error = spoken(&plain(source), &Tokenizer::bytes(), messages).unwrap_err();
-        assert!(error.contains(expected), "{source}: {error}");
+    for (source, messages, expected) in table::<(String, usize, String)>("refusals/templates") {
+        let template = ChatTemplate::new(&source, [("", ""); 0]).map_err(|error| error.to_string());
+        let talk = talk(&QUESTIONS[..messages]);
+        let error = template.and_then(|template| spoken(&template, &Tokenizer::bytes(), &talk)).unwrap_err();
+        assert!(error.contains(&expected), "{source}: {error}");
     }
 }
 
@@ -262,43 +243,17 @@ fn a_message_keeps_what_it_does_not_know() {
     assert_eq!((template.source(), template.variables().len()), ("{{ messages | tojson }}{{ x }}", 0));
 }
 
+/// Text that only ends a conversation belongs to the last turn, if nothing else ends that turn. As in
+/// GLM, a turn continues until the next role speaks. One template cannot render the empty list of
+/// messages; one continues a turn after a tool without a generation prompt.
 #[test]
 fn a_turn_has_its_end_and_not_its_header() {
     let tokenizer = Vectors::read().tokenizer();
-    for (source, turns, expected) in [
-        // Text that only ends a conversation belongs to the last turn, if nothing else ends that turn.
-        (
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
-             {% if add_generation_prompt %}assistant: {% else %}{{ eos_token }}{% endif %}",
-            &QUESTIONS[..],
-            ["1\n", "2\n<|end_of_text|>"],
-        ),
-        // As in GLM, a turn continues until the next role speaks.
-        (
-            "{% for m in messages %}{{ '<|start_header_id|>' if m.role == 'user' else '<|end_header_id|>' }}\n{{ m.content }}{% endfor %}\
-             {% if add_generation_prompt %}<|end_header_id|>\n{% endif %}",
-            &QUESTIONS,
-            ["1<|start_header_id|>", "2"],
-        ),
-        // This template cannot render the empty list of messages before the first one.
-        (
-            "{{ messages[0]['role'] }}|{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
-            &[("assistant", "One"), ("user", "Two"), ("assistant", "")],
-            ["One</>\n", "</>\n"],
-        ),
-        // After a tool, this template continues the turn without a generation prompt. The previous
-        // turn's prompt must not be used for it.
-        (
-            "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }};{% elif m.role == 'tool' %}<tool>\
-             {% elif loop.previtem.role == 'tool' %}{{ m.content }};{% else %}A:{{ m.content }};{% endif %}{% endfor %}\
-             {% if add_generation_prompt %}A:{% endif %}",
-            &[("user", "q"), ("assistant", "x"), ("tool", "7"), ("assistant", "y")],
-            ["x;", "y;"],
-        ),
-    ] {
+    for (source, turns, expected) in table::<(String, Vec<(String, String)>, Vec<String>)>("vectors/turns") {
+        let turns: Vec<_> = turns.iter().map(|(role, content)| Message::new(role, content)).collect();
         let by_header = source.contains("<|start_header_id|>");
         for tokenizer in [&tokenizer, &Tokenizer::bytes()].into_iter().take(if by_header { 1 } else { 2 }) {
-            assert_eq!(spoken(&plain(source), tokenizer, &talk(turns)).unwrap(), expected, "{source}");
+            assert_eq!(spoken(&plain(&source), tokenizer, &turns).unwrap(), expected, "{source}");
         }
     }
 }
@@ -377,90 +332,27 @@ fn messages_that_are_not_learned_are_no_targets() {
     assert!(learned(all, "weight", json!([0, 1])).unwrap_err().contains("which part of the text is message 1:"));
 }
 
-/// Templates may be untrusted. Without limits, each of these takes unbounded time, memory or stack.
+/// Templates may be untrusted. Without limits, `refusals/templates` would take unbounded time,
+/// memory or stack.
 #[test]
-fn a_template_that_takes_too_much_is_an_error() {
-    let messages = talk(&[("user", "hi")]);
-    let render = |source: &str| ChatTemplate::new(source, [("", ""); 0])?.render(&messages, false);
+fn templates_have_limits() {
+    let render = |source: &str| {
+        ChatTemplate::new(source, [("", ""); 0]).and_then(|template| template.render(&talk(&[("user", "hi")]), false))
+    };
     let chain = format!("{{{{ 1{} }}}}", "~1".repeat(120_000));
-    let long = " ".repeat(300_000);
+    for (source, expected) in [
+        (" ".repeat(300_000), "it has 300000 bytes, more than 262144"),
+        (chain, "compiling it takes more than 3 seconds"),
+    ] {
+        let error = render(&source).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    // Templates within the limits render correctly.
     let nested = format!("{}ns.a{}", "[".repeat(40), "]".repeat(40));
     let nested = format!(
         "{{% set ns=namespace(a=1) %}}{{% for i in range(5000) %}}{{% set ns.a = {nested} %}}{{% endfor %}}{{{{ (ns.a ~ '')|length }}}}"
     );
-    let steps: &[&str] = &[
-        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
-        "{% for i in range(99999) %}{{ 'x' * 50000 }}{% endfor %}",
-        "{{ '%99999999999d'|format(1) }}",
-        "{{ ('a' * 9999)|replace('', 'b' * 99999) }}",
-        "{{ ('a' * 9999).replace('', 'b' * 99999) }}",
-        "{{ (['']*9999999)|join|length }}",
-        "{{ [1]|slice(999999999999) }}",
-        "{{ 'a\nb'|indent(999999999999) }}",
-        "{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a|lower %}{% endfor %}",
-        "{% set a='x'*1000000 %}{% for i in range(99999) %}{% set b = a.find('y') %}{% endfor %}",
-        "{% set ns=namespace(a='x') %}{% for i in range(99) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
-    ];
-    let large: &[&str] = &[
-        "{{ (','*1000000).join([1]*100000)|length }}",
-        "{{ ([1]*100000)|join(','*1000000)|length }}",
-        "{{ (['x'*100000]*100000)|join|length }}",
-        "{{ ([1]*100000)|tojson(indent=','*1000000)|length }}",
-        "{% set a=['x'*1000000]*100000 %}{{ a|tojson|length }}",
-        "{{ (['x'*1000000]*100000)|string|length }}",
-        "{% set a %}{{ ['x'*1000000]*100000 }}{% endset %}",
-    ];
-    for (expected, sources) in [
-        ("it takes more than 2000000 steps", steps),
-        ("a value of more than 67108864 bytes", large),
-        ("invalid conversion type", &["{{ '%*d'|format(99999999999, 1) }}"]),
-        ("a format with a width of more than 3 digits", &["{{ '{:99999999999}'.format(1) }}"]),
-        (
-            "it adds a variable to itself",
-            &["{% set ns=namespace(a=[1]) %}{% for i in range(60) %}{% set ns.a = ns.a + ns.a %}{% endfor %}"],
-        ),
-        ("a namespace contains itself", &["{% set ns=namespace() %}{% set ns.a = ns %}"]),
-        (
-            "it prints a namespace",
-            &[
-                "{% set ns=namespace() %}{% set ns.a = ns %}{{ ns }}",
-                "{% set ns=namespace() %}{% set b = ns %}{%- set ns.a = 1, [{'c': b}] -%}{{ ns ~ '' }}",
-            ],
-        ),
-        (
-            "it compares a namespace",
-            &["{% set a=namespace() %}{% set b=namespace(c=a) %}{% set a.c = b %}{{ a == b }}"],
-        ),
-        ("recursion limit exceeded", &["{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"]),
-        ("it has 300000 bytes, more than 262144", &[&*long]),
-        ("compiling it takes more than 3 seconds", &[&*chain]),
-    ] {
-        for source in sources {
-            let error = render(source).unwrap_err().to_string();
-            assert!(error.contains(expected), "{}: {error}", &source[..source.len().min(80)]);
-        }
-    }
-    // Templates within the limits render correctly.
-    for (source, expected) in [
-        (&*nested, "400001"),
-        ("{{ 'abc'.count('') }} {{ 'abab'.count('ab') }} {{ '漢x'.find('x') }}", "4 2 1"),
-        ("{{ 'abab'.replace('b', 'c', 1) }} {{ 'ab'.replace('', '-') }}", "acab -a-b-"),
-        ("{{ '%03d %s'|format(7, 'x') }} {{ '{:>4} 12345'.format('x') }}", "007 x    x 12345"),
-        ("{{ [{'a': 1}, {'a': [true]}]|join(', ', attribute='a') }} {{ '-'.join(['a', 'b']) }}", "1, [True] a-b"),
-        ("{{ [{'b': 1, 'a': (1, none)}]|tojson(sort_keys=true) }}{{ (1,) }}", r#"[{"a": [1, null], "b": 1}](1,)"#),
-        (
-            "{{ 'a\nb\n\nc'|indent(2) }}|{{ 'a\n\nb'|indent(width=1, first=true, blank=true) }}",
-            "a\n  b\n\n  c| a\n \n b",
-        ),
-        ("{% set m = {'c': 'x'} %}{% set c = 'y' %}{% set d = m.c + c %}{{ d }}", "xy"),
-        ("{# {% set a = 1 %} #}{% raw %}{% set b = 2 %}{% endraw %}", "{% set b = 2 %}"),
-        ("{% set a, b = 1, 'x' if 1 == 1 else 'y' %}{%- set c -%}d{% endset %}{{ a }}{{ b }}{{ c }}", "1xd"),
-        (
-            "{% set ns = namespace(l=[]) %}{% for i in range(3) %}{% set ns.l = ns.l + [i] %}{% endfor %}{{ ns.l }}",
-            "[0, 1, 2]",
-        ),
-        ("{% set a = namespace() %}{% set b = namespace({'x': 1}, y=a) %}{% set a.z = 2 %}{{ b.x }}{{ b.y.z }}", "12"),
-    ] {
-        assert_eq!(render(source).unwrap(), expected, "{source}");
+    for (source, expected) in [vec![(nested, "400001".to_string())], table("vectors/templates")].concat() {
+        assert_eq!(render(&source).unwrap(), expected, "{source}");
     }
 }

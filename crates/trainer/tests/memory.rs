@@ -23,14 +23,14 @@ static ALLOCATOR: Counting = Counting;
 
 type Train = Float8<Autodiff<Flex>>;
 
-/// Four layers of width 2,048.
+/// Four layers of width 1,024.
 const WIDE: &[&str] = &[
-    "model.overrides.vocab_size=32000",
-    "model.overrides.hidden_size=2048",
-    "model.overrides.intermediate_size=5632",
+    "model.overrides.vocab_size=16000",
+    "model.overrides.hidden_size=1024",
+    "model.overrides.intermediate_size=2816",
     "model.overrides.num_hidden_layers=4",
-    "model.overrides.num_attention_heads=16",
-    "model.overrides.num_key_value_heads=4",
+    "model.overrides.num_attention_heads=8",
+    "model.overrides.num_key_value_heads=2",
     "model.overrides.head_dim=128",
     "training.batch_size=1",
 ];
@@ -104,7 +104,7 @@ fn estimates_are_within_a_fifth() {
     let (device, mut wrong) = (Default::default(), vec![]);
     let models: [(_, _, &[Settings]); 3] = [
         ("debug", DEBUG, &[SETTINGS, SMALL].concat()),
-        ("2,048 wide", WIDE, SETTINGS),
+        ("1,024 wide", WIDE, SETTINGS),
         ("large tables", TABLES, OF_TABLES),
     ];
     let at_first = Counting::alive();

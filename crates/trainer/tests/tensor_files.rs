@@ -1,6 +1,9 @@
 //! Tensors in files: reading them back, and the state of a file or folder after an error.
 #![allow(missing_docs)]
 
+#[path = "harness/table.rs"]
+mod table;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
@@ -9,6 +12,7 @@ use std::path::Path;
 use anyhow::{Error, anyhow};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
+use table::table;
 use trainer::checkpoint::{CheckpointFolder, CheckpointKind, saved_steps};
 use trainer::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_file, write_shards};
 use trainer::{TensorFiles, create_folder};
@@ -122,72 +126,24 @@ fn rows_of_a_large_tensor_are_read() {
     assert!(read.rows_f32(7..7).unwrap().is_empty());
 }
 
-/// Files and indexes may be cut, mixed up or untrusted.
+/// Files and indexes may be cut, mixed up or untrusted. A row has shards with a tensor each, a file
+/// with its content as characters for bytes, and the file and text of the error.
 #[test]
 fn folders_that_are_broken_are_errors() {
+    type Row = (Vec<(String, String)>, String, String, String, String);
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("model");
-    let outside = dir.path().join("outside.safetensors");
-    write_file(&outside, &[bytes("x", 1)], None).unwrap();
-    let whole = fs::read(&outside).unwrap();
-    let header = |json: &str| [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
-    let map = |map: Value| json!({ "weight_map": map }).to_string().into_bytes();
-    let shards = || vec![("1.safetensors", "x"), ("2.safetensors", "y")];
-    // Shards with a tensor each, a file, its content, and the file and text of the error.
-    for (shards, file, content, at, says) in [
-        (vec![], SINGLE, whole[..whole.len() - 1].to_vec(), SINGLE, "bytes, its header asks for"),
-        (vec![], SINGLE, [&whole[..], &[0]].concat(), SINGLE, "bytes, its header asks for"),
-        (vec![], SINGLE, whole[..20].to_vec(), SINGLE, "it is cut, or no safetensors file: it has 20 bytes"),
-        (vec![], SINGLE, whole[..5].to_vec(), SINGLE, "5 bytes are no safetensors file"),
-        (vec![], SINGLE, vec![0xff; 64], SINGLE, "its header alone has 18446744073709551615"),
-        (vec![], SINGLE, b"<!DOCTYPE html><html></html>".to_vec(), SINGLE, "by its first 8 (\"<!DOCTYP\")"),
-        (vec![], SINGLE, b"version https://git-lfs.github.com/spec/v1\noid".to_vec(), SINGLE, "`git lfs pull`"),
-        (vec![], SINGLE, header("{]}}"), SINGLE, " is not valid: "),
-        (vec![], "config.json", vec![], "", " holds neither model.safetensors nor model.safetensors.index.json"),
-        (vec![], INDEX, b"{}".to_vec(), INDEX, " is not valid: missing field `weight_map`"),
-        (vec![], INDEX, b"version https://git-lfs.github.com/spec/v1\n".to_vec(), INDEX, "`git lfs pull`"),
-        (
-            shards(),
-            INDEX,
-            map(json!({"x": "1.safetensors", "y": "1.safetensors"})),
-            INDEX,
-            ": y is not in 1.safetensors",
-        ),
-        (
-            shards(),
-            INDEX,
-            map(json!({"x": "2.safetensors", "y": "2.safetensors"})),
-            INDEX,
-            ": x is not in 2.safetensors",
-        ),
-        (
-            vec![("1.safetensors", "x"), ("2.safetensors", "x")],
-            INDEX,
-            map(json!({"x": "1.safetensors", "y": "2.safetensors"})),
-            INDEX,
-            ": x is in 1.safetensors and in 2.safetensors",
-        ),
-        (shards(), INDEX, map(json!({"y": "1.safetensors"})), INDEX, ": x of 1.safetensors is not in the index"),
-        (
-            shards(),
-            INDEX,
-            map(json!({"x": "1.safetensors", "y": "3.safetensors", "z": "3.safetensors"})),
-            "3.safetensors",
-            " is not there, in which ",
-        ),
-        (vec![], INDEX, map(json!({"x": "../outside.safetensors"})), INDEX, "is not the name of a file in this folder"),
-        (vec![], INDEX, map(json!({"x": outside})), INDEX, "is not the name of a file in this folder"),
-        (vec![], INDEX, map(json!({"x": "./../outside.safetensors"})), INDEX, "is not the name of a file in this"),
-        (vec![], INDEX, map(json!({"x": ""})), INDEX, "\"\" is not the name of a file in this folder"),
-    ] {
+    write_file(&dir.path().join("outside.safetensors"), &[bytes("x", 1)], None).unwrap();
+    for (shards, file, content, at, says) in table::<Row>("refusals/tensor_folders") {
         fs::create_dir(&folder).unwrap();
         for (shard, name) in shards {
-            write_file(&folder.join(shard), &[bytes(name, 1)], None).unwrap();
+            write_file(&folder.join(shard), &[bytes(&name, 1)], None).unwrap();
         }
+        let content: Vec<u8> = content.chars().map(|byte| u8::try_from(byte).unwrap()).collect();
         fs::write(folder.join(file), content).unwrap();
         let error = format!("{:#}", TensorFiles::open_folder(&folder).unwrap_err());
         let at = if at.is_empty() { folder.clone() } else { folder.join(at) };
-        assert!(error.contains(&at.display().to_string()) && error.contains(says), "{says}: {error}");
+        assert!(error.contains(&at.display().to_string()) && error.contains(&says), "{says}: {error}");
         fs::remove_dir_all(&folder).unwrap();
     }
     #[cfg(unix)]

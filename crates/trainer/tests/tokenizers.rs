@@ -1,11 +1,15 @@
 //! Compares tokenizers with the Python originals, whose ids `vectors.py` recorded, and checks
 //! errors in their files.
 
+#[path = "harness/table.rs"]
+mod table;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use table::table;
 use trainer::{ByteTokenizer, ChatTemplate, Conversation, Message, SpecialTokens, Tokenizer};
 
 fn vectors() -> PathBuf {
@@ -179,118 +183,84 @@ fn streams_keep_special_tokens_or_leave_them_out() {
     assert_eq!(tokenizer.stream_text().read(&ids).unwrap(), "hi");
 }
 
-/// Folder with the vectors' tokenizer and these files.
-fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+/// Folder with the vectors' tokenizer and these files: texts, or JSON.
+fn folder(files: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(vectors().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
+    for (name, content) in files.as_object().unwrap() {
+        let text = content.as_str().map_or_else(|| content.to_string(), String::from);
+        fs::write(folder.path().join(name), text).unwrap();
+    }
     folder
 }
 
-#[test]
-fn the_files_beside_it_say_what_begins_and_ends_a_text() {
-    let marks = |files: &[(&str, &str)]| {
-        let tokenizer = Tokenizer::from_folder(folder(files).path()).unwrap();
-        (tokenizer.bos(), tokenizer.eos(), tokenizer.stop().to_vec(), tokenizer.document("a").unwrap().len())
-    };
-    let (config, generation) = ("tokenizer_config.json", "generation_config.json");
-    // The template of tokenizer.json puts <|begin_of_text|> first, and has no end token.
-    assert_eq!(marks(&[]), (Some(0), None, vec![], 2));
-    assert_eq!(marks(&[(generation, r#"{"eos_token_id": [1, 4]}"#)]), (Some(0), Some(1), vec![1, 4], 3));
-    let text = r#"{"bos_token": "<|end_header_id|>", "eos_token": {"content": "<|end_of_text|>"}}"#;
-    assert_eq!(marks(&[(config, text)]), (Some(0), Some(1), vec![1], 3), "its own template decides");
-    let both = [(config, text), (generation, r#"{"bos_token_id": 0, "eos_token_id": 4}"#)];
-    assert_eq!(marks(&both), (Some(0), Some(1), vec![4], 3), "of texts the tokenizer's, of generation the other");
-    let added = text.replacen('{', r#"{"add_bos_token": true, "#, 1);
-    assert_eq!(marks(&[(config, &added)]), (Some(3), Some(1), vec![1], 3));
-    // config.json decides the end, as transformers makes a generation_config.json from it.
-    let model = ("config.json", r#"{"eos_token_id": [1, 6]}"#);
-    assert_eq!(marks(&[model, (config, text)]), (Some(0), Some(1), vec![1, 6], 3));
-    assert_eq!(marks(&[model, (generation, r#"{"eos_token_id": 4}"#)]), (Some(0), Some(4), vec![4], 3));
-    assert_eq!(marks(&[model, (generation, "{}")]), (Some(0), Some(1), vec![1, 6], 3));
-    let without = r#"{"add_bos_token": false, "bos_token": "<|begin_of_text|>", "eos_token": null}"#;
-    assert_eq!(marks(&[(config, without)]), (None, None, vec![], 1));
-
-    assert_eq!(marks(&[(config, r#"{"eos_token": "</s>"}"#)]), (Some(0), Some(1001), vec![1001], 3), "a new token");
-
-    let error = |name, text| Tokenizer::from_folder(folder(&[(name, text)]).path()).unwrap_err().to_string();
-    let message = error(config, r#"{"eos_token": 2}"#);
-    assert!(message.ends_with("tokenizer_config.json: eos_token = 2 is not a token of this tokenizer"), "{message}");
-    let message = error(generation, r#"{"eos_token_id": [1, 5000]}"#);
-    assert!(message.ends_with("eos_token_id = 5000 is not a token of this tokenizer"), "{message}");
-    assert!(error(generation, "{").ends_with("generation_config.json is not valid"));
+fn open(files: &Value) -> anyhow::Result<Tokenizer> {
+    Tokenizer::from_folder(folder(files).path())
 }
 
-/// Tokens that only the files next to the tokenizer list have one id each.
+/// BOS, EOS, the tokens that end generation, and the length of a document of one token, by the files.
+/// config.json decides the end of a text, as transformers makes a generation_config.json from it.
+#[test]
+fn the_files_beside_it_say_what_begins_and_ends_a_text() {
+    type Marks = (Option<u32>, Option<u32>, Vec<u32>, usize);
+    for (files, marks) in table::<(Value, Marks)>("vectors/token_marks") {
+        let tokenizer = open(&files).unwrap();
+        let found =
+            (tokenizer.bos(), tokenizer.eos(), tokenizer.stop().to_vec(), tokenizer.document("a").unwrap().len());
+        assert_eq!(found, marks, "{files}");
+    }
+}
+
+#[test]
+fn files_that_contradict_the_tokenizer_are_errors() {
+    for (files, says) in table::<(Value, String)>("refusals/tokenizers") {
+        let error = open(&files).unwrap_err().to_string();
+        assert!(error.contains(&says), "{error}");
+    }
+}
+
+/// Tokens that only the files next to the tokenizer list have one id each. Tokens with separate keys
+/// precede lists of tokens, as in transformers.
 #[test]
 fn the_files_beside_it_may_have_more_tokens() {
-    let open = |files: &[(&str, &str)]| Tokenizer::from_folder(folder(files).path());
-    let plain = open(&[]).unwrap();
+    let plain = open(&json!({})).unwrap();
     assert_eq!(plain.vocab_size(), 1001);
-    let (config, others) = ("tokenizer_config.json", "added_tokens.json");
-    let entry = |id: &str| {
-        format!(
-            r#"{{"added_tokens_decoder": {{"{id}": {{"content": "<|x|>", "special": true}}, "2": {{"content": "<|start_header_id|>"}}}}}}"#
-        )
-    };
-    let ids = r#"{"<|x|>": 1001, "<y>": 1002}"#;
-    let special = r#"{"additional_special_tokens": ["<|x|>", "<|eot_id|>"]}"#;
-    for files in
-        [&[(config, &*entry("1001"))][..], &[(others, ids)], &[(config, special)], &[(config, special), (others, ids)]]
-    {
-        let tokenizer = open(files).unwrap();
+    let (config, others, map) = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json");
+    let entry = json!({"added_tokens_decoder": {"1001": {"content": "<|x|>", "special": true}}});
+    let ids = json!({"<|x|>": 1001, "<y>": 1002});
+    let special = json!({"additional_special_tokens": ["<|x|>", "<|eot_id|>"]});
+    for (files, is_special) in [
+        (json!({config: entry}), true),
+        (json!({others: ids}), false),
+        (json!({config: special}), true),
+        (json!({config: special, others: ids}), true),
+    ] {
+        let tokenizer = open(&files).unwrap();
         assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::InText).unwrap(), [1001], "{files:?}");
         assert_eq!(tokenizer.decode(&[1001]).unwrap(), "<|x|>");
-        let is_special = files.iter().any(|(name, _)| *name == config);
         assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::AreText).unwrap().len() > 1, is_special);
         assert_ne!(tokenizer.fingerprint(), plain.fingerprint());
     }
     // Tokens that it already has change nothing.
-    let known = entry("1001").replace("1001", "4").replace("<|x|>", "<|eot_id|>");
-    let same = r#"{"<|eot_id|>": 4}"#;
-    assert_eq!(open(&[(config, &known), (others, same)]).unwrap().fingerprint(), plain.fingerprint());
-    let error = |files: &[(&str, &str)]| open(files).unwrap_err().to_string();
-    assert!(error(&[(config, &entry("1005"))]).contains("\"<|x|>\" has the id 1005, but the tokenizer gives it 1001"));
-    let message = error(&[(config, &entry("3"))]);
-    assert!(
-        message.contains("has the id 3, but 3 is \"<|end_header_id|>\", and the tokenizer gives it 1001"),
-        "{message}"
-    );
-    // If the newer file lists ids, the older one must agree.
-    let message = error(&[(config, &known), (others, r#"{"<|x|>": 1001}"#)]);
-    assert!(
-        message.contains("added_tokens.json: \"<|x|>\" has the id 1001, but the tokenizer does not have it"),
-        "{message}"
-    );
-    let message = error(&[(config, &known), (others, r#"{"<|eot_id|>": 1001}"#)]);
-    assert!(message.contains("\"<|eot_id|>\" has the id 1001, but the tokenizer gives it 4"), "{message}");
-    assert!(error(&[(others, r#"{"a": -1}"#)]).contains("added_tokens.json: added_tokens.json = [-1,"));
-    assert!(error(&[(config, r#"{"added_tokens_decoder": {"1001": 5}}"#)]).contains("added_tokens_decoder = [1001,5]"));
-}
-
-/// Tokens with separate keys precede lists of tokens, as in transformers.
-#[test]
-fn special_tokens_without_ids_are_new_tokens() {
-    let text = "<pad><unk><a><b>";
-    let ids = |files: &[(&str, &str)]| {
-        let tokenizer = Tokenizer::from_folder(folder(files).path()).unwrap();
-        tokenizer.encode(text, SpecialTokens::InText).unwrap()
-    };
-    let (config, map) = ("tokenizer_config.json", "special_tokens_map.json");
-    let all = r#"{"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<pad>", "unk_token": {"content": "<unk>"},
-        "mask_token": null, "sep_token": "", "eos_token": "<|eot_id|>"}"#;
-    let other = r#"{"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<other>"}"#;
-    let added = r#"{"added_tokens_decoder": {}}"#;
-    for files in [&[(config, all)][..], &[(map, all)], &[(config, other), (map, all)], &[(config, all), (map, all)]] {
-        assert_eq!(ids(files), [1002, 1001, 1003, 1004], "{files:?}");
+    let known = json!({config: {"added_tokens_decoder": {"4": {"content": "<|eot_id|>", "special": true}}}, others: {"<|eot_id|>": 4}});
+    assert_eq!(open(&known).unwrap().fingerprint(), plain.fingerprint());
+    let all = json!({"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<pad>", "unk_token": {"content": "<unk>"},
+        "mask_token": null, "sep_token": "", "eos_token": "<|eot_id|>"});
+    let other = json!({"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<other>"});
+    let ids = |files: Value| open(&files).unwrap().encode("<pad><unk><a><b>", SpecialTokens::InText).unwrap();
+    for files in
+        [json!({config: all}), json!({map: all}), json!({config: other, map: all}), json!({config: all, map: all})]
+    {
+        assert_eq!(ids(files), [1002, 1001, 1003, 1004]);
     }
-    assert_eq!(ids(&[(config, added), (map, all)]), ids(&[]), "a list of ids overrides the older file");
+    let is_newer = json!({config: {"added_tokens_decoder": {}}, map: all});
+    assert_eq!(ids(is_newer), ids(json!({})), "a list of ids overrides the older file");
 }
 
 /// A model may have fewer tokens than its tokenizer, as long as no text has the others.
 #[test]
 fn a_token_that_the_model_does_not_have_is_an_error() {
-    let open = || Tokenizer::from_folder(folder(&[("added_tokens.json", r#"{"<y>": 1001}"#)]).path()).unwrap();
+    let open = || open(&json!({"added_tokens.json": {"<y>": 1001}})).unwrap();
     let tokenizer = open().for_vocabulary(1001).unwrap();
     assert_eq!((tokenizer.vocab_size(), tokenizer.num_choices()), (1001, 1001));
     let encode = |tokenizer: &Tokenizer, text| tokenizer.encode(text, SpecialTokens::AreText);
@@ -305,8 +275,8 @@ fn a_token_that_the_model_does_not_have_is_an_error() {
 /// Conversations need no EOS; plain text ends with it.
 #[test]
 fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
-    let folder = folder(&[("tokenizer_config.json", r#"{"eos_token": "</s>"}"#)]);
-    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap().for_vocabulary(1001).unwrap();
+    let tokenizer = open(&json!({"tokenizer_config.json": {"eos_token": "</s>"}})).unwrap();
+    let tokenizer = tokenizer.for_vocabulary(1001).unwrap();
     assert_eq!((tokenizer.eos(), tokenizer.stop()), (None, &[][..]));
     for error in [tokenizer.encode("a", SpecialTokens::AreText), tokenizer.document("")] {
         let error = error.unwrap_err().to_string();
@@ -323,31 +293,33 @@ fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
 /// If nothing in the files puts BOS before a text, there is none: the rule of transformers.
 #[test]
 fn a_tokenizer_that_puts_nothing_first_has_no_bos() {
-    let file: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
-    let template = file["post_processor"].clone();
+    let template = original()["post_processor"].clone();
     // A template that only ends a text puts no BOS before it.
     let mut ends = template.clone();
     ends["single"].as_array_mut().unwrap().reverse();
-    let named = r#"{"bos_token": "<|begin_of_text|>"}"#;
-    let added = named.replacen('{', r#"{"add_bos_token": true, "#, 1);
-    for (post_processor, config, expected) in [
-        (template, named, (Some(0), 2)),
-        (Value::Null, named, (None, 1)),
-        (Value::Null, &added, (Some(0), 2)),
-        (ends, named, (None, 1)),
+    for (post_processor, add_bos_token, expected) in [
+        (template, Value::Null, (Some(0), 2)),
+        (Value::Null, Value::Null, (None, 1)),
+        (Value::Null, json!(true), (Some(0), 2)),
+        (ends, Value::Null, (None, 1)),
     ] {
-        let text = changed("post_processor", post_processor);
-        let folder = folder(&[("tokenizer.json", &text), ("tokenizer_config.json", config)]);
-        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let config = json!({"bos_token": "<|begin_of_text|>", "add_bos_token": add_bos_token});
+        let file = changed("post_processor", post_processor);
+        let tokenizer = open(&json!({"tokenizer.json": file, "tokenizer_config.json": config})).unwrap();
         assert_eq!((tokenizer.bos(), tokenizer.prompt("a").unwrap().len()), expected);
     }
 }
 
-/// The vectors' tokenizer.json, with another value of this key.
-fn changed(key: &str, value: Value) -> String {
-    let mut file: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
+/// The vectors' tokenizer.json.
+fn original() -> Value {
+    serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap()
+}
+
+/// The same, with another value of this key.
+fn changed(key: &str, value: Value) -> Value {
+    let mut file = original();
     file[key] = value;
-    file.to_string()
+    file
 }
 
 /// Files that are no tokenizer, on which the library panics, aborts or allocates 4 GB, that would
@@ -370,52 +342,29 @@ fn what_is_no_tokenizer_is_an_error() {
     let word = json!({ "type": "WordPiece", "vocab": { "a": 0 }, "unk_token": "a", "continuing_subword_prefix": "##",
         "max_input_chars_per_word": 1_000_000 });
     let format = "is no tokenizer of Hugging Face's format";
-    for (text, expected) in [
-        ("".into(), format),
-        ("{}".into(), format),
-        ("[1]".into(), format),
-        (r#"{"model": {"type": "Nonsense"}}"#.into(), format),
-        // Other content in its place.
-        (
-            "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 17208819\n".into(),
-            "tokenizer.json: it is a Git LFS pointer, not the file: `git lfs pull` fetches that",
-        ),
-        (changed("post_processor", template(json!({}))), format),
-        (changed("normalizer", charsmap("AAAA")), "precompiled_charsmap has 3 bytes"),
-        (changed("normalizer", charsmap("/////w==")), "of which 4294967295 are to be its table"),
-        (
-            changed("normalizer", sequence("normalizers", vec![charsmap("/////w==")])),
-            "of which 4294967295 are to be its table",
-        ),
-        (changed("normalizer", charsmap("?")), "is not base64"),
-        (
-            changed("normalizer", sequence("normalizers", vec![tens(); 12])),
-            "its normalizer can make a text 1000000000000 times as long",
-        ),
-        (
-            changed("decoder", sequence("decoders", vec![tens(); 4])),
-            "its decoder can make a text 10000 times as long: at most 1024 times",
-        ),
-        (
-            changed("normalizer", replace(json!({ "Regex": "" }), &"a".repeat(2000))),
-            "can make a text 2001 times as long",
-        ),
-        (
-            changed("normalizer", json!({ "type": "Prepend", "prepend": long })),
-            "a text in normalizer has 5000 bytes: at most 4096",
-        ),
-        (changed("added_tokens", json!([token])), "a text in added_tokens has 5000 bytes"),
-        (changed("post_processor", template(many)), "a list in post_processor has 1000 entries: at most 256"),
-        (changed("model", word), "max_input_chars_per_word is 1000000: at most 4096"),
+    let precompiled = "/////w==";
+    for (key, value, expected) in [
+        ("post_processor", template(json!({})), format),
+        ("normalizer", charsmap("AAAA"), "precompiled_charsmap has 3 bytes"),
+        ("normalizer", charsmap(precompiled), "of which 4294967295 are to be its table"),
+        ("normalizer", sequence("normalizers", vec![charsmap(precompiled)]), "of which 4294967295 are to be its table"),
+        ("normalizer", charsmap("?"), "is not base64"),
+        ("normalizer", sequence("normalizers", vec![tens(); 12]), "can make a text 1000000000000 times as long"),
+        ("decoder", sequence("decoders", vec![tens(); 4]), "can make a text 10000 times as long: at most 1024 times"),
+        ("normalizer", replace(json!({ "Regex": "" }), &"a".repeat(2000)), "can make a text 2001 times as long"),
+        ("normalizer", json!({ "type": "Prepend", "prepend": long }), "normalizer has 5000 bytes: at most 4096"),
+        ("added_tokens", json!([token]), "a text in added_tokens has 5000 bytes"),
+        ("post_processor", template(many), "a list in post_processor has 1000 entries: at most 256"),
+        ("model", word, "max_input_chars_per_word is 1000000: at most 4096"),
     ] {
-        let error = Tokenizer::from_folder(folder(&[("tokenizer.json", &text)]).path()).unwrap_err().to_string();
+        let error = open(&json!({"tokenizer.json": changed(key, value)})).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     // As in Llama 2.
     let prepend = json!({ "type": "Prepend", "prepend": "\u{2581}" });
     let spaces = replace(json!({ "String": " " }), "\u{2581}");
-    let text = changed("normalizer", sequence("normalizers", vec![prepend, spaces]));
-    Tokenizer::from_folder(folder(&[("tokenizer.json", &text)]).path()).unwrap();
+    let file = changed("normalizer", sequence("normalizers", vec![prepend, spaces]));
+    open(&json!({"tokenizer.json": file})).unwrap();
 
     let empty = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
@@ -428,8 +377,8 @@ fn what_is_no_tokenizer_is_an_error() {
     let error = Tokenizer::from_folder(vectors()).unwrap().decode(&[0, 1001]).unwrap_err();
     assert_eq!(error.to_string(), "1001 is no token: the tokenizer has ids below 1001");
     // Only some texts show the problem.
-    let text = changed("normalizer", replace(json!({ "Regex": "a*" }), "b"));
-    if let Ok(tokenizer) = Tokenizer::from_folder(folder(&[("tokenizer.json", &text)]).path()) {
+    let file = changed("normalizer", replace(json!({ "Regex": "a*" }), "b"));
+    if let Ok(tokenizer) = open(&json!({"tokenizer.json": file})) {
         for text in ["aaa", "xa", "\u{e9}a\u{e9}"] {
             let ids = tokenizer.encode(text, SpecialTokens::AreText);
             assert!(ids.is_ok() || ids.unwrap_err().to_string().starts_with("cannot tokenize"));
@@ -441,8 +390,7 @@ fn what_is_no_tokenizer_is_an_error() {
 #[test]
 fn nothing_is_cut_or_padded() {
     let truncation = json!({ "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0 });
-    let folder = folder(&[("tokenizer.json", &changed("truncation", truncation))]);
-    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let tokenizer = open(&json!({"tokenizer.json": changed("truncation", truncation)})).unwrap();
     assert!(tokenizer.encode("one two three four five six", SpecialTokens::AreText).unwrap().len() > 4);
 }
 
@@ -461,8 +409,7 @@ fn an_answer_keeps_its_first_space() {
             { "type": "Strip", "content": " ", "start": 1, "stop": 0 } ] },
         "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>" },
     });
-    let folder = folder(&[("tokenizer.json", &file.to_string())]);
-    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    let tokenizer = open(&json!({"tokenizer.json": file})).unwrap();
     let answer = [4, 5, 3];
     assert_eq!(tokenizer.stream_text().read(&answer).unwrap(), "dogs cat");
     for prompt in [&[1, 3][..], &[3, 4], &[1, 3, 1]] {

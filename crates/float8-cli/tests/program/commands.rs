@@ -33,29 +33,6 @@ fn text_to_ids_and_back() {
     }
 }
 
-/// Training on a token file equals training on its text.
-#[test]
-fn a_token_file_is_trained_on_as_its_text_is() {
-    let (folder, lines) = file("lines.jsonl", &"{\"body\": \"One line, and then one more.\"}\n".repeat(500));
-    let tokens = folder.path().join("new/tokens").display().to_string();
-    let tokenize = |more: &[&str]| float8(&[&["tokenize", "--tokenizer", "bytes", "--output", &tokens], more].concat());
-    let output = tokenize(&["--field", "body", &lines]);
-    assert_eq!(stdout(&output), format!("{tokens}: 1 file, 500 documents, 14,500 tokens\n"));
-    let losses = |data: &str| {
-        let output = train(&small(data, &["training.steps=2", "data.field=body"])).output().unwrap();
-        let loss = |line: &str| Some(line.split_once("loss: ")?.1.split_whitespace().next()?.to_string());
-        stdout(&output).lines().filter_map(loss).collect::<Vec<_>>()
-    };
-    let of_text = losses(&lines);
-    assert_eq!(of_text.len(), 3, "two steps and the validation loss: {of_text:?}");
-    assert_eq!(losses(&tokens), of_text);
-    // Existing folders are not replaced, and token files are not text.
-    assert!(stderr(&tokenize(&["--field", "body", &lines])).contains("exists and is not an empty folder"));
-    let other = folder.path().join("other").display().to_string();
-    let output = float8(&["tokenize", "--tokenizer", "bytes", "--output", &other, &tokens]);
-    assert!(stderr(&output).contains("tokens.bin holds tokens already"), "{}", stderr(&output));
-}
-
 /// Targets are between marks or in colour. Escape codes in the text are not treated as colour.
 #[test]
 fn targets_are_shown() {
@@ -90,15 +67,7 @@ fn a_panic_that_is_an_error_is_no_panic() {
 }
 
 #[test]
-fn train_takes_tokenizers_and_prints_its_configuration() {
-    let data = text();
-    let tokenizer = format!("data.tokenizer={}", vectors().display());
-    for (tokenizer, line) in [("data.tokenizer=bytes", "bytes, 257"), (&*tokenizer, "tokenizer.json, 1001")] {
-        let output = train(&small(&data.1, &[tokenizer, "training.steps=2"])).output().unwrap();
-        for part in [&*format!("tokenizer: {line} tokens\n"), "step:  2", "validation loss", "sample:"] {
-            assert!(stdout(&output).contains(part), "{}", stdout(&output));
-        }
-    }
+fn a_configuration_is_shown_with_its_defaults() {
     let printed = float8(&["config", "show", "--recipe", "rowwise", "--data", "nowhere"]);
     for part in ["recipe = \"rowwise\"", "paths = [\"nowhere\"]", "decay_ratio = 0.2"] {
         assert!(stdout(&printed).contains(part), "defaults too: {}", stdout(&printed));
@@ -135,34 +104,6 @@ fn a_path_that_is_not_utf_8_is_named() {
 }
 
 #[test]
-fn conversations_without_a_target_are_passed_over() {
-    let (folder, template) = file("chat.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
-    let path = folder.path().join("chat.jsonl").display().to_string();
-    let run = |words: std::ops::Range<usize>, more: &[&str]| {
-        let turn = |words| {
-            let user = "w ".repeat(words);
-            format!(
-                "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{user}\"}}, {{\"role\": \"assistant\", \"content\": \"yes\"}}]}}\n"
-            )
-        };
-        std::fs::write(&path, words.map(turn).collect::<String>()).unwrap();
-        let template = format!("data.chat_template={template}");
-        let settings = [&[&*template, "data.tokenizer=bytes", "training.steps=3"], more].concat();
-        train(&small(&path, &settings)).output().unwrap()
-    };
-    // In the second, few sequences have targets; some of these are held out.
-    for (words, batches) in [(5..65, "training.eval_batches=8"), (4000..4002, "training.eval_batches=2")] {
-        let output = run(words, &[batches]);
-        assert!(!stdout(&output).contains("loss:  0.00000"), "{}", stdout(&output));
-    }
-    // A conversation that cannot have targets is named.
-    let unanswered = folder.path().join("unanswered.jsonl");
-    std::fs::write(&unanswered, r#"{"messages": [{"role": "user", "content": "what do you say to that?"}]}"#).unwrap();
-    let output = run(4000..4002, &[&format!("data.validation=[{:?}]", unanswered.display().to_string())]);
-    assert!(stderr(&output).contains("unanswered.jsonl:1: the conversation has nothing that the assistant says"));
-}
-
-#[test]
 fn several_prompts_are_continued_one_after_another() {
     let (folder, data) = text();
     let run = folder.path().join("run").display().to_string();
@@ -184,31 +125,6 @@ fn several_prompts_are_continued_one_after_another() {
     let long = "x".repeat(20_000);
     let output = float8(&["generate", &run, "--device", "cpu", "--prompt", "short", "--prompt", &long]);
     assert!(stderr(&output).contains("with the 20001 tokens of prompt 2 exceeds the model's"), "{}", stderr(&output));
-}
-
-#[test]
-fn precisions_side_by_side() {
-    let (folder, data) = text();
-    let run = folder.path().join("run").display().to_string();
-    stdout(
-        &train(&small(&data, &["training.steps=3"]))
-            .args(["--output-dir", &run, "--recipe", "delayed"])
-            .output()
-            .unwrap(),
-    );
-    let own = stdout(&float8(&["eval", &run, "--device", "cpu"])).to_string();
-    let table = stdout(&float8(&["eval", &run, "--device", "cpu", "--compare"])).to_string();
-    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    let row =
-        |name: &str| rows.iter().find(|row| row.first() == Some(&name)).unwrap_or_else(|| panic!("{name}: {table}"));
-    for precision in trainer::job::EvalPrecision::all() {
-        let [_, loss, perplexity, _] = row(&precision.to_string())[..] else { panic!("{table}") };
-        let [loss, perplexity]: [f64; 2] = [loss, perplexity].map(|number| number.parse().unwrap());
-        assert!((loss.exp() - perplexity).abs() < 1e-4 * perplexity, "{table}");
-        let exact: f64 = row("f32")[1].parse().unwrap();
-        assert!((loss - exact).abs() < 0.02 * exact, "{table}");
-    }
-    assert!(own.contains(&format!("validation loss: {}  ", row("delayed")[1])), "{own}{table}");
 }
 
 /// WGSL has no bf16, so a cache in it would hold garbage. A software adapter has the machine's

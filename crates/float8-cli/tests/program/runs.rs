@@ -35,15 +35,15 @@ fn with_hangups(setting: &str, command: &Command) -> Command {
 #[test]
 fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
     let text = Arc::new(text());
-    for (i, recipe) in RECIPES.iter().enumerate() {
+    for (i, recipe) in ["rowwise_with_gw_hp", "delayed", "mxfp8"].iter().enumerate() {
         let straight = Case::recipe(&text, recipe);
         let expected = losses(stdout(&straight.train().output().unwrap()));
         assert_eq!(expected.len(), STEPS);
 
         // Not at a multiple of checkpoint.save_steps: before, during and after FP8.
-        let step = [3, 7, 11][i % 3];
+        let step = [3, 7, 11][i];
         let signals = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)];
-        let (signal, name, code) = signals[i % 3];
+        let (signal, name, code) = signals[i];
         let (case, log, output) = (0..50)
             .map(|_| stop_after(Case::recipe(&text, recipe), step, signal))
             .find(|(_, _, output)| !output.status.success())

@@ -19,7 +19,7 @@ fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         let chat = r#"{"messages": [{"role": "user", "content": "What is FP8?"}, {"role": "assistant", "content": "Eight bits."}]}"#;
-        fs::write(path("chats.jsonl"), format!("{chat}\n").repeat(400)).unwrap();
+        fs::write(path("chats.jsonl"), format!("{chat}\n").repeat(80)).unwrap();
         fs::write(path("chat.jinja"), "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}").unwrap();
         let run = |command: &str, arguments: &[&str]| {
             let output = float8(&[&[command, "--device", "cpu"], arguments].concat());

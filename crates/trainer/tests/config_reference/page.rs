@@ -31,8 +31,7 @@ fn may_change() -> String {
 
 fn peaks() -> String {
     let text = "A step line has `mfu`, the share of the device's peak that the model's own FLOPs use (PaLM's formula), for the devices \
-                below, with sums in f32 and without sparsity. Peaks are at the rated clock, in TFLOP/s. `training.peak_tflops` \
-                replaces the table, and gives other devices a peak.";
+                below, with sums in f32 and without sparsity. Peaks are at the rated clock, in TFLOP/s.";
     format!("\n## Peaks of devices\n\n{}\n{}", wrap("", 0, text), Peak::TABLE)
 }
 

@@ -1,16 +1,6 @@
 //! The cache: reused, rebuilt after a change or damage, and never half built.
 
-use std::collections::BTreeSet;
-use std::env;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, SystemTime};
-
-use trainer::data::KeptTokens;
-use trainer::{DataSource, Dataset, Tokenizer, Validation};
-
-use crate::{Files, documents, folder_with_tokenizer, message, stream};
+use crate::*;
 
 fn open(files: &Files, progress: &mut dyn FnMut(trainer::Progress)) -> anyhow::Result<Dataset> {
     let validation = Validation::Fraction(0.1);

@@ -1,13 +1,8 @@
 //! Sequences of each kind of data are fixed: ids, masks, documents and order over several epochs,
 //! after a resume, and of the validation part.
 
-use serde_json::json;
-use sha2::{Digest, Sha256};
-use trainer::rng::Rng;
-use trainer::{ChatTemplate, DataSource, Message, Position, Sequence, Tokenizer};
-
 use crate::token_files::{GPT_2, LLAMA_3, llmq, token_file};
-use crate::{Files, folder_with_tokenizer, noise, take, whole, wrapped};
+use crate::*;
 
 const TEMPLATE: &str = "{% for tool in tools or [] %}[{{ tool.name }}]{% endfor %}{% for m in messages %}\
     <{{ m.role }}>{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";

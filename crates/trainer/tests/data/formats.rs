@@ -1,13 +1,7 @@
 //! Text, JSON and messages: which documents are read, and how an error names its place.
 
-use std::io::Write;
-
-use flate2::write::GzEncoder;
-use trainer::{
-    ChatTemplate, DataSource, Dataset, Format, Message, Packing, Sequence, SequenceShape, SpecialTokens, Tokenizer,
-};
-
-use crate::{Files, TEMPLATE, by_default, documents, epoch, folder_with_tokenizer, message, stream, template, wrapped};
+use crate::table::table;
+use crate::*;
 
 #[test]
 fn a_text_file_is_a_document() {
@@ -107,63 +101,26 @@ fn conversation(pairs: &[(&str, &str)]) -> String {
     serde_json::json!({ "messages": messages }).to_string()
 }
 
-/// Files that cannot be read, with the error of naming them.
+/// Files that cannot be read, as characters for bytes, with the error of naming them.
 #[test]
 fn what_is_wrong_is_named() {
-    let cases: &[(&str, &[u8], &str)] = &[
-        ("a.jsonl", b"\n{\"text\": \"cut", "a.jsonl:2: not valid JSON: EOF while parsing a string at column 13"),
-        ("a.jsonl", b"[1]", "a.jsonl:1: expected an object, found a list"),
-        (
-            "a.jsonl",
-            b"{\"body\": \"x\", \"id\": 1}",
-            "neither `text` nor `messages`: there are `body`, `id`; `field` names",
-        ),
-        ("a.jsonl", b"{}", "there are no fields"),
-        ("a.jsonl", b"{\"text\": 1}", "`text` is a number, expected text"),
-        ("a.jsonl", b"{\"text\": null}", "`text` is null, expected text"),
-        ("a.jsonl", b"{\"messages\": \"hi\"}", "`messages` is a string, expected a list"),
-        ("a.jsonl", b"{\"messages\": null}", "`messages` is null, expected a list"),
-        ("a.jsonl", b"{\"text\": \"\xff\"}", "not valid UTF-8 at byte 10 of the line"),
-        ("a.json", b"[{\"text\": \"one\"},\n\n{\"body\": 1}]", "a.json:3: neither `text` nor `messages`"),
-        ("a.json", b"[{\"text\": \"one\"},\n[2]]", "a.json:2: expected an object, found a list"),
-        ("a.json", b"[{\"text\": \"one\"},\n{\"text\": two}]", "a.json:2: not valid JSON: expected ident at column 11"),
-        (
-            "a.json",
-            b"[{\"text\": \"one\"},\n{\"a\": 1,\n\"text\" 2}]",
-            "a.json:3: not valid JSON: expected `:` at column 8",
-        ),
-        ("a.json", b"[{\"text\": \"one\"}, {}\n{}]", "a.json:2: not valid JSON: trailing characters at column 1"),
-        ("a.json", b"[{\"text\": \"one\"},\n{\"text\": \"two\"}", "a.json:2: the file ends before the JSON array does"),
-        ("a.json", b"[{\"text\": \"one\"}, {}]\n\n{}", "a.json:3: expected one JSON array and nothing else"),
-        (
-            "a.json",
-            b"{\n\"text\": \"one\"}",
-            "a.json begins with no whole JSON object, in an array or on a line of its own",
-        ),
-        ("a.json", b"[1, 2]", "a.json begins with no whole JSON object"),
-        ("a.json", b"[]", "a.json begins with no whole JSON object"),
-        ("a.csv", b"text,label\none,1\n", "a.csv is a table, and tables are not read"),
-        ("b.TSV", b"text\tlabel\n", "b.TSV is a table"),
-        ("a.jsonl.x", b"\xfd7zXZ\0", "a.jsonl.x is compressed with xz: decompress it first"),
-        ("a.jsonl.x", b"PK\x03\x04", "a.jsonl.x is compressed with zip"),
-        ("a.txt", b"", "(left out: 1 empty)"),
-        ("a.txt", b"caf\xe9", "(left out: 1 binary or not UTF-8)"),
-        ("a.txt", b"a\0", "(left out: 1 binary or not UTF-8)"),
-        ("a.txt", "\u{e9}".as_bytes().split_at(1).0, "(left out: 1 binary or not UTF-8)"),
-        (
-            "a.parquet",
-            b"PAR1",
-            match cfg!(feature = "parquet") {
-                true => "a.parquet is no Parquet file that can be read",
-                false => "a.parquet: this build does not read Parquet files: build it with the cargo feature `parquet`",
-            },
-        ),
-    ];
-    for (name, content, expected) in cases {
-        let files = Files::new([(name, content)]);
-        let error = files.error_of(&[files.source(name)]);
-        assert!(error.contains(expected), "{error}");
+    let template = template("");
+    for (name, content, expected) in table::<(String, String, String)>("refusals/data") {
+        let bytes: Vec<u8> = content.chars().map(|byte| u8::try_from(byte).unwrap()).collect();
+        let files = Files::new([(&name, bytes)]);
+        let opened = files.open_with(&[files.source(&name)], 0.0, &Tokenizer::bytes(), Some(&template));
+        let error = message(&opened.and_then(|dataset| epoch(&dataset, wrapped(2))).unwrap_err());
+        assert!(error.contains(&expected), "{expected}: {error}");
     }
+    let chat = conversation(&[("user", "hi"), ("assistant", "yo")]);
+    let error = Files::new([("chat.jsonl", chat)]).error();
+    assert!(error.ends_with("chat.jsonl:1: `messages` need a chat template: use a tokenizer that comes with one"));
+    let parquet = match cfg!(feature = "parquet") {
+        true => "a.parquet is no Parquet file that can be read",
+        false => "a.parquet: this build does not read Parquet files: build it with the cargo feature `parquet`",
+    };
+    let error = Files::new([("a.parquet", "PAR1")]).error();
+    assert!(error.contains(parquet), "{error}");
     let files = Files::new([("a.csv", "text,label\none,1\n")]);
     let source = DataSource { format: Some(Format::Text), ..files.source("a.csv") };
     assert_eq!(files.tokens(source), documents(["text,label\none,1\n"]));
@@ -273,58 +230,6 @@ fn fields_of_a_conversation_reach_its_template() {
     let mut begins = texts(&chats(&rows, &template).unwrap(), 32);
     begins.iter_mut().for_each(|text| text.truncate(text.find('<').unwrap()));
     assert_eq!(begins, ["1", "1", "7", "[add]1", "[add]1", "[add]1", "off1", "off1"]);
-    for (fields, expected) in [
-        (r#""tools": "[{", "#, "`tools` is text that is no JSON: EOF while parsing"),
-        (r#""tools": "{}", "#, "`tools` is an object, expected a list"),
-        (r#""tools": 3, "#, "`tools` is a number, expected a list"),
-        (r#""tools": [{}, 3], "#, "`tools[1]` is a number, expected an object"),
-        (r#""tools": ["{", {}], "#, "`tools[0]` is text that is no JSON: EOF while parsing"),
-        (r#""chat_template_kwargs": {"tools": []}, "#, "`tools` in `chat_template_kwargs` is not for others to set"),
-        (r#""chat_template_kwargs": [], "#, "`chat_template_kwargs` is a list, expected an object"),
-        (r#""chat_template_kwargs": "{", "#, "`chat_template_kwargs` is text that is no JSON"),
-        (r#""enable_thinking": "no", "#, "`enable_thinking` is a string, expected a boolean"),
-    ] {
-        let error = message(&chats(&[row(fields)], &template).unwrap_err());
-        assert!(error.contains(&format!("chat.jsonl:1: {expected}")), "{error}");
-    }
-}
-
-/// Templates print nothing for missing content, and print other types in different ways.
-#[test]
-fn a_turn_without_content_is_named() {
-    let good = conversation(&[("user", ""), ("assistant", "yo")]);
-    let user = r#"{"role": "user", "content": "hi"}"#;
-    for (bad, expected) in [
-        (
-            r#"{"role": "user", "text": "hi"}"#,
-            "message 0 (user) has neither `content` nor `tool_calls`: there are `role`, `text`",
-        ),
-        (&*format!(r#"{user}, {{"role": "assistant", "content": null}}"#), "message 1 (assistant) has neither"),
-        (&format!(r#"{user}, {{"role": "assistant", "tool_calls": []}}"#), "message 1 (assistant) has neither"),
-        (
-            r#"{"role": "user", "content": []}"#,
-            "`content` of message 0 (user) is an empty list, expected text or a list of parts",
-        ),
-        (
-            &format!(r#"{user}, {{"role": "assistant", "content": {{"a": 1}}}}"#),
-            "`content` of message 1 (assistant) is an object",
-        ),
-        (r#"{"role": "system", "content": 5}"#, "`content` of message 0 (system) is a number or a boolean"),
-        (r#"{"from": "human", "value": "hi"}"#, "message 0 has no `role`: there are `from`, `value`"),
-        (r#"{"role": 1, "content": "hi"}"#, "`messages[0].role` is a number, expected text"),
-        (r#""hi""#, "`messages[0]` is a string, expected an object"),
-        (
-            r#"{"role": "human", "content": "hi"}, {"role": "gpt", "content": "yo"}"#,
-            "the conversation has nothing that the assistant says; its roles are `gpt`, `human`",
-        ),
-    ] {
-        let error = chats(&[good.clone(), format!("{{\"messages\": [{bad}]}}")], &template("")).unwrap_err();
-        assert!(message(&error).contains(&format!("chat.jsonl:2: {expected}")), "{error:#}");
-    }
-    let files = Files::new([("chat.jsonl", good)]);
-    assert!(
-        files.error().ends_with("chat.jsonl:1: `messages` need a chat template: use a tokenizer that comes with one")
-    );
 }
 
 /// The cache has tokens for a tokenizer without this limit.
@@ -338,15 +243,4 @@ fn a_token_that_the_model_does_not_have_is_named() {
     let error = message(&open(&tokenizer.for_vocabulary(longest as usize).unwrap()).unwrap_err());
     let end = format!("is none of the model, whose vocabulary has {longest}");
     assert!(error.contains(&format!("a.jsonl:2: token {longest} (")) && error.ends_with(&end), "{error}");
-}
-
-/// A source as written in a TOML config.
-#[test]
-fn a_source_is_a_section_of_a_config() {
-    let source: DataSource = toml::from_str("paths = ['a', 'b']\nformat = 'jsonl'\nweight = 0.5").unwrap();
-    let expected = DataSource { format: Some(Format::Jsonl), weight: Some(0.5), ..DataSource::new(["a", "b"]) };
-    assert_eq!((&source, &*source.field), (&expected, "text"));
-    assert!(toml::from_str::<DataSource>("path = 'a'").unwrap_err().to_string().contains("unknown field `path`"));
-    assert!(toml::from_str::<DataSource>("paths = []\nformat = 'csv'").is_err());
-    assert_eq!(toml::from_str::<DataSource>(&toml::to_string(&source).unwrap()).unwrap(), source);
 }

@@ -9,16 +9,28 @@ mod parquet;
 mod selection;
 mod sequences;
 mod split;
+#[path = "../harness/table.rs"]
+mod table;
 mod token_files;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use anyhow::Result;
+use flate2::write::GzEncoder;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
+use std::{env, fs};
 use tempfile::TempDir;
+use trainer::batches::{AttnMaskType, Batch, TrainBatches, held_out_batches};
+use trainer::data::{EpochSize, KeptTokens, TokenizedSource, tokenize_source};
 use trainer::rng::Rng;
 use trainer::{
-    ChatTemplate, DataSource, Dataset, Packing, Sequence, SequenceShape, Tokenizer, TrainSequences, Validation,
+    ChatTemplate, DataSource, Dataset, Format, Message, Packing, Position, Sequence, SequenceShape, SpecialTokens,
+    Tokenizer, TrainSequences, Validation,
 };
 
 /// Folder with files, and a cache next to it.

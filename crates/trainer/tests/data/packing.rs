@@ -1,13 +1,9 @@
 //! Windows of the stream and whole documents: every target once, boundaries where documents begin,
 //! no loss on padding.
 
+use crate::*;
 use proptest::prelude::*;
-use trainer::batches::{AttnMaskType, TrainBatches};
-use trainer::data::EpochSize;
 use trainer::rng::Rng;
-use trainer::{Message, Sequence, SequenceShape, Tokenizer};
-
-use crate::{Files, by_default, documents, epoch, noise, template, token_files, whole, wrapped};
 
 /// Documents of random letters, one per line, and their tokens.
 fn random_documents(lens: &[usize], seed: u64) -> (Files, Vec<Vec<u32>>) {
@@ -84,50 +80,6 @@ proptest! {
         windows.sort();
         prop_assert_eq!(without_padding(&sequences), windows);
     }
-}
-
-/// The target at a boundary is predicted from the end of another document.
-#[test]
-fn boundaries() {
-    let files = Files::new([("a", "xy"), ("b", "z")]);
-    let mut sequences = epoch(&files.all(), wrapped(3)).unwrap();
-    sequences.sort_by_key(|sequence| sequence.tokens.clone());
-    let of = |tokens: [u32; 4], loss_mask, document_starts: &[usize], num_tokens| Sequence {
-        tokens: tokens.into(),
-        loss_mask,
-        document_starts: document_starts.into(),
-        num_tokens,
-    };
-    let padded = of([256, 122, 256, 256], Some(vec![true, false, false]), &[0], 2);
-    assert_eq!(sequences, [of([256, 120, 121, 256], None, &[0, 3], 4), padded]);
-}
-
-#[test]
-fn held_out_documents_stay_whole() {
-    let (files, _) = random_documents(&[9; 40], 1);
-    let dataset = files.open(&files.sources(), 0.25).unwrap();
-    let sequences = dataset.held_out(whole(24), usize::MAX).unwrap();
-    assert_eq!(sequences.len(), 5);
-    for sequence in &sequences {
-        check(sequence, 24);
-        assert_eq!(sequence.document_starts, [0, 10]);
-    }
-}
-
-/// The size of an epoch is of the sequences that are read. Token files do not list documents.
-#[test]
-fn the_size_of_an_epoch() {
-    let (files, _) = random_documents(&[9, 30, 9], 1);
-    let size = |files: &Files, shape: SequenceShape| files.all().train(shape, 0).unwrap().epoch_size();
-    let expected =
-        EpochSize { documents: Some(3), targets: Some(51), tokens: 51, sequences: 4, ..EpochSize::default() };
-    assert_eq!(size(&files, wrapped(14)), expected);
-    assert_eq!(size(&files, whole(14)), EpochSize { cut: 1, ..expected });
-    let tokens: Vec<u32> = [256].into_iter().chain(0..20).chain([256]).chain(0..5).collect();
-    let files = Files::new([("a.bin", token_files::token_file(token_files::GPT_2, &tokens))]);
-    let expected = EpochSize { sequences: 3, tokens: 27, targets: Some(27), ..EpochSize::default() };
-    assert_eq!(size(&files, wrapped(9)), expected);
-    assert_eq!(size(&files, whole(9)), EpochSize { cut: 1, ..expected });
 }
 
 /// Long questions and short answers: an epoch has the sequences with answers, and the next epoch

@@ -1,15 +1,13 @@
 //! Parquet: rows of a column of text or of messages.
 
+use ::parquet::basic::Compression;
+use ::parquet::data_type::{ByteArray, ByteArrayType};
+use ::parquet::file::properties::WriterProperties;
+use ::parquet::file::writer::SerializedFileWriter;
+use ::parquet::schema::parser::parse_message_type;
 use std::sync::Arc;
 
-use parquet::basic::Compression;
-use parquet::data_type::{ByteArray, ByteArrayType};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
-use trainer::{ChatTemplate, DataSource, Tokenizer};
-
-use crate::{Files, documents, epoch, stream, wrapped};
+use crate::*;
 
 /// Values of a column, with their definition and repetition levels.
 type Column<'a> = (Vec<&'a str>, Vec<i16>, Vec<i16>);
@@ -128,14 +126,6 @@ fn a_row_too_long_for_memory_is_named() {
     let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&["one", long])], Compression::SNAPPY))]);
     let expected = format!("{}, row 2: longer than 67108864 bytes", files.path("a.parquet").display());
     assert_eq!(files.error(), expected);
-}
-
-#[test]
-fn rows_are_taken_until_their_text_is_enough() {
-    let files =
-        Files::new([("a.parquet", parquet(TEXT, &[texts(&["one", "two", "six", "ten"])], Compression::SNAPPY))]);
-    let source = DataSource { max_bytes: Some(5), ..files.source("a.parquet") };
-    assert_eq!(stream(&files.open(&[source], 0.0).unwrap()).0, documents(["one", "two"]));
 }
 
 #[test]

@@ -1,10 +1,6 @@
 //! Files that are taken from a folder, and how much of each.
 
-use std::fs;
-
-use trainer::{DataSource, Format, Position};
-
-use crate::{Files, documents, stream, wrapped};
+use crate::*;
 
 /// Tokens of the texts that a source of all files takes within `max_bytes`.
 fn taken(files: &Files, max_bytes: u64) -> Vec<u32> {

@@ -1,35 +1,14 @@
 //! Order of sequences, sources with weights, and positions: from any position the rest equals an
 //! uninterrupted run, and a position in other data is refused.
 
-use std::fs;
-
+use crate::token_files::{LLAMA_3, token_file};
+use crate::*;
 use proptest::prelude::*;
 use trainer::rng::Rng;
-use trainer::{DataSource, Dataset, Position, Sequence, SequenceShape, Tokenizer};
-
-use crate::token_files::{LLAMA_3, token_file};
-use crate::{Files, documents, folder_with_tokenizer, message, noise, take, template, whole, wrapped};
 
 fn sorted(mut sequences: Vec<Sequence>) -> Vec<Sequence> {
     sequences.sort_by(|a, b| a.tokens.cmp(&b.tokens));
     sequences
-}
-
-#[test]
-fn every_epoch_has_everything_once_in_the_order_of_seed_and_epoch() {
-    let files = Files::new([("a", noise(&mut Rng::new(3), 999))]);
-    let epochs = |seed| -> Vec<Vec<Sequence>> {
-        let mut sequences = files.all().train(wrapped(9), seed).unwrap();
-        (0..3).map(|_| take(&mut sequences, 111)).collect()
-    };
-    let all = [epochs(1), epochs(2)].concat();
-    assert_eq!(all[..3], epochs(1));
-    let set = sorted(all[0].clone());
-    assert!(set.windows(2).all(|pair| pair[0] != pair[1]));
-    for (i, epoch) in all.iter().enumerate() {
-        assert!(all[..i].iter().all(|other| other != epoch));
-        assert_eq!(sorted(epoch.clone()), set);
-    }
 }
 
 const WEIGHTS: [f64; 3] = [5.0, 3.0, 2.0];
@@ -142,20 +121,6 @@ proptest! {
         prop_assert_eq!(resumed.position(), position);
         prop_assert_eq!(take(&mut resumed, 100), expected);
         prop_assert_eq!(resumed.position(), uninterrupted.position());
-    }
-}
-
-/// A position names the document and the offset at which the next sequence begins.
-#[test]
-fn a_position_names_the_document() {
-    let files = Files::new([("a.jsonl", "{\"text\": \"0123456789\"}\n".repeat(20))]);
-    let mut sequences = files.all().train(wrapped(4), 3).unwrap();
-    let all = documents(["0123456789"; 20]);
-    for _ in 0..55 {
-        let next = sequences.position().streams.remove(0).next;
-        let begin = (next.document.unwrap() * 11 + next.offset) as usize;
-        let Sequence { tokens, num_tokens, .. } = take(&mut sequences, 1).remove(0);
-        assert_eq!(tokens[..num_tokens], all[begin..begin + num_tokens]);
     }
 }
 

@@ -1,11 +1,8 @@
 //! Compares the validation documents with a reference implementation for documents in memory.
 
+use crate::*;
 use proptest::prelude::*;
-use trainer::batches::{AttnMaskType, Batch, held_out_batches};
 use trainer::rng::Rng;
-use trainer::{Dataset, Message, Sequence, SequenceShape, Tokenizer, Validation};
-
-use crate::{Files, documents, held_out_stream, noise, stream, template, wrapped};
 
 fn split(documents: &[Vec<u32>], fraction: f64) -> (Vec<u32>, Vec<u32>) {
     let (mut train, mut held_out): (Vec<u32>, Vec<u32>) = (vec![], vec![]);
@@ -87,28 +84,4 @@ fn held_out_batches_are_of_sequences_with_targets() {
         assert_eq!(sequences, 30.min(wanted * 8));
         assert_eq!(batches.iter().map(Batch::num_targets).sum::<usize>(), 6 * sequences);
     }
-}
-
-/// All of the separate validation files are used, and nothing is held out of the others.
-#[test]
-fn a_model_is_judged_by_other_files() {
-    let mut rng = Rng::new(7);
-    let [one, two, three] = [40, 30, 20].map(|len| noise(&mut rng, len));
-    let files = Files::new([("train/a", &one), ("judge/b", &two), ("judge/c", &three)]);
-    let judge = [files.source("judge")];
-    let open = |sources: &[_]| {
-        let validation = Validation::Sources(&judge);
-        Dataset::open(sources, validation, &Tokenizer::bytes(), None, &files.cache(), &mut |_| {}).unwrap()
-    };
-    let dataset = open(&[files.source("train")]);
-    assert_eq!(stream(&dataset).0, documents([&one]));
-    assert_eq!(held_out_stream(&dataset), documents([&two, &three]));
-    assert_eq!((dataset.size().train_tokens, dataset.size().held_out_tokens), (41, 52));
-    // Validation only.
-    let dataset = open(&[]);
-    assert_eq!(held_out_stream(&dataset), documents([&two, &three]));
-    let sequences = dataset.held_out(SequenceShape { batch_size: 100, ..wrapped(10) }, usize::MAX).unwrap();
-    let targets =
-        |sequence: &Sequence| sequence.loss_mask.as_ref().map_or(10, |mask| mask.iter().filter(|c| **c).count());
-    assert_eq!(sequences.iter().map(targets).sum::<usize>(), 51, "each token but the first is a target once");
 }

@@ -1,16 +1,7 @@
 //! Token files as written by llm.c, llmq and the first stage.
 
-use std::fs;
-use std::path::PathBuf;
-
+use crate::*;
 use proptest::prelude::*;
-use trainer::data::{TokenizedSource, tokenize_source};
-use trainer::{DataSource, Format, Message, Tokenizer};
-
-use crate::{
-    Files, by_default, documents, epoch, folder_with_tokenizer, held_out_stream, message, stream, template, whole,
-    wrapped,
-};
 
 /// Magic, version and bytes per token.
 pub const GPT_2: (u32, u32, usize) = (20240520, 1, 2);
@@ -60,6 +51,9 @@ fn each_format_is_read() {
     sequences.sort_by_key(|sequence| sequence.tokens.clone());
     let parts: Vec<_> = sequences.iter().map(|s| (&s.tokens[..s.num_tokens], &s.document_starts[..])).collect();
     assert_eq!(parts, [(&TOKENS[..6], &[2][..]), (&TOKENS[6..], &[0])]);
+    // By default, files with a mask keep documents whole.
+    let files = Files::new([("a.bin", llmq(2, &TOKENS, Some(&[true; 12])))]);
+    assert_eq!(epoch(&files.all(), by_default(5)).unwrap(), epoch(&files.all(), whole(5)).unwrap());
 }
 
 /// Documents that a file does not list are found once. Begins that cannot be are not used.
@@ -93,31 +87,6 @@ fn documents_end_with_eos_where_there_is_no_bos() {
         let begin = tokens.windows(3).position(|window| window == sequence.tokens).unwrap();
         let expected: Vec<usize> = [0, 3, 7].into_iter().filter(|start| (begin..begin + 3).contains(start)).collect();
         assert_eq!(sequence.document_starts, expected.iter().map(|start| start - begin).collect::<Vec<_>>());
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// A range has the mask bits of its tokens. By default, files with a mask keep documents whole.
-    #[test]
-    fn a_mask_of_llmq(bits in proptest::collection::vec(any::<bool>(), 20..60), seq_len in 1..9_usize) {
-        let tokens: Vec<u32> = (0..bits.len() as u32).collect();
-        let files = Files::new([("a.bin", llmq(2, &tokens, Some(&bits)))]);
-        let dataset = files.open(&files.sources(), 0.2).unwrap();
-        let check = |sequences: Vec<trainer::Sequence>| for sequence in sequences {
-            for target in 1..sequence.num_tokens {
-                let counts = sequence.loss_mask.as_ref().is_none_or(|mask| mask[target - 1]);
-                assert_eq!(counts, bits[sequence.tokens[target] as usize]);
-            }
-        };
-        let read = |sequences: anyhow::Result<Vec<trainer::Sequence>>| match sequences {
-            Err(error) if error.to_string().contains("counts for the loss") => vec![],
-            sequences => sequences.unwrap(),
-        };
-        check(read(epoch(&dataset, wrapped(seq_len))));
-        check(read(dataset.held_out(wrapped(1), 100)));
-        prop_assert_eq!(read(epoch(&dataset, by_default(seq_len))), read(epoch(&dataset, whole(seq_len))));
     }
 }
 

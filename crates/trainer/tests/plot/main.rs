@@ -4,12 +4,15 @@
 
 mod metrics;
 mod support;
+#[path = "../harness/table.rs"]
+mod table;
 
 use std::ffi::OsStr;
 use std::fs;
 
 use clap::Parser;
 use support::{BLUE, Fixture, Svg, VERMILION, db, health, held_out, run, step, steps};
+use table::table;
 use trainer::cli::PlotArgs;
 use trainer::metrics::{HealthRecord, METRICS_FILE, Record, TrainRecord};
 use trainer::plot::{PlotPanel, PlotSource, plot};
@@ -242,43 +245,25 @@ fn many_layers_and_samples_share_cells() {
     assert_eq!(svg.count("rect", "#440154"), 267, "a column");
 }
 
-/// Each error leaves the file of an earlier plot.
+/// Each error leaves the file of an earlier plot. A row has runs, with names or not, whether only
+/// differences and health are asked for, the picture, and the error's text.
 #[test]
 fn what_cannot_be_drawn_is_an_error() {
     let fixture = Fixture::new();
-    let good = fixture.run("good", &steps([2.0, 1.0]));
-    fixture.plot(std::slice::from_ref(&good));
+    fixture.plot(&[fixture.run("good", &steps([2.0, 1.0]))]);
+    fixture.run("none", &[run("fp8")]);
     let before = fs::read(fixture.path("plot.svg")).unwrap();
     fs::create_dir(fixture.path("empty")).unwrap();
     fs::create_dir(fixture.path("folder.svg")).unwrap();
     fs::write(fixture.path("other.jsonl"), "{}\nno line\n").unwrap();
-    let none = fixture.run("none", &[run("fp8")]);
-    let at = |path: &str| PlotSource { name: None, path: fixture.path(path) };
-    let named = |path: &str| PlotSource { name: Some("n".into()), ..at(path) };
-    let health = &[PlotPanel::Difference, PlotPanel::Health][..];
-    for (runs, panels, out, text) in [
-        (
-            vec![good.clone(), at("missing")],
-            &[][..],
-            "plot.svg",
-            "there is no {}missing: give the folder that holds a run's",
-        ),
-        (vec![at("empty")], &[], "plot.svg", "{}empty holds no metrics.jsonl: give the folder of a run"),
-        (vec![none], &[], "plot.svg", "no steps in {}none"),
-        (vec![at("other.jsonl")], &[], "plot.svg", "{}other.jsonl:2: not a line of metrics.jsonl: expected"),
-        (
-            vec![named("good"), named("none")],
-            &[],
-            "plot.svg",
-            "two runs are called n: {}good/metrics.jsonl and {}none/",
-        ),
-        (vec![good.clone(), good.clone()], &[], "plot.svg", "name one of them with NAME=PATH"),
-        (vec![good.clone()], health, "plot.svg", "none of these runs has what difference, health would show"),
-        (vec![good.clone()], &[], "plot.png", "{}plot.png: pictures are written as .svg, not as .png"),
-        (vec![good.clone()], &[], "plot", "{}plot: pictures are written as .svg, not as a file without an extension"),
-        (vec![good.clone()], &[], "folder.svg", "cannot write {}folder.svg: "),
-    ] {
-        let error = format!("{:#}", plot(&runs, panels, &fixture.path(out)).unwrap_err());
+    for (runs, is_empty, out, text) in table::<(Vec<String>, bool, String, String)>("refusals/plots") {
+        let source = |run: &String| match run.split_once('=') {
+            Some((name, path)) => PlotSource { name: Some(name.into()), path: fixture.path(path) },
+            None => PlotSource { name: None, path: fixture.path(run) },
+        };
+        let runs: Vec<_> = runs.iter().map(source).collect();
+        let panels: &[_] = if is_empty { &[PlotPanel::Difference, PlotPanel::Health] } else { &[] };
+        let error = format!("{:#}", plot(&runs, panels, &fixture.path(&out)).unwrap_err());
         let text = text.replace("{}", &format!("{}/", fixture.0.path().display()));
         assert!(error.contains(&text), "{error}\nlacks {text}");
     }
@@ -287,16 +272,6 @@ fn what_cannot_be_drawn_is_an_error() {
     assert_eq!(fs::read(fixture.path("plot.svg")).unwrap(), before);
     let mut left = fs::read_dir(fixture.0.path()).unwrap();
     assert!(left.all(|entry| !entry.unwrap().file_name().to_string_lossy().contains("partial")));
-}
-
-#[test]
-fn only_what_was_asked_for_is_drawn() {
-    let fixture = Fixture::new();
-    let out = fixture.path("some.svg");
-    plot(&[fixture.run("run", &steps([2.0; 20]))], &[PlotPanel::Lr, PlotPanel::Losses], &out).unwrap();
-    let svg = Svg::read(&out);
-    let titles = ["Training loss", "Learning rate", "Throughput", "Gradient norm"].map(|title| svg.has(title));
-    assert_eq!(titles, [true, true, false, false]);
 }
 
 #[test]

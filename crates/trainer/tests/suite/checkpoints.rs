@@ -1,56 +1,9 @@
 //! Loading: one file, shards, tied outputs, dtypes, and invalid checkpoints.
 
-use std::path::Path;
-use trainer::CausalLmExt;
-
-use anyhow::Error;
-use burn::backend::Flex;
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
-use models::{Decoder, DecoderConfig, Decoders, RunConfig};
-use safetensors::Dtype;
-use tempfile::TempDir;
-use trainer::ProgressLine;
-use trainer::hf::names;
-use trainer::job::Weights;
-use trainer::job::prepare;
-
-use crate::common::{
-    Stored, Train, chain, hf_json, stored_tensors, tiny, tiny_with, values, write_json, write_safetensors,
-};
-
-fn folder(config: &DecoderConfig, tensors: &[Stored]) -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    write_json(&dir.path().join("config.json"), &hf_json(config));
-    write_safetensors(&dir.path().join("model.safetensors"), tensors);
-    dir
-}
+use crate::common::*;
 
 fn load(dir: &Path) -> Result<Decoder<Flex>, Error> {
     Decoder::load_hf(dir, &Default::default())
-}
-
-/// Every parameter by Hugging Face name, in Burn's layout.
-fn parameters(model: &Decoder<Flex>) -> Vec<(String, Vec<usize>, Vec<f32>)> {
-    #[derive(Default)]
-    struct Collect(Vec<String>, Vec<(String, Vec<usize>, Vec<f32>)>);
-    impl ModuleVisitor<Flex> for Collect {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.0.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<Flex, D>>) {
-            let name = names::hf_name(&self.0.join("."));
-            // Contiguous, although a linear's weight was transposed.
-            assert!(param.val().into_primitive().tensor().is_contiguous(), "{name}");
-            self.1.push((name, param.shape().to_vec(), values(param.val())));
-        }
-    }
-    let mut collect = Collect::default();
-    model.visit(&mut collect);
-    collect.1
 }
 
 fn floats(stored: &Stored) -> Vec<f32> {
@@ -58,37 +11,14 @@ fn floats(stored: &Stored) -> Vec<f32> {
 }
 
 #[test]
-fn every_tensor_lands_where_its_name_says() {
-    let config = tiny();
-    let tensors = stored_tensors(&config, 1);
-    let loaded = parameters(&load(folder(&config, &tensors).path()).unwrap());
-    assert_eq!(loaded.len(), tensors.len());
-    for (name, shape, values) in loaded {
-        let stored = tensors.iter().find(|t| t.name == name).expect(&name);
-        let expected = floats(stored);
-        if name.contains("proj") || name.starts_with("lm_head") {
-            let [rows, cols] = stored.shape[..] else { panic!("{name}") };
-            assert_eq!(shape, [cols, rows], "{name}");
-            for row in 0..rows {
-                for col in 0..cols {
-                    assert_eq!(values[col * rows + row], expected[row * cols + col], "{name}");
-                }
-            }
-        } else {
-            assert_eq!((shape, values), (stored.shape.clone(), expected), "{name}");
-        }
-    }
-}
-
-#[test]
 fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
     let config = tiny_with(|dims| dims.tie_word_embeddings = true);
     let tensors = stored_tensors(&config, 4);
-    let without = load(folder(&config, &tensors).path()).unwrap();
+    let without = load(hf_folder(&config, &tensors).path()).unwrap();
     assert!(without.lm_head.is_none());
     let mut repeated = tensors.clone();
     repeated.push(Stored { name: "lm_head.weight".into(), ..tensors[0].clone() });
-    assert_eq!(parameters(&load(folder(&config, &repeated).path()).unwrap()), parameters(&without));
+    assert_eq!(named_values(&load(hf_folder(&config, &repeated).path()).unwrap()), named_values(&without));
 }
 
 /// As in merged adapters: config.json says tied, but the file has an output layer that differs from
@@ -96,7 +26,7 @@ fn a_tied_checkpoint_needs_no_output_layer_and_may_repeat_it() {
 #[test]
 fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() {
     let tied = tiny_with(|dims| dims.tie_word_embeddings = true);
-    let dir = folder(&tied, &stored_tensors(&tiny(), 4));
+    let dir = hf_folder(&tied, &stored_tensors(&tiny(), 4));
     let told = format!(
         "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: set",
         dir.path().display()
@@ -130,22 +60,13 @@ fn shapes_are_compared_before_anything_is_allocated() {
         }),
         tiny_with(|dims| dims.vocab_size = 1 << 32),
     ] {
-        let dir = folder(&huge, &stored_tensors(&tiny(), 1));
+        let dir = hf_folder(&huge, &stored_tensors(&tiny(), 1));
         let error = chain(load(dir.path()).unwrap_err());
         assert!(error.contains("model.safetensors: ") && error.contains("the model needs ["), "{error}");
     }
     // The number of positions has no tensor.
     let positions = tiny_with(|dims| dims.max_seq_len = 1 << 36);
-    load(folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
-}
-
-#[test]
-fn loaded_parameters_are_trainable() {
-    let config = tiny();
-    let dir = folder(&config, &stored_tensors(&config, 5));
-    let model = Decoder::<Train>::load_hf(dir.path(), &Default::default()).unwrap();
-    assert!(model.norm.gamma.is_require_grad());
-    assert!(model.lm_head.unwrap().weight.is_require_grad());
+    load(hf_folder(&positions, &stored_tensors(&tiny(), 1)).path()).unwrap();
 }
 
 #[test]
@@ -187,7 +108,10 @@ fn missing_unexpected_and_misshapen_tensors_are_named() {
     for (change, says) in cases {
         let mut tensors = stored_tensors(&config, 6);
         change(&mut tensors);
-        let error = chain(load(folder(&config, &tensors).path()).unwrap_err());
+        let error = chain(load(hf_folder(&config, &tensors).path()).unwrap_err());
         assert!(error.contains(says), "{error}");
     }
+    let dir = hf_folder(&config, &stored_tensors(&config, 6));
+    let error = model::<Flex>(tiny_moe(), 1).load_hf_weights(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("this one has 4 experts"), "{error}");
 }

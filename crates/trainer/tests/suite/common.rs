@@ -1,32 +1,63 @@
-//! Small models, text folders and checkpoints for the other modules.
+//! Small models, text folders and checkpoints for the other modules, and the names that they use.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::fs;
-use std::path::Path;
+pub(crate) use crate::table::table;
+pub(crate) use anyhow::Error;
+pub(crate) use burn::backend::{Autodiff, Flex};
+pub(crate) use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
+pub(crate) use burn::nn::Linear;
+pub(crate) use burn::optim::GradientsParams;
+pub(crate) use burn::tensor::backend::Backend;
+pub(crate) use burn::tensor::{DType, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive, bf16, f16};
+pub(crate) use burn_float8::Recipe;
+pub(crate) use burn_float8::Recipe::{Blockwise, Mxfp8, Rowwise, Tensorwise};
+pub(crate) use burn_float8::config::{
+    AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackTo, Format, Granularity, Operand, ScaleCalculationMode,
+};
+pub(crate) use burn_float8::report::{Gemm, GemmReport, LayerReport, independent_rows};
+pub(crate) use burn_float8::shard_hooks::visit_params;
+pub(crate) use burn_float8::{
+    FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, PrecisionSchedule, Span,
+    StatisticsConfig, report, set_float8_enabled, without_float8,
+};
+pub(crate) use clap::Parser;
+pub(crate) use device_select::{DeviceChoice, SelectedDevice};
+pub(crate) use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
+pub(crate) use safetensors::tensor::TensorView;
+pub(crate) use safetensors::{Dtype, SafeTensors};
+pub(crate) use serde::Deserialize;
+pub(crate) use serde_json::Value;
+pub(crate) use serde_json::json;
+pub(crate) use sha2::{Digest, Sha256};
+pub(crate) use std::collections::BTreeMap;
+pub(crate) use std::ffi::OsStr;
+pub(crate) use std::num::NonZero;
+pub(crate) use std::path::{Path, PathBuf};
 use std::process::Command;
-use trainer::CausalLmExt;
-
-use anyhow::Error;
-use burn::backend::{Autodiff, Flex};
-use burn::module::Module;
-use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
-use burn_float8::Float8;
-use burn_float8::shard_hooks::visit_params;
-use clap::Parser;
-use device_select::SelectedDevice;
-use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
-use serde_json::{Value, json};
-use tempfile::TempDir;
+pub(crate) use std::{env, fs};
+pub(crate) use tempfile::TempDir;
+pub(crate) use toml::Table;
+pub(crate) use trainer::checkpoint::{SavedRun, Which};
+pub(crate) use trainer::cli::Args;
 use trainer::cli::Command as Cli;
-use trainer::job::Text;
-use trainer::job::Weights;
-use trainer::job::{Outcome, Start, prepare, train};
-use trainer::rng::Rng;
-use trainer::{Dataset, ProgressLine, Step, Steps, TensorFiles, Tokenizer};
+pub(crate) use trainer::config::{ComputeDtype, ConfigError, Float8Section, Precision, ProfileSection};
+pub(crate) use trainer::grads::{clip_grad_norm, sum};
+pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
+pub(crate) use trainer::job::{
+    EvalPrecision, GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
+};
+pub(crate) use trainer::metrics::{METRICS_FILE, Record, read_metrics};
+pub(crate) use trainer::profile::{Kind, ProfileTable, Profiler};
+pub(crate) use trainer::rng::Rng;
+pub(crate) use trainer::rounding::{Noise, round_scalar};
+pub(crate) use trainer::run::mean_loss;
+pub(crate) use trainer::schedule::{Decay, Schedule};
+pub(crate) use trainer::tensor_files::{NewTensor, write_shards};
+pub(crate) use trainer::{
+    Batching, CacheDtype, CacheOptions, CausalLm, ChatTemplate, Dataset, Filters, GenerateOptions, KeyValueCache,
+    Message, ProgressLine, Run, RunError, Sampling, Signals, Step, Steps, TensorFiles, Tokenizer, digest_of_file,
+    report_of,
+};
+pub(crate) use trainer::{CausalLmExt, ExportOptions, Job};
 
 /// Backend that trains in FP8.
 pub(crate) type Train = Float8<Autodiff<Flex>>;
@@ -177,6 +208,14 @@ pub(crate) fn hf_json(config: &DecoderConfig) -> Value {
     })
 }
 
+/// Hugging Face folder of a model.
+pub(crate) fn hf_folder(config: &DecoderConfig, tensors: &[Stored]) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    write_json(&dir.path().join("config.json"), &hf_json(config));
+    write_safetensors(&dir.path().join("model.safetensors"), tensors);
+    dir
+}
+
 pub(crate) fn write_json(path: &Path, value: &Value) {
     fs::write(path, serde_json::to_string(value).unwrap()).unwrap();
 }
@@ -197,6 +236,10 @@ pub(crate) fn text() -> TempDir {
 
 /// Run of the tiny model on `data`.
 pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
+    try_run_config(data, settings).unwrap()
+}
+
+pub(crate) fn try_run_config(data: &Path, settings: &[&str]) -> Result<RunConfig, Error> {
     let tiny = [
         "model.overrides.vocab_size=288",
         "model.overrides.hidden_size=48",
@@ -213,10 +256,10 @@ pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
         "generate.max_new_tokens=8",
     ];
     let settings: Vec<_> = tiny.iter().chain(settings).map(|s| s.to_string()).collect();
-    let mut config = RunConfig::load(None, &settings).unwrap();
+    let mut config = RunConfig::load(None, &settings)?;
     config.data.paths = vec![data.into()];
     config.data.cache = Some(Path::new(env!("CARGO_TARGET_TMPDIR")).join("tokens"));
-    config
+    Ok(config)
 }
 
 pub(crate) fn run(config: &RunConfig) -> Result<(Outcome, String), Error> {
@@ -311,17 +354,9 @@ pub(crate) fn chain(error: impl Into<anyhow::Error>) -> String {
     format!("{:#}", error.into())
 }
 
-/// Runs this test alone in another process, through `shell` if given, and requires it to pass.
-pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path, shell: Option<&str>) {
-    let binary = env::current_exe().unwrap();
-    let mut command = match shell {
-        Some(shell) => {
-            let mut command = Command::new("sh");
-            command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(binary);
-            command
-        }
-        None => Command::new(binary),
-    };
+/// Runs this test alone in another process, and requires it to pass.
+pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path) {
+    let mut command = Command::new(env::current_exe().unwrap());
     let output = command.args(["--exact", test, "--nocapture"]).env(variable, folder).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}{err}");
@@ -334,4 +369,10 @@ pub(crate) fn float8(arguments: &[&str]) -> Result<String, Error> {
     let job = Cli::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
     job.unwrap().run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
+}
+
+/// Validation loss that a command printed.
+pub(crate) fn printed_loss(printed: &str) -> f64 {
+    let (_, rest) = printed.split_once("validation loss: ").expect(printed);
+    rest.split_whitespace().next().unwrap().parse().unwrap()
 }

@@ -1,26 +1,7 @@
 //! Export: transformers' logits, the same bytes after import and another export, config.json, and
 //! errors.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::fs;
-use std::path::{Path, PathBuf};
-use trainer::CausalLmExt;
-use trainer::hf::read_config;
-
-use burn::backend::Flex;
-use models::{Decoder, DecoderConfig, Decoders};
-use serde_json::json;
-use tempfile::TempDir;
-use trainer::hf::{ExportDtype, ExportOptions, copy_assets};
-use trainer::job::Weights;
-use trainer::job::prepare;
-use trainer::{ProgressLine, digest_of_file};
-
-use crate::common::{
-    Train, chain, check_logits, hf_json, llama3_scaling, metadata, model, run_alone, run_config, stored_tensors, tiny,
-    tiny_moe, tiny_with, write_json, write_safetensors,
-};
+use crate::common::*;
 use crate::float8_exports::{contents, json_file};
 
 fn load(folder: &Path) -> Decoder<Flex> {
@@ -112,20 +93,6 @@ fn export_import_export_gives_the_same_bytes() {
             }
         }
     }
-}
-
-#[test]
-fn a_model_that_trains_in_fp8_exports_its_parameters() {
-    let dir = tempfile::tempdir().unwrap();
-    let config = run_config(dir.path(), &["training.precision=fp8", "training.seed=9"]);
-    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
-    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-    let fp8 = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
-    let plain = model::<Flex>(*fp8.config(), 9);
-    let [ours, expected] = ["ours", "expected"].map(|name| dir.path().join(name));
-    fp8.save_hf(&ours, &ExportOptions::default()).unwrap();
-    plain.save_hf(&expected, &ExportOptions::default()).unwrap();
-    assert!(contents(&ours) == contents(&expected));
 }
 
 #[test]
@@ -243,20 +210,4 @@ fn nothing_is_left_of_an_export_that_fails() {
     for to in [&out, &dir.path().join("new/parent")] {
         model::<Flex>(tiny(), 1).save_hf(to, &ExportOptions::default()).unwrap();
     }
-}
-
-#[cfg(unix)]
-#[test]
-fn nothing_is_left_when_a_file_cannot_grow() {
-    let variable = "FLOAT8_TEST_FULL";
-    let Some(folder) = env::var_os(variable) else {
-        let dir = tempfile::tempdir().unwrap();
-        // A file size limit simulates a full disk. Its signal would end the process.
-        let shell = "trap '' XFSZ; ulimit -f 100";
-        run_alone("exports::nothing_is_left_when_a_file_cannot_grow", variable, dir.path(), Some(shell));
-        return assert_eq!(contents(dir.path()), BTreeMap::new());
-    };
-    let out = Path::new(&folder).join("out");
-    let error = chain(model::<Flex>(tiny(), 1).save_hf(out, &ExportOptions::default()).unwrap_err());
-    assert!(error.contains("model.safetensors: File too large"), "{error}");
 }

@@ -1,23 +1,6 @@
 //! Export in FP8: codes and scales equal the casts of training, and `quantization_config`.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
-
-use anyhow::Error;
-use burn::backend::Flex;
-use burn::tensor::Tensor;
-use burn::tensor::ops::FloatTensor;
-use burn_float8::backend::{Cast, Float8Backend, GivenAmax, HostCodes, Orientation};
-use burn_float8::config::Operand;
-use burn_float8::{Float8Config, Recipe};
-use models::{CausalLmExt, Decoder, DecoderConfig};
-use safetensors::Dtype;
-use serde_json::{Value, json};
-use trainer::TensorFiles;
-use trainer::hf::{ExportDtype, ExportOptions, Float8Export};
-
-use crate::common::{float8, model, tiny_with, values};
+use crate::common::*;
 
 /// Model that every format accepts: blocks of 128 by 128 have no edges.
 pub(crate) fn square(tied: bool) -> DecoderConfig {
@@ -85,82 +68,10 @@ pub(crate) fn fused(linear: &str) -> &'static [&'static str] {
         .unwrap()
 }
 
-/// Weight operand of fprop: the cast of the weight `[in, out]` in training.
-fn operand(weight: &Tensor<Flex, 2>, cast: Cast, amax: Option<f32>) -> HostCodes {
-    let given = amax.map(|amax| {
-        let amax = primitive(Tensor::<Flex, 1>::from_floats([amax], &Default::default()));
-        GivenAmax { amax, observe: false }
-    });
-    let quantized = Flex::fp8_quantize(primitive(weight.clone()), cast, Orientation::Cols, given);
-    Flex::fp8_read(&quantized.cols.unwrap())
-}
-
-fn primitive<const D: usize>(tensor: Tensor<Flex, D>) -> FloatTensor<Flex> {
-    tensor.into_primitive().tensor()
-}
-
-/// Codes and scales equal the casts of training, also if fused linears share the largest scale.
-#[test]
-fn codes_and_scales_are_those_of_the_cast_for_fprop() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = model::<Flex>(square(false), 4);
-    for (recipe, squares) in DYNAMIC.map(|recipe| (recipe, false)).into_iter().chain([(Recipe::Mxfp8, true)]) {
-        let folder = dir.path().join(format!("{recipe} {squares}"));
-        let mut config = config(recipe, model.config());
-        config.linear = config.linear.with_mx_square_weights(squares);
-        model.save_hf_float8(&folder, &options(), &Float8Export::new(&config)).unwrap();
-        let files = TensorFiles::open_folder(&folder).unwrap();
-        let cast = config.linear.kernel_cast(Operand::WEIGHT_T);
-        let all = linears(&model);
-        for (name, weight) in &all {
-            let parent = name.rsplit_once('.').unwrap().0;
-            let of = |name: &&str| &all.iter().find(|(other, _)| *other == format!("{parent}.{name}")).unwrap().1;
-            let amaxes = fused(name).iter().map(of).map(|weight| weight.clone().abs().max().into_scalar());
-            let amax = amaxes.reduce(f32::max).filter(|_| recipe == Recipe::Tensorwise);
-            let HostCodes { codes, inv_scales, .. } = operand(weight, cast, amax);
-            assert!(files.get(&format!("{name}.weight")).unwrap().bytes().unwrap() == codes, "{recipe} {name}");
-            let scale = if recipe == Recipe::Blockwise { "weight_scale_inv" } else { "weight_scale" };
-            let scales = files.get(&format!("{name}.{scale}")).unwrap().bytes().unwrap();
-            let expected: Vec<u8> = match recipe {
-                Recipe::Mxfp8 => inv_scales.iter().map(|scale| scale.to_e8m0().unwrap()).collect(),
-                _ => inv_scales.iter().flat_map(|scale| scale.get().to_le_bytes()).collect(),
-            };
-            assert!(scales == expected, "{recipe} {name}");
-        }
-        assert_eq!(files.names().count(), 4 + 3 + 2 * all.len(), "{recipe}: norms of two layers, three others, scales");
-    }
-}
-
 #[test]
 fn quantization_configs_are_those_of_compressed_tensors_and_deepseek() {
     let dir = tempfile::tempdir().unwrap();
-    let ignored = json!(["model.layers.0.self_attn.o_proj", "lm_head"]);
-    let args = |dynamic: bool, more: Value| {
-        let mut args = json!({"num_bits": 8, "type": "float", "symmetric": true, "dynamic": dynamic});
-        args.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        args
-    };
-    let compressed_tensors = |format: &str, weights: Value, inputs: Value| {
-        json!({
-            "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
-            "kv_cache_scheme": null, "ignore": ignored,
-            "config_groups": {"group_0": {"targets": ["Linear"], "output_activations": null,
-                "weights": args(false, weights), "input_activations": args(true, inputs)}},
-        })
-    };
-    let float = |weights: &str, inputs: &str| {
-        compressed_tensors("float-quantized", json!({"strategy": weights}), json!({"strategy": inputs}))
-    };
-    let group = || json!({"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"});
-    let blocks = json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-                        "weight_block_size": [128, 128], "modules_to_not_convert": ignored});
-    for (recipe, expected) in [
-        (Recipe::Tensorwise, float("tensor", "tensor")),
-        (Recipe::Rowwise, float("channel", "token")),
-        (Recipe::RowwiseWithGwHp, float("channel", "token")),
-        (Recipe::Blockwise, blocks),
-        (Recipe::Mxfp8, compressed_tensors("mxfp8-quantized", group(), group())),
-    ] {
+    for (recipe, expected) in table::<(Recipe, Value)>("vectors/quantization_configs") {
         for tied in [false, true] {
             let model = model::<Flex>(square(tied), 1);
             let mut config = config(recipe, model.config());

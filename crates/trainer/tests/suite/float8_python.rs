@@ -4,22 +4,9 @@
 //! `float8_vectors.py` has written `vectors/float8.safetensors` from the folders that this test
 //! exports. If Python has the packages, the script reads the folders again.
 
-use std::collections::BTreeMap;
-use std::env;
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use burn::backend::Flex;
-use burn_float8::{Float8State, Recipe};
-use models::{CausalLmExt, Decoder};
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use trainer::digest_of_file;
-use trainer::hf::Float8Export;
-
-use crate::common::{check_logits, metadata, model, values};
+use crate::common::*;
 use crate::float8_exports::{config, linears, options, square};
+use std::process::Command;
 
 /// Every row of the table of formats.
 const RECIPES: [Recipe; 5] = [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];

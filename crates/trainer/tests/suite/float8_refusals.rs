@@ -1,16 +1,7 @@
 //! FP8 exports that readers would not accept are refused. The error names the layer and an
 //! alternative, and no files are left.
 
-use std::fs;
-
-use burn::backend::Flex;
-use burn::tensor::Tensor;
-use burn_float8::config::{CastConfig, Format, Granularity, Operand};
-use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
-use models::{CausalLmExt, Decoder, DecoderConfig, Dimensions};
-use trainer::hf::Float8Export;
-
-use crate::common::{chain, float8, model, tiny};
+use crate::common::*;
 use crate::float8_exports::{DYNAMIC, config, options, square};
 
 /// Error of an export. Checks that no folder is left.
@@ -29,86 +20,28 @@ fn with(change: fn(&mut Dimensions)) -> DecoderConfig {
     config
 }
 
+/// A row has other dimensions of the square model, a configuration, how the error begins, and the
+/// choice that it names.
 #[test]
 fn what_readers_cannot_take_is_refused_with_another_choice() {
+    type Row = (BTreeMap<String, usize>, Float8Config, String, String);
+    for (sizes, config, begins, advises) in table::<Row>("refusals/float8_exports") {
+        let mut model_config = square(true);
+        let dims = &mut model_config.dims;
+        for (name, size) in sizes {
+            match &*name {
+                "num_kv_heads" => dims.num_kv_heads = size,
+                "intermediate_size" => dims.intermediate_size = size,
+                _ => dims.tie_word_embeddings = size != 0,
+            }
+        }
+        let error = refused(&model(model_config, 1), &config);
+        assert!(error.starts_with(&begins) && error.contains(&advises), "{error}");
+    }
     let (tied, narrow) = (square(true), with(|dims| dims.num_kv_heads = 2));
     let (short, odd) = (with(|dims| dims.intermediate_size = 320), with(|dims| dims.intermediate_size = 272));
-    let rowwise = config(Recipe::Rowwise, &tied);
-    let override_with = |recipe| rowwise.clone().with_override(["*.down_proj"], Float8LinearConfig::new(recipe));
-    let casts = |weight: CastConfig, input: CastConfig| {
-        let casts = Recipe::Rowwise.casts().with(Operand::WEIGHT_T, weight).with(Operand::WEIGHT, weight);
-        let casts = casts.with(Operand::INPUT, input).with(Operand::INPUT_T, input);
-        Float8Config::from(Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts))
-    };
-    let cast = CastConfig::dynamic;
-    let (row, e5m2) = (cast(Granularity::Row, Format::E4m3), cast(Granularity::Row, Format::E5m2));
-    let off = CastConfig::disabled();
-    let no_fprop = Recipe::Rowwise.casts().with(Operand::INPUT, off).with(Operand::WEIGHT_T, off);
-    let no_fprop = Float8Config::from(Float8LinearConfig::new(Recipe::Rowwise).with_casts(no_fprop));
-    for (dims, config, begins, advises) in [
-        (
-            &narrow,
-            Float8Config::new(Recipe::Blockwise),
-            "layers.0.self_attn.k_proj: out = 64 is no multiple of 128",
-            "rowwise",
-        ),
-        (
-            &short,
-            Float8Config::new(Recipe::Blockwise),
-            "layers.0.mlp.gate_proj: out = 320 is no multiple of 128",
-            "filter_fqns",
-        ),
-        (&odd, Float8Config::new(Recipe::Mxfp8), "layers.0.mlp.down_proj: in = 272 is no multiple of 32", "rowwise"),
-        (
-            &odd,
-            Float8Config::new(Recipe::Mxfp8WgradWithHp),
-            "layers.0.mlp.down_proj: in = 272 is no multiple",
-            "rowwise",
-        ),
-        (
-            &tied,
-            rowwise.clone().with_filter_fqns(["layers.1.self_attn.k_proj"]),
-            "layers.1.self_attn.q_proj is in FP8 and layers.1.self_attn.k_proj in high precision",
-            "quantize both",
-        ),
-        (
-            &tied,
-            override_with(Recipe::Tensorwise),
-            "layers.0.self_attn.q_proj is written as rowwise weights, and layers.0.mlp.down_proj as tensorwise weights",
-            "--recipe",
-        ),
-        (&tied, casts(e5m2, row), "layers.0.self_attn.q_proj: no format of files has weights in e5m2", "rowwise"),
-        (&tied, casts(row, e5m2), "layers.0.self_attn.q_proj: no format of files has inputs in e5m2", "rowwise"),
-        (
-            &tied,
-            casts(cast(Granularity::Block1x128, Format::E4m3), row),
-            "layers.0.self_attn.q_proj: no format of",
-            "1x128 weights",
-        ),
-        (
-            &tied,
-            casts(cast(Granularity::Tensor, Format::E4m3), row),
-            "layers.0.self_attn.q_proj: no format of files has tensorwise weights with rowwise inputs",
-            "rowwise",
-        ),
-        (&tied, no_fprop, "no linear of the model is to be in FP8", "filter_fqns"),
-        (
-            &square(false),
-            Float8Config::new(Recipe::Rowwise),
-            "lm_head: vLLM reads output layers in high precision",
-            "filter_fqns",
-        ),
-        (
-            &tied,
-            Float8Config::new(Recipe::Delayed),
-            "layers.0.self_attn.q_proj: there is no amax history",
-            "tensorwise",
-        ),
-        (&tied, rowwise.clone().with_filter_fqns(["nothing"]), "", "nothing"),
-    ] {
-        let error = refused(&model(*dims, 1), &config);
-        assert!(error.starts_with(begins) && error.contains(advises), "{error}");
-    }
+    let override_with = Float8LinearConfig::new(Recipe::RowwiseWithGwHp);
+    let override_with = config(Recipe::Rowwise, &tied).with_override(["*.down_proj"], override_with);
     // The alternatives are accepted, and recipes with the same weight casts can be combined.
     let dir = tempfile::tempdir().unwrap();
     let qkv = ["q_proj", "k_proj", "v_proj"];
@@ -118,7 +51,7 @@ fn what_readers_cannot_take_is_refused_with_another_choice() {
         (&short, config(Recipe::Mxfp8, &short)),
         (&odd, config(Recipe::Mxfp8, &odd).with_filter_fqns(["down_proj"])),
         (&narrow, config(Recipe::Blockwise, &narrow).with_filter_fqns(qkv)),
-        (&tied, override_with(Recipe::RowwiseWithGwHp)),
+        (&tied, override_with),
     ]
     .into_iter()
     .enumerate()

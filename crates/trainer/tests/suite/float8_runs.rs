@@ -1,16 +1,6 @@
 //! FP8 exports of runs: the same bytes after import and export, and the scales of delayed scaling.
 
-use std::path::Path;
-
-use burn::module::AutodiffModule;
-use burn_float8::{Recipe, report};
-use models::Decoders;
-use serde_json::json;
-use trainer::checkpoint::{SavedRun, Which};
-use trainer::job::{Weights, prepare};
-use trainer::{ProgressLine, TensorFiles};
-
-use crate::common::{Train, float8, ids, run, run_config, text, tokens};
+use crate::common::*;
 use crate::float8_exports::{contents, fused, json_file};
 
 /// Run of the square model with this recipe, and its checkpoint folder.

@@ -1,17 +1,6 @@
 //! FP8-only models from checkpoints: memory, results, and the checkpoint's input scales.
 
-use std::path::Path;
-
-use anyhow::Error;
-use burn::module::{AutodiffModule, Module, ModuleMapper, Param};
-use burn::tensor::Tensor;
-use burn_float8::{Float8Error, Recipe, report};
-use models::{Decoder, Decoders, RunConfig};
-use safetensors::Dtype;
-use trainer::job::{Weights, prepare};
-use trainer::{ProgressLine, Steps, TensorFiles};
-
-use crate::common::{Train, cause, float8, ids, model, open, run, run_config, text, tokens, values};
+use crate::common::*;
 use crate::float8_exports::{DYNAMIC, export, square};
 
 /// Model of a folder with a recipe, FP8 only or with values.
@@ -69,40 +58,16 @@ fn logits_are_those_of_the_model_with_values() {
     }
 }
 
-/// Training FP8-only weights gives an error that names a layer, before anything is computed: for
-/// steps of a model, and for a run.
+/// Training FP8-only weights gives an error that names a layer, before anything is computed.
 #[test]
 fn training_codes_is_an_error_that_names_the_layer() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
     export(&model(square(false), 12), Recipe::Rowwise, dir.path()).unwrap();
-    let settings = [
-        format!("model.hf_path={}", dir.path().display()),
-        format!("data.paths=[\"{}\"]", data.path().display()),
-        "data.tokenizer=bytes".into(),
-        "float8.recipe=rowwise".into(),
-        "training.precision=fp8".into(),
-        "training.steps=1".into(),
-        "training.seq_len=24".into(),
-        "generate.max_new_tokens=0".into(),
-    ];
-    let config = RunConfig { fp8_only: true, ..RunConfig::load(None, &settings).unwrap() };
+    let mut config =
+        RunConfig { fp8_only: true, ..run_config(data.path(), &["float8.recipe=rowwise", "data.tokenizer=bytes"]) };
+    config.model = trainer::ModelSection::of_folder(Some(dir.path().into()), None);
     let named = Float8Error::Fp8OnlyTrained { layer: "layers.0.self_attn.q_proj".into() };
     assert_eq!(cause::<Float8Error, _>(run(&config)), named);
-    let weights = Weights::open(&config, None, config.dimensions().unwrap()).unwrap();
-    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
-    let model = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out).unwrap();
-    let thawed = Module::<Train>::map(model, &mut Thaw);
-    let steps = Steps::new(config.steps(), thawed, config.train_batches(&open(&config)).unwrap(), None);
-    assert_eq!(steps.err(), Some(named));
-}
-
-/// Enables gradients of all parameters.
-struct Thaw;
-
-impl ModuleMapper<Train> for Thaw {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<Train, D>>) -> Param<Tensor<Train, D>> {
-        param.set_require_grad(true)
-    }
 }
 
 #[test]
@@ -115,8 +80,7 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     let eval = |flags: &[&str]| {
         let fixed = ["eval", folder, "--data", data, "--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
         let printed = float8(&[&fixed, flags].concat()).unwrap();
-        let (_, loss) = printed.split_once("validation loss: ").expect(&printed);
-        (loss.split_whitespace().next().unwrap().to_string(), printed)
+        (printed_loss(&printed), printed)
     };
     let (own, printed) = eval(&[]);
     assert!(printed.contains("FP8-only weights: 14 of 15 linears"), "{printed}");
@@ -184,11 +148,7 @@ fn codes_of_a_delayed_run_are_cast_by_its_histories() {
     let settings =
         ["training.steps=3", "generate.max_new_tokens=0", "float8.recipe=delayed", "optimizer.lr=0.05", &saved];
     run(&run_config(data.path(), &settings)).unwrap();
-    let loss = |flags: &[&str]| {
-        let printed = float8(&[&["eval", folder.to_str().unwrap()], flags].concat()).unwrap();
-        let (_, loss) = printed.split_once("validation loss: ").expect(&printed);
-        loss.to_string()
-    };
+    let loss = |flags: &[&str]| printed_loss(&float8(&[&["eval", folder.to_str().unwrap()], flags].concat()).unwrap());
     let plain = loss(&[]);
     assert_eq!(plain, loss(&["--fp8-weights"]));
     assert_ne!(plain, loss(&["--precision", "f32"]));

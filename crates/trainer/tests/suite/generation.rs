@@ -1,38 +1,7 @@
 //! Generation: greedy against the full forward pass, batches against single prompts, caches, seeds,
 //! temperature, errors.
 
-use std::num::NonZero;
-
-use burn::backend::Flex;
-use burn::module::{AutodiffModule, Param};
-use burn::tensor::Tensor;
-use burn::tensor::backend::Backend;
-use burn_float8::report::independent_rows;
-use burn_float8::{Float8, Float8Config, Recipe};
-use models::{Decoder, DecoderConfig};
-use trainer::config::ConfigError;
-use trainer::{
-    Batching, CacheDtype, CacheOptions, CausalLm, CausalLmExt, Filters, GenerateOptions, KeyValueCache, Sampling,
-    rng::Rng,
-};
-
-use crate::common::{Train, cause, ids, model, refuses, relative, tiny, tiny_moe, tiny_with, tokens, values};
-
-#[test]
-fn greedy_is_the_argmax_of_the_full_forward_pass() {
-    let model = model::<Flex>(tiny(), 1);
-    let prompt = [5, 17, 200];
-    let generated = model.generate(&prompt, 12, 288, &[], Sampling::Greedy).unwrap();
-    let mut sequence: Vec<i32> = prompt.iter().map(|&token| token as i32).collect();
-    for token in generated {
-        let len = sequence.len();
-        let logits = values(model.forward(ids(&sequence, [1, len])));
-        let last = &logits[(len - 1) * 288..];
-        let best = (0..288).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap();
-        assert_eq!(token as usize, best);
-        sequence.push(best as i32);
-    }
-}
+use crate::common::*;
 
 #[test]
 fn seeds_repeat_and_a_low_temperature_is_greedy() {
@@ -213,29 +182,6 @@ fn rows_of_a_batch_are_as_far_as_each_is() {
     check(&model::<Flex>(tiny_moe(), 7), None, "a mixture");
 }
 
-/// Attention over padded batches gives the same bits as each row alone.
-#[test]
-fn a_batch_of_attention_is_exact() {
-    use burn_float8::nn::{attention, attention_but};
-    type B = Float8<Flex>;
-    let options = burn::tensor::ops::AttentionModuleOptions { is_causal: true, ..Default::default() };
-    for (keys, pad) in [(40, 7), (1100, 530), (600, 1), (513, 512)] {
-        let random = |heads, len, seed| {
-            let mut rng = Rng::named(seed, "attention");
-            let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
-            Tensor::<B, 4>::from_data(burn::tensor::TensorData::new(values, [2, heads, len, 8]), &Default::default())
-        };
-        let (q, k, v) = (random(4, 1, 1), random(2, keys, 2), random(2, keys, 3));
-        let hidden: Vec<bool> = (0..2 * keys).map(|i| i < pad).collect();
-        let hidden = Tensor::from_data(burn::tensor::TensorData::new(hidden, [2, keys]), &Default::default());
-        let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options));
-        let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
-        let alone =
-            |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options));
-        assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
-    }
-}
-
 #[test]
 fn a_cache_that_grows_is_one_that_was_there() {
     let model = model::<Flex>(tiny(), 8);
@@ -296,4 +242,27 @@ fn a_penalty_keeps_greedy_from_repeating() {
     };
     assert_eq!(distinct(1e6), 30);
     assert!(distinct(1.0) < 30);
+}
+
+/// Attention over padded batches gives the same bits as each row alone.
+#[test]
+fn a_batch_of_attention_is_exact() {
+    use burn_float8::nn::{attention, attention_but};
+    type B = Float8<Flex>;
+    let options = burn::tensor::ops::AttentionModuleOptions { is_causal: true, ..Default::default() };
+    for (keys, pad) in [(40, 7), (1100, 530), (600, 1), (513, 512)] {
+        let random = |heads, len, seed| {
+            let mut rng = Rng::named(seed, "attention");
+            let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
+            Tensor::<B, 4>::from_data(burn::tensor::TensorData::new(values, [2, heads, len, 8]), &Default::default())
+        };
+        let (q, k, v) = (random(4, 1, 1), random(2, keys, 2), random(2, keys, 3));
+        let hidden: Vec<bool> = (0..2 * keys).map(|i| i < pad).collect();
+        let hidden = Tensor::from_data(burn::tensor::TensorData::new(hidden, [2, keys]), &Default::default());
+        let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options));
+        let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
+        let alone =
+            |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options));
+        assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
+    }
 }

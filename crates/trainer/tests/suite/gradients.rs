@@ -1,15 +1,6 @@
 //! The global gradient norm and clipping.
 
-use burn::backend::{Autodiff, Flex};
-use burn::module::{AutodiffModule, Module, ModuleVisitor, Param};
-use burn::nn::Linear;
-use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
-use models::Decoder;
-use trainer::grads::{clip_grad_norm, sum};
-use trainer::rng::Rng;
-
-use crate::common::{ids, model, relative, tiny, tokens, values};
+use crate::common::*;
 
 type B = Autodiff<Flex>;
 
@@ -53,34 +44,6 @@ fn the_norm_is_over_all_parameters_and_clipping_scales_all_alike() {
     let after = clipped(&model, &mut grads, f64::INFINITY);
     assert!((after - 0.25 * expected).abs() < 1e-4 * expected);
     assert_eq!(clipped(&model, &mut GradientsParams::new(), 1.0), 0.0, "of no gradients");
-}
-
-#[test]
-fn gradients_match_finite_differences() {
-    let model = model::<B>(tiny(), 3);
-    let (inputs, targets) = (tokens([2, 5], 288, 3), tokens([2, 5], 288, 4));
-    let loss = |model: &Decoder<B>| model.loss(ids(&inputs, [2, 5]), ids(&targets, [2, 5]));
-    let grads = loss(&model).backward();
-    // A direction per parameter: d loss / d t of w + t·g is |g|².
-    let check = |name: &str, weight: fn(&mut Decoder<B>) -> &mut Param<Tensor<B, 2>>| {
-        let grad = weight(&mut model.clone()).val().grad(&grads).unwrap();
-        let square = values(grad.clone().square().sum())[0];
-        let at = |t: f32| {
-            let mut moved = model.clone();
-            let param = weight(&mut moved);
-            let step = Tensor::from_inner(grad.clone().mul_scalar(t));
-            *param = param.clone().map(|w| w + step);
-            values(loss(&moved))[0]
-        };
-        let t = 0.02 / square.sqrt();
-        let slope = (at(t) - at(-t)) / (2.0 * t);
-        assert!((slope - square).abs() < 0.02 * square, "{name}: {slope} {square}");
-    };
-    check("q_proj", |m| &mut m.layers[0].self_attn.q_proj.weight);
-    check("k_proj", |m| &mut m.layers[1].self_attn.k_proj.weight);
-    check("v_proj", |m| &mut m.layers[0].self_attn.v_proj.weight);
-    check("down_proj", |m| &mut m.layers[1].mlp.as_mut().unwrap().down_proj.weight);
-    check("embed_tokens", |m| &mut m.embed_tokens.weight);
 }
 
 /// Gradients in bf16 are squared and summed in f32: 4096 of 1 + 2^-7 have a norm of 64.5.

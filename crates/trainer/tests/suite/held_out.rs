@@ -1,8 +1,6 @@
 //! Held-out data: a fraction of the data, other files, or none; and the data of `eval`.
 
-use std::fs;
-
-use crate::common::{float8, hf_json, run, run_config, stored_tensors, text, tiny, write_json, write_safetensors};
+use crate::common::*;
 
 fn line<'a>(log: &'a str, begin: &str) -> &'a str {
     log.lines().find(|line| line.starts_with(begin)).unwrap_or_else(|| panic!("no {begin} in {log}"))
@@ -29,11 +27,8 @@ fn nothing_need_be_held_out() {
 /// A fraction of the data would be a few batches.
 #[test]
 fn a_model_is_judged_by_all_of_other_files() {
-    let (data, folder) = (text(), tempfile::tempdir().unwrap());
-    let (model, file) = (folder.path().join("model"), folder.path().join("judge.txt"));
-    fs::create_dir(&model).unwrap();
-    write_json(&model.join("config.json"), &hf_json(&tiny()));
-    write_safetensors(&model.join("model.safetensors"), &stored_tensors(&tiny(), 1));
+    let (data, folder, base) = (text(), TempDir::new().unwrap(), hf_folder(&tiny(), &stored_tensors(&tiny(), 1)));
+    let (model, file) = (base.path().to_path_buf(), folder.path().join("judge.txt"));
     fs::write(&file, "fn other() { text(7) }\n".repeat(41)).unwrap();
     let settings = ["training.steps=0", "training.precision=f32", "training.eval_batches=1000", "data.tokenizer=bytes"];
     let mut config = run_config(data.path(), &[&settings[..], &["generate.max_new_tokens=0"]].concat());

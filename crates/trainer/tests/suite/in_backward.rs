@@ -1,12 +1,7 @@
 //! Gradients applied in backward: the same training, and incompatible settings.
 
-use std::path::Path;
-
-use burn_float8::Recipe;
-use models::RunConfig;
-
 use crate::activations::{MOE, config, trained};
-use crate::common::{open, run, steps, text};
+use crate::common::*;
 
 const IN_BACKWARD: [&str; 3] =
     ["training.activation_checkpointing=full", "training.grad_clip_norm=inf", "optimizer.in_backward=true"];
@@ -41,23 +36,6 @@ fn steps_are_the_same_bits_in_every_run() {
         both(data.path(), &["float8.statistics={ every_n_steps = 2 }"]).map(|config| run(&config).unwrap().0);
     assert_eq!(within.report, after.report);
     assert_eq!((within.gemms, within.held_out_loss), (after.gemms, after.held_out_loss));
-}
-
-#[test]
-fn what_it_excludes_is_said_with_what_to_set() {
-    let validated = |settings: &[&str]| {
-        let settings: Vec<_> = IN_BACKWARD.iter().chain(settings).map(|setting| setting.to_string()).collect();
-        RunConfig::load(None, &settings).unwrap().validate()
-    };
-    validated(&[]).unwrap();
-    for (setting, words) in [
-        ("training.activation_checkpointing=none", "set training.activation_checkpointing = \"full\""),
-        ("training.grad_accumulation=2", "set training.grad_accumulation = 1, which is 2"),
-        ("training.grad_clip_norm=0.5", "set training.grad_clip_norm = inf, which is 0.5"),
-    ] {
-        let error = validated(&[setting]).unwrap_err().to_string();
-        assert!(error.starts_with("optimizer.in_backward = true: ") && error.ends_with(words), "{error}");
-    }
 }
 
 /// Its gradient is complete only when both layers have added to it.

@@ -1,25 +1,7 @@
 //! Training of adapters: the base is unchanged, checkpoints contain only adapters, and PEFT reads
 //! them.
 
-use std::fs;
-use std::path::Path;
-
-use anyhow::Error;
-use burn::backend::Flex;
-use burn::module::{Module, ModuleMapper, Param};
-use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::without_float8;
-use device_select::SelectedDevice;
-use models::{Decoders, RunConfig};
-use safetensors::SafeTensors;
-use serde_json::json;
-use tempfile::TempDir;
-use trainer::checkpoint::{SavedRun, Which};
-use trainer::job::{Start, Task};
-use trainer::{CausalLmExt, ExportOptions, Job};
-
-use crate::common::float8;
-use crate::common::{Stored, Train, refuses, relative, run, run_config, text, values, write_safetensors};
+use crate::common::*;
 use crate::float8_python::run_python;
 
 const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
@@ -35,20 +17,11 @@ fn losses(config: &RunConfig) -> Vec<u64> {
     outcome.steps.iter().map(|line| line.loss.to_bits()).chain(outcome.held_out_loss.map(f64::to_bits)).collect()
 }
 
-fn job(config: &RunConfig, folder: &Path, task: Task) -> Result<String, Error> {
-    let saved = SavedRun::open(folder, Which::Latest)?;
-    let start = Start { saved: Some(saved), ..Start::default() };
-    let mut out = vec![];
-    let job = Job::<Decoders> { config: config.clone(), start, task };
-    job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
-    Ok(String::from_utf8(out).unwrap())
-}
-
 #[test]
 fn adapters_learn_and_are_all_that_is_saved() {
     let (data, folder) = (text(), TempDir::new().unwrap());
-    let config = config(data.path(), &folder.path().join("run"), &["lora.dropout=0.1"]);
-    let (outcome, _) = run(&config).unwrap();
+    let settings = ["lora.dropout=0.1", "data.tokenizer=bytes"];
+    let (outcome, _) = run(&config(data.path(), &folder.path().join("run"), &settings)).unwrap();
     let (first, last) = (outcome.steps.first().unwrap().loss, outcome.steps.last().unwrap().loss);
     assert!(last < first - 0.05, "{first} to {last}");
     let checkpoint = folder.path().join("run/step-000000012");
@@ -59,8 +32,7 @@ fn adapters_learn_and_are_all_that_is_saved() {
         assert!(tensors.names().iter().all(|name| name.starts_with("lora.adapters.")), "{file}");
     }
     // Dropout is disabled in evaluation.
-    let printed =
-        job(&config, &folder.path().join("run"), Task::Evaluate { data: vec![], precisions: vec![] }).unwrap();
+    let printed = float8(&["eval", folder.path().join("run").to_str().unwrap()]).unwrap();
     let held_out = format!("validation loss: {:.5}", outcome.held_out_loss.unwrap());
     assert!(printed.contains(&held_out) && printed.contains("checkpoint: step 12\n"), "{printed}: {held_out}");
 }
@@ -157,12 +129,6 @@ fn merging_says_what_rounding_leaves() {
     assert!(!is_advised && share == Some(100.0), "{share:?}");
 }
 
-/// Validation loss printed by a command.
-fn printed_loss(printed: &str) -> f64 {
-    let (_, rest) = printed.split_once("validation loss: ").expect(printed);
-    rest.split_whitespace().next().unwrap().parse().unwrap()
-}
-
 /// In precisions other than FP8 the base has its values, in a table and in a single evaluation. A
 /// row notes that `delayed` has no histories.
 #[test]
@@ -179,66 +145,51 @@ fn a_run_on_codes_is_judged_in_every_precision() {
     };
     let alone = printed_loss(&float8(&["eval", path, "--precision", "f32"]).unwrap());
     assert_eq!(format!("{alone:.5}"), row("f32")[1]);
+    assert!((alone.exp() / row("f32")[2].parse::<f64>().unwrap() - 1.0).abs() < 1e-4, "{table}");
     assert_eq!((row("tensorwise").len(), row("tensorwise")[1]), (4, row("delayed")[1]));
     assert!(row("delayed").join(" ").ends_with("% no histories: scaled as tensorwise"), "{table}");
 }
 
+/// The adapter and the merged weights of a run, each in a run of no steps. A run of adapters resumes
+/// only with the same files of its base.
 #[test]
 fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let (data, folder) = (text(), TempDir::new().unwrap());
-    let path = folder.path().join("run");
-    let config = config(data.path(), &path, &["training.precision=f32"]);
-    run(&config).unwrap();
-    let evaluate = || Task::Evaluate { data: vec![], precisions: vec![] };
-    let want = printed_loss(&job(&config, &path, evaluate()).unwrap());
-    let export = |to: &str, merge| {
-        let to = folder.path().join(to);
-        job(&config, &path, Task::Export { to: to.clone(), merge, float8: false, options: ExportOptions::default() })
-            .unwrap();
-        to
-    };
-    let (adapter, merged) = (export("adapter", false), export("merged", true));
-    let files = |folder: &Path| {
-        let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(files(&adapter), ["adapter_config.json", "adapter_model.safetensors"]);
-    // A run of zero steps from it.
-    let of_adapter = format!("lora.adapter={}", adapter.display());
-    let again =
-        run_config(data.path(), &[&LORA[..], &["training.precision=f32", "training.steps=0", &of_adapter]].concat());
-    assert_eq!(format!("{:.5}", run(&again).unwrap().0.held_out_loss.unwrap()), format!("{want:.5}"));
-    let mut of_merged =
-        run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
-    of_merged.model = trainer::ModelSection::of_folder(merged.clone(), serde_json::Map::new());
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let [run_folder, adapter, merged, second] = ["run", "adapter", "merged", "second"].map(path);
+    let fixed = ["training.precision=f32", "data.tokenizer=bytes"];
+    let want = run(&config(data.path(), run_folder.as_ref(), &fixed)).unwrap().0.held_out_loss.unwrap();
+    float8(&["export", &run_folder, "--output", &adapter]).unwrap();
+    float8(&["export", &run_folder, "--output", &merged, "--merge-adapters", "--format", "f32"]).unwrap();
+    let mut names: Vec<_> = fs::read_dir(&adapter).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
+    let zero = |settings: &[&str]| run_config(data.path(), &[&fixed[..], &["training.steps=0"], settings].concat());
+    let again = run(&zero(&[LORA[0], LORA[1], &format!("lora.adapter={adapter}")])).unwrap().0;
+    assert_eq!(format!("{:.5}", again.held_out_loss.unwrap()), format!("{want:.5}"));
+    let mut of_merged = zero(&[]);
+    of_merged.model = trainer::ModelSection::of_folder(Some(merged.clone().into()), None);
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
 
-    // A run of adapters on it resumes only with the same files.
-    let path = folder.path().join("second");
     let settings = ["training.precision=f32", "training.steps=1", "data.tokenizer=bytes"];
-    let mut config = self::config(data.path(), &path, &settings);
-    config.model = of_merged.model;
-    run(&config).unwrap();
-    assert!(!job(&config, &path, evaluate()).unwrap().contains("warning"));
-    let weights = merged.join("model.safetensors");
+    let mut of_base = config(data.path(), second.as_ref(), &settings);
+    of_base.model = of_merged.model;
+    run(&of_base).unwrap();
+    assert!(!float8(&["eval", &second]).unwrap().contains("warning"));
+    let weights = format!("{merged}/model.safetensors");
     let mut bytes = fs::read(&weights).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, bytes).unwrap();
-    let difference = format!("{}: it has other contents since this run began", weights.display());
-    refuses(job(&config, &path, evaluate()), &difference);
+    refuses(float8(&["eval", &second]), &format!("{weights}: it has other contents since this run began"));
     // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
-        let to = folder.path().join("refused");
-        let arguments = [&["export", path.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
+        let to = path("refused");
+        let arguments = [&["export", &second, "--output", &to], flags].concat();
         refuses(float8(&arguments), &format!("{} = ", flags[0]));
-        assert!(!to.exists());
+        assert!(!fs::exists(&to).unwrap());
     }
-    // A missing base folder gives a specific error.
-    fs::rename(&merged, folder.path().join("elsewhere")).unwrap();
-    let gone = format!("there is no folder {}, which has the weights", merged.display());
-    refuses(float8(&["eval", path.to_str().unwrap()]), &gone);
-    fs::rename(folder.path().join("elsewhere"), &merged).unwrap();
+    fs::remove_dir_all(&merged).unwrap();
+    refuses(float8(&["eval", &second]), &format!("there is no folder {merged}, which has the weights"));
 }
 
 /// PEFT's adapter in [`vectors`] on the checkpoint in `tests/goldens/hf_llama`.
@@ -263,12 +214,10 @@ fn vectors() -> std::path::PathBuf {
 }
 
 fn reference() -> (Vec<i32>, Vec<f32>) {
-    let bytes = fs::read(vectors().join("reference.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let ids = tensors.tensor("input_ids").unwrap();
-    let ids = ids.data().as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
-    let logits = tensors.tensor("logits").unwrap();
-    (ids, logits.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    let files = TensorFiles::open_file(&vectors().join("reference.safetensors")).unwrap();
+    let ids = files.get("input_ids").unwrap().bytes().unwrap();
+    let ids = ids.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    (ids, files.get("logits").unwrap().to_f32().unwrap())
 }
 
 fn logits(adapted: &trainer::Adapted<Train, models::Decoder<Train>>, ids: &[i32]) -> Vec<f32> {
@@ -276,10 +225,12 @@ fn logits(adapted: &trainer::Adapted<Train, models::Decoder<Train>>, ids: &[i32]
     values(adapted.attached().forward(ids).inner())
 }
 
+/// Ours and PEFT's logits of one adapter; then PEFT, if Python has it, reads an adapter of new
+/// values, and `peft_vectors.py` checks every tensor and our logits.
 #[test]
 fn peft_gives_the_same_logits() {
     let (ids, want) = reference();
-    let (_, adapted) = of_peft(&[]).unwrap();
+    let (_, mut adapted) = of_peft(&[]).unwrap();
     let got = logits(&adapted, &ids);
     assert!(relative(&got, &want) < 1e-5, "{}", relative(&got, &want));
     let merged = {
@@ -288,20 +239,25 @@ fn peft_gives_the_same_logits() {
     };
     assert!(relative(&merged, &got) < 1e-6, "{}", relative(&merged, &got));
     // Writing it again gives the same tensors as PEFT's.
-    let folder = TempDir::new().unwrap();
-    let to = folder.path().join("adapter");
-    adapted.save_peft(None, &to).unwrap();
-    let tensors = |path: &Path| {
-        let bytes = fs::read(path.join("adapter_model.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let mut tensors: Vec<_> = tensors
-            .iter()
-            .map(|(name, view)| (name.to_string(), view.shape().to_vec(), view.data().to_vec()))
-            .collect();
-        tensors.sort();
-        tensors
-    };
-    assert!(tensors(&to) == tensors(&vectors()));
+    let dir = TempDir::new().unwrap();
+    let [same, folder] = ["same", "adapter"].map(|name| dir.path().join(name));
+    adapted.save_peft(None, &same).unwrap();
+    let [ours, theirs] =
+        [&same, &vectors()].map(|folder| TensorFiles::open_file(&folder.join("adapter_model.safetensors")).unwrap());
+    assert!(ours.names().eq(theirs.names()));
+    for name in theirs.names() {
+        let [ours, theirs] = [&ours, &theirs].map(|files| files.get(name).unwrap());
+        assert_eq!((ours.shape(), ours.bytes().unwrap()), (theirs.shape(), theirs.bytes().unwrap()), "{name}");
+    }
+    adapted.lora = Module::<Train>::map(adapted.lora, &mut Halve);
+    let got = logits(&adapted, &ids);
+    assert!(relative(&got, &want) > 1e-2, "another adapter than PEFT's own");
+    adapted.save_peft(None, &folder).unwrap();
+    let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let ids = Stored { name: "input_ids".into(), dtype: safetensors::Dtype::I32, shape: vec![2, 24], bytes };
+    let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
+    write_safetensors(&folder.join("reference.safetensors"), &[ids, logits]);
+    run_python("peft_vectors.py", "peft, transformers", &[folder.as_os_str()]);
 }
 
 /// Multiplies each element by a half, exactly.
@@ -311,29 +267,6 @@ impl ModuleMapper<Train> for Halve {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<Train, D>>) -> Param<Tensor<Train, D>> {
         param.map(|tensor| tensor.mul_scalar(0.5))
     }
-}
-
-/// Tests an adapter with new values in PEFT. If Python has it, `peft_vectors.py` checks every
-/// tensor and our logits.
-#[test]
-fn peft_loads_ours() {
-    let (ids, want) = reference();
-    let (_, mut adapted) = of_peft(&[]).unwrap();
-    adapted.lora = Module::<Train>::map(adapted.lora, &mut Halve);
-    let got = logits(&adapted, &ids);
-    assert!(relative(&got, &want) > 1e-2, "another adapter than PEFT's own");
-    let dir = TempDir::new().unwrap();
-    let folder = dir.path().join("adapter");
-    adapted.save_peft(None, &folder).unwrap();
-    let ids = Stored {
-        name: "input_ids".into(),
-        dtype: safetensors::Dtype::I32,
-        shape: vec![2, 24],
-        bytes: ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
-    };
-    let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
-    write_safetensors(&folder.join("reference.safetensors"), &[ids, logits]);
-    run_python("peft_vectors.py", "peft, transformers", &[folder.as_os_str()]);
 }
 
 #[test]
@@ -346,36 +279,8 @@ fn settings_that_do_not_fit_are_refused() {
     ] {
         refuses(of_peft(&[setting]), text);
     }
-    let data = text();
-    // An impossible rank is refused before anything is allocated.
-    let huge = [1_u64 << 40, 1 << 56, 1 << 62].map(|rank| format!("lora.rank={rank}"));
-    let pattern = format!("lora.rank_pattern={{q_proj={}}}", 1_u64 << 62);
-    for (settings, text) in [
-        (&["lora.rank=0"][..], "lora.rank = 0"),
-        (&["lora.rank_pattern={q_proj=0}"], "lora.rank_pattern = {q_proj = 0}"),
-        (&["lora.alpha_pattern={q_proj=nan}"], "lora.alpha_pattern = {q_proj = NaN}"),
-        (&["lora.rank_pattern={qproj=3}"], "lora.rank_pattern: \"qproj\" matches none"),
-        // A linear of the model without an adapter.
-        (
-            &["lora.target_modules=q_proj", "lora.alpha_pattern={v_proj=3}"],
-            "lora.alpha_pattern: \"v_proj\" matches none",
-        ),
-        (&["lora.dropout=1.5"], "lora.dropout = 1.5"),
-        (&["lora.base=fp8", "training.precision=f32"], "needs training.precision = \"fp8\""),
-        (&[&huge[0]], "lora.rank = "),
-        (&[&huge[1]], "lora.rank = "),
-        (&[&huge[2]], "lora.rank = "),
-        (&[&pattern], "lora.rank_pattern = "),
-        // The beginning of a module's name does not match it.
-        (&["training.freeze=['layers.0.mlp.up']"], "has no parameter of this name"),
-        (&["training.freeze=['[']"], "no valid glob"),
-        (&["training.freeze=['*']"], "nothing is left to train"),
-        (&["training.freeze=['*']", "lora.rank=2"], "the whole model stays as it is"),
-    ] {
-        refuses(run(&run_config(data.path(), settings)), text);
-    }
     // Over several ranks it is refused, in the estimate too.
-    let config = run_config(data.path(), &["lora.base=fp8"]);
+    let config = run_config(text().path(), &["lora.base=fp8"]);
     let memory = Job::<Decoders> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
     let told = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
     refuses(told, "over several ranks frozen weights have their values");
@@ -383,51 +288,10 @@ fn settings_that_do_not_fit_are_refused() {
 
 #[test]
 fn adapter_files_that_do_not_fit_are_refused() {
-    let of = |changes: &serde_json::Value| {
-        let folder = edited(changes);
-        of_peft(&[&format!("lora.adapter={}", folder.path().display())])
-    };
-    for (name, value) in [
-        ("peft_type", "ADALORA".into()),
-        ("bias", "all".into()),
-        ("use_dora", true.into()),
-        ("modules_to_save", serde_json::json!(["lm_head"])),
-        ("init_lora_weights", "pissa_niter_4".into()),
-        ("arrow_config", json!({"top_k": 2})),
-        ("foo_variant", json!({"x": 1})),
-        ("use_rslora", "yes".into()),
-        ("rank_pattern", json!({"q_proj": 2, ".*_proj": 4})),
-        ("target_modules", json!(["q_proj", "v_proj", "down_proj", "up_proj"])),
-        ("target_modules", r".*\.qq_proj".into()),
-        ("target_modules", json!([])),
-        ("r", 0.into()),
-        ("lora_alpha", 0.into()),
-        // α · √r would be infinite.
-        ("lora_alpha", 1e308.into()),
-        ("lora_dropout", 1.5.into()),
-    ] {
-        refuses(of(&json!({name: &value})), &format!("adapter_config.json: {name} = {value}"));
+    for (changes, told) in table::<(serde_json::Value, String)>("refusals/adapters") {
+        let folder = edited(&changes);
+        refuses(of_peft(&[&format!("lora.adapter={}", folder.path().display())]), &told);
     }
-    let endless = r"(.*)*(.+)+\2x";
-    for pattern in [".*(", endless] {
-        refuses(of(&json!({"target_modules": pattern})), "adapter_config.json: target_modules: the pattern ");
-    }
-    for (key, name, value) in [
-        ("rank_pattern", "v_proj", 0),
-        ("rank_pattern", endless, 4),
-        ("alpha_pattern", "v_proj", 0),
-        ("alpha_pattern", endless, 6),
-    ] {
-        let told = match value {
-            0 => format!("adapter_config.json: {key}.{name} = 0 is not supported"),
-            _ => format!("adapter_config.json: {key}.{name}: the pattern "),
-        };
-        refuses(of(&json!({key: {name: value}})), &told);
-    }
-    // Tensors that match no target, and tensors with another rank than configured.
-    let targets = json!({"target_modules": ".*self_attn.(q|v)_proj"});
-    refuses(of(&targets), "down_proj.lora_A.weight belongs to no adapter");
-    refuses(of(&json!({"rank_pattern": {"v_proj": 2}})), "v_proj.lora_A.weight");
 }
 
 /// PEFT's adapter with changes in its configuration.
@@ -493,9 +357,7 @@ fn commands_take_the_folder_of_an_adapter() {
         let model = models::Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
         let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
         assert!(relative(&values(model.forward(ids)), &want) < 1e-5);
-        let text = ["--set", "data.tokenizer=bytes", "--set", "training.seq_len=24"];
-        let data = self::text();
-        float8(&[&["eval", adapter, "--data", data.path().to_str().unwrap()], &text[..], more].concat()).unwrap();
+        let text = ["--set", "data.tokenizer=bytes"];
         let generate = |folder: &str, more: &[&str]| {
             let flags = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0"];
             float8(&[&["generate", folder], &flags[..], &text, more].concat()).unwrap()
@@ -526,17 +388,7 @@ fn parameters_are_frozen_by_name() {
     };
     assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
     assert_eq!(names(2, &["training.freeze=[\"*\", \"!norm.gamma\", \"!lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
-}
-
-/// Without adapters there is nothing to merge.
-#[test]
-fn a_merge_needs_adapters() {
-    let (data, folder) = (text(), TempDir::new().unwrap());
-    let path = folder.path().join("run");
-    let saved = format!("checkpoint.output_dir={}", path.display());
-    let config = run_config(data.path(), &["training.steps=1", "generate.max_new_tokens=0", &saved]);
-    run(&config).unwrap();
-    let task =
-        Task::Export { to: folder.path().join("to"), merge: true, float8: false, options: ExportOptions::default() };
-    refuses(job(&config, &path, task), "the run has no adapters");
+    // Without adapters there is nothing to merge.
+    let [run, to] = ["0", "to"].map(|name| folder.path().join(name).display().to_string());
+    refuses(float8(&["export", &run, "--output", &to, "--merge-adapters"]), "the run has no adapters");
 }

@@ -1,15 +1,6 @@
-//! Training of mixtures of experts: FP8 as configured, close to f32, and exact resume.
+//! Training of mixtures of experts: FP8 as configured, close to f32.
 
-use std::path::Path;
-
-use burn::module::Module;
-use burn_float8::{Recipe, config::Operand, report::Gemm};
-use models::Decoder;
-use models::RunConfig;
-use trainer::Steps;
-use trainer::job::Outcome;
-
-use crate::common::{Train, open, parameters, run, run_config, steps, text, values};
+use crate::common::*;
 
 const MOE: &str = "model.preset=llama3-debug-moe";
 
@@ -24,23 +15,19 @@ fn debug_moe(data: &Path, settings: &[&str]) -> RunConfig {
 }
 
 #[test]
-fn the_preset_trains_in_fp8_as_in_f32() {
+fn a_mixture_trains_in_fp8_as_in_f32() {
     let folder = text();
     let held_out_loss = |setting: &str| {
-        let short = ["training.steps=100", "training.eval_batches=4", "generate.max_new_tokens=0"];
-        let (Outcome { steps, held_out_loss, .. }, _) =
-            run(&debug_moe(folder.path(), &[&short, &[setting][..]].concat())).unwrap();
-        let held_out_loss = held_out_loss.unwrap();
-        assert!(steps[0].loss > 5.0 && held_out_loss < 2.0, "{setting}: {} {held_out_loss}", steps[0].loss);
+        let settings = [MOE, "training.steps=60", "optimizer.lr=1e-2", "generate.max_new_tokens=0", setting];
+        let (outcome, _) = run(&run_config(folder.path(), &settings)).unwrap();
+        let held_out_loss = outcome.held_out_loss.unwrap();
+        assert!(outcome.steps[0].loss > 5.0 && held_out_loss < 2.0, "{setting}: {held_out_loss}");
         held_out_loss
     };
     let f32 = held_out_loss("training.precision=f32");
     for recipe in ["tensorwise", "mxfp8"] {
         let fp8 = held_out_loss(&format!("float8.recipe={recipe}"));
-        println!("{recipe}: {fp8} {f32}");
-        // Runs of this length and size differ from f32 by -4 to 6 % over seeds and CPUs: matmuls
-        // round differently with AVX-512.
-        assert!((fp8 / f32 - 1.0).abs() < 0.08, "{recipe}: {fp8} {f32}");
+        assert!((fp8 / f32 - 1.0).abs() < 0.08 && fp8 != f32, "{recipe}: {fp8} {f32}");
     }
 }
 
@@ -49,9 +36,8 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
     const STEPS: u64 = 4;
     let folder = text();
     let short = ["training.steps=4", "training.eval_batches=2", "generate.max_new_tokens=3", "float8.strict=true"];
-    for (recipe, filter) in
-        Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, None), (recipe, Some("float8.filter_fqns=[]"))])
-    {
+    let unfiltered = [(Recipe::Mxfp8, Some("float8.filter_fqns=[]"))];
+    for (recipe, filter) in Recipe::ALL.map(|recipe| (recipe, None)).into_iter().chain(unfiltered) {
         let recipe_setting = format!("float8.recipe={recipe}");
         let settings = short.into_iter().chain([recipe_setting.as_str()]).chain(filter);
         let (outcome, log) = run(&debug_moe(folder.path(), &settings.collect::<Vec<_>>())).unwrap();
@@ -79,23 +65,4 @@ fn experts_run_in_fp8_and_routers_where_the_filter_leaves_them() {
         }
         assert_eq!(experts, 4 * 3);
     }
-}
-
-fn advance(steps: &mut Steps<'_, Train, Decoder<Train>>, count: usize) -> Vec<u32> {
-    (0..count).map(|_| values(steps.step(&Default::default()).unwrap().loss)[0].to_bits()).collect()
-}
-
-#[test]
-fn a_resumed_run_goes_on_with_the_same_bits() {
-    let folder = text();
-    let config = run_config(folder.path(), &[MOE]);
-    let data = open(&config);
-    let mut before = steps(&config, &data, |model| model);
-    advance(&mut before, 3);
-    let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
-    let mut resumed =
-        steps(&config, &data, |fresh| fresh.load_record(model)).after(3, &before.batches.position()).unwrap();
-    resumed.optimizer = moments;
-    assert_eq!(advance(&mut resumed, 3), advance(&mut before, 3));
-    assert!(parameters(&resumed.model) == parameters(&before.model));
 }

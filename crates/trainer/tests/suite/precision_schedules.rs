@@ -1,12 +1,7 @@
 //! High precision, FP8, high precision in one run: the switches are at the right steps and exact.
 
-use burn::module::{AutodiffModule, Module};
-use burn_float8::set_float8_enabled;
-use trainer::Step;
-use trainer::config::Precision;
-use trainer::run::mean_loss;
-
-use crate::common::{Train, advance, open, parameters, run, run_config as config, steps, text, values};
+use crate::common::run_config as config;
+use crate::common::*;
 
 fn losses(made: &[Step<Train>]) -> Vec<u32> {
     made.iter().map(|step| values(step.loss.clone())[0].to_bits()).collect()

@@ -1,14 +1,6 @@
 //! Stopped and resumed runs of difficult models and optimizers.
 
-use std::path::Path;
-
-use device_select::SelectedDevice;
-use models::{Decoders, RunConfig};
-use tempfile::TempDir;
-use trainer::checkpoint::{SavedRun, Which};
-use trainer::job::{Start, train};
-
-use crate::common::{Train, run_config, text};
+use crate::common::*;
 
 /// Losses and gradient norms by step, of a run of `config` from its beginning or from `saved`, with
 /// this number of threads.
@@ -60,10 +52,10 @@ fn assert_resumes(settings: &[&str]) {
 
 /// Flex adds the sum for its gradient's norm on several cores.
 #[test]
-fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
+fn a_run_with_an_embedding_of_8_mi_elements_resumes_bit_for_bit() {
     assert_resumes(&[
         "model.overrides.vocab_size=1024",
-        "model.overrides.hidden_size=32768",
+        "model.overrides.hidden_size=8192",
         "model.overrides.intermediate_size=8",
         "model.overrides.num_hidden_layers=1",
         "model.overrides.num_attention_heads=2",
@@ -83,12 +75,13 @@ fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
 const DELAYED: [&str; 2] = ["float8.recipe=delayed", "float8.delayed_scaling={ margin = 1 }"];
 
 #[test]
-fn runs_of_adapters_of_some_parameters_and_in_bf16_resume_bit_for_bit() {
+fn runs_of_experts_adapters_some_parameters_and_in_bf16_resume_bit_for_bit() {
     let lora = ["lora.rank=3", "lora.dropout=0.2", "training.grad_accumulation=2"];
     let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
     let narrow = ["float8.recipe=delayed", "training.grad_accumulation=2"];
     for settings in [
-        &[&lora[..], &["lora.base=fp8"]].concat()[..],
+        &["model.preset=llama3-debug-moe"][..],
+        &[&lora[..], &["lora.base=fp8"]].concat(),
         &[&lora[..], &DELAYED, &["optimizer.state_dtype=bf16"]].concat(),
         &[&DELAYED[..], &["training.freeze=[\"embed_tokens\", \"layers.0\"]"]].concat(),
         &["training.freeze=[\"*\", \"!*_proj.weight\", \"layers.1.mlp\"]"],

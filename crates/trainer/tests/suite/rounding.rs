@@ -1,16 +1,6 @@
 //! Parameters and moments in bf16: rounding, training and checkpoints.
 
-use burn::backend::Flex;
-use burn::tensor::{DType, Tensor, TensorData, TensorMetadata, bf16};
-use burn_float8::shard_hooks::visit_params;
-use models::{Decoder, RunConfig};
-use safetensors::{Dtype, SafeTensors};
-use trainer::CausalLmExt;
-use trainer::hf::{ExportDtype, ExportOptions};
-use trainer::rng::Rng;
-use trainer::rounding::{Noise, round_scalar};
-
-use crate::common::{Train, advance, open, parameters, run, run_config, steps, text, values};
+use crate::common::*;
 
 const NOISE: Noise<'_> = Noise { seed: 7, step: 11, name: "layers.0.weight" };
 
@@ -150,18 +140,6 @@ fn checkpoints_are_of_the_dtype_that_tensors_are_kept_in() {
             };
             assert_eq!(tensor.dtype(), expected, "{name}");
         }
-    }
-}
-
-#[test]
-fn masters_are_of_parameters_in_bf16() {
-    for (settings, words) in [
-        (&[MASTERS][..], "set training.param_dtype = \"bf16\", or leave it out"),
-        (&[MASTERS, BF16[0], "lora.rank=2"], "adapters are kept in f32: leave it out"),
-    ] {
-        let settings: Vec<_> = settings.iter().map(|setting| setting.to_string()).collect();
-        let error = RunConfig::load(None, &settings).unwrap().validate().unwrap_err().to_string();
-        assert!(error.starts_with("optimizer.master_weights = true: ") && error.ends_with(words), "{error}");
     }
 }
 

@@ -1,19 +1,6 @@
 //! TOML, `--set` and flags: precedence, unknown keys, invalid values, and the files in `configs/`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use anyhow::Error;
-use clap::Parser;
-use device_select::DeviceChoice;
-use models::{DecoderConfig, RunConfig};
-use tempfile::TempDir;
-use trainer::Message;
-use trainer::cli::Args;
-use trainer::config::{ConfigError, Precision, StorageDtype};
-use trainer::schedule::Decay;
-
-use crate::common::{hf_json, llama3_scaling, refuses, tiny, tiny_moe, tiny_with, write_json};
+use crate::common::*;
 
 fn file(text: &str) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -80,30 +67,7 @@ fn settings_are_toml_or_plain_words() {
 }
 
 #[test]
-fn unknown_keys_and_wrong_types_are_named() {
-    for (setting, named) in [
-        ("training.step=1", "step"),
-        ("trainin.steps=1", "trainin"),
-        ("float8.recip=rowwise", "; did you mean `recipe`?"),
-        ("model.overrides.rope_theta=nan", "`rope_theta` has inf or nan"),
-        ("training.steps=many", "many"),
-        ("training.steps=-1", "-1"),
-        ("training.precision=fp4", "fp4"),
-        ("training.device=tpu", "tpu"),
-        ("float8.recipe=nibblewise", "nibblewise"),
-        ("training.steps.more=1", "training.steps.more"),
-        ("steps=1", "section.key=value"),
-        ("training.steps", "section.key=value"),
-        ("training.=1", "section.key=value"),
-        // In plain words, without Rust type names.
-        ("training.batch_size=many", "expected an integer of 0 or more"),
-        ("optimizer.lr=high", "expected a number"),
-        ("float8.filter_fqns=[lm_head]", "[lm_head] is not TOML, in which texts are in quotes, as in [\"lm_head\"]"),
-        ("training.steps=3 passes", "of epochs, as \"3 epochs\""),
-    ] {
-        let error = set(&["training.steps=5", setting]).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("--set {setting}: ")) && error.contains(named), "{error}");
-    }
+fn errors_of_a_file_name_it() {
     for (text, named) in
         [("[training]\nstep = 1", "step"), ("[training]\nsteps = 'x'", "steps = 'x'"), ("steps =", "steps")]
     {
@@ -114,37 +78,7 @@ fn unknown_keys_and_wrong_types_are_named() {
     refuses(RunConfig::load(Some(Path::new("absent.toml")), &[]), "cannot read absent.toml");
 }
 
-#[test]
-fn impossible_values_are_named() {
-    for (setting, key) in [
-        ("training.batch_size=0", "training.batch_size"),
-        ("training.grad_accumulation=0", "training.grad_accumulation"),
-        ("training.seq_len=0", "training.seq_len"),
-        ("training.log_every=0", "training.log_every"),
-        ("training.eval_batches=0", "training.eval_batches"),
-        ("training.grad_clip_norm=0", "training.grad_clip_norm"),
-        ("training.grad_clip_norm=nan", "training.grad_clip_norm"),
-        ("data.max_bytes=0", "data.max_bytes"),
-        ("data.validation_split=-0.1", "data.validation_split"),
-        ("data.validation_split=1", "data.validation_split"),
-        ("optimizer.lr=0", "optimizer.lr"),
-        ("optimizer.lr=inf", "optimizer.lr"),
-        ("optimizer.betas=[1.0, 0.9]", "optimizer.betas[0]"),
-        ("optimizer.betas=[0.9, -0.1]", "optimizer.betas[1]"),
-        ("optimizer.eps=0", "optimizer.eps"),
-        ("optimizer.weight_decay=-1", "optimizer.weight_decay"),
-        ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio"),
-        ("generate.temperature=-1", "generate.temperature"),
-        ("float8.schedule={ warmup = 600 }", "float8.schedule"),
-        ("float8.schedule={ warmup = 0.5, cooldown = 0.5 }", "float8.schedule"),
-        ("generate.prompt=\"\"", "generate.prompt = \"\": must not be empty"),
-    ] {
-        let error = args(&["--set", setting]).unwrap_err();
-        assert!(matches!(error.downcast_ref(), Some(ConfigError::Value { .. })), "{error:?}");
-        assert!(error.to_string().starts_with(key), "{error}");
-    }
-}
-
+/// Prompts have the variables of `data`, overridden by the ones of `generate`.
 #[test]
 fn variables_of_the_template_are_tables() {
     let (_dir, template) = file("{{ x }}{{ y }}{{ messages[0].content }}");

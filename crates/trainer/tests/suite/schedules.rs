@@ -1,13 +1,6 @@
 //! The learning rate at the corners of its curve.
 
-use device_select::SelectedDevice;
-use models::Decoders;
-use tempfile::TempDir;
-use trainer::checkpoint::{SavedRun, Which};
-use trainer::job::{Start, train};
-use trainer::schedule::{Decay, Schedule};
-
-use crate::common::{Train, run, run_config, text};
+use crate::common::*;
 
 /// Rate at this share of the way from the floor to the peak.
 fn curve(left: f64) -> f64 {

@@ -1,17 +1,8 @@
 //! Complete runs on small text: losses fall and are reproducible, precisions agree, GEMMs are
 //! counted, invalid runs are refused.
 
-use std::path::Path;
-
-use models::{DecoderConfig, RunConfig};
-use serde_json::json;
-use trainer::job::Outcome;
-use trainer::{ProgressLine, Tokenizer};
-
-use crate::common::{
-    Stored, hf_json, open, run, run_config as config, stored_tensors, text, tiny, tiny_with, write_json,
-    write_safetensors,
-};
+use crate::common::run_config as config;
+use crate::common::*;
 
 #[test]
 fn losses_fall_repeat_and_agree_between_precisions() {
@@ -99,13 +90,10 @@ fn a_run_may_be_as_long_as_its_data() {
     let ended = format!("step: {first:2}  epoch 1 has ended; sequences of the next one in this step: {next}\n");
     assert!(next > 0 && log.contains(&ended), "{log}");
     assert_eq!(log.matches("has ended").count(), 1, "{log}");
-    // The number of steps, and that none would run in FP8, is known only after reading the data.
     let refused = |config: RunConfig, expected: &str| {
         let error = run(&config).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     };
-    let float8 = ["training.steps=1 epoch", "float8.schedule={ warmup = 5000 }"];
-    refused(config(data.path(), &float8), "float8.schedule = ");
     let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
     let weights = format!("data.sources=[{source}, {source}]");
     let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
@@ -156,12 +144,6 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     assert!(log.contains(&format!("sample:\nhello\n{}", outcome.sample)), "{log}");
 }
 
-/// Writes a Hugging Face folder of a model, for byte tokens.
-fn hf(folder: &Path, dims: &DecoderConfig, tensors: &[Stored]) {
-    write_json(&folder.join("config.json"), &hf_json(dims));
-    write_safetensors(&folder.join("model.safetensors"), tensors);
-}
-
 /// `config` with the model and tokenizer of a Hugging Face folder.
 fn of_folder(config: RunConfig, folder: &Path) -> RunConfig {
     let mut config = RunConfig { model: Default::default(), ..config };
@@ -186,10 +168,9 @@ fn a_model_is_checked_before_the_data_is_read() {
     let error = run(&huge).unwrap_err().to_string();
     assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
 
-    let dir = tempfile::tempdir().unwrap();
     let mut tensors = stored_tensors(&tiny(), 1);
     tensors.remove(3);
-    hf(dir.path(), &tiny(), &tensors);
+    let dir = hf_folder(&tiny(), &tensors);
     refused(&of_folder(config(nowhere, &["data.tokenizer=bytes"]), dir.path()), "lacks the tensor ");
     for settings in [&["data.tokenizer=bytes"][..], &[]] {
         refused(&of_folder(config(nowhere, settings), Path::new("/nope")), "there is no folder /nope");
@@ -215,8 +196,7 @@ fn accumulated_micro_batches_are_one_batch() {
 
 #[test]
 fn a_checkpoint_is_trained_on() {
-    let (data, dir) = (text(), tempfile::tempdir().unwrap());
-    hf(dir.path(), &tiny(), &stored_tensors(&tiny(), 1));
+    let (data, dir) = (text(), hf_folder(&tiny(), &stored_tensors(&tiny(), 1)));
     let mut config = of_folder(config(data.path(), &["training.steps=0", "generate.max_new_tokens=0"]), dir.path());
     let error = run(&config).unwrap_err().to_string();
     let expected = format!("no tokenizer in {}: set data.tokenizer", dir.path().display());
@@ -237,9 +217,8 @@ fn a_checkpoint_is_trained_on() {
 /// A checkpoint's tokenizer is used in training and in the sample, regardless of a preset's.
 #[test]
 fn a_checkpoint_brings_its_tokenizer() {
-    let (data, dir) = (text(), tempfile::tempdir().unwrap());
     let dims = tiny_with(|dims| dims.vocab_size = 1008);
-    hf(dir.path(), &dims, &stored_tensors(&dims, 1));
+    let (data, dir) = (text(), hf_folder(&dims, &stored_tensors(&dims, 1)));
     let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
     std::fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
     let settings = ["training.steps=1", "data.validation_split=0.5"];
@@ -266,75 +245,4 @@ fn a_checkpoint_brings_its_tokenizer() {
     run(&config).unwrap();
     config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
     assert!(run(&config).unwrap_err().to_string().contains("none.json"));
-}
-
-#[test]
-fn a_tied_model_trains_in_fp8() {
-    let data = text();
-    let (outcome, log) = run(&config(data.path(), &["model.overrides.tie_word_embeddings=true"])).unwrap();
-    assert!(log.contains("Applied Float8: recipe=tensorwise, 14 of 14 linears"), "{log}");
-    assert!(outcome.steps.last().unwrap().loss < outcome.steps[0].loss);
-}
-
-#[test]
-fn runs_that_cannot_be_are_refused() {
-    let data = text();
-    for (settings, expected) in [
-        (
-            &["model.overrides.vocab_size=256"][..],
-            "bytes: bos_token of each text is token 256 (\"\"), which is none of the model, whose vocabulary has 256",
-        ),
-        (&["model.overrides.vocab_size=32769"], "the model has 32769 tokens, and the tokenizer would be `bytes`"),
-        (&["training.seq_len=2000"], "training.seq_len = 2000: "),
-        (
-            &["model.overrides.max_position_embeddings=30", "generate.max_new_tokens=100"],
-            "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions",
-        ),
-        (&["generate.max_new_tokens=9000000000000000000"], "generate.max_new_tokens = 9000000000000000000: "),
-        (&["training.batch_size=5000"], "5000"),
-        (
-            &["training.precision=f32", "training.compute_dtype=bf16"],
-            "training.compute_dtype = bf16: precision f32 computes in f32",
-        ),
-        (&["float8.filter_fqns=['no_such_layer']"], "no_such_layer"),
-        (&["optimizer.lr=1e30", "training.grad_clip_norm=inf", "training.log_every=1"], "training diverged at step "),
-        // The loss of the only step is finite, but the updated parameters are not.
-        (&["optimizer.lr=1e300", "training.steps=1"], "training diverged: validation loss = "),
-    ] {
-        let error = run(&config(data.path(), settings)).unwrap_err().to_string();
-        assert!(error.contains(expected), "{settings:?}: {error}");
-    }
-}
-
-/// The debug preset on this crate's sources with the same seed and batches: the final loss of MXFP8
-/// equals f32's within 2 %, with power-of-two scales.
-#[test]
-fn mxfp8_ends_within_two_percent_of_f32() {
-    let train = |settings: [&str; 2]| {
-        let common = [
-            "float8.strict=true",
-            "training.steps=150",
-            "training.batch_size=4",
-            "training.seq_len=64",
-            "training.eval_batches=16",
-            "generate.max_new_tokens=0",
-        ];
-        let settings: Vec<_> = common.iter().chain(&settings).map(|s| s.to_string()).collect();
-        let mut config = RunConfig::load(None, &settings).unwrap();
-        config.data.paths = vec![concat!(env!("CARGO_MANIFEST_DIR"), "/src").into()];
-        run(&config).unwrap().0
-    };
-    let f32 = train(["training.precision=f32", "float8.recipe=mxfp8"]);
-    assert_eq!(f32.gemms.native + f32.gemms.emulated, 0);
-    let mx = train(["training.precision=fp8", "float8.recipe=mxfp8"]);
-    println!("validation loss: f32 {:?}, mxfp8 {:?}", f32.held_out_loss, mx.held_out_loss);
-    assert!(f32.held_out_loss.unwrap() < f32.steps[0].loss - 2.0, "f32 has learned: {f32:?}");
-    let ratio = mx.held_out_loss.unwrap() / f32.held_out_loss.unwrap();
-    assert!((ratio - 1.0).abs() < 0.02 && ratio != 1.0, "{:?} {:?}", mx.held_out_loss, f32.held_out_loss);
-
-    mx.report.verify().unwrap();
-    for (gemm, ran) in mx.report.layers.iter().filter(|layer| layer.is_float8).flat_map(|layer| layer.gemms()) {
-        let scales = ran.operands.iter().map(|operand| operand.scale.unwrap());
-        assert!(scales.into_iter().all(|scale| scale > 0.0 && scale.to_bits() & 0x007f_ffff == 0), "{gemm}");
-    }
 }

@@ -1,13 +1,7 @@
 //! Records of a running training: metrics, validation losses, and divergence.
 
-use std::fs;
-use std::path::Path;
-
-use trainer::RunError;
-use trainer::job::Outcome;
-use trainer::metrics::{METRICS_FILE, Record, read_metrics};
-
-use crate::common::{cause, run, run_config as config, text};
+use crate::common::run_config as config;
+use crate::common::*;
 
 fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
     let data = text();
@@ -83,18 +77,6 @@ fn losses_are_the_same_whoever_looks() {
         // The file has only the last run.
         assert_eq!(records.iter().filter(|r| r.run.is_some()).count(), 1);
     }
-}
-
-#[test]
-fn a_run_with_checkpoints_has_its_metrics_beside_them_and_resumes_them() {
-    let (folder, data) = (tempfile::tempdir().unwrap(), text());
-    let run_folder = folder.path().join("run");
-    let saved = format!("checkpoint.output_dir={}", run_folder.display());
-    run(&config(data.path(), &["training.steps=4", "checkpoint.save_steps=2", &saved])).unwrap();
-    let records = read_metrics(&run_folder.join(METRICS_FILE)).unwrap();
-    let held_out: Vec<_> = records.iter().filter(|r| r.held_out_loss.is_some()).map(|r| r.step).collect();
-    assert_eq!(held_out, [2, 4]);
-    assert!(fs::read_to_string(run_folder.join(METRICS_FILE)).unwrap().lines().count() >= 5);
 }
 
 /// Divergence is detected at its step for any `log_every`, with the first non-finite operand.

@@ -1,6 +1,6 @@
 //! Weight decay: matrices, and norms and embeddings only on request.
 
-use crate::common::{advance, named_values, open, run_config, steps, text};
+use crate::common::*;
 
 #[test]
 fn norms_and_embeddings_do_not_decay_unless_that_is_asked_for() {

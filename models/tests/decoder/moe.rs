@@ -1,23 +1,16 @@
 //! A mixture of experts against a loop over tokens, in forward and backward, including experts
 //! without tokens.
 
-use std::path::Path;
-use trainer::CausalLmExt;
-use trainer::hf::read_config;
-
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::activation::{silu, softmax};
 use burn::tensor::backend::Backend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8Config, Float8Error, report, set_default_config};
+use burn_float8::set_default_config;
+use models::MoeConfig;
 use models::moe::Moe;
-use models::{DecoderConfig, MoeConfig};
 use trainer::rng::Rng;
 
-use crate::common::{
-    Train, hf_json, ids, model, refuses, relative, stored_tensors, tiny, tiny_moe, tiny_with, tokens, values,
-};
-use crate::common::{write_json, write_safetensors};
+use crate::common::{Train, model, relative, tiny_with, values};
 
 const H: usize = 24;
 const INTERMEDIATE: usize = 40;
@@ -123,25 +116,6 @@ fn a_mixture_is_the_sum_over_each_tokens_experts() {
 }
 
 #[test]
-fn one_expert_for_all_is_the_dense_layer() {
-    let moe = tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts: 1, num_experts_per_tok: 1 }));
-    let (mut mixture, mut dense) = (model::<Flex>(moe, 5), model::<Flex>(tiny(), 5));
-    for (layer, dense) in mixture.layers.iter_mut().zip(&mut dense.layers) {
-        let (experts, mlp) = (&layer.moe.as_ref().unwrap().experts, dense.mlp.as_mut().unwrap());
-        for (from, to) in [
-            (&experts.gate_proj, &mut mlp.gate_proj),
-            (&experts.up_proj, &mut mlp.up_proj),
-            (&experts.down_proj, &mut mlp.down_proj),
-        ] {
-            to.weight = to.weight.clone().map(|_| from.weight.val().squeeze_dim(0));
-        }
-    }
-    let tokens = tokens([2, 7], 288, 5);
-    let [a, b] = [mixture, dense].map(|model| values(model.forward(ids(&tokens, [2, 7]))));
-    assert!(relative(&a, &b) < 1e-6);
-}
-
-#[test]
 fn equal_scores_and_nan_move_every_row_somewhere() {
     let device = Default::default();
     let mut moe = layer::<Flex>(4, 2, 3);
@@ -166,29 +140,4 @@ fn hidden_states_may_be_bf16() {
     assert_eq!(y.dtype(), DType::BF16);
     let expected = values(token_by_token(&moe, x.cast(DType::F32), 2));
     assert!(relative(&values(y.cast(DType::F32)), &expected) < 0.02);
-}
-
-#[test]
-fn experts_run_in_fp8_on_any_backend_that_has_it() {
-    let config = Float8Config::tensorwise().with_filter_fqns(["lm_head", "moe.router"]);
-    let model = config.apply::<Train, _>(model::<Train>(tiny_moe(), 1)).unwrap().0;
-    match report::<Train, _>(&model).verify() {
-        Err(Float8Error::NeverCalled { layer, .. }) => assert_eq!(layer, "layers.0.self_attn.q_proj"),
-        other => panic!("{other:?}"),
-    }
-    model.forward(ids(&tokens([1, 6], 288, 3), [1, 6]));
-    report::<Train, _>(&model).verify().unwrap();
-}
-
-#[test]
-fn hugging_face_checkpoints_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let path: &Path = dir.path();
-    write_safetensors(&path.join("model.safetensors"), &stored_tensors(&tiny(), 1));
-    let error = model::<Flex>(tiny_moe(), 1).load_hf_weights(path).unwrap_err();
-    assert!(error.to_string().contains("this one has 4 experts"), "{error}");
-    let mut config = hf_json(&tiny());
-    config["model_type"] = "mixtral".into();
-    write_json(&path.join("config.json"), &config);
-    refuses(read_config::<DecoderConfig>(path), "model_type = ");
 }

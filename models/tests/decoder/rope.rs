@@ -7,7 +7,6 @@ use burn::backend::Flex;
 use burn::tensor::{Tensor, TensorData};
 use models::rotary_frequencies;
 use models::{DecoderConfig, RopeScaling};
-use trainer::rng::Rng;
 
 use crate::common::{llama3_scaling, tiny_with, values};
 
@@ -52,40 +51,6 @@ fn frequencies_follow_the_formula() {
             }] += 1;
         }
         assert!(scaling.is_none() || regions.iter().all(|&n| n > 0), "all three regions: {regions:?}");
-    }
-}
-
-#[test]
-fn rotation_is_rotate_half() {
-    let (batch, len, heads, d) = (2, 5, 3, 8);
-    let config = DecoderConfig { rope_scaling: Some(llama3_scaling()), ..tiny_with(|dims| dims.head_dim = d) };
-    let device = Default::default();
-    let rope = RotaryEmbedding::<Flex>::new(rotary_frequencies(&config), config.dims.max_seq_len, &device);
-    let frequencies = rotary_frequencies(&config);
-    let mut rng = Rng::new(0);
-    let x: Vec<f32> = (0..batch * len * heads * d).map(|_| rng.truncated_normal(3.0) as f32).collect();
-    let input = Tensor::<Flex, 4>::from_data(TensorData::new(x.clone(), [batch, len, heads, d]), &device);
-    let past = 11;
-    let output = rope.at(past..past + len).rotate(input);
-    assert_eq!(output.dims(), [batch, heads, len, d]);
-    let y = values(output);
-
-    for b in 0..batch {
-        for t in 0..len {
-            for h in 0..heads {
-                let x = &x[((b * len + t) * heads + h) * d..][..d];
-                let y = &y[((b * heads + h) * len + t) * d..][..d];
-                for i in 0..d / 2 {
-                    let angle = (past + t) as f64 * f64::from(frequencies[i]);
-                    let (first, second) = (f64::from(x[i]), f64::from(x[i + d / 2]));
-                    let expected =
-                        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()];
-                    for (got, expected) in [y[i], y[i + d / 2]].into_iter().zip(expected) {
-                        assert!((f64::from(got) - expected).abs() < 1e-5);
-                    }
-                }
-            }
-        }
     }
 }
 
