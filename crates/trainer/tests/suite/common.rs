@@ -39,7 +39,7 @@ pub(crate) use toml::Table;
 pub(crate) use trainer::checkpoint::{SavedRun, Which};
 pub(crate) use trainer::cli::Args;
 use trainer::cli::Command as Cli;
-pub(crate) use trainer::config::{ComputeDtype, ConfigError, Float8Section, Precision, ProfileSection};
+pub(crate) use trainer::config::{ConfigError, Float8Section, Precision, ProfileSection, StorageDtype};
 pub(crate) use trainer::grads::{clip_grad_norm, sum};
 pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
 pub(crate) use trainer::job::{
@@ -53,9 +53,8 @@ pub(crate) use trainer::run::mean_loss;
 pub(crate) use trainer::schedule::{Decay, Schedule};
 pub(crate) use trainer::tensor_files::{NewTensor, write_shards};
 pub(crate) use trainer::{
-    Batching, CacheDtype, CacheOptions, CausalLm, ChatTemplate, Dataset, Filters, GenerateOptions, KeyValueCache,
-    Message, ProgressLine, Run, RunError, Sampling, Signals, Step, Steps, TensorFiles, Tokenizer, digest_of_file,
-    report_of,
+    Batching, CacheDtype, CacheOptions, CausalLm, Dataset, Filters, GenerateOptions, KeyValueCache, Message,
+    ProgressLine, Run, RunError, Sampling, Signals, Step, Steps, TensorFiles, Tokenizer, digest_of_file, report_of,
 };
 pub(crate) use trainer::{CausalLmExt, ExportOptions, Job};
 

@@ -65,7 +65,7 @@ fn training_codes_is_an_error_that_names_the_layer() {
     export(&model(square(false), 12), Recipe::Rowwise, dir.path()).unwrap();
     let mut config =
         RunConfig { fp8_only: true, ..run_config(data.path(), &["float8.recipe=rowwise", "data.tokenizer=bytes"]) };
-    config.model = trainer::ModelSection::of_folder(Some(dir.path().into()), None);
+    config.model = trainer::ModelSection::of_folder(dir.path().into(), serde_json::Map::new());
     let named = Float8Error::Fp8OnlyTrained { layer: "layers.0.self_attn.q_proj".into() };
     assert_eq!(cause::<Float8Error, _>(run(&config)), named);
 }

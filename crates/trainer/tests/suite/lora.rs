@@ -168,7 +168,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let again = run(&zero(&[LORA[0], LORA[1], &format!("lora.adapter={adapter}")])).unwrap().0;
     assert_eq!(format!("{:.5}", again.held_out_loss.unwrap()), format!("{want:.5}"));
     let mut of_merged = zero(&[]);
-    of_merged.model = trainer::ModelSection::of_folder(Some(merged.clone().into()), None);
+    of_merged.model = trainer::ModelSection::of_folder(merged.clone().into(), serde_json::Map::new());
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
 
     let settings = ["training.precision=f32", "training.steps=1", "data.tokenizer=bytes"];
