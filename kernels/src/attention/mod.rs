@@ -22,8 +22,10 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use self::prepare::{row_stats, tile_classes};
+pub(crate) use self::problem::Kind;
 use self::problem::{Config, Heads, Spread};
 use crate::KernelError;
+use crate::arch::cuda_arch;
 use crate::denylist::{disable, is_disabled};
 use crate::grid::is_cpu;
 use crate::view::{MAX_INDEX, check_bytes, supports};
@@ -31,8 +33,8 @@ use crate::view::{MAX_INDEX, check_bytes, supports};
 /// Rows and columns of a tile of scores.
 const TILE: u32 = 64;
 
-/// Largest head size.
-const MAX_WIDTH: usize = 256;
+/// Largest head size that the kernels take.
+pub const MAX_WIDTH: usize = 256;
 
 /// Score of a hidden key. WGSL need not represent infinities.
 const HIDDEN: f32 = -1e30;
@@ -78,7 +80,11 @@ pub struct AttentionInputs {
 
 /// Compile-time parameters of the attention kernels for some inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AttentionVariant(pub(crate) Config);
+pub struct AttentionVariant {
+    pub(crate) config: Config,
+    /// Whether the gradients run too.
+    pub(crate) backward: bool,
+}
 
 /// Denylist entry of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,20 +95,16 @@ pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>) {
     disable(client, Attention);
 }
 
-/// Whether the kernels take heads of this dtype and size on this device and are the faster way.
-/// On a CPU behind a graphics driver they are not, since a barrier there costs dozens of operations.
-pub fn prefers_attention<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, widths: [usize; 2]) -> bool {
-    !is_cpu(client) && has_attention(client, dtype, widths)
+/// Whether the device has the shared memory and the bindings that the kernels need.
+pub fn has_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    let hardware = &client.properties().hardware;
+    hardware.max_shared_memory_size >= tile::SHARED_BYTES && hardware.max_bindings >= MAX_BINDINGS
 }
 
-/// Whether the kernels take heads of this dtype and size on this device.
-pub fn has_attention<R: Runtime>(client: &ComputeClient<R>, dtype: StorageType, widths: [usize; 2]) -> bool {
-    let hardware = &client.properties().hardware;
-    supports(client, dtype)
-        && widths.iter().all(|&width| (1..=MAX_WIDTH).contains(&width))
-        && hardware.max_shared_memory_size >= tile::SHARED_BYTES
-        && hardware.max_bindings >= MAX_BINDINGS
-        && !is_disabled(client, Attention)
+/// Whether the kernels are expected to be the faster way. Not on CUDA, where matmuls have tensor
+/// cores, nor on a CPU behind a graphics driver, where a barrier costs dozens of operations.
+pub fn prefers_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    !is_cpu(client) && cuda_arch(client).is_none()
 }
 
 /// Buffers of the kernel with the most: q, k, v, dy, stats, dk, dv, mask, bias, documents, classes,
@@ -163,8 +165,12 @@ impl AttentionVariant {
     ///
     /// # Errors
     /// As [`attention_forward`].
-    pub fn of<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionInputs) -> Result<Self, KernelError> {
-        Checked::new(client, inputs).map(|problem| Self(problem.config))
+    pub fn of<R: Runtime>(
+        client: &ComputeClient<R>,
+        inputs: &AttentionInputs,
+        backward: bool,
+    ) -> Result<Self, KernelError> {
+        Checked::new(client, inputs).map(|problem| Self { config: problem.config, backward })
     }
 }
 
@@ -197,8 +203,12 @@ impl Checked {
         if is_disabled(client, Attention) {
             return Err(KernelError::Disabled);
         }
-        if !has_attention(client, query.dtype, [dim, width]) {
+        if !supports(client, query.dtype) || !has_attention(client) {
             return Err(KernelError::UnsupportedDtype { dtype: query.dtype });
+        }
+        if dim.max(width) > MAX_WIDTH {
+            let [rows, cols] = [heads * queries, dim.max(width)];
+            return Err(KernelError::TooLarge { rows, cols, strides: [cols, 1], limit: MAX_WIDTH as u64 });
         }
         let scores = [batch, heads, queries, keys];
         let spread = |view: &HeadsView| {
