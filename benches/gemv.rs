@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::backend::Flex;
 use burn::nn::LinearConfig;
 use burn::tensor::{Distribution, Tensor, TensorPrimitive};
-use burn_float8::backend::{Cast, Float8Backend, GemmConfig, GemmRequest, Orientation, ScaleFrom};
+use burn_float8::backend::{Cast, Float8Backend, GemmConfig, GemmRequest, Orientation};
 use burn_float8::config::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 use burn_float8::{Float8, Float8Config, Recipe, set_default_config};
 use serde::Serialize;
@@ -78,7 +78,7 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                 let quantized = |rows: usize, cast, orientation| {
                     let t = Tensor::<Flex, 2>::random([rows, size], Distribution::Normal(0.0, 1.0), &device);
                     let TensorPrimitive::Float(t) = t.into_primitive() else { unreachable!("a float") };
-                    Flex::fp8_quantize(t, cast, orientation, ScaleFrom::Dynamic)
+                    Flex::fp8_quantize(t, cast, orientation, None)
                 };
                 let x = quantized(m, cast(of_x), Orientation::Rows).rows.expect("asked for");
                 let weights: Vec<_> = (0..count)

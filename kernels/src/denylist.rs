@@ -3,7 +3,7 @@
 use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use cubecl::prelude::*;
@@ -11,8 +11,8 @@ use cubecl::prelude::*;
 /// Disabled kernels of each device.
 static DISABLED: RwLock<BTreeMap<usize, Disabled>> = RwLock::new(BTreeMap::new());
 
-/// Whether [`DISABLED`] has an entry. While it has none, its lock is not taken.
-static IS_ANY: AtomicBool = AtomicBool::new(false);
+/// Number of entries of [`DISABLED`]. While it is 0, the lock is not taken.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Key of a device: the address of its server's properties. Equal for all clients of one device and
 /// different for others.
@@ -27,7 +27,7 @@ pub struct Disabled(Vec<u64>);
 impl Disabled {
     /// Kernels that are now disabled on the device with this [`device_key`].
     pub fn on(device: usize) -> Self {
-        if !IS_ANY.load(Ordering::Acquire) {
+        if disabled_count() == 0 {
             return Self::default();
         }
         DISABLED.read().unwrap_or_else(PoisonError::into_inner).get(&device).cloned().unwrap_or_default()
@@ -48,10 +48,15 @@ fn hash<T: Hash + 'static>(what: T) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one((TypeId::of::<T>(), what))
 }
 
+/// Number of kernels that this process has disabled, on all devices.
+pub fn disabled_count() -> usize {
+    COUNT.load(Ordering::Acquire)
+}
+
 /// Disables a kernel on a device.
 pub(crate) fn disable<R: Runtime>(client: &ComputeClient<R>, what: impl Hash + 'static) {
     DISABLED.write().unwrap_or_else(PoisonError::into_inner).entry(device_key(client)).or_default().add(what);
-    IS_ANY.store(true, Ordering::Release);
+    COUNT.fetch_add(1, Ordering::Release);
 }
 
 /// Whether a kernel is disabled on a device.

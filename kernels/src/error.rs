@@ -2,7 +2,7 @@
 
 use cubecl::ir::StorageType;
 
-use crate::{Format, Granularity, ScaleMode};
+use crate::{Granularity, ScaleMode};
 
 /// Reason why a kernel was not launched.
 ///
@@ -41,12 +41,14 @@ pub enum KernelError {
         /// Requested dtype.
         dtype: StorageType,
     },
-    /// The memory behind a view ends before the view does.
-    #[error("the view needs {needed} bytes, its memory has {available}")]
+    /// The memory is shorter than its contents.
+    #[error("{what} need {needed} bytes, their memory has {available}")]
     OutOfBounds {
-        /// Bytes from the start of the handle to the end of the last element.
+        /// Contents, with their shape.
+        what: String,
+        /// Bytes that the contents need.
         needed: u64,
-        /// Bytes that the handle covers.
+        /// Bytes that the memory has.
         available: u64,
     },
     /// A handle starts in the middle of an element.
@@ -68,34 +70,6 @@ pub enum KernelError {
         strides: [usize; 2],
         /// Largest index that the kernels reach.
         limit: u64,
-    },
-    /// The codes' handle is too short for the operand's format and shape.
-    #[error("the {format} operand [{rows}, {k}] needs {needed} bytes of codes, its handle has {available}")]
-    BadOperand {
-        /// Claimed format.
-        format: Format,
-        /// Claimed rows.
-        rows: usize,
-        /// Claimed contraction length.
-        k: usize,
-        /// Bytes that the claimed codes need.
-        needed: u64,
-        /// Bytes that the handle covers.
-        available: u64,
-    },
-    /// The operand has fewer scales than its granularity needs.
-    #[error("the {granularity} operand [{rows}, {k}] needs {needed} bytes of scales, its handle has {available}")]
-    BadScales {
-        /// Claimed granularity.
-        granularity: Granularity,
-        /// Claimed rows.
-        rows: usize,
-        /// Claimed contraction length.
-        k: usize,
-        /// Bytes that the claimed scales need.
-        needed: u64,
-        /// Bytes that the handle covers.
-        available: u64,
     },
     /// The granularity does not fit the operation.
     #[error("{granularity} {reason}")]
@@ -140,14 +114,4 @@ pub enum KernelError {
         /// Rows and contraction length of the operand.
         operand: [usize; 2],
     },
-}
-
-impl KernelError {
-    /// Error of a given amax with scales that are not per-tensor.
-    pub(crate) fn not_tensorwise(granularity: Granularity) -> Self {
-        Self::UnfitGranularity {
-            granularity,
-            reason: "scales cannot come from a given amax, which is of the whole tensor",
-        }
-    }
 }

@@ -48,14 +48,14 @@ mod words;
 
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
-pub use denylist::{Disabled, device_key};
+pub use denylist::{Disabled, device_key, disabled_count};
 pub use dequantize::{dequantize_mx, dequantize_to_f32};
 pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
     FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmArgs, GemmConfig, GemmDevice, GemmPath, GemmPlan, GemmProblem, GemmShape,
-    GemmTile, GemmVariant, Grouping, Groups, Output, disable_path, fix_gemm_plan, gemm_path, gemm_plan,
-    grouped_scaled_gemm, scaled_gemm, scaled_gemm_into, select,
+    GemmTile, GemmVariant, Grouping, Groups, disable_path, fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm,
+    scaled_gemm, select,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

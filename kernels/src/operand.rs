@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use crate::view::{MAX_INDEX, check_aligned};
+use crate::view::{MAX_INDEX, check_aligned, check_bytes};
 use crate::{Format, Granularity, KernelError, ScaleMode};
 
 /// Parameters of a cast to FP8.
@@ -141,15 +141,9 @@ impl Operand {
         for (handle, size) in [(&self.codes, ROW_ALIGN), (&self.inv_scale, scale_align)] {
             check_aligned(handle, size)?;
         }
-        let available = self.codes.size_in_used();
-        if available < self.bytes() {
-            return Err(KernelError::BadOperand { format, rows, k, needed: self.bytes(), available });
-        }
-        let (needed, available) = (self.scales() as u64 * 4, self.inv_scale.size_in_used());
-        if available < needed {
-            return Err(KernelError::BadScales { granularity, rows, k, needed, available });
-        }
-        Ok(())
+        let scales = self.scales() as u64 * 4;
+        check_bytes(&self.codes, self.bytes(), || format!("{format} codes [{rows}, {k}]"))?;
+        check_bytes(&self.inv_scale, scales, || format!("{granularity} scales of codes [{rows}, {k}]"))
     }
 }
 

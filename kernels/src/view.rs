@@ -64,9 +64,9 @@ pub(crate) fn check_aligned(memory: &Handle, size: usize) -> Result<u64, KernelE
 }
 
 /// Checks that memory has at least `needed` bytes.
-pub(crate) fn check_bytes(memory: &Handle, needed: u64) -> Result<(), KernelError> {
+pub(crate) fn check_bytes(memory: &Handle, needed: u64, what: impl FnOnce() -> String) -> Result<(), KernelError> {
     let available = memory.size_in_used();
-    if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { needed, available }) }
+    if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { what: what(), needed, available }) }
 }
 
 /// Memory at an address that every device accepts as a binding.
@@ -95,7 +95,7 @@ impl Bound {
         if last.saturating_add(base) > MAX_INDEX {
             return Err(too_large);
         }
-        check_bytes(memory, (last + 1) * size as u64)?;
+        check_bytes(memory, (last + 1) * size as u64, || format!("{} elements of a view", last + 1))?;
         let mut handle = memory.clone();
         handle.offset_start = (aligned != 0).then_some(aligned);
         Ok(Self { handle, base: base as usize })

@@ -8,9 +8,9 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
 use float8_kernels::{
-    Cast, Format, GemmConfig, Granularity, Grouping, Groups, KernelError, MatrixView, Operand, Orientation, Output,
+    Cast, Format, GemmArgs, GemmConfig, Granularity, Grouping, Groups, KernelError, MatrixView, Operand, Orientation,
     ScaleCalculationMode, ScaleMode, VectorView, amax, grouped_scaled_gemm, health, quantize, quantize_with_amax,
-    row_words, scaled_gemm, scaled_gemm_into, supports,
+    row_words, scaled_gemm, supports,
 };
 use rstest::rstest;
 
@@ -89,13 +89,14 @@ fn empty_matrices(#[case] shape: [usize; 2]) {
 #[test]
 fn views_beyond_their_memory() {
     let Some(client) = client() else { return };
-    let out_of_bounds = |needed, available| KernelError::OutOfBounds { needed, available };
+    let out_of_bounds =
+        |what: &str, needed, available| KernelError::OutOfBounds { what: what.into(), needed, available };
     assert!(amax(&client, &view(&client, [3, 4], [4, 1])).is_ok());
-    assert_eq!(error(&client, &view(&client, [3, 4], [5, 1])), out_of_bounds(56, 48));
-    assert_eq!(error(&client, &view(&client, [13, 1], [1, 1])), out_of_bounds(52, 48));
+    assert_eq!(error(&client, &view(&client, [3, 4], [5, 1])), out_of_bounds("elements of a view [3, 4]", 56, 48));
+    assert_eq!(error(&client, &view(&client, [13, 1], [1, 1])), out_of_bounds("elements of a view [13, 1]", 52, 48));
     let mut sliced = view(&client, [2, 4], [4, 1]);
     sliced.handle = sliced.handle.offset_start(32);
-    assert_eq!(error(&client, &sliced), out_of_bounds(32, 16));
+    assert_eq!(error(&client, &sliced), out_of_bounds("elements of a view [2, 4]", 32, 16));
 }
 
 #[test]
@@ -159,8 +160,8 @@ fn operands_that_do_not_fit() {
 
     let mut long = a.clone();
     long.rows = 3;
-    let (format, rows, k) = (Format::E4m3, 3, 20);
-    assert_eq!(gemm(&long, &a), KernelError::BadOperand { format, rows, k, needed: 96, available: 64 });
+    let what = "e4m3 codes [3, 20]".into();
+    assert_eq!(gemm(&long, &a), KernelError::OutOfBounds { what, needed: 96, available: 64 });
     let mut huge = a.clone();
     huge.rows = usize::MAX;
     assert!(matches!(gemm(&a, &huge), KernelError::TooLarge { rows: usize::MAX, .. }));
@@ -174,7 +175,8 @@ fn biases_that_do_not_fit() {
     let gemm = |bias: &VectorView| scaled_gemm(&client, &a, &a, Some(bias), F32, GemmConfig::default()).unwrap_err();
     assert_eq!(gemm(&bias), KernelError::BiasMismatch { bias: 3, n: 2 });
     let bias = VectorView { len: 2, stride: 3, ..bias };
-    assert_eq!(gemm(&bias), KernelError::OutOfBounds { needed: 16, available: 12 });
+    let what = "elements of a view [1, 2]".into();
+    assert_eq!(gemm(&bias), KernelError::OutOfBounds { what, needed: 16, available: 12 });
 }
 
 #[test]
@@ -192,7 +194,8 @@ fn scales_that_do_not_fit() {
         assert!(health(&client, &view, &a).is_ok());
         a.inv_scale = a.inv_scale.offset_start(4);
         let (needed, available) = (4 * count as u64, 4 * count as u64 - 4);
-        let want = KernelError::BadScales { granularity, rows, k, needed, available };
+        let what = format!("{granularity} scales of codes [{rows}, {k}]");
+        let want = KernelError::OutOfBounds { what, needed, available };
         for (a, b) in [(&a, &b), (&b, &a)] {
             assert_eq!(scaled_gemm(&client, a, b, None, F32, GemmConfig::default()).unwrap_err(), want);
         }
@@ -207,7 +210,8 @@ fn an_amax_must_be_there() {
     let one = upload_f32(&client, &[1.0]);
     let cast = tensorwise(Format::E4m3, ScaleMode::F32);
     let error = |amax| quantize_with_amax(&client, &x, &amax, false, cast, Orientation::Rows).unwrap_err();
-    assert_eq!(error(one.clone().offset_start(4)), KernelError::OutOfBounds { needed: 4, available: 0 });
+    let what = "elements of a view [1, 1]".into();
+    assert_eq!(error(one.clone().offset_start(4)), KernelError::OutOfBounds { what, needed: 4, available: 0 });
     assert_eq!(error(one.offset_start(2)), KernelError::Misaligned { offset: 2, size: 4 });
 }
 
@@ -217,11 +221,13 @@ fn outputs_that_do_not_fit() {
     let a = zeros(&client, [2, 20]);
     let b = zeros(&client, [3, 20]);
     let gemm = |handle: Handle, dtype: StorageType| {
-        scaled_gemm_into(&client, &a, &b, None, &Output { handle, dtype, accumulate: true }, GemmConfig::default())
+        let config = GemmConfig::default();
+        GemmArgs { a: &a, b: &b, bias: None, groups: None, dtype, config }.run_into(&client, None, &handle)
     };
     assert_eq!(gemm(upload_f32(&client, &[0.0; 6]), F32), Ok(()));
     let small = upload_f32(&client, &[0.0; 5]);
-    assert_eq!(gemm(small, F32), Err(KernelError::OutOfBounds { needed: 24, available: 20 }));
+    let what = "6 elements of the output".into();
+    assert_eq!(gemm(small, F32), Err(KernelError::OutOfBounds { what, needed: 24, available: 20 }));
     let memory = upload_f32(&client, &[0.0; 64]);
     let size = client.properties().memory.alignment as usize;
     for offset in [2, 4] {
@@ -246,7 +252,8 @@ fn groups_that_do_not_fit() {
     let two = Groups { ends, count: 2, grouping: Grouping::Rows };
     assert_eq!(run(&two), KernelError::UnevenGroups { rows: 7, groups: 2 });
     assert_eq!(run(&Groups { count: 0, ..two.clone() }), KernelError::UnevenGroups { rows: 7, groups: 0 });
-    assert_eq!(run(&Groups { count: 7, ..two.clone() }), KernelError::OutOfBounds { needed: 28, available: 8 });
+    let what = "ends of 7 groups".into();
+    assert_eq!(run(&Groups { count: 7, ..two.clone() }), KernelError::OutOfBounds { what, needed: 28, available: 8 });
     let c = zeros(&client, [4, 33]);
     let error = grouped_scaled_gemm(&client, &a, &c, &two, F32, GemmConfig::default()).unwrap_err();
     assert_eq!(error, KernelError::ContractionMismatch { a: 32, b: 33 });
@@ -300,8 +307,8 @@ fn only_the_tensor_takes_an_amax(#[values(F32, BF16)] dtype: StorageType) {
 fn messages_name_the_values() {
     let message = KernelError::ContractionMismatch { a: 20, b: 21 }.to_string();
     assert!(message.contains("20") && message.contains("21"), "{message}");
-    let (granularity, rows, k) = (Granularity::Block1x128, 2, 300);
-    let message = KernelError::BadScales { granularity, rows, k, needed: 24, available: 20 }.to_string();
+    let what = "1x128 scales of codes [2, 300]".into();
+    let message = KernelError::OutOfBounds { what, needed: 24, available: 20 }.to_string();
     for part in ["1x128", "[2, 300]", "24", "20"] {
         assert!(message.contains(part), "{message}");
     }

@@ -87,10 +87,10 @@ pub use terms::Recipe;
 pub mod report {
     pub use crate::backend::SelfCheckReport;
     pub use crate::error::SelfCheckFailure;
-    pub use crate::layer::{CastHealth, Fallback, Layer, OperandHealth, UNTAGGED_NAME};
+    pub use crate::layer::{CastHealth, Fallback, GemmTotals, Layer, OperandHealth, UNTAGGED_NAME};
     pub use crate::model::{
-        Amaxes, GemmReport, GemmTotals, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report,
-        SampledOperand, Summary, independent_rows, report,
+        Amaxes, GemmReport, LayerReport, LayerState, Monitor, NonFiniteOperand, OperandReport, Report, SampledOperand,
+        Summary, independent_rows, report,
     };
     pub use crate::step::AmaxState;
     pub use crate::tensor::ShardingReport;

@@ -44,7 +44,7 @@ pub fn weight_of<B: Float8Backend>(layer: Arc<Layer>, tensor: FloatTensor<B>) ->
 
 /// Configuration applied to a layer.
 pub fn config(layer: &Layer) -> &Float8Config {
-    layer.applied().config()
+    &layer.applied().config
 }
 
 /// Configured policy of a layer, before any fallback.

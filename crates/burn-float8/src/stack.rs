@@ -5,8 +5,8 @@ use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor};
 
 use crate::backend::{DeviceMemory, Float8Backend};
-use crate::layer::{Layer, Tag, untagged};
-use crate::ops::{Float8, functions};
+use crate::layer::{Layer, untagged};
+use crate::ops::Float8;
 use crate::tensor::{Float8Tensor, Wrapped};
 
 mod sealed {
@@ -37,77 +37,49 @@ impl<W: Wrapped> sealed::Sealed for Float8<W> {}
     message = "`{Self}` is not a `Float8` backend: Float8 wraps the backend that you train with",
     note = "write `Float8<Autodiff<B>>`, also in place of `Autodiff<Float8<B>>`"
 )]
-pub trait Float8Stack: Backend + sealed::Sealed {
+pub trait Float8Stack:
+    Backend<FloatTensorPrimitive = Float8Tensor<<Self as Float8Stack>::Wrapped>> + sealed::Sealed
+{
     /// The compute backend.
     type Inner: Float8Backend<Device = Self::Device>;
+
+    /// The wrapped backend: the compute backend, or its `Autodiff`.
+    #[doc(hidden)]
+    type Wrapped: Wrapped<Plain = Self::Inner>;
 
     /// Device memory held by the compute backend, if it counts that (CubeCL).
     fn device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
         Self::Inner::fp8_device_memory(device)
     }
-    /// Tags this tensor as the weight of a layer.
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    fn with_tag(tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self>;
+
     /// Replaces the value and tag of this leaf with the result of `f`.
     #[doc(hidden)]
     fn map_float8(
         tensor: FloatTensor<Self>,
         f: impl FnOnce(Float8Tensor<Self::Inner>) -> Float8Tensor<Self::Inner>,
-    ) -> FloatTensor<Self>;
-    /// Tag of this weight: its layer and stamp.
-    #[doc(hidden)]
-    #[allow(private_interfaces)]
-    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag>;
+    ) -> FloatTensor<Self> {
+        let new = f(tensor.plain());
+        new.map(|value| Self::Wrapped::replace(tensor.full().clone(), value))
+    }
+
     /// Layer of this weight.
     fn layer(tensor: &FloatTensor<Self>) -> Option<Arc<Layer>> {
-        Self::tag(tensor).map(|tag| tag.layer)
+        tensor.layer().cloned()
     }
+
     /// This tensor below autodiff.
     #[doc(hidden)]
-    fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<Self::Inner>;
-    /// Whether this weight has adapters.
-    #[doc(hidden)]
-    fn has_adapter(tensor: &FloatTensor<Self>) -> bool;
+    fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<Self::Inner> {
+        tensor.plain()
+    }
+
     /// Layer of all untagged weights of a device.
     fn untagged_layer(device: &Device<Self>) -> Arc<Layer> {
         untagged::<Self::Inner>(device)
     }
-    /// Registers the functions of the backend, before a model calls them.
-    #[doc(hidden)]
-    fn register();
 }
 
 impl<W: Wrapped> Float8Stack for Float8<W> {
     type Inner = W::Plain;
-
-    #[allow(private_interfaces)]
-    fn with_tag(tensor: FloatTensor<Self>, tag: Tag) -> FloatTensor<Self> {
-        tensor.tagged(tag)
-    }
-
-    fn map_float8(
-        tensor: FloatTensor<Self>,
-        f: impl FnOnce(Float8Tensor<W::Plain>) -> Float8Tensor<W::Plain>,
-    ) -> FloatTensor<Self> {
-        let new = f(tensor.plain());
-        new.map(|value| W::replace(tensor.full().clone(), value))
-    }
-
-    #[allow(private_interfaces)]
-    fn tag(tensor: &FloatTensor<Self>) -> Option<Tag> {
-        tensor.tag().cloned()
-    }
-
-    fn float8_tensor(tensor: &FloatTensor<Self>) -> Float8Tensor<W::Plain> {
-        tensor.plain()
-    }
-
-    fn has_adapter(tensor: &FloatTensor<Self>) -> bool {
-        tensor.adapters().is_some()
-    }
-
-    fn register() {
-        functions::register::<W>();
-    }
+    type Wrapped = W;
 }

@@ -263,6 +263,9 @@ pub enum Reason {
     /// The operand's dtype has no FP8 cast on this device.
     #[error("dtype {0:?}")]
     Dtype(DType),
+    /// All kernels of the device for this GEMM or its casts are disabled.
+    #[error("no kernel of the device is left: self-checks failed")]
+    Disabled,
     /// An operand or the output exceeds the index range of the backend's kernels.
     #[error("{m}x{k}x{n} is beyond the kernels' index range")]
     TooLarge {
@@ -298,6 +301,9 @@ impl Reason {
     /// Whether the user requested it by a filter, recipe, switch, limit or default. Also true for
     /// empty GEMMs.
     pub fn is_requested(&self) -> bool {
-        !matches!(self, Self::Dtype(_) | Self::TooLarge { .. } | Self::Untagged { is_configured: false })
+        !matches!(
+            self,
+            Self::Dtype(_) | Self::Disabled | Self::TooLarge { .. } | Self::Untagged { is_configured: false }
+        )
     }
 }

@@ -152,7 +152,7 @@ pub fn attention_backward<R: Runtime>(
     let problem = Checked::new(client, inputs)?;
     let [batch, heads, queries, _] = problem.query.shape();
     let (y, dy) = (problem.output(client, y)?, problem.output(client, dy)?);
-    check_bytes(lse, 4 * (batch * heads * queries) as u64)?;
+    check_bytes(lse, 4 * (batch * heads * queries) as u64, || "logarithms of sums".into())?;
     let classes = tile_classes(client, &problem);
     let stats = row_stats(client, &y, &dy, lse);
     let dq = tile::query_gradient(client, &problem, &dy, &stats, classes.as_ref());
@@ -222,7 +222,7 @@ impl Checked {
             if queries != keys {
                 return Err(KernelError::ShapeMismatch { x: [batch, queries], operand: [batch, keys] });
             }
-            check_bytes(documents, 4 * (batch * keys) as u64)?;
+            check_bytes(documents, 4 * (batch * keys) as u64, || format!("documents [{batch}, {keys}]"))?;
         }
         let [query, key, value] = [query, key, value].map(|view| Heads::new(client, view));
         let (query, key, value) = (query?, key?, value?);

@@ -15,7 +15,7 @@ use crate::element_type::ElementType;
 use crate::gemm::{GemmProblem, GemmVariant};
 use crate::granularity::{BLOCK, MX_BLOCK};
 use crate::reference::{HostOperand, encode, grouped_scaled_gemm_f64, scaled_gemm_f64};
-use crate::{Format, GemmArgs, GemmConfig, GemmShape, Granularity, Grouping, Groups, InvScale, Output, VectorView};
+use crate::{Format, GemmArgs, GemmConfig, GemmShape, Granularity, Grouping, Groups, InvScale, VectorView};
 
 /// Ends of three groups: the first inside a block, the second empty, the third before the end of
 /// the axis.
@@ -137,7 +137,7 @@ struct HostGemm {
 
 impl HostGemm {
     fn new(problem: &GemmProblem, seed: u64) -> Self {
-        let ([m, n, k], grouping) = (problem.shape.product, problem.grouping());
+        let ([m, n, k], grouping) = (problem.shape.product, problem.shape.grouping());
         let whole = core::iter::once(0..k).collect();
         let (ends, rows_b, spans, col) = match grouping {
             Some(Grouping::Rows) => (group_ends(m), 3 * n, whole, k - 1),
@@ -156,17 +156,11 @@ impl HostGemm {
     /// Result of the scalar reference.
     fn result(&self, problem: &GemmProblem) -> Vec<f32> {
         let (left, right) = (self.a.host(), self.b.host());
-        let sums = match problem.grouping() {
+        let sums = match problem.shape.grouping() {
             None => scaled_gemm_f64(&left, &right, problem.bias.map(|_| &self.bias[..])),
             Some(grouping) => grouped_scaled_gemm_f64(&left, &right, &self.ends, grouping),
         };
         sums.into_iter().map(|sum| sum as f32).collect()
-    }
-}
-
-impl GemmProblem {
-    fn grouping(&self) -> Option<Grouping> {
-        self.shape.groups.map(|(grouping, _)| grouping)
     }
 }
 
@@ -193,14 +187,13 @@ fn judge_changed<R: Runtime>(
         Ok::<_, Flaw>(VectorView { handle: client.create_from_slice(&bytes), len: n, stride: 1, dtype })
     });
     let ends = client.create_from_slice(&host.ends.map(i32::to_le_bytes).concat());
-    let groups = problem.grouping().map(|grouping| Groups { ends, count: 3, grouping });
+    let groups = problem.shape.grouping().map(|grouping| Groups { ends, count: 3, grouping });
     // NaN in every element, to detect ones that are not written.
     let out = client.create_from_slice(&vec![0xff; want.len() * ElementType::of(dtype)?.size()]);
     let [left, right] = [&host.a, &host.b].map(|matrix| upload_operand(client, &matrix.host(), shape.power_of_two));
     let (bias, config) = (bias_view.transpose()?, GemmConfig { use_fast_accum: shape.use_fast_accum, emulate: false });
     let args = GemmArgs { a: &left, b: &right, bias: bias.as_ref(), groups: groups.as_ref(), dtype, config };
-    let output = Output { handle: out.clone(), dtype, accumulate: false };
-    args.launch(client, Some(variant), &output)?;
+    args.run_into(client, Some(variant), &out)?;
     let got = floats(&read(client, &[&out])?[0], dtype)?;
     let differs = |(got, want): (&f32, &f32)| got != want && !(got.is_nan() && want.is_nan());
     let count = got.iter().zip(&want).filter(|pair| differs(*pair)).count();

@@ -82,7 +82,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     unsafe {
         gemm_emulated::launch_unchecked::<R>(
             client,
-            fold(client, gemm.tiles(tile.size())),
+            fold(client, gemm.shape().tiles(tile.size())),
             CubeDim::new_1d(SIDE * SIDE),
             gemm.a.codes_array(1),
             gemm.b.codes_array(1),
@@ -90,7 +90,6 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
             ArrayArg::from_raw_parts(gemm.out.clone(), m * n * matrices),
             gemm.formats(),
             tile,
-            gemm.accumulate,
             gemm.dtype,
             Version::of(client),
         );
@@ -105,7 +104,6 @@ fn gemm_emulated<O: Float>(
     out: &mut Array<O>,
     #[comptime] formats: [Format; 2],
     #[comptime] tile: Tile,
-    #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -189,7 +187,7 @@ fn gemm_emulated<O: Float>(
                 let sum = if comptime!(by_block) { totals[place][lane] } else { sums[place][lane] };
                 let row_factor = factors_a[comptime!((i / 4) as usize)][comptime!((i % 4) as usize)];
                 let value = problem.finish(sum, row_factor * factors_b[quad][lane], shift, any);
-                problem.put::<O>(out, value, row, col, &work, accumulate);
+                problem.put::<O>(out, value, row, col, &work);
             }
         }
     }

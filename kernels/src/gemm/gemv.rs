@@ -45,7 +45,6 @@ struct Config {
     formats: [Format; 2],
     /// Number of rows.
     m: u32,
-    accumulate: bool,
     isa: Isa,
 }
 
@@ -80,7 +79,7 @@ pub(super) fn takes<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) -> bool 
 /// Launches the kernel, for at most [`GEMV_ROWS`] rows.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let (m, n, _) = gemm.matrices();
-    let config = Config { formats: gemm.formats(), m: m as u32, accumulate: gemm.accumulate, isa: gemm.isa };
+    let config = Config { formats: gemm.formats(), m: m as u32, isa: gemm.isa };
     let words = config.words() as usize;
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are of existing
     // rows and chunks; stores are guarded by `m` and `n`.
@@ -244,7 +243,7 @@ fn gemv<N: Size, O: Float>(
         for warp in 1..warps {
             total += shared[(UNIT_POS + warp * count) as usize];
         }
-        problem.store::<O>(out, total, row, col, comptime!(config.accumulate));
+        problem.store::<O>(out, total, row, col);
     }
 }
 

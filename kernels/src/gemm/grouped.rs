@@ -85,7 +85,7 @@ impl Groups {
             return Err(KernelError::UnevenGroups { rows: rows_b, groups: 0 });
         }
         check_aligned(&self.ends, 4)?;
-        check_bytes(&self.ends, (self.count as u64).saturating_mul(4))?;
+        check_bytes(&self.ends, (self.count as u64).saturating_mul(4), || format!("ends of {} groups", self.count))?;
         match self.grouping {
             Grouping::Rows if !rows_b.is_multiple_of(self.count) => {
                 Err(KernelError::UnevenGroups { rows: rows_b, groups: self.count })
@@ -94,12 +94,12 @@ impl Groups {
         }
     }
 
-    /// Rows and columns of one output matrix, and the number of matrices, for operands of `rows_a`
-    /// and `rows_b` rows.
-    pub(super) const fn matrices(&self, rows_a: usize, rows_b: usize) -> (usize, usize, usize) {
-        match self.grouping {
-            Grouping::Rows => (rows_a, rows_b / self.count, 1),
-            Grouping::Contraction => (rows_a, rows_b, self.count),
+    /// Rows and columns of one output matrix, and the number of matrices.
+    pub(super) const fn matrices(groups: Option<&Self>, [a, b]: [&Operand; 2]) -> (usize, usize, usize) {
+        match groups {
+            None => (a.rows, b.rows, 1),
+            Some(Self { grouping: Grouping::Rows, count, .. }) => (a.rows, b.rows / *count, 1),
+            Some(Self { grouping: Grouping::Contraction, count, .. }) => (a.rows, b.rows, *count),
         }
     }
 

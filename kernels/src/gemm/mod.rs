@@ -135,17 +135,6 @@ pub fn disable_path<R: Runtime>(client: &ComputeClient<R>, path: GemmPath, granu
     disable(client, (path, granularities));
 }
 
-/// Destination of a GEMM: `[M, N]`, contiguous.
-#[derive(Clone, Debug)]
-pub struct Output {
-    /// Memory of at least M · N elements.
-    pub handle: Handle,
-    /// f32, f16 or bf16.
-    pub dtype: StorageType,
-    /// Adds to the memory's values: `out ← out + result`, rounded once.
-    pub accumulate: bool,
-}
-
 /// Checked arguments of a GEMM, for every path.
 #[derive(Clone)]
 struct Gemm<'a> {
@@ -154,7 +143,6 @@ struct Gemm<'a> {
     bias: Option<Checked>,
     out: &'a Handle,
     dtype: StorageType,
-    accumulate: bool,
     use_fast_accum: bool,
     groups: Option<&'a Groups>,
     plan: GemmPlan,
@@ -165,38 +153,12 @@ struct Gemm<'a> {
 impl Gemm<'_> {
     /// Rows and columns of one output matrix, and the number of matrices.
     fn matrices(&self) -> (usize, usize, usize) {
-        let (m, n) = (self.a.rows, self.b.rows);
-        self.groups.map_or((m, n, 1), |groups| groups.matrices(m, n))
-    }
-
-    /// Tiles of `height` rows along M, over all output matrices.
-    fn row_tiles(&self, height: usize) -> usize {
-        self.shape().row_tiles(height)
-    }
-
-    /// Tiles of `height` by `width`, over all output matrices.
-    fn tiles(&self, size: [u32; 2]) -> u32 {
-        self.shape().tiles(size)
-    }
-
-    /// Axis that the groups divide.
-    fn grouping(&self) -> Option<Grouping> {
-        self.groups.map(|groups| groups.grouping)
+        Groups::matrices(self.groups, [self.a, self.b])
     }
 
     /// Formats of the operands.
     const fn formats(&self) -> [Format; 2] {
         [self.a.format, self.b.format]
-    }
-
-    /// Granularities of the operands.
-    const fn granularities(&self) -> [Granularity; 2] {
-        [self.a.granularity, self.b.granularity]
-    }
-
-    /// Whether scales change along the contraction.
-    const fn by_block(&self) -> bool {
-        Granularity::any_blocks(self.granularities())
     }
 
     /// Shape that determines the plan.
@@ -225,10 +187,9 @@ impl Gemm<'_> {
 /// [`KernelError::EmptyMatrix`] for a zero M, N or K,
 /// [`ContractionMismatch`](KernelError::ContractionMismatch),
 /// [`BiasMismatch`](KernelError::BiasMismatch), [`UnsupportedDtype`](KernelError::UnsupportedDtype)
-/// for an `out` that the device cannot write, [`BadOperand`](KernelError::BadOperand) and
-/// [`BadScales`](KernelError::BadScales) if codes or scales are too short,
-/// [`OutOfBounds`](KernelError::OutOfBounds) and [`Misaligned`](KernelError::Misaligned) for the
-/// bias, [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
+/// for an `out` that the device cannot write, [`OutOfBounds`](KernelError::OutOfBounds) for codes,
+/// scales or a bias that are too short, [`Misaligned`](KernelError::Misaligned),
+/// [`TooLarge`](KernelError::TooLarge), [`Disabled`](KernelError::Disabled).
 pub fn scaled_gemm<R: Runtime>(
     client: &ComputeClient<R>,
     a: &Operand,
@@ -238,25 +199,6 @@ pub fn scaled_gemm<R: Runtime>(
     config: GemmConfig,
 ) -> Result<Handle, KernelError> {
     GemmArgs { a, b, bias, groups: None, dtype: out, config }.run(client, None)
-}
-
-/// [`scaled_gemm`] into existing memory, which is overwritten or accumulated into.
-///
-/// With [`Output::accumulate`] this sums a weight gradient over micro-batches. The old value is
-/// added to the scaled f32 sum and the bias, and the result is rounded once.
-///
-/// # Errors
-/// As [`scaled_gemm`], and [`OutOfBounds`](KernelError::OutOfBounds) and
-/// [`Misaligned`](KernelError::Misaligned) for the output's memory.
-pub fn scaled_gemm_into<R: Runtime>(
-    client: &ComputeClient<R>,
-    a: &Operand,
-    b: &Operand,
-    bias: Option<&VectorView>,
-    out: &Output,
-    config: GemmConfig,
-) -> Result<(), KernelError> {
-    GemmArgs { a, b, bias, groups: None, dtype: out.dtype, config }.launch(client, None, out)
 }
 
 /// Arguments of a GEMM.
@@ -296,7 +238,7 @@ impl GemmArgs<'_> {
     ) -> Result<Handle, KernelError> {
         let elements = self.check()?;
         let handle = client.empty(elements * ElementType::of(self.dtype)?.size());
-        self.launch(client, variant, &Output { handle: handle.clone(), dtype: self.dtype, accumulate: false })?;
+        self.run_into(client, variant, &handle)?;
         Ok(handle)
     }
 
@@ -310,17 +252,21 @@ impl GemmArgs<'_> {
             return Err(KernelError::ContractionMismatch { a: a.k, b: b.k });
         }
         groups.map_or(Ok(()), |groups| groups.check(b.rows))?;
-        let (m, n, count) = groups.map_or((a.rows, b.rows, 1), |groups| groups.matrices(a.rows, b.rows));
+        let (m, n, count) = Groups::matrices(groups, [a, b]);
         check_size(m.saturating_mul(count), n, n)?;
         Ok(m * n * count)
     }
 
-    /// Runs the kernel of a variant, or of the selected one.
-    pub(crate) fn launch<R: Runtime>(
+    /// [`run`](Self::run) into existing memory, which is overwritten.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and [`KernelError::OutOfBounds`] and [`KernelError::Misaligned`] for the
+    /// output's memory.
+    pub fn run_into<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
         variant: Option<&GemmVariant>,
-        out: &Output,
+        out: &Handle,
     ) -> Result<(), KernelError> {
         let &Self { a, b, bias, groups, dtype, config } = self;
         let elements = self.check()?;
@@ -332,16 +278,15 @@ impl GemmArgs<'_> {
         }
         let bias = bias.map(|bias| Checked::vector(client, bias)).transpose()?;
         let element_type = ElementType::of(dtype)?;
-        check_bytes(&out.handle, (elements * element_type.size()) as u64)?;
-        check_aligned(&out.handle, client.properties().memory.alignment as usize)?;
+        check_bytes(out, (elements * element_type.size()) as u64, || format!("{elements} elements of the output"))?;
+        check_aligned(out, client.properties().memory.alignment as usize)?;
         let selected = || {
             let device = GemmDevice::of(client);
             select(&device, &self.problem(), &device.disabled())
         };
         let GemmVariant { path, plan, isa, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
-        let (out, accumulate, use_fast_accum) = (&out.handle, out.accumulate, config.use_fast_accum);
-        let gemm =
-            Gemm { a, b, bias, out, dtype: element_type.storage(), accumulate, use_fast_accum, groups, plan, isa };
+        let (dtype, use_fast_accum) = (element_type.storage(), config.use_fast_accum);
+        let gemm = Gemm { a, b, bias, out, dtype, use_fast_accum, groups, plan, isa };
         match path {
             GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),

@@ -83,7 +83,7 @@ impl<R: Runtime> ProblemLaunch<R> {
             gemm.a.k.div_ceil(BLOCK) as u32,
             gemm.groups.map_or(0, |groups| groups.count) as u32,
             [gemm.a.granularity, gemm.b.granularity],
-            gemm.grouping(),
+            gemm.shape().grouping(),
         )
     }
 }
@@ -155,38 +155,21 @@ impl Problem {
         total + bias
     }
 
-    /// Stores element `[row, col]` if the work owns it. With `accumulate`, adds it to the old
-    /// value. Rounds once.
-    pub(super) fn put<O: Float>(
-        &self,
-        out: &mut Array<O>,
-        value: f32,
-        row: u32,
-        col: u32,
-        work: &Work,
-        #[comptime] accumulate: bool,
-    ) {
+    /// Stores element `[row, col]` if the work owns it. Rounds once.
+    pub(super) fn put<O: Float>(&self, out: &mut Array<O>, value: f32, row: u32, col: u32, work: &Work) {
         if row >= work.row_begin && row < work.row_end && col < self.n {
             let index = (work.out0 + row * self.n + col) as usize;
-            let value = if comptime!(accumulate) { f32::cast_from(out[index]) + value } else { value };
             out[index] = O::cast_from(value);
         }
     }
 
     /// Stores element `[row, col]` of a single-matrix output from its sum.
-    pub(super) fn store<O: Float>(
-        &self,
-        out: &mut Array<O>,
-        sum: f32,
-        row: u32,
-        col: u32,
-        #[comptime] accumulate: bool,
-    ) {
+    pub(super) fn store<O: Float>(&self, out: &mut Array<O>, sum: f32, row: u32, col: u32) {
         let work = self.whole_work(0u32.runtime(), 0u32.runtime());
         let scale =
             self.line_factor(row, &work, 0u32.runtime(), 0usize) * self.line_factor(col, &work, 0u32.runtime(), 1usize);
         let value = self.finish(sum, scale, self.bias.at(col), true.runtime());
-        self.put::<O>(out, value, row, col, &work, accumulate);
+        self.put::<O>(out, value, row, col, &work);
     }
 
     /// Work of tile `number` of size `tile`, in bands. Grouped GEMMs go through one group after the

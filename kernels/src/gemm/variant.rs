@@ -47,6 +47,11 @@ impl GemmDevice {
         select_path(self, rows, granularities, config.emulate, &self.disabled()).unwrap_or(GemmPath::Host)
     }
 
+    /// Whether the device has instructions for casts that are not disabled.
+    pub fn has_casts(&self) -> bool {
+        Isa::among(self.arch, &self.disabled()).is_some()
+    }
+
     /// Matrix units for operands of these granularities.
     fn units(&self, granularities: [Granularity; 2]) -> Option<half::Units> {
         self.units[usize::from(Granularity::any_mx(granularities))]

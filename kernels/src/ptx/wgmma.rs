@@ -95,11 +95,4 @@ ptx! {
     pub(crate) fn pack_half(low: f32, high: f32, #[comptime] bf16: bool) -> u32 {
         pure "cvt.rn.{to}.f32 {out}, {high}, {low};\n", to = if bf16 { "bf16x2" } else { "f16x2" }
     }
-
-    /// Low or high one of two 16-bit floats in a word, as f32.
-    pub(crate) fn unpack_half(word: u32, #[comptime] high: bool, #[comptime] bf16: bool) -> f32 {
-        pure "{{\n.reg .b16 low, high;\nmov.b32 {{low, high}}, {word};\ncvt.f32.{from} {out}, {half};\n}}\n",
-        half = if high { "high" } else { "low" },
-        from = if bf16 { "bf16" } else { "f16" }
-    }
 }

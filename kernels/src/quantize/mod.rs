@@ -117,7 +117,10 @@ fn launch_one_scale<R: Runtime>(
 fn check_tensorwise(cast: Cast) -> Result<(), KernelError> {
     match cast.granularity {
         Granularity::Tensor => cast.check(),
-        granularity => Err(KernelError::not_tensorwise(granularity)),
+        granularity => {
+            let reason = "scales cannot come from a given amax, which is of the whole tensor";
+            Err(KernelError::UnfitGranularity { granularity, reason })
+        }
     }
 }
 

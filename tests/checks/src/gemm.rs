@@ -12,7 +12,7 @@
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use float8_kernels::{
-    Format, GemmConfig, GemmDevice, GemmPath, Granularity, Output, gemm_path, scaled_gemm, scaled_gemm_into, supports,
+    Format, GemmArgs, GemmConfig, GemmDevice, GemmPath, Granularity, gemm_path, scaled_gemm, supports,
 };
 
 use crate::Failure;
@@ -105,8 +105,6 @@ pub enum Memory {
     Fresh,
     /// Part of an allocation. It holds NaN, and the rest of the allocation must stay unchanged.
     Given,
-    /// Part of an allocation, as in [`Given`](Self::Given); the result is added to its values.
-    Added,
 }
 
 impl Gemm {
@@ -135,7 +133,6 @@ impl Gemm {
         let memory = match memory {
             Memory::Fresh => "",
             Memory::Given => " into",
-            Memory::Added => " accumulate",
         };
         let ([a, b], [left, right]) = (formats, granularities);
         let path = self.path(client);
@@ -170,20 +167,20 @@ impl Gemm {
     ) -> Result<f64, Failure> {
         let &Self { shape: [m, n, k], codes, granularities, out, .. } = self;
         let path = self.path(client);
-        let added = Added { bias: bias(self), old: old(self), n };
-        let got = multiply(client, [a, b], &added, self)?;
+        let bias = bias(self);
+        let got = multiply(client, [a, b], &bias, self)?;
         let mut comparison = Comparison::new(codes, out);
         let full = m * n * k <= MAX_PRODUCTS;
         for expected in Expected::of(a, b, full) {
-            compare(&mut comparison, &got, &expected, &added, bound);
+            compare(&mut comparison, &got, &expected, &bias, bound);
         }
         if !full && path != GemmPath::Emulated {
             let emulate = Self { config: EMULATE, out: F32, bias: None, memory: Memory::Fresh, ..*self };
-            let want = multiply(client, [a, b], &Added::default(), &emulate)?;
-            let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &Added::default(), &emulate)?;
+            let want = multiply(client, [a, b], &[], &emulate)?;
+            let size = multiply(client, [&a.magnitudes(), &b.magnitudes()], &[], &emulate)?;
             let emulated = GemmPath::Emulated.error_bound(EMULATE, granularities, k);
             let slack = if codes.is_exact() { 0.0 } else { emulated };
-            compare(&mut comparison, &got, &Expected::given(&want, &size, n), &added, bound + slack);
+            compare(&mut comparison, &got, &Expected::given(&want, &size, n), &bias, bound + slack);
         }
         comparison.finish()
     }
@@ -233,10 +230,7 @@ fn cases<R: Runtime>(all: &Cases<'_, R>) -> Vec<Gemm> {
                 for shape in [[66, 70, 48], [129, 133, 272]] {
                     let case = Gemm { out, bias: bias.map(|dtype| (dtype, i)), ..new(shape) };
                     cases.extend([case, Gemm { codes: Codes::Exact, ..case }]);
-                    cases.push(Gemm { memory: Memory::Added, ..case });
-                    if bias.is_none() {
-                        cases.push(Gemm { memory: Memory::Given, ..case });
-                    }
+                    cases.push(Gemm { memory: Memory::Given, ..case });
                 }
             }
         }
@@ -274,12 +268,12 @@ pub(crate) fn check<R: Runtime>(client: &ComputeClient<R>, case: &Gemm) -> Resul
     case.compare(client, [&a, &b], bound)
 }
 
-/// Compares an output with products plus the terms in `added`.
-fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, added: &Added, bound: f64) {
+/// Compares an output with products plus the bias.
+fn compare(comparison: &mut Comparison, got: &[f32], expected: &Expected, bias: &[f32], bound: f64) {
     let n = if expected.transposed { got.len() / expected.width } else { expected.width };
     for ([row, col], Element { want, size }) in expected.iter() {
-        let [shift, magnitude] = added.at(row, col);
-        let element = Element { want: want + shift, size: size + magnitude };
+        let shift = bias.get(col).map_or(0.0, |&shift| f64::from(shift));
+        let element = Element { want: want + shift, size: size + shift.abs() };
         comparison.add([row, col], got[row * n + col], element, bound);
     }
 }
@@ -297,41 +291,14 @@ fn bias(case: &Gemm) -> Vec<f32> {
     }
 }
 
-/// Old output, rounded to its dtype; empty if the result is not added to it.
-fn old(case: &Gemm) -> Vec<f32> {
-    let [m, n, _] = case.shape;
-    let mut random = Random::new(36);
-    let values: Vec<_> = (0..if case.memory == Memory::Added { m * n } else { 0 }).map(|_| random.value()).collect();
-    to_dtype(&values, case.out).1
-}
-
-/// Terms that are added to the products.
-#[derive(Default)]
-pub(crate) struct Added {
-    /// One term for each column, or empty.
-    bias: Vec<f32>,
-    /// One term for each element, or empty.
-    old: Vec<f32>,
-    n: usize,
-}
-
-impl Added {
-    /// Sum and sum of magnitudes.
-    fn at(&self, row: usize, col: usize) -> [f64; 2] {
-        let terms = [self.bias.get(col), self.old.get(row * self.n + col)];
-        let terms = terms.map(|term| term.map_or(0.0, |&x| f64::from(x)));
-        [terms.iter().sum(), terms.iter().map(|x| x.abs()).sum()]
-    }
-}
-
 pub(crate) fn multiply<R: Runtime>(
     client: &ComputeClient<R>,
     [a, b]: [&HostMatrix; 2],
-    added: &Added,
+    bias: &[f32],
     case: &Gemm,
 ) -> Result<Vec<f32>, Failure> {
     let &Gemm { shape: [m, n, _], out, config, memory, .. } = case;
-    let view = case.bias.map(|(dtype, stride)| upload_vector(client, &added.bias, stride, dtype));
+    let view = case.bias.map(|(dtype, stride)| upload_vector(client, bias, stride, dtype));
     let (a, b) = (a.upload(client), b.upload(client));
     let len = m * n * out.size();
     poison(client, &[len; 2])?;
@@ -339,11 +306,10 @@ pub(crate) fn multiply<R: Runtime>(
         read(client, scaled_gemm(client, &a, &b, view.as_ref(), out, config)?)?
     } else {
         let margin = client.properties().memory.alignment as usize;
-        let accumulate = memory == Memory::Added;
-        let old = if accumulate { to_dtype(&added.old, out).0 } else { vec![0xff; len] };
-        let around = client.create_from_slice(&[&vec![AROUND; margin][..], &old, &vec![AROUND; margin]].concat());
+        let around = client.create_from_slice(&[vec![AROUND; margin], vec![0xff; len], vec![AROUND; margin]].concat());
         let handle = around.clone().offset_start(margin as u64);
-        scaled_gemm_into(client, &a, &b, view.as_ref(), &Output { handle, dtype: out, accumulate }, config)?;
+        let args = GemmArgs { a: &a, b: &b, bias: view.as_ref(), groups: None, dtype: out, config };
+        args.run_into(client, None, &handle)?;
         let mut bytes = read(client, around)?;
         let after = bytes.split_off(margin + len);
         let written = bytes.split_off(margin);
@@ -376,7 +342,7 @@ mod tests {
             let bound = GemmPath::Emulated.error_bound(EMULATE, case.granularities, k);
             let passes = |got: &[f32]| {
                 let mut comparison = Comparison::new(codes, out);
-                compare(&mut comparison, got, &expected, &Added::default(), bound);
+                compare(&mut comparison, got, &expected, &[], bound);
                 comparison.finish().is_ok()
             };
             assert!(passes(&right));

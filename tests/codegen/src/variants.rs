@@ -11,8 +11,8 @@ use cubecl_core::server::Handle;
 use cubecl_runtime::client::ComputeClient;
 use float8_kernels::{
     Cast, Format, GEMV_ROWS, GemmConfig, GemmPath, Granularity, Grouping, Groups, MatrixView, Operand, Orientation,
-    Output, ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, gemm_path,
-    grouped_scaled_gemm, health, quantize, quantize_with_amax, row_words, scaled_gemm_into, supports, transpose,
+    ScaleCalculationMode, ScaleMode, VectorView, amax, dequantize_mx, dequantize_to_f32, gemm_path,
+    grouped_scaled_gemm, health, quantize, quantize_with_amax, row_words, scaled_gemm, supports, transpose,
 };
 
 use crate::device::{GenerateCuda, Generated, OfflineDevice, take};
@@ -141,7 +141,6 @@ impl Launcher {
             granularities: [Granularity::Tensor; 2],
             bias: None,
             out: bf16,
-            accumulate: false,
             power_of_two: false,
             config: GemmConfig::default(),
         };
@@ -173,8 +172,8 @@ impl Launcher {
             for bias in dtypes() {
                 self.gemm(Product { granularities: [Granularity::Row; 2], bias: Some(bias), out, ..base });
             }
-            self.gemm(Product { granularities: [Granularity::Block128x128; 2], out, accumulate: true, ..base });
-            self.gemm(Product { granularities: [MX; 2], bias: Some(bf16), out, accumulate: true, ..base });
+            self.gemm(Product { granularities: [Granularity::Block128x128; 2], out, ..base });
+            self.gemm(Product { granularities: [MX; 2], bias: Some(bf16), out, ..base });
             self.gemm(Product { shape: ODD, out, ..base });
         }
         for (use_fast_accum, emulate) in pairs([false, true]) {
@@ -197,14 +196,14 @@ impl Launcher {
                 [MX; 2],
                 [MX, Granularity::Block1x128],
             ] {
-                self.gemm(Product { shape, granularities, bias: Some(bf16), accumulate: true, ..base });
+                self.gemm(Product { shape, granularities, bias: Some(bf16), ..base });
             }
             self.gemm(Product { shape, config: GemmConfig { use_fast_accum: true, emulate: false }, ..base });
         }
     }
 
     /// The GEMV for each number of rows, every pair of granularities and of formats, and every
-    /// output, with and without bias and accumulation.
+    /// output, with and without bias.
     fn few_rows(&self, base: Product) {
         for rows in 1..=GEMV_ROWS {
             let base = Product { shape: [rows, 4096, 4096], ..base };
@@ -217,12 +216,12 @@ impl Launcher {
                 }
             }
             for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
-                self.gemm(Product { out, bias: Some(out), accumulate: true, ..base });
+                self.gemm(Product { out, bias: Some(out), ..base });
             }
         }
     }
 
-    /// Scales of blocks for every output and class of tile, with and without bias and accumulation,
+    /// Scales of blocks for every output and class of tile, with and without bias,
     /// if sums are in tensor memory.
     fn blocks(&self, base: Product) {
         if gemm_path(&self.client, base.granularities, base.config) != GemmPath::Tcgen05 {
@@ -238,7 +237,7 @@ impl Launcher {
             for out in dtypes().into_iter().filter(|dtype| supports(&self.client, *dtype)) {
                 for shape in [LARGE, ODD, MEDIUM, FEW_ROWS, NARROW, BROAD, DEEP] {
                     self.gemm(Product { shape, out, ..base });
-                    self.gemm(Product { shape, out, bias: Some(out), accumulate: true, ..base });
+                    self.gemm(Product { shape, out, bias: Some(out), ..base });
                 }
             }
         }
@@ -302,7 +301,7 @@ impl Launcher {
     }
 
     fn gemm(&self, product: Product) {
-        let Product { shape: [m, n, k], formats, granularities, bias, out, accumulate, power_of_two, config } = product;
+        let Product { shape: [m, n, k], formats, granularities, bias, out, power_of_two, config } = product;
         let operand = |side: usize, rows| {
             let operand = self.operand([rows, k], formats[side], granularities[side]);
             Operand { power_of_two: power_of_two || operand.power_of_two, ..operand }
@@ -312,8 +311,7 @@ impl Launcher {
             let handle = self.memory(n * dtype.size());
             VectorView { handle, len: n, stride: 1, dtype }
         });
-        let out = Output { handle: self.memory(m * n * out.size()), dtype: out, accumulate };
-        scaled_gemm_into(&self.client, &a, &b, bias.as_ref(), &out, config).expect("operands that fit");
+        scaled_gemm(&self.client, &a, &b, bias.as_ref(), out, config).expect("operands that fit");
     }
 }
 
@@ -347,7 +345,6 @@ struct Product {
     granularities: [Granularity; 2],
     bias: Option<StorageType>,
     out: StorageType,
-    accumulate: bool,
     /// Whether f32 scales are powers of two.
     power_of_two: bool,
     config: GemmConfig,

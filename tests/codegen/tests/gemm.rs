@@ -49,10 +49,6 @@ const fn config(use_fast_accum: bool) -> GemmConfig {
     if use_fast_accum { FAST } else { PRECISE }
 }
 
-const fn memory(accumulate: bool) -> Memory {
-    if accumulate { Memory::Added } else { Memory::Given }
-}
-
 /// Runs the GEMM and compares every element.
 fn check(client: &Client, gemm: Gemm) {
     let [a, b] = gemm.matrices();
@@ -126,7 +122,7 @@ fn granularities() {
                         granularities: [left, right],
                         bias: (j % 2 == 1).then_some((DTYPES[i % 3], 1 + i % 2)),
                         out: [F32, BF16, F16][(i + j) % 3],
-                        memory: memory(i % 2 == 1),
+                        memory: Memory::Given,
                         config: config(j / 2 % 2 == 1),
                         ..Gemm::new(shape)
                     };
@@ -192,7 +188,7 @@ fn hopper_plans() {
                 [Granularity::Block1x128, MX],
             ] {
                 for fast in [false, true] {
-                    let (config, memory) = (config(fast), memory(fast));
+                    let (config, memory) = (config(fast), Memory::Given);
                     let gemm =
                         Gemm { granularities, bias: Some((F32, 1)), out: BF16, memory, config, ..Gemm::new(shape) };
                     check(client, Gemm { formats: Format::ALL, ..gemm });
@@ -307,7 +303,7 @@ fn emulated() {
                     formats: [Format::ALL[i % 2], Format::ALL[j % 2]],
                     granularities: [left, right],
                     bias: Some((DTYPES[(i + j) % 3], 1 + j % 2)),
-                    memory: memory(i % 2 == 1),
+                    memory: Memory::Given,
                     config: EMULATE,
                     ..Gemm::new(shape)
                 };

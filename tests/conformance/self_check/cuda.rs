@@ -1,15 +1,17 @@
 //! CUDA offline with injected faults, interpreted. Each test has its own device, identified by its
 //! number of SMs.
+use std::collections::BTreeMap;
+
 use burn::backend::Flex;
 use burn_cubecl::CubeBackend;
-use burn_float8::{Float8Config, Float8Error, Recipe, Report, report};
+use burn_float8::{Float8Config, Float8Error, Monitor, Recipe, Report, report};
 use burn_fusion::Fusion;
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, Running, execute, take_waits};
 use codegen::fault::{Fault, inject};
 use ptx_interpreter::{Accumulator, Rounding};
 use test_data::{panic_of, relative_error};
 
-use crate::{assert_right, layer, plain, step};
+use crate::{assert_high_precision, assert_near, assert_right, experts, layer, plain, step};
 
 /// `burn::backend::Cuda` on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
@@ -112,6 +114,8 @@ fn wrong_gemms_take_the_next_path() {
 const CODES_A: usize = 0;
 const SCALES_A: usize = 4;
 const BIAS: usize = 6;
+/// Ends of the groups, which have no bias.
+const ENDS: usize = 6;
 
 /// Faults that make single operands wrong. They are large in few elements, or small in many.
 #[test]
@@ -128,6 +132,25 @@ fn wrong_operands_of_a_gemm_are_noticed() {
         assert_eq!(paths[0], "f16 mma (self-check of wgmma failed)", "{what}: {paths:?}");
         let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{what}") };
         assert!(failure.path == "wgmma" && failure.found.contains("elements differ"), "{what}: {failure}");
+    }
+}
+
+/// A GEMM of groups, which is the first for these scales.
+#[test]
+fn wrong_operands_of_a_grouped_gemm_are_noticed() {
+    let kinds = [
+        ("a dropped stage", Fault::Read(CODES_A, |codes| codes[128..160].fill(0))),
+        ("no rows in the first group", Fault::Read(ENDS, |ends| ends[..4].fill(0))),
+    ];
+    let (want, _) = experts::<Flex>(Recipe::Rowwise, &Default::default());
+    for (i, (what, fault)) in kinds.into_iter().enumerate() {
+        let Some((_running, device)) = device(60 + i as u16, [("gemm_hopper", fault)]) else { return };
+        let (got, report) = experts::<Offline>(Recipe::Rowwise, &device);
+        assert_near(&got, &want, what);
+        assert_eq!(paths(&report)[0], "f16 mma (self-check of wgmma failed)", "{what}");
+        let mut failures = report.self_check.failures.iter();
+        let is_grouped = failures.any(|failure| failure.path == "wgmma" && failure.call.contains("groups of Rows"));
+        assert!(is_grouped, "{what}: {:?}", report.self_check);
     }
 }
 
@@ -180,17 +203,34 @@ fn a_wrong_gemv_leaves_few_rows_to_tensor_cores() {
     }
 }
 
+/// Calls with few and with many rows count for their own paths.
+#[test]
+fn calls_count_for_their_paths() {
+    let [m, k, _] = crate::SHAPE;
+    let Some((_running, device)) = device(47, []) else { return };
+    let layer = layer::<Offline>(&Float8Config::tensorwise(), &device).expect("the device computes");
+    for rows in [2, m, m] {
+        layer.forward(crate::tensor::<Offline, 2>(1, [rows, k], &device));
+    }
+    let calls = Monitor::new(&layer).gemm_calls();
+    assert_eq!(calls, BTreeMap::from([("gemv".to_string(), 1), ("wgmma".to_string(), 2)]));
+}
+
 #[test]
 fn wrong_casts_are_made_without_their_instructions() {
     let edit = Fault::Edit("cvt.rn.satfinite.e4m3x2", "cvt.rn.satfinite.e5m2x2");
-    let Some(report) = survives(24, Recipe::Rowwise, [("cast_", edit)]) else { return };
-    assert_eq!(paths(&report), ["wgmma"]);
-    let Float8Error::SelfCheck(failure) = failed(&report) else { panic!("{report}") };
+    let Some(found) = survives(24, Recipe::Rowwise, [("cast_", edit)]) else { return };
+    assert_eq!(paths(&found), ["wgmma"]);
+    let Float8Error::SelfCheck(failure) = failed(&found) else { panic!("{found}") };
     assert!(failure.path == "casts by cvt to FP8" && failure.found.starts_with("code ["), "{failure}");
-    // If every variant of the kernel is wrong, the host casts. The preflight uses another cast.
+    // If every variant of the kernel is wrong, the host casts for the step that has begun, and later
+    // steps run in high precision. The preflight uses another cast.
     for (sms, recipe) in [(25, Recipe::Tensorwise), (26, Recipe::Mxfp8), (27, Recipe::Delayed)] {
-        let Some(report) = survives(sms, recipe, [("cast_tiles", Fault::Drop)]) else { return };
-        assert!(matches!(failed(&report), Float8Error::SelfCheck(_)), "{report}");
+        let Some((_running, device)) = device(sms, [("cast_tiles", Fault::Drop)]) else { return };
+        let layer = layer::<Offline>(&Float8Config::new(recipe), &device).expect("the device computes");
+        assert_right::<Offline>(recipe, &layer, &device);
+        assert_high_precision::<Offline>(&layer, &device);
+        assert!(matches!(failed(&report(&layer)), Float8Error::SelfCheck(_)));
     }
 }
 

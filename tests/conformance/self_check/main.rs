@@ -10,9 +10,9 @@ mod wgpu;
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::backend::Float8Backend;
-use burn_float8::{Float8, Float8Config, Float8Error, Recipe};
+use burn_float8::{Float8, Float8Config, Float8Error, GroupedLinear, Recipe, Report, float8_autocast, report};
 use test_data::{normal, relative_error};
 
 use crate::support::linear::forward_backward;
@@ -43,13 +43,40 @@ fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> Vec<Vec<f
     forward_backward::<B, 2>(layer, tensor::<B, 2>(1, [m, k], device), tensor::<B, 2>(4, [m, n], device))
 }
 
+/// y, dx and dw of experts, and their report. One group is empty, and some rows are in none.
+fn experts<B: Float8Backend>(recipe: Recipe, device: &B::Device) -> (Vec<Vec<f32>>, Report) {
+    let [m, k, n] = SHAPE;
+    let weight = Param::initialized(ParamId::new(), tensor::<B, 3>(2, [3, k, n], device).require_grad());
+    let (experts, _) = Float8Config::new(recipe).apply(GroupedLinear { weight }).expect("the device computes");
+    let x = tensor::<B, 2>(1, [m, k], device).require_grad();
+    let y = experts.forward(x.clone(), Tensor::<A<B>, 1, Int>::from_ints([50, 50, 120], device));
+    let grads = (y.clone() * tensor::<B, 2>(4, [m, n], device)).sum().backward();
+    let [dx, dw] = [x.grad(&grads).map(Tensor::into_data), experts.weight.val().grad(&grads).map(Tensor::into_data)];
+    let all = [y.into_data(), dx.expect("tracked"), dw.expect("tracked")];
+    (all.map(|data| data.to_vec::<f32>().expect("f32")).into(), report(&experts))
+}
+
 /// Checks that a step matches the CPU.
 fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);
-    let got = step::<B>(layer, device);
-    for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(&got).zip(&want) {
+    assert_near(&step::<B>(layer, device), &want, &format!("{recipe}"));
+}
+
+/// Checks that a step runs in high precision, since no kernel is left.
+fn assert_high_precision<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) {
+    let cpu = Default::default();
+    let want = float8_autocast(false, || step::<Flex>(&plain::<Flex>(&cpu), &cpu));
+    assert_near(&step::<B>(layer, device), &want, "high precision");
+    for (gemm, calls) in report(layer).layers[0].gemms() {
+        let reason = calls.unrequested.as_deref();
+        assert_eq!(reason, Some("no kernel of the device is left: self-checks failed"), "{gemm}");
+    }
+}
+
+fn assert_near(got: &[Vec<f32>], want: &[Vec<f32>], case: &str) {
+    for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(got).zip(want) {
         let error = relative_error(got, want);
-        assert!(error < 1e-5, "{what} in {recipe}: {error:e}");
+        assert!(error < 1e-5, "{what} in {case}: {error:e}");
     }
 }

@@ -1,12 +1,12 @@
 //! Quantization through a backend, with the codes read back.
 use burn::tensor::{Tensor, TensorData, backend::Backend};
-use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
+use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation};
 use float8_kernels::reference::{self, HostOperand};
 
 /// Copies of a matrix in both orientations.
 pub fn quantize<B: Float8Backend>(x: Tensor<B, 2>, cast: Cast) -> [HostCodes; 2] {
     let x = x.into_primitive().tensor();
-    let copies = B::fp8_quantize(x, cast, Orientation::Both, ScaleFrom::Dynamic);
+    let copies = B::fp8_quantize(x, cast, Orientation::Both, None);
     [copies.rows, copies.cols].map(|operand| B::fp8_read(&operand.expect("both were asked for")))
 }
 

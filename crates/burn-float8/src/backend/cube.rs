@@ -15,10 +15,11 @@ use float8_kernels::{
     dequantize_to_f32, health, health_len, mx, quantize, quantize_with_amax, row_words, supports, transpose,
 };
 
-use super::operand::{DeviceOperand, read_scales, scales, tensor};
+use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
 use super::{
-    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GroupEnds, HostCodes, OperandSize,
-    Quantized, ScaleFrom, SelfCheckReport, attention_kernels, device_errors, fused, fused_kernels, host, preflight, self_check,
+    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
+    OperandSize, Quantized, SelfCheckReport, attention_kernels, device_errors, fused, fused_kernels, host, preflight,
+    self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -61,31 +62,25 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         x: CubeTensor<R>,
         cast: Cast,
         orientation: Orientation,
-        scale: ScaleFrom<CubeTensor<R>>,
+        given: Option<GivenAmax<CubeTensor<R>>>,
     ) -> Quantized<Self> {
         let (client, device) = (x.client.clone(), x.device.clone());
         let view = matrix_view(x.clone());
         let [rows, cols] = view.shape;
-        let amax = match &scale {
-            ScaleFrom::Amax { observe, .. } => Some(*observe),
-            ScaleFrom::Dynamic => None,
-        };
-        let variant = || CastVariant::of(&client, &view, cast, orientation, amax);
+        let observe = given.as_ref().map(|given| given.observe);
+        let variant = || CastVariant::of(&client, &view, cast, orientation, observe);
         let judged = self_check::of(&client, device.to_id()).cast(&client, variant);
-        let quantized = judged.and_then(|()| match &scale {
-            ScaleFrom::Dynamic => quantize(&client, &view, cast, orientation),
-            ScaleFrom::Amax { amax, observe } => {
+        let quantized = judged.and_then(|()| match &given {
+            None => quantize(&client, &view, cast, orientation),
+            Some(GivenAmax { amax, observe }) => {
                 quantize_with_amax(&client, &view, &amax.handle, *observe, cast, orientation)
             }
         });
         let quantized = match quantized {
-            Err(KernelError::Disabled) => return quantize_on_host(x, cast, orientation, scale),
+            Err(KernelError::Disabled) => return quantize_on_host(x, cast, orientation, given),
             quantized => quantized.expect("the caller checked dtype, shape and granularity"),
         };
-        let given = match scale {
-            ScaleFrom::Amax { amax, observe: false } => Some(amax),
-            _ => None,
-        };
+        let given = given.filter(|given| !given.observe).map(|given| given.amax);
         let operand = |operand: Operand| device_operand(&client, &device, operand);
         let observed = |amax| {
             let len = cast.granularity.amax_len(rows, cols, orientation);
@@ -157,7 +152,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
 
     fn fp8_dequantize(operand: &Self::Operand) -> CubeTensor<R> {
         let (client, device) = (operand.codes.client.clone(), operand.codes.device.clone());
-        let shape = Shape::from(vec![operand.codes.shape()[0], operand.k]);
+        let shape = Shape::from(vec![operand.codes.shape()[0], operand.layout.k]);
         if shape.num_elements() == 0 {
             return Self::float_empty(shape, &device, FloatDType::F32);
         }
@@ -182,16 +177,17 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             t.client.read_one(t.handle).expect("the device can be read")
         };
         let words = read(&operand.codes);
-        let (rows, k) = (operand.codes.shape()[0], operand.k);
+        let OperandLayout { k, format, granularity, .. } = operand.layout;
+        let rows = operand.codes.shape()[0];
         let scales = read(&operand.inv_scale);
         let scales = &scales[..4 * operand.inv_scale.shape().num_elements()];
-        let inv_scales = read_scales(scales, operand.granularity, rows, k);
+        let inv_scales = read_scales(scales, granularity, rows, k);
         HostCodes {
             // Little-endian words: their bytes are the codes in order.
             codes: words.chunks_exact(4 * row_words(k)).take(rows).flat_map(|row| &row[..k]).copied().collect(),
             dims: [rows, k],
-            format: operand.format,
-            granularity: operand.granularity,
+            format,
+            granularity,
             inv_scales,
             transposed: false,
         }
@@ -203,12 +199,12 @@ fn quantize_on_host<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElem
     x: CubeTensor<R>,
     cast: Cast,
     orientation: Orientation,
-    scale: ScaleFrom<CubeTensor<R>>,
+    given: Option<GivenAmax<CubeTensor<R>>>,
 ) -> Quantized<CubeBackend<R, F, I, BT>> {
     let device = x.device.clone();
     let [rows, cols] = host::matrix(&x.shape());
-    let is_given = !scale.is_observed();
-    let (copies, amax) = host::quantize::<CubeBackend<R, F, I, BT>>(x, cast, orientation, scale);
+    let is_given = given.as_ref().is_some_and(|given| !given.observe);
+    let (copies, amax) = host::quantize::<CubeBackend<R, F, I, BT>>(x, cast, orientation, given);
     let [rows_copy, cols_copy] = copies
         .map(|copy| copy.map(|copy| write_codes(HostCodes { transposed: false, ..host::read_codes(&copy) }, &device)));
     // Same length as the amax of the kernels.
@@ -243,7 +239,7 @@ pub(super) fn write_codes<B: Backend<IntTensorPrimitive = FloatTensor<B>>>(
         }
     };
     let codes = ints(words(&padded), Shape::from(vec![rows, row_words(k)]));
-    DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
+    DeviceOperand { codes, inv_scale, layout: OperandLayout { k, format, granularity, power_of_two } }
 }
 
 /// Wraps a kernel's operand in tensors.
@@ -252,14 +248,12 @@ fn device_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     device: &R::Device,
     o: Operand,
 ) -> DeviceOperand<CubeBackend<R, F, I, BT>> {
-    let (shape, dtype) = scales(o.granularity, o.rows, o.k);
+    let Operand { codes, inv_scale, rows, k, format, granularity, power_of_two } = o;
+    let (shape, dtype) = scales(granularity, rows, k);
     DeviceOperand {
-        codes: tensor(client, device, o.codes, [o.rows, row_words(o.k)], DType::U32),
-        inv_scale: tensor(client, device, o.inv_scale, shape, dtype),
-        k: o.k,
-        format: o.format,
-        granularity: o.granularity,
-        power_of_two: o.power_of_two,
+        codes: tensor(client, device, codes, [rows, row_words(k)], DType::U32),
+        inv_scale: tensor(client, device, inv_scale, shape, dtype),
+        layout: OperandLayout { k, format, granularity, power_of_two },
     }
 }
 
@@ -271,15 +265,9 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
         true => t.handle.clone(),
         false => into_contiguous(t.clone()).handle,
     };
-    Operand {
-        codes: packed(&o.codes),
-        inv_scale: packed(&o.inv_scale),
-        rows: o.codes.shape()[0],
-        k: o.k,
-        format: o.format,
-        granularity: o.granularity,
-        power_of_two: o.power_of_two,
-    }
+    let OperandLayout { k, format, granularity, power_of_two } = o.layout;
+    let (codes, inv_scale, rows) = (packed(&o.codes), packed(&o.inv_scale), o.codes.shape()[0]);
+    Operand { codes, inv_scale, rows, k, format, granularity, power_of_two }
 }
 
 /// `[.., cols]` as a strided `[rows, cols]`. Copies the tensor only if its leading axes have no

@@ -29,13 +29,9 @@ pub enum Fused<B: Backend> {
         epsilon: f64,
     },
     /// Rotary embedding: rotates the halves of each head of x `[B, T, heads, d]` by the angle of
-    /// its position. y is `[B, heads, T, d]`.
-    Rotary {
-        /// Cosines, f32, `[T, d/2]`.
-        cos: FloatTensor<B>,
-        /// Sines, f32, `[T, d/2]`.
-        sin: FloatTensor<B>,
-    },
+    /// its position, with tables of cosines and sines, f32, `[T, d/2]`. y is `[B, heads, T, d]`. The
+    /// tables get no gradient.
+    Rotary,
     /// Log-probability of each target, `[M, 1]`, from logits `[M, V]`.
     LogLikelihood {
         /// `[M]`, in `0..V`.
@@ -62,7 +58,7 @@ impl<B: Backend> Fused<B> {
         match self {
             Self::SwiGlu => ["swiglu", "swiglu_backward"],
             Self::RmsNorm { .. } => ["rms_norm", "rms_norm_backward"],
-            Self::Rotary { .. } => ["rotary", "rotary_backward"],
+            Self::Rotary => ["rotary", "rotary_backward"],
             Self::LogLikelihood { .. } => ["log_likelihood", "log_likelihood_backward"],
             Self::Attention(_) => ["attention", "attention_backward"],
         }
@@ -76,7 +72,7 @@ impl<B: Backend> Fused<B> {
         match self {
             Self::SwiGlu => Fused::SwiGlu,
             Self::RmsNorm { epsilon } => Fused::RmsNorm { epsilon },
-            Self::Rotary { cos, sin } => Fused::Rotary { cos: float(cos), sin: float(sin) },
+            Self::Rotary => Fused::Rotary,
             Self::LogLikelihood { targets } => Fused::LogLikelihood { targets },
             Self::Attention(Attention { mask, bias, documents, options }) => {
                 Fused::Attention(Attention { mask, bias: bias.map(float), documents, options })
@@ -153,7 +149,7 @@ fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<
             let inverse_rms = inverse_rms(&values, *epsilon);
             like(values * inverse_rms * f32::<B, 1>(gamma).unsqueeze(), x)
         }
-        (Fused::Rotary { cos, sin }, [x]) => {
+        (Fused::Rotary, [x, cos, sin]) => {
             let y = rotated(f32::<B, 4>(x), [cos, sin], false).cast(x.dtype());
             y.swap_dims(1, 2).into_primitive().tensor()
         }
@@ -184,7 +180,7 @@ fn gradients<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>], dy: &FloatTen
             let dx = (g - normed.clone() * mean) * inverse_rms;
             vec![like(dx, x), like((dy * normed).sum_dim(0), gamma)]
         }
-        (Fused::Rotary { cos, sin }, [x]) => {
+        (Fused::Rotary, [x, cos, sin]) => {
             let dy = f32::<B, 4>(dy).swap_dims(1, 2);
             vec![like(rotated(dy, [cos, sin], true), x)]
         }

@@ -21,7 +21,7 @@ fn kernel<B: Backend>(op: &Fused<B>) -> Option<FusedKernel> {
     match op {
         Fused::SwiGlu => Some(FusedKernel::SwiGlu),
         Fused::RmsNorm { .. } => Some(FusedKernel::RmsNorm),
-        Fused::Rotary { .. } => Some(FusedKernel::Rotary),
+        Fused::Rotary => Some(FusedKernel::Rotary),
         Fused::LogLikelihood { .. } | Fused::Attention(_) => None,
     }
 }
@@ -35,8 +35,8 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
 ) -> Option<Vec<CubeTensor<R>>> {
     let kernel = kernel(op)?;
     let (client, device) = (inputs[0].client.clone(), inputs[0].device.to_id());
-    let matrices: Vec<_> = match op {
-        Fused::Rotary { cos, sin } => [backward.unwrap_or(&inputs[0]), cos, sin].map(view).into(),
+    let matrices: Vec<_> = match (op, inputs) {
+        (Fused::Rotary, [x, cos, sin]) => [backward.unwrap_or(x), cos, sin].map(view).into(),
         _ => inputs.iter().chain(backward).map(view).collect(),
     };
     let variant = FusedVariant::of(&client, kernel, backward.is_some(), &matrices).ok()?;
@@ -76,7 +76,7 @@ fn launch<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
             let dgamma = super::in_dtype::<CubeBackend<R, F, I, BT>>(dgamma, inputs[1].dtype);
             Ok(vec![on_device(dx, shape, dtype), dgamma])
         }
-        (Fused::Rotary { .. }, [from, cos, sin]) => {
+        (Fused::Rotary, [from, cos, sin]) => {
             let [batch, len, heads, dim] = shape.dims();
             let to = if backward { [batch, len, heads, dim] } else { [batch, heads, len, dim] };
             let y = kernels::rotary(client, from, [cos, sin], [batch, len, heads], backward)?;

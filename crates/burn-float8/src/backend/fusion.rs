@@ -5,15 +5,15 @@ use burn_backend::{Backend, DType, DeviceOps};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_ir::TensorIr;
 use burn_std::Shape;
-use float8_kernels::{Cast, Format, Granularity, Orientation, health_len, row_words};
+use float8_kernels::{Cast, Orientation, health_len, row_words};
 
 use super::cube::write_codes;
 use super::host::matrix;
-use super::operand::{DeviceOperand, scales};
+use super::operand::{DeviceOperand, OperandLayout, scales};
 use super::stream::{Handles, register};
 use super::{
-    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GroupEnds, HostCodes, OperandSize,
-    Quantized, ScaleFrom, SelfCheckReport, device_errors, fused, fusion_fused_ops,
+    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
+    OperandSize, Quantized, SelfCheckReport, device_errors, fused, fusion_fused_ops,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -45,11 +45,11 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         x: FloatTensor<Self>,
         cast: Cast,
         orientation: Orientation,
-        scale: ScaleFrom<FloatTensor<Self>>,
+        given: Option<GivenAmax<FloatTensor<Self>>>,
     ) -> Quantized<Self> {
         let [rows, cols] = matrix(&x.shape);
         let Cast { format, granularity, scale_mode } = cast;
-        let power_of_two = scale_mode.is_power_of_two();
+        let layout = OperandLayout { k: cols, format, granularity, power_of_two: scale_mode.is_power_of_two() };
         // Codes and scales of each copy, then the amax unless it is the given one.
         let sides: Vec<_> = [(orientation.rows(), [rows, cols]), (orientation.cols(), [cols, rows])]
             .into_iter()
@@ -60,17 +60,16 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             outputs.push((Shape::from(vec![*rows, row_words(*k)]), DType::U32));
             outputs.push(scales(granularity, *rows, *k));
         }
-        let (given, observe) = (scale.given().cloned(), scale.is_observed());
-        let scale = scale.map(|_| ());
+        let observe = given.as_ref().is_none_or(|given| given.observe);
+        let given = given.map(|given| given.amax);
         if observe {
             outputs.push((Shape::from(vec![granularity.amax_len(rows, cols, orientation)]), DType::F32));
         }
         let inputs = core::iter::once(x).chain(given.clone()).collect();
         let mut made = register("float8_quantize", inputs, outputs, move |ir, handles| {
             let mut inputs: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-            let mut given = inputs.split_off(1).into_iter();
-            let scale = scale.map(|()| given.next().expect("registered with what is given"));
-            let copies = B::fp8_quantize(inputs.remove(0), cast, orientation, scale);
+            let given = inputs.split_off(1).pop().map(|amax| GivenAmax { amax, observe });
+            let copies = B::fp8_quantize(inputs.remove(0), cast, orientation, given);
             let mut outputs = ir.outputs.iter();
             let mut next = || &outputs.next().expect("two outputs for each orientation, and the amax").id;
             for operand in [copies.rows, copies.cols].into_iter().flatten() {
@@ -84,7 +83,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         .into_iter();
         let mut next = || made.next().expect("one tensor for each output");
         let mut copy = |wanted: bool, k| {
-            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), k, format, granularity, power_of_two })
+            wanted.then(|| DeviceOperand { codes: next(), inv_scale: next(), layout: OperandLayout { k, ..layout } })
         };
         let (row_copy, col_copy) = (copy(orientation.rows(), cols), copy(orientation.cols(), rows));
         let amax = if observe { next() } else { given.expect("nothing is observed only where an amax is given") };
@@ -93,13 +92,13 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self> {
         let GemmRequest { a, b, bias, groups, shape, dtype, config } = gemm;
-        let mut inputs = vec![a.codes.clone(), a.inv_scale.clone(), b.codes.clone(), b.inv_scale.clone()];
+        let mut inputs = [a.tensors(), b.tensors()].concat();
         let (has_bias, grouping) = (bias.is_some(), groups.as_ref().map(|groups| groups.grouping));
         inputs.extend(bias);
         inputs.extend(groups.map(|groups| groups.ends));
-        let (a, b) = (described(a), described(b));
+        let (a, b) = (a.layout, b.layout);
         register("float8_matmul", inputs, vec![(shape, dtype.into())], move |ir, handles| {
-            let (a, b) = (&resolve(&a, &ir.inputs[..2], handles), &resolve(&b, &ir.inputs[2..4], handles));
+            let (a, b) = (&resolve(a, &ir.inputs[..2], handles), &resolve(b, &ir.inputs[2..4], handles));
             let mut rest = ir.inputs[4..].iter();
             let bias = has_bias.then(|| handles.get_float_tensor::<B>(rest.next().expect("registered with a bias")));
             let groups = grouping.map(|grouping| {
@@ -120,11 +119,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             dims.reverse();
         }
         let output = (Shape::from(vec![health_len(dims[0], dims[1]), 5]), DType::F32);
-        let inputs = vec![x, operand.codes.clone(), operand.inv_scale.clone()];
-        let operand = described(operand);
+        let (inputs, layout) = ([vec![x], operand.tensors()].concat(), operand.layout);
         register("float8_health", inputs, vec![output], move |ir, handles| {
             let x = handles.get_float_tensor::<B>(&ir.inputs[0]);
-            let operand = resolve(&operand, &ir.inputs[1..], handles);
+            let operand = resolve(layout, &ir.inputs[1..], handles);
             handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_health(x, &operand, transposed));
         })
         .remove(0)
@@ -147,30 +145,26 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
     }
 
     fn fp8_dequantize(operand: &Self::Operand) -> FloatTensor<Self> {
-        let output = (Shape::from(vec![operand.codes.shape[0], operand.k]), DType::F32);
-        let inputs = vec![operand.codes.clone(), operand.inv_scale.clone()];
-        let operand = described(operand);
-        register("float8_dequantize", inputs, vec![output], move |ir, handles| {
-            let operand = resolve(&operand, &ir.inputs, handles);
+        let layout = operand.layout;
+        let output = (Shape::from(vec![operand.codes.shape[0], layout.k]), DType::F32);
+        register("float8_dequantize", operand.tensors(), vec![output], move |ir, handles| {
+            let operand = resolve(layout, &ir.inputs, handles);
             handles.register_float_tensor::<B>(&ir.outputs[0].id, B::fp8_dequantize(&operand));
         })
         .remove(0)
     }
 
     fn fp8_transpose(operand: &Self::Operand) -> Self::Operand {
-        let (rows, k, granularity) = (operand.codes.shape[0], operand.k, operand.granularity);
+        let (rows, layout @ OperandLayout { k, granularity, .. }) = (operand.codes.shape[0], operand.layout);
         let outputs = vec![(Shape::from(vec![k, row_words(rows)]), DType::U32), scales(granularity, k, rows)];
-        let inputs = vec![operand.codes.clone(), operand.inv_scale.clone()];
-        let operand = described(operand);
-        let mut made = register("float8_transpose", inputs, outputs, move |ir, handles| {
-            let made = B::fp8_transpose(&resolve(&operand, &ir.inputs, handles));
+        let mut made = register("float8_transpose", operand.tensors(), outputs, move |ir, handles| {
+            let made = B::fp8_transpose(&resolve(layout, &ir.inputs, handles));
             handles.register_int_tensor::<B>(&ir.outputs[0].id, made.codes);
             handles.register_float_tensor::<B>(&ir.outputs[1].id, made.inv_scale);
         })
         .into_iter();
         let mut next = || made.next().expect("codes and scales");
-        let Described { format, power_of_two, .. } = operand;
-        DeviceOperand { codes: next(), inv_scale: next(), k: rows, format, granularity, power_of_two }
+        DeviceOperand { codes: next(), inv_scale: next(), layout: OperandLayout { k: rows, ..layout } }
     }
 
     fn fp8_write(codes: HostCodes, device: &Device<Self>) -> Self::Operand {
@@ -185,38 +179,18 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
 /// The operand below fusion, after pending operations are submitted. Does not wait for the device.
 pub fn resolved<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> DeviceOperand<B> {
     let client = operand.codes.client.clone();
-    let DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two } = operand.clone();
-    DeviceOperand {
-        codes: client.resolve_tensor_int::<B>(codes),
-        inv_scale: client.resolve_tensor_float::<B>(inv_scale),
-        k,
-        format,
-        granularity,
-        power_of_two,
-    }
+    let DeviceOperand { codes, inv_scale, layout } = operand.clone();
+    let codes = client.resolve_tensor_int::<B>(codes);
+    DeviceOperand { codes, inv_scale: client.resolve_tensor_float::<B>(inv_scale), layout }
 }
 
-/// An operand without its tensors.
-#[derive(Clone, Copy)]
-struct Described {
-    k: usize,
-    format: Format,
-    granularity: Granularity,
-    power_of_two: bool,
-}
-
-fn described<B: FusionBackend>(operand: &DeviceOperand<Fusion<B>>) -> Described {
-    let DeviceOperand { k, format, granularity, power_of_two, .. } = *operand;
-    Described { k, format, granularity, power_of_two }
-}
-
-/// The operand of the first two inputs: codes and scales.
+/// The operand of an operation whose first inputs are its tensors.
 fn resolve<B: FusionBackend>(
-    &Described { k, format, granularity, power_of_two }: &Described,
+    layout: OperandLayout,
     inputs: &[TensorIr],
     handles: &mut Handles<B::FusionRuntime>,
 ) -> DeviceOperand<B> {
     let codes = handles.get_int_tensor::<B>(&inputs[0]);
     let inv_scale = handles.get_float_tensor::<B>(&inputs[1]);
-    DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two }
+    DeviceOperand { codes, inv_scale, layout }
 }

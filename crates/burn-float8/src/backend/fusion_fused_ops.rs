@@ -10,57 +10,32 @@ use super::fused::{Fused, FusedBackward};
 use super::stream::register;
 use super::{DeviceOperand, Float8Backend};
 
-/// An operation without its tensors, which follow its inputs.
-#[derive(Clone, Copy)]
-enum Described {
-    SwiGlu,
-    RmsNorm { epsilon: f64 },
-    Rotary,
-}
-
-impl Described {
-    fn of<B: FusionBackend>(op: &Fused<Fusion<B>>) -> Option<(Self, Vec<FloatTensor<Fusion<B>>>)> {
-        match op {
-            Fused::SwiGlu => Some((Self::SwiGlu, vec![])),
-            Fused::RmsNorm { epsilon } => Some((Self::RmsNorm { epsilon: *epsilon }, vec![])),
-            Fused::Rotary { cos, sin } => Some((Self::Rotary, vec![cos.clone(), sin.clone()])),
-            Fused::LogLikelihood { .. } | Fused::Attention(_) => None,
-        }
-    }
-
-    /// The operation below fusion, with these tensors.
-    fn with<B: Float8Backend>(self, tensors: Vec<FloatTensor<B>>) -> Fused<B> {
-        match self {
-            Self::SwiGlu => Fused::SwiGlu,
-            Self::RmsNorm { epsilon } => Fused::RmsNorm { epsilon },
-            Self::Rotary => {
-                let [cos, sin] = tensors.try_into().expect("registered with both tables");
-                Fused::Rotary { cos, sin }
-            }
-        }
-    }
-}
-
 /// Outputs of the operation, or with dy its gradients. None if `B` has no kernel for it.
 pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
     op: &Fused<Fusion<B>>,
     inputs: &[FloatTensor<Fusion<B>>],
     dy: Option<&FloatTensor<Fusion<B>>>,
 ) -> Option<Vec<FloatTensor<Fusion<B>>>> {
-    let (described, tensors) = Described::of(op)?;
-    let (x, has_dy, count) = (&inputs[0], dy.is_some(), inputs.len());
-    let outputs = match described {
-        _ if has_dy => inputs.iter().map(|input| (input.shape(), input.dtype())).collect(),
-        Described::Rotary => {
+    let names = op.names();
+    let op: Fused<B> = match op {
+        Fused::SwiGlu => Fused::SwiGlu,
+        Fused::RmsNorm { epsilon } => Fused::RmsNorm { epsilon: *epsilon },
+        Fused::Rotary => Fused::Rotary,
+        Fused::LogLikelihood { .. } | Fused::Attention(_) => return None,
+    };
+    let (x, count) = (&inputs[0], inputs.len());
+    let like = |input: &FloatTensor<Fusion<B>>| (input.shape(), input.dtype());
+    let outputs = match (&op, dy) {
+        (Fused::Rotary, None) => {
             let [batch, len, heads, dim] = x.shape().dims();
             vec![(Shape::from(vec![batch, heads, len, dim]), x.dtype())]
         }
-        _ => vec![(x.shape(), x.dtype())],
+        (Fused::Rotary, Some(_)) | (_, None) => vec![like(x)],
+        (_, Some(_)) => inputs.iter().map(like).collect(),
     };
-    let all = inputs.iter().chain(dy).cloned().chain(tensors).collect();
-    Some(register(op.names()[usize::from(has_dy)], all, outputs, move |ir, handles| {
-        let mut tensors: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-        let op = described.with::<B>(tensors.split_off(count + usize::from(has_dy)));
+    let all = inputs.iter().chain(dy).cloned().collect();
+    Some(register(names[usize::from(dy.is_some())], all, outputs, move |ir, handles| {
+        let tensors: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
         let (inputs, dy) = tensors.split_at(count);
         let backward = dy.first().map(|dy| FusedBackward { outputs: &[], dy });
         for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {

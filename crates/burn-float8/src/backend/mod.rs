@@ -38,7 +38,7 @@ pub use fused::{Fused, FusedBackward};
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
 #[cfg(feature = "cubecl")]
-pub use operand::DeviceOperand;
+pub use operand::{DeviceOperand, OperandLayout};
 pub use report::SelfCheckReport;
 use serde::{Deserialize, Serialize};
 
@@ -65,42 +65,14 @@ impl<B: Float8Backend> Quantized<B> {
     }
 }
 
-/// Source of the scale of a cast.
+/// A given amax that sets the scale of a cast, in place of the amax of each part of x that shares a
+/// scale. Only with one scale per tensor; values beyond the format saturate.
 #[derive(Clone, Debug)]
-pub enum ScaleFrom<T> {
-    /// The amax of each part of x that shares a scale.
-    Dynamic,
-    /// A given amax, f32 `[1]`, only with one scale per tensor. Values beyond the format saturate.
-    Amax {
-        /// The amax.
-        amax: T,
-        /// Whether [`Quantized::amax`] is still computed from x.
-        observe: bool,
-    },
-}
-
-#[cfg(feature = "cubecl")]
-impl<T> ScaleFrom<T> {
-    /// The given amax.
-    fn given(&self) -> Option<&T> {
-        match self {
-            Self::Dynamic => None,
-            Self::Amax { amax, .. } => Some(amax),
-        }
-    }
-
-    /// Maps the given amax.
-    fn map<U>(&self, f: impl FnOnce(&T) -> U) -> ScaleFrom<U> {
-        match self {
-            Self::Dynamic => ScaleFrom::Dynamic,
-            Self::Amax { amax, observe } => ScaleFrom::Amax { amax: f(amax), observe: *observe },
-        }
-    }
-
-    /// Whether the amax of the tensor is computed.
-    fn is_observed(&self) -> bool {
-        !matches!(self, Self::Amax { observe: false, .. })
-    }
+pub struct GivenAmax<T> {
+    /// f32 `[1]`.
+    pub amax: T,
+    /// Whether [`Quantized::amax`] is still computed from x.
+    pub observe: bool,
 }
 
 /// Casts a tensor unless it has the dtype already.
@@ -258,7 +230,7 @@ pub trait Float8Backend: Backend {
         x: FloatTensor<Self>,
         cast: Cast,
         orientation: Orientation,
-        scale: ScaleFrom<FloatTensor<Self>>,
+        given: Option<GivenAmax<FloatTensor<Self>>>,
     ) -> Quantized<Self>;
 
     /// y `[M, N]` = a `[M, K]` · b `[N, K]`ᵀ + bias `[N]`. With groups, the products of each group

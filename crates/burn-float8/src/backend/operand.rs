@@ -10,15 +10,9 @@ use float8_kernels::{Format, Granularity, InvScale, mx};
 
 use super::OperandSize;
 
-/// FP8 codes on a device.
-#[derive(Clone, Debug)]
-pub struct DeviceOperand<B: Backend> {
-    /// `[rows, row_words(k)]` in u32: four codes per word, rows padded with zeros.
-    pub codes: IntTensor<B>,
-    /// `granularity.scale_dims` in f32. For `Block1x32`, E8M0 bytes in tiles
-    /// ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32. Stored in a float tensor, since
-    /// only this project's kernels read it.
-    pub inv_scale: FloatTensor<B>,
+/// Length, format and scales of a [`DeviceOperand`].
+#[derive(Clone, Copy, Debug)]
+pub struct OperandLayout {
     /// Length of the contracted axis.
     pub k: usize,
     /// Format of the codes.
@@ -30,11 +24,32 @@ pub struct DeviceOperand<B: Backend> {
     pub power_of_two: bool,
 }
 
+/// FP8 codes on a device.
+#[derive(Clone, Debug)]
+pub struct DeviceOperand<B: Backend> {
+    /// `[rows, row_words(k)]` in u32: four codes per word, rows padded with zeros.
+    pub codes: IntTensor<B>,
+    /// `granularity.scale_dims` in f32. For `Block1x32`, E8M0 bytes in tiles
+    /// ([`mx`](mod@float8_kernels::mx)), `[scale_words]` in u32. Stored in a float tensor, since
+    /// only this project's kernels read it.
+    pub inv_scale: FloatTensor<B>,
+    /// Everything that is not in a tensor.
+    pub layout: OperandLayout,
+}
+
 impl<B: Backend> DeviceOperand<B> {
+    /// The tensors as inputs of an operation.
+    pub(super) fn tensors(&self) -> Vec<FloatTensor<B>>
+    where
+        B: Backend<IntTensorPrimitive = FloatTensor<B>>,
+    {
+        vec![self.codes.clone(), self.inv_scale.clone()]
+    }
+
     pub(super) fn size(&self) -> OperandSize {
         let (codes, scales) = (self.codes.shape(), self.inv_scale.shape());
         let bytes = 4 * (codes.num_elements() + scales.num_elements()) as u64;
-        OperandSize { rows: codes[0], k: self.k, padded_k: 4 * codes[1], bytes }
+        OperandSize { rows: codes[0], k: self.layout.k, padded_k: 4 * codes[1], bytes }
     }
 }
 

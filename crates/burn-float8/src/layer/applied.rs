@@ -15,8 +15,8 @@ type DeviceStates = HashMap<(TypeId, DeviceId), Arc<dyn Any + Send + Sync>>;
 #[derive(Default)]
 pub(crate) struct Applied {
     /// Unique in the process.
-    number: Number,
-    config: Float8Config,
+    pub(crate) number: Number,
+    pub(crate) config: Float8Config,
     /// Linears that were quantized at that time.
     quantized: Vec<String>,
     /// Whether steps begin only by `begin_float8_step`.
@@ -36,10 +36,6 @@ impl Default for Number {
 }
 
 impl Applied {
-    pub(crate) fn number(&self) -> Number {
-        self.number
-    }
-
     pub(crate) fn new(config: Float8Config, quantized: Vec<String>) -> Self {
         Self { config, quantized, ..Self::default() }
     }
@@ -47,10 +43,6 @@ impl Applied {
     /// Whether a linear was quantized when the configuration was applied, and therefore skipped.
     pub(crate) fn was_quantized(&self, linear: &str) -> bool {
         self.quantized.iter().any(|name| name == linear)
-    }
-
-    pub(crate) fn config(&self) -> &Float8Config {
-        &self.config
     }
 
     pub(crate) fn has_manual_steps(&self) -> bool {

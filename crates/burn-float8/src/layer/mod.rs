@@ -2,6 +2,7 @@
 //! training.
 mod applied;
 mod autocast;
+mod calls;
 mod health;
 mod plan;
 mod tag;
@@ -14,15 +15,17 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use burn_backend::tensor::Device;
 use burn_backend::{DeviceId, DeviceOps};
-use float8_kernels::{Cast, GemmPath};
+use float8_kernels::{GemmPath, disabled_count};
 use parking_lot::{Mutex, RwLock};
 
-use crate::backend::{Float8Backend, OperandSize};
+use crate::backend::Float8Backend;
 use crate::config::{FallbackTo, Policy};
 use crate::terms::{Gemm, Operand, Reason, Recipe, Role};
 pub(crate) use applied::{Applied, Number as AppliedNumber};
 pub use autocast::float8_autocast;
 pub(crate) use autocast::is_autocast_enabled;
+pub use calls::GemmTotals;
+pub(crate) use calls::{GemmCalls, LastOperand, ReadAmax};
 pub(crate) use health::non_finite;
 pub use health::{CastHealth, Fallback, OperandHealth};
 pub(crate) use plan::{CastPlan, LinearDtypes, LinearPlan};
@@ -31,41 +34,8 @@ pub use untagged::UNTAGGED_NAME;
 pub(crate) use untagged::UntaggedRule;
 pub(crate) use untagged::{set_default, settle_at_apply, settle_at_linear, untagged, untagged_rule, was_applied};
 
-/// Reads the amax of a cast's tensor, if observed, and the amax that set the scale.
-pub(crate) trait ReadAmax: Send + Sync {
-    fn read(&self) -> (Option<f32>, f32);
-}
-
-/// An operand of the last FP8 call of a GEMM.
-#[derive(Clone)]
-pub(crate) struct LastOperand {
-    pub(crate) size: OperandSize,
-    pub(crate) cast: Cast,
-    pub(crate) amaxes: Arc<dyn ReadAmax>,
-}
-
-/// The last calls of one GEMM.
-#[derive(Clone, Default)]
-pub(crate) struct LastCall {
-    /// Path of the last FP8 call, and its operands.
-    pub(crate) float8: Option<(GemmPath, [LastOperand; 2])>,
-    /// Reason of the last high-precision call.
-    pub(crate) reason: Option<Reason>,
-    /// Reason of the last unrequested high-precision call.
-    pub(crate) unrequested: Option<Reason>,
-}
-
-/// Calls of one GEMM, counted by path.
-#[derive(Default)]
-struct GemmCalls {
-    native: AtomicU64,
-    emulated: AtomicU64,
-    high_precision: AtomicU64,
-    last: Mutex<LastCall>,
-}
-
-/// A backend type, a device and dtypes.
-type PlanKey = (TypeId, DeviceId, LinearDtypes);
+/// A backend type, a device, dtypes, and the number of kernels that were disabled by then.
+type PlanKey = (TypeId, DeviceId, LinearDtypes, usize);
 
 /// Configured policy, and the active policy after a fallback.
 struct Settings {
@@ -102,7 +72,7 @@ pub struct Layer {
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
     enabled: AtomicBool,
-    calls: [GemmCalls; 3],
+    calls: [Mutex<GemmCalls>; 3],
     casts: [AtomicU64; 3],
     weight_matmuls: AtomicU64,
     /// Number of decodes of an FP8-only weight by operation.
@@ -197,13 +167,13 @@ impl Layer {
         off: Option<Reason>,
     ) -> Result<Arc<LinearPlan>, Reason> {
         let plan = self.plan(off)?;
-        let key = (TypeId::of::<B>(), device.id(), dtypes);
+        let key = (TypeId::of::<B>(), device.id(), dtypes, disabled_count());
         if let Some((_, resolved)) = self.settings.read().resolved.iter().find(|(known, _)| *known == key) {
             return Ok(resolved.clone());
         }
         // First use on this device if the program has applied no configuration.
         B::fp8_prepare(device, None).unwrap_or_else(|error| panic!("{}", error));
-        let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes));
+        let resolved = Arc::new(plan.on(B::fp8_facts(device), dtypes, self.has_source()));
         let mut settings = self.settings.write();
         // Another thread may have set another policy in the meantime.
         if settings.plan.as_ref().is_some_and(|current| Arc::ptr_eq(current, &plan)) {
@@ -303,41 +273,33 @@ impl Layer {
     }
 
     pub(crate) fn count_fp8(&self, gemm: Gemm, path: GemmPath, operands: [LastOperand; 2]) {
-        let calls = &self.calls[gemm as usize];
-        let counter = if path.is_native() { &calls.native } else { &calls.emulated };
-        counter.fetch_add(1, Relaxed);
+        let mut calls = self.calls[gemm as usize].lock();
+        match calls.float8.iter_mut().find(|(known, _)| *known == path) {
+            Some((_, count)) => *count += 1,
+            None => calls.float8.push((path, 1)),
+        }
+        let before = calls.last.replace((path, operands));
         // The previous call's tensors are dropped after the lock is released.
-        let _before = calls.last.lock().float8.replace((path, operands));
+        drop(calls);
+        drop(before);
     }
 
     pub(crate) fn count_high_precision(&self, gemm: Gemm, reason: Reason) {
-        let calls = &self.calls[gemm as usize];
-        calls.high_precision.fetch_add(1, Relaxed);
-        let mut last = calls.last.lock();
+        let mut calls = self.calls[gemm as usize].lock();
+        calls.high_precision += 1;
         if !reason.is_requested() {
-            last.unrequested = Some(reason.clone());
+            calls.unrequested = Some(reason.clone());
         }
-        last.reason = Some(reason);
+        calls.reason = Some(reason);
     }
 
-    /// `[native, emulated, high precision]` calls.
-    pub(crate) fn calls(&self, gemm: Gemm) -> [u64; 3] {
-        let calls = &self.calls[gemm as usize];
-        [&calls.native, &calls.emulated, &calls.high_precision].map(|c| c.load(Relaxed))
+    pub(crate) fn calls(&self, gemm: Gemm) -> GemmCalls {
+        self.calls[gemm as usize].lock().clone()
     }
 
     /// Resets the counters of calls.
     pub(crate) fn reset_calls(&self) {
-        for calls in &self.calls {
-            for counter in [&calls.native, &calls.emulated, &calls.high_precision] {
-                counter.store(0, Relaxed);
-            }
-            *calls.last.lock() = LastCall::default();
-        }
-    }
-
-    pub(crate) fn last(&self, gemm: Gemm) -> LastCall {
-        self.calls[gemm as usize].last.lock().clone()
+        self.calls.iter().for_each(|calls| *calls.lock() = GemmCalls::default());
     }
 
     pub(crate) fn set_sampled(&self, operand: Operand, health: OperandHealth) {

@@ -1,6 +1,6 @@
 //! [`LinearPlan`]: the GEMMs and casts of a linear, resolved once from its configuration.
 use burn_backend::DType;
-use float8_kernels::{Cast, GemmConfig, Granularity};
+use float8_kernels::{Cast, GemmConfig, GemmPath, Granularity};
 
 use crate::backend::DeviceFacts;
 use crate::config::{Casts, DelayedScaling, Float8LinearConfig, ScalingType};
@@ -71,15 +71,24 @@ impl LinearPlan {
         }
     }
 
-    /// Resolves the plan for dtypes on a device.
-    pub(crate) fn on(&self, device: DeviceFacts, dtypes: LinearDtypes) -> Self {
+    /// Resolves the plan for dtypes on a device. GEMMs for which the device has no kernel left run in
+    /// high precision. With a sharded weight the host computes them instead, since the other processes
+    /// exchange codes.
+    pub(crate) fn on(&self, device: DeviceFacts, dtypes: LinearDtypes, is_sharded: bool) -> Self {
         let LinearDtypes { x, w, bias } = dtypes;
         let missing = |dtypes: &[DType]| dtypes.iter().copied().find(|dtype| !device.supports(*dtype));
         let (both, all) = (missing(&[x, w]), missing(&[x, w, bias.unwrap_or(w)]));
         let mut plan = Self { device: Some(device), ..self.clone() };
         for (gemm, missing) in plan.gemms.iter_mut().zip([all, both, both]) {
-            if let (Ok(_), Some(dtype)) = (&gemm, missing) {
+            let Ok(GemmPlan { granularities, config }) = *gemm else { continue };
+            if let Some(dtype) = missing {
                 *gemm = Err(Reason::Dtype(dtype));
+            } else if !is_sharded
+                && device
+                    .gemm
+                    .is_some_and(|gemm| !gemm.has_casts() || gemm.path(None, granularities, config) == GemmPath::Host)
+            {
+                *gemm = Err(Reason::Disabled);
             }
         }
         plan

@@ -2,6 +2,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn_backend::tensor::FloatTensor;
 use float8_kernels::{GemmPath, Granularity};
 use serde::Serialize;
 
@@ -10,6 +11,7 @@ use crate::backend::Float8Backend;
 use crate::config::{Float8Config, LinearInfo, Policy};
 use crate::error::{ApplyError, Float8Error};
 use crate::layer::{Applied, Layer, LinearPlan, Tag, settle_at_apply};
+use crate::ops::functions;
 use crate::stack::Float8Stack;
 use crate::terms::Gemm;
 
@@ -149,15 +151,13 @@ impl Float8Config {
             }
         }
         let prepare = |device: &&B::Device| B::Inner::fp8_prepare(device, Some(self.self_check));
-        if let Err(error) = devices.iter().try_for_each(prepare) {
-            return Err(ApplyError { error, model: Box::new(model) });
-        }
-        if let Err(error) = self.check_paths(&linears, &policies) {
+        let prepared = devices.iter().try_for_each(prepare).and_then(|()| self.check_paths(&linears, &policies));
+        if let Err(error) = prepared {
             return Err(ApplyError { error, model: Box::new(model) });
         }
         let keeps_tags = known.is_some();
         let applied = known.unwrap_or_else(|| Arc::new(Applied::new(self.clone(), quantized)));
-        B::register();
+        functions::register::<B::Wrapped>();
         for device in devices {
             B::untagged_layer(device).reset_calls();
             let applied = linears.iter().filter(|linear| linear.device == *device).map(|linear| linear.info.clone());
@@ -175,7 +175,7 @@ impl Float8Config {
             let Some(name) = param.linear_weight(self) else { return Change::None };
             let Some(weight) = param.float() else { return Change::None };
             let policy = policies.next().expect("visit and map walk the same linears");
-            let known = B::tag(&weight).filter(|_| keeps_tags);
+            let known = weight.tag().cloned().filter(|_| keeps_tags);
             if known.as_ref().is_some_and(|tag| tag.enabled) {
                 return Change::None;
             }
@@ -183,7 +183,7 @@ impl Float8Config {
             let new = || Arc::new(Layer::new(name, policy, applied.clone()));
             let layer = known.map_or_else(new, |tag| tag.layer);
             // Tags tensors loaded later too, since records hold no tags.
-            Change::map(move |t| B::with_tag(t, Tag::new(layer.clone())))
+            Change::map(move |t: FloatTensor<B>| t.tagged(Tag::new(layer.clone())))
         });
         log::info!("{summary}");
         Ok((model, summary))
@@ -201,7 +201,7 @@ impl Float8Config {
         let is_same = tagged().all(|(FoundLinear { info, .. }, Tag { layer, .. }, policy)| {
             layer.name() == info.name && Arc::ptr_eq(layer.applied(), &applied) && layer.configured().as_ref() == policy
         });
-        (is_same && applied.config() == self).then_some(applied)
+        (is_same && applied.config == *self).then_some(applied)
     }
 
     /// Warns about GEMMs that do not gain from FP8 on a device where others do. Logs one warning

@@ -34,7 +34,7 @@ pub fn independent_rows<B: Float8Stack, M: Module<B>>(model: &M, except: &[&str]
     let are_independent = linears.iter().all(|linear| {
         // One expert may get the rows of all.
         let is_alone = linear.weight.as_ref().is_some_and(|weight| weight.rank() == 2);
-        let has_adapter = || linear.weight.as_ref().is_some_and(B::has_adapter);
+        let has_adapter = || linear.weight.as_ref().is_some_and(|weight| weight.adapters().is_some());
         let is_enabled = linear.tag.as_ref().is_some_and(|tag| tag.enabled);
         except.contains(&&*linear.info.name)
             || is_alone

@@ -12,6 +12,7 @@ use super::walk::{Change, linears, map_params, visit_params};
 use crate::backend::{Float8Backend, HostCodes};
 use crate::config::{Float8Config, LinearInfo};
 use crate::error::{ApplyError, Float8Error};
+use crate::ops::functions;
 use crate::stack::Float8Stack;
 use crate::tensor::{CastRequest, Codes, Float8Tensor, fp8_copy};
 use crate::terms::Operand;
@@ -99,7 +100,7 @@ pub fn fp8_only<B: Float8Stack, M: Module<B>>(model: M) -> Result<(M, Fp8Only), 
     }
     drop(found);
     let model = map_params::<B, M>(model, |param| {
-        let is_weight = param.shape.num_dims() == 2 && param.float().is_some_and(|weight| B::tag(&weight).is_some());
+        let is_weight = param.shape.num_dims() == 2 && param.float().is_some_and(|weight| weight.tag().is_some());
         if is_weight { Change::map(|t| B::map_float8(t, into_codes)) } else { Change::None }
     });
     let mut fp8_only = Fp8Only::default();
@@ -204,7 +205,7 @@ pub fn load_codes<B: Float8Stack, M: Module<B>>(
     mut codes: impl FnMut(&LinearInfo) -> Result<Option<HostCodes>, BoxedError>,
 ) -> Result<(M, Fp8Only), BoxedError> {
     let (mut loaded, mut error) = (Fp8Only::default(), None);
-    B::register();
+    functions::register::<B::Wrapped>();
     let model = map_params::<B, M>(model, |param| {
         let (None, Some(name), [k, n]) = (&error, param.linear_weight(config), &param.shape[..]) else {
             return Change::None;

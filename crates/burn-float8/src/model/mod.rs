@@ -20,7 +20,7 @@ pub use default::set_default_config;
 pub use fp8_only::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes};
 pub use lora::{Lora, LoraAdapter, LoraConfig};
 pub use monitor::{Amaxes, Monitor, NonFiniteOperand, SampledOperand};
-pub use report::{GemmReport, GemmTotals, LayerReport, OperandReport, Report, report};
+pub use report::{GemmReport, LayerReport, OperandReport, Report, report};
 pub use schedule::{PrecisionSchedule, Span};
 pub use state::{Float8State, LayerState, begin_float8_step};
 pub use state_module::Float8StateModule;

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use burn::module::Module;
 
-use super::report::GemmTotals;
 use super::walk::linears;
-use crate::layer::{Layer, OperandHealth, ReadAmax};
+use crate::layer::{GemmCalls, GemmTotals, Layer, OperandHealth, ReadAmax};
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
 use crate::terms::{Gemm, Operand};
@@ -78,12 +77,7 @@ impl<B: Float8Stack> Monitor<B> {
     /// Calls of fprop, dgrad and wgrad so far, by the linear's path in the module tree. Nothing is
     /// read from the device.
     pub fn calls(&self) -> BTreeMap<String, [GemmTotals; 3]> {
-        let calls = |layer: &Layer| {
-            Gemm::ALL.map(|gemm| {
-                let [native, emulated, high_precision] = layer.calls(gemm);
-                GemmTotals { native, emulated, high_precision }
-            })
-        };
+        let calls = |layer: &Layer| Gemm::ALL.map(|gemm| layer.calls(gemm).totals());
         self.layers.iter().map(|(_, layer)| (layer.name().into(), calls(layer))).collect()
     }
 
@@ -93,10 +87,9 @@ impl<B: Float8Stack> Monitor<B> {
         let mut all = BTreeMap::new();
         for (_, layer) in &self.layers {
             for gemm in Gemm::ALL {
-                let [native, emulated, high_precision] = layer.calls(gemm);
-                // All FP8 calls count for the path of the last one.
-                let path = layer.last(gemm).float8.map_or_else(|| "fp8".into(), |(path, _)| path.to_string());
-                for (path, calls) in [(path, native + emulated), ("high_precision".into(), high_precision)] {
+                let GemmCalls { float8, high_precision, .. } = layer.calls(gemm);
+                let float8 = float8.into_iter().map(|(path, calls)| (path.to_string(), calls));
+                for (path, calls) in float8.chain([("high_precision".into(), high_precision)]) {
                     if calls > 0 {
                         *all.entry(path).or_default() += calls;
                     }
@@ -111,7 +104,7 @@ impl<B: Float8Stack> Monitor<B> {
     pub fn health(&self) -> Vec<SampledOperand> {
         let mut all = vec![];
         for (device, layer) in &self.layers {
-            if layer.applied().config().statistics.is_none() {
+            if layer.applied().config.statistics.is_none() {
                 continue;
             }
             DeviceState::<B::Inner>::of(layer, device).lock().samples.read();
@@ -127,7 +120,7 @@ impl<B: Float8Stack> Monitor<B> {
     /// Amaxes of the last GEMMs, to be read later. Does not wait.
     pub fn amaxes(&self) -> Amaxes {
         let operands =
-            |layer: &Layer, gemm| layer.last(gemm).float8.map(|(_, operands)| operands.map(|operand| operand.amaxes));
+            |layer: &Layer, gemm| layer.calls(gemm).last.map(|(_, operands)| operands.map(|operand| operand.amaxes));
         let layers = self.layers.iter();
         Amaxes {
             layers: layers

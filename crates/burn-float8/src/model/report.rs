@@ -13,8 +13,8 @@ use crate::backend::{Float8Backend, GemmConfig, GemmPath, OperandSize, SelfCheck
 use crate::config::{Policy, Untagged, shortened};
 use crate::error::Float8Error;
 use crate::layer::{
-    Fallback, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, non_finite, untagged_rule,
-    was_applied,
+    Fallback, GemmTotals, LastOperand, Layer, OperandHealth, Tag, UNTAGGED_NAME, UntaggedRule, non_finite,
+    untagged_rule, was_applied,
 };
 use crate::stack::Float8Stack;
 use crate::step::DeviceState;
@@ -123,34 +123,6 @@ pub struct Report {
     pub attention: Cow<'static, str>,
 }
 
-/// GEMM calls by path, summed over a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GemmTotals {
-    /// Calls on FP8 tensor cores, or with few rows by [`GemmPath::Gemv`].
-    pub native: u64,
-    /// Calls with FP8 numerics but without FP8 tensor cores.
-    pub emulated: u64,
-    /// Calls in the tensors' own dtype.
-    pub high_precision: u64,
-}
-
-impl core::iter::Sum for GemmTotals {
-    fn sum<I: Iterator<Item = Self>>(totals: I) -> Self {
-        totals.fold(Self::default(), |sum, t| Self {
-            native: sum.native + t.native,
-            emulated: sum.emulated + t.emulated,
-            high_precision: sum.high_precision + t.high_precision,
-        })
-    }
-}
-
-impl core::fmt::Display for GemmTotals {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { native, emulated, high_precision } = self;
-        write!(f, "GEMMs: {native} in FP8, {emulated} in FP8 emulated, {high_precision} in high precision")
-    }
-}
-
 /// Returns the execution of each linear of `model` since it was tagged. If the device's untagged
 /// linears had calls, the last row counts them. That row covers all models on the device, since a
 /// configuration was last applied there. Slicing a weight or rebuilding it from data drops its tag.
@@ -167,7 +139,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
             of_devices.push((of_device, device.clone()));
         }
         match tag {
-            Some(Tag { layer, .. }) if layer.applied().config().statistics.is_some() => {
+            Some(Tag { layer, .. }) if layer.applied().config.statistics.is_some() => {
                 DeviceState::<B::Inner>::of(&layer, &device).lock().samples.read();
             }
             None => {
@@ -182,7 +154,7 @@ pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let self_checks: Vec<_> =
         of_devices.iter().map(|(_, device)| (device.clone(), B::Inner::fp8_self_check(device, true))).collect();
     let of = |device: &B::Device| &self_checks.iter().find(|(of, _)| of == device).expect("one for each device").1;
-    of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g) != [0; 3]));
+    of_devices.retain(|(l, _)| Gemm::ALL.iter().any(|g| l.calls(*g).totals() != GemmTotals::default()));
     let rows = layers.into_iter().zip(places).chain(of_devices);
     let rows = rows.zip(codes.into_iter().chain(core::iter::repeat(None)));
     let layers = rows
@@ -214,9 +186,9 @@ fn is_lost(name: &str, rule: Option<UntaggedRule>, was_applied: bool, layers: &[
 impl LayerReport {
     fn new<B: Float8Backend>(layer: &Layer, device: &Device<B>, self_check: &SelfCheckReport) -> Self {
         let gemm = |gemm: Gemm| {
-            let [mut native, mut emulated, high_precision] = layer.calls(gemm);
-            let last = layer.last(gemm);
-            let (path, operands) = last.float8.unzip();
+            let calls = layer.calls(gemm);
+            let GemmTotals { mut native, mut emulated, high_precision } = calls.totals();
+            let (path, operands) = calls.last.unzip();
             let granularities =
                 operands.as_ref().map(|operands: &[LastOperand; 2]| operands.each_ref().map(|o| o.cast.granularity));
             let cost = path.and_then(GemmPath::cost).map(Cow::from);
@@ -244,7 +216,7 @@ impl LayerReport {
                 }
                 format!("{path} (self-check of {} failed)", lost.join(", "))
             });
-            let [reason, unrequested] = [last.reason, last.unrequested].map(|r| r.map(|r| r.to_string()));
+            let [reason, unrequested] = [calls.reason, calls.unrequested].map(|r| r.map(|r| r.to_string()));
             let operands = [0, 1].map(|i| {
                 let operand = gemm.operands()[i];
                 let last = operands.as_ref().map(|operands| &operands[i]);

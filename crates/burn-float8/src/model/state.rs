@@ -74,6 +74,12 @@ impl<B: Backend> Record<B> for Float8State {
     }
 }
 
+/// [`Converted`] without its backend type.
+pub(super) trait States: Send + Sync {
+    fn export(&self) -> Float8State;
+    fn restore(&self, state: &Float8State) -> Result<(), Float8Error>;
+}
+
 /// Converted linears of a model: their paths, and the device states of their conversions.
 pub(super) struct Converted<B: Float8Stack>(Vec<Found<B>>);
 
@@ -102,9 +108,11 @@ impl<B: Float8Stack> Converted<B> {
     fn states(&self) -> Vec<Arc<DeviceState<B::Inner>>> {
         distinct(self.0.iter().map(|found| found.state.clone()))
     }
+}
 
+impl<B: Float8Stack> States for Converted<B> {
     /// Exports the state. Waits for the device.
-    pub(super) fn export(&self) -> Float8State {
+    fn export(&self) -> Float8State {
         let mut exported = Float8State { has_begun: !self.0.is_empty(), ..Float8State::default() };
         for state in self.states() {
             let own = || self.0.iter().filter(|found| Arc::ptr_eq(&found.state, &state));
@@ -137,7 +145,7 @@ impl<B: Float8Stack> Converted<B> {
         exported
     }
 
-    pub(super) fn restore(&self, saved: &Float8State) -> Result<(), Float8Error> {
+    fn restore(&self, saved: &Float8State) -> Result<(), Float8Error> {
         let by_path = |path: &str| self.0.iter().find(|found| found.path == path);
         for (path, state) in &saved.layers {
             let found = by_path(path).ok_or_else(|| {

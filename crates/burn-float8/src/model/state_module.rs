@@ -9,25 +9,9 @@ use burn::module::{
 };
 use burn::tensor::backend::{AutodiffBackend, Backend};
 
-use super::state::{Converted, Float8State};
+use super::state::{Converted, Float8State, States};
 use crate::error::Float8Error;
 use crate::stack::Float8Stack;
-
-/// [`Converted`] without its backend type.
-trait States: Send + Sync {
-    fn export(&self) -> Float8State;
-    fn restore(&self, state: &Float8State) -> Result<(), Float8Error>;
-}
-
-impl<B: Float8Stack> States for Converted<B> {
-    fn export(&self) -> Float8State {
-        Converted::export(self)
-    }
-
-    fn restore(&self, state: &Float8State) -> Result<(), Float8Error> {
-        Converted::restore(self, state)
-    }
-}
 
 /// A module whose record is a model's [`Float8State`]. If it is next to the model in a common
 /// module, checkpoints of burn-train, `save_file` and `load_file` resume with the same losses.
@@ -59,6 +43,7 @@ impl<B: Float8Stack> States for Converted<B> {
 ///
 /// `load_record` panics with the [`Float8Error`] if the state belongs to another model or
 /// configuration, since Burn's `load_record` returns no error. [`Float8State::restore`] returns it.
+#[derive(Clone)]
 pub struct Float8StateModule<B: Backend> {
     states: Arc<dyn States>,
     backend: PhantomData<fn() -> B>,
@@ -83,12 +68,6 @@ impl<B: Float8Stack> Float8StateModule<B> {
 impl<B: Backend> Float8StateModule<B> {
     fn on<C: Backend>(&self) -> Float8StateModule<C> {
         Float8StateModule { states: self.states.clone(), backend: PhantomData }
-    }
-}
-
-impl<B: Backend> Clone for Float8StateModule<B> {
-    fn clone(&self) -> Self {
-        self.on()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Switches FP8 on and off for a model or a part of it.
 use burn::module::Module;
+use burn_backend::tensor::FloatTensor;
 
 use super::walk::{Change, linears, map_params};
 use crate::layer::Tag;
@@ -29,8 +30,8 @@ pub fn set_float8_enabled<B: Float8Stack, M: Module<B>>(model: &M, enabled: bool
 #[doc = include_str!("../layer/switches.md")]
 pub fn without_float8<B: Float8Stack, M: Module<B>>(model: M) -> M {
     map_params::<B, M>(model, |_| {
-        Change::map(|t| match B::tag(&t) {
-            Some(tag) => B::with_tag(t, Tag { enabled: false, ..tag }),
+        Change::map(|t: FloatTensor<B>| match t.tag().cloned() {
+            Some(tag) => t.tagged(Tag { enabled: false, ..tag }),
             None => t,
         })
     })

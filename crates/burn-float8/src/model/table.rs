@@ -1,9 +1,9 @@
 //! Text form of the report: a table of GEMMs, and a table of statistics if any were sampled.
 use core::fmt::{Display, Formatter, Result};
 
-use super::report::{GemmTotals, LayerReport, OperandReport, Report};
+use super::report::{LayerReport, OperandReport, Report};
 use crate::backend::SelfCheckReport;
-use crate::layer::CastHealth;
+use crate::layer::{CastHealth, GemmTotals};
 
 /// One row per GEMM: calls in FP8 and in high precision, path, padding, bytes of both operands, and
 /// their amaxes and scales.

@@ -217,7 +217,7 @@ impl<B: Float8Stack> FoundLinear<B> {
     /// Format and granularity of an FP8-only weight.
     pub(super) fn codes(&self) -> Option<String> {
         let weight = B::float8_tensor(self.weight.as_ref()?);
-        weight.codes().map(|codes| format!("{} {}", codes.format(), codes.granularity()))
+        weight.codes().map(|codes| format!("{} {}", codes.format, codes.granularity))
     }
 
     /// Layer of its weight, if a configuration was applied.
@@ -233,10 +233,10 @@ pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Co
     visit_params::<B, M>(model, |param| {
         let [.., rows, cols] = param.shape[..] else { return };
         let weight = param.float();
-        let tag = weight.as_ref().and_then(B::tag);
+        let tag = weight.as_ref().and_then(|weight| weight.tag().cloned());
         let applied = tag.as_ref().map(|tag| tag.layer.applied());
         let fallback = Float8Config::default();
-        let config = config.or(applied.as_ref().map(|applied| applied.config())).unwrap_or(&fallback);
+        let config = config.or(applied.as_ref().map(|applied| &applied.config)).unwrap_or(&fallback);
         let Some(name) = param.linear_weight(config) else { return };
         let source = tag.as_ref().and_then(|tag| source_of::<B::Inner>(&tag.layer));
         let [k, n] = source.map_or([rows, cols], |source| source.shape());

@@ -77,8 +77,7 @@ pub fn rotary<B: Backend>(x: Tensor<B, 4>, cos: Tensor<B, 2>, sin: Tensor<B, 2>)
     let ([_, len, _, dim], dtype) = (x.dims(), x.dtype());
     match functions(&x) {
         Some(functions) if [cos.dims(), sin.dims()] == [[len, dim / 2]; 2] && dim.is_multiple_of(2) => {
-            let (cos, sin) = (primitive(cos), primitive(sin));
-            node(functions, Fused::Rotary { cos, sin }, vec![primitive(x)])
+            node(functions, Fused::Rotary, vec![primitive(x), primitive(cos.detach()), primitive(sin.detach())])
         }
         _ => {
             let x = x.cast(DType::F32).swap_dims(1, 2);

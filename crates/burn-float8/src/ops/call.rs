@@ -126,7 +126,7 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         };
         let layer = &self.used.layer;
         layer.count_high_precision(self.gemm, reason.clone());
-        if !reason.is_requested() && layer.applied().config().strict {
+        if !reason.is_requested() && layer.applied().config.strict {
             let (layer, reason) = (layer.name().into(), reason.to_string());
             panic!("{}", Float8Error::UnrequestedHighPrecision { layer, gemm: self.gemm, reason });
         }
@@ -172,14 +172,15 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         let gemm = plan.gemm(self.gemm).expect("decided");
         let sizes = [a, b].map(|copy| B::fp8_size(&copy.operand));
         let rows = groups.is_none().then_some(sizes[0].rows);
-        let path = plan.device().gemm_path(rows, gemm.granularities, gemm.config);
         let timer = time(Work::ScaledGemm(self.gemm));
         let (dtype, config) = (FloatDType::from(dtype), gemm.config);
         let y = B::fp8_matmul(GemmRequest { a: &a.operand, b: &b.operand, bias, groups, shape, dtype, config });
         drop(timer);
+        // After the launch, whose kernel may have been disabled.
+        let path = plan.device().gemm_path(rows, gemm.granularities, gemm.config);
         match B::fp8_self_check(&self.used.device, false).fault() {
             // The next path already computed the result.
-            Some(Float8Error::SelfCheck(_)) if !self.used.layer.applied().config().strict => {}
+            Some(Float8Error::SelfCheck(_)) if !self.used.layer.applied().config.strict => {}
             Some(error) => panic!("{error}"),
             None => {}
         }

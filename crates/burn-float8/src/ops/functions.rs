@@ -48,17 +48,18 @@ pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
         accept::<W::Plain>(Some(cached_attention::<W::Plain>), W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
         accept::<W>(None, None);
-        refuse::<Autodiff<Float8<W::Plain>, NoCheckpointing>>();
-        refuse::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>();
+        // These wrap in the wrong order.
+        insert::<Autodiff<Float8<W::Plain>, NoCheckpointing>>(None);
+        insert::<Autodiff<Float8<W::Plain>, BalancedCheckpointing>>(None);
     }
 }
 
-fn insert<B: Backend>(functions: Functions<B>) {
+fn insert<B: Backend>(functions: Option<Functions<B>>) {
     REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::leak(Box::new(functions)));
 }
 
 fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, adamw: Option<AdamWFn<Float8<W>>>) {
-    insert(Functions::<Float8<W>> {
+    insert(Some(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         fused: |op, inputs| {
             let op = op.map(|tensor: Float8Tensor<W>| W::plain(&tensor.into_full()).clone());
@@ -78,7 +79,7 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
             let mark = weight.mark().cloned();
             Some(Float8Tensor::new(W::replace(weight.full().clone(), values)).with_mark(mark))
         },
-    });
+    }));
 }
 
 /// AdamW step. The new parameter keeps the tag of the old one.
@@ -112,20 +113,8 @@ fn cached_attention<B: Float8Backend>(attention: CachedAttention<Float8<B>>) -> 
     B::cached_attention(&attention).map(Float8Tensor::new)
 }
 
-/// Registers `Autodiff<Float8<B>>`, which cannot differentiate these functions.
-fn refuse<B: Backend>() {
-    insert(Functions::<B> {
-        grouped_linear: |_, _, _| wrong_order(),
-        fused: |_, _| wrong_order(),
-        cached_attention: None,
-        adamw: None,
-        full_tensor: |_| wrong_order(),
-        with_adapter: |_, _| wrong_order(),
-        merge_adapters: |_| wrong_order(),
-    });
-}
-
 /// Functions of `B`. None if `B` has no FP8.
 pub(crate) fn find<B: Backend>() -> Option<&'static Functions<B>> {
-    REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref()
+    let functions = REGISTRY.read().get(&TypeId::of::<B>())?.downcast_ref::<Option<Functions<B>>>()?;
+    Some(functions.as_ref().unwrap_or_else(|| wrong_order()))
 }

@@ -82,16 +82,10 @@ impl<B: Float8Backend> core::fmt::Debug for Saved<B> {
 }
 
 /// Amaxes and samples of a forward. They count once backward reaches its node.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct ForwardStatistics<B: Float8Backend> {
     observations: Vec<Arc<Observation<B>>>,
     samples: Vec<Sample<B>>,
-}
-
-impl<B: Float8Backend> Default for ForwardStatistics<B> {
-    fn default() -> Self {
-        Self { observations: vec![], samples: vec![] }
-    }
 }
 
 impl<B: Float8Backend> ForwardStatistics<B> {

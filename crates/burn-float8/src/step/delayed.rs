@@ -46,6 +46,7 @@ impl<B: Float8Backend> Observation<B> {
 }
 
 /// Histories of all casts of an applied configuration on one device.
+#[derive(Default)]
 pub(crate) struct Histories<B: Float8Backend> {
     tables: Vec<(DelayedScaling, Table<B>)>,
     without_backward: WithoutBackward<B>,
@@ -55,14 +56,8 @@ pub(crate) struct Histories<B: Float8Backend> {
     is_all_known: bool,
 }
 
-impl<B: Float8Backend> Default for Histories<B> {
-    fn default() -> Self {
-        let without_backward = WithoutBackward::default();
-        Self { tables: vec![], without_backward, told_in: HashMap::new(), is_all_known: false }
-    }
-}
-
 /// Histories with the same parameters.
+#[derive(Default)]
 struct Table<B: Float8Backend> {
     rows: Vec<Row<B>>,
     places: HashMap<(String, Role), usize>,
@@ -199,10 +194,7 @@ impl<B: Float8Backend> Histories<B> {
 
     fn table(&mut self, scaling: DelayedScaling) -> &mut Table<B> {
         let i = self.tables.iter().position(|(s, _)| *s == scaling).unwrap_or_else(|| {
-            self.tables.push((
-                scaling,
-                Table { rows: vec![], places: HashMap::new(), running: None, stale: None, state: None },
-            ));
+            self.tables.push((scaling, Table::default()));
             self.tables.len() - 1
         });
         &mut self.tables[i].1

@@ -45,6 +45,7 @@ pub(crate) struct DeviceState<B: Float8Backend> {
 }
 
 /// The current step.
+#[derive(Default)]
 pub(crate) struct Step<B: Float8Backend> {
     /// Number of optimizer steps begun.
     pub(crate) number: u64,
@@ -54,12 +55,11 @@ pub(crate) struct Step<B: Float8Backend> {
 
 impl<B: Float8Backend> Default for DeviceState<B> {
     fn default() -> Self {
-        let step = Step { number: 0, histories: Histories::default(), samples: Samples::default() };
         // The first weight that a linear reads begins the first step.
         Self {
             begun_at: AtomicU64::new(0),
             has_backward: AtomicBool::new(true),
-            step: Mutex::new(step),
+            step: Mutex::default(),
             peers: Mutex::default(),
         }
     }

@@ -14,6 +14,7 @@ use crate::layer::{CastHealth, Fallback, Layer, OperandHealth};
 use crate::terms::{Operand, Recipe, Role};
 
 /// Statistics of the current step.
+#[derive(Default)]
 pub(crate) struct Samples<B: Float8Backend> {
     seen: HashSet<(usize, Operand)>,
     /// Samples still on the device.
@@ -34,12 +35,6 @@ pub(crate) struct Sample<B: Float8Backend> {
     pub(crate) partials: Vec<(Option<Recipe>, FloatTensor<B>)>,
 }
 
-impl<B: Float8Backend> Default for Samples<B> {
-    fn default() -> Self {
-        Self { seen: HashSet::new(), pending: vec![], unchecked: vec![] }
-    }
-}
-
 impl<B: Float8Backend> Samples<B> {
     /// Ends the step: reads the samples and moves layers that crossed limits. Waits for the device
     /// if there are samples.
@@ -51,7 +46,7 @@ impl<B: Float8Backend> Samples<B> {
         let mut decisions: Vec<(Arc<Layer>, Fallback)> = vec![];
         for (layer, role, step, health) in core::mem::take(&mut self.unchecked) {
             let Some(layer) = layer.upgrade() else { continue };
-            let Some(limits) = layer.applied().config().fallback else { continue };
+            let Some(limits) = layer.applied().config.fallback else { continue };
             let is_decided = decisions.iter().any(|(known, _)| Arc::ptr_eq(known, &layer));
             if let Some(fallback) = check(&layer, role, step, &health, limits).filter(|_| !is_decided) {
                 decisions.push((layer, fallback));

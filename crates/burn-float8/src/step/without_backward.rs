@@ -22,6 +22,7 @@ pub(crate) struct Observed<B: Float8Backend> {
 }
 
 /// Amaxes of forwards that no backward can reach.
+#[derive(Default)]
 pub(super) struct WithoutBackward<B: Float8Backend> {
     /// Last amax of each layer and role since backward last reached any linear.
     last: HashMap<(String, Role), Observed<B>>,
@@ -29,12 +30,6 @@ pub(super) struct WithoutBackward<B: Float8Backend> {
     followed: Vec<Observed<B>>,
     /// Whether backward has reached a linear in the current step.
     has_backward: bool,
-}
-
-impl<B: Float8Backend> Default for WithoutBackward<B> {
-    fn default() -> Self {
-        Self { last: HashMap::new(), followed: vec![], has_backward: false }
-    }
 }
 
 impl<B: Float8Backend> WithoutBackward<B> {

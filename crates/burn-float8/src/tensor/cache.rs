@@ -131,6 +131,7 @@ pub(super) enum Held<B: Float8Backend> {
 }
 
 /// Cache of a tensor; see the module.
+#[derive(Default)]
 pub(crate) struct Fp8Cache<B: Float8Backend> {
     entries: Mutex<Entries<B>>,
     /// Lock this before `entries` if both are needed.
@@ -139,6 +140,7 @@ pub(crate) struct Fp8Cache<B: Float8Backend> {
     elements: OnceLock<u64>,
 }
 
+#[derive(Default)]
 pub(super) struct Entries<B: Float8Backend> {
     pub(super) copies: Vec<(CopyKey, Held<B>)>,
     pub(super) results: Vec<(CastKey, Arc<CastResult<B>>)>,
@@ -146,6 +148,7 @@ pub(super) struct Entries<B: Float8Backend> {
 }
 
 /// Data of a weight created by its source.
+#[derive(Default)]
 pub(super) struct Sourced<B: Float8Backend> {
     pub(super) cache: WeightCache,
     /// The gathered weight in high precision, by dtype.
@@ -161,17 +164,6 @@ impl WeightCache {
     pub fn get<T: Any + Default + Send>(&mut self) -> &mut T {
         let kept = self.0.get_or_insert_with(|| Box::new(T::default()));
         kept.downcast_mut().expect("a source keeps one type")
-    }
-}
-
-impl<B: Float8Backend> Default for Fp8Cache<B> {
-    fn default() -> Self {
-        let (copies, results, fprops_since_dgrad) = Default::default();
-        Self {
-            entries: Mutex::new(Entries { copies, results, fprops_since_dgrad }),
-            sourced: Mutex::new(Sourced { cache: WeightCache::default(), values: vec![] }),
-            elements: OnceLock::new(),
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use burn_std::Shape;
 
 use super::cache::{CastKey, CastResult, CopyKey, Entries, Fp8Copy, Held, HistoryKey, Layout};
 use super::wrapped::Float8Tensor;
-use crate::backend::{Float8Backend, ScaleFrom};
+use crate::backend::{Float8Backend, GivenAmax};
 use crate::layer::{CastPlan, Layer, LinearPlan};
 use crate::step::{DeviceState, Observation, Observed, TrackedCast};
 use crate::terms::{Operand, Role};
@@ -65,7 +65,7 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
 
     pub(super) fn key(&self) -> CopyKey {
         let CastPlan { cast, delayed } = self.plan.cast(self.operand).expect("a GEMM in FP8 casts its operands");
-        let applied = self.layer.applied().number();
+        let applied = self.layer.applied().number;
         let delayed = delayed.map(|scaling| HistoryKey { scaling, applied });
         CopyKey { cast: CastKey { cast, delayed }, layout: self.layout, operand: self.operand }
     }
@@ -75,8 +75,8 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
     pub(super) fn scale(&self, known: Option<Arc<CastResult<B>>>) -> CastScale<B> {
         let key = self.key().cast;
         if let Some(known) = known {
-            let from = ScaleFrom::Amax { amax: known.scaling.clone(), observe: false };
-            return CastScale { from, known: Some(known), history: None };
+            let given = Some(GivenAmax { amax: known.scaling.clone(), observe: false });
+            return CastScale { given, known: Some(known), history: None };
         }
         let history = key.delayed.map(|HistoryKey { scaling, .. }| {
             let state = DeviceState::<B>::of(self.layer, &self.tensor.device());
@@ -85,18 +85,15 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
             let cast = TrackedCast { layer, role, scaling, initial: key.cast.format.max() };
             History { state, cast, amax }
         });
-        let from = match history.as_ref().and_then(|history| history.amax.clone()) {
-            // Both orientations have the same amax. The first cast observes it.
-            Some(amax) => ScaleFrom::Amax { amax, observe: true },
-            None => ScaleFrom::Dynamic,
-        };
-        CastScale { from, known: None, history }
+        // Both orientations have the same amax. The first cast observes it.
+        let given = history.as_ref().and_then(|history| history.amax.clone());
+        CastScale { given: given.map(|amax| GivenAmax { amax, observe: true }), known: None, history }
     }
 }
 
 /// Scale of a cast.
 pub(super) struct CastScale<B: Float8Backend> {
-    pub(super) from: ScaleFrom<FloatTensor<B>>,
+    pub(super) given: Option<GivenAmax<FloatTensor<B>>>,
     known: Option<Arc<CastResult<B>>>,
     history: Option<History<B>>,
 }

@@ -12,8 +12,8 @@ use crate::backend::{Float8Backend, HostCodes, in_dtype};
 pub(crate) struct Codes<B: Float8Backend> {
     /// `[N, K]`
     pub(super) operand: B::Operand,
-    pub(super) format: Format,
-    pub(super) granularity: Granularity,
+    pub(crate) format: Format,
+    pub(crate) granularity: Granularity,
     /// Whether block-of-32 scales are equal in squares of 32 by 32.
     is_square: bool,
     /// Amax of one or more values, for the report. The largest gives the smallest scale.
@@ -58,14 +58,6 @@ impl<B: Float8Backend> Codes<B> {
     /// Reads the codes to the host.
     pub(crate) fn read(&self) -> HostCodes {
         B::fp8_read(&self.operand)
-    }
-
-    pub(crate) fn format(&self) -> Format {
-        self.format
-    }
-
-    pub(crate) fn granularity(&self) -> Granularity {
-        self.granularity
     }
 
     /// Bytes of codes and scales.

@@ -8,7 +8,7 @@ use super::cast::CastRequest;
 use super::codes::Codes;
 use super::shared_input_cast;
 use super::source::{WeightCast, sourced_copy};
-use crate::backend::{Float8Backend, Quantized, ScaleFrom};
+use crate::backend::{Float8Backend, GivenAmax, Quantized};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
@@ -38,7 +38,7 @@ pub(crate) fn fp8_copy<B: Float8Backend>(request: CastRequest<'_, B>) -> Arc<Fp8
     let orientation = if is_one_pass { Orientation::Both } else { operand.axis.orientation() };
     let cast = key.cast.cast;
     let timer = time(Work::Cast { role: operand.role, format: cast.format });
-    let quantized = B::fp8_quantize(request.matrix(), cast, orientation, scale.from.clone());
+    let quantized = B::fp8_quantize(request.matrix(), cast, orientation, scale.given.clone());
     drop(timer);
     layer.count_cast(operand.role);
     let result = scale.result(quantized.amax.clone());
@@ -72,7 +72,7 @@ fn copy_of_codes<B: Float8Backend>(
         ContractionAxis::Last if is_cast && codes.serves_both(cast) => copy(B::fp8_transpose(&codes.operand), result()),
         axis => {
             layer.count_cast(operand.role);
-            let made = B::fp8_quantize(request.matrix(), cast, axis.orientation(), ScaleFrom::Dynamic);
+            let made = B::fp8_quantize(request.matrix(), cast, axis.orientation(), None);
             let amax = made.amax.clone();
             copy(made.only(), Arc::new(CastResult { scaling: amax.clone(), observed: Some(amax), observation: None }))
         }
@@ -128,10 +128,10 @@ pub(super) fn recast<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<B:
         return Some(copy.operand.clone());
     }
     let scale = match (entries.known(key.cast), key.cast.delayed) {
-        (Some(known), _) => ScaleFrom::Amax { amax: known.scaling.clone(), observe: false },
+        (Some(known), _) => Some(GivenAmax { amax: known.scaling.clone(), observe: false }),
         // The scale of a history cannot be guessed.
         (None, Some(_)) => return None,
-        (None, None) => ScaleFrom::Dynamic,
+        (None, None) => None,
     };
     drop(entries);
     let orientation = request.operand.axis.orientation();

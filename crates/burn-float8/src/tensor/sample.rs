@@ -7,7 +7,7 @@ use burn_backend::tensor::Device;
 
 use super::cast::CastRequest;
 use super::copies::recast;
-use crate::backend::{Float8Backend, ScaleFrom};
+use crate::backend::Float8Backend;
 use crate::config::Float8LinearConfig;
 use crate::layer::{CastPlan, Layer, LinearPlan};
 use crate::profile::operation;
@@ -34,7 +34,7 @@ pub(crate) fn push_sample<B: Float8Backend>(state: &Arc<DeviceState<B>>, sample:
 /// original to compare with.
 pub(crate) fn take_sample<B: Float8Backend>(request: CastRequest<'_, B>) -> Option<Sample<B>> {
     let CastRequest { tensor, operand, layer, plan, .. } = request;
-    let statistics = layer.applied().config().statistics.as_ref()?;
+    let statistics = layer.applied().config.statistics.as_ref()?;
     plan.cast(operand)?;
     if tensor.is_fp8_only() || tensor.shape().num_elements() == 0 {
         return None;
@@ -54,7 +54,7 @@ pub(crate) fn take_sample<B: Float8Backend>(request: CastRequest<'_, B>) -> Opti
             continue;
         };
         let orientation = operand.axis.orientation();
-        let copy = B::fp8_quantize(full.clone(), cast, orientation, ScaleFrom::Dynamic).only();
+        let copy = B::fp8_quantize(full.clone(), cast, orientation, None).only();
         partials.push((Some(*recipe), health(&copy)));
     }
     let elements = tensor.cache().elements(tensor.shape().num_elements());

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::cache::{CastResult, Fp8Copy, Held, WeightCache};
 use super::cast::CastRequest;
 use super::wrapped::{Float8Tensor, Wrapped};
-use crate::backend::{Float8Backend, ScaleFrom, in_dtype};
+use crate::backend::{Float8Backend, GivenAmax, in_dtype};
 use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
@@ -143,7 +143,7 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
     /// Whether the single scale of the cast is known from another copy or a history.
     pub fn is_scale_known(&self) -> bool {
         let known = self.request.tensor.cache().lock().known(self.request.key().cast);
-        !matches!(self.request.scale(known).from, ScaleFrom::Dynamic)
+        self.request.scale(known).given.is_some()
     }
 
     /// Whether the operand of the whole weight exists.
@@ -164,11 +164,11 @@ impl<'a, B: Float8Backend> WeightCast<'a, B> {
         let known = tensor.cache().lock().known(key);
         let mut scale = self.request.scale(known);
         let timer = time(Work::Cast { role: operand.role, format: key.cast.format });
-        if let (ScaleFrom::Dynamic, Some(amax)) = (&scale.from, amax) {
-            scale.from = ScaleFrom::Amax { amax: amax(), observe: false };
+        if let (None, Some(amax)) = (&scale.given, amax) {
+            scale.given = Some(GivenAmax { amax: amax(), observe: false });
         }
         let orientation = operand.axis.orientation();
-        let made = B::fp8_quantize(rows, key.cast, orientation, scale.from.clone());
+        let made = B::fp8_quantize(rows, key.cast, orientation, scale.given.clone());
         drop(timer);
         let result = tensor.cache().lock().keep(key, scale.result(made.amax.clone()));
         (made.only(), CastAmax(result))

@@ -62,6 +62,7 @@ pub trait Wrapped: Backend + sealed::Sealed {
 /// [adapters](crate::lora).
 ///
 /// A Burn tensor never changes its value, so a copy made once cannot go stale.
+#[derive(Clone)]
 pub struct Float8Tensor<W: Wrapped> {
     /// The full-precision tensor. For an FP8-only weight, a placeholder filled with NaN: only its
     /// shape, dtype, device and autodiff node are valid.
@@ -217,19 +218,6 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Cache of the tensor, if a linear has read it.
     pub(crate) fn known_cache(&self) -> Option<&Fp8Cache<W::Plain>> {
         self.cache.get().map(|cache| &**cache)
-    }
-}
-
-impl<W: Wrapped> Clone for Float8Tensor<W> {
-    #[inline]
-    fn clone(&self) -> Self {
-        Self {
-            full: self.full.clone(),
-            codes: self.codes.clone(),
-            adapters: self.adapters.clone(),
-            mark: self.mark.clone(),
-            cache: self.cache.clone(),
-        }
     }
 }
 

@@ -47,12 +47,12 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         let pending = self.inner.start_gather(label, &resolved(shard), shards)?;
         let client = self.client.clone();
         Ok(Box::new(move || {
-            let DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two } = pending()?;
+            let DeviceOperand { codes, inv_scale, layout } = pending()?;
             let (shape, dtype) = (codes.shape(), codes.dtype());
             let codes = wrapped::<B>(&client, shape, dtype, B::int_tensor_handle(codes));
             let (shape, dtype) = (inv_scale.shape(), inv_scale.dtype());
             let inv_scale = wrapped::<B>(&client, shape, dtype, B::float_tensor_handle(inv_scale));
-            Ok(DeviceOperand { codes, inv_scale, k, format, granularity, power_of_two })
+            Ok(DeviceOperand { codes, inv_scale, layout })
         }))
     }
 

@@ -11,7 +11,7 @@ use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::{into_contiguous, slice};
 use burn_cubecl::ops::{numeric, permute};
 use burn_cubecl::tensor::CubeTensor;
-use burn_float8::backend::DeviceOperand;
+use burn_float8::backend::{DeviceOperand, OperandLayout};
 use burn_float8::shard_hooks::scales;
 use burn_std::Shape;
 use float8_kernels::{Granularity, row_words};
@@ -37,10 +37,10 @@ struct Part {
 
 impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorPrimitive = CubeTensor<R>>> Joined<B> {
     pub(super) fn new(shard: &DeviceOperand<B>, shards: Shards) -> Self {
-        let granularity = shard.granularity;
+        let granularity = shard.layout.granularity;
         let rows = shard.codes.shape()[0];
         let [own, whole] = [shards.chunk, shards.len].map(|len| match shards.axis {
-            ShardedAxis::Rows => [len, shard.k],
+            ShardedAxis::Rows => [len, shard.layout.k],
             ShardedAxis::Contraction => [rows, len],
         });
         let part = |words: &dyn Fn([usize; 2]) -> [usize; 2]| Part { shard: words(own), whole: words(whole) };
@@ -62,7 +62,7 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
         let codes = cropped(self.shard.codes.clone(), self.codes.shard);
         let scales = self.scales.map(|part| {
             let scales = self.shard.inv_scale.clone();
-            match self.shard.granularity {
+            match self.shard.layout.granularity {
                 Granularity::Block1x32 => relabelled(scales, &part.shard),
                 _ => cropped(scales, part.shard),
             }
@@ -77,15 +77,15 @@ impl<R: CubeRuntime, B: Backend<FloatTensorPrimitive = CubeTensor<R>, IntTensorP
         let mut next = |part: Part| gathered.next().map(|all| joined(all, axis, part));
         let codes = next(self.codes).expect("codes of all ranks");
         let k = match axis {
-            ShardedAxis::Rows => self.shard.k,
+            ShardedAxis::Rows => self.shard.layout.k,
             ShardedAxis::Contraction => self.shards.len,
         };
-        let granularity = self.shard.granularity;
+        let granularity = self.shard.layout.granularity;
         let (shape, _) = scales(granularity, codes.shape()[0], k);
         let inv_scale = self.scales.and_then(next).map(|scales| relabelled(scales, &shape.to_vec()));
         let codes = if axis == ShardedAxis::Contraction { without_padding(codes, k) } else { codes };
         let inv_scale = inv_scale.unwrap_or_else(|| into_contiguous(self.shard.inv_scale.clone()));
-        DeviceOperand { codes, inv_scale, k, ..self.shard }
+        DeviceOperand { codes, inv_scale, layout: OperandLayout { k, ..self.shard.layout } }
     }
 }
 

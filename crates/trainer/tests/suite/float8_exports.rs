@@ -8,7 +8,7 @@ use anyhow::Error;
 use burn::backend::Flex;
 use burn::tensor::Tensor;
 use burn::tensor::ops::FloatTensor;
-use burn_float8::backend::{Cast, Float8Backend, HostCodes, Orientation, ScaleFrom};
+use burn_float8::backend::{Cast, Float8Backend, GivenAmax, HostCodes, Orientation};
 use burn_float8::config::Operand;
 use burn_float8::{Float8Config, Recipe};
 use models::{CausalLmExt, Decoder, DecoderConfig};
@@ -87,14 +87,11 @@ pub(crate) fn fused(linear: &str) -> &'static [&'static str] {
 
 /// Weight operand of fprop: the cast of the weight `[in, out]` in training.
 fn operand(weight: &Tensor<Flex, 2>, cast: Cast, amax: Option<f32>) -> HostCodes {
-    let scale = match amax {
-        None => ScaleFrom::Dynamic,
-        Some(amax) => ScaleFrom::Amax {
-            amax: primitive(Tensor::<Flex, 1>::from_floats([amax], &Default::default())),
-            observe: false,
-        },
-    };
-    let quantized = Flex::fp8_quantize(primitive(weight.clone()), cast, Orientation::Cols, scale);
+    let given = amax.map(|amax| {
+        let amax = primitive(Tensor::<Flex, 1>::from_floats([amax], &Default::default()));
+        GivenAmax { amax, observe: false }
+    });
+    let quantized = Flex::fp8_quantize(primitive(weight.clone()), cast, Orientation::Cols, given);
     Flex::fp8_read(&quantized.cols.unwrap())
 }
 

@@ -12,11 +12,10 @@ use crate::gemm::problem::Problem;
 use crate::gemm::tma::item::Item;
 use crate::gemm::tma::store::{Own, has_rows, leads, store_chunk, swizzled};
 use crate::ptx::barrier::fence_proxy_async;
-use crate::ptx::memory::load_global_words;
 use crate::ptx::shared::store_shared_quad;
 use crate::ptx::tcgen05::tmem_load;
 use crate::ptx::tma::tma_store_wait_read;
-use crate::ptx::wgmma::{pack_half, unpack_half};
+use crate::ptx::wgmma::pack_half;
 
 /// First of this warp's 32 rows in a tile. Also the first lane of tensor memory that it may read.
 #[cube]
@@ -106,8 +105,8 @@ pub(super) fn store_sums<O: Float>(
     }
 }
 
-/// Scales a chunk of the warp's rows that starts at column `at` of the tile. Adds the bias and,
-/// when accumulating, the output. Stores the result.
+/// Scales a chunk of the warp's rows that starts at column `at` of the tile. Adds the bias
+/// and stores the result.
 #[cube]
 fn store_columns<O: Float>(
     values: &mut Array<f32>,
@@ -123,13 +122,6 @@ fn store_columns<O: Float>(
     if comptime!(!config.store.partial) {
         finish(values, storer.scale_a, problem, own.col, item, config);
     }
-    if comptime!(config.store.accumulate) {
-        if comptime!(config.store.tma) {
-            add_vectors(values, out, &own, problem, config);
-        } else {
-            add_elements(values, out, &own, problem, config);
-        }
-    }
     #[comptime]
     match out_map {
         ComptimeOption::Some(map) => {
@@ -142,7 +134,7 @@ fn store_columns<O: Float>(
         {
             #[unroll]
             for i in 0..comptime!(config.store.chunk_cols()) {
-                problem.put::<O>(out, values[i], own.row, own.col + comptime!(i as u32), &item.work, false);
+                problem.put::<O>(out, values[i], own.row, own.col + comptime!(i as u32), &item.work);
             }
         }
     }
@@ -169,58 +161,6 @@ fn finish(values: &mut Array<f32>, scale_a: f32, problem: &Problem, col: u32, it
             };
             let place = comptime!(32 * group + i);
             values[place] = problem.finish(values[place], scale_a * scale_b, bias, item.step_begin < item.step_end);
-        }
-    }
-}
-
-/// Adds the output's values. Its rows are a multiple of 16 bytes apart.
-#[cube]
-fn add_vectors<O: Float>(
-    values: &mut Array<f32>,
-    out: &Array<O>,
-    own: &Own,
-    problem: &Problem,
-    #[comptime] config: Config,
-) {
-    let mut old = Array::<u32>::new(32usize);
-    #[unroll]
-    for piece in 0..8u32 {
-        let col = own.col + comptime!(piece * config.store.chunk_cols() as u32 / 8);
-        if own.row < problem.m && col < problem.n {
-            load_global_words(out, own.row * problem.n + col, &mut old, comptime!(4 * piece), 4u32);
-        } else {
-            #[unroll]
-            for i in 0..4u32 {
-                old[comptime!((4 * piece + i) as usize)] = 0u32.runtime();
-            }
-        }
-    }
-    #[unroll]
-    for i in 0..32usize {
-        if comptime!(config.store.dtype == ElementType::F32) {
-            values[i] += f32::reinterpret(old[i]);
-        } else {
-            let bf16 = comptime!(config.store.dtype == ElementType::Bf16);
-            values[comptime!(2 * i)] += unpack_half(old[i], false, bf16);
-            values[comptime!(2 * i + 1)] += unpack_half(old[i], true, bf16);
-        }
-    }
-}
-
-/// Adds the output's values, for any row stride.
-#[cube]
-fn add_elements<O: Float>(
-    values: &mut Array<f32>,
-    out: &Array<O>,
-    own: &Own,
-    problem: &Problem,
-    #[comptime] config: Config,
-) {
-    #[unroll]
-    for i in 0..comptime!(config.store.chunk_cols()) {
-        let col = own.col + comptime!(i as u32);
-        if own.row < problem.m && col < problem.n {
-            values[i] += f32::cast_from(out[(own.row * problem.n + col) as usize]);
         }
     }
 }

@@ -202,7 +202,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let launch = |gemm: &Gemm| {
         launch::launch(client, gemm, &scaling, STEP, |pass| launch_tiles(client, gemm, scaling, pass));
     };
-    if gemm.by_block() && scaling == Scaling::TensorCores {
+    if gemm.shape().by_block() && scaling == Scaling::TensorCores {
         let [a, b] = &with_e8m0_scales(client, [gemm.a, gemm.b]);
         launch(&Gemm { a, b, ..gemm.clone() });
     } else {
@@ -231,13 +231,13 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, scaling: Sca
         chunks: 1,
         store: pass.store(),
         scaling,
-        scale_tiles_b: scale_tiles_b(cols, gemm.grouping()),
+        scale_tiles_b: scale_tiles_b(cols, gemm.shape().grouping()),
         scale_widths: if scaling.is_promoted() { [gemm.a, gemm.b].map(load_width) } else { [1; 2] },
         formats: gemm.formats(),
     };
     let config = config.with_stages(client.properties().hardware.max_shared_memory_size);
     let (_, n, _) = gemm.matrices();
-    let columns = config.columns(n, gemm.grouping());
+    let columns = config.columns(n, gemm.shape().grouping());
     let has_scale_maps = config.block_scaled() && ctas == 2;
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales, bias and output. TMA stays
     // inside its maps and the scales of existing rows. Other loads and stores are guarded by `m`
@@ -291,7 +291,7 @@ mod tests {
                     ctas,
                     stages: 1,
                     chunks: 1,
-                    store: Store { tma: true, partial: false, accumulate: false, dtype },
+                    store: Store { tma: true, partial: false, dtype },
                     scaling,
                     scale_tiles_b: scale_tiles_b(cols, grouping),
                     scale_widths: [1; 2],

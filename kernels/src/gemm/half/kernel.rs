@@ -117,7 +117,7 @@ pub(super) fn gemm_half<O: Float, E: Float>(
             let row = row + comptime!(i * (config.unit.plane / part_cols));
             // The totals are already scaled.
             let total = select(first_block < end_block, totals[i as usize], 0.0f32);
-            problem.put::<O>(out, total + shift, row, col, &work, comptime!(config.accumulate));
+            problem.put::<O>(out, total + shift, row, col, &work);
         }
     }
 }

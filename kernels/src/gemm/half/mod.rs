@@ -161,7 +161,6 @@ struct Config {
     element: ElementType,
     /// Whether scales change along the contraction.
     by_block: bool,
-    accumulate: bool,
 }
 
 impl Config {
@@ -188,18 +187,17 @@ impl Config {
 /// # Panics
 /// If the device has no matrix units for it. Selection of the path checks this.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
-    let element = element(gemm.granularities());
+    let element = element(gemm.shape().granularities);
     let unit = Unit::of(client, element).expect("the path asks for them");
     let (m, n, matrices) = gemm.matrices();
     let tile = TILES.into_iter().find(|tile| tile.size == gemm.plan.size()).expect("selected among them");
-    let config =
-        Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.by_block(), accumulate: gemm.accumulate };
+    let config = Config { tile, unit, formats: gemm.formats(), element, by_block: gemm.shape().by_block() };
     // SAFETY: `scaled_gemm` has checked the sizes of codes, scales and bias. Loads are guarded by
     // the operands' rows and words, stores by `m` and `n`.
     unsafe {
         kernel::gemm_half::launch_unchecked::<R>(
             client,
-            fold(client, gemm.tiles(tile.size)),
+            fold(client, gemm.shape().tiles(tile.size)),
             CubeDim::new_2d(unit.plane, tile.plane_count()),
             gemm.a.codes_array(4),
             gemm.b.codes_array(4),

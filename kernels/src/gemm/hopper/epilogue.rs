@@ -15,8 +15,7 @@ use crate::ptx::shared::{stmatrix_x4, store_shared_pair};
 use crate::ptx::tma::tma_store_wait_read;
 use crate::ptx::wgmma::pack_half;
 
-/// Scales a warpgroup's sums in place, adds the bias and, when accumulating, the output, and stores
-/// them.
+/// Scales a warpgroup's sums in place, adds the bias, and stores them.
 #[cube]
 pub(super) fn store_tile<O: Float>(
     sums: &mut Array<f32>,
@@ -42,7 +41,7 @@ pub(super) fn store_tile<O: Float>(
                 #[unroll]
                 for chunk in 0..comptime!(group_cols(config.tile) as u32 / cols) {
                     let at = free_chunk(base, chunk, config);
-                    finish(sums, comptime!([chunk * cols, cols]), out, problem, &own, item, config);
+                    finish(sums, comptime!([chunk * cols, cols]), problem, &own, item, config);
                     stage(sums, at, comptime!(chunk * cols / 2), config);
                     let to = Own { row: first.row, col: first.col + comptime!(chunk * cols) };
                     let by = comptime!([MMA_ROWS as u32, GROUP]);
@@ -54,26 +53,25 @@ pub(super) fn store_tile<O: Float>(
             #[unroll]
             for j in 0..comptime!(group_cols(config.tile) as u32 / 8) {
                 let first = comptime!(8 * j);
-                finish(sums, comptime!([first, 8u32]), out, problem, &own, item, config);
+                finish(sums, comptime!([first, 8u32]), problem, &own, item, config);
                 let col = own.col + comptime!(8 * j);
                 #[unroll]
                 for i in 0..4u32 {
                     let (row, col) = (own.row + comptime!(8 * (i / 2)), col + comptime!(i % 2));
                     // TMA cannot write outputs whose row stride is not a multiple of 16 bytes.
-                    problem.put::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work, false);
+                    problem.put::<O>(out, sums[comptime!((4 * j + i) as usize)], row, col, &item.work);
                 }
             }
         }
     }
 }
 
-/// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, given as the first and the count. Adds
-/// the output when accumulating. Partial sums stay unchanged.
+/// `sum · (inv_scale_a · inv_scale_b) + bias` for `columns`, given as the first and the count. Partial
+/// sums stay unchanged.
 #[cube]
-fn finish<O: Float>(
+fn finish(
     sums: &mut Array<f32>,
     #[comptime] columns: [u32; 2],
-    out: &Array<O>,
     problem: &Problem,
     own: &Own,
     item: &Item,
@@ -97,14 +95,7 @@ fn finish<O: Float>(
             #[unroll]
             for i in 0..2u32 {
                 let place = comptime!((first / 2 + 4 * j + 2 * i + c) as usize);
-                let mut sum = problem.finish(sums[place], scales_a[i as usize] * scale_b, shift, any);
-                if comptime!(config.store.accumulate) {
-                    let row = own.row + comptime!(8 * i);
-                    if row < problem.m && col < problem.n {
-                        sum += f32::cast_from(out[(row * problem.n + col) as usize]);
-                    }
-                }
-                sums[place] = sum;
+                sums[place] = problem.finish(sums[place], scales_a[i as usize] * scale_b, shift, any);
             }
         }
     }

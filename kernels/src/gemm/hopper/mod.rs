@@ -61,8 +61,8 @@ const CHUNK: usize = MMA_ROWS * 128;
 
 impl Element {
     /// FP8 codes, or bf16 values of codes times E8M0 scales.
-    const fn of(gemm: &Gemm) -> Self {
-        if Granularity::any_mx(gemm.granularities()) { Self::Bf16 } else { Self::Fp8(gemm.formats()) }
+    fn of(gemm: &Gemm) -> Self {
+        if Granularity::any_mx(gemm.shape().granularities) { Self::Bf16 } else { Self::Fp8(gemm.formats()) }
     }
 
     const fn bytes(self) -> usize {
@@ -163,7 +163,7 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
 /// the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let promotion = Promotion::of(&gemm.shape());
-    launch::launch(client, gemm, &promotion, step(gemm.granularities()), |pass| {
+    launch::launch(client, gemm, &promotion, step(gemm.shape().granularities), |pass| {
         launch_tiles(client, gemm, promotion, pass);
     });
 }

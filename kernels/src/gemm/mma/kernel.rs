@@ -261,8 +261,7 @@ fn multiply(
     }
 }
 
-/// Writes this thread's finished sums, in pairs of columns if `W` is two. Adds the output's values
-/// when accumulating.
+/// Writes this thread's finished sums, in pairs of columns if `W` is two.
 #[cube]
 fn store<O: Float, W: Size>(
     totals: &Array<f32>,
@@ -291,12 +290,7 @@ fn store<O: Float, W: Size>(
                     for w in 0..width {
                         let place =
                             comptime!(4 * (i / 2 * products_n + j * width / 2) + 2 * (i % 2) + (j * width + w) % 2);
-                        let mut sum = totals[place as usize];
-                        if comptime!(config.accumulate) {
-                            let old = out[index];
-                            sum += f32::cast_from(old[w as usize]);
-                        }
-                        values[w as usize] = O::cast_from(sum);
+                        values[w as usize] = O::cast_from(totals[place as usize]);
                     }
                     out[index] = values;
                 }

@@ -104,7 +104,6 @@ struct Config {
     /// Whether each product's sums are scaled: E8M0 scales, and an instruction that does not apply
     /// them.
     by_product: bool,
-    accumulate: bool,
     fast_accum: bool,
     /// Whether f32 scales of B differ among the columns of a tile.
     scales_b_differ: bool,
@@ -133,9 +132,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
         tile,
         kind,
         formats: gemm.formats(),
-        by_block: gemm.by_block(),
-        by_product: Granularity::any_mx(gemm.granularities()) && kind == MmaKind::Plain,
-        accumulate: gemm.accumulate,
+        by_block: gemm.shape().by_block(),
+        by_product: Granularity::any_mx(gemm.shape().granularities) && kind == MmaKind::Plain,
         fast_accum: gemm.use_fast_accum,
         scales_b_differ: gemm.shape().scales_b_differ(),
     };
@@ -146,7 +144,7 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     unsafe {
         kernel::gemm_mma::launch_unchecked::<R>(
             client,
-            CubeCount::Static(gemm.tiles(tile.size), 1, 1),
+            CubeCount::Static(gemm.shape().tiles(tile.size), 1, 1),
             CubeDim::new_1d(tile.threads()),
             width,
             a.codes_array(1),

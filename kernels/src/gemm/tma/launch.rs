@@ -53,7 +53,7 @@ impl Pass<'_> {
     /// Rows of the output, including the padding rows of all groups' cluster tiles.
     fn rows(&self) -> usize {
         let height = self.plan.height();
-        self.gemm.row_tiles(height) * height
+        self.gemm.shape().row_tiles(height) * height
     }
 
     /// Store mode of the tiles.
@@ -61,7 +61,6 @@ impl Pass<'_> {
         Store {
             tma: self.target.tma_store,
             partial: self.is_partial(),
-            accumulate: self.gemm.accumulate && !self.is_partial(),
             dtype: ElementType::of(self.target.dtype).expect("checked by scaled_gemm"),
         }
     }

@@ -68,7 +68,7 @@ pub struct GemmShape {
 impl GemmShape {
     /// Shape of a product of these operands.
     pub fn of([a, b]: [&Operand; 2], groups: Option<&Groups>, use_fast_accum: bool) -> Self {
-        let (m, n, _) = groups.map_or((a.rows, b.rows, 1), |groups| groups.matrices(a.rows, b.rows));
+        let (m, n, _) = Groups::matrices(groups, [a, b]);
         Self {
             product: [m, n, a.k],
             granularities: [a.granularity, b.granularity],
@@ -79,7 +79,7 @@ impl GemmShape {
     }
 
     /// Tiles of `height` rows along M, over all output matrices.
-    pub(in crate::gemm) fn row_tiles(&self, height: usize) -> usize {
+    pub(crate) fn row_tiles(&self, height: usize) -> usize {
         let [m, ..] = self.product;
         self.groups.map_or(m.div_ceil(height), |(grouping, count)| grouping.row_tiles(count, m, height))
     }
@@ -88,6 +88,11 @@ impl GemmShape {
     pub(in crate::gemm) fn tiles(&self, [height, width]: [u32; 2]) -> u32 {
         let [_, n, _] = self.product;
         self.row_tiles(height as usize) as u32 * (n as u32).div_ceil(width)
+    }
+
+    /// How the groups divide the GEMM, if there are groups.
+    pub(crate) fn grouping(&self) -> Option<Grouping> {
+        self.groups.map(|(grouping, _)| grouping)
     }
 
     /// Whether scales change along the contraction.

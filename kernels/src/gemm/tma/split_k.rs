@@ -29,7 +29,6 @@ pub(in crate::gemm) fn combine<R: Runtime>(
             (rows * pitch) as u32,
             pitch as u32,
             splits as u32,
-            gemm.accumulate,
             gemm.dtype,
             Version::of(client),
         );
@@ -44,7 +43,6 @@ fn gemm_combine<O: Float>(
     part: u32,
     pitch: u32,
     splits: u32,
-    #[comptime] accumulate: bool,
     #[define(O)] _dtype: StorageType,
     #[comptime] _version: Version,
 ) {
@@ -58,5 +56,5 @@ fn gemm_combine<O: Float>(
     for split in 0..splits {
         sum += partials[(split * part + row * pitch + col) as usize];
     }
-    problem.store::<O>(out, sum, row, col, accumulate);
+    problem.store::<O>(out, sum, row, col);
 }

@@ -21,8 +21,6 @@ pub(in crate::gemm) struct Store {
     pub(in crate::gemm) tma: bool,
     /// The tile has unscaled f32 sums of one split of the contraction.
     pub(in crate::gemm) partial: bool,
-    /// Adds the output's old values.
-    pub(in crate::gemm) accumulate: bool,
     /// Dtype of the output.
     pub(in crate::gemm) dtype: ElementType,
 }

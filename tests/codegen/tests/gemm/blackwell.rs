@@ -1,12 +1,12 @@
 //! Interpreted `tcgen05` tiles of one and of two blocks, against sums in f64.
 
-use checks::{Codes, Gemm, GroupSizes, GroupedGemm};
+use checks::{Codes, Gemm, GroupSizes, GroupedGemm, Memory};
 use codegen::device::{Execution, GenerateCuda, OfflineDevice, execute, on_each};
 use codegen::variants::all_are_asked_for;
 use cubecl_core::Runtime;
 use float8_kernels::{Format, GemmPath, Granularity, Grouping, InvScale, gemm_path};
 
-use super::{BF16, BOUND, DTYPES, F16, F32, MX, PRECISE, check, check_operands, memory};
+use super::{BF16, BOUND, DTYPES, F16, F32, MX, PRECISE, check, check_operands};
 
 /// Pairs that `tcgen05` multiplies: scaled by the epilogue, by the tensor cores, and step by step.
 const GRANULARITIES: [[Granularity; 2]; 6] = [
@@ -46,7 +46,7 @@ fn plans() {
                     let formats = [Format::ALL[i % 2], Format::ALL[shape[0] % 2]];
                     for (j, out) in DTYPES.into_iter().enumerate() {
                         let bias = (j != i % 3).then_some((DTYPES[i % 3], 1 + i % 2));
-                        let memory = memory((i + j) % 2 == 1);
+                        let memory = Memory::Given;
                         check(client, Gemm { formats, granularities, bias, out, memory, ..Gemm::new(shape) });
                     }
                 }
@@ -75,7 +75,7 @@ fn pairs() {
                     granularities,
                     bias: Some((F32, 1)),
                     out: [F32, BF16, F16][(i + j) % 3],
-                    memory: memory(j % 2 == 1),
+                    memory: Memory::Given,
                     ..Gemm::new(shape)
                 };
                 check(&GenerateCuda::client(&OfflineDevice { sm: 100, sms }), gemm);
@@ -100,7 +100,7 @@ fn scales_that_are_powers_of_two() {
         let client = &GenerateCuda::client(&OfflineDevice { sm: 100, sms });
         for (i, granularities) in pairs.into_iter().enumerate() {
             let formats = [Format::ALL[i % 2], Format::ALL[j % 2]];
-            let (codes, out, memory) = (CODES[(i + j) % 3], DTYPES[(i + j) % 3], memory(i == 1));
+            let (codes, out, memory) = (CODES[(i + j) % 3], DTYPES[(i + j) % 3], Memory::Given);
             let gemm = Gemm { formats, granularities, codes, out, memory, ..Gemm::new(shape) };
             let mut operands = gemm.matrices();
             if codes == Codes::NanScale {

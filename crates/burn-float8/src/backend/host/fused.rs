@@ -46,7 +46,7 @@ fn forward<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>]) -> FloatTensor<
             let y = rms_norm(&floats::<B>(x), &floats::<B>(gamma), *epsilon as f32);
             tensor::<B>(x, y, x.shape())
         }
-        (Fused::Rotary { cos, sin }, [x]) => {
+        (Fused::Rotary, [x, cos, sin]) => {
             let [batch, len, heads, dim] = x.shape().dims();
             let y = rotary::<B>(x, [cos, sin], [batch, len, heads, dim], false);
             B::float_swap_dims(tensor::<B>(x, y, [batch, len, heads, dim]), 1, 2)
@@ -80,7 +80,7 @@ fn gradients<B: Backend>(op: &Fused<B>, inputs: &[FloatTensor<B>], dy: &FloatTen
             let [dx, dgamma] = rms_norm_backward(values, *epsilon as f32);
             vec![tensor::<B>(x, dx, x.shape()), tensor::<B>(gamma, dgamma, gamma.shape())]
         }
-        (Fused::Rotary { cos, sin }, [x]) => {
+        (Fused::Rotary, [x, cos, sin]) => {
             let [batch, len, heads, dim] = x.shape().dims();
             let dy = B::float_swap_dims(dy.clone(), 1, 2);
             vec![tensor::<B>(x, rotary::<B>(&dy, [cos, sin], [batch, len, heads, dim], true), x.shape())]

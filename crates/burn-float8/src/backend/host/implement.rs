@@ -5,8 +5,8 @@ use float8_kernels::{Cast, Orientation};
 
 use super::{HostOperand, gemv};
 use crate::backend::{
-    AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, HostCodes, OperandSize,
-    Quantized, ScaleFrom,
+    AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, HostCodes,
+    OperandSize, Quantized,
 };
 
 /// A CPU backend that computes FP8 on the host path. [`host_backend!`](crate::host_backend)
@@ -48,9 +48,9 @@ impl<B: HostBackend> Float8Backend for B {
         x: FloatTensor<B>,
         cast: Cast,
         orientation: Orientation,
-        scale: ScaleFrom<FloatTensor<B>>,
+        given: Option<GivenAmax<FloatTensor<B>>>,
     ) -> Quantized<B> {
-        let ([rows, cols], amax) = super::quantize::<B>(x, cast, orientation, scale);
+        let ([rows, cols], amax) = super::quantize::<B>(x, cast, orientation, given);
         Quantized { rows, cols, amax }
     }
 

@@ -22,7 +22,7 @@ use burn_backend::{Backend, DType, ExecutionError, FloatDType, TensorData, Tenso
 use burn_std::Shape;
 use float8_kernels::{Cast, Format, Granularity, Orientation, Scale, reference};
 
-use super::{GroupEnds, HostCodes, ScaleFrom, in_dtype};
+use super::{GivenAmax, GroupEnds, HostCodes, in_dtype};
 use bytes::Codes;
 pub use codes::{amax, inv_scale};
 pub(crate) use grouped::ranges;
@@ -91,7 +91,7 @@ pub(super) fn quantize<B: Backend>(
     x: FloatTensor<B>,
     cast: Cast,
     orientation: Orientation,
-    scale: ScaleFrom<FloatTensor<B>>,
+    given: Option<GivenAmax<FloatTensor<B>>>,
 ) -> (HostCopies<Device<B>>, FloatTensor<B>) {
     let device = B::float_device(&x);
     let dims = matrix(&x.shape());
@@ -108,8 +108,8 @@ pub(super) fn quantize<B: Backend>(
     let amax_tensor = |amax: f32| B::float_from_data(TensorData::new(vec![amax], [1]), &device);
     // Whether both orientations have the same codes and scales.
     let shared = matches!(cast.granularity, Granularity::Tensor | Granularity::Block128x128);
-    let (by_rows, by_cols, amax) = match (cast.granularity, scale) {
-        (Granularity::Tensor, ScaleFrom::Amax { amax, observe }) => {
+    let (by_rows, by_cols, amax) = match (cast.granularity, given) {
+        (Granularity::Tensor, Some(GivenAmax { amax, observe })) => {
             let scaling = reference::amax(&read_f32::<B>(amax.clone()));
             let scale = reference::amax_to_scale(scaling, cast.format, cast.scale_mode);
             let made = (loops::encode(values, scale, cast.format), vec![scale], scaling);

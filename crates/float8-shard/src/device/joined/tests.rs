@@ -4,7 +4,7 @@ use std::io::Write;
 use burn_backend::TensorData;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_float8::backend::{Float8Backend, Quantized, ScaleFrom};
+use burn_float8::backend::{Float8Backend, GivenAmax, Quantized};
 use cubecl::Runtime;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 use float8_kernels::{Cast, Format, Orientation, ScaleCalculationMode, ScaleMode};
@@ -49,11 +49,11 @@ fn quantize(x: FloatTensor<B>, cast: Cast, axis: ShardedAxis, amax: Option<f32>)
         ShardedAxis::Rows => Orientation::Rows,
         ShardedAxis::Contraction => Orientation::Cols,
     };
-    let scale = amax.map_or(ScaleFrom::Dynamic, |amax| {
+    let given = amax.map(|amax| {
         let amax = B::float_from_data(TensorData::new(vec![amax], [1]), &device);
-        ScaleFrom::Amax { amax, observe: false }
+        GivenAmax { amax, observe: false }
     });
-    let Quantized { rows, cols, .. } = B::fp8_quantize(x, cast, orientation, scale);
+    let Quantized { rows, cols, .. } = B::fp8_quantize(x, cast, orientation, given);
     rows.or(cols).unwrap()
 }
 
