@@ -79,23 +79,26 @@ pub(crate) struct Bound {
 
 impl Bound {
     /// Binding of a view with `last` elements of `size` bytes between its first and its last one.
+    /// `shape` and `strides` are for errors.
     ///
     /// # Errors
-    /// `too_large` if the last needs an index above [`MAX_INDEX`].
+    /// [`KernelError::Misaligned`], [`TooLarge`](KernelError::TooLarge),
+    /// [`OutOfBounds`](KernelError::OutOfBounds).
     pub(crate) fn new<R: Runtime>(
         client: &ComputeClient<R>,
         memory: &Handle,
         size: usize,
         last: u64,
-        too_large: KernelError,
+        [rows, cols]: [usize; 2],
+        strides: [usize; 2],
     ) -> Result<Self, KernelError> {
         let start = check_aligned(memory, size)?;
         let aligned = start - start % client.properties().memory.alignment.max(16);
         let base = (start - aligned) / size as u64;
         if last.saturating_add(base) > MAX_INDEX {
-            return Err(too_large);
+            return Err(KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX });
         }
-        check_bytes(memory, (last + 1) * size as u64, || format!("{} elements of a view", last + 1))?;
+        check_bytes(memory, (last + 1) * size as u64, || format!("elements of a view [{rows}, {cols}]"))?;
         let mut handle = memory.clone();
         handle.offset_start = (aligned != 0).then_some(aligned);
         Ok(Self { handle, base: base as usize })
@@ -128,8 +131,7 @@ impl Checked {
             .and_then(|(r, c)| r.checked_add(c));
         let elements = (rows as u64).checked_mul(cols as u64).filter(|&elements| elements <= MAX_INDEX);
         let last = elements.and(last).unwrap_or(u64::MAX);
-        let too_large = KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX };
-        let Bound { handle, base } = Bound::new(client, &x.handle, element_type.size(), last, too_large)?;
+        let Bound { handle, base } = Bound::new(client, &x.handle, element_type.size(), last, x.shape, strides)?;
         Ok(Self { handle, element_type, rows, cols, strides, base })
     }
 

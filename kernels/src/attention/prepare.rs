@@ -4,8 +4,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::problem::{
-    CLASS_HIDDEN, CLASS_MIXED, CLASS_WHOLE, Classes, Heads, HeadsGeometry, Scores, ScoresLaunch,
-    Spread,
+    CLASS_HIDDEN, CLASS_MIXED, CLASS_WHOLE, Classes, Heads, HeadsGeometry, Scores, ScoresLaunch, Spread,
 };
 use super::{Checked, HIDDEN, NOTHING, TILE};
 use crate::element_type::ElementType;

@@ -8,7 +8,7 @@ use super::{Checked, HIDDEN, HeadsView, TILE};
 use crate::KernelError;
 use crate::element_type::ElementType;
 use crate::load::{Geometry, GeometryLaunch, widen};
-use crate::view::{Bound, MAX_INDEX};
+use crate::view::Bound;
 
 /// Compile-time parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,8 +78,8 @@ impl Strided {
             return Err(KernelError::EmptyMatrix { rows, cols });
         }
         let last = shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>();
-        let too_large = KernelError::TooLarge { rows, cols, strides: [strides[2], strides[3]], limit: MAX_INDEX };
-        let bound = Bound::new(client, &view.handle, 4 / per_word as usize, last as u64, too_large)?;
+        let size = 4 / per_word as usize;
+        let bound = Bound::new(client, &view.handle, size, last as u64, [rows, cols], [strides[2], strides[3]])?;
         let words = (bound.base + last + 1).div_ceil(per_word as usize);
         Ok(Self { bound, shape, strides, words })
     }

@@ -117,7 +117,8 @@ impl AttentionCase {
         let [q, k, v, grad] = self.shapes().map(|shape| upload(shape, self.strided));
         let ((query, q), (key, k), (value, v), (grad, dy)) = (q?, k?, v?, grad?);
         let scores = [batch, self.heads[1], queries, keys];
-        let own = |at: [usize; 4], broadcast: Broadcast| each(at, |axis, place| if broadcast[axis] { 0 } else { place });
+        let own =
+            |at: [usize; 4], broadcast: Broadcast| each(at, |axis, place| if broadcast[axis] { 0 } else { place });
         let shape_of = |broadcast: Broadcast| each(scores, |axis, size| if broadcast[axis] { 1 } else { size });
         let is_hidden = |at @ [b, _, t, s]: [usize; 4]| {
             self.causal && s + queries > t + keys
@@ -159,8 +160,7 @@ impl AttentionCase {
             rounding: ElementType::of(dtype)?.rounding(),
         });
         let (bias, softcap) = (bias.map(|(view, _)| view), self.softcap);
-        let inputs =
-            AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal: self.causal };
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal: self.causal };
         let output = attention_forward(client, &inputs)?;
         let [_, heads, _, width] = grad.shape;
         let strides = [heads * queries * width, width, heads * width, 1];

@@ -20,8 +20,8 @@ pub use attention::{AttentionCase, Broadcast, MASK_BYTES, MASK_WORDS};
 pub use cast::CastVariant;
 pub use fused::FusedVariant;
 
-use crate::element_type::ElementType;
 pub use crate::attention::AttentionVariant;
+use crate::element_type::ElementType;
 pub use crate::gemm::GemmVariant;
 use crate::mx::to_blocked;
 use crate::reference::HostOperand;

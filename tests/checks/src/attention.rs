@@ -2,8 +2,8 @@
 
 use cubecl::prelude::*;
 use float8_kernels::attention::has_attention;
-use float8_kernels::supports;
 use float8_kernels::check::{AttentionCase, Flaw, MASK_BYTES, MASK_WORDS};
+use float8_kernels::supports;
 
 use crate::Failure;
 use crate::case::Cases;
@@ -28,7 +28,10 @@ fn cases() -> Vec<(&'static str, AttentionCase)> {
         ("mask", AttentionCase { mask: Some(([false; 4], MASK_WORDS)), ..full(case([2, 2, 2], [150, 200], [16, 16])) }),
         (
             "mask_of_keys",
-            AttentionCase { mask: Some(([false, true, true, false], MASK_BYTES)), ..case([2, 2, 1], [70, 200], [16, 8]) },
+            AttentionCase {
+                mask: Some(([false, true, true, false], MASK_BYTES)),
+                ..case([2, 2, 1], [70, 200], [16, 8])
+            },
         ),
         ("softcap", AttentionCase { softcap: Some(1.5), ..full(case([1, 2, 1], [90, 90], [16, 16])) }),
         (

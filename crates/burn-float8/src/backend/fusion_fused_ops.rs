@@ -1,7 +1,7 @@
 //! [`Fused`] in the stream of `Fusion<B>`. Operations with a kernel in `B` become custom
 //! operations. The others use Burn's operations, which fuse.
-use burn_backend::{DType, TensorMetadata};
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_std::Shape;
 
