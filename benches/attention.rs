@@ -7,10 +7,10 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Tensor, TensorData};
 use burn_float8::{Float8, nn::attention};
-use serde::Serialize;
 use test_data::{Counting, normal};
 
 use crate::medians;
+use crate::table::{Table, mib, number, optional};
 
 /// Query heads and key heads.
 const HEADS: [usize; 2] = [8, 4];
@@ -19,22 +19,6 @@ const DIM: usize = 64;
 const TOKENS: usize = 2048;
 /// Several copies of longer sequences' scores exceed 16 GiB of memory.
 const LONGEST_MATERIALIZED: usize = 4096;
-
-/// One sequence length.
-#[derive(Serialize)]
-pub struct Row {
-    seq_len: usize,
-    sequences: usize,
-    /// Median milliseconds of forward and backward.
-    ms: f64,
-    /// Ratio to the materialized scores' time; None if those did not run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio: Option<f64>,
-    /// Peak bytes above the bytes live before.
-    peak_bytes: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    materialized_peak_bytes: Option<usize>,
-}
 
 /// Forward and backward.
 fn step<B: AutodiffBackend>(sequences: usize, seq_len: usize) -> impl Fn() {
@@ -61,8 +45,14 @@ fn timed(step: &impl Fn()) -> impl FnMut() -> f64 {
     }
 }
 
-pub fn rows(repeat: u32) -> Vec<Row> {
-    let row = |seq_len: usize| {
+/// Table by sequence length.
+pub fn table(repeat: u32) -> Table {
+    let [heads, kv_heads] = HEADS;
+    let title = format!(
+        "causal attention on the CPU, f32, {heads} heads of {DIM}, {kv_heads} key heads: forward and backward; ratios to materialized scores"
+    );
+    let mut table = Table::new(title, &["tokens", "ms", "ratio", "MiB", "materialized MiB"]);
+    for seq_len in [128, 256, 512, 1024, 2048, 4096, 8192] {
         let sequences = (TOKENS / seq_len).max(1);
         let node = step::<Float8<Autodiff<Flex>>>(sequences, seq_len);
         // On a backend without `Float8` this is Burn's attention.
@@ -73,29 +63,9 @@ pub fn rows(repeat: u32) -> Vec<Row> {
             Some(other) => medians(repeat, timed(&node), timed(other)),
             None => medians(repeat, timed(&node), || f64::NAN),
         };
-        let ratio = materialized.is_some().then_some(ms / other);
-        Row { seq_len, sequences, ms, ratio, peak_bytes, materialized_peak_bytes }
-    };
-    [128, 256, 512, 1024, 2048, 4096, 8192].map(row).into()
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
+        let ratio = optional(materialized.is_some().then(|| number(ms / other)));
+        let materialized_peak = optional(materialized_peak_bytes.map(mib));
+        table.row([format!("{sequences} x {seq_len}").into(), number(ms), ratio, mib(peak_bytes), materialized_peak]);
     }
-    let [heads, kv_heads] = HEADS;
-    println!(
-        "\ncausal attention on the CPU, f32, {heads} heads of {DIM}, {kv_heads} key heads: forward and backward; ratios to materialized scores"
-    );
-    println!("{:>8}  {:>10}  {:>6}  {:>9}  {:>9}", "tokens", "ms", "ratio", "MiB", "materialized");
-    for Row { seq_len, sequences, ms, ratio, peak_bytes, materialized_peak_bytes } in rows {
-        let mib = |bytes: usize| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-        let ratio = ratio.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
-        let other = materialized_peak_bytes.map(mib).unwrap_or_default();
-        println!(
-            "{:>8}  {ms:>10.2}  {ratio:>6}  {:>9}  {other:>9}",
-            format!("{sequences} x {seq_len}"),
-            mib(*peak_bytes)
-        );
-    }
+    table
 }

@@ -9,9 +9,10 @@ use burn_float8::Float8;
 use clap::Parser;
 use device_select::SelectedDevice;
 use models::{Decoder, Decoders};
-use serde::Serialize;
 use trainer::cli::Command;
 use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
+
+use crate::table::{Cell, Table, number};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 type Eval = Float8<Flex>;
@@ -20,17 +21,6 @@ const STEPS: usize = 300;
 /// Texts read at the same time, and bytes of each.
 const TEXTS: usize = 16;
 const LEN: usize = 128;
-
-/// One dtype of the cache.
-#[derive(Serialize)]
-pub struct Row {
-    cache: &'static str,
-    /// Bytes of an element, with its share of the scale.
-    bytes: f64,
-    /// Mean cross entropy in nats.
-    loss: f64,
-    tokens: usize,
-}
 
 fn run(arguments: &[&str]) {
     let arguments = ["float8"].iter().chain(arguments);
@@ -62,7 +52,8 @@ fn loss(model: &Decoder<Eval>, text: &[u8], dtype: Option<CacheDtype>) -> f64 {
     losses.sum::<f64>() / (LEN - 1) as f64
 }
 
-pub fn rows() -> Vec<Row> {
+/// Table by the dtype of the cache.
+pub fn table() -> Table {
     let folder = std::env::temp_dir().join(format!("float8-bench-{}", std::process::id()));
     let [checkpoints, model] = ["run", "model"].map(|name| folder.join(name).display().to_string());
     let (data, held_out) = sources();
@@ -80,18 +71,11 @@ pub fn rows() -> Vec<Row> {
     let caches =
         [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];
     let tokens = TEXTS * (LEN - 1);
-    let rows = caches.map(|(cache, bytes, dtype)| Row { cache, bytes, loss: loss(&model, &text, dtype), tokens });
+    let title = format!("the loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by its cache");
+    let mut table = Table::new(title, &["cache", "bytes", "loss"]);
+    for (cache, bytes, dtype) in caches {
+        table.row([cache.into(), number(bytes), Cell::Number(loss(&model, &text, dtype), 5)]);
+    }
     std::fs::remove_dir_all(folder).expect("made above");
-    rows.into()
-}
-
-pub fn print(rows: &[Row]) {
-    if let Some(Row { tokens, .. }) = rows.first() {
-        println!(
-            "\nthe loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by the dtype of its cache"
-        );
-    }
-    for Row { cache, bytes, loss, .. } in rows {
-        println!("{cache:<5}  {bytes:>5.2} bytes  {loss:>8.5}");
-    }
+    table
 }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use device_select::wgpu_adapters;
-use serde::Serialize;
+use serde_json::{Map, Value};
+
+use table::Table;
 
 mod attention;
 mod cache;
@@ -15,7 +17,6 @@ mod gemv;
 mod generate;
 #[path = "src/bin/float8-gpu/bench/given.rs"]
 mod given;
-mod grouped;
 mod host;
 mod limits;
 mod linear;
@@ -24,6 +25,7 @@ mod model;
 mod neighbours;
 mod quantize;
 mod step;
+mod table;
 mod wide;
 
 #[global_allocator]
@@ -48,20 +50,9 @@ struct Args {
     bench: bool,
 }
 
+/// Parts, in the order of their execution.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Forward and backward of one linear.
-    Linear,
-    /// Forward and backward of a grouped linear.
-    Grouped,
-    /// Time and memory of attention on the CPU, by sequence length.
-    Attention,
-    /// A train step of the debug Llama.
-    Step,
-    /// Quantize kernels on wgpu against a copy of the same bytes.
-    Quantize,
-    /// The emulated GEMM on wgpu against Burn's f32 matmul.
-    Gemm,
     /// Peak bytes of train steps on the CPU.
     Memory,
     /// Host time of a linear on CUDA.
@@ -72,46 +63,44 @@ enum Part {
     Gemv,
     /// Time of generated tokens on the CPU, by position.
     Generate,
-    /// Effect of the KV cache's dtype on a trained model's loss. Takes minutes; runs only if named.
-    Cache,
     /// A training step on the CPU by operation, against the machine's limits.
     Limits,
-    /// A training step of a realistic width on the CPU. Takes minutes and 16 GiB; runs only if
+    /// Forward and backward of one linear on the CPU.
+    Linear,
+    /// Time and memory of attention on the CPU, by sequence length.
+    Attention,
+    /// A train step of the debug Llama on the CPU.
+    Step,
+    /// Quantize kernels on wgpu against a copy of the same bytes.
+    Quantize,
+    /// The emulated GEMM on wgpu against Burn's f32 matmul.
+    Gemm,
+    /// Effect of the KV cache's dtype on a trained model's loss. Takes minutes; runs only if named.
+    Cache,
+    /// A training step on the CPU of a realistic width. Takes minutes and 16 GiB; runs only if
     /// named.
     Wide,
 }
 
-/// Results; parts that did not run are absent.
-#[derive(Default, Serialize)]
-struct Results {
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    linear: Vec<linear::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    grouped: Vec<grouped::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    attention: Vec<attention::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    step: Vec<step::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    quantize: Vec<quantize::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    gemm: Vec<gemm::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    memory: Vec<memory::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    host: Vec<host::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    neighbours: Vec<neighbours::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    gemv: Vec<gemv::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    generate: Vec<generate::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    limits: Vec<limits::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    cache: Vec<cache::Row>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    wide: Vec<wide::Row>,
+impl Part {
+    /// Measures the part; None without its device.
+    fn table(self, repeat: u32, wgpu: Option<&str>) -> Option<Table> {
+        Some(match self {
+            Self::Memory => memory::table(),
+            Self::Host => host::table(repeat),
+            Self::Neighbours => neighbours::table(),
+            Self::Gemv => gemv::table(repeat),
+            Self::Generate => generate::table(repeat),
+            Self::Limits => limits::table(),
+            Self::Linear => linear::table(repeat),
+            Self::Attention => attention::table(repeat),
+            Self::Step => step::table(repeat),
+            Self::Quantize => quantize::table(wgpu?, repeat),
+            Self::Gemm => gemm::table(wgpu?, repeat),
+            Self::Cache => cache::table(),
+            Self::Wide => wide::table(),
+        })
+    }
 }
 
 fn main() -> std::io::Result<()> {
@@ -121,95 +110,25 @@ fn main() -> std::io::Result<()> {
         println!("{}", memory::measure(name));
         return Ok(());
     }
-    let runs = |part| args.only.is_empty() || args.only.contains(&part);
     let adapter = wgpu_adapters().unwrap_or_default().into_iter().next();
     let wgpu = adapter.map(|adapter| format!("wgpu ({})", adapter.name));
     if wgpu.is_none() {
         println!("wgpu: skipped, no adapter");
     }
-    let wgpu = wgpu.as_deref();
-
-    let mut results = Results::default();
-    if runs(Part::Memory) {
-        results.memory = memory::rows();
+    let by_default = |part: &Part| args.only.is_empty() && !matches!(part, Part::Cache | Part::Wide);
+    let mut results = Map::new();
+    println!("medians of {}; ratios above one are slower", args.repeat);
+    for part in Part::value_variants().iter().filter(|part| by_default(part) || args.only.contains(part)) {
+        if let Some(table) = part.table(args.repeat, wgpu.as_deref()) {
+            print!("{table}");
+            let name = part.to_possible_value().expect("no part is skipped").get_name().to_string();
+            results.insert(name, table.json());
+        }
     }
-    if runs(Part::Host) {
-        results.host = host::rows(args.repeat);
-    }
-    if runs(Part::Neighbours) {
-        results.neighbours = neighbours::rows();
-    }
-    if runs(Part::Gemv) {
-        results.gemv = gemv::rows(args.repeat);
-    }
-    if runs(Part::Generate) {
-        results.generate = generate::rows(args.repeat);
-    }
-    if runs(Part::Limits) {
-        results.limits = limits::rows();
-    }
-    if runs(Part::Linear) {
-        results.linear = linear::rows(wgpu, args.repeat);
-    }
-    if runs(Part::Grouped) {
-        results.grouped = grouped::rows(wgpu, args.repeat);
-    }
-    if runs(Part::Attention) {
-        results.attention = attention::rows(args.repeat);
-    }
-    if runs(Part::Step) {
-        results.step = step::rows(wgpu, args.repeat);
-    }
-    if runs(Part::Quantize)
-        && let Some(device) = wgpu
-    {
-        results.quantize = quantize::rows(device, args.repeat);
-    }
-    if runs(Part::Gemm)
-        && let Some(device) = wgpu
-    {
-        results.gemm = gemm::rows(device, args.repeat);
-    }
-
-    if args.only.contains(&Part::Cache) {
-        results.cache = cache::rows();
-    }
-    if args.only.contains(&Part::Wide) {
-        results.wide = wide::rows();
-    }
-
-    println!("\nmedians of {}; ratios above one are slower", args.repeat);
-    linear::print(&results.linear);
-    grouped::print(&results.grouped);
-    attention::print(&results.attention);
-    step::print(&results.step);
-    quantize::print(&results.quantize);
-    gemm::print(&results.gemm);
-    memory::print(&results.memory);
-    host::print(&results.host);
-    neighbours::print(&results.neighbours);
-    gemv::print(&results.gemv);
-    generate::print(&results.generate);
-    limits::print(&results.limits);
-    cache::print(&results.cache);
-    wide::print(&results.wide);
     if let Some(path) = args.json {
-        std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
+        std::fs::write(path, serde_json::to_string_pretty(&Value::Object(results))?)?;
     }
     Ok(())
-}
-
-/// Measures a device, given its name and the number of repetitions, and adds its rows.
-type Compare<Row> = fn(&str, u32, &mut Vec<Row>);
-
-/// Rows of the CPU and, if present, of the wgpu device with this name.
-fn on_devices<Row>(wgpu: Option<&str>, repeat: u32, on_cpu: Compare<Row>, on_wgpu: Compare<Row>) -> Vec<Row> {
-    let mut rows = vec![];
-    on_cpu("cpu", repeat, &mut rows);
-    if let Some(device) = wgpu {
-        on_wgpu(device, repeat, &mut rows);
-    }
-    rows
 }
 
 /// Median times of two alternating closures; the first two repetitions warm up.

@@ -4,10 +4,10 @@ use burn_cubecl::CubeBackend;
 use cubecl::prelude::*;
 use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 use float8_kernels::{GemmConfig, Operand, Orientation, quantize, scaled_gemm};
-use serde::Serialize;
 
 use crate::medians;
 use crate::quantize::{CASTS, cast, matrix, time};
+use crate::table::{Table, number};
 
 /// Burn's backend without fusion, which runs a matmul immediately even if its result is unused.
 type Plain = CubeBackend<WgpuRuntime, f32, i32, u32>;
@@ -15,28 +15,14 @@ type Plain = CubeBackend<WgpuRuntime, f32, i32, u32>;
 /// M, N and K.
 const SHAPES: [[usize; 3]; 3] = [[512, 1024, 1024], [1024, 256, 256], [16, 1024, 1024]];
 
-/// One product.
-#[derive(Serialize)]
-pub struct Row {
-    device: String,
-    granularity: String,
-    m: usize,
-    n: usize,
-    k: usize,
-    /// Median milliseconds.
-    emulated_ms: f64,
-    matmul_ms: f64,
-    /// emulated / matmul.
-    ratio: f64,
-}
-
-/// Rows of the default wgpu device, named `device`. Both operands have the scales of one entry of
+/// Table of the default wgpu device, named `device`. Both operands have the scales of one entry of
 /// [`CASTS`].
-pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
+pub fn table(device: &str, repeat: u32) -> Table {
     let client = WgpuRuntime::client(&WgpuDevice::default());
     let random = |shape: [usize; 2]| Tensor::<Plain, 2>::random(shape, Distribution::Default, &WgpuDevice::default());
     let dtype = f32::as_type_native_unchecked().storage_type();
-    let mut rows = vec![];
+    let title = format!("emulated GEMM to f32 on {device}, against Burn's matmul of f32");
+    let mut table = Table::new(title, &["scales", "M", "N", "K", "emulated ms", "matmul ms", "ratio"]);
     for [m, n, k] in SHAPES {
         let (x, w) = (random([m, k]), random([k, n]));
         for scales in CASTS {
@@ -52,21 +38,9 @@ pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
             let mut plain = || drop(x.clone().matmul(w.clone()));
             let [emulated_ms, matmul_ms] =
                 medians(repeat, || time(&client, &mut emulated), || time(&client, &mut plain));
-            let (device, granularity) = (device.into(), scales.0.to_string());
-            rows.push(Row { device, granularity, m, n, k, emulated_ms, matmul_ms, ratio: emulated_ms / matmul_ms });
+            let [emulated, matmul, ratio] = [emulated_ms, matmul_ms, emulated_ms / matmul_ms].map(number);
+            table.row([scales.0.into(), m.into(), n.into(), k.into(), emulated, matmul, ratio]);
         }
     }
-    rows
-}
-
-pub fn print(rows: &[Row]) {
-    let Some(Row { device, .. }) = rows.first() else { return };
-    println!("\nemulated GEMM to f32 on {device}, against Burn's matmul of f32");
-    println!(
-        "{:<10}  {:>6} {:>6} {:>6}  {:>11}  {:>9}  {:>6}",
-        "scales", "M", "N", "K", "emulated ms", "matmul ms", "ratio"
-    );
-    for Row { granularity, m, n, k, emulated_ms, matmul_ms, ratio, .. } in rows {
-        println!("{granularity:<10}  {m:>6} {n:>6} {k:>6}  {emulated_ms:>11.2}  {matmul_ms:>9.2}  {ratio:>6.2}");
-    }
+    table
 }

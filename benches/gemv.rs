@@ -9,28 +9,12 @@ use burn::tensor::{Distribution, Tensor, TensorPrimitive};
 use burn_float8::backend::{Cast, Float8Backend, GemmConfig, GemmRequest, Orientation};
 use burn_float8::config::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 use burn_float8::{Float8, Float8Config, Recipe, set_default_config};
-use serde::Serialize;
 
 use crate::median;
+use crate::table::{Table, number};
 
 /// Bytes of the stream, and least bytes of weights between two reads of one: more than caches hold.
 pub const STREAM: usize = 256 << 20;
-
-/// One weight, `[size, size]`.
-#[derive(Serialize)]
-pub struct Row {
-    granularity: String,
-    size: usize,
-    rows: usize,
-    /// Median microseconds of the product.
-    microseconds: f64,
-    /// GB/s of codes.
-    bandwidth: f64,
-    /// GB/s of a stream that all cores read.
-    stream: f64,
-    /// Time of Burn's f32 linear / time of a linear in FP8, its cast of x included.
-    speedup: f64,
-}
 
 /// Memory bandwidth of all cores in GB/s: the C library compares two equal buffers.
 pub fn stream([left, right]: [&[u8]; 2]) -> f64 {
@@ -62,12 +46,15 @@ fn seconds(run: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64()
 }
 
-/// Rows for each granularity of a weight, number of rows of x, and size. Measurements alternate, so
+/// Table by granularity of a weight, number of rows of x, and size. Measurements alternate, so
 /// that other load on the machine slows them equally.
-pub fn rows(repeat: u32) -> Vec<Row> {
+pub fn table(repeat: u32) -> Table {
     let device = Default::default();
     let (left, right) = (vec![1_u8; STREAM / 2], vec![1_u8; STREAM / 2]);
-    let mut table = vec![];
+    let mut table = Table::new(
+        "a few rows through an FP8 weight on the CPU: codes read, a stream beside them, and Burn's f32 linear to the whole linear",
+        &["scales", "size", "rows", "us", "GB/s", "stream", "of stream", "speed-up"],
+    );
     for (name, recipe, of_x, of_w, scale_mode) in casts() {
         set_default_config::<Float8<Flex>>(&device, Some(&Float8Config::new(recipe))).expect("needs no layer");
         for size in [2048, 4096, 8192] {
@@ -113,37 +100,14 @@ pub fn rows(repeat: u32) -> Vec<Row> {
                 };
                 let rounds: Vec<_> = (0..repeat + 2).map(|_| round()).skip(2).collect();
                 let middle = |i: usize| median(rounds.iter().map(|round| round[i]).collect());
-                table.push(Row {
-                    granularity: name.into(),
-                    size,
-                    rows: m,
-                    microseconds: middle(0) * 1e6,
-                    bandwidth: (size * size) as f64 / middle(0) / 1e9,
-                    stream: middle(3),
-                    speedup: median(rounds.iter().map(|round| round[1] / round[2]).collect()),
-                });
+                let (bandwidth, stream) = ((size * size) as f64 / middle(0) / 1e9, middle(3));
+                let speedup = median(rounds.iter().map(|round| round[1] / round[2]).collect());
+                let [us, rate, beside, share, speedup] =
+                    [middle(0) * 1e6, bandwidth, stream, bandwidth / stream, speedup].map(number);
+                table.row([name.into(), size.into(), m.into(), us, rate, beside, share, speedup]);
             }
         }
         set_default_config::<Float8<Flex>>(&device, None).expect("nothing to check");
     }
     table
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!(
-        "\na few rows through an FP8 weight on the CPU: codes read, a stream beside them, and Burn's f32 linear to the whole linear"
-    );
-    println!(
-        "{:<8}  {:>6}  {:>4}  {:>9}  {:>7}  {:>7}  {:>9}  {:>8}",
-        "scales", "size", "rows", "us", "GB/s", "stream", "of stream", "speed-up"
-    );
-    for Row { granularity, size, rows, microseconds, bandwidth, stream, speedup } in rows {
-        let part = bandwidth / stream;
-        println!(
-            "{granularity:<8}  {size:>6}  {rows:>4}  {microseconds:>9.1}  {bandwidth:>7.2}  {stream:>7.2}  {part:>9.2}  {speedup:>8.2}"
-        );
-    }
 }

@@ -6,27 +6,16 @@ use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe};
 use models::{Decoder, DecoderConfig, Dimensions};
-use serde::Serialize;
 use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
 
 use crate::median;
+use crate::table::{Table, number};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 
 /// Positions to compare, and number of tokens at each.
 const POSITIONS: [usize; 2] = [50, 1000];
 const TOKENS: usize = 16;
-
-/// One dtype of the cache.
-#[derive(Serialize)]
-pub struct Row {
-    precision: &'static str,
-    cache: &'static str,
-    /// Median milliseconds of a token at each position.
-    ms: [f64; 2],
-    /// Second / first.
-    ratio: f64,
-}
 
 fn config() -> DecoderConfig {
     let dims = Dimensions {
@@ -69,32 +58,22 @@ fn measure(model: &Decoder<Float8<Flex>>, dtype: Option<CacheDtype>, repeat: u32
     })
 }
 
-/// Rows in f32 and in FP8.
-pub fn rows(repeat: u32) -> Vec<Row> {
+/// Table in f32 and in FP8.
+pub fn table(repeat: u32) -> Table {
     let model = || Decoder::<Train>::new(config(), &Default::default()).expect("a valid size").init_weights(1);
     let float8 = Float8Config::new(Recipe::Rowwise).apply::<Train, _>(model()).expect("it has linears").0;
     let models = [("f32", model().valid()), ("rowwise", float8.valid())];
     let caches = [("f32", None), ("bf16", Some(CacheDtype::Bf16)), ("e4m3", Some(CacheDtype::E4m3))];
-    let mut rows = vec![];
+    let title = "a token of a Llama of four layers 1024 wide on the CPU, milliseconds by its position";
+    let mut table = Table::new(title, &["precision", "cache", "position 50", "position 1000", "ratio"]);
     for (precision, model) in &models {
         for (cache, dtype) in caches {
             let rounds: Vec<_> = (0..repeat.div_ceil(3)).map(|_| measure(model, dtype, repeat)).collect();
             let ratio = median(rounds.iter().map(|[early, late]| late / early).collect());
             let ms = [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
-            rows.push(Row { precision, cache, ms, ratio });
+            let [early, late] = ms.map(number);
+            table.row([(*precision).into(), cache.into(), early, late, number(ratio)]);
         }
     }
-    rows
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    let [early, late] = POSITIONS;
-    println!("\na token of a Llama of four layers 1024 wide on the CPU, milliseconds by its position");
-    println!("{:<9}  {:<5}  {early:>7}  {late:>7}  {:>6}", "precision", "cache", "ratio");
-    for Row { precision, cache, ms: [early, late], ratio } in rows {
-        println!("{precision:<9}  {cache:<5}  {early:>7.2}  {late:>7.2}  {ratio:>6.2}");
-    }
+    table
 }

@@ -21,8 +21,8 @@ use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
 use burn_float8::{Float8, Float8Config, Float8Tensor, Recipe, set_default_config};
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
-use serde::Serialize;
 
+use crate::table::{Table, number};
 use crate::{given, median};
 
 /// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
@@ -43,18 +43,6 @@ const WARM_UP: u32 = 2;
 /// Numbers of live tensors of one element. CubeCL's memory pool visits every live allocation for a
 /// new one.
 const LIVE: [usize; 2] = [0, 2000];
-
-/// One precision.
-#[derive(Serialize)]
-pub struct Row {
-    live_tensors: usize,
-    precision: String,
-    launches: f64,
-    /// Median microseconds of forward and backward.
-    microseconds: f64,
-    /// Quartiles of microseconds per launch, relative to plain Burn in the same round.
-    per_launch: [f64; 3],
-}
 
 /// Forward of x and w, and backward from dy. `root` has one element.
 fn step<B: AutodiffBackend<Gradients = Gradients>>(
@@ -79,13 +67,18 @@ fn measure(mut call: impl FnMut()) -> [f64; 2] {
     [start.elapsed().as_secs_f64() * 1e6, idle.take_launches() as f64].map(|sum| sum / CALLS as f64)
 }
 
-/// Rows of bf16 and of every recipe that needs no layer, with and without live tensors.
-pub fn rows(repeat: u32) -> Vec<Row> {
-    LIVE.into_iter().flat_map(|live| rows_beside(live, repeat)).collect()
+/// Table of bf16 and of every recipe that needs no layer, with and without live tensors.
+pub fn table(repeat: u32) -> Table {
+    let mut table = Table::new(
+        "host time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device",
+        &["live tensors", "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"],
+    );
+    LIVE.into_iter().for_each(|live| rows_beside(&mut table, live, repeat));
+    table
 }
 
 /// Measures all precisions in turn, so that other load on the machine slows them equally.
-fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
+fn rows_beside(table: &mut Table, live_tensors: usize, repeat: u32) {
     let [m, k, n] = SHAPE;
     let device = OfflineDevice::default();
     let _live: Vec<_> = (0..live_tensors).map(|_| Tensor::<Cuda, 1>::zeros([1], &device)).collect();
@@ -117,34 +110,19 @@ fn rows_beside(live_tensors: usize, repeat: u32) -> Vec<Row> {
     // The first rounds create the kernels' keys and fill the memory pools.
     let rounds: Vec<_> = (0..WARM_UP + ROUNDS * repeat).map(|_| round()).skip(WARM_UP as usize).collect();
     let names = ["bf16".to_string()].into_iter().chain(recipes.iter().map(ToString::to_string));
-    let row = |(i, precision): (usize, String)| {
+    for (i, precision) in names.enumerate() {
         let per_launch = |[microseconds, launches]: [f64; 2]| microseconds / launches;
         let ratios = rounds.iter().map(|round| per_launch(round[i]) / per_launch(round[0])).collect();
         let [microseconds, launches] = [0, 1].map(|j| median(rounds.iter().map(|round| round[i][j]).collect()));
-        Row { live_tensors, precision, launches, microseconds, per_launch: quartiles(ratios) }
-    };
-    names.enumerate().map(row).collect()
+        let [low, middle, high] = quartiles(ratios);
+        let [launches, us, each, middle] = [launches, microseconds, microseconds / launches, middle].map(number);
+        let quartiles = format!("{low:.2}, {high:.2}").into();
+        table.row([live_tensors.into(), precision.into(), launches, us, each, middle, quartiles]);
+    }
 }
 
 /// Quartiles of the values.
 fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
     values.sort_by(f64::total_cmp);
     [1, 2, 3].map(|quarter| values[values.len() * quarter / 4])
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!("\nhost time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device");
-    println!(
-        "{:<12}  {:<22}  {:>8}  {:>8}  {:>13}  {:>14}  {:>12}",
-        "live tensors", "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"
-    );
-    for Row { live_tensors, precision, launches, microseconds, per_launch: [low, middle, high] } in rows {
-        let each = microseconds / launches;
-        println!(
-            "{live_tensors:<12}  {precision:<22}  {launches:>8.1}  {microseconds:>8.1}  {each:>13.2}  {middle:>14.2}  {low:>5.2}, {high:.2}"
-        );
-    }
 }

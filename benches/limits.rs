@@ -11,10 +11,10 @@ use std::time::Instant;
 use burn::backend::Flex;
 use burn::tensor::{Distribution, Tensor};
 use device_select::SelectedDevice;
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::model::{Train, with_job};
+use crate::table::{Cell, Table, number, optional};
 use crate::{gemv, median};
 
 const LAYERS: usize = 4;
@@ -31,40 +31,26 @@ const LENGTH: usize = 256;
 const LINEARS: [[usize; 2]; 7] =
     [[HIDDEN, HIDDEN], [HIDDEN, KEYS], [HIDDEN, KEYS], [HIDDEN, HIDDEN], [HIDDEN, FFN], [HIDDEN, FFN], [FFN, HIDDEN]];
 
-const SETTINGS: [&str; 16] = [
-    "model.hidden_size=256",
-    "model.num_layers=4",
-    "model.num_heads=8",
-    "model.num_kv_heads=4",
-    "model.head_dim=32",
-    "model.intermediate_size=704",
-    "model.vocab_size=257",
+const SETTINGS: [&str; 15] = [
+    "model.overrides.hidden_size=256",
+    "model.overrides.num_hidden_layers=4",
+    "model.overrides.num_attention_heads=8",
+    "model.overrides.num_key_value_heads=4",
+    "model.overrides.head_dim=32",
+    "model.overrides.intermediate_size=704",
+    "model.overrides.vocab_size=257",
     "training.batch_size=8",
     "training.seq_len=256",
     "training.eval_batches=1",
     "training.eval_every=0",
     "generate.max_new_tokens=0",
     "training.steps=7",
-    "training.print_report=false",
     "profile.start=4",
     "profile.steps=4",
 ];
 
 /// Steps in the window.
 const STEPS: f64 = 4.0;
-
-/// One operation of a step.
-#[derive(Serialize)]
-pub struct Row {
-    precision: &'static str,
-    name: String,
-    calls: f64,
-    milliseconds: f64,
-    /// Share of the step.
-    share: f64,
-    /// Milliseconds at the machine's limit, and whether that is arithmetic.
-    least: Option<(f64, bool)>,
-}
 
 /// Arithmetic and bytes of an operation in a step, if known.
 fn cost(name: &str, fp8: bool) -> Option<[f64; 2]> {
@@ -132,22 +118,27 @@ fn stream() -> f64 {
 
 /// Table of `[profile]` as JSON.
 fn profile(settings: &[&str]) -> Value {
-    let file = std::env::temp_dir().join(format!("float8-profile-{}.json", std::process::id()));
-    let to = format!("profile.file={}", file.display());
+    let folder = std::env::temp_dir().join(format!("float8-profile-{}", std::process::id()));
+    let to = format!("checkpoint.output_dir={}", folder.display());
     with_job(&[&SETTINGS[..], settings, &[&to]].concat(), |job| {
         let run = job.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
         run.expect("it trains")
     });
-    let text = std::fs::read_to_string(&file).expect("the run has written it");
-    std::fs::remove_file(&file).expect("written above");
+    let text = std::fs::read_to_string(folder.join("profile.json")).expect("the run has written it");
+    std::fs::remove_dir_all(&folder).expect("written above");
     serde_json::from_str(&text).expect("JSON")
 }
 
-/// Rows in f32 and in FP8.
-pub fn rows() -> Vec<Row> {
+/// Table in f32 and in FP8.
+pub fn table() -> Table {
     let (peak, stream) = (peak(), stream());
-    println!("\npeak {:.0} GFLOP/s, stream {:.1} GB/s", peak / 1e9, stream / 1e9);
-    let mut table = vec![];
+    let title = format!(
+        "a training step on the CPU, operation by operation: what the machine's limit would take, and of which kind it is; peak {:.0} GFLOP/s, stream {:.1} GB/s",
+        peak / 1e9,
+        stream / 1e9
+    );
+    let columns = ["precision", "operation", "calls", "ms", "% of step", "least, ms", "of limit", "limit"];
+    let mut table = Table::new(title, &columns);
     for (precision, settings) in [("f32", ["training.precision=f32"]), ("tensorwise", ["float8.recipe=tensorwise"])] {
         let profile = profile(&settings);
         let wall = profile["wall_seconds"].as_f64().expect("a number");
@@ -158,36 +149,13 @@ pub fn rows() -> Vec<Row> {
                 let [arithmetic, bytes] = [arithmetic / peak, bytes / stream];
                 (1e3 * arithmetic.max(bytes), arithmetic > bytes)
             });
-            let calls = row["calls"].as_f64().unwrap_or_default() / STEPS;
-            table.push(Row {
-                precision,
-                name,
-                calls,
-                milliseconds: 1e3 * seconds,
-                share: seconds * STEPS / wall,
-                least,
-            });
+            let calls = Cell::Number(row["calls"].as_f64().unwrap_or_default() / STEPS, 0);
+            let (ms, share) = (1e3 * seconds, Cell::Number(100.0 * seconds * STEPS / wall, 1));
+            let of_limit = optional(least.map(|(least, _)| number(least / ms)));
+            let limit = least.map_or("", |(_, is_arithmetic)| if is_arithmetic { "peak" } else { "stream" });
+            let least = optional(least.map(|(least, _)| number(least)));
+            table.row([precision.into(), name.into(), calls, number(ms), share, least, of_limit, limit.into()]);
         }
     }
     table
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!(
-        "\na training step on the CPU, operation by operation: what the machine's limit would take, and of which kind it is"
-    );
-    println!(
-        "{:<12}{:<26}{:>6}  {:>8}  {:>7}  {:>9}  {:>8}",
-        "precision", "operation", "calls", "ms", "of step", "least, ms", "of limit"
-    );
-    for Row { precision, name, calls, milliseconds, share, least } in rows {
-        let least = least.map_or(String::new(), |(least, is_arithmetic)| {
-            let of = if is_arithmetic { "peak" } else { "stream" };
-            format!("{least:>9.2}  {:>8.2} {of}", least / milliseconds)
-        });
-        println!("{precision:<12}{name:<26}{calls:>6.0}  {milliseconds:>8.2}  {:>6.1}%  {least}", 100.0 * share);
-    }
 }

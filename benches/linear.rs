@@ -1,28 +1,14 @@
 //! Forward and backward of one linear.
 use std::time::Instant;
 
-use burn::backend::{Autodiff, Flex, Wgpu};
+use burn::backend::{Autodiff, Flex};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Distribution, Tensor};
 use burn_float8::Float8;
-use serde::Serialize;
 
-use crate::{medians, on_devices};
-
-/// One shape on one device.
-#[derive(Serialize)]
-pub struct Row {
-    device: String,
-    m: usize,
-    k: usize,
-    n: usize,
-    /// Median milliseconds.
-    plain_ms: f64,
-    float8_ms: f64,
-    /// float8 / plain.
-    ratio: f64,
-}
+use crate::medians;
+use crate::table::{Table, number};
 
 /// Returns a closure that measures forward and backward in milliseconds, the casts of x and w
 /// included.
@@ -46,26 +32,14 @@ fn timed<B: AutodiffBackend>([m, k, n]: [usize; 3]) -> impl FnMut() -> f64 {
     }
 }
 
-fn compare<Plain: AutodiffBackend, Fp8: AutodiffBackend>(device: &str, repeat: u32, rows: &mut Vec<Row>) {
-    for [m, k, n] in [[1024, 256, 256], [1024, 256, 1024], [512, 1024, 1024]] {
-        let [plain_ms, float8_ms] = medians(repeat, timed::<Plain>([m, k, n]), timed::<Fp8>([m, k, n]));
-        rows.push(Row { device: device.into(), m, k, n, plain_ms, float8_ms, ratio: float8_ms / plain_ms });
+/// Table by shape.
+pub fn table(repeat: u32) -> Table {
+    let title = "linear on the CPU, forward + backward, tensorwise";
+    let mut table = Table::new(title, &["M", "K", "N", "plain ms", "float8 ms", "ratio"]);
+    for shape in [[1024, 256, 256], [1024, 256, 1024], [512, 1024, 1024]] {
+        let [plain, float8] = medians(repeat, timed::<Autodiff<Flex>>(shape), timed::<Float8<Autodiff<Flex>>>(shape));
+        let ([m, k, n], [plain_ms, float8_ms, ratio]) = (shape, [plain, float8, float8 / plain].map(number));
+        table.row([m.into(), k.into(), n.into(), plain_ms, float8_ms, ratio]);
     }
-}
-
-/// Rows of the CPU and, if present, of the wgpu device with this name.
-pub fn rows(wgpu: Option<&str>, repeat: u32) -> Vec<Row> {
-    let cpu = compare::<Autodiff<Flex>, Float8<Autodiff<Flex>>>;
-    on_devices(wgpu, repeat, cpu, compare::<Autodiff<Wgpu>, Float8<Autodiff<Wgpu>>>)
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!("\nlinear, forward + backward, tensorwise");
-    println!("{:>6} {:>6} {:>6}  {:>10}  {:>10}  {:>6}  device", "M", "K", "N", "plain ms", "float8 ms", "ratio");
-    for Row { device, m, k, n, plain_ms, float8_ms, ratio } in rows {
-        println!("{m:>6} {k:>6} {n:>6}  {plain_ms:>10.2}  {float8_ms:>10.2}  {ratio:>6.2}  {device}");
-    }
+    table
 }

@@ -11,10 +11,10 @@ use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, Transf
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Float8LinearConfig, Recipe, set_default_config};
-use serde::Serialize;
 use test_data::{Counting, normal};
 
 use crate::model::{BATCH, Training, float8, plain};
+use crate::table::{Table, mib, number, optional};
 
 const LLAMA: &str = "debug Llama";
 const ENCODER: &str = "TransformerEncoder";
@@ -35,21 +35,6 @@ fn names() -> impl Iterator<Item = Name> {
             .flat_map(move |precision| ["f32", "bf16"].map(|dtype| [model, precision, dtype]))
     };
     [LLAMA, ENCODER].into_iter().flat_map(of)
-}
-
-/// One precision of one model.
-#[derive(Serialize)]
-pub struct Row {
-    model: &'static str,
-    precision: &'static str,
-    /// Dtype of hidden states.
-    dtype: &'static str,
-    peak_bytes: usize,
-    /// Ratio to f32 without FP8.
-    ratio: f64,
-    /// Ratio to bf16 without FP8, for bf16 only.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio_to_bf16: Option<f64>,
 }
 
 fn peak<B: AutodiffBackend, M: AutodiffModule<B>>(mut training: Training<B, M>) -> usize {
@@ -128,26 +113,16 @@ fn measure_alone(name: &str) -> usize {
     String::from_utf8_lossy(&output.stdout).trim().parse().expect("bytes")
 }
 
-pub fn rows() -> Vec<Row> {
+/// Table by model, precision and dtype.
+pub fn table() -> Table {
     let peaks: Vec<_> = names().map(|name| (name, measure_alone(&name.join("/")))).collect();
     let peak_of = |name: Name| peaks.iter().find(|(other, _)| *other == name).expect("every row was measured").1;
-    let row = |&([model, precision, dtype], peak_bytes): &(Name, usize)| {
+    let title = "peak memory of a train step on the CPU, 8 x 128 tokens, over what is alive before it; ratios to plain";
+    let mut table = Table::new(title, &["model", "precision", "dtype", "MiB", "to f32", "to bf16"]);
+    for &([model, precision, dtype], peak_bytes) in &peaks {
         let to_plain = |dtype| peak_bytes as f64 / peak_of([model, PLAIN, dtype]) as f64;
-        let ratio_to_bf16 = (dtype == "bf16").then(|| to_plain("bf16"));
-        Row { model, precision, dtype, peak_bytes, ratio: to_plain("f32"), ratio_to_bf16 }
-    };
-    peaks.iter().map(row).collect()
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
+        let to_bf16 = optional((dtype == "bf16").then(|| number(to_plain("bf16"))));
+        table.row([model.into(), precision.into(), dtype.into(), mib(peak_bytes), number(to_plain("f32")), to_bf16]);
     }
-    println!("\npeak memory of a train step on the CPU, 8 x 128 tokens, over what is alive before it; ratios to plain");
-    println!("{:<18}  {:<24}  {:>5}  {:>8}  {:>6}  {:>7}", "model", "precision", "dtype", "MiB", "to f32", "to bf16");
-    for Row { model, precision, dtype, peak_bytes, ratio, ratio_to_bf16 } in rows {
-        let mib = *peak_bytes as f64 / f64::from(1 << 20);
-        let to_bf16 = ratio_to_bf16.map(|ratio| format!("{ratio:.2}")).unwrap_or_default();
-        println!("{model:<18}  {precision:<24}  {dtype:>5}  {mib:>8.2}  {ratio:>6.2}  {to_bf16:>7}");
-    }
+    table
 }

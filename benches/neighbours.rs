@@ -19,7 +19,8 @@ use burn_float8::config::SelfCheck;
 use burn_float8::{Float8, Float8Config, Recipe, nn, without_float8};
 use burn_fusion::Fusion;
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
-use serde::Serialize;
+
+use crate::table::{Cell, Table};
 
 /// `burn::backend::Cuda` on a runtime that needs no GPU.
 type B = Float8<Autodiff<Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>>>;
@@ -33,15 +34,6 @@ const HEAD: usize = 128;
 const TOKENS: usize = 1024;
 
 const EPSILON: f64 = 1e-5;
-
-/// One precision.
-#[derive(Serialize)]
-pub struct Row {
-    precision: String,
-    /// Bytes and launches of Burn's operations, and of nodes.
-    bytes: [u64; 2],
-    launches: [usize; 2],
-}
 
 #[derive(Module, Debug)]
 struct Layer<B: Backend> {
@@ -133,38 +125,30 @@ fn layer() -> Layer<B> {
     }
 }
 
-/// Rows of bf16 and of every recipe that needs no history.
-pub fn rows() -> Vec<Row> {
-    let row = |precision: String, layer: &Layer<B>| {
+/// Table of bf16 and of every recipe that needs no history.
+pub fn table() -> Table {
+    let title = format!(
+        "bytes that a Llama 3 8B layer's linears and neighbours move on CUDA, {TOKENS} tokens, forward and backward"
+    );
+    let mut table = Table::new(title, &["precision", "Burn, MB", "nodes, MB", "ratio", "launches"]);
+    let mut row = |precision: String, layer: &Layer<B>| {
         let [(before, launches_before), (after, launches_after)] = [BURN, NODES].map(|neighbours| {
             // The first step casts the weights and searches for fusions.
             measure(layer, &neighbours);
             measure(layer, &neighbours)
         });
-        Row { precision, bytes: [before, after], launches: [launches_before, launches_after] }
+        let [before, after] = [before, after].map(|bytes| bytes as f64 / 1e6);
+        let [burn, nodes] = [before, after].map(|bytes| Cell::Number(bytes, 1));
+        let launches = format!("{launches_before} -> {launches_after}").into();
+        table.row([precision.into(), burn, nodes, Cell::Number(after / before, 3), launches]);
     };
     let applied = |recipe| {
         let config = Float8Config::new(recipe).with_self_check(SelfCheck::Off);
         config.apply(layer()).expect("six linears").0
     };
-    let mut rows = vec![row("bf16".into(), &without_float8(applied(Recipe::Tensorwise)))];
+    row("bf16".into(), &without_float8(applied(Recipe::Tensorwise)));
     for recipe in Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed) {
-        rows.push(row(recipe.to_string(), &applied(recipe)));
+        row(recipe.to_string(), &applied(recipe));
     }
-    rows
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!(
-        "\nbytes that a Llama 3 8B layer's linears and neighbours move on CUDA, {TOKENS} tokens, forward and backward"
-    );
-    println!("{:<22}  {:>9}  {:>9}  {:>6}  {:>8}", "precision", "Burn, MB", "nodes, MB", "ratio", "launches");
-    for Row { precision, bytes: [before, after], launches } in rows {
-        let ratio = *after as f64 / *before as f64;
-        let [before, after] = [before, after].map(|bytes| *bytes as f64 / 1e6);
-        println!("{precision:<22}  {before:>9.1}  {after:>9.1}  {ratio:>6.3}  {} -> {}", launches[0], launches[1]);
-    }
+    table
 }

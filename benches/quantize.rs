@@ -11,9 +11,9 @@ use cubecl::wgpu::{WgpuDevice, WgpuRuntime};
 use float8_kernels::{
     Cast, Format, Granularity, MatrixView, Orientation, ScaleCalculationMode, ScaleMode, quantize, row_words,
 };
-use serde::Serialize;
 
 use crate::medians;
+use crate::table::{Table, mib, number};
 
 /// Granularities with their scale modes.
 pub(crate) const CASTS: [(Granularity, ScaleMode); 5] = [
@@ -31,22 +31,6 @@ const LAUNCHES: u32 = 4;
 const UNITS: u32 = 256;
 /// Words that a unit loads and stores at once.
 const VECTOR: usize = 4;
-
-/// One cast.
-#[derive(Serialize)]
-pub struct Row {
-    device: String,
-    granularity: String,
-    /// Outputs: x by rows, or both orientations.
-    orientation: &'static str,
-    /// Bytes read and written.
-    bytes: u64,
-    /// Median milliseconds.
-    quantize_ms: f64,
-    copy_ms: f64,
-    /// quantize / copy.
-    ratio: f64,
-}
 
 #[cube(launch_unchecked)]
 fn copy<N: Size>(source: &Array<Vector<u32, N>>, target: &mut Array<Vector<u32, N>>) {
@@ -86,11 +70,12 @@ fn written(granularity: Granularity, rows: usize, k: usize) -> usize {
     4 * (rows * row_words(k) + granularity.scale_words(rows, k))
 }
 
-/// Rows of the default wgpu device, named `device`.
-pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
+/// Table of the default wgpu device, named `device`.
+pub fn table(device: &str, repeat: u32) -> Table {
     let client = WgpuRuntime::client(&WgpuDevice::default());
     let x = matrix(&client, [ROWS, COLS]);
-    let mut rows = vec![];
+    let title = format!("quantize f32 [{ROWS}, {COLS}] to e4m3 on {device}, against a copy of the same bytes");
+    let mut table = Table::new(title, &["scales", "orientation", "MiB", "quantize ms", "copy ms", "ratio"]);
     for scales in CASTS {
         let (granularity, cast) = (scales.0, cast(scales));
         for (name, orientation) in [("rows", Orientation::Rows), ("both", Orientation::Both)] {
@@ -117,29 +102,9 @@ pub fn rows(device: &str, repeat: u32) -> Vec<Row> {
             };
             let [quantize_ms, copy_ms] =
                 medians(repeat, || time(&client, &mut quantized), || time(&client, &mut copied));
-            rows.push(Row {
-                device: device.into(),
-                granularity: granularity.to_string(),
-                orientation: name,
-                bytes: bytes as u64,
-                quantize_ms,
-                copy_ms,
-                ratio: quantize_ms / copy_ms,
-            });
+            let [quantize, copy, ratio] = [quantize_ms, copy_ms, quantize_ms / copy_ms].map(number);
+            table.row([granularity.into(), name.into(), mib(bytes), quantize, copy, ratio]);
         }
     }
-    rows
-}
-
-pub fn print(rows: &[Row]) {
-    let Some(Row { device, .. }) = rows.first() else { return };
-    println!("\nquantize f32 [{ROWS}, {COLS}] to e4m3 on {device}, against a copy of the same bytes");
-    println!(
-        "{:<10}  {:<11}  {:>8}  {:>11}  {:>8}  {:>6}",
-        "scales", "orientation", "MiB", "quantize ms", "copy ms", "ratio"
-    );
-    for Row { granularity, orientation, bytes, quantize_ms, copy_ms, ratio, .. } in rows {
-        let mib = *bytes as f64 / f64::from(1 << 20);
-        println!("{granularity:<10}  {orientation:<11}  {mib:>8.2}  {quantize_ms:>11.2}  {copy_ms:>8.2}  {ratio:>6.2}");
-    }
+    table
 }

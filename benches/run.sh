@@ -339,6 +339,11 @@ fi
 # version of Burn, so each of these has a cache of its own.
 cache=${FLOAT8_PTX_CACHE:-${XDG_CACHE_HOME:-${HOME:-$work}/.cache}/float8-gpu}/${arch:-any}-$(cksum <"$here/float8-gpu.xz" | tr ' ' -)
 mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] || { cache=$work/cache && mkdir -p "$cache"; }
+# What bundle.sh has compiled for this architecture with this NVRTC.
+if [ -e "$here/ptx-$arch.tar.xz" ] && [ ! -e "$cache/cuda" ]; then
+    "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$here/ptx-$arch.tar.xz" "$cache" 2>/dev/null ||
+        say "ptx-$arch.tar.xz cannot be unpacked"
+fi
 printf '[compilation]\ncache = { file = "%s" }\n' "$cache" >"$work/cached/cubecl.toml"
 
 startup=$SECONDS

@@ -118,13 +118,13 @@ def torch_row(float8, steps):
 def program_row(program, data, precision, recipe, steps):
     """A call that trains by the program, and gives tokens per second of its steps after the first ones."""
     settings = {
-        "model.hidden_size": HIDDEN,
-        "model.num_layers": LAYERS,
-        "model.num_heads": HEADS,
-        "model.num_kv_heads": KV_HEADS,
-        "model.head_dim": HIDDEN // HEADS,
-        "model.intermediate_size": FFN,
-        "model.vocab_size": VOCAB,
+        "model.overrides.hidden_size": HIDDEN,
+        "model.overrides.num_hidden_layers": LAYERS,
+        "model.overrides.num_attention_heads": HEADS,
+        "model.overrides.num_key_value_heads": KV_HEADS,
+        "model.overrides.head_dim": HIDDEN // HEADS,
+        "model.overrides.intermediate_size": FFN,
+        "model.overrides.vocab_size": VOCAB,
         "training.batch_size": BATCH,
         "training.seq_len": SEQ_LEN,
         "training.log_every": 1,
@@ -139,7 +139,7 @@ def program_row(program, data, precision, recipe, steps):
             command += ["--recipe", recipe] if recipe else []
             command += [part for path in data for part in ("--data", path)]
             command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-            command += ["--set", f'training.metrics="{metrics}"']
+            command += ["--output-dir", folder, "--set", "checkpoint.save_steps=0"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             lines = [json.loads(line) for line in metrics.read_text().splitlines()]
         speeds = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")][WARM_UP:]

@@ -3,22 +3,22 @@
 use std::time::Instant;
 
 use device_select::SelectedDevice;
-use serde::Serialize;
 use test_data::Counting;
 
 use crate::model::{Train, with_job};
+use crate::table::{Table, number};
 
 const SETTINGS: [&str; 16] = [
     "training.steps=2",
-    "model.vocab_size=128256",
+    "model.overrides.vocab_size=128256",
     "data.tokenizer=bytes",
-    "model.hidden_size=2048",
-    "model.intermediate_size=8192",
-    "model.num_layers=4",
-    "model.num_heads=32",
-    "model.num_kv_heads=8",
-    "model.head_dim=64",
-    "model.max_seq_len=2048",
+    "model.overrides.hidden_size=2048",
+    "model.overrides.intermediate_size=8192",
+    "model.overrides.num_hidden_layers=4",
+    "model.overrides.num_attention_heads=32",
+    "model.overrides.num_key_value_heads=8",
+    "model.overrides.head_dim=64",
+    "model.overrides.max_position_embeddings=2048",
     "training.batch_size=1",
     "training.seq_len=2048",
     "training.activation_checkpointing=full",
@@ -26,18 +26,6 @@ const SETTINGS: [&str; 16] = [
     "training.eval_batches=1",
     "generate.max_new_tokens=0",
 ];
-
-/// Measured step of a run.
-#[derive(Serialize)]
-pub struct Row {
-    recipe: &'static str,
-    /// Seconds of the second step; the first creates the moments.
-    seconds: f64,
-    /// Peak bytes of the run.
-    peak_bytes: usize,
-    /// Estimate of `float8 memory`.
-    estimated_bytes: u64,
-}
 
 /// End times of the steps, from the lines of a run's log.
 #[derive(Default)]
@@ -56,9 +44,9 @@ impl std::io::Write for Steps {
     }
 }
 
-fn row(recipe: &'static str) -> Row {
-    let of_recipe = format!("float8.recipe={recipe}");
-    let (estimate, steps, peak_bytes) = with_job(&[&SETTINGS[..], &[&of_recipe]].concat(), |job| {
+/// Table of one recipe.
+pub fn table() -> Table {
+    let (estimate, steps, peak_bytes) = with_job(&[&SETTINGS[..], &["float8.recipe=tensorwise"]].concat(), |job| {
         let device = Default::default();
         let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).expect("a configuration");
         let mut steps = Steps::default();
@@ -67,19 +55,9 @@ fn row(recipe: &'static str) -> Row {
         (estimate, steps, peak_bytes)
     });
     let [first, second, ..] = steps.0[..] else { panic!("two steps") };
-    Row { recipe, seconds: (second - first).as_secs_f64(), peak_bytes, estimated_bytes: estimate.peak() }
-}
-
-pub fn rows() -> Vec<Row> {
-    vec![row("tensorwise")]
-}
-
-pub fn print(rows: &[Row]) {
-    for Row { recipe, seconds, peak_bytes, estimated_bytes } in rows {
-        let [peak, estimated] = [*peak_bytes as f64, *estimated_bytes as f64].map(|bytes| bytes / f64::from(1 << 30));
-        println!(
-            "\na training step on the CPU, 4 layers 2,048 wide, 128,256 tokens in the vocabulary, 1 x 2,048 tokens"
-        );
-        println!("{recipe}: {seconds:.1} s a step, peak {peak:.2} GiB, estimated {estimated:.2} GiB");
-    }
+    let title = "a training step on the CPU, 4 layers 2,048 wide, 128,256 tokens in the vocabulary, 1 x 2,048 tokens";
+    let mut table = Table::new(title, &["recipe", "seconds", "peak GiB", "estimated GiB"]);
+    let [peak, estimated] = [peak_bytes as f64, estimate.peak() as f64].map(|bytes| number(bytes / f64::from(1 << 30)));
+    table.row(["tensorwise".into(), number((second - first).as_secs_f64()), peak, estimated]);
+    table
 }

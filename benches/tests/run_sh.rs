@@ -373,7 +373,15 @@ fn each_architecture_has_a_cache_of_its_own() {
         assert_eq!(of("check"), BTreeSet::from([String::new()]), "{calls:#?}");
         of("bench")
     };
+    // Kernels that travel along, of one of them.
+    bundle.write("kernels/cuda/ptx", "");
+    let pack = "import sys, tarfile; tarfile.open(sys.argv[2], 'w:xz').add(sys.argv[1], '.')";
+    let archive = bundle.path("bundle/ptx-9.0_13.0.tar.xz");
+    let packed = Command::new("python3").args(["-c", pack]).arg(bundle.path("kernels")).arg(archive).status();
+    assert!(packed.expect("python3 runs").success());
     let (hopper, blackwell) = (caches("9.0"), caches("10.0"));
+    let has_kernels = |cache: &String| Path::new(cache).join("cuda/ptx").is_file();
+    assert!(hopper.iter().all(has_kernels) && !blackwell.iter().any(has_kernels));
     assert_eq!((hopper.len(), blackwell.len()), (1, 1), "{hopper:?} {blackwell:?}");
     assert!(hopper.is_disjoint(&blackwell) && hopper.iter().all(|cache| Path::new(cache).is_dir()), "{hopper:?}");
 }

@@ -1,5 +1,5 @@
 //! Plans of TMA GEMMs on an H200, a B200, and the small machines of the interpreted GEMMs
-//! (`tests/codegen`).
+//! (`tests/cuda/codegen`).
 
 use float8_kernels::{GemmPath, GemmPlan, GemmShape, GemmTile, Granularity, Grouping, gemm_plan};
 

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use anyhow::bail;
-use serde_json::Value;
+use serde_json::{Map, Value, json};
+use trainer::config::similar;
 use trainer::hf::HfReader;
 use trainer::{BatchShape, LayerBytes, ModelConfig, ModelSize};
 
@@ -13,7 +14,17 @@ use crate::dims::{Dimensions, MoeConfig};
 use crate::hf;
 use crate::rope::frequencies;
 
+/// Keys of a mixture of experts in `model.overrides`.
+const EXPERTS: [&str; 2] = ["num_experts", "num_experts_per_tok"];
+
 impl DecoderConfig {
+    /// Keys of `config.json` that describe the model, without a mixture of experts.
+    fn keys(&self) -> Vec<(&'static str, Value)> {
+        let mut keys = hf::write(&self.dims, self.architecture);
+        keys.extend((self.architecture.write)(self));
+        keys
+    }
+
     /// Dimensions of the preset `name`: `debug` or the name and size of an architecture, such as
     /// `llama3-8b`; see [`presets`].
     ///
@@ -56,8 +67,30 @@ impl ModelConfig for DecoderConfig {
         Self { dims: Dimensions { max_seq_len, ..self.dims }, ..self }
     }
 
-    fn with_tie_word_embeddings(self, tie_word_embeddings: bool) -> Self {
-        Self { dims: Dimensions { tie_word_embeddings, ..self.dims }, ..self }
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> anyhow::Result<Self> {
+        let mut keys: Map<_, _> = self.keys().into_iter().map(|(key, value)| (key.to_string(), value)).collect();
+        let moe = [self.dims.moe.map(|moe| moe.num_experts), self.dims.moe.map(|moe| moe.num_experts_per_tok)];
+        keys.extend(EXPERTS.into_iter().zip(moe).map(|(key, value)| (key.to_string(), json!(value))));
+        for (key, value) in overrides {
+            let known: Vec<_> = keys.keys().map(String::as_str).filter(|key| *key != "model_type").collect();
+            if !known.contains(&key.as_str()) {
+                bail!(
+                    "model.overrides: unknown key `{key}`, expected one of {}{}",
+                    known.join(", "),
+                    similar(key, &known)
+                );
+            }
+            keys.insert(key.clone(), value.clone());
+        }
+        let json = HfReader::new(Path::new("model.overrides"), &keys);
+        let mut config = Self::from_hf(&json)?;
+        config.dims.moe = match [json.integer(EXPERTS[0])?, json.integer(EXPERTS[1])?] {
+            [None, None] => None,
+            [Some(num_experts), Some(num_experts_per_tok)] => Some(MoeConfig { num_experts, num_experts_per_tok }),
+            [None, _] => return Err(json.missing(EXPERTS[0])),
+            [_, None] => return Err(json.missing(EXPERTS[1])),
+        };
+        Ok(config)
     }
 
     /// Output layer and routers: they choose by small differences that FP8 may lose, and are cheap.
@@ -88,9 +121,7 @@ impl ModelConfig for DecoderConfig {
         if let Some(moe) = self.dims.moe {
             bail!("only dense models are exported: this one has {} experts in a layer", moe.num_experts);
         }
-        let mut keys = hf::write(&self.dims, self.architecture);
-        keys.extend((self.architecture.write)(self));
-        Ok(keys)
+        Ok(self.keys())
     }
 
     fn hf_tensors(&self, path: &Path) -> anyhow::Result<Vec<(String, Vec<usize>)>> {

@@ -1,7 +1,5 @@
 //! [`Dimensions`]: sizes of a decoder-only transformer, and counts derived from them.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use trainer::{MAX_TENSOR_BITS, ModelSize, elements};
 
 use crate::rope::MAX_AHEAD;
@@ -42,8 +40,7 @@ pub struct Dimensions {
 }
 
 /// Mixture of experts that replaces each SwiGLU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoeConfig {
     /// Number of experts in each layer.
     pub num_experts: usize,

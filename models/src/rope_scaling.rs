@@ -10,15 +10,11 @@
 
 use std::f64::consts::TAU;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::dims::{positive, refused};
 
 /// Llama 3.1's scaling of the rotary frequencies, `rope_type: llama3` in Hugging Face's
 /// `config.json`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeScaling {
     /// Divisor of slow frequencies.
     pub factor: f64,

@@ -222,9 +222,9 @@ fn config(folder: &Path, settings: &[&str]) -> RunConfig {
     fs::write(folder.join("text.txt"), text).unwrap();
     let fixed = [
         "model.type=qwen2",
-        "model.num_layers=2",
-        "model.hidden_size=64",
-        "model.intermediate_size=96",
+        "model.overrides.num_hidden_layers=2",
+        "model.overrides.hidden_size=64",
+        "model.overrides.intermediate_size=96",
         "training.batch_size=2",
         "training.seq_len=48",
         "training.steps=8",
@@ -263,8 +263,10 @@ fn every_recipe_trains() {
 fn a_run_is_resumed_with_the_same_losses() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("run");
-    let mut config =
-        config(dir.path(), &["float8.recipe=delayed", "model.tie_word_embeddings=false", "optimizer.decay=constant"]);
+    let mut config = config(
+        dir.path(),
+        &["float8.recipe=delayed", "model.overrides.tie_word_embeddings=false", "optimizer.decay=constant"],
+    );
     let (whole, log) = run(&config, &Start::default());
     assert!(log.contains("skipped: lm_head"), "{log}");
     config.checkpoint.output_dir = Some(folder.clone());
@@ -283,10 +285,10 @@ fn a_run_is_resumed_with_the_same_losses() {
 fn a_checkpoint_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("run");
-    let mut config = config(dir.path(), &["model.tie_word_embeddings=false", "training.steps=1"]);
+    let mut config = config(dir.path(), &["model.overrides.tie_word_embeddings=false", "training.steps=1"]);
     config.checkpoint.output_dir = Some(folder.clone());
     run(&config, &Start::default());
-    config.model.tie_word_embeddings = Some(true);
+    config.model.overrides.insert("tie_word_embeddings".into(), true.into());
     let saved = Some(SavedRun::open(&folder, Which::Latest).unwrap());
     let start = Start { saved, is_resumed: true, ..Start::default() };
     let error = train::<Decoders, Train>(&config, &start, &SelectedDevice::Cpu, &Default::default(), &mut vec![]);

@@ -19,9 +19,52 @@
 //! assert_eq!(report(&model).totals().emulated, 2); // fprop and wgrad; nothing asked for dx
 //! # }
 //! ```
-//! Casts follow torchao (`scale = FMAX / amax`, saturating round to nearest even); see [`Recipe`].
-//! [Attention](nn::attention) stays in high precision, as one autodiff node with memory linear in
-//! the number of positions. All other operations are forwarded to the wrapped backend unchanged.
+//! All other operations are forwarded to the wrapped backend unchanged.
+//!
+//! On CPUs FP8 is emulated. The CUDA kernels have never run on a GPU; the
+//! [status page](https://github.com/burn-float8/burn-float8/blob/main/docs/dev/verified.md) lists
+//! what has. The [guide](https://github.com/burn-float8/burn-float8/blob/main/docs/guide/library.md)
+//! has bf16, saving and LoRA in whole programs.
+//!
+//! # Notation
+//!
+//! | symbol | meaning |
+//! | --- | --- |
+//! | x `[M, K]` | input of a linear; M counts all leading axes |
+//! | w `[K, N]` | weight, as Burn stores it |
+//! | y, dy `[M, N]` | output and its gradient |
+//! | fprop, dgrad, wgrad | y = x · w, dx = dy · wᵀ, dw = xᵀ · dy |
+//! | amax | largest absolute value of the elements that share a scale |
+//! | code, scale | `code = round(clamp(x · scale))`, `scale = FMAX / amax` |
+//! | FMAX | 448 for e4m3, 57344 for e5m2 |
+//!
+//! # Modules
+//!
+//! | item | contents |
+//! | --- | --- |
+//! | [`Float8`], [`Float8Stack`] | the backend, and the bound for functions that are generic over it |
+//! | [`Float8Config`], [`config`], [`Recipe`] | which linears run in FP8, and how they are cast |
+//! | [`mod@report`], [`Report`] | what each GEMM did; statistics |
+//! | [`Float8State`], [`Float8StateModule`] | state to save and restore |
+//! | [`without_float8`], [`float8_autocast`], [`set_float8_enabled`] | switches |
+//! | [`nn`] | grouped linears, attention and fused functions for models |
+//! | [`lora`], [`weights`] | adapters; FP8-only weights |
+//! | [`optim`] | AdamW in one pass |
+//! | [`backend`] | the trait of backends that `Float8` can wrap |
+//! | [`source`] | hooks for the crate float8-shard, without promises of stability |
+//!
+//! # Sources
+//!
+//! - Casts, recipes and names: [torchao], commit 36027d82. MX: [OCP MX 1.0].
+//! - Delayed scaling: [TransformerEngine]. Blocks of 1×128 and 128×128: [DeepSeek-V3].
+//! - LoRA: [Hu et al.], names as in [PEFT].
+//!
+//! [torchao]: https://github.com/pytorch/ao/tree/36027d82/torchao/float8
+//! [OCP MX 1.0]: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
+//! [TransformerEngine]: https://github.com/NVIDIA/TransformerEngine
+//! [DeepSeek-V3]: https://arxiv.org/abs/2412.19437
+//! [Hu et al.]: https://arxiv.org/abs/2106.09685
+//! [PEFT]: https://github.com/huggingface/peft
 //!
 //! # Features
 //!
@@ -97,13 +140,21 @@ pub mod report {
     pub use crate::terms::{Gemm, Reason, Role};
 }
 
-/// FP8-only weights.
+/// FP8-only weights: codes and scales instead of values, one byte per parameter.
+///
+/// [`fp8_only`](weights::fp8_only) drops the values of a model's FP8 linears.
+/// [`load_codes`](weights::load_codes) and [`read_codes`](weights::read_codes) exchange codes
+/// `[K, N]` and scales with files. A gradient of such a weight is an error, so freeze it and train
+/// [adapters](crate::lora).
 pub mod weights {
     pub use crate::backend::HostCodes;
     pub use crate::model::{Fp8Only, check_frozen, fp8_only, linear_infos, load_codes, read_codes};
 }
 
-/// Low-rank adapters for frozen linears.
+/// Low-rank adapters for frozen linears: y = x·w + α/r · (x·A)·B, with A `[K, r]` and B `[r, N]`.
+///
+/// An optimizer trains [`Lora`](lora::Lora), a module of its own, and
+/// [`attach`](lora::Lora::attach) adds it to a model for one forward. See there for an example.
 pub mod lora {
     pub use crate::model::{Lora, LoraAdapter, LoraConfig};
 }

@@ -155,6 +155,12 @@ impl Operand {
 /// [`ScaleCalculationMode`](crate::config::ScaleCalculationMode) for MX scales.
 ///
 /// Every copy is cast from the high-precision tensor, never from another copy.
+///
+/// Sources: [torchao](https://github.com/pytorch/ao/tree/36027d82/torchao/float8),
+/// [TransformerEngine](https://github.com/NVIDIA/TransformerEngine) for `delayed`,
+/// [DeepSeek-V3](https://arxiv.org/abs/2412.19437) for `blockwise`,
+/// [OCP MX 1.0](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)
+/// for `mxfp8`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]

@@ -1,5 +1,6 @@
 //! SHA-256 digests in hexadecimal, used to detect changes.
 
+use std::fs;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -56,6 +57,11 @@ pub(crate) fn of_file(path: &Path) -> io::Result<(u64, String)> {
 /// Errors of reading the file.
 pub fn digest_of_file(path: &Path) -> io::Result<String> {
     Ok(of_file(path)?.1)
+}
+
+/// SHA-256 of a file of up to `max_bytes`, or else its digest by [`of_samples`].
+pub(crate) fn of_file_or_samples(path: &Path, max_bytes: u64) -> io::Result<String> {
+    if fs::metadata(path)?.len() > max_bytes { of_samples(path) } else { digest_of_file(path) }
 }
 
 /// Digest of a file's size and of evenly spaced samples, the last at the end of the file. For files

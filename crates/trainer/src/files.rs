@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 /// Maximum bytes of a file that is read whole.
 const MAX_WHOLE: u64 = 1 << 30;
@@ -79,6 +80,14 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let text = read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))
+}
+
+/// Parses a JSON object; empty if the file is missing.
+///
+/// # Errors
+/// The errors of [`read_json`].
+pub(crate) fn read_object(path: &Path) -> anyhow::Result<Map<String, Value>> {
+    if path.exists() { read_json(path) } else { Ok(Map::new()) }
 }
 
 /// Reasons for not opening a file.

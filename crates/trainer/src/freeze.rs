@@ -10,23 +10,21 @@ use crate::ModulePath;
 use crate::config::{ConfigError, TrainingSection};
 
 /// Pattern of parameter names: the exact name of a parameter or of a module; with `*`, `?` or `[`,
-/// a glob over the whole name.
+/// a glob over the whole name. After `!`, its parameters are trained.
 struct Pattern {
-    key: &'static str,
     text: String,
+    trains: bool,
     glob: Option<GlobMatcher>,
     has_matched: bool,
 }
 
 impl Pattern {
-    fn new(key: &'static str, text: &str) -> Result<Self, ConfigError> {
-        let glob = match text.contains(['*', '?', '[']) {
-            true => {
-                Some(Glob::new(text).map_err(|error| value(key, text, &format!("no valid glob: {}", error.kind())))?)
-            }
-            false => None,
-        };
-        Ok(Self { key, text: text.into(), glob: glob.map(|glob| glob.compile_matcher()), has_matched: false })
+    fn new(text: &str) -> Result<Self, ConfigError> {
+        let (trains, text) = text.strip_prefix('!').map_or((false, text), |text| (true, text));
+        let glob = text.contains(['*', '?', '[']).then(|| Glob::new(text)).transpose();
+        let glob = glob.map_err(|error| value(text, &format!("no valid glob: {}", error.kind())))?;
+        let glob = glob.map(|glob| glob.compile_matcher());
+        Ok(Self { text: text.into(), trains, glob, has_matched: false })
     }
 
     fn matches(&mut self, path: &str) -> bool {
@@ -37,14 +35,13 @@ impl Pattern {
     }
 }
 
-fn value(key: &'static str, text: &str, reason: &str) -> ConfigError {
-    ConfigError::Value { key, value: format!("{text:?}"), reason: reason.into() }
+fn value(text: &str, reason: &str) -> ConfigError {
+    ConfigError::Value { key: "training.freeze", value: format!("{text:?}"), reason: reason.into() }
 }
 
-/// Selection of trained parameters by `training.train_only` and `training.freeze`.
+/// Selection of trained parameters by `training.freeze`.
 pub(crate) struct Trained {
-    freeze: Vec<Pattern>,
-    train_only: Vec<Pattern>,
+    patterns: Vec<Pattern>,
     count: usize,
 }
 
@@ -54,23 +51,15 @@ impl Trained {
     /// # Errors
     /// [`ConfigError::Value`] for an invalid glob.
     pub(crate) fn new(training: &TrainingSection) -> Result<Self, ConfigError> {
-        let parse =
-            |key, names: &[String]| names.iter().map(|name| Pattern::new(key, name)).collect::<Result<Vec<_>, _>>();
-        Ok(Self {
-            freeze: parse("training.freeze", &training.freeze)?,
-            train_only: parse("training.train_only", &training.train_only)?,
-            count: 0,
-        })
+        let patterns = training.freeze.iter().map(|name| Pattern::new(name)).collect::<Result<_, _>>()?;
+        Ok(Self { patterns, count: 0 })
     }
 
     /// Whether the parameter of this name is trained.
     pub(crate) fn has(&mut self, path: &str) -> bool {
         // Tries every pattern, so that unused ones are detected.
-        let any =
-            |patterns: &mut [Pattern]| patterns.iter_mut().map(|pattern| pattern.matches(path)).max().unwrap_or(false);
-        let is_frozen = any(&mut self.freeze);
-        let is_chosen = self.train_only.is_empty() || any(&mut self.train_only);
-        let is_trained = is_chosen && !is_frozen;
+        let matches = self.patterns.iter_mut().filter_map(|pattern| pattern.matches(path).then_some(pattern.trains));
+        let is_trained = matches.last().unwrap_or(true);
         self.count += usize::from(is_trained);
         is_trained
     }
@@ -80,24 +69,23 @@ impl Trained {
     /// # Errors
     /// [`ConfigError::Value`] for a name that matches no parameter, and if no parameter is trained.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let mut patterns = self.freeze.iter().chain(&self.train_only);
-        if let Some(pattern) = patterns.find(|pattern| !pattern.has_matched) {
-            return Err(value(pattern.key, &pattern.text, "the model has no parameter of this name, or below it"));
+        if let Some(pattern) = self.patterns.iter().find(|pattern| !pattern.has_matched) {
+            return Err(value(&pattern.text, "the model has no parameter of this name, or below it"));
         }
-        let names: Vec<_> = self.freeze.iter().map(|pattern| &*pattern.text).collect();
+        let names: Vec<_> = self.patterns.iter().map(|pattern| &*pattern.text).collect();
         match self.count {
-            0 => Err(value("training.freeze", &names.join(", "), "nothing is left to train")),
+            0 => Err(value(&names.join(", "), "nothing is left to train")),
             _ => Ok(()),
         }
     }
 }
 
-/// Disables gradients of parameters that `training.train_only` and `training.freeze` exclude.
+/// Disables gradients of parameters in `training.freeze`.
 ///
 /// # Errors
 /// [`ConfigError::Value`] for a name that matches no parameter, and if no parameter is trained.
 pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSection) -> Result<M, ConfigError> {
-    if !training.freezes() {
+    if training.freeze.is_empty() {
         return Ok(module);
     }
     let mut freeze = Freeze { trained: Trained::new(training)?, path: ModulePath::default() };

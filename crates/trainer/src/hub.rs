@@ -62,7 +62,7 @@ fn is_complete(folder: &Path) -> bool {
 fn download(name: &str, cache: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let api = hf_hub::api::sync::ApiBuilder::from_env().with_cache_dir(cache.into()).build()?;
     let model = api.model(name.into());
-    let info = model.info().with_context(|| format!("cannot find model {name} on the Hub"))?;
+    let info = model.info().with_context(|| format!("there is no folder {name}, and no such model on the Hub"))?;
     let is_wanted = |file: &str| {
         let ends = [".safetensors", ".json", ".jinja", ".txt", "tokenizer.model"];
         !file.contains('/') && ends.iter().any(|end| file.ends_with(end))
@@ -76,7 +76,7 @@ fn download(name: &str, cache: &Path, folder: &Path) -> anyhow::Result<PathBuf> 
 #[cfg(not(feature = "hub"))]
 fn download(name: &str, cache: &Path, _: &Path) -> anyhow::Result<PathBuf> {
     anyhow::bail!(
-        "model {name} is neither a folder nor in {}: download it (`hf download {name}`), or build with the feature `hub`",
+        "there is no folder {name}, and no model of the Hub of this name in {}: download it (`hf download {name}`), or build with the feature `hub`",
         cache.display()
     )
 }

@@ -35,8 +35,8 @@ fn each_line<T: DeserializeOwned, U: serde::Serialize>(
     out: &mut dyn Write,
     convert: impl Fn(T) -> Result<U>,
 ) -> Result<()> {
-    let mut lines = JsonReader::open(path, Format::Jsonl, u64::MAX)?;
-    while let Some((number, line)) = lines.next()? {
+    for line in JsonReader::open(path, Format::Jsonl, u64::MAX)? {
+        let (number, line) = line?;
         let place = || format!("{}:{number}", path.display());
         let value = serde_json::from_slice(&line).with_context(|| format!("{}: expected {expected}", place()))?;
         let converted = convert(value).map_err(|error| anyhow!("{}: {error}", place()))?;

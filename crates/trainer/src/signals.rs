@@ -1,11 +1,10 @@
 //! [`Signals`]: signals to stop a run.
 
-use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 /// Records a signal to stop. The first SIGINT, SIGTERM or SIGHUP (closed terminal) is recorded, a
@@ -23,9 +22,7 @@ impl Signals {
     pub fn listen() -> io::Result<Self> {
         let signals = Self::default();
         let again = Arc::new(AtomicBool::new(false));
-        // Under `nohup`, SIGHUP is ignored and must stay so.
-        let hangup = if is_ignored(SIGHUP) { None } else { Some(SIGHUP) };
-        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup) {
+        for signal in [SIGINT, SIGTERM].into_iter().chain(hangup()) {
             // The order matters: the second signal must find the flag set.
             flag::register_conditional_shutdown(signal, 128 + signal, again.clone())?;
             flag::register(signal, again.clone())?;
@@ -38,19 +35,26 @@ impl Signals {
     pub fn stop(&self) -> Option<&'static str> {
         match self.stop.load(Ordering::Relaxed) as i32 {
             0 => None,
+            SIGINT => Some("SIGINT"),
             SIGTERM => Some("SIGTERM"),
-            SIGHUP => Some("SIGHUP"),
-            _ => Some("SIGINT"),
+            _ => Some("SIGHUP"),
         }
     }
 }
 
-/// Whether the process ignores a signal; true if Linux's `/proc` does not tell.
-fn is_ignored(signal: i32) -> bool {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let bits = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    bits.is_none_or(|bits| bits >> (signal - 1) & 1 == 1)
+/// SIGHUP, unless the process ignores it: under `nohup` it must stay ignored.
+#[cfg(unix)]
+fn hangup() -> Option<i32> {
+    // SAFETY: all fields of the structure may be 0.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action, the call only writes the present one to `now`.
+    let failed = unsafe { libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut now) } != 0;
+    (!failed && now.sa_sigaction != libc::SIG_IGN).then_some(libc::SIGHUP)
+}
+
+#[cfg(not(unix))]
+fn hangup() -> Option<i32> {
+    None
 }
 
 /// Makes exceeding the file size limit an ordinary error instead of ending the process.

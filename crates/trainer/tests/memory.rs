@@ -25,13 +25,13 @@ type Train = Float8<Autodiff<Flex>>;
 
 /// Four layers of width 2,048.
 const WIDE: &[&str] = &[
-    "model.vocab_size=32000",
-    "model.hidden_size=2048",
-    "model.intermediate_size=5632",
-    "model.num_layers=4",
-    "model.num_heads=16",
-    "model.num_kv_heads=4",
-    "model.head_dim=128",
+    "model.overrides.vocab_size=32000",
+    "model.overrides.hidden_size=2048",
+    "model.overrides.intermediate_size=5632",
+    "model.overrides.num_hidden_layers=4",
+    "model.overrides.num_attention_heads=16",
+    "model.overrides.num_key_value_heads=4",
+    "model.overrides.head_dim=128",
     "training.batch_size=1",
 ];
 
@@ -59,27 +59,27 @@ const SETTINGS: &[&[&str]] = &[
 /// Settings only for the smaller model: one trained layer, longer sequences, experts, and master
 /// weights.
 const SMALL: &[&[&str]] = &[
-    &["training.train_only=['layers.1']"],
+    &["training.freeze=['*', '!layers.1']"],
     &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
-    &["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2"],
+    &["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2"],
     &["training.param_dtype=bf16", "optimizer.master_weights=true"],
     &["training.compute_dtype=bf16", "training.seq_len=512"],
 ];
 
 /// Two layers of width 512 with large tables, so that tables, their gradients and copies dominate.
 const TABLES: &[&str] = &[
-    "model.vocab_size=32000",
-    "model.hidden_size=512",
-    "model.num_layers=2",
+    "model.overrides.vocab_size=32000",
+    "model.overrides.hidden_size=512",
+    "model.overrides.num_hidden_layers=2",
     "training.batch_size=1",
     "training.seq_len=128",
 ];
 
 const OF_TABLES: &[&[&str]] = &[
     &BF16,
-    &["model.tie_word_embeddings=true", BF16[0], BF16[1]],
+    &["model.overrides.tie_word_embeddings=true", BF16[0], BF16[1]],
     &["training.loss_chunk=32"],
-    &["model.tie_word_embeddings=true", "training.loss_chunk=32", "training.compute_dtype=bf16"],
+    &["model.overrides.tie_word_embeddings=true", "training.loss_chunk=32", "training.compute_dtype=bf16"],
 ];
 
 fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
@@ -132,7 +132,7 @@ fn estimates_are_within_a_fifth() {
 
 /// Three weights of 9 million elements and small ones.
 fn wide() -> DecoderConfig {
-    let mut config = trainer::ModelSection::to_config(&models::ModelSection::default()).unwrap();
+    let mut config = trainer::ModelSection::preset_config(&models::ModelSection::default()).unwrap();
     let dims = &mut config.dims;
     (dims.hidden_size, dims.intermediate_size, dims.num_layers) = (1024, 8704, 1);
     (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 2, 64);

@@ -32,7 +32,7 @@ use crate::ptx::cvt::Isa;
 use crate::view::{Checked, check_aligned, check_bytes};
 use crate::{Format, Granularity, KernelError, Operand, VectorView, supports};
 
-/// Implementation of a GEMM. `docs/verified.md` in the repository lists what has run on a GPU.
+/// Implementation of a GEMM. `docs/dev/verified.md` in the repository lists what has run on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GemmPath {
     /// TMA and `tcgen05`, on data-center Blackwell. The tensor cores apply E8M0 scales, and

@@ -148,7 +148,7 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
 }
 
 /// Launches of a linear with a new weight, forward and backward, by recipe, on an H200. The tables
-/// of `README.md` and `docs/paths.md` have these numbers.
+/// of `docs/dev/kernels.md` have these numbers.
 #[test]
 fn launches_of_a_linear() {
     let _turn = turn();

@@ -78,6 +78,30 @@ impl Float8Config {
     /// to a part of the model, creates new layers. Clones of the model keep the old ones. Quantized
     /// parameters do not change.
     ///
+    /// ```
+    /// # #[cfg(feature = "flex")] {
+    /// use burn::backend::{Autodiff, Flex};
+    /// use burn::module::Module;
+    /// use burn::nn::{Linear, LinearConfig};
+    /// use burn::tensor::backend::Backend;
+    /// use burn_float8::{Float8, Float8Config, Recipe};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Model<B: Backend> {
+    ///     body: Linear<B>,
+    ///     head: Linear<B>,
+    /// }
+    /// let device = Default::default();
+    /// let linear = |n| LinearConfig::new(64, n).init(&device);
+    /// let model = Model::<Float8<Autodiff<Flex>>> { body: linear(64), head: linear(8) };
+    /// let config = Float8Config::new(Recipe::Rowwise).with_filter_fqns(["head"]);
+    /// let (model, summary) = config.apply(model).unwrap();
+    /// assert_eq!(summary.converted, ["body"]);
+    /// assert_eq!(summary.skipped[0].0, "head");
+    /// # drop(model);
+    /// # }
+    /// ```
+    ///
     /// Lazy parameters are initialized first, in the module's order. `require_grad` does not
     /// change, even without autodiff, where `train()` reads it. With the feature `distributed` it
     /// becomes true in a model without autodiff.

@@ -32,7 +32,7 @@ pub struct OperandReport {
     #[serde(with = "non_finite")]
     pub amax: Option<f32>,
     /// Scale of its largest element: the scale of its tensor, or the smallest of its rows or
-    /// blocks.
+    /// blocks. `code = x · scale`; compressed-tensors and vLLM store the inverse.
     #[serde(with = "non_finite")]
     pub scale: Option<f32>,
     /// Statistics of the last sampled step.
@@ -127,6 +127,27 @@ pub struct Report {
 /// linears had calls, the last row counts them. That row covers all models on the device, since a
 /// configuration was last applied there. Slicing a weight or rebuilding it from data drops its tag.
 /// Waits for the device to read amaxes and statistics.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use burn_float8::{Float8, Float8Config, report};
+///
+/// type B = Float8<Autodiff<Flex>>;
+/// let device = Default::default();
+/// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
+/// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
+/// model.forward(Tensor::<B, 2>::ones([8, 64], &device)).mean().backward();
+/// let report = report(&model);
+/// println!("{report}"); // a row for each GEMM
+/// let linear = &report.layers[0];
+/// let calls = [&linear.fprop, &linear.dgrad, &linear.wgrad].map(|gemm| gemm.emulated);
+/// assert_eq!(calls, [1, 0, 1]); // x needs no gradient
+/// report.verify().unwrap();
+/// # }
+/// ```
 pub fn report<B: Float8Stack, M: Module<B>>(model: &M) -> Report {
     let found = linears::<B, M>(model, None);
     let layers: Vec<_> = found.iter().filter_map(|linear| Some(linear.tag.as_ref()?.layer.clone())).collect();

@@ -254,6 +254,29 @@ impl LayerState {
 ///
 /// If backward reaches no FP8 linear, as with an adapter only on the output, delayed scaling takes
 /// the amaxes of the last forwards before the call. These may be forwards of an evaluation.
+///
+/// ```
+/// # #[cfg(feature = "flex")] {
+/// use burn::backend::{Autodiff, Flex};
+/// use burn::module::Module;
+/// use burn::nn::{Linear, LinearConfig};
+/// use burn::tensor::Tensor;
+/// use burn_float8::{Float8, Float8Config, Float8State, begin_float8_step, lora::LoraConfig};
+///
+/// type B = Float8<Autodiff<Flex>>;
+/// let device = Default::default();
+/// let model: Linear<B> = LinearConfig::new(64, 32).init(&device);
+/// let (model, _) = Float8Config::tensorwise().apply(model).unwrap();
+/// let model = model.no_grad();
+/// let lora = LoraConfig::default().init(&model, 0).unwrap();
+/// for _ in 0..3 {
+///     begin_float8_step(&model);
+///     let x = Tensor::<B, 2>::ones([8, 64], &device);
+///     lora.attach(model.clone(), None).forward(x).mean().backward();
+/// }
+/// assert_eq!(Float8State::export::<B, _>(&model).step, 3);
+/// # }
+/// ```
 pub fn begin_float8_step<B: Float8Stack, M: Module<B>>(model: &M) {
     let mut states = vec![];
     for linear in linears::<B, M>(model, None) {

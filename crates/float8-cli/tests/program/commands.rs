@@ -1,6 +1,6 @@
 //! Commands as given by a user.
 
-use crate::support::{command, file, float8, has_wgpu, small, small_on, stderr, stdout, text, train, vectors};
+use crate::support::{command, file, float8, has_wgpu, small, stderr, stdout, text, train, vectors};
 
 #[test]
 fn text_to_ids_and_back() {
@@ -117,9 +117,7 @@ fn a_path_that_is_not_utf_8_is_named() {
     let path = folder.path().join(OsStr::from_bytes(b"caf\xe9.txt"));
     std::fs::copy(text().1, &path).unwrap();
     let settings = small(folder.path().to_str().unwrap(), &["training.steps=1"]);
-    for (flag, key) in
-        [("--data=", "data.paths"), ("--output-dir=", "checkpoint.output_dir"), ("--fp8-report=", "training.report")]
-    {
+    for (flag, key) in [("--data=", "data.paths"), ("--output-dir=", "checkpoint.output_dir")] {
         let mut value = std::ffi::OsString::from(flag);
         value.push(&path);
         let output = train(&settings).arg(value).output().unwrap();
@@ -178,8 +176,6 @@ fn several_prompts_are_continued_one_after_another() {
     let of_all: Vec<_> = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect();
     let wanted = [1, 2, 3].map(|number| format!("--- {number} of 3\n{}", alone[number - 1])).concat();
     assert_eq!(generate(&of_all), wanted);
-    let together = generate(&[&of_all[..], &["--set", "generate.batch_prompts=true"]].concat());
-    assert_eq!(together.lines().filter(|line| line.starts_with("--- ")).count(), 3, "{together}");
     // A stop string ends the text and is not printed.
     let text = alone[1].strip_prefix("one").unwrap().trim_end_matches('\n');
     let stop: String = text.chars().skip(2).take(2).collect();
@@ -223,9 +219,11 @@ fn an_adapter_has_its_limits() {
         return;
     }
     let data = text();
-    let output = train(&small_on("wgpu", &data.1, &["training.steps=1", "generate.kv_cache=bf16"])).output().unwrap();
+    let run = data.0.path().join("run").display().to_string();
+    stdout(&train(&small(&data.1, &["training.steps=1"])).args(["--output-dir", &run]).output().unwrap());
+    let output = float8(&["generate", &run, "--device", "wgpu", "--kv-cache", "bf16"]);
     let error = stderr(&output);
-    assert!(error.contains("generate.kv_cache") && error.contains("choose f32 or e4m3"), "{error}");
+    assert!(error.contains("--kv-cache") && error.contains("choose f32 or e4m3"), "{error}");
 
     let memory = |arguments: &[&str]| float8(&[&["memory", "--device", "wgpu"], arguments].concat());
     let told = memory(&[]);

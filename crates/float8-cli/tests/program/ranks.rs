@@ -219,8 +219,10 @@ fn memory_of_ranks_is_told() {
 #[test]
 fn a_tied_output_is_sharded() {
     let data = text();
-    let arguments =
-        small(&data.1, &["training.steps=4", "training.grad_clip_norm=inf", "model.tie_word_embeddings=true"]);
+    let arguments = small(
+        &data.1,
+        &["training.steps=4", "training.grad_clip_norm=inf", "model.overrides.tie_word_embeddings=true"],
+    );
     let one = losses(stdout(&float8(1, "train", &[&arguments[..], &accumulation(2)].concat())));
     let two = losses(stdout(&float8(2, "train", &arguments)));
     assert_eq!((one.len(), one[0]), (5, two[0]));
@@ -233,10 +235,10 @@ fn a_tied_output_is_sharded() {
 #[test]
 fn an_error_of_one_rank_is_one_of_each() {
     let data = text();
-    let nowhere = "training.metrics=/nowhere/metrics.jsonl";
+    let nowhere = "checkpoint.output_dir=/dev/null/run";
     let failed = float8(2, "train", &small(&data.1, &["training.steps=1", nowhere]));
     let said = stderr(&failed);
-    assert!(said.contains("the file of metrics failed on rank 0: ") && said.contains("/nowhere"), "{said}");
+    assert!(said.contains("the folder of checkpoints failed on rank 0: ") && said.contains("/dev/null"), "{said}");
     assert!(!said.contains("panicked"), "{said}");
 }
 

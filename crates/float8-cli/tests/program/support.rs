@@ -57,13 +57,13 @@ pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
 /// The same on a device.
 pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<String> {
     let model = [
-        "model.vocab_size=1008",
-        "model.num_layers=1",
-        "model.hidden_size=32",
-        "model.intermediate_size=64",
-        "model.num_heads=2",
-        "model.num_kv_heads=1",
-        "model.head_dim=16",
+        "model.overrides.vocab_size=1008",
+        "model.overrides.num_hidden_layers=1",
+        "model.overrides.hidden_size=32",
+        "model.overrides.intermediate_size=64",
+        "model.overrides.num_attention_heads=2",
+        "model.overrides.num_key_value_heads=1",
+        "model.overrides.head_dim=16",
         "training.seq_len=16",
         "training.batch_size=2",
         "training.eval_batches=2",

@@ -114,12 +114,9 @@ pub(super) fn render(environment: &Environment<'_>, context: Value) -> anyhow::R
 struct Refusal(String);
 
 fn render_error(error: &Error) -> anyhow::Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(Refusal(message)) = error.downcast_ref() {
-            return anyhow!("the chat template refuses the conversation: {message}");
-        }
-        cause = error.source();
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    if let Some(Refusal(message)) = causes.filter_map(|cause| cause.downcast_ref()).next() {
+        return anyhow!("the chat template refuses the conversation: {message}");
     }
     located(error)
 }

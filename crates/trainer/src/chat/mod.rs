@@ -2,7 +2,6 @@
 //! and marks the assistant's ids.
 
 mod environment;
-mod marks;
 mod python;
 mod spans;
 
@@ -19,6 +18,7 @@ use serde_json::{Map, Value};
 use crate::tokenizer::{ConfigFile, SPECIAL_TOKENS};
 use crate::{SpecialTokens, Tokenizer, files};
 pub(crate) use environment::with_stack;
+use spans::{MANY, Rendered};
 
 /// Role whose messages the loss counts.
 const ASSISTANT: &str = "assistant";
@@ -283,7 +283,7 @@ impl ChatTemplate {
         } else {
             let specials = ids.iter().zip(&ranges).filter(|(id, _)| tokenizer.is_special(**id));
             let specials: Vec<_> = specials.map(|(_, range)| range.clone()).collect();
-            self.untagged(tokenizer, messages, &text, &specials)?
+            Rendered { template: self, tokenizer, messages, text: &text, specials: &specials }.turns(MANY)?
         };
         let mut is_assistant = vec![false; ids.len()];
         let mut says_something = false;
@@ -330,7 +330,7 @@ impl ChatTemplate {
         &self,
         messages: &[Message],
         add_generation_prompt: bool,
-        marks: Option<marks::Marks>,
+        marks: Option<spans::Marks>,
     ) -> Result<String> {
         use minijinja::Value;
         use minijinja::value::Serde;

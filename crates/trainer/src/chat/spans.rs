@@ -1,17 +1,16 @@
 //! Finds the parts of a conversation's text that the assistant says.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::marks::{self, Marked, Marks};
 use super::{ASSISTANT, ChatTemplate, Message, not_separable};
 use crate::Tokenizer;
 
 /// With more turns than this, most are found by the text around the first one. Rendering everything
 /// before each turn takes time quadratic in their number.
-const MANY: usize = 8;
+pub(super) const MANY: usize = 8;
 /// Bytes after a turn that must match too.
 const NEXT: usize = 8;
 
@@ -19,32 +18,34 @@ impl ChatTemplate {
     /// Ranges between the template's own tags.
     pub(super) fn tagged(&self, messages: &[Message], text: &str) -> Result<Vec<Range<usize>>> {
         let changed = "the chat template changes what its tags {% generation %} mark";
-        let marks = marks::unused(text).context(changed)?;
+        let marks = unused(text).context(changed)?;
         let marked = self.render_with(messages, false, Some(marks))?;
-        let (_, spans) = marks::spans(&marked, marks).filter(|(plain, _)| plain == text).context(changed)?;
+        let (_, spans) = spans_between(&marked, marks).filter(|(plain, _)| plain == text).context(changed)?;
         Ok(spans)
     }
+}
 
-    /// Ranges that the template adds for messages of the assistant.
-    pub(super) fn untagged(
-        &self,
-        tokenizer: &Tokenizer,
-        messages: &[Message],
-        text: &str,
-        specials: &[Range<usize>],
-    ) -> Result<Vec<Range<usize>>> {
-        self.untagged_of(&Rendered { template: self, tokenizer, messages, text, specials }, MANY)
-    }
+/// Conversation with its text, and the inputs to render others.
+pub(super) struct Rendered<'a> {
+    pub(super) template: &'a ChatTemplate,
+    pub(super) tokenizer: &'a Tokenizer,
+    pub(super) messages: &'a [Message],
+    pub(super) text: &'a str,
+    /// Ranges of the special tokens in the text.
+    pub(super) specials: &'a [Range<usize>],
+}
 
-    fn untagged_of(&self, conversation: &Rendered<'_>, many: usize) -> Result<Vec<Range<usize>>> {
-        let Rendered { messages, text, specials, .. } = *conversation;
+impl Rendered<'_> {
+    /// Ranges that the template adds for messages of the assistant. More than `many` turns are found
+    /// by the text around the first one.
+    pub(super) fn turns(&self, many: usize) -> Result<Vec<Range<usize>>> {
+        let Self { messages, text, specials, .. } = *self;
         let is_assistant = |(index, message): (usize, &Message)| (message.role == ASSISTANT).then_some(index);
         let turns: Vec<usize> = messages.iter().enumerate().filter_map(is_assistant).collect();
-        let alike = if turns.len() > many { conversation.alike(&turns) } else { None };
+        let alike = if turns.len() > many { self.alike(&turns) } else { None };
         let (mut spans, mut from) = (vec![], 0);
         for (number, &index) in turns.iter().enumerate() {
-            let span =
-                alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| conversation.turn_at(index, from));
+            let span = alike.as_ref().and_then(|alike| alike[number].clone()).or_else(|| self.turn_at(index, from));
             let span = span.filter(|span| from <= span.start && span.start <= span.end);
             let span = span.ok_or_else(|| not_separable(index))?;
             from = span.end;
@@ -68,19 +69,7 @@ impl ChatTemplate {
         }
         Ok(spans)
     }
-}
 
-/// Conversation with its text, and the inputs to render others.
-struct Rendered<'a> {
-    template: &'a ChatTemplate,
-    tokenizer: &'a Tokenizer,
-    messages: &'a [Message],
-    text: &'a str,
-    /// Ranges of the special tokens in the text.
-    specials: &'a [Range<usize>],
-}
-
-impl Rendered<'_> {
     /// Range that the template adds for one assistant message. The search starts at `from`.
     fn turn_at(&self, index: usize, from: usize) -> Option<Range<usize>> {
         self.added(index).or_else(|| self.around_content(index, from))
@@ -90,11 +79,11 @@ impl Rendered<'_> {
     /// the end of the turn, and the text after it. `None` if the template does not show all
     /// contents, or if some turns fail a check.
     fn alike(&self, turns: &[usize]) -> Option<Vec<Option<Range<usize>>>> {
-        let marks = marks::unused(self.text)?;
+        let marks = unused(self.text)?;
         let mut messages = self.messages.to_vec();
         let marked: Vec<bool> =
             turns.iter().map(|index| mark_content(&mut messages[*index], marks).is_some()).collect();
-        let (plain, found) = marks::spans(&self.template.render_with(&messages, false, None).ok()?, marks)?;
+        let (plain, found) = spans_between(&self.template.render_with(&messages, false, None).ok()?, marks)?;
         if plain != self.text || found.len() != marked.iter().filter(|marked| **marked).count() {
             return None;
         }
@@ -199,7 +188,7 @@ impl Rendered<'_> {
 
     /// Whole text and text so far, with marks in a message.
     fn marked(&self, index: usize, mark: fn(&mut Message, Marks) -> Option<()>) -> Option<(Marked, Marked)> {
-        let marks = marks::unused(self.text)?;
+        let marks = unused(self.text)?;
         let mut messages = self.messages.to_vec();
         mark(&mut messages[index], marks)?;
         let whole = Marked::read(&self.template.render_with(&messages, false, None).ok()?, marks)?;
@@ -211,13 +200,13 @@ impl Rendered<'_> {
 /// Puts marks around the text of the content. `None` if it has no text.
 fn mark_content(message: &mut Message, marks: Marks) -> Option<()> {
     match message.rest.get_mut("content")? {
-        Value::String(text) => *text = marks::around(text, marks),
+        Value::String(text) => *text = around(text, marks),
         Value::Array(parts) => {
             let mut texts = parts.iter_mut().filter_map(|part| part.get_mut("text")).filter(|text| text.is_string());
             let (first, last) = (texts.next()?, texts.next_back());
             let text = first.as_str()?;
             match last {
-                None => *first = marks::around(text, marks).into(),
+                None => *first = around(text, marks).into(),
                 Some(last) => {
                     *first = format!("{}{text}", marks[0]).into();
                     *last = format!("{}{}", last.as_str()?, marks[1]).into();
@@ -241,6 +230,68 @@ fn mark_call(message: &mut Message, [_, end]: Marks) -> Option<()> {
 fn common_prefix<'a>(a: &'a str, b: &str) -> &'a str {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     &a[..same.map(|(c, _)| c.len_utf8()).sum()]
+}
+
+/// Characters that mark a beginning and an end.
+pub(super) type Marks = [char; 2];
+
+/// Noncharacters of Unicode, which texts do not contain.
+const NO_TEXT: RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// Two characters that the text does not contain.
+fn unused(text: &str) -> Option<Marks> {
+    let mut unused = NO_TEXT.filter(|mark| !text.contains(*mark));
+    Some([unused.next()?, unused.next()?])
+}
+
+/// Puts marks around the text, inside the white space that templates strip.
+fn around(text: &str, [start, end]: Marks) -> String {
+    let core = text.trim();
+    if core.is_empty() {
+        return format!("{start}{end}{text}");
+    }
+    let before = text.len() - text.trim_start().len();
+    format!("{}{start}{core}{end}{}", &text[..before], &text[before + core.len()..])
+}
+
+/// Text without marks, and the outermost ranges between marks. `None` if a mark has no partner.
+fn spans_between(marked: &str, [start, end]: Marks) -> Option<(String, Vec<Range<usize>>)> {
+    let (mut plain, mut spans, mut open) = (String::new(), vec![], vec![]);
+    for c in marked.chars() {
+        if c == start {
+            open.push(plain.len());
+        } else if c == end {
+            let start = open.pop()?;
+            spans.extend(open.is_empty().then_some(start..plain.len()));
+        } else {
+            plain.push(c);
+        }
+    }
+    open.is_empty().then_some((plain, spans))
+}
+
+/// Text with the positions of its marks.
+struct Marked {
+    text: String,
+    /// `None` if the template dropped this mark.
+    start: Option<usize>,
+    end: usize,
+}
+
+impl Marked {
+    /// Reads a text with one end mark and at most one begin mark before it. `None` for other texts.
+    fn read(marked: &str, [start, end]: Marks) -> Option<Self> {
+        let (before, after) = marked.split_once(end)?;
+        if after.contains([start, end]) {
+            return None;
+        }
+        let (first, last) = before.split_once(start).unwrap_or(("", before));
+        if last.contains(start) {
+            return None;
+        }
+        let start = before.contains(start).then_some(first.len());
+        Some(Self { text: format!("{first}{last}{after}"), start, end: first.len() + last.len() })
+    }
 }
 
 #[cfg(test)]
@@ -281,7 +332,7 @@ mod tests {
                 text: &text,
                 specials: &specials,
             };
-            let find = |many| template.untagged_of(&conversation, many).ok();
+            let find = |many| conversation.turns(many).ok();
             let one_by_one = find(usize::MAX);
             assert_eq!(find(MANY), one_by_one, "{source}");
             let turns: Vec<usize> = (1..messages.len()).step_by(2).collect();

@@ -10,7 +10,7 @@ use crate::config::to_table;
 
 /// Keys that may change, and sections (ending with a point) whose keys may all change. Keys before
 /// `training.loss_chunk` do not affect the losses.
-pub const MAY_CHANGE: [&str; 30] = [
+pub const MAY_CHANGE: [&str; 26] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
@@ -26,10 +26,6 @@ pub const MAY_CHANGE: [&str; 30] = [
     "training.eval_batches",
     "training.eval_every",
     "training.log_every",
-    "training.metrics",
-    "training.peak_tflops",
-    "training.print_report",
-    "training.report",
     // Changes the order of summation.
     "training.loss_chunk",
     "optimizer.decay",

@@ -27,12 +27,16 @@ pub(super) const INDEX: &str = "index.json";
 pub(super) struct Index {
     /// Number of ranks that wrote.
     ranks: usize,
-    tensors: BTreeMap<String, Indexed>,
+    tensors: Parts,
 }
 
+/// Parts of tensors, by name.
+pub(super) type Parts = BTreeMap<String, Indexed>;
+
+/// Parts of a tensor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Indexed {
+pub(super) struct Indexed {
     /// Shape of the whole tensor.
     shape: Vec<usize>,
     parts: Vec<Part>,
@@ -46,27 +50,21 @@ struct Part {
     file: String,
 }
 
-/// Rows of a tensor written by one rank.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Rows {
-    /// Name of the tensor.
-    pub(super) name: String,
-    /// Shape of the whole tensor.
-    pub(super) shape: Vec<usize>,
-    /// The rows.
-    pub(super) rows: Range<usize>,
-    /// Name of the file.
-    pub(super) file: String,
+impl Indexed {
+    /// Rows in one file of a tensor with this shape.
+    pub(super) fn new(shape: Vec<usize>, rows: Range<usize>, file: &str) -> Self {
+        Self { shape, parts: vec![Part { rows: [rows.start, rows.end], file: file.into() }] }
+    }
 }
 
 impl Index {
-    pub(super) fn new(ranks: usize, parts: impl IntoIterator<Item = Rows>) -> Self {
-        let mut tensors: BTreeMap<String, Indexed> = BTreeMap::new();
-        for Rows { name, shape, rows, file } in parts {
-            let indexed = tensors.entry(name).or_insert_with(|| Indexed { shape, parts: vec![] });
-            indexed.parts.push(Part { rows: [rows.start, rows.end], file });
+    /// Joins the parts that each rank wrote.
+    pub(super) fn new(ranks: Vec<Parts>) -> Self {
+        let mut index = Self { ranks: ranks.len(), tensors: Parts::new() };
+        for (name, Indexed { shape, parts }) in ranks.into_iter().flatten() {
+            index.tensors.entry(name).or_insert_with(|| Indexed { shape, parts: vec![] }).parts.extend(parts);
         }
-        Self { ranks, tensors }
+        index
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<PathBuf> {
@@ -81,7 +79,7 @@ impl Index {
 pub(super) struct SavedTensors {
     /// The index, or the file of a single process.
     path: PathBuf,
-    tensors: BTreeMap<String, Indexed>,
+    tensors: Parts,
     files: BTreeMap<String, TensorFiles>,
     /// Names of tensors that were read.
     read: HashSet<String>,
@@ -93,17 +91,16 @@ impl SavedTensors {
     pub(super) fn open(folder: &Path, file: &str) -> Result<Self> {
         let (mut path, mut files) = (folder.join(INDEX), BTreeMap::new());
         let index: Index = if path.exists() {
-            let text = files::read_to_string(&path).with_context(cannot("read", &path))?;
-            serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?
+            files::read_json(&path)?
         } else {
             path = folder.join(file);
             let whole = TensorFiles::open_file(&path)?;
-            let shapes = whole.names().filter_map(|name| Some((name.to_string(), whole.get(name)?.shape().to_vec())));
-            let rows = |(name, shape): (String, Vec<usize>)| {
+            let part = |name: &str| {
+                let shape = whole.get(name)?.shape().to_vec();
                 let rows = 0..shape.first().copied().unwrap_or(1);
-                Rows { name, shape, rows, file: file.into() }
+                Some((name.to_string(), Indexed::new(shape, rows, file)))
             };
-            let index = Index::new(1, shapes.map(rows));
+            let index = Index::new(vec![whole.names().filter_map(part).collect()]);
             files.insert(file.to_string(), whole);
             index
         };
@@ -175,14 +172,14 @@ mod tests {
     /// Seven rows of two elements, in parts of 3, 3 and 1 from three ranks, and a bias written by
     /// the first rank.
     fn saved(folder: &Path, left_out: usize) -> SavedTensors {
-        let mut parts = vec![];
+        let mut ranks = vec![];
         for (rank, rows) in [0..3, 3..6, 6..7].into_iter().enumerate().filter(|(rank, _)| *rank != left_out) {
             let file = format!("model-rank-{rank}.safetensors");
             let mut tensors = vec![("w", vec![rows.len(), 2], (2 * rows.start..2 * rows.end).collect::<Vec<_>>())];
-            parts.push(Rows { name: "w".into(), shape: vec![7, 2], rows, file: file.clone() });
+            let mut parts = Parts::from([("w".to_string(), Indexed::new(vec![7, 2], rows, &file))]);
             if rank == 0 {
                 tensors.push(("bias", vec![2], vec![8, 9]));
-                parts.push(Rows { name: "bias".into(), shape: vec![2], rows: 0..2, file: file.clone() });
+                parts.insert("bias".into(), Indexed::new(vec![2], 0..2, &file));
             }
             let new = |(name, shape, values): (&str, Vec<usize>, Vec<usize>)| NewTensor {
                 name: name.into(),
@@ -191,11 +188,11 @@ mod tests {
                 bytes: Box::new(move || Ok(f32_bytes(&values.iter().map(|v| *v as f32).collect::<Vec<_>>()))),
             };
             write_file(&folder.join(file), &tensors.into_iter().map(new).collect::<Vec<_>>(), None).unwrap();
+            ranks.push(parts);
         }
-        let moment =
-            |rows| Rows { name: "w.moment_1".into(), shape: vec![7, 2], rows, file: "optimizer-rank-0".into() };
-        parts.push(moment(0..7));
-        Index::new(3, parts).write(folder).unwrap();
+        let moment = Indexed::new(vec![7, 2], 0..7, "optimizer-rank-0");
+        ranks.push(Parts::from([("w.moment_1".to_string(), moment)]));
+        Index::new(ranks).write(folder).unwrap();
         SavedTensors::open(folder, "model.safetensors").unwrap()
     }
 

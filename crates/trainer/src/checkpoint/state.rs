@@ -20,8 +20,9 @@ use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8Stack, Float8State};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use super::sharded_tensors::{Rows, SavedTensors};
+use super::sharded_tensors::{Parts, SavedTensors};
 use super::tensors::{self, Pending};
 use super::{CONFIG, CheckpointKind, Which, cannot, find_checkpoint};
 use crate::Ranks;
@@ -91,21 +92,21 @@ impl Snapshot {
         files
     }
 
-    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the rows
-    /// in each file.
+    /// Writes this rank's files, and on the first rank the configuration as TOML. Returns the parts
+    /// of tensors in them.
     ///
     /// A value that is not finite is an error, unless the run has diverged.
-    pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Vec<Rows>> {
+    pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Parts> {
         let finite_at = (kind != CheckpointKind::Diverged).then_some(self.step());
-        let mut rows = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
-        rows.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
+        let mut parts = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
+        parts.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
         if self.is_first() {
             for (name, text) in [(STATE, &*serde_json::to_string(&self.state)?), (CONFIG, config)] {
                 let path = folder.join(name);
                 atomic::replace(&path, text.as_bytes()).with_context(cannot("write", &path))?;
             }
         }
-        Ok(rows)
+        Ok(parts)
     }
 }
 
@@ -115,10 +116,6 @@ fn file_name(kind: &str, rank: Option<[usize; 2]>) -> String {
         None => format!("{kind}.safetensors"),
         Some([rank, ranks]) => format!("{kind}-rank-{rank:05}-of-{ranks:05}.safetensors"),
     }
-}
-
-fn read(path: &Path) -> Result<String> {
-    files::read_to_string(path).with_context(cannot("read", path))
 }
 
 /// A verified checkpoint.
@@ -137,16 +134,13 @@ impl SavedRun {
     pub fn open(folder: &Path, which: Which) -> Result<Self> {
         let path = find_checkpoint(folder, which)?;
         let file = path.join(STATE);
-        #[derive(Deserialize)]
-        struct Header {
-            format: u32,
-        }
-        let text = read(&file)?;
+        let state: Value = files::read_json(&file)?;
+        let format = &state["format"];
+        ensure!(*format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
         let is_invalid = || format!("{} is not valid", file.display());
-        let Header { format } = serde_json::from_str(&text).with_context(is_invalid)?;
-        ensure!(format == FORMAT, "{} has format {format}, this program reads {FORMAT}", file.display());
-        let state = serde_json::from_str(&text).with_context(is_invalid)?;
-        let config = read(&path.join(CONFIG))?;
+        let state = serde_json::from_value(state).with_context(is_invalid)?;
+        let config = path.join(CONFIG);
+        let config = files::read_to_string(&config).with_context(cannot("read", &config))?;
         Ok(Self { path, state, config })
     }
 

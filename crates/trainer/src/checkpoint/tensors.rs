@@ -16,7 +16,7 @@ use float8_shard::Sharded;
 use half::bf16;
 use safetensors::Dtype;
 
-use super::sharded_tensors::{Rows, SavedTensors};
+use super::sharded_tensors::{Indexed, Parts, SavedTensors};
 use crate::ModulePath;
 use crate::Ranks;
 use crate::config::OptimizerSection;
@@ -42,9 +42,6 @@ pub struct NotFinite {
     pub step: usize,
 }
 
-/// Reads a tensor from its device.
-type Read = Box<dyn Fn() -> std::result::Result<TensorData, String> + Send>;
-
 /// Tensor that stays on its device until it is written; for a shard, this rank's rows. Later steps
 /// do not change it.
 pub(super) struct Pending {
@@ -53,7 +50,8 @@ pub(super) struct Pending {
     shape: Vec<usize>,
     rows: Range<usize>,
     dtype: Dtype,
-    read: Read,
+    /// Reads the elements from the device, in the format of the file.
+    read: Box<dyn Fn() -> Result<Vec<u8>> + Send>,
 }
 
 impl Pending {
@@ -69,12 +67,16 @@ impl Pending {
             DType::BF16 => (DType::BF16, Dtype::BF16),
             _ => (DType::F32, Dtype::F32),
         };
+        let of = name.clone();
         let read = move || {
             let tensor = tensor.clone().cast(dtype);
             // Removes the padding of a shard.
             let padded = tensor.dims()[0];
             let tensor = if own < padded { tensor.narrow(0, 0, own) } else { tensor };
-            tensor.try_into_data().map_err(|error| error.to_string())
+            match tensor.try_into_data() {
+                Ok(data) => Ok(data.bytes.to_vec()),
+                Err(error) => bail!("the device failed while {of} was read: {error}"),
+            }
         };
         Self { name, shape, rows, dtype: stored, read: Box::new(read) }
     }
@@ -82,10 +84,7 @@ impl Pending {
     /// Elements in the format of the file. If `finite_at` has a step, a value that is not finite is
     /// an error.
     fn bytes(&self, finite_at: Option<usize>) -> Result<Vec<u8>> {
-        let bytes = match (self.read)() {
-            Ok(data) => data.bytes.to_vec(),
-            Err(reason) => bail!("the device failed while {} was read: {reason}", self.name),
-        };
+        let bytes = (self.read)()?;
         let is_finite = match self.dtype {
             Dtype::BF16 => bytes.as_chunks().0.iter().all(|bytes| bf16::from_le_bytes(*bytes).is_finite()),
             _ => bytes.as_chunks().0.iter().all(|bytes| f32::from_le_bytes(*bytes).is_finite()),
@@ -99,13 +98,13 @@ impl Pending {
 
 /// Writes tensors with rows on this rank to `folder/file`, one at a time on the host. If
 /// `finite_at` has a step, all values must be finite.
-pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: Option<usize>) -> Result<Vec<Rows>> {
-    let (mut new, mut written) = (vec![], vec![]);
+pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: Option<usize>) -> Result<Parts> {
+    let (mut new, mut written) = (vec![], Parts::new());
     for pending in tensors.iter().filter(|pending| !pending.rows.is_empty()) {
         let (name, whole, rows) = (pending.name.clone(), pending.shape.clone(), pending.rows.clone());
         let shape = [&[rows.len()], &whole[1..]].concat();
-        written.push(Rows { name: name.clone(), shape: whole, rows, file: file.into() });
-        new.push(NewTensor { name, dtype: pending.dtype, shape, bytes: Box::new(move || pending.bytes(finite_at)) });
+        written.insert(name.clone(), Indexed::new(whole, rows, file));
+        new.push(NewTensor::new(name, pending.dtype, shape, move || pending.bytes(finite_at)));
     }
     let path = folder.join(file);
     write_file(&path, &new, None)?;

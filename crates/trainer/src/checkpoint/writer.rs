@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::checksums::{Checksum, Checksums};
 use super::folder::{LOCK, discard, under_way};
-use super::sharded_tensors::{INDEX, Index, Rows};
+use super::sharded_tensors::{INDEX, Index, Parts};
 use super::state::Snapshot;
 use super::{ASSETS, CONFIG, CheckpointFolder, CheckpointKind, Written, diverged_step, saved_steps};
 use crate::config::CheckpointSection;
@@ -48,18 +48,18 @@ struct Writing {
     thread: JoinHandle<Result<(Piece, Duration)>>,
 }
 
-/// Rows and files written by a rank.
+/// Parts of tensors and files written by a rank.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Piece {
-    rows: Vec<Rows>,
+    parts: Parts,
     files: Checksums,
 }
 
 impl Piece {
     fn write(snapshot: &Snapshot, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Self> {
-        let rows = snapshot.write(folder, kind, config)?;
+        let parts = snapshot.write(folder, kind, config)?;
         let files = snapshot.files().into_iter().map(|name| Ok((name.clone(), Checksum::of(&folder.join(name))?)));
-        Ok(Self { rows, files: files.collect::<Result<_>>()? })
+        Ok(Self { parts, files: files.collect::<Result<_>>()? })
     }
 }
 
@@ -171,13 +171,13 @@ impl Checkpoints {
         let own = comm.all_ok("writing a checkpoint", on_one_line(own))?;
         let pieces = comm.all_gather_bytes("a checkpoint's files", &serde_json::to_vec(&own)?)?;
         let completed = self.folder.as_ref().map_or(Ok(()), |folder| {
-            let (mut files, mut rows) = (Checksums::new(), vec![]);
+            let (mut files, mut ranks) = (Checksums::new(), vec![]);
             for piece in &pieces {
                 let piece: Piece = serde_json::from_slice(piece)?;
                 files.extend(piece.files);
-                rows.extend(piece.rows);
+                ranks.push(piece.parts);
             }
-            let index = Index::new(comm.world_size(), rows).write(&under_way(&self.path, step as u64, kind))?;
+            let index = Index::new(ranks).write(&under_way(&self.path, step as u64, kind))?;
             files.insert(INDEX.into(), Checksum::of(&index)?);
             folder.commit(step as u64, kind, self.keep, files)
         });

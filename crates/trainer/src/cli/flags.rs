@@ -30,11 +30,7 @@ impl RunFlags {
     pub(super) fn apply<S>(&self, config: &mut RunConfig<S>) {
         let training = &mut config.training;
         training.steps = self.steps.or(self.epochs).unwrap_or(training.steps);
-        match &self.fp8_report {
-            Some(Some(file)) => training.report = Some(file.clone()),
-            Some(None) => training.print_report = true,
-            None => {}
-        }
+        config.fp8_report.clone_from(&self.fp8_report);
     }
 }
 

@@ -36,25 +36,25 @@ pub struct GenerateArgs {
     /// generation_config.json. 0 is greedy.
     #[arg(long, value_name = "T")]
     pub temperature: Option<f64>,
-    /// Sample from the K most likely tokens, instead of generate.top_k; 0 means all.
+    /// Sample from the K most likely tokens; 0 means all. If absent, as in generation_config.json.
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from the most likely tokens whose probabilities sum to P, instead of generate.top_p;
-    /// 1 means all.
+    /// Sample from the most likely tokens whose probabilities sum to P; 1 means all. If absent, as
+    /// in generation_config.json.
     #[arg(long, value_name = "P")]
     pub top_p: Option<f64>,
-    /// Sample from tokens whose probability relative to the most likely one is at least P, instead
-    /// of generate.min_p; 0 means all.
+    /// Sample from tokens whose probability relative to the most likely one is at least P; 0 means
+    /// all. If absent, as in generation_config.json.
     #[arg(long, value_name = "P")]
     pub min_p: Option<f64>,
-    /// Penalty for tokens already in the text, instead of generate.repetition_penalty; 1 disables
-    /// it.
+    /// Penalty for tokens already in the text; 1 disables it. If absent, as in
+    /// generation_config.json.
     #[arg(long, value_name = "R")]
     pub repetition_penalty: Option<f64>,
-    /// Text that ends the output and is not part of it, instead of generate.stop; repeatable.
+    /// Text that ends the output and is not part of it; repeatable.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Dtype of the cache of keys and values, instead of generate.kv_cache.
+    /// Dtype of the cache of keys and values. If absent, the dtype of hidden states.
     #[arg(long, value_enum, value_name = "DTYPE")]
     pub kv_cache: Option<CacheDtype>,
     /// Seed of the samples. If absent, each call draws a new one.

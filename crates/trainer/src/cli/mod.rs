@@ -61,8 +61,8 @@ pub fn parse_example(name: &'static str) -> Command {
 pub enum Command {
     /// Train a preset or a Hugging Face checkpoint on text, JSON Lines, Parquet or tokens.
     ///
-    /// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every
-    /// key.
+    /// Later wins: defaults, --config, --set in order, the other flags. docs/reference/configuration.md
+    /// lists every key.
     Train(Args),
     /// Resume a stopped run from its newest checkpoint.
     Resume(ResumeArgs),
@@ -142,7 +142,8 @@ pub enum ConfigCommand {
 
 /// Train with FP8 linears, from a preset or a Hugging Face checkpoint.
 ///
-/// Later wins: defaults, --config, --set in order, the other flags. docs/config.md lists every key.
+/// Later wins: defaults, --config, --set in order, the other flags.
+/// docs/reference/configuration.md lists every key.
 #[derive(Clone, Debug, Default, Parser)]
 pub struct Args {
     /// Overrides of the file.

@@ -7,6 +7,7 @@ use anyhow::{anyhow, bail};
 use burn_float8::{Float8LinearConfig, Recipe};
 use clap::{Parser, ValueEnum};
 use device_select::DeviceChoice;
+use serde_json::Map;
 
 use super::{RunFlags, recipe};
 use crate::checkpoint::{
@@ -103,10 +104,9 @@ impl ModelArgs {
             }
         };
         let mut config = change(hf.as_deref(), config)?;
-        let (assets, fp8_only) = (config.assets.take(), config.fp8_only);
         let settings = self.settings();
         config = config.change(&settings)?;
-        (config.assets, config.fp8_only) = (assets, fp8_only && config.training.precision == Precision::Fp8);
+        config.fp8_only &= config.training.precision == Precision::Fp8;
         config.training.device = self.device.unwrap_or(config.training.device);
         let may_widen = hf.is_some() && !settings.iter().any(|setting| setting.is_of(&["training.precision"]));
         Ok((config, Start { saved, may_widen, ..Start::default() }))
@@ -134,7 +134,7 @@ impl ModelArgs {
         if let Some(flag) = step.or(self.best.then(|| "--best".into())) {
             bail!("{} is a Hugging Face checkpoint: {flag} is for the folder of a run", self.folder.display());
         }
-        let mut config = RunConfig { model: S::of_folder(Some(folder.into()), None), ..RunConfig::default() };
+        let mut config = RunConfig { model: S::of_folder(folder.into(), Map::new()), ..RunConfig::default() };
         if folder != self.folder {
             let adapter = Some(self.folder.clone());
             config.lora = Some(LoraSection { adapter, ..peft::read_config(&self.folder)?.into() });

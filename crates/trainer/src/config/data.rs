@@ -64,7 +64,10 @@ pub struct DataSection {
 
 /// Deserializes a table of JSON values. Dates, inf and nan are errors: JSON has no dates and turns
 /// inf and nan into null.
-pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
+///
+/// # Errors
+/// Such a value, and anything but a table.
+pub fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<String, Value>, D::Error> {
     let table = Map::deserialize(table)?;
     fn is_finite(value: &Value) -> bool {
         match value {
@@ -78,7 +81,7 @@ pub(crate) fn variables<'de, D: Deserializer<'de>>(table: D) -> Result<Map<Strin
         return Err(D::Error::custom("expected a table, found a date"));
     }
     match table.iter().find(|(_, value)| !is_finite(value)) {
-        Some((key, _)) => Err(D::Error::custom(format!("`{key}` has inf or nan, which templates cannot have"))),
+        Some((key, _)) => Err(D::Error::custom(format!("`{key}` has inf or nan, which JSON cannot have"))),
         None => Ok(table),
     }
 }

@@ -7,6 +7,8 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use toml::Table;
 
+use super::schema;
+
 /// FP8, used with `training.precision = "fp8"`.
 ///
 /// ```toml
@@ -53,6 +55,13 @@ impl TryFrom<Table> for Float8Section {
     type Error = String;
 
     fn try_from(mut table: Table) -> Result<Self, String> {
+        // Serde's error does not list the keys of a flattened table.
+        let schema = schema::<Self>();
+        let known: Vec<_> = schema["properties"].as_object().into_iter().flat_map(|keys| keys.keys()).collect();
+        if let Some(key) = table.keys().find(|key| !known.contains(key)) {
+            let known = known.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            return Err(format!("unknown field `{key}`, expected one of {known}"));
+        }
         let schedule = take(&mut table, "schedule")?;
         let filter_fqns = take(&mut table, "filter_fqns")?;
         Ok(Self { config: parse(table)?, filter_fqns, schedule })

@@ -5,12 +5,14 @@ use std::fmt;
 use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{Error, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+
+use super::Written;
 
 /// Optimizer steps of a run, given as a number or as epochs: `"3 epochs"`. Epochs have no steps
 /// until [`resolve`](Self::resolve).
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
 pub struct StepCount {
     steps: usize,
     epochs: Option<f64>,
@@ -86,38 +88,23 @@ impl JsonSchema for StepCount {
     }
 }
 
-impl Serialize for StepCount {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self.epochs {
-            Some(_) => serializer.collect_str(self),
-            None => self.steps.serialize(serializer),
+impl TryFrom<Written> for StepCount {
+    type Error = NoLength;
+
+    fn try_from(written: Written) -> Result<Self, NoLength> {
+        match written {
+            Written::Number(steps) => Ok(steps.into()),
+            Written::Text(text) => text.parse(),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for StepCount {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Length;
-        impl Visitor<'_> for Length {
-            type Value = StepCount;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a number of steps, as 600, or of epochs, as \"3 epochs\"")
-            }
-
-            fn visit_u64<E: Error>(self, steps: u64) -> Result<StepCount, E> {
-                Ok((steps as usize).into())
-            }
-
-            fn visit_i64<E: Error>(self, steps: i64) -> Result<StepCount, E> {
-                usize::try_from(steps).map(StepCount::from).map_err(|_| E::custom(NoLength(steps.to_string())))
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<StepCount, E> {
-                text.parse().map_err(E::custom)
-            }
+impl From<StepCount> for Written {
+    fn from(length: StepCount) -> Self {
+        match length.epochs {
+            Some(_) => Self::Text(length.to_string()),
+            None => Self::Number(length.steps),
         }
-        deserializer.deserialize_any(Length)
     }
 }
 

@@ -16,18 +16,16 @@ use std::path::{Path, PathBuf};
 
 pub use activations::ActivationCheckpointing;
 pub use data::DataSection;
-pub(crate) use data::variables;
+pub use data::variables;
 pub use float8::Float8Section;
 pub use length::{NoLength, StepCount};
 pub use lora::{LoraBase, LoraSection};
 pub use optimizer::OptimizerSection;
 pub(crate) use optimizer::{FINE_TUNING_LR, LORA_LR, RANDOM_LR};
 pub use schema::schema;
-pub use sections::{
-    CheckpointSection, ComputeDtype, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection,
-};
-use serde::Serialize;
+pub use sections::{CheckpointSection, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::files;
@@ -61,6 +59,14 @@ pub enum ConfigError {
         /// Why it is invalid.
         reason: String,
     },
+}
+
+/// A number or a text in a file.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected an integer of 0 or more, or a text")]
+enum Written {
+    Number(usize),
+    Text(String),
 }
 
 /// `section.key=value` and its origin for error messages.
@@ -189,17 +195,18 @@ fn plain(error: &str) -> String {
             error.replace_range(at..at + expected.len(), &format!("expected {plain}"));
         }
     }
-    let similar = similar_key(&error).map_or_else(String::new, |key| format!("; did you mean `{key}`?"));
+    // Serde names the unknown key, then the known ones.
+    let names = error.find("unknown field `").map(|at| error[at..].split('`').skip(1).step_by(2).collect::<Vec<_>>());
+    let similar = names.as_ref().map_or_else(String::new, |names| similar(names[0], &names[1..]));
     error + &similar
 }
 
-/// Known key that an unknown key resembles, from serde's error.
-fn similar_key(error: &str) -> Option<&str> {
+/// Suggestion of the known key that an unknown key resembles; empty if there is none.
+pub fn similar(unknown: &str, known: &[&str]) -> String {
     const LEAST: f64 = 0.8;
-    let mut names = error[error.find("unknown field `")?..].split('`').skip(1).step_by(2);
-    let unknown = names.next()?;
-    let similar = names.map(|name| (strsim::jaro_winkler(unknown, name), name)).max_by(|a, b| a.0.total_cmp(&b.0));
-    similar.filter(|(likeness, _)| *likeness >= LEAST).map(|(_, name)| name)
+    let all = known.iter().map(|name| (strsim::jaro_winkler(unknown, name), name));
+    let similar = all.max_by(|a, b| a.0.total_cmp(&b.0)).filter(|(likeness, _)| *likeness >= LEAST);
+    similar.map_or_else(String::new, |(_, key)| format!("; did you mean `{key}`?"))
 }
 
 /// Applies `settings` in order to an existing configuration.

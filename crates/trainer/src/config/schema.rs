@@ -1,5 +1,5 @@
-//! JSON Schema of a configuration. Editors use it to complete and check TOML, and `docs/config.md`
-//! is generated from it.
+//! JSON Schema of a configuration. Editors use it to complete and check TOML, and
+//! `docs/reference/configuration.md` is generated from it.
 
 use schemars::transform::{RecursiveTransform, Transform};
 use schemars::{JsonSchema, Schema, SchemaGenerator};

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use burn::tensor::DType;
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use device_select::DeviceChoice;
 use float8_shard::{ReduceDtype, Reshard};
 use schemars::JsonSchema;
@@ -15,7 +14,7 @@ use super::{ActivationCheckpointing, ConfigError, Float8Section, StepCount, requ
 use crate::batches::AttnMaskType;
 
 /// Compute precision of a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Everything in f32.
@@ -27,39 +26,14 @@ pub enum Precision {
     Fp8,
 }
 
-impl ValueEnum for Precision {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::F32, Self::Bf16, Self::Fp8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let (name, help) = match self {
-            Self::F32 => ("f32", "everything in f32"),
-            Self::Bf16 => ("bf16", "hidden states and GEMMs in bf16"),
-            Self::Fp8 => ("fp8", "GEMMs of linears in FP8"),
-        };
-        Some(PossibleValue::new(name).help(help))
-    }
-}
-
-/// Dtype of hidden states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeDtype {
-    /// 32-bit.
-    F32,
-    /// bfloat16.
-    Bf16,
-}
-
-/// Dtype of parameters or moments between steps.
+/// Dtype of hidden states, or of parameters or moments between steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StorageDtype {
     /// 32-bit.
     #[default]
     F32,
-    /// bfloat16, rounded stochastically after each step.
+    /// bfloat16.
     Bf16,
 }
 
@@ -83,7 +57,7 @@ pub struct TrainingSection {
     /// dtype of the optimizer's state.
     pub precision: Precision,
     /// Dtype of hidden states with `precision = "fp8"`. If absent, bf16 on CUDA and f32 elsewhere.
-    pub compute_dtype: Option<ComputeDtype>,
+    pub compute_dtype: Option<StorageDtype>,
     /// Dtype of matrices and their gradients; `bf16` takes half the memory. A step is computed in
     /// f32 and rounded stochastically. The random bits follow from the seed, the step, the
     /// parameter's name and the element's position. Vectors stay in f32.
@@ -115,12 +89,11 @@ pub struct TrainingSection {
     /// Maximum norm of all gradients together, for clipping. `inf` disables clipping.
     pub grad_clip_norm: f64,
     /// Parameters to freeze, by name: a parameter, `norm.gamma`, or a module, `layers.0`. Names
-    /// with `*`, `?` or `[` are globs over whole names. Checkpoints do not contain frozen
-    /// parameters: resuming needs the model that the run started from.
+    /// with `*`, `?` or `[` are globs over whole names. `!` before a name trains it: of several
+    /// names of a parameter the last counts, and `["*", "!lm_head"]` trains only `lm_head`.
+    /// Checkpoints do not contain frozen parameters: resuming needs the model that the run started
+    /// from.
     pub freeze: Vec<String>,
-    /// Parameters to train, by such names; all others are frozen. If empty, all are trained.
-    /// Parameters in `freeze` are frozen, too.
-    pub train_only: Vec<String>,
     /// Steps between step lines. The first and the last step of a run always have one.
     pub log_every: usize,
     /// Steps between validation losses. They are always computed at checkpoints and at the end; 0
@@ -128,23 +101,14 @@ pub struct TrainingSection {
     pub eval_every: usize,
     /// Batches for the validation loss, always the same.
     pub eval_batches: usize,
-    /// Peak of the device in TFLOP/s; step lines show the utilization, `mfu`. If absent, the FP8
-    /// and bf16 peaks of known devices are used, and unknown devices have no `mfu`.
-    pub peak_tflops: Option<f64>,
-    /// File for losses, throughput and FP8 statistics, one JSON object per line. If absent,
-    /// `metrics.jsonl` in `checkpoint.output_dir`, if there is one.
-    pub metrics: Option<PathBuf>,
-    /// File for a JSON report of each linear's GEMMs. If absent, none is written.
-    pub report: Option<PathBuf>,
-    /// Whether to print this report as a table at the end.
-    pub print_report: bool,
 }
 
 /// Checkpoints of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointSection {
-    /// Folder of the checkpoints. If absent, none are saved.
+    /// Folder of the checkpoints, and of `metrics.jsonl`: losses, throughput and FP8 statistics, one
+    /// JSON object per line. If absent, neither is written.
     pub output_dir: Option<PathBuf>,
     /// Steps between checkpoints. One is also saved after the last step and when the run is
     /// stopped; 0 saves only then.
@@ -168,18 +132,17 @@ pub struct ParallelismSection {
     pub reduce_dtype: ReduceDtype,
 }
 
-/// Steps whose time is broken down in a table: by kernel on a GPU, by operation on a CPU. Without
-/// this section nothing is profiled. On a GPU it slows down all steps of the run, because each
-/// kernel is timed and waited for.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Steps whose time is broken down in a table: by kernel on a GPU, by operation on a CPU. It is
+/// printed, and written as `profile.json` to `checkpoint.output_dir`, if there is one. Without this
+/// section nothing is profiled. On a GPU it slows down all steps of the run, because each kernel is
+/// timed and waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProfileSection {
     /// First profiled step, counted from 1. On a GPU the first steps of a run also compile kernels.
     pub start: usize,
     /// Number of profiled steps. They must end by `training.steps`.
     pub steps: usize,
-    /// JSON file for the table, which is always printed. If absent, none is written.
-    pub file: Option<PathBuf>,
 }
 
 impl Default for TrainingSection {
@@ -199,14 +162,9 @@ impl Default for TrainingSection {
             seed: 0,
             grad_clip_norm: 1.0,
             freeze: vec![],
-            train_only: vec![],
             log_every: 20,
             eval_every: 0,
             eval_batches: 16,
-            peak_tflops: None,
-            metrics: None,
-            report: None,
-            print_report: false,
         }
     }
 }
@@ -219,16 +177,11 @@ impl Default for CheckpointSection {
 
 impl Default for ProfileSection {
     fn default() -> Self {
-        Self { start: 4, steps: 2, file: None }
+        Self { start: 4, steps: 2 }
     }
 }
 
 impl TrainingSection {
-    /// Whether some parameters are frozen.
-    pub fn freezes(&self) -> bool {
-        !self.freeze.is_empty() || !self.train_only.is_empty()
-    }
-
     /// Checks beyond the types, including `float8.schedule` against the steps.
     ///
     /// # Errors
@@ -253,10 +206,6 @@ impl TrainingSection {
             grad_clip_norm > 0.0,
             "must be positive; inf does not clip",
         )?;
-        if let Some(peak) = self.peak_tflops {
-            let fits = peak > 0.0 && peak.is_finite();
-            require("training.peak_tflops", peak, fits, "must be positive and finite")?;
-        }
         let steps = self.steps.get();
         if let Some(schedule) = &float8.schedule
             && self.precision == Precision::Fp8

@@ -55,7 +55,8 @@ pub(super) fn entry(
     }
     create_folder(&folder, |partial| {
         build(partial)?;
-        let sha256 = digest_of(&partial.join(TOKENS)).with_context(cannot_write(partial))?;
+        let sha256 =
+            digest::of_file_or_samples(&partial.join(TOKENS), MAX_HASHED).with_context(cannot_write(partial))?;
         let path = partial.join(MANIFEST);
         atomic::replace_json(&path, &Manifest { of, sha256 }).with_context(cannot_write(&path))
     })?;
@@ -69,18 +70,13 @@ fn manifest(folder: &Path) -> Option<Manifest> {
 /// Whether a folder has its tokens. If so, notes the use as the manifest's modification time.
 fn is_whole(folder: &Path) -> bool {
     let sha256 = manifest(folder).map(|manifest| manifest.sha256);
-    let is_whole = sha256.is_some() && sha256 == digest_of(&folder.join(TOKENS)).ok();
+    let is_whole = sha256.is_some() && sha256 == digest::of_file_or_samples(&folder.join(TOKENS), MAX_HASHED).ok();
     if is_whole {
         // If that fails, the time stays as it was.
         let manifest = files::open_as(&folder.join(MANIFEST), File::options().append(true), false);
         let _ = manifest.and_then(|file| file.set_modified(SystemTime::now()));
     }
     is_whole
-}
-
-fn digest_of(tokens: &Path) -> io::Result<String> {
-    let is_small = fs::metadata(tokens)?.len() <= MAX_HASHED;
-    if is_small { digest::digest_of_file(tokens) } else { digest::of_samples(tokens) }
 }
 
 /// Folder of the cache, with the tokens of some sources.
@@ -154,7 +150,8 @@ impl KeptTokens {
         }
         // Memories of scans. Without them, files are scanned again.
         for path in entries(cache)? {
-            let is_memory = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".files.json"));
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_memory = name.contains(".files.json") || name.ends_with(".starts");
             if is_memory && modified(&path).is_some_and(is_old) {
                 fs::remove_file(&path).with_context(cannot_write(&path))?;
             }

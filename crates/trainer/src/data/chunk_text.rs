@@ -1,10 +1,8 @@
 //! Splits texts of any length, from memory or a file, into chunks that are tokenized one by one.
 //! The same text always gives the same chunks, and together they have the ids of the whole text.
 //!
-//! A chunk ends after a line end that is not followed by white space. Line ends that are not
-//! preceded by white space either are preferred. Without any, the chunk ends where the tokenizer
-//! certainly ends a word, see [`Tokenizer::last_word_end`]. If there is no such place, the chunk is
-//! longer, if necessary as long as the text.
+//! A chunk ends where the tokenizer certainly ends a word, see [`Tokenizer::last_word_end`]. If there
+//! is no such place, the chunk is longer, if necessary as long as the text.
 //!
 //! Llama 3's `tokenizer.model` also cuts after 400,000 characters at any place. In longer texts
 //! those cuts differ.
@@ -17,23 +15,6 @@ use crate::Tokenizer;
 /// times that memory while it tokenizes.
 pub(super) const CHUNK: usize = 32 << 10;
 
-/// Place after the last suitable line end within `limit`. Line ends that do not follow white space
-/// are preferred.
-fn line_end(text: &str, limit: usize) -> Option<usize> {
-    let bytes = text.as_bytes();
-    let limit = text.floor_char_boundary(limit);
-    let is_space_at = |place: usize| text[place..].starts_with(char::is_whitespace);
-    let mut after_space = None;
-    for end in (2..=limit).rev().filter(|end| bytes[end - 1] == b'\n' && !is_space_at(*end)) {
-        let before = text.floor_char_boundary(end - 2);
-        if !is_space_at(before) {
-            return Some(end);
-        }
-        after_space = after_space.or(Some(end));
-    }
-    after_space
-}
-
 /// First chunk of `text`, of at most `limit` bytes if possible. `None` if more of the text is
 /// needed to decide. With `is_whole`, nothing follows `text`.
 fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer) -> Option<&'a str> {
@@ -44,11 +25,6 @@ fn first<'a>(text: &'a str, limit: usize, is_whole: bool, tokenizer: &Tokenizer)
         }
         if !is_whole && text.len() < within + Tokenizer::LOOKAHEAD {
             return None;
-        }
-        if within == limit
-            && let Some(end) = line_end(text, limit).filter(|end| tokenizer.ends_word(text, *end))
-        {
-            return Some(&text[..end]);
         }
         if let Some(end) = tokenizer.last_word_end(text, within).filter(|end| *end > 0) {
             return Some(&text[..end]);
@@ -72,27 +48,33 @@ impl<'a, R: Read> Chunks<'a, R> {
     pub(super) fn new(text: R, limit: usize, tokenizer: &'a Tokenizer) -> Self {
         Self { text, limit, buffer: vec![], has_ended: false, tokenizer }
     }
+}
 
-    /// Next chunk; `None` at the end.
-    pub(super) fn next(&mut self) -> io::Result<Option<String>> {
+impl<R: Read> Iterator for Chunks<'_, R> {
+    type Item = io::Result<String>;
+
+    fn next(&mut self) -> Option<io::Result<String>> {
         // A chunk, its lookahead, and the rest of a character.
         let mut wanted = self.limit + Tokenizer::LOOKAHEAD + 4;
         loop {
             while !self.has_ended && self.buffer.len() < wanted {
                 let missing = (wanted - self.buffer.len()) as u64;
-                self.has_ended = self.text.by_ref().take(missing).read_to_end(&mut self.buffer)? == 0;
+                match self.text.by_ref().take(missing).read_to_end(&mut self.buffer) {
+                    Ok(read) => self.has_ended = read == 0,
+                    Err(error) => return Some(Err(error)),
+                }
             }
             let text = match std::str::from_utf8(&self.buffer) {
                 Ok(text) => text,
                 Err(error) if error.error_len().is_none() && !self.has_ended => {
                     std::str::from_utf8(&self.buffer[..error.valid_up_to()]).unwrap_or_default()
                 }
-                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+                Err(error) => return Some(Err(io::Error::new(io::ErrorKind::InvalidData, error))),
             };
             if let Some(text) = first(text, self.limit, self.has_ended, self.tokenizer) {
                 let chunk = Some(text.to_string()).filter(|text| !text.is_empty());
                 self.buffer.drain(..text.len());
-                return Ok(chunk);
+                return chunk.map(Ok);
             }
             wanted *= 2;
         }
@@ -108,8 +90,7 @@ mod tests {
     use crate::{SpecialTokens, Tokenizer};
 
     fn chunks(text: &str, limit: usize, tokenizer: &Tokenizer) -> Vec<String> {
-        let mut chunks = Chunks::new(text.as_bytes(), limit, tokenizer);
-        let chunks: Vec<_> = std::iter::from_fn(|| chunks.next().unwrap()).collect();
+        let chunks: Vec<_> = Chunks::new(text.as_bytes(), limit, tokenizer).map(Result::unwrap).collect();
         assert_eq!(chunks.concat(), text);
         assert!(chunks.iter().all(|chunk| !chunk.is_empty()));
         chunks
@@ -146,19 +127,6 @@ mod tests {
             }
         }
         text
-    }
-
-    #[test]
-    fn ends_after_lines() {
-        let chunks = of_bytes(&"a line of text, and \u{e9} \n\n  indented\nagain\n".repeat(80_000));
-        assert!(chunks.len() > 2);
-        for pair in chunks.windows(2) {
-            assert!(pair[0].ends_with("indented\n") || pair[0].ends_with("again\n"));
-            assert!(pair[1].starts_with("again") || pair[1].starts_with("a line"));
-        }
-        // Line ends after white space are better than none.
-        let chunks = of_bytes(&"word \nword ".repeat(200_000));
-        assert!(chunks.iter().rev().skip(1).all(|chunk| chunk.ends_with(" \n")));
     }
 
     #[test]

@@ -177,11 +177,11 @@ impl Dataset {
             };
             files.iter().fold(settings, file).hex()
         };
+        // Tokens made for another model may exceed this model's vocabulary.
+        let limit = tokenizer.limit().map(|limit| format!("-{limit}")).unwrap_or_default();
         let mut opened = vec![];
         if !documents.is_empty() {
-            // The validation fraction does not change the tokens. Tokens made for another model may
-            // exceed this model's vocabulary.
-            let limit = tokenizer.limit().map(|limit| format!("-{limit}")).unwrap_or_default();
+            // The validation fraction does not change the tokens.
             let name = fingerprint(CACHE_VERSION, 0.0, &documents) + &limit;
             let more =
                 if source.paths.len() > 1 { format!(" and {} more", source.paths.len() - 1) } else { String::new() };
@@ -190,13 +190,16 @@ impl Dataset {
             let (folder, was_cached) =
                 entry(cache, &name, of, |folder| tokenize(&documents, &encoder, folder, progress).map(drop))?;
             self.was_cached &= was_cached;
-            opened.push(TokenFile::open(&folder.join(TOKENS), u64::MAX, tokenizer)?);
+            opened.push((TokenFile::open(&folder.join(TOKENS), u64::MAX, tokenizer)?, folder));
         }
         for file in &token_files {
-            opened.push(TokenFile::open(&file.path, file.taken, tokenizer)?);
+            // Large ones are compared by samples and by their time.
+            let memory = format!("{}-{}{limit}", fingerprint(CACHE_VERSION, 0.0, &[*file]), file.modified);
+            opened.push((TokenFile::open(&file.path, file.taken, tokenizer)?, cache.join(memory)));
         }
-        let has_mask = opened.iter().any(TokenFile::has_mask);
-        let parts = opened.into_iter().map(|file| Ok(Part::both(file, validation_split, tokenizer)?.map(Arc::new)));
+        let has_mask = opened.iter().any(|(file, _)| file.has_mask());
+        let part = |(file, memory): (TokenFile, PathBuf)| Part::both(file, validation_split, tokenizer, &memory);
+        let parts = opened.into_iter().map(|opened| Ok(part(opened)?.map(Arc::new)));
         let parts = parts.collect::<Result<_>>()?;
         let state = SourceState {
             fingerprint: fingerprint(FINGERPRINT_VERSION, validation_split, &files.iter().collect::<Vec<_>>()),

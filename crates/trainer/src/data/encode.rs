@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::chunk_text::{CHUNK, Chunks};
 use super::scan::FileState;
+use super::token_file::Tokenized;
 use super::{KWARGS, MESSAGES, THINKING, TOOLS, missing, names};
 use crate::{ChatTemplate, Message, SpecialTokens, Tokenizer};
 
@@ -29,16 +30,6 @@ pub(super) enum Content {
     /// Row.
     #[cfg(feature = "parquet")]
     Object(Map<String, Value>),
-}
-
-/// Tokens of a unit of work.
-#[derive(Default)]
-pub(super) struct Tokenized {
-    pub(super) ids: Vec<u32>,
-    /// Whether the loss counts each token as a target. `None` counts all.
-    pub(super) mask: Option<Vec<bool>>,
-    /// Whether the document ends here.
-    pub(super) ends: bool,
 }
 
 /// Encodes documents as tokens.
@@ -103,9 +94,8 @@ impl Encoder<'_> {
     /// Encodes text like [`Tokenizer::document`], but in chunks.
     fn encode_text(&self, text: &str) -> Result<Tokenized> {
         let mut ids: Vec<u32> = self.tokenizer.bos().into_iter().collect();
-        let mut chunks = Chunks::new(text.as_bytes(), CHUNK, self.tokenizer);
-        while let Some(chunk) = chunks.next()? {
-            ids.extend(self.tokenizer.encode(&chunk, SpecialTokens::AreText)?);
+        for chunk in Chunks::new(text.as_bytes(), CHUNK, self.tokenizer) {
+            ids.extend(self.tokenizer.encode(&chunk?, SpecialTokens::AreText)?);
         }
         ids.extend(self.tokenizer.eos());
         Ok(Tokenized { ids, mask: None, ends: true })

@@ -2,9 +2,9 @@
 //! tokens are in memory a bounded part at a time; of each document 16 bytes stay.
 //!
 //! ```text
-//! source, sniff, scan                 which files, and how much of each
+//! source, scan                        which files, and how much of each
 //! readers, parquet, chunk_text        what they hold
-//! encode, tokenize, token_writer      its tokens, in a token file
+//! encode, tokenize, token_file        its tokens, in a token file
 //! ---------------------------------------------------------------------------------
 //! token_file, split_stream            what is trained on, and what is held out
 //! packing, order, sequences, position sequences, in which order, from where on
@@ -29,11 +29,9 @@ mod position;
 mod readers;
 mod scan;
 mod sequences;
-mod sniff;
 mod source;
 mod split_stream;
 mod token_file;
-mod token_writer;
 mod tokenize;
 
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use parquet::basic::{ConvertedType, Type as PhysicalType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
@@ -32,12 +32,11 @@ pub(super) struct Row {
     pub(super) bytes: u64,
 }
 
-/// Iterator over the rows of a file.
+/// Iterator over the rows of a file. It ends at the first error.
 pub(super) struct Rows<'a> {
     path: &'a Path,
     rows: RowIter<'static>,
     row: u64,
-    failed: bool,
 }
 
 impl<'a> Rows<'a> {
@@ -58,7 +57,20 @@ impl<'a> Rows<'a> {
         }
         let columns = or_broken(path, || Type::group_type_builder(schema.name()).with_fields(columns).build())?;
         let rows = or_broken(path, || RowIter::from_file_into(Box::new(reader)).project(Some(columns)))?;
-        Ok(Self { path, rows: rows.with_batch_size(AHEAD), row: 0, failed: false })
+        Ok(Self { path, rows: rows.with_batch_size(AHEAD), row: 0 })
+    }
+
+    fn read(&mut self) -> Result<Option<Row>> {
+        let Some(columns) = or_broken(self.path, || self.rows.next().transpose())? else { return Ok(None) };
+        self.row += 1;
+        let value = |field| match field {
+            Field::Str(text) => Value::String(text),
+            field => without_nulls(field.to_json_value()),
+        };
+        let fields: Map<_, _> = columns.into_columns().into_iter().map(|(name, field)| (name, value(field))).collect();
+        let (row, bytes) = (self.row, fields.values().map(bytes_of).sum::<u64>().max(1));
+        ensure!(bytes <= MAX_DOCUMENT as u64, "{}, row {row}: longer than {MAX_DOCUMENT} bytes", self.path.display());
+        Ok(Some(Row { row, fields, bytes }))
     }
 }
 
@@ -66,27 +78,7 @@ impl Iterator for Rows<'_> {
     type Item = Result<Row>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.failed {
-            return None;
-        }
-        self.row += 1;
-        let row = self.row;
-        let columns = match or_broken(self.path, || self.rows.next().transpose()).transpose()? {
-            Ok(columns) => columns.into_columns(),
-            Err(error) => {
-                self.failed = true;
-                return Some(Err(error));
-            }
-        };
-        let value = |field| match field {
-            Field::Str(text) => Value::String(text),
-            field => without_nulls(field.to_json_value()),
-        };
-        let fields: Map<_, _> = columns.into_iter().map(|(name, field)| (name, value(field))).collect();
-        let bytes = fields.values().map(bytes_of).sum::<u64>().max(1);
-        let is_short = bytes <= MAX_DOCUMENT as u64;
-        let long = || format!("{}, row {row}: longer than {MAX_DOCUMENT} bytes", self.path.display());
-        Some(is_short.then_some(Row { row, fields, bytes }).with_context(long))
+        self.read().transpose()
     }
 }
 

@@ -7,55 +7,49 @@ use anyhow::{Context, Result, bail};
 
 use super::chunk_text::{CHUNK, Chunks};
 use super::encode::{Content, Encoder, Work};
-use super::scan::FileState;
-use super::sniff::open;
+use super::scan::{FileState, open};
 use super::{Format, MAX_DOCUMENT, cannot_read};
 
-/// Takes work. Returning false ends reading.
-pub(super) type TakeWork<'a, 't> = &'t mut dyn FnMut(Work<'a>) -> Result<bool>;
-
-/// Reads all work of a file, in order. Returns false if `take` ended reading.
-pub(super) fn read<'a>(file: &'a FileState, encoder: &Encoder<'a>, take: TakeWork<'a, '_>) -> Result<bool> {
+/// All work of a file, in order. It ends at the first error.
+pub(super) fn read<'a>(
+    file: &'a FileState,
+    encoder: &Encoder<'a>,
+) -> Result<Box<dyn Iterator<Item = Result<Work<'a>>> + 'a>> {
     let path: &Path = &file.path;
-    match file.format {
+    let work = move |content, number, bytes| Ok(Work { file, content, number, bytes });
+    Ok(match file.format {
         Format::Text => {
             let text = open(path).with_context(cannot_read(path))?.0.take(file.taken);
-            let (mut chunks, mut begins) = (Chunks::new(text, CHUNK, encoder.tokenizer), true);
-            while let Some(text) = chunks.next().with_context(cannot_read(path))? {
+            let chunks = Chunks::new(text, CHUNK, encoder.tokenizer).enumerate().map(move |(i, text)| {
+                let text = text.with_context(cannot_read(path))?;
                 let bytes = text.len() as u64;
-                if !take(Work { file, content: Content::Chunk { text, begins }, number: 1, bytes })? {
-                    return Ok(false);
-                }
-                begins = false;
-            }
-            take(Work { file, content: Content::EndOfText, number: 1, bytes: 0 })
+                work(Content::Chunk { text, begins: i == 0 }, 1, bytes)
+            });
+            Box::new(chunks.chain([work(Content::EndOfText, 1, 0)]))
         }
         Format::Jsonl | Format::Json => {
-            let mut documents = JsonReader::open(path, file.format, file.taken)?;
-            while let Some((number, json)) = documents.next()? {
+            let documents = JsonReader::open(path, file.format, file.taken)?;
+            Box::new(documents.map(move |document| {
+                let (number, json) = document?;
                 let bytes = json.len() as u64;
-                if !take(Work { file, content: Content::Json(json), number, bytes })? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
+                work(Content::Json(json), number, bytes)
+            }))
         }
         #[cfg(feature = "parquet")]
         Format::Parquet => {
             // Rows are taken until their texts have the number of bytes.
             let (mut rows, mut left) = (super::parquet::Rows::open(path, encoder.field)?, file.taken);
-            while left > 0 {
-                let Some(super::parquet::Row { row: number, fields, bytes }) = rows.next().transpose()? else { break };
-                left = left.saturating_sub(bytes);
-                if !take(Work { file, content: Content::Object(fields), number, bytes })? {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
+            Box::new(std::iter::from_fn(move || {
+                let row = if left > 0 { rows.next()? } else { return None };
+                Some(row.and_then(|super::parquet::Row { row, fields, bytes }| {
+                    left = left.saturating_sub(bytes);
+                    work(Content::Object(fields), row, bytes)
+                }))
+            }))
         }
         // The scan refuses Parquet here, and token files are not tokenized.
-        _ => Ok(true),
-    }
+        _ => Box::new(std::iter::empty()),
+    })
 }
 
 /// Reader of JSON Lines, or of the elements of a JSON array that fills a file, as bytes.
@@ -80,12 +74,7 @@ impl<'a> JsonReader<'a> {
         Self { path, data: data.take(limit), is_array: format == Format::Json, line: 1, has_begun: false }
     }
 
-    /// Next document and the line on which it begins; `None` at the end. Blank lines, and an element
-    /// that the limit cuts, are skipped.
-    pub(crate) fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
-        if self.is_array {
-            return self.next_element();
-        }
+    fn next_line(&mut self) -> Result<Option<(u64, Vec<u8>)>> {
         loop {
             let mut json = vec![];
             let mut line = self.data.by_ref().take(MAX_DOCUMENT as u64 + 1);
@@ -160,5 +149,15 @@ impl<'a> JsonReader<'a> {
         self.data.consume(usize::from(byte.is_some()));
         self.line += u64::from(byte == Some(b'\n'));
         Ok(byte)
+    }
+}
+
+impl Iterator for JsonReader<'_> {
+    /// Line on which a document begins, and its bytes. Blank lines, and an element that the limit
+    /// cuts, are skipped.
+    type Item = Result<(u64, Vec<u8>)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.is_array { self.next_element() } else { self.next_line() }.transpose()
     }
 }

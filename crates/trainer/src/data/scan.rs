@@ -1,23 +1,28 @@
-//! Scans a file before it is tokenized: how much can be taken of it, and a digest of that.
+//! Scans a file before it is tokenized: its format, how much can be taken of it, and a digest of that.
+//! Opens files, decompressed.
 
 use std::fs;
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, ensure};
+use flate2::bufread::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
-use super::sniff::open;
 use super::token_file::Header;
-use super::{Format, MAX_DOCUMENT, cannot_read};
+use super::{Format, JsonReader, MAX_DOCUMENT, MESSAGES, cannot_read};
 use crate::digest::{self, hex};
+use crate::files;
 
 /// Reasons for skipping a file.
 const EMPTY: &str = "empty";
-pub(super) const BINARY: &str = "binary or not UTF-8";
+const BINARY: &str = "binary or not UTF-8";
 const BEYOND_LIMIT: &str = "beyond max_bytes";
+pub(super) const OTHER_JSON: &str = "json without the fields that are read";
+pub(super) const TABLE: &str = "csv";
 
 /// File that may be taken. Candidates sort in reading order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -179,7 +184,102 @@ fn scan_rows(path: &Path, _: u64, _: &str) -> Result<Scanned> {
 fn scan_tokens(path: &Path, bytes: u64, limit: u64) -> Result<Scanned> {
     let (header, limit) = (Header::read(path)?, limit.min(bytes));
     let is_empty = limit < bytes && header.tokens_within(limit) < 2;
-    let sha256 = if bytes <= MAX_HASHED { digest::digest_of_file(path) } else { digest::of_samples(path) };
-    let sha256 = sha256.with_context(cannot_read(path))?;
+    let sha256 = digest::of_file_or_samples(path, MAX_HASHED).with_context(cannot_read(path))?;
     Ok(scanned(if is_empty { 0 } else { limit }, sha256, true))
+}
+
+/// Bytes that tell text from binary data.
+const HEAD: usize = 4096;
+/// Bytes read at once.
+const CHUNK: usize = 1 << 20;
+/// Magic bytes of compressed files that are not read.
+const PACKED: [(&[u8], &str); 2] = [(b"\xfd7zXZ\0", "xz"), (b"PK\x03\x04", "zip")];
+
+/// File that folders leave out.
+pub(super) struct Other {
+    /// Reason for skipping it.
+    pub(super) left: &'static str,
+    /// Format in which it is read if the user names it, or why it is not read.
+    pub(super) named: Result<Format, String>,
+}
+
+/// Opened file, and the program that compressed it.
+type Opened = (Box<dyn BufRead>, Option<&'static str>);
+
+/// Opens a file. One that begins like gzip or zstd is decompressed while it is read. A compressed
+/// file that ends too early is an error where it ends.
+pub(super) fn open(path: &Path) -> io::Result<Opened> {
+    let mut file = BufReader::with_capacity(CHUNK, files::open(path)?);
+    Ok(match file.fill_buf()? {
+        [0x1f, 0x8b, ..] => (Box::new(BufReader::with_capacity(CHUNK, MultiGzDecoder::new(file))), Some("gzip")),
+        // A frame, or a skippable one before it.
+        [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+            (Box::new(BufReader::with_capacity(CHUNK, zstd::Decoder::with_buffer(file)?)), Some("zstd"))
+        }
+        _ => (Box::new(file), None),
+    })
+}
+
+/// Format of a file whose documents have the field `field`. The extension decides; where it does not,
+/// the first bytes do.
+pub(super) fn format_of(path: &Path, field: &str) -> Result<Result<Format, Other>> {
+    let (mut data, by) = open(path).with_context(cannot_read(path))?;
+    // `a.jsonl.gz` is read like `a.jsonl`.
+    let name = if by.is_some() { path.with_extension("") } else { path.into() };
+    let extension = name.extension().map(|extension| extension.to_ascii_lowercase()).unwrap_or_default();
+    let other = |left, named: &str| Err(Other { left, named: Err(named.into()) });
+    let packed = |by: &str| other("compressed", &format!("is compressed with {by}: decompress it first"));
+    let head = data.fill_buf().with_context(cannot_read(path))?;
+    let by_bytes = match PACKED.iter().find(|(begin, _)| head.starts_with(begin)) {
+        Some((_, by)) => packed(by),
+        None if head.starts_with(b"PAR1") => Ok(Format::Parquet),
+        None if head[..head.len().min(HEAD)].contains(&0) => Err(Other { left: BINARY, named: Ok(Format::Text) }),
+        None => Ok(Format::Text),
+    };
+    let format = match (extension.to_str().unwrap_or_default(), by_bytes) {
+        ("jsonl" | "ndjson", _) => Ok(Format::Jsonl),
+        ("parquet", _) => Ok(Format::Parquet),
+        ("csv" | "tsv", _) => other(
+            TABLE,
+            "is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on the \
+             file as it is",
+        ),
+        ("json", _) => objects(path, data, field)?.unwrap_or_else(|| {
+            other(
+                OTHER_JSON,
+                "begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the \
+                 file as it is",
+            )
+        }),
+        // Other programs also write `.bin` files.
+        ("bin", _) if Header::read(path).is_ok() => Ok(Format::Bin),
+        // Caches name files by their digests, without an extension.
+        ("", Ok(Format::Text)) => objects(path, data, field)?.filter(Result::is_ok).unwrap_or(Ok(Format::Text)),
+        (_, by_bytes) => by_bytes,
+    };
+    Ok(match (format, by) {
+        // Their end is read first, so that all of it would have to be decompressed.
+        (Ok(Format::Parquet), Some(by)) => packed(by),
+        (format, _) => format,
+    })
+}
+
+/// Format of a JSON file that begins with an object, as a line or in an array; `None` for other JSON.
+fn objects(path: &Path, mut data: Box<dyn BufRead>, field: &str) -> Result<Option<Result<Format, Other>>> {
+    let format = loop {
+        match data.fill_buf().with_context(cannot_read(path))?.first() {
+            // White space and a byte order mark.
+            Some(b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf) => data.consume(1),
+            Some(b'[') => break Format::Json,
+            Some(b'{') => break Format::Jsonl,
+            _ => return Ok(None),
+        }
+    };
+    // An error before the end of the first document means that there is no object.
+    let first = JsonReader::new(path, data, format, u64::MAX).next().and_then(Result::ok);
+    let object = first.and_then(|(_, json)| serde_json::from_slice::<Map<String, Value>>(&json).ok());
+    Ok(object.map(|object| match [field, MESSAGES].iter().any(|field| object.contains_key(*field)) {
+        true => Ok(format),
+        false => Err(Other { left: OTHER_JSON, named: Ok(format) }),
+    }))
 }

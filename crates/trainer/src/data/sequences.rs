@@ -52,13 +52,6 @@ impl Stream {
     }
 }
 
-/// Position in a stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Cursor {
-    epoch: u64,
-    index: u64,
-}
-
 /// Size of one epoch of each source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpochSize {
@@ -83,15 +76,15 @@ pub struct EpochSize {
 #[derive(Clone, Debug)]
 pub struct TrainSequences {
     pub(super) streams: Arc<[Stream]>,
-    cursors: Vec<Cursor>,
+    /// Sequences taken of each stream.
+    taken: Vec<u64>,
     seed: u64,
     seq_len: usize,
 }
 
 impl TrainSequences {
     pub(super) fn new(streams: Vec<Stream>, seed: u64, seq_len: usize) -> Self {
-        let cursors = vec![Cursor::default(); streams.len()];
-        Self { streams: streams.into(), cursors, seed, seq_len }
+        Self { taken: vec![0; streams.len()], streams: streams.into(), seed, seq_len }
     }
 
     /// Number of sequences in an epoch of each stream. There is one stream for each source with a
@@ -107,15 +100,15 @@ impl TrainSequences {
 
     /// Sequences taken in total.
     pub fn taken(&self) -> u64 {
-        (0..self.streams.len()).map(|stream| self.taken_of(stream)).sum()
+        self.taken.iter().sum()
     }
 
     /// Position of the next sequence.
     pub fn position(&self) -> Position {
-        let streams = self.streams.iter().zip(&self.cursors).map(|(stream, &cursor)| {
-            let next = stream.place(self.order(stream, cursor));
-            let (weight, sources) = (stream.weight, stream.sources.clone());
-            StreamPosition { epoch: cursor.epoch, index: cursor.index, next, weight, sources }
+        let streams = self.streams.iter().zip(&self.taken).map(|(stream, taken)| {
+            let (epoch, index) = (taken / stream.count(), taken % stream.count());
+            let next = stream.place(self.order(stream, *taken));
+            StreamPosition { epoch, index, next, weight: stream.weight, sources: stream.sources.clone() }
         });
         Position { sequences: self.taken(), seed: self.seed, seq_len: self.seq_len, streams: streams.collect() }
     }
@@ -136,7 +129,7 @@ impl TrainSequences {
         if then != now {
             return changed(&format!("the weights of its sources were {then}, now they are {now}"));
         }
-        let mut cursors = vec![];
+        let mut taken = vec![];
         for (then, now) in position.streams.iter().zip(&*self.streams) {
             let (index, [before, after]) = (then.index, [&then.sources, &now.sources].map(Vec::len));
             if before != after {
@@ -147,9 +140,9 @@ impl TrainSequences {
             if index >= count {
                 return changed(&format!("the position is sequence {index} of an epoch of {count}"));
             }
-            cursors.push(Cursor { epoch: then.epoch, index });
+            taken.push(then.epoch.saturating_mul(count).saturating_add(index));
         }
-        self.cursors = cursors;
+        self.taken = taken;
         Ok(())
     }
 
@@ -167,14 +160,9 @@ impl TrainSequences {
         size
     }
 
-    fn taken_of(&self, stream: usize) -> u64 {
-        let Cursor { epoch, index } = self.cursors[stream];
-        epoch.saturating_mul(self.streams[stream].count()).saturating_add(index)
-    }
-
-    /// Index of the sequence at `cursor`.
-    fn order(&self, stream: &Stream, cursor: Cursor) -> u64 {
-        Permutation::new(stream.count(), self.seed, cursor.epoch).at(cursor.index)
+    /// Index of the sequence after `taken` others.
+    fn order(&self, stream: &Stream, taken: u64) -> u64 {
+        Permutation::new(stream.count(), self.seed, taken / stream.count()).at(taken % stream.count())
     }
 
     /// Stream of the next sequence: the one that is furthest behind its share, or the first of
@@ -183,7 +171,7 @@ impl TrainSequences {
         let weight = |stream: usize| self.streams[stream].weight.unwrap_or(1.0);
         let all: f64 = (0..self.streams.len()).map(weight).sum();
         let after = self.taken() as f64 + 1.0;
-        let behind = |stream: usize| after * (weight(stream) / all) - self.taken_of(stream) as f64;
+        let behind = |stream: usize| after * (weight(stream) / all) - self.taken[stream] as f64;
         (1..self.streams.len()).fold(0, |best, stream| if behind(stream) > behind(best) { stream } else { best })
     }
 }
@@ -194,15 +182,9 @@ impl Iterator for TrainSequences {
     /// Never returns `None`. After an error, the next call retries the same sequence.
     fn next(&mut self) -> Option<Self::Item> {
         let number = self.next_stream();
-        let (stream, cursor) = (&self.streams[number], self.cursors[number]);
-        let sequence = stream.sequence(self.order(stream, cursor));
-        if sequence.is_ok() {
-            let ends_epoch = cursor.index + 1 == stream.count();
-            self.cursors[number] = match ends_epoch {
-                true => Cursor { epoch: cursor.epoch + 1, index: 0 },
-                false => Cursor { index: cursor.index + 1, ..cursor },
-            };
-        }
+        let stream = &self.streams[number];
+        let sequence = stream.sequence(self.order(stream, self.taken[number]));
+        self.taken[number] += u64::from(sequence.is_ok());
         Some(sequence)
     }
 }

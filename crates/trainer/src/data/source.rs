@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fmt, fs, io};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use walkdir::WalkDir;
 
-use super::scan::{BINARY, Candidate, FileState, scan, size_and_time};
-use super::sniff::{Kind, kind};
+use super::scan::{Candidate, FileState, OTHER_JSON, TABLE, format_of, scan, size_and_time};
 use super::{cannot_read, join};
 use crate::digest::Fingerprint;
 use crate::{atomic, files};
@@ -22,7 +22,7 @@ use crate::{atomic, files};
 #[serde(deny_unknown_fields, default)]
 pub struct DataSource {
     /// Files, and folders that are searched recursively, in sorted order. Links are followed.
-    /// Hidden files are skipped unless `extension` is set. If a folder has files in a data format,
+    /// Hidden files are skipped. If a folder has files in a data format,
     /// text other than `.txt` is skipped. With `format`, all files are taken.
     pub paths: Vec<PathBuf>,
     /// Format of the files. If absent, their extensions decide: `.jsonl` and `.ndjson`, `.json` for
@@ -35,11 +35,13 @@ pub struct DataSource {
     /// in `messages` is read.
     pub field: String,
     /// Takes only files with this extension from folders, as `rs`. If absent, takes all.
+    #[serde(skip)]
     pub extension: Option<String>,
     /// Maximum number of bytes to take. If there are more, files are taken at even distances in
     /// sorted order. If that leaves more than a tenth of the bytes unused, the largest remaining
     /// files follow, and the last of them is cut. For a compressed or Parquet file, the bytes of
     /// its text count.
+    #[serde(skip)]
     pub max_bytes: Option<u64>,
     /// Share of the sequences that come from this source, relative to the weights of the other
     /// sources. Without weights, all sources are mixed by their sizes.
@@ -77,8 +79,6 @@ impl fmt::Display for Format {
 
 /// Reasons for skipping a file. Text next to data describes it, or is its licence.
 const TEXT_NEXT_TO_DATA: &str = "text beside data";
-const OTHER_JSON: &str = "json without the fields that are read";
-const TABLE: &str = "csv";
 const LINK: &str = "links to nothing or to what is read already";
 
 /// Number of skipped files, by reason.
@@ -185,6 +185,7 @@ impl DataSource {
                 match left.contains_key(OTHER_JSON) || left.contains_key(TABLE) {
                     true =>
                         ": data.field names the field with the text, data.format = \"text\" takes files as they are",
+                    false if left.is_empty() => ": name files or folders with text by --data",
                     false => "",
                 }
             );
@@ -225,27 +226,16 @@ impl DataSource {
     /// Data files and `.txt` files of a folder, or all text if there are no data files. Other text
     /// next to data describes it, and JSON is text only if `format` says so.
     fn of_folder(&self, folder: &Path, left: &mut LeftOut) -> Result<Vec<Candidate>> {
-        let mut search = Search {
-            extension: self.extension.as_deref(),
-            left,
-            found: vec![],
-            links: vec![],
-            folders: HashSet::new(),
-        };
-        search.folder(folder)?;
-        let found = search.with_links();
+        let found = files_of(folder, self.extension.as_deref(), left)?;
         if let Some(format) = self.format {
             return found.iter().map(|path| Candidate::new(path, format)).collect();
         }
         let (mut data, mut texts) = (vec![], vec![]);
         for path in found {
-            match kind(&path, &self.field)? {
-                Kind::Is(Format::Text) => texts.push(Candidate::new(&path, Format::Text)?),
-                Kind::Is(format) => data.push(Candidate::new(&path, format)?),
-                Kind::Table => left.add(TABLE),
-                Kind::OtherObjects(_) | Kind::OtherJson => left.add(OTHER_JSON),
-                Kind::Packed(_) => left.add("compressed"),
-                Kind::Binary => left.add(BINARY),
+            match format_of(&path, &self.field)? {
+                Ok(Format::Text) => texts.push(Candidate::new(&path, Format::Text)?),
+                Ok(format) => data.push(Candidate::new(&path, format)?),
+                Err(other) => left.add(other.left),
             }
         }
         if data.is_empty() {
@@ -273,76 +263,57 @@ fn named_format(path: &Path, field: &str) -> Result<Format> {
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("bin")) {
         return Ok(Format::Bin);
     }
-    let name = path.display();
-    match kind(path, field)? {
-        Kind::Is(format) | Kind::OtherObjects(format) => Ok(format),
-        Kind::Binary => Ok(Format::Text),
-        Kind::Packed(by) => bail!("{name} is compressed with {by}: decompress it first"),
-        Kind::Table => bail!(
-            "{name} is a table, and tables are not read: make JSON Lines or Parquet of it, or set data.format = \"text\" to train on \
-             the file as it is"
-        ),
-        Kind::OtherJson => bail!(
-            "{name} begins with no whole JSON object, in an array or on a line of its own: set data.format = \"text\" to train on the \
-             file as it is"
-        ),
-    }
+    let format = format_of(path, field)?.or_else(|other| other.named);
+    format.map_err(|reason| anyhow!("{} {reason}", path.display()))
 }
 
-/// Search of one folder.
-struct Search<'a> {
-    extension: Option<&'a str>,
-    left: &'a mut LeftOut,
-    found: Vec<PathBuf>,
-    links: Vec<PathBuf>,
-    /// Canonical paths of the folders searched, so that cyclic links end.
-    folders: HashSet<PathBuf>,
-}
-
-impl Search<'_> {
-    fn folder(&mut self, folder: &Path) -> Result<()> {
-        if !self.folders.insert(fs::canonicalize(folder).with_context(cannot_read(folder))?) {
-            self.left.add(LINK);
-            return Ok(());
-        }
-        let entries = fs::read_dir(folder).with_context(cannot_read(folder))?;
-        let mut entries = entries.collect::<Result<Vec<_>, _>>().with_context(cannot_read(folder))?;
-        entries.sort_by_key(fs::DirEntry::file_name);
-        for entry in entries {
-            let path = entry.path();
-            let metadata = match fs::metadata(&path) {
-                Err(_) if path.is_symlink() => {
-                    self.left.add(LINK);
-                    continue;
-                }
-                metadata => metadata.with_context(cannot_read(&path))?,
-            };
-            if self.extension.is_none() && entry.file_name().as_encoded_bytes().starts_with(b".") {
-                self.left.add("hidden");
-            } else if metadata.is_dir() {
-                self.folder(&path)?;
-            } else if self.extension.is_some_and(|wanted| path.extension().is_none_or(|extension| extension != wanted))
-            {
-                // Not counted as skipped.
-            } else if !metadata.is_file() {
-                self.left.add("pipes or devices");
-            } else {
-                (if path.is_symlink() { &mut self.links } else { &mut self.found }).push(path);
+/// Files below a folder, sorted. Links are followed, and no file or folder is taken twice.
+fn files_of(folder: &Path, extension: Option<&str>, left: &mut LeftOut) -> Result<Vec<PathBuf>> {
+    let (mut found, mut links, mut folders) = (vec![], vec![], HashSet::new());
+    let real = |path: &Path| fs::canonicalize(path).with_context(cannot_read(path));
+    // A link to nothing, or to a folder around it.
+    let is_dead_end = |path: &Path, error: &walkdir::Error| {
+        path.is_symlink() && (error.loop_ancestor().is_some() || fs::metadata(path).is_err())
+    };
+    let mut entries = WalkDir::new(folder).follow_links(true).sort_by_file_name().into_iter();
+    while let Some(entry) = entries.next() {
+        let entry = match entry {
+            Err(error) if error.path().is_some_and(|path| is_dead_end(path, &error)) => {
+                left.add(LINK);
+                continue;
             }
+            entry => entry.with_context(cannot_read(folder))?,
+        };
+        let (path, kind) = (entry.path(), entry.file_type());
+        let is_hidden = entry.depth() > 0 && entry.file_name().as_encoded_bytes().starts_with(b".");
+        let skipped = if extension.is_none() && is_hidden {
+            "hidden"
+        } else if kind.is_dir() {
+            if folders.insert(real(path)?) {
+                continue;
+            }
+            LINK
+        } else if extension.is_some_and(|wanted| path.extension().is_none_or(|extension| extension != wanted)) {
+            // Not counted as skipped.
+            continue;
+        } else if kind.is_file() {
+            (if entry.path_is_symlink() { &mut links } else { &mut found }).push(entry.into_path());
+            continue;
+        } else {
+            "pipes or devices"
+        };
+        left.add(skipped);
+        if kind.is_dir() {
+            entries.skip_current_dir();
         }
-        Ok(())
     }
-
-    /// All files, sorted and without links to others of them.
-    fn with_links(self) -> Vec<PathBuf> {
-        let Self { left, mut found, links, .. } = self;
-        let real = if links.is_empty() { &[][..] } else { &found[..] };
-        let mut seen: HashSet<_> = real.iter().filter_map(|path| fs::canonicalize(path).ok()).collect();
-        for link in links {
-            let is_other = fs::canonicalize(&link).is_ok_and(|path| seen.insert(path));
-            if is_other { found.push(link) } else { left.add(LINK) }
-        }
-        found.sort();
-        found
+    let mut seen = HashSet::new();
+    if !links.is_empty() {
+        seen.extend(found.iter().filter_map(|path| fs::canonicalize(path).ok()));
     }
+    for link in links {
+        if seen.insert(real(&link)?) { found.push(link) } else { left.add(LINK) }
+    }
+    found.sort();
+    Ok(found)
 }

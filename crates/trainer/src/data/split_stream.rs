@@ -1,14 +1,14 @@
 //! [`Part`]: training or validation part of a token file, as one stream of tokens. It knows where
 //! documents begin and which targets the loss counts.
 
-use std::iter;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Result;
 
 use super::token_file::TokenFile;
-use crate::Tokenizer;
+use crate::{Tokenizer, atomic, files};
 
 /// Tokens read at once to find documents.
 const CHUNK: u64 = 1 << 16;
@@ -23,16 +23,14 @@ pub(super) struct Part {
     /// Whether the first document began in the other part.
     pub(super) begins_within: bool,
     file: Arc<TokenFile>,
-    documents: Documents,
-}
-
-#[derive(Debug)]
-enum Documents {
-    /// Begin of each document, in the part and in the file.
-    Listed(Vec<[u64; 2]>),
-    /// Begins at token `first` of the file. Documents begin with BOS; without a BOS they end with
-    /// EOS.
-    Marked { first: u64, bos: Option<u32>, eos: Option<u32> },
+    /// Begin of each document in the part and in the file. Of a file that does not list documents,
+    /// only the begin of the part.
+    list: Vec<[u64; 2]>,
+    /// BOS and EOS in a file that does not list documents. These begin with BOS; without a BOS they
+    /// end with EOS.
+    marks: Option<[Option<u32>; 2]>,
+    /// File that keeps the begins of documents that were found by these tokens.
+    memory: Option<PathBuf>,
 }
 
 /// Range of a stream.
@@ -48,18 +46,16 @@ pub(super) struct Window {
 impl Part {
     /// Splits a file into its training part and its validation part. The validation part has documents
     /// with the share `fraction` of the tokens. If the file does not list documents, it is the end
-    /// of the file.
-    pub(super) fn both(file: TokenFile, fraction: f64, tokenizer: &Tokenizer) -> Result<[Self; 2]> {
+    /// of the file, and `memory` is the beginning of a path for what is found in it.
+    pub(super) fn both(file: TokenFile, fraction: f64, tokenizer: &Tokenizer, memory: &Path) -> Result<[Self; 2]> {
         let (listed, file) = (file.documents()?, Arc::new(file));
         let Some(documents) = listed else {
-            let (bos, eos, all) = (tokenizer.bos(), tokenizer.eos(), file.len());
+            let (marks, all) = (Some([tokenizer.bos(), tokenizer.eos()]), file.len());
             let cut = all - (fraction * all as f64) as u64;
-            let part = |first, len| Self {
-                len,
-                targets: (!file.has_mask()).then_some(len),
-                begins_within: false,
-                file: file.clone(),
-                documents: Documents::Marked { first, bos, eos },
+            let part = |first, len| {
+                let targets = (!file.has_mask()).then_some(len);
+                let memory = Some(memory.with_extension(format!("{first}-{len}.starts")));
+                Self { len, targets, begins_within: false, file: file.clone(), list: vec![[0, first]], marks, memory }
             };
             return Ok([part(0, cut), part(cut, all - cut)]);
         };
@@ -70,22 +66,19 @@ impl Part {
     /// Part with these ranges of a file.
     fn of(file: &Arc<TokenFile>, documents: Vec<Range<u64>>, begins_within: bool) -> Result<Self> {
         let mut len = 0;
-        let list = documents.into_iter().map(|document| {
+        let begin = |document: Range<u64>| {
             len += document.end - document.start;
             [len - (document.end - document.start), document.start]
-        });
-        let documents = Documents::Listed(list.collect());
-        let mut part = Self { len, targets: None, begins_within, file: file.clone(), documents };
+        };
+        let list = documents.into_iter().map(begin).collect();
+        let mut part = Self { len, targets: None, begins_within, file: file.clone(), list, marks: None, memory: None };
         part.targets = Some(part.count_targets(0..len)?);
         Ok(part)
     }
 
     /// Number of documents, including cut ones; `None` if they are not listed.
     pub(super) fn num_documents(&self) -> Option<u64> {
-        match &self.documents {
-            Documents::Listed(list) => Some(list.len() as u64),
-            Documents::Marked { .. } => None,
-        }
+        self.marks.is_none().then_some(self.list.len() as u64)
     }
 
     pub(super) fn has_mask(&self) -> bool {
@@ -106,19 +99,19 @@ impl Part {
             }
         }
         let tokens = &window.tokens;
-        window.starts = match &self.documents {
-            Documents::Listed(list) => {
-                let starts = &list[list.partition_point(|[start, _]| *start < range.start)..];
+        window.starts = match self.marks {
+            None => {
+                let starts = &self.list[self.list.partition_point(|[start, _]| *start < range.start)..];
                 let starts = starts.iter().map(|[start, _]| *start).take_while(|start| *start < range.end);
                 starts.map(|start| (start - range.start) as usize).collect()
             }
-            Documents::Marked { bos: Some(bos), .. } => (0..tokens.len()).filter(|i| tokens[*i] == *bos).collect(),
-            Documents::Marked { first, eos, .. } => {
+            Some([Some(bos), _]) => (0..tokens.len()).filter(|i| tokens[*i] == bos).collect(),
+            Some([None, eos]) => {
                 // The token before the window may end a document.
-                let begin = first + range.start;
+                let begin = self.list[0][1] + range.start;
                 let before = if begin > 0 { self.file.read(begin - 1..begin)?.pop() } else { None };
                 let before = |i: usize| if i == 0 { before } else { Some(tokens[i - 1]) };
-                (0..tokens.len()).filter(|i| before(*i).is_none_or(|before| *eos == Some(before))).collect()
+                (0..tokens.len()).filter(|i| before(*i).is_none_or(|before| eos == Some(before))).collect()
             }
         };
         Ok(window)
@@ -127,11 +120,7 @@ impl Part {
     /// Ranges of the file that hold a range of the stream. Documents that follow each other in the
     /// file are one range.
     fn runs(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let list = match &self.documents {
-            Documents::Listed(list) => list,
-            Documents::Marked { first, .. } => return iter::once(first + range.start..first + range.end).collect(),
-        };
-        let mut runs: Vec<Range<u64>> = vec![];
+        let (list, mut runs) = (&self.list, Vec::<Range<u64>>::new());
         let first = list.partition_point(|[start, _]| *start <= range.start).saturating_sub(1);
         for (i, [start, begin]) in list.iter().enumerate().skip(first).take_while(|(_, [start, _])| *start < range.end)
         {
@@ -148,12 +137,11 @@ impl Part {
     /// Index of the document that contains `place`, and the offset in it. Without listed documents
     /// there is no index, and the offset is in the file.
     pub(super) fn document_at(&self, place: u64) -> (Option<u64>, u64) {
-        match &self.documents {
-            Documents::Listed(list) => {
-                let document = list.partition_point(|[start, _]| *start <= place).saturating_sub(1);
-                (Some(document as u64), place - list[document][0])
-            }
-            Documents::Marked { first, .. } => (None, first + place),
+        let document = self.list.partition_point(|[start, _]| *start <= place).saturating_sub(1);
+        let [start, begin] = self.list[document];
+        match self.marks {
+            None => (Some(document as u64), place - start),
+            Some(_) => (None, begin + place),
         }
     }
 
@@ -165,16 +153,32 @@ impl Part {
             true => visit(std::mem::replace(&mut begin, start)..start),
             false => Ok(()),
         };
-        match &self.documents {
-            Documents::Listed(list) => list.iter().try_for_each(|[start, _]| boundary(*start))?,
-            Documents::Marked { .. } => {
-                for first in (0..self.len).step_by(CHUNK as usize) {
-                    let starts = self.read(first..self.len.min(first + CHUNK))?.starts;
-                    starts.into_iter().try_for_each(|start| boundary(first + start as u64))?;
-                }
-            }
+        match self.marks {
+            None => self.list.iter().try_for_each(|[start, _]| boundary(*start))?,
+            Some(_) => self.marked_starts()?.into_iter().try_for_each(&mut boundary)?,
         }
         boundary(self.len)
+    }
+
+    /// Begins of the documents in a file that does not list them, from an earlier scan or by reading
+    /// all of it.
+    fn marked_starts(&self) -> Result<Vec<u64>> {
+        let known = self.memory.as_ref().and_then(|memory| files::read(memory).ok());
+        let known = known.map(|bytes| bytes.as_chunks().0.iter().map(|start| u64::from_le_bytes(*start)).collect());
+        let is_valid = |starts: &Vec<u64>| starts.is_sorted() && starts.last().is_none_or(|last| *last < self.len);
+        if let Some(starts) = known.filter(is_valid) {
+            return Ok(starts);
+        }
+        let mut starts = vec![];
+        for first in (0..self.len).step_by(CHUNK as usize) {
+            let found = self.read(first..self.len.min(first + CHUNK))?.starts;
+            starts.extend(found.into_iter().map(|start| first + start as u64));
+        }
+        if let Some(memory) = &self.memory {
+            // Without it, the next start reads the file again.
+            let _ = atomic::replace(memory, &starts.iter().flat_map(|start| start.to_le_bytes()).collect::<Vec<_>>());
+        }
+        Ok(starts)
     }
 }
 

@@ -6,13 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
-use super::encode::{Encoder, Tokenized, Work};
+use super::encode::{Encoder, Work};
 use super::scan::FileState;
-use super::token_file::Header;
-use super::token_writer::TokenWriter;
+use super::token_file::{Header, TokenWriter, Tokenized};
 use super::{DataSource, Format, LeftOut, readers};
 use crate::chat::with_stack;
 use crate::folder::create_folder;
@@ -94,7 +93,8 @@ pub fn first_documents(
     let encoder = Encoder { tokenizer, template, field: &source.field };
     let (mut documents, mut open) = (vec![], TokenizedDocument::default());
     for file in &select_text(source)?.0 {
-        let goes_on = readers::read(file, &encoder, &mut |work| {
+        for work in readers::read(file, &encoder)? {
+            let work = work?;
             let part = with_stack(|| encoder.encode(&work))?;
             open.is_target.extend(part.mask.unwrap_or_else(|| vec![true; part.ids.len()]));
             open.ids.extend(part.ids);
@@ -103,10 +103,9 @@ pub fn first_documents(
                 open.is_target.iter_mut().take(1).for_each(|first| *first = false);
                 documents.push(std::mem::take(&mut open));
             }
-            Ok(documents.len() < count)
-        })?;
-        if !goes_on {
-            break;
+            if documents.len() >= count {
+                return Ok(documents);
+            }
         }
     }
     Ok(documents)
@@ -164,22 +163,21 @@ fn encode(batch: &[Work<'_>], encoder: &Encoder<'_>) -> Vec<Result<Tokenized>> {
 /// since an earlier line may be wrong too and is the one to report.
 fn read<'a>(files: &[&'a FileState], encoder: &Encoder<'a>, send: &SyncSender<Result<Vec<Work<'a>>>>) {
     let (mut batch, mut bytes) = (vec![], 0);
-    let mut take = |work: Work<'a>| {
-        bytes += work.bytes;
-        batch.push(work);
-        if bytes < BATCH_BYTES && batch.len() < BATCH_DOCUMENTS {
-            return Ok(true);
+    let read = files.iter().try_for_each(|file| {
+        for work in readers::read(file, encoder)? {
+            let work = work?;
+            bytes += work.bytes;
+            batch.push(work);
+            if bytes >= BATCH_BYTES || batch.len() >= BATCH_DOCUMENTS {
+                bytes = 0;
+                // The receiver is gone after an error, whose message nothing replaces.
+                ensure!(send.send(Ok(std::mem::take(&mut batch))).is_ok(), "nothing receives the batch");
+            }
         }
-        bytes = 0;
-        // The receiver is gone after an error, whose message nothing replaces.
-        Ok(send.send(Ok(std::mem::take(&mut batch))).is_ok())
-    };
-    let read = files.iter().try_for_each(|file| match readers::read(file, encoder, &mut take) {
-        Ok(true) => Ok(()),
-        stopped => Err(stopped.err()),
+        Ok(())
     });
     let _ = send.send(Ok(batch));
-    if let Err(Some(error)) = read {
+    if let Err(error) = read {
         let _ = send.send(Err(error));
     }
 }

@@ -20,10 +20,7 @@ const MAX_HASHED: u64 = 64 << 20;
 fn of_folder(folder: &Path) -> Result<BTreeMap<String, String>> {
     let of_file = |path: &Path| {
         let name = path.strip_prefix(folder).unwrap_or(path).display().to_string();
-        let digest = match path.metadata() {
-            Ok(metadata) if metadata.len() > MAX_HASHED => digest::of_samples(path),
-            _ => digest::digest_of_file(path),
-        };
+        let digest = digest::of_file_or_samples(path, MAX_HASHED);
         Ok((name, digest.with_context(|| format!("cannot read {}", path.display()))?))
     };
     TensorFiles::open_folder(folder)?.paths().map(of_file).collect()

@@ -96,7 +96,7 @@ impl Checkpoint {
         if is_repeated && head == RepeatedHead::MustBeEqual && !is_embedding(&files, &head_name, &size)? {
             bail!(
                 "{}: config.json says tie_word_embeddings = true, but lm_head.weight differs from model.embed_tokens.weight: set \
-                 model.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
+                 model.overrides.tie_word_embeddings to false to take lm_head.weight, or to true to leave it out",
                 dir.display()
             );
         }

@@ -3,15 +3,17 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, Result};
 use burn::module::Module;
 use burn::tensor::backend::Backend;
+use burn_float8::lora::Lora;
 use clap::ValueEnum;
 use safetensors::Dtype;
 
+use super::checkpoint::{Checkpoint, RepeatedHead};
 use super::float8::Plan;
-use super::float8_export::{Float8Export, Writer};
-use super::parameters::{Parameter, parameters};
+use super::float8_export::Float8Export;
+use super::parameters::{Parameter, parameters, read};
 use super::{files, json, names};
 use crate::model::ModelConfig;
 use crate::tensor_files::{NewTensor, bf16_bytes, f32_bytes, write_shards};
@@ -74,14 +76,14 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
     folder: &Path,
     options: &ExportOptions,
     float8: Option<&Float8Export<'_>>,
-) -> anyhow::Result<()> {
+) -> Result<()> {
     let ExportOptions { dtype, max_shard_bytes, ref source, ref stop } = *options;
     // Refuses a model that Hugging Face has no names for.
     config.to_hf()?;
     let plan = float8.map(|float8| float8.plan(config)).transpose()?;
     let quantization = plan.as_ref().map(Plan::to_json);
     let config = json::to_json(config, dtype.format().0, quantization, source.as_deref())?;
-    create_folder(folder, |folder| -> anyhow::Result<()> {
+    create_folder(folder, |folder| -> Result<()> {
         let write = |name: &str, text: &str| {
             let path = folder.join(name);
             atomic::replace(&path, text.as_bytes()).with_context(|| format!("cannot write {}", path.display()))
@@ -93,11 +95,9 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
         if !stop.is_empty() {
             write(files::GENERATION, &json::generation_json(&folder.join(files::GENERATION), stop)?)?;
         }
-        let (parameters, checkpoint) = (parameters(model), float8.and_then(|float8| float8.checkpoint));
-        let writer =
-            plan.as_ref().map(|plan| Writer { plan, parameters: &parameters, checkpoint, amaxes: Default::default() });
+        let parameters = parameters(model);
         let tensors = parameters.iter().flat_map(|parameter| {
-            let float8 = writer.as_ref().and_then(|writer| writer.tensors(parameter));
+            let float8 = plan.as_ref().and_then(|plan| plan.tensors(parameter, &parameters));
             float8.unwrap_or_else(|| vec![plain(parameter, dtype)])
         });
         write_shards(folder, &tensors.collect::<Vec<_>>(), max_shard_bytes)
@@ -107,10 +107,42 @@ pub(crate) fn save<B: Backend, M: Module<B>, C: ModelConfig>(
 /// Tensor in high precision.
 fn plain(parameter: &Parameter, dtype: ExportDtype) -> NewTensor<'_> {
     let (_, dtype, encode) = dtype.format();
-    NewTensor {
-        name: names::hf_name(&parameter.path),
-        dtype,
-        shape: parameter.shape.clone(),
-        bytes: Box::new(move || (parameter.read)().map(|values| encode(&values))),
+    let bytes = move || (parameter.read)().map(|values| encode(&values));
+    NewTensor::new(names::hf_name(&parameter.path), dtype, parameter.shape.clone(), bytes)
+}
+
+/// Share of the adapters' weight change that remains in files. `model` has the merged weights w' =
+/// w + Δ, Δ = α/r · A·B. `folder` has them rounded, q:
+///
+/// ```text
+/// Σ Δ · (q − w) / Σ Δ² = 1 + Σ Δ · (q − w') / Σ Δ²
+/// ```
+///
+/// It is 1 where rounding errors cancel, and 0 where each weight is rounded to its value without
+/// adapters. `None` if the adapters change nothing.
+///
+/// # Errors
+/// The errors of reading the folder and the device.
+pub(crate) fn share_left<B: Backend, M: Module<B>, C: ModelConfig>(
+    lora: &Lora<B>,
+    model: &M,
+    config: &C,
+    folder: &Path,
+) -> Result<Option<f64>> {
+    let files = Checkpoint::open(folder, config, RepeatedHead::IsLeftOut)?;
+    let (mut squares, mut lost) = (0.0, 0.0);
+    for parameter in parameters(model) {
+        let adapter = |linear: &str| lora.adapters.iter().find(|adapter| adapter.name == linear);
+        let Some(adapter) = names::linear(&parameter.path).and_then(adapter) else { continue };
+        let Ok(dims) = <[usize; 2]>::try_from(&parameter.shape[..]) else { continue };
+        let scale = lora.config.scale_of(&adapter.name);
+        let change = adapter.a.val().matmul(adapter.b.val()).mul_scalar(scale).transpose();
+        let change = read(&change, "reading the adapters")?;
+        let (merged, rounded) = ((parameter.read)()?, files.linear_f32(&names::hf_name(&parameter.path), dims)?);
+        for ((change, merged), rounded) in change.into_iter().zip(merged).zip(rounded) {
+            squares += f64::from(change).powi(2);
+            lost += f64::from(change) * (f64::from(rounded) - f64::from(merged));
+        }
     }
+    Ok((squares > 0.0).then(|| 1.0 + lost / squares))
 }

@@ -48,7 +48,7 @@ pub fn copy_assets(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
     if full(from)? == full(to)? {
         return Ok(());
     }
-    copy_if_there(from, to, CONFIG)?;
+    copy_if_there(from, to, &[CONFIG])?;
     copy_others(from, to)
 }
 
@@ -64,7 +64,7 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
         return copy_others(from, to);
     }
     let folder = from.parent().unwrap_or(Path::new(""));
-    OTHERS[TOKENIZERS.len()..].iter().try_for_each(|name| copy_if_there(folder, to, name))?;
+    copy_if_there(folder, to, &OTHERS[TOKENIZERS.len()..])?;
     let is_json = from.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
     copy_file(from, &to.join(if is_json { TOKENIZERS[0] } else { TOKENIZERS[1] }))
 }
@@ -74,7 +74,7 @@ pub fn copy_tokenizer(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()
 /// # Errors
 /// Files that cannot be read or written.
 pub fn copy_config(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<()> {
-    [CONFIG, GENERATION].iter().try_for_each(|name| copy_if_there(from.as_ref(), to.as_ref(), name))
+    copy_if_there(from.as_ref(), to.as_ref(), &[CONFIG, GENERATION])
 }
 
 /// Copies a Jinja file into the folder `to`, as its chat template.
@@ -97,14 +97,12 @@ pub(crate) fn is_asset(name: &str) -> bool {
 
 /// Same as [`copy_assets`], without `config.json`.
 pub(super) fn copy_others(from: &Path, to: &Path) -> Result<()> {
-    OTHERS.iter().try_for_each(|name| copy_if_there(from, to, name))
+    copy_if_there(from, to, &OTHERS)
 }
 
-fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
-    match from.join(name) {
-        from if from.exists() => copy_file(&from, &to.join(name)),
-        _ => Ok(()),
-    }
+fn copy_if_there(from: &Path, to: &Path, names: &[&str]) -> Result<()> {
+    let mut there = names.iter().filter(|name| from.join(name).exists());
+    there.try_for_each(|name| copy_file(&from.join(name), &to.join(name)))
 }
 
 fn copy_file(from: &Path, to: &Path) -> Result<()> {

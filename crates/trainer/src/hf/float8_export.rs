@@ -1,8 +1,5 @@
 //! Tensors of linears in FP8: codes, scales and input scales. Each is made when it is written.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
-
 use anyhow::Result;
 use burn_float8::backend::{HostCodes, host};
 use burn_float8::config::Granularity;
@@ -10,7 +7,7 @@ use burn_float8::{Float8Config, Float8State};
 use safetensors::Dtype;
 
 use super::checkpoint::{Checkpoint, linears};
-use super::float8::{Plan, Planned, Scheme, StoredWeight, check_finite, quantize};
+use super::float8::{Plan, Planned, Scheme, check_finite, quantize};
 use super::names;
 use super::parameters::Parameter;
 use crate::model::ModelConfig;
@@ -53,93 +50,69 @@ impl<'a> Float8Export<'a> {
     }
 
     /// Plans which linears of a model of this configuration are written in FP8.
-    pub(super) fn plan<C: ModelConfig>(&self, config: &C) -> Result<Plan> {
+    pub(super) fn plan<C: ModelConfig>(&self, config: &C) -> Result<Plan<'_>> {
         Plan::new(self, &linears(&config.hf_tensors("".as_ref())?), config.fused_linears())
     }
 }
 
-/// Makes the tensors of linears in FP8.
-pub(super) struct Writer<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) parameters: &'a [Parameter],
-    pub(super) checkpoint: Option<&'a Checkpoint>,
-    /// Known amaxes, by the first of the linears that share one.
-    pub(super) amaxes: RefCell<HashMap<&'a str, f32>>,
-}
-
-impl<'a> Writer<'a> {
-    /// Tensors of a parameter in FP8; `None` if it stays in high precision.
-    pub(super) fn tensors<'w>(&'w self, weight: &'w Parameter) -> Option<Vec<NewTensor<'w>>> {
+impl Plan<'_> {
+    /// Tensors of one of all `parameters` in FP8; `None` if it stays in high precision.
+    pub(super) fn tensors<'t>(
+        &'t self,
+        weight: &'t Parameter,
+        parameters: &'t [Parameter],
+    ) -> Option<Vec<NewTensor<'t>>> {
         let linear = names::linear(&weight.path)?;
-        let planned = self.plan.get(linear)?;
+        let planned = self.linears.iter().find(|planned| planned.name == linear)?;
         let dims = <[usize; 2]>::try_from(&weight.shape[..]).ok()?;
-        let scheme = self.plan.scheme;
-        let stored = self.checkpoint.filter(|_| self.plan.is_stored(planned));
+        let scheme = self.scheme;
+        let stored = self.checkpoint.filter(|_| self.is_stored(planned));
         let stored = stored.and_then(|checkpoint| Some((checkpoint, checkpoint.stored(linear)?)));
-        let codes = move || self.codes(weight, planned, stored, dims);
-        let module = names::hf_module(linear);
-        let is_mx = scheme.granularity == Granularity::Block1x32;
+        let name = names::hf_name(&weight.path);
+        let codes = {
+            let name = name.clone();
+            move || match stored {
+                Some((checkpoint, stored)) => stored.read(&checkpoint.files, &name),
+                None => {
+                    // Before the weight is read, since it reads others.
+                    let amax = self.amax(planned, parameters)?;
+                    quantize(&name, &(weight.read)()?, dims, planned.cast, amax)
+                }
+            }
+        };
+        let (scale_codes, module) = (codes.clone(), names::hf_module(linear));
+        let dtype = if scheme.granularity == Granularity::Block1x32 { Dtype::U8 } else { Dtype::F32 };
+        let shape = Scheme::scale_shapes(scheme.granularity, dims).swap_remove(0);
+        let scale_name = format!("{module}.{}", scheme.scale_name());
         let mut tensors = vec![
-            NewTensor {
-                name: names::hf_name(&weight.path),
-                dtype: Dtype::F8_E4M3,
-                shape: weight.shape.clone(),
-                bytes: Box::new(move || Ok(codes()?.codes)),
-            },
-            NewTensor {
-                name: format!("{module}.{}", scheme.scale_name()),
-                dtype: if is_mx { Dtype::U8 } else { Dtype::F32 },
-                shape: Scheme::scale_shapes(scheme.granularity, dims).swap_remove(0),
-                bytes: Box::new(move || Ok(scale_bytes(&codes()?))),
-            },
+            NewTensor::new(name, Dtype::F8_E4M3, weight.shape.clone(), move || Ok(codes()?.codes)),
+            NewTensor::new(scale_name, dtype, shape, move || Ok(scale_bytes(&scale_codes()?))),
         ];
         // A checkpoint may have an input scale even if inputs are scaled dynamically.
-        let has_input_scale = stored.map_or(scheme.has_static_inputs(), |(_, stored)| stored.input_scale.is_some());
-        if has_input_scale {
+        if stored.map_or(scheme.has_static_inputs(), |(_, stored)| stored.input_scale.is_some()) {
             let scale = move || match stored {
                 Some((checkpoint, stored)) => stored.input_scale(&checkpoint.files),
-                None => self.plan.input_scale(planned),
+                None => self.input_scale(planned),
             };
-            tensors.push(NewTensor {
-                name: format!("{module}.input_scale"),
-                dtype: Dtype::F32,
-                shape: vec![1],
-                bytes: Box::new(move || Ok(f32_bytes(scale()?.as_slice()))),
-            });
+            let bytes = move || Ok(f32_bytes(scale()?.as_slice()));
+            tensors.push(NewTensor::new(format!("{module}.input_scale"), Dtype::F32, vec![1], bytes));
         }
         Some(tensors)
     }
 
-    /// Codes and scales of a weight `[out, in]`.
-    fn codes(
-        &self,
-        weight: &Parameter,
-        planned: &'a Planned,
-        stored: Option<(&Checkpoint, &StoredWeight)>,
-        dims: [usize; 2],
-    ) -> Result<HostCodes> {
-        let name = names::hf_name(&weight.path);
-        if let Some((checkpoint, stored)) = stored {
-            return stored.read(&checkpoint.files, &name);
-        }
-        // Before the weight is read, since it reads others.
-        let amax = self.amax(planned)?;
-        quantize(&name, &(weight.read)()?, dims, planned.cast, amax)
-    }
-
     /// Largest amax of the linears that share a tensorwise scale with this one. Each weight is read
     /// once. `None` if the cast can find the amax itself.
-    fn amax(&self, planned: &'a Planned) -> Result<Option<f32>> {
-        let fused: Vec<_> = self.plan.fused(planned).collect();
-        if self.plan.scheme.granularity != Granularity::Tensor || fused.len() == 1 {
+    fn amax(&self, planned: &Planned, parameters: &[Parameter]) -> Result<Option<f32>> {
+        let fused: Vec<_> = self.fused(planned).collect();
+        if self.scheme.granularity != Granularity::Tensor || fused.len() == 1 {
             return Ok(planned.weight_amax);
         }
-        if let Some(amax) = self.amaxes.borrow().get(fused[0].name.as_str()) {
+        if let Some(amax) = self.amaxes.borrow().get(&fused[0].name) {
             return Ok(Some(*amax));
         }
         let mut largest = 0.0_f32;
         for own in &fused {
-            let weight = self.parameters.iter().find(|parameter| names::linear(&parameter.path) == Some(&own.name));
+            let weight = parameters.iter().find(|parameter| names::linear(&parameter.path) == Some(&own.name));
             largest = largest.max(match (own.weight_amax, weight) {
                 (Some(amax), _) => amax,
                 (None, Some(weight)) => {
@@ -150,7 +123,7 @@ impl<'a> Writer<'a> {
                 (None, None) => 0.0,
             });
         }
-        self.amaxes.borrow_mut().insert(&fused[0].name, largest);
+        self.amaxes.borrow_mut().insert(fused[0].name.clone(), largest);
         Ok(Some(largest))
     }
 }

@@ -13,7 +13,7 @@ use super::float8::Quantization;
 use super::names::hf_name;
 use super::reader::HfReader;
 use crate::TensorFiles;
-use crate::files::read_json;
+use crate::files::{read_json, read_object};
 use crate::model::ModelConfig;
 
 /// Files and keys that describe quantized weights. The first one found is used: the usual key, the
@@ -41,17 +41,13 @@ pub fn read_config<C: ModelConfig>(dir: impl AsRef<Path>) -> Result<C> {
 pub(super) fn quantization(dir: &Path) -> Result<Option<Quantization>> {
     for (file, key) in QUANTIZATION {
         let path = dir.join(file);
-        let map = read_if_there(&path)?;
+        let map = read_object(&path)?;
         // ModelOpt's file may describe only a key-value cache.
         if let Some(config) = HfReader::new(&path, &map).object(key)?.filter(|config| !config.is_null("quant_algo")) {
             return Quantization::read(&config).map(Some);
         }
     }
     Ok(None)
-}
-
-fn read_if_there(path: &Path) -> Result<Map<String, Value>> {
-    if path.exists() { read_json(path) } else { Ok(Map::new()) }
 }
 
 /// Whether the weights in a folder are bf16, according to its `config.json`, or else to the
@@ -88,7 +84,7 @@ pub(super) fn to_json<C: ModelConfig>(
     if let Some(folder) = source {
         fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
         let path = folder.join(CONFIG);
-        json = read_if_there(&path)?;
+        json = read_object(&path)?;
         // Refuses another kind of model, whose other keys would be wrong.
         if path.exists() {
             C::from_hf(&HfReader::new(&path, &json))?;
@@ -111,7 +107,7 @@ pub(super) fn to_json<C: ModelConfig>(
 /// # Errors
 /// A file that cannot be read.
 pub(super) fn generation_json(path: &Path, stop: &[u32]) -> Result<String> {
-    let mut json = read_if_there(path)?;
+    let mut json = read_object(path)?;
     json.insert("eos_token_id".into(), json!(stop));
     Ok(text(json))
 }

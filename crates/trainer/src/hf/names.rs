@@ -11,11 +11,7 @@ use super::reader::HfReader;
 /// Module fields already have Hugging Face's names. Two things differ: the prefix `model.` of
 /// everything except the output layer, and Burn's `gamma` for the weight of a norm.
 pub fn hf_name(module_path: &str) -> String {
-    let name = match module_path.strip_suffix(".gamma") {
-        Some(norm) => format!("{norm}.weight"),
-        None => module_path.to_string(),
-    };
-    if name.starts_with("lm_head.") { name } else { format!("model.{name}") }
+    hf_module(&module_path.strip_suffix(".gamma").map_or(module_path.into(), |norm| format!("{norm}.weight")))
 }
 
 /// Whether the parameter at `module_path` is the weight of a linear. Burn stores it as `[in, out]`,
@@ -31,14 +27,12 @@ pub(crate) fn linear(module_path: &str) -> Option<&str> {
 
 /// Hugging Face tensor name of a linear's weight, from the linear's path in the module tree.
 pub(crate) fn weight_name(linear: &str) -> String {
-    hf_name(&format!("{linear}.weight"))
+    format!("{}.weight", hf_module(linear))
 }
 
-/// Hugging Face name of a linear, from its path in the module tree.
-pub(crate) fn hf_module(linear: &str) -> String {
-    let mut name = weight_name(linear);
-    name.truncate(name.len() - ".weight".len());
-    name
+/// Hugging Face name of the module at a path in the module tree.
+pub(crate) fn hf_module(path: &str) -> String {
+    if path.split('.').next() == Some("lm_head") { path.into() } else { format!("model.{path}") }
 }
 
 /// Tensors in old checkpoints that no model needs.

@@ -84,12 +84,8 @@ pub(crate) fn save<B: Backend>(lora: &Lora<B>, base: Option<&Path>, folder: &Pat
             let [a, b] = names(&adapter.name);
             [(a, adapter.a.val()), (b, adapter.b.val())].map(|(name, tensor)| {
                 let tensor = tensor.transpose();
-                NewTensor {
-                    name,
-                    dtype: Dtype::F32,
-                    shape: tensor.dims().to_vec(),
-                    bytes: Box::new(move || Ok(f32_bytes(&read(&tensor, "reading the adapters")?))),
-                }
+                let shape = tensor.dims().to_vec();
+                NewTensor::new(name, Dtype::F32, shape, move || Ok(f32_bytes(&read(&tensor, "reading the adapters")?)))
             })
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);

@@ -17,7 +17,7 @@ pub struct HfReader<'a> {
 
 impl<'a> HfReader<'a> {
     /// Reads the whole file `path`.
-    pub(crate) fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
+    pub fn new(path: &'a Path, map: &'a Map<String, Value>) -> Self {
         Self { path, parents: [""; 4], map }
     }
 

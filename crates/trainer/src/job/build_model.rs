@@ -19,7 +19,7 @@ use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
-use crate::config::{ActivationCheckpointing, ComputeDtype, ConfigError, LoraSection, Precision, require};
+use crate::config::{ActivationCheckpointing, ConfigError, LoraSection, Precision, StorageDtype, require};
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
@@ -64,9 +64,9 @@ pub(super) fn compute_dtype<B: Backend, S>(
 ) -> Result<anyhow::Result<DType>, ConfigError> {
     let training = &config.training;
     let implied = match (training.precision, selected) {
-        (Precision::F32, _) => ComputeDtype::F32,
-        (Precision::Bf16, _) | (Precision::Fp8, SelectedDevice::Cuda) => ComputeDtype::Bf16,
-        (Precision::Fp8, _) => ComputeDtype::F32,
+        (Precision::F32, _) => StorageDtype::F32,
+        (Precision::Bf16, _) | (Precision::Fp8, SelectedDevice::Cuda) => StorageDtype::Bf16,
+        (Precision::Fp8, _) => StorageDtype::F32,
     };
     let chosen = training.compute_dtype.unwrap_or(implied);
     if training.precision != Precision::Fp8 && chosen != implied {
@@ -74,10 +74,7 @@ pub(super) fn compute_dtype<B: Backend, S>(
         let value = format!("{chosen:?}").to_lowercase();
         return Err(ConfigError::Value { key: "training.compute_dtype", value, reason });
     }
-    let dtype = match chosen {
-        ComputeDtype::F32 => DType::F32,
-        ComputeDtype::Bf16 => DType::BF16,
-    };
+    let dtype = chosen.dtype();
     Ok(match B::supports_dtype(device, dtype) {
         true => Ok(dtype),
         false => Err(anyhow!(
@@ -110,7 +107,7 @@ pub(super) fn check_cache<B: Backend, S>(
     device: &B::Device,
 ) -> Result<(), ConfigError> {
     let holds = config.generate.kv_cache != Some(CacheDtype::Bf16) || B::supports_dtype(device, DType::BF16);
-    require("generate.kv_cache", "bf16", holds, &format!("{selected} does not have it: choose f32 or e4m3"))
+    require("--kv-cache", "bf16", holds, &format!("{selected} does not have it: choose f32 or e4m3"))
 }
 
 /// Model with these weights, with FP8 applied if `config` enables it.

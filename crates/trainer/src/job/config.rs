@@ -12,6 +12,7 @@ use burn_float8::Float8Config;
 use float8_shard::ShardConfig;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::generate_section::GenerateSection;
 use super::text::Text;
@@ -22,7 +23,6 @@ use crate::config::{
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
-use crate::metrics::METRICS_FILE;
 use crate::model::{ModelConfig, ModelSection};
 use crate::{Dataset, ProgressLine, StepConfig, Tokenizer};
 
@@ -54,6 +54,9 @@ pub struct RunConfig<S> {
     /// Whether evaluation keeps the weights of FP8 linears as FP8 only.
     #[serde(skip)]
     pub fp8_only: bool,
+    /// Report of each linear's GEMMs, if one is wanted: a JSON file, or a table at the end.
+    #[serde(skip)]
+    pub fp8_report: Option<Option<PathBuf>>,
     /// For a resumed run, the folder filled by [`copy_assets`](Self::copy_assets).
     #[serde(skip)]
     pub assets: Option<PathBuf>,
@@ -109,12 +112,16 @@ impl<S: ModelSection> RunConfig<S> {
         Ok(config::from_toml(origin, text)?)
     }
 
-    /// Applies settings to an existing configuration.
+    /// Applies settings to an existing configuration. Options that no file has stay.
     ///
     /// # Errors
     /// [`ConfigError`] naming the setting and the key.
     pub fn change(&self, settings: &[Setting]) -> Result<Self> {
-        Ok(config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?)
+        let changed: Self = config::change(self, settings, &REPLACES).map_err(|error| self.with_path(error))?;
+        let GenerateSection { prompt, max_new_tokens, temperature, .. } = changed.generate;
+        let generate = GenerateSection { prompt, max_new_tokens, temperature, ..self.generate.clone() };
+        let Self { fp8_only, fp8_report, assets, .. } = self.clone();
+        Ok(Self { generate, fp8_only, fp8_report, assets, ..changed })
     }
 
     /// Whole configuration as TOML, including defaults. [`load`](Self::load) reads it back.
@@ -128,20 +135,17 @@ impl<S: ModelSection> RunConfig<S> {
     /// Replaces an error of serialization by one that names the path that is not UTF-8, if there is
     /// one.
     fn with_path(&self, error: ConfigError) -> ConfigError {
-        let Self { training, data, checkpoint, profile, .. } = self;
+        let Self { data, checkpoint, .. } = self;
         let sources = data.sources.iter().flat_map(|source| &source.paths);
         let lists = [("data.paths", &data.paths), ("data.validation", &data.validation)];
         let lists = lists.into_iter().flat_map(|(key, paths)| paths.iter().map(move |path| (key, path)));
         let hf_path = self.model.hf_path().map(Path::to_path_buf);
         let single = [
             ("model.hf_path", &hf_path),
-            ("training.metrics", &training.metrics),
-            ("training.report", &training.report),
             ("data.chat_template", &data.chat_template),
             ("data.cache", &data.cache),
             ("checkpoint.output_dir", &checkpoint.output_dir),
             ("lora.adapter", &self.lora.as_ref().and_then(|lora| lora.adapter.clone())),
-            ("profile.file", &profile.as_ref().and_then(|profile| profile.file.clone())),
         ];
         let single = single.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         let mut paths = single.chain(lists).chain(sources.map(|path| ("data.sources", path)));
@@ -168,11 +172,8 @@ impl<S: ModelSection> RunConfig<S> {
             lora.validate(self.training.precision == Precision::Fp8)?;
             let masters = self.optimizer.master_weights;
             require("optimizer.master_weights", masters, !masters, "adapters are kept in f32: leave it out")?;
-            let reason = "with [lora] the whole model stays as it is";
-            let TrainingSection { freeze, train_only, .. } = &self.training;
-            for (key, names) in [("training.freeze", freeze), ("training.train_only", train_only)] {
-                require(key, format!("{names:?}"), names.is_empty(), reason)?;
-            }
+            let (names, reason) = (&self.training.freeze, "with [lora] the whole model stays as it is");
+            require("training.freeze", format!("{names:?}"), names.is_empty(), reason)?;
         }
         self.data.validate()?;
         self.checkpoint.validate()?;
@@ -188,38 +189,36 @@ impl<S: ModelSection> RunConfig<S> {
         StepConfig { training: &self.training, optimizer: &self.optimizer, float8: &self.float8 }
     }
 
-    /// Dimensions of the model: the checkpoint's, or the preset's with this file's changes.
+    /// Dimensions of the model: the checkpoint's or the preset's, with this file's changes.
     ///
     /// # Errors
     /// An unknown preset, an invalid dimension, a missing folder, the errors of [`hf::read_config`],
     /// and [`ConfigError`] if `hf_path` is combined with other keys.
     pub fn dimensions(&self) -> Result<S::Config> {
-        let model = &self.model;
-        let Some(hf_path) = model.hf_path() else {
-            let config = model.to_config()?;
-            config.validate()?;
-            return Ok(config);
+        let (model, overrides) = (&self.model, self.model.overrides());
+        let config = match model.hf_path() {
+            None => model.preset_config()?,
+            Some(hf_path) => {
+                let path = self.assets.as_deref().unwrap_or(hf_path);
+                let alone = S::of_folder(hf_path.into(), overrides.clone());
+                let reason = "the checkpoint decides the model: remove model.type and model.preset";
+                require("model.hf_path", path.display(), *model == alone, reason)?;
+                if !path.is_dir() {
+                    bail!("there is no folder {}", path.display());
+                }
+                hf::read_config(path)?
+            }
         };
-        let path = self.assets.as_deref().unwrap_or(hf_path);
-        let tie = model.tie_word_embeddings();
-        let alone = S::of_folder(Some(hf_path.into()), tie);
-        let reason = "the checkpoint decides the model: remove every other key of [model] but tie_word_embeddings";
-        require("model.hf_path", path.display(), *model == alone, reason)?;
-        if !path.is_dir() {
-            bail!("there is no folder {}", path.display());
-        }
-        let config = hf::read_config::<S::Config>(path)?;
-        Ok(match tie {
-            Some(tie) => config.with_tie_word_embeddings(tie),
-            None => config,
-        })
+        let config = if overrides.is_empty() { config } else { config.with_overrides(overrides)? };
+        config.validate()?;
+        Ok(config)
     }
 
     /// Handling of an output layer in the files of a tied checkpoint. It is dropped only if tying
     /// was requested explicitly.
     pub(crate) fn repeated_head(&self) -> RepeatedHead {
-        match self.model.tie_word_embeddings() {
-            Some(true) => RepeatedHead::IsLeftOut,
+        match self.model.overrides().get("tie_word_embeddings") {
+            Some(Value::Bool(true)) => RepeatedHead::IsLeftOut,
             _ => RepeatedHead::MustBeEqual,
         }
     }
@@ -232,7 +231,7 @@ impl<S: ModelSection> RunConfig<S> {
 
     /// Folder of the frozen weights, which checkpoints do not contain.
     pub(super) fn frozen_folder(&self) -> Option<&Path> {
-        self.model.hf_path().filter(|_| self.lora.is_some() || self.training.freezes())
+        self.model.hf_path().filter(|_| self.lora.is_some() || !self.training.freeze.is_empty())
     }
 
     /// Copies the files that `resume` and `export` need to the folder `to`: the checkpoint's
@@ -270,10 +269,9 @@ impl<S: ModelSection> RunConfig<S> {
         progress.track("tokenized", out, |progress| self.data.open(tokenizer, template.as_ref(), progress))?
     }
 
-    /// File of the metrics: `training.metrics`, or next to the checkpoints.
-    pub fn metrics_file(&self) -> Option<PathBuf> {
-        let beside = || Some(self.checkpoint.output_dir.as_ref()?.join(METRICS_FILE));
-        self.training.metrics.clone().or_else(beside)
+    /// Path of a file in the run's folder, if it has one.
+    pub(super) fn file(&self, name: &str) -> Option<PathBuf> {
+        self.checkpoint.output_dir.as_ref().map(|folder| folder.join(name))
     }
 
     /// Training batches from the first one on.

@@ -66,14 +66,14 @@ where
     }
     let sample = sample(config, text, is_chat, selected, &model.valid(), out)?;
     let report = report.unwrap_or_else(|| report_of::<B, _>(&model));
-    if let Some(path) = config.training.report.as_ref().filter(|_| is_first) {
+    if let Some(Some(path)) = config.fp8_report.as_ref().filter(|_| is_first) {
         write_report(&report, path)?;
         writeln!(out, "report: {}", path.display())?;
     }
     let gemms = report.totals();
     // The report already ends with the totals, unless it is empty.
     let is_fp8 = config.training.precision == Precision::Fp8;
-    if config.training.print_report || is_fp8 && report.layers.is_empty() {
+    if config.fp8_report == Some(None) || is_fp8 && report.layers.is_empty() {
         writeln!(out, "{report}")?;
     } else if is_fp8 {
         writeln!(out, "{gemms}")?;

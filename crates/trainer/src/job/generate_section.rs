@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::config::{ConfigError, require};
 use crate::files::read_json;
@@ -17,7 +17,7 @@ use crate::model::{CacheDtype, Filters, Sampling};
 /// Hugging Face's generation settings of a model.
 const FILE: &str = "generation_config.json";
 
-/// Sampling of text at the end of a run and by `generate`.
+/// Text at the end of a run and by `generate`, which has flags for further settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerateSection {
@@ -28,29 +28,27 @@ pub struct GenerateSection {
     /// Sampling temperature: logits are divided by it. 0 always takes the most likely token.
     pub temperature: f64,
     /// Samples from the k most likely tokens; 0 means all.
+    #[serde(skip)]
     pub top_k: usize,
     /// Samples from the smallest set of most likely tokens whose probabilities sum to this; 1 means
     /// all.
+    #[serde(skip)]
     pub top_p: f64,
     /// Samples from tokens whose probability relative to the most likely one is at least this; 0
     /// means all.
+    #[serde(skip)]
     pub min_p: f64,
     /// Penalty for tokens already in the text, including the prompt: positive logits are divided by
     /// it, negative ones multiplied. 1 disables it.
+    #[serde(skip)]
     pub repetition_penalty: f64,
-    /// Variables of the chat template for prompts, as a table. They override
-    /// `data.chat_template_kwargs`.
-    #[serde(skip_serializing_if = "Map::is_empty", deserialize_with = "crate::config::variables")]
-    pub chat_template_kwargs: Map<String, Value>,
     /// Texts that end the sample. They are not part of it.
+    #[serde(skip)]
     pub stop: Vec<String>,
     /// Dtype of the cache of attention keys and values. e4m3 has one scale per head and position.
     /// If absent, the dtype of hidden states.
+    #[serde(skip)]
     pub kv_cache: Option<CacheDtype>,
-    /// Whether several prompts are generated as one batch; otherwise one by one, with the same bits
-    /// as alone. If absent, they are batched on GPUs. On CPUs they are batched by four if FP8
-    /// linears give the same bits.
-    pub batch_prompts: Option<bool>,
 }
 
 impl Default for GenerateSection {
@@ -63,10 +61,8 @@ impl Default for GenerateSection {
             top_p: 1.0,
             min_p: 0.0,
             repetition_penalty: 1.0,
-            chat_template_kwargs: Map::new(),
             stop: vec![],
             kv_cache: None,
-            batch_prompts: None,
         }
     }
 }
@@ -107,7 +103,8 @@ impl GenerateSection {
             ..self
         };
         section.validate().map_err(|error| match error {
-            ConfigError::Value { key, reason, .. } => file.unsupported(key.trim_start_matches("generate."), &reason),
+            ConfigError::Value { key, reason, .. } => file
+                .unsupported(&key.trim_start_matches("generate.").trim_start_matches("--").replace('-', "_"), &reason),
             error => error.into(),
         })?;
         // Factors and exponents of 1.0 have no effect, nor does a single beam.
@@ -134,7 +131,7 @@ impl GenerateSection {
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
         self.filters().validate()?;
         let has_empty = stop.iter().any(String::is_empty);
-        require("generate.stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
+        require("--stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
         require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
     }
 

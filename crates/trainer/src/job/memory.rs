@@ -147,7 +147,7 @@ fn too_large(peak: u64, there: u64) -> String {
     format!(
         "a training step takes about {}, and there is {}: shorter sequences, a smaller training.batch_size with more \
          grad_accumulation, training.activation_checkpointing = \"full\", training.param_dtype = \"bf16\", optimizer.in_backward, \
-         lora.base = \"fp8\" or more ranks take less; docs/fine-tune.md says how much",
+         lora.base = \"fp8\" or more ranks take less; docs/guide/fine-tune.md#memory lists what saves how much",
         size(peak),
         size(there)
     )

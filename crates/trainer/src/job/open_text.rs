@@ -1,4 +1,4 @@
-//! How a configuration opens its tokenizer and chat templates.
+//! How a configuration opens its tokenizer and chat template.
 
 use anyhow::{Result, bail};
 
@@ -54,16 +54,15 @@ impl<S: ModelSection> RunConfig<S> {
         }
     }
 
-    /// Tokenizer and chat templates.
+    /// Tokenizer and chat template.
     ///
     /// # Errors
     /// A large vocabulary without a tokenizer; the errors of [`tokenizer`](Self::tokenizer),
     /// [`chat_template`](Self::chat_template), [`dimensions`](Self::dimensions) and
     /// [`Tokenizer::for_vocabulary`].
     pub fn text(&self) -> Result<Text> {
-        let (template, kwargs) = (self.chat_template()?, &self.generate.chat_template_kwargs);
-        let prompts = template.as_ref().map(|template| template.with_kwargs(kwargs)).transpose()?;
-        let (tokenizer, vocab_size) = (self.tokenizer()?, self.dimensions()?.size().vocab_size);
+        let (template, tokenizer) = (self.chat_template()?, self.tokenizer()?);
+        let vocab_size = self.dimensions()?.size().vocab_size;
         let is_bytes = tokenizer.format() == Tokenizer::BYTES;
         // With random weights, bytes may be requested explicitly.
         let is_meant = self.data.tokenizer.is_some() && self.model.hf_path().is_none();
@@ -74,6 +73,6 @@ impl<S: ModelSection> RunConfig<S> {
                 ByteTokenizer::VOCAB_SIZE
             );
         }
-        Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template, prompts })
+        Ok(Text { tokenizer: tokenizer.for_vocabulary(vocab_size)?, template })
     }
 }

@@ -1,4 +1,4 @@
-//! [`Text`]: tokenizer and chat templates of a model.
+//! [`Text`]: tokenizer and chat template of a model.
 
 use anyhow::{Context, Result};
 
@@ -12,8 +12,6 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// Chat template.
     pub template: Option<ChatTemplate>,
-    /// Chat template with the variables of prompts.
-    pub prompts: Option<ChatTemplate>,
 }
 
 impl Text {
@@ -25,7 +23,7 @@ impl Text {
         if !is_chat {
             return self.tokenizer.prompt(text);
         }
-        let template = self.prompts.as_ref().context(
+        let template = self.template.as_ref().context(
             "the model has no chat template: set data.chat_template to a Jinja file, or take a checkpoint that brings one",
         )?;
         template.prompt(&self.tokenizer, &[Message::new("user", text)])

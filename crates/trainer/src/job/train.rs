@@ -4,25 +4,25 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use burn::module::AutodiffModule;
-use burn::tensor::backend::{AutodiffBackend, Backend};
+use burn::tensor::backend::AutodiffBackend;
 use burn_float8::backend::Float8Backend;
 use burn_float8::weights::read_codes;
 use burn_float8::{Float8Error, Float8Stack};
 use device_select::SelectedDevice;
 use float8_shard::{Communicator, ShardBackend};
 
-use super::build_model::{adapt, check_cache, check_storage, compute_dtype, dimensions, prepare, shard};
+use super::build_model::{adapt, check_storage, compute_dtype, dimensions, prepare, shard};
 use super::config::RunConfig;
 use super::finish::{Outcome, finish};
 use super::text::Text;
 use super::weights::Weights;
 use super::{log_header, memory};
-use crate::batches::{Batch, TrainBatches};
+use crate::batches::TrainBatches;
 use crate::checkpoint::{Checkpoints, SavedRun};
 use crate::config::require;
-use crate::metrics::Metrics;
-use crate::model::{CausalLm, LanguageModel, TrainableModel};
-use crate::profile::Profiler;
+use crate::metrics::{METRICS_FILE, Metrics};
+use crate::model::{CausalLm, LanguageModel, ModelSection, TrainableModel};
+use crate::profile::{PROFILE_FILE, Profiler};
 use crate::{Log, ProgressLine, Run, Signals, Steps, check_report_path, digest_of_file};
 
 /// Starting point of a run.
@@ -67,15 +67,15 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     config.check_ranks(ranks)?;
     // The order matters. Errors of files and settings come before the device is used, and the
     // memory is announced before anything is allocated. Nothing is written before these checks.
-    config.training.report.as_deref().map_or(Ok(()), check_report_path)?;
+    config.fp8_report.iter().flatten().try_for_each(|path| check_report_path(path))?;
     let text = config.text()?;
     let prompt = text.longest_prompt(&config.generate)?;
     let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
     let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
-    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, selected, device)).transpose()?;
+    let file = config.file(PROFILE_FILE).filter(|_| is_first);
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(*profile, file, selected, device)).transpose()?;
     let dtype = compute_dtype::<B, _>(config, selected, device)??;
     check_storage::<B, _>(config, selected, device)?;
-    prompt.map_or(Ok(()), |_| check_cache::<B, _>(config, selected, device))?;
     let computed = (dtype, B::Inner::fp8_facts(device).attention);
     log_header::model(config, selected, computed, &dims, &text.tokenizer, out)?;
 
@@ -85,9 +85,6 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let checkpoints =
         Checkpoints::new(&config.checkpoint, &comm, !start.is_resumed, |folder| config.copy_assets(folder));
     let checkpoints = all_or_none(&comm, "the folder of checkpoints", checkpoints)?;
-    // Appends, because an explicitly named file may be shared by several runs.
-    let metrics = config.training.metrics.as_deref().filter(|_| is_first).map(Metrics::append).transpose();
-    let metrics = all_or_none(&comm, "the file of metrics", metrics)?;
     let data = all_or_none(&comm, "the data", config.open_data(&text, &progress, out))?;
     comm.agree("the data", &data.fingerprints())?;
     let (held_out, batches) = (config.held_out_batches(&data)?, config.train_batches(&data)?);
@@ -105,91 +102,69 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let model = prepare::<A, B>(config, weights, device, &progress, out);
     let model = all_or_none(&comm, "the model", model)?.with_compute_dtype(dtype);
     let resolved = config.to_toml()?;
-    let checkpoints = checkpoints.map(|checkpoints| checkpoints.with_config(resolved));
-    let ready = Ready::<A, B> {
-        config,
-        start,
+    // A new run replaces the file in its folder.
+    let open = if start.is_resumed { Metrics::append } else { Metrics::create };
+    let metrics = config.file(METRICS_FILE).filter(|_| is_first).map(|path| open(&path)).transpose();
+    let signals = match start.listens {
+        true => Signals::listen().context("cannot listen to signals")?,
+        false => Signals::default(),
+    };
+    let run = Run {
+        config: config.steps(),
         selected,
         device,
-        comm,
-        progress: progress.clone(),
-        text,
-        is_chat,
-        held_out,
-        batches,
-        checkpoints,
-        metrics,
+        held_out: &held_out,
+        checkpoints: checkpoints.map(|checkpoints| checkpoints.with_config(resolved)),
         profiler,
+        metrics: all_or_none(&comm, "the file of metrics", metrics)?,
+        signals,
+        progress: progress.clone(),
+        out,
     };
+    let ready = Ready { config, saved, comm: &comm, text: &text, is_chat, batches, run };
     match &config.lora {
         None => {
             // FP8-only weights are frozen, so nothing could be trained.
             let codes = read_codes::<B, _>(&model).next().map(|(layer, _)| Float8Error::Fp8OnlyTrained { layer });
             codes.map_or(Ok(()), Err)?;
-            ready.run(model, |model| model, out)
+            ready.run::<A, _>(model, |model| model)
         }
         Some(lora) => {
             let adapted = adapt::<B, _>(lora, model, config.training.seed, saved);
-            let adapted = all_or_none(&ready.comm, "the adapters", adapted)?;
-            ready.run(adapted, |adapted| adapted.attached(), out)
+            let adapted = all_or_none(&comm, "the adapters", adapted)?;
+            ready.run::<A, _>(adapted, |adapted| adapted.attached())
         }
     }
 }
 
-/// Inputs of a run's steps, except the model.
-struct Ready<'a, A: TrainableModel, B: Backend> {
+/// A run, and what its model needs before the first step.
+struct Ready<'a, S, B: AutodiffBackend> {
     /// Configuration with a known number of steps.
-    config: &'a RunConfig<A::Section>,
-    start: &'a Start,
-    selected: &'a SelectedDevice,
-    device: &'a B::Device,
-    comm: Communicator,
-    progress: ProgressLine,
-    text: Text,
+    config: &'a RunConfig<S>,
+    saved: Option<&'a SavedRun>,
+    comm: &'a Communicator,
+    text: &'a Text,
     is_chat: bool,
-    held_out: Vec<Batch>,
     batches: TrainBatches,
-    checkpoints: Option<Checkpoints>,
-    /// File of `training.metrics`.
-    metrics: Option<Metrics>,
-    profiler: Option<Profiler>,
+    run: Run<'a, B>,
 }
 
-impl<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Ready<'_, A, B> {
+impl<S: ModelSection, B: AutodiffBackend + Float8Stack<Inner: ShardBackend>> Ready<'_, S, B> {
     /// Runs the steps on a model; `made` converts it at the end.
-    fn run<M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>, out: &mut dyn Write) -> Result<Outcome>
+    fn run<A, M>(self, model: M, made: impl FnOnce(M) -> A::Trained<B>) -> Result<Outcome>
     where
+        A: TrainableModel<Section = S>,
         M: LanguageModel<B> + AutodiffModule<B, InnerModule: LanguageModel<B::InnerBackend>>,
     {
-        let Self { config, start, comm, selected, device, .. } = self;
-        log_header::trainable(config, &model, out)?;
-        let (model, ranks) = shard::<B, _, _>(config, model, &comm, out)?;
+        let Self { config, saved, run, .. } = self;
+        log_header::trainable(config, &model, run.out)?;
+        let (model, ranks) = shard::<B, _, _>(config, model, self.comm, run.out)?;
         let mut steps = Steps::new(config.steps(), model, self.batches, ranks)?;
-        if let Some(saved) = &start.saved {
+        if let Some(saved) = saved {
             steps = steps.resume(saved)?;
-            writeln!(out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
+            writeln!(run.out, "resumed: step {} of {}", saved.step(), saved.path().display())?;
         }
-        let signals = match start.listens {
-            true => Signals::listen().context("cannot listen to signals")?,
-            false => Signals::default(),
-        };
-        // A new run replaces the file in its folder.
-        let open = if start.is_resumed { Metrics::append } else { Metrics::create };
-        let own = config.metrics_file().filter(|_| comm.rank() == 0 && self.metrics.is_none());
-        let own = all_or_none(&comm, "the file of metrics", own.map(|path| open(&path)).transpose())?;
-        let run = Run {
-            config: config.steps(),
-            selected,
-            device,
-            held_out: &self.held_out,
-            checkpoints: self.checkpoints,
-            profiler: self.profiler,
-            metrics: self.metrics.or(own),
-            signals,
-            progress: self.progress,
-            out,
-        };
-        finish::<A, B, M>(config, &self.text, self.is_chat, run, steps, made)
+        finish::<A, B, M>(config, self.text, self.is_chat, run, steps, made)
     }
 }
 

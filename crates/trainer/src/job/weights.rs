@@ -69,7 +69,7 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             base::check(folder, &run.join(ASSETS))?;
         }
         // A checkpoint contains only trained parameters; with adapters, none of the model.
-        let [trained, saved] = match (&config.lora, training.freezes()) {
+        let [trained, saved] = match (&config.lora, !training.freeze.is_empty()) {
             (Some(_), _) => [None, None],
             (None, true) => [saved, None],
             (None, false) => [None, saved],

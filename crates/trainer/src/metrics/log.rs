@@ -105,15 +105,15 @@ impl Metrics {
 
     /// Writes a step with a line in the log, and new FP8 statistics.
     pub(crate) fn step<B: Float8Stack>(&mut self, line: &StepLine, monitor: &Monitor<B>) -> Result<()> {
+        let [mfu_fp8, mfu_bf16] = line.mfu();
         let train = TrainRecord {
             loss: line.loss,
             grad_norm: line.grad_norm,
             lr: line.lr,
             tokens_per_second: Some(line.tokens_per_second),
-            tflops: Some(line.tokens_per_second * line.flops_per_token / 1e12),
-            mfu: line.mfu().given,
-            mfu_fp8: line.mfu().fp8,
-            mfu_bf16: line.mfu().bf16,
+            tflops: Some(line.flops() / 1e12),
+            mfu_fp8,
+            mfu_bf16,
             memory_bytes: line.memory.map(|memory| memory.bytes),
             gemms: monitor.gemm_calls(),
         };

@@ -34,28 +34,17 @@ pub struct StepLine {
     pub peak: Option<Peak>,
 }
 
-/// Model FLOPs utilization: fractions of the known peaks, which are at the rated clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Mfu {
-    /// Fraction of the given peak.
-    pub given: Option<f64>,
-    /// Fraction of the device's FP8 peak.
-    pub fp8: Option<f64>,
-    /// Fraction of the device's bf16 peak.
-    pub bf16: Option<f64>,
-}
-
 impl StepLine {
-    /// Utilization of the devices' peaks.
-    pub fn mfu(&self) -> Mfu {
-        let flops = self.tokens_per_second * self.flops_per_token;
-        match self.peak {
-            None => Mfu::default(),
-            Some(Peak::Given(peak)) => Mfu { given: Some(flops / peak), ..Mfu::default() },
-            Some(Peak::Known { fp8, bf16 }) => {
-                Mfu { given: None, fp8: fp8.map(|peak| flops / peak), bf16: Some(flops / bf16) }
-            }
-        }
+    /// Model FLOP/s.
+    pub fn flops(&self) -> f64 {
+        self.tokens_per_second * self.flops_per_token
+    }
+
+    /// Model FLOPs utilization: fractions of the known peaks in FP8 and in bf16, which are at the
+    /// rated clock.
+    pub fn mfu(&self) -> [Option<f64>; 2] {
+        let peaks = self.peak.map_or([None; 2], |peak| [peak.fp8, Some(peak.bf16)]);
+        peaks.map(|peak| peak.map(|peak| self.flops() / peak))
     }
 }
 
@@ -98,7 +87,7 @@ fn proc_bytes(path: &str, key: &str) -> Option<u64> {
 
 impl fmt::Display for StepLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { step, loss, grad_norm, lr, tokens_per_second, flops_per_token, .. } = *self;
+        let Self { step, loss, grad_norm, lr, tokens_per_second, .. } = *self;
         write!(f, "step: {step:2}  loss: {loss:8.5}  grad_norm: {grad_norm:7.4}  lr: {lr:.2e}  ")?;
         if let Some(Memory { bytes, total }) = self.memory {
             let gib = bytes as f64 / (1_u64 << 30) as f64;
@@ -108,13 +97,11 @@ impl fmt::Display for StepLine {
             }
             write!(f, "  ")?;
         }
-        let flops = tokens_per_second * flops_per_token;
         let tps = thousands(&format!("{tokens_per_second:.0}"));
-        let tflops = thousands(&format!("{:.2}", flops / 1e12));
+        let tflops = thousands(&format!("{:.2}", self.flops() / 1e12));
         write!(f, "tps: {tps}  tflops: {tflops}")?;
-        let Mfu { given, fp8, bf16 } = self.mfu();
-        let shares = [(given, ""), (fp8, " of fp8"), (bf16, " of bf16")];
-        let shares = shares.into_iter().filter_map(|(share, of)| Some(format!("{:.2}%{of}", 100.0 * share?)));
+        let shares = self.mfu().into_iter().zip(["fp8", "bf16"]);
+        let shares = shares.filter_map(|(share, of)| Some(format!("{:.2}% of {of}", 100.0 * share?)));
         let shares: Vec<_> = shares.collect();
         if shares.is_empty() { Ok(()) } else { write!(f, "  mfu: {}", shares.join(", ")) }
     }

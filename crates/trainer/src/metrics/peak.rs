@@ -1,17 +1,12 @@
 //! [`Peak`]: peak throughput of a device, the reference of MFU.
 
-/// Peak model FLOP/s.
+/// Peak FLOP/s of a known device's matrix units.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Peak {
-    /// FLOP/s given by the user.
-    Given(f64),
-    /// FLOP/s of a known device's matrix units.
-    Known {
-        /// In FP8 with f32 accumulation, if supported.
-        fp8: Option<f64>,
-        /// In bf16.
-        bf16: f64,
-    },
+pub struct Peak {
+    /// In FP8 with f32 accumulation, if supported.
+    pub fp8: Option<f64>,
+    /// In bf16.
+    pub bf16: f64,
 }
 
 impl Peak {
@@ -27,6 +22,6 @@ impl Peak {
         let rows = Self::TABLE.lines().skip(2).map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
         let row = rows.into_iter().find(|row| row[1] == name)?;
         let all = |tflops: &str| tflops.parse::<f64>().ok().map(|tflops| tflops * 1e12 * count as f64);
-        Some(Self::Known { fp8: all(row[2]), bf16: all(row[3])? })
+        Some(Self { fp8: all(row[2]), bf16: all(row[3])? })
     }
 }

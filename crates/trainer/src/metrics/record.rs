@@ -75,10 +75,7 @@ pub struct TrainRecord {
     /// Model TFLOP/s since the last line in the log, with the same rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tflops: Option<f64>,
-    /// Model FLOPs utilization: fraction of `training.peak_tflops`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mfu: Option<f64>,
-    /// Fraction of a known device's FP8 peak.
+    /// Model FLOPs utilization: fraction of a known device's FP8 peak.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu_fp8: Option<f64>,
     /// Fraction of a known device's bf16 peak.

@@ -18,7 +18,7 @@ use burn::tensor::{DType, Int, Tensor};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 pub use activation_memory::{BatchShape, LayerBytes};
 pub use ext::CausalLmExt;
@@ -157,8 +157,11 @@ pub trait ModelConfig: Clone + Debug + PartialEq + Send + Sync + 'static {
     /// Sets the number of positions, for which a model precomputes tables.
     fn with_max_seq_len(self, max_seq_len: usize) -> Self;
 
-    /// Ties the output layer to the embedding, or unties it.
-    fn with_tie_word_embeddings(self, tie: bool) -> Self;
+    /// Replaces keys of `config.json`, by their names there.
+    ///
+    /// # Errors
+    /// An unknown key, or a value that the model does not support.
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self>;
 
     /// Names of linears that stay in high precision by default.
     fn high_precision_linears(&self) -> Vec<&'static str>;
@@ -203,8 +206,8 @@ pub trait ModelSection:
     /// The configuration that the section describes.
     type Config: ModelConfig;
 
-    /// Section with only these two keys.
-    fn of_folder(hf_path: Option<PathBuf>, tie_word_embeddings: Option<bool>) -> Self;
+    /// Section of a Hugging Face checkpoint with these changes.
+    fn of_folder(hf_path: PathBuf, overrides: Map<String, Value>) -> Self;
 
     /// Name of the preset, or of the default one.
     fn preset(&self) -> String;
@@ -212,15 +215,14 @@ pub trait ModelSection:
     /// Folder of a Hugging Face checkpoint to start from.
     fn hf_path(&self) -> Option<&Path>;
 
-    /// Overrides whether the output layer is tied to the embedding, as given in a checkpoint's
-    /// `config.json`.
-    fn tie_word_embeddings(&self) -> Option<bool>;
+    /// Keys of `config.json` to change.
+    fn overrides(&self) -> &Map<String, Value>;
 
-    /// Preset with the section's changes, without validation. Ignores `hf_path`.
+    /// Dimensions of the preset, without the changes.
     ///
     /// # Errors
     /// An unknown preset.
-    fn to_config(&self) -> Result<Self::Config>;
+    fn preset_config(&self) -> Result<Self::Config>;
 }
 
 /// Kind of model for a [`Job`](crate::Job), on any backend.

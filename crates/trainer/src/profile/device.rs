@@ -23,7 +23,7 @@ use tempfile::NamedTempFile;
 
 use super::ProfileRow;
 use super::cannot_profile;
-use super::kernels::{kind, launch};
+use super::kernels::launch;
 
 /// Name of [`profile_mark`] in the log.
 const MARK: &str = "ProfileMark";
@@ -74,8 +74,7 @@ impl KernelLog {
         let end = self.wait(self.begin)?.start;
         let mut rows = HashMap::<String, ProfileRow>::new();
         for (kernel, seconds) in String::from_utf8_lossy(&self.read[self.begin..end]).lines().filter_map(launch) {
-            let new = || ProfileRow { name: kernel.into(), kind: kind(kernel), calls: 0, seconds: 0.0 };
-            let row = rows.entry(kernel.into()).or_insert_with(new);
+            let row = rows.entry(kernel.into()).or_insert_with(|| ProfileRow::new(kernel.into(), 0, 0.0));
             row.calls += 1;
             row.seconds += seconds;
         }

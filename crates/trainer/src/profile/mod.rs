@@ -10,17 +10,21 @@ mod device;
 mod kernels;
 mod table;
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow};
 use burn::tensor::backend::Backend;
-use burn_float8::profile::{Entry, Work, start, stop};
+use burn_float8::profile::{Entry, start, stop};
 use device_select::SelectedDevice;
 pub use table::{Kind, ProfileRow, ProfileTable};
 
 use crate::atomic;
 use crate::config::ProfileSection;
 use crate::error::device_failed;
+
+/// Name of the table's file in a run's folder.
+pub const PROFILE_FILE: &str = "profile.json";
 
 /// Source of the times.
 #[derive(Debug)]
@@ -34,6 +38,7 @@ enum Source {
 #[derive(Debug)]
 pub struct Profiler {
     section: ProfileSection,
+    file: Option<PathBuf>,
     device: String,
     source: Source,
     /// First step and start time of an open window.
@@ -43,18 +48,16 @@ pub struct Profiler {
 impl Profiler {
     /// Prepares profiling of a run on `device`, which is `selected`. For a GPU this must come
     /// before its first use: it sets the CubeCL configuration of the process, based on files and
-    /// the environment.
+    /// the environment. The table is also written to `file`.
     ///
     /// # Errors
-    /// A `file` that cannot be written; a device that cannot be profiled.
+    /// A device that cannot be profiled.
     pub fn prepare<B: Backend>(
-        section: &ProfileSection,
+        section: ProfileSection,
+        file: Option<PathBuf>,
         selected: &SelectedDevice,
         device: &B::Device,
     ) -> anyhow::Result<Self> {
-        if let Some(path) = &section.file {
-            atomic::check(path).with_context(|| format!("cannot write {}", path.display()))?;
-        }
         let source = match selected {
             SelectedDevice::Cpu => Source::Host,
             #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -62,7 +65,7 @@ impl Profiler {
             #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
             _ => return Err(cannot_profile(device)),
         };
-        Ok(Self { section: section.clone(), device: selected.to_string(), source, window: None })
+        Ok(Self { section, file, device: selected.to_string(), source, window: None })
     }
 
     /// Called before a step, numbered from 1. The first step in the window opens it.
@@ -84,8 +87,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Called after a step. The last step of the window closes it; the table is then also written
-    /// to `file`.
+    /// Called after a step. The last step of the window closes it and gives the table.
     ///
     /// # Errors
     /// A file that cannot be written; a device that fails, and a log of kernels that cannot be read.
@@ -110,7 +112,7 @@ impl Profiler {
         };
         let (device, steps) = (self.device.clone(), step + 1 - first);
         let table = ProfileTable { device, timing, first_step: first, steps, wall_seconds, rows }.finish();
-        if let Some(path) = &self.section.file {
+        if let Some(path) = &self.file {
             atomic::replace_json(path, &table).with_context(|| format!("cannot write {}", path.display()))?;
         }
         Ok(Some(table))
@@ -127,16 +129,7 @@ impl Drop for Profiler {
 }
 
 fn host_work() -> Vec<ProfileRow> {
-    let row = |entry: Entry| ProfileRow {
-        name: entry.work.to_string(),
-        kind: match entry.work {
-            Work::Cast { .. } => Kind::Cast,
-            Work::ScaledGemm(_) => Kind::ScaledGemm,
-            _ => Kind::Other,
-        },
-        calls: entry.calls,
-        seconds: entry.time.as_secs_f64(),
-    };
+    let row = |entry: Entry| ProfileRow::new(entry.work.to_string(), entry.calls, entry.time.as_secs_f64());
     stop().into_iter().map(row).collect()
 }
 

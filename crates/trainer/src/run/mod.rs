@@ -138,7 +138,10 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             since: Instant::now(),
             tokens: 0,
             flops_per_token: steps.model.flops_per_token(training.seq_len),
-            peak: self.peak(steps.ranks().map_or(1, Ranks::count)),
+            peak: self
+                .selected
+                .hardware_name()
+                .and_then(|name| Peak::of_devices(&name, steps.ranks().map_or(1, Ranks::count))),
         };
         let mut was_float8 = fp8 && (steps.done() == 0 || self.is_float8(steps.done() - 1));
         let mut verified = false;
@@ -228,14 +231,6 @@ impl<B: AutodiffBackend + Float8Stack> Run<'_, B> {
             None => self.evaluate(&mut now, &steps)?,
         };
         Ok(Finished { model: steps.model.into_inner(), lines: now.lines, held_out, report: now.report })
-    }
-
-    /// Peak of `devices` devices: configured, or known by the device's name.
-    fn peak(&self, devices: usize) -> Option<Peak> {
-        match self.config.training.peak_tflops {
-            Some(tflops) => Some(Peak::Given(tflops * 1e12 * devices as f64)),
-            None => Peak::of_devices(&self.selected.hardware_name()?, devices),
-        }
     }
 
     /// Writes the step line to the log and the metrics.

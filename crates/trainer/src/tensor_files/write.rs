@@ -26,7 +26,12 @@ pub struct NewTensor<'a> {
     pub bytes: Box<dyn Fn() -> Result<Vec<u8>> + 'a>,
 }
 
-impl NewTensor<'_> {
+impl<'a> NewTensor<'a> {
+    /// Tensor whose elements are `bytes`.
+    pub fn new(name: String, dtype: Dtype, shape: Vec<usize>, bytes: impl Fn() -> Result<Vec<u8>> + 'a) -> Self {
+        Self { name, dtype, shape, bytes: Box::new(bytes) }
+    }
+
     /// Size in a file in bytes; `None` if it overflows or is not a whole number of bytes.
     fn len(&self) -> Option<usize> {
         let bits = self.shape.iter().try_fold(self.dtype.bitsize(), |bits, &size| bits.checked_mul(size))?;

@@ -1,8 +1,8 @@
 //! Added tokens, which only the files next to a `tokenizer.json` list.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, bail};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
@@ -18,18 +18,10 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Keys of lists of special tokens without ids. These follow the tokens with separate keys.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// Token, with the id that a file gives it.
-pub(super) struct Added {
-    token: AddedToken,
-    id: Option<u32>,
-    path: PathBuf,
-    /// Whether the tokenizer must have it already.
-    must_be_there: bool,
-}
-
-/// Tokens that the files next to `tokenizer` list, in the order in which transformers adds them.
-pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>> {
-    let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
+/// Adds the tokens that only the files next to the file `path` of `tokenizer` list, in the order in
+/// which transformers adds them, and returns them. An id of another token is an error.
+pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, path: &Path) -> Result<Vec<AddedToken>> {
+    let read = |name| ConfigFile::read(path.with_file_name(name));
     let (config, file, mut special) = (read("tokenizer_config.json")?, read(FILE)?, read(SPECIAL_FILE)?);
     let decoder = config.get(DECODER);
     if decoder.is_some() {
@@ -73,17 +65,30 @@ pub(super) fn beside(tokenizer: &Path) -> Result<Vec<Added>> {
     if decoder.is_some() {
         listed.extend(of_file);
     }
-    let mut added = vec![];
+    let mut new = vec![];
     for (id, value, file, key) in listed {
         let wrong = || file.no_token(key, &id.as_ref().map_or_else(|| value.clone(), |id| json!([id, value])));
         let token = token(&value).filter(|token| !token.content.is_empty()).ok_or_else(wrong)?;
         let to_id = |id: &Value| u32::try_from(id.as_u64()?).ok();
         let id = id.as_ref().map(|id| to_id(id).ok_or_else(wrong)).transpose()?;
-        let path = file.path.clone();
-        limits::check_part("added_tokens", "", &value).map_err(|reason| limits::refused(&path, reason))?;
-        added.push(Added { token, id, path, must_be_there: key == FILE && decoder.is_some() });
+        limits::check_part("added_tokens", "", &value).map_err(|reason| limits::refused(&file.path, reason))?;
+        let must_be_there = key == FILE && decoder.is_some();
+        if !must_be_there && !tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content) {
+            tokenizer.add_tokens([token.clone()]).map_err(|error| not_valid(&file.path, error))?;
+            new.push(token.clone());
+        }
+        let (Some(id), found) = (id, tokenizer.token_to_id(&token.content)) else { continue };
+        if found != Some(id) {
+            let taken = tokenizer.id_to_token(id).map(|taken| format!("{id} is {taken:?}, and ")).unwrap_or_default();
+            let found = match found {
+                Some(found) => format!("gives it {found}: new tokens follow those of tokenizer.json, without gaps"),
+                None => "does not have it: added_tokens_decoder of tokenizer_config.json must list it".into(),
+            };
+            let (path, token) = (file.path.display(), &token.content);
+            bail!("{path}: {token:?} has the id {id}, but {taken}the tokenizer {found}");
+        }
     }
-    Ok(added)
+    Ok(new)
 }
 
 /// Token with defaults for missing fields.
@@ -95,28 +100,4 @@ fn token(value: &Value) -> Option<AddedToken> {
     let mut all: Map<String, Value> = defaults.as_object()?.clone();
     all.extend(given.clone());
     AddedToken::deserialize(Value::Object(all)).ok()
-}
-
-/// Adds the tokens that a tokenizer does not have yet, and returns them. An id of another token is
-/// an error.
-pub(super) fn add(tokenizer: &mut tokenizers::Tokenizer, all: Vec<Added>) -> Result<Vec<AddedToken>> {
-    let mut new = vec![];
-    for Added { token, id, path, must_be_there } in all {
-        if !must_be_there && !tokenizer.get_added_vocabulary().get_vocab().contains_key(&token.content) {
-            let added = tokenizer.add_tokens([token.clone()]);
-            added.map_err(|error| not_valid(&path, error))?;
-            new.push(token.clone());
-        }
-        let (Some(id), found) = (id, tokenizer.token_to_id(&token.content)) else { continue };
-        if found != Some(id) {
-            let taken = tokenizer.id_to_token(id).map(|taken| format!("{id} is {taken:?}, and ")).unwrap_or_default();
-            let found = match found {
-                Some(found) => format!("gives it {found}: new tokens follow those of tokenizer.json, without gaps"),
-                None => "does not have it: added_tokens_decoder of tokenizer_config.json must list it".into(),
-            };
-            let (path, token) = (path.display(), &token.content);
-            return Err(anyhow!("{path}: {token:?} has the id {id}, but {taken}the tokenizer {found}"));
-        }
-    }
-    Ok(new)
 }

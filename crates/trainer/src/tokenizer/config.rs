@@ -1,8 +1,9 @@
-//! JSON objects in files next to a tokenizer.
+//! [`ConfigFile`]: JSON objects in files next to a tokenizer. [`Marks`]: the tokens that begin and end
+//! a text, according to these files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Map, Value};
 
 use crate::files;
@@ -20,13 +21,7 @@ pub(crate) struct ConfigFile {
 
 impl ConfigFile {
     pub(crate) fn read(path: PathBuf) -> Result<Self> {
-        let text = match files::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self { path, map: Map::new() }),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let map = serde_json::from_str(&text).with_context(|| format!("{} is not valid", path.display()))?;
-        Ok(Self { path, map })
+        Ok(Self { map: files::read_object(&path)?, path })
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
@@ -69,5 +64,54 @@ impl ConfigFile {
 
     pub(super) fn no_token(&self, key: &'static str, value: &Value) -> anyhow::Error {
         anyhow::anyhow!("{}: {key} = {value} is not a token of this tokenizer", self.path.display())
+    }
+}
+
+/// Tokens that begin and end a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marks {
+    /// Token that begins a text.
+    pub(super) bos: Option<u32>,
+    /// Token that ends a document.
+    pub(super) eos: Option<u32>,
+    /// Tokens that end generation.
+    pub(super) stop: Vec<u32>,
+}
+
+impl Marks {
+    /// Applies the settings of the files next to `tokenizer`, as transformers reads them.
+    ///
+    /// - BOS is the token that the tokenizer itself puts before a text, unless
+    ///   `tokenizer_config.json` has `add_bos_token`. With `false` there is no BOS. With `true` it
+    ///   is `bos_token`, else the tokenizer's own, else `bos_token_id` of `generation_config.json`.
+    /// - EOS is `eos_token` of `tokenizer_config.json`, else the tokenizer's own, else the first
+    ///   token that ends generation.
+    /// - Generation ends at `eos_token_id` of `generation_config.json`, else of `config.json`, else
+    ///   at the tokenizer's own tokens, else at EOS.
+    pub(super) fn with_files_beside(
+        self,
+        tokenizer: &Path,
+        vocab_size: usize,
+        id_of: impl Fn(&str) -> Option<u32>,
+    ) -> Result<Self> {
+        let read = |name| ConfigFile::read(tokenizer.with_file_name(name));
+        let (generation, config) = (read("generation_config.json")?, read("tokenizer_config.json")?);
+        let bos = match config.get("add_bos_token").and_then(Value::as_bool) {
+            None => self.bos,
+            Some(false) => None,
+            Some(true) => match config.token("bos_token", &id_of)?.or(self.bos) {
+                Some(bos) => Some(bos),
+                None => generation.ids("bos_token_id", vocab_size)?.first().copied(),
+            },
+        };
+        let mut stop = generation.ids("eos_token_id", vocab_size)?;
+        if stop.is_empty() {
+            stop = read("config.json")?.ids("eos_token_id", vocab_size)?;
+        }
+        let eos = config.token("eos_token", &id_of)?.or(self.eos).or(stop.first().copied());
+        if stop.is_empty() {
+            stop = if self.stop.is_empty() { eos.into_iter().collect() } else { self.stop };
+        }
+        Ok(Self { bos, eos, stop })
     }
 }

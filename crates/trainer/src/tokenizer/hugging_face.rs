@@ -9,7 +9,6 @@ use std::sync::OnceLock;
 use anyhow::{Result, anyhow};
 use serde_json::Value;
 use tokenizers::AddedToken;
-use tokenizers::tokenizer::step_decode_stream;
 
 use super::{SpecialTokens, added, limits, not_valid};
 use crate::panics::caught;
@@ -31,10 +30,6 @@ fn without_panic<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T
     caught(call).map_err(|panic| anyhow!(panic))?.map_err(|error| anyhow!("{error}"))
 }
 
-fn cannot_decode(reason: anyhow::Error) -> anyhow::Error {
-    anyhow!("cannot decode: {reason}")
-}
-
 impl HuggingFace {
     /// Reads a tokenizer. `path` is used for errors and for the files next to it.
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self> {
@@ -44,8 +39,7 @@ impl HuggingFace {
         let mut text = without_panic(|| tokenizers::Tokenizer::from_bytes(bytes)).map_err(fail)?;
         // The file may set a padding or a truncation length.
         text.with_padding(None).with_truncation(None).map_err(|error| not_valid(path, error))?;
-        let beside = added::beside(path)?;
-        let added = caught(|| added::add(&mut text, beside)).map_err(|panic| not_valid(path, panic))??;
+        let added = caught(|| added::add(&mut text, path)).map_err(|panic| not_valid(path, panic))??;
         text.set_encode_special_tokens(true);
         // Detects a post-processor that contradicts the vocabulary.
         without_panic(|| text.encode_fast("", true)).map_err(fail)?;
@@ -121,29 +115,7 @@ impl HuggingFace {
     }
 
     pub(super) fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
-        without_panic(|| self.text.decode(ids, skip_special)).map_err(cannot_decode)
-    }
-}
-
-/// Decodes one id after another.
-#[derive(Default)]
-pub(super) struct Stream {
-    ids: Vec<u32>,
-    prefix: String,
-    prefix_index: usize,
-}
-
-impl Stream {
-    pub(super) fn push(&mut self, tokenizer: &HuggingFace, id: u32, skip_special: bool) -> Result<String> {
-        let Self { ids, prefix, prefix_index } = self;
-        let text =
-            without_panic(|| step_decode_stream(&tokenizer.text, vec![id], skip_special, ids, prefix, prefix_index));
-        Ok(text.map_err(cannot_decode)?.unwrap_or_default())
-    }
-
-    /// Rest of an incomplete character.
-    pub(super) fn finish(self, tokenizer: &HuggingFace, skip_special: bool) -> Result<String> {
-        let text = tokenizer.decode(&self.ids, skip_special)?;
-        Ok(text.get(self.prefix.len()..).unwrap_or_default().into())
+        let decoded = without_panic(|| self.text.decode(ids, skip_special));
+        decoded.map_err(|reason| anyhow!("cannot decode: {reason}"))
     }
 }

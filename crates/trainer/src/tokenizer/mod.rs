@@ -5,7 +5,6 @@ mod bytes;
 mod config;
 mod hugging_face;
 mod limits;
-mod marks;
 mod stream;
 mod tiktoken;
 mod words;
@@ -17,9 +16,9 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use sha2::{Digest, Sha256};
 
 pub use bytes::ByteTokenizer;
+use config::Marks;
 pub(crate) use config::{ConfigFile, SPECIAL_TOKENS};
 use hugging_face::HuggingFace;
-use marks::Marks;
 pub use stream::TextStream;
 use tiktoken::Tiktoken;
 
@@ -305,12 +304,26 @@ impl Tokenizer {
     /// # Errors
     /// An id outside the vocabulary, or ids that the decoder refuses.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        // Its streams decode the ids before each id again.
-        if let Kind::HuggingFace(tokenizer) = &self.kind {
-            ids.iter().try_for_each(|id| self.check(*id))?;
-            return tokenizer.decode(ids, false);
+        self.decode_with(ids, false)
+    }
+
+    /// Same as [`decode`](Self::decode), optionally without special tokens.
+    fn decode_with(&self, ids: &[u32], skip_special: bool) -> Result<String> {
+        // Unused ids below this size decode to no text, as in the original.
+        let size = self.own_size();
+        if let Some(id) = ids.iter().find(|id| **id as usize >= size) {
+            bail!("{id} is no token: the tokenizer has ids below {size}");
         }
-        self.stream().read(ids)
+        let bytes: Vec<u8> = match &self.kind {
+            Kind::HuggingFace(tokenizer) => return tokenizer.decode(ids, skip_special),
+            Kind::Tiktoken(tokenizer) => {
+                let ids = ids.iter().filter(|id| !skip_special || !tokenizer.is_special(**id));
+                ids.flat_map(|id| tokenizer.bytes(*id).unwrap_or_default()).collect()
+            }
+            // BOS is not a byte.
+            Kind::Bytes => ids.iter().flat_map(|id| u8::try_from(*id)).collect(),
+        };
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Decodes ids one after another, like [`decode`](Self::decode), without splitting a character.
@@ -340,14 +353,6 @@ impl Tokenizer {
             Kind::HuggingFace(tokenizer) => tokenizer.id(token),
             Kind::Tiktoken(tokenizer) => tokenizer.id(token),
         }
-    }
-
-    /// Checks that an id is in the vocabulary. Unused ids in between decode to no text, as in the
-    /// original.
-    fn check(&self, id: u32) -> Result<()> {
-        let size = self.own_size();
-        ensure!((id as usize) < size, "{id} is no token: the tokenizer has ids below {size}");
-        Ok(())
     }
 }
 

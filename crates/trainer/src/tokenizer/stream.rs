@@ -1,30 +1,23 @@
 //! Decodes ids to text one at a time, in whole characters.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
-use super::hugging_face::{self, HuggingFace};
-use super::{Kind, Tokenizer};
+use super::Tokenizer;
 
 /// Decoder of one id after another. Its pieces together are the text of all ids.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     skip_special: bool,
-    state: State<'a>,
-}
-
-enum State<'a> {
-    /// Beginning of an incomplete character.
-    Bytes(Vec<u8>),
-    HuggingFace(&'a HuggingFace, hugging_face::Stream),
+    /// Ids of the last piece, since some decoders depend on the ids before, then the ids after it.
+    ids: Vec<u32>,
+    /// Number of the first ids whose text was returned, and that text.
+    num_done: usize,
+    done: String,
 }
 
 impl<'a> TextStream<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer, skip_special: bool) -> Self {
-        let state = match &tokenizer.kind {
-            Kind::HuggingFace(tokenizer) => State::HuggingFace(tokenizer, hugging_face::Stream::default()),
-            Kind::Bytes | Kind::Tiktoken(_) => State::Bytes(vec![]),
-        };
-        Self { tokenizer, skip_special, state }
+        Self { tokenizer, skip_special, ids: vec![], num_done: 0, done: String::new() }
     }
 
     /// Text that this id completes; empty while a character is incomplete.
@@ -32,19 +25,16 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// An id outside the vocabulary, or one that the decoder refuses.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        self.tokenizer.check(id)?;
-        match &mut self.state {
-            State::HuggingFace(tokenizer, stream) => stream.push(tokenizer, id, self.skip_special),
-            State::Bytes(bytes) => {
-                match &self.tokenizer.kind {
-                    Kind::Tiktoken(tokenizer) if self.skip_special && tokenizer.is_special(id) => {}
-                    Kind::Tiktoken(tokenizer) => bytes.extend(tokenizer.bytes(id).unwrap_or_default()),
-                    // BOS is not a byte.
-                    _ => bytes.extend(u8::try_from(id)),
-                }
-                Ok(take_characters(bytes))
-            }
+        self.ids.push(id);
+        let piece = self.rest()?;
+        // This may be the beginning of a character.
+        if piece.is_empty() || piece.ends_with('\u{fffd}') {
+            return Ok(String::new());
         }
+        self.ids.drain(..self.num_done);
+        self.num_done = self.ids.len();
+        self.done = self.tokenizer.decode_with(&self.ids, self.skip_special)?;
+        Ok(piece)
     }
 
     /// Text of the last ids of a stream.
@@ -61,25 +51,15 @@ impl<'a> TextStream<'a> {
     /// # Errors
     /// Ids that the decoder refuses.
     pub fn finish(self) -> Result<String> {
-        match self.state {
-            State::HuggingFace(tokenizer, stream) => stream.finish(tokenizer, self.skip_special),
-            State::Bytes(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        }
+        self.rest()
     }
-}
 
-/// Takes all bytes except an incomplete character at the end. Bytes that can never be UTF-8 become
-/// `�`.
-fn take_characters(bytes: &mut Vec<u8>) -> String {
-    let incomplete = match bytes.utf8_chunks().last() {
-        // The last bytes are invalid only because they are incomplete.
-        Some(last) if core::str::from_utf8(last.invalid()).is_err_and(|error| error.error_len().is_none()) => {
-            last.invalid().len()
+    fn rest(&self) -> Result<String> {
+        let text = self.tokenizer.decode_with(&self.ids, self.skip_special)?;
+        if text.len() <= self.done.len() {
+            return Ok(String::new());
         }
-        _ => 0,
-    };
-    let rest = bytes.split_off(bytes.len() - incomplete);
-    let text = String::from_utf8_lossy(bytes).into_owned();
-    *bytes = rest;
-    text
+        let rest = text.strip_prefix(&self.done);
+        rest.map(String::from).context("cannot decode: an id changes the text of the ids before it")
+    }
 }

@@ -13,34 +13,25 @@ impl Tokenizer {
     /// Bytes after a place that decide whether a word ends there.
     pub(crate) const LOOKAHEAD: usize = CONTEXT + 4;
 
-    /// Whether cutting `text` at `place` keeps its ids. `place` must follow a line end and precede
-    /// a character other than white space.
-    pub(crate) fn ends_word(&self, text: &str, place: usize) -> bool {
-        match &self.kind {
-            // No word of the expression of `Tiktoken` continues after this line end.
-            Kind::Bytes | Kind::Tiktoken(_) => true,
-            Kind::HuggingFace(tokenizer) => {
-                let (around, place) = around(text, place);
-                keeps_ids(tokenizer, around, place)
-            }
-        }
-    }
-
-    /// Last place up to `limit`, and close to it, at which cutting `text` keeps its ids.
+    /// Last place up to `limit` at which cutting `text` keeps its ids. Hugging Face's tokenizers are
+    /// only asked close to `limit`.
     pub(crate) fn last_word_end(&self, text: &str, limit: usize) -> Option<usize> {
         let limit = text.floor_char_boundary(limit);
         match &self.kind {
             Kind::Bytes => Some(limit),
-            // In its expression only a word of letters begins with a space before a letter. At
-            // other places, the original's limits for characters in a row would differ.
+            // In its expression no word continues after a line end with a character other than white
+            // space, and only a word of letters begins with a space before a letter. At other
+            // places, the original's limits for characters in a row would differ.
             Kind::Tiktoken(_) => {
-                let begin = text.floor_char_boundary(limit.saturating_sub(CONTEXT));
                 let is_end = |place: &usize| {
-                    let (before, after) = (text[..*place].chars().next_back(), &text.as_bytes()[*place..]);
-                    before.is_some_and(|c| !c.is_whitespace())
-                        && matches!(after, [b' ', letter, ..] if letter.is_ascii_alphabetic())
+                    let (before, after) = (text[..*place].chars().next_back(), &text[*place..]);
+                    let is_word = after.starts_with(' ') && after[1..].starts_with(|c: char| c.is_ascii_alphabetic());
+                    match before {
+                        Some('\n') => !after.starts_with(char::is_whitespace),
+                        before => is_word && before.is_some_and(|c| !c.is_whitespace()),
+                    }
                 };
-                (begin.max(1)..=limit).rev().filter(|place| text.is_char_boundary(*place)).find(is_end)
+                (1..=limit).rev().filter(|place| text.is_char_boundary(*place)).find(is_end)
             }
             Kind::HuggingFace(tokenizer) => {
                 let (around, end) = around(text, limit);

@@ -1,6 +1,8 @@
-//! `docs/config.md` is generated from the JSON Schema of the configuration. These tests compare it
-//! with the file, and the schema's keys with the parser's.
+//! `docs/reference/configuration.md` is generated from the JSON Schema of the configuration, and
+//! `command-line.md` from clap's definitions. These tests compare them with the files, and the
+//! schema's keys with the parser's.
 
+mod command_line;
 mod page;
 mod reference;
 
@@ -53,22 +55,25 @@ fn known_keys(path: &Path) -> Option<BTreeSet<String>> {
 }
 
 #[test]
-fn the_page_is_that_of_the_types() {
-    let file = root().join("docs/config.md");
-    let page = page::page(&reference());
-    if env::var_os("FLOAT8_BLESS").is_some_and(|value| value == "1") {
-        fs::write(&file, &page).unwrap();
+fn the_pages_are_generated() {
+    let bless = env::var_os("FLOAT8_BLESS").is_some_and(|value| value == "1");
+    for (name, page) in [("configuration", page::page(&reference())), ("command-line", command_line::page())] {
+        let name = format!("docs/reference/{name}.md");
+        let file = root().join(&name);
+        if bless {
+            fs::write(&file, &page).unwrap();
+        }
+        let written = fs::read_to_string(&file).unwrap_or_default();
+        let first = page.lines().zip(written.lines()).position(|(new, old)| new != old);
+        let first = first.unwrap_or_else(|| page.lines().count().min(written.lines().count()));
+        assert!(
+            page == written,
+            "{name} differs from the types, from line {} on:\n  {}\nTo renew it, run this test with FLOAT8_BLESS=1: \
+             `FLOAT8_BLESS=1 cargo test -p trainer --test config_reference`",
+            first + 1,
+            page.lines().nth(first).unwrap_or("(the page ends)"),
+        );
     }
-    let written = fs::read_to_string(&file).unwrap_or_default();
-    let first = page.lines().zip(written.lines()).position(|(new, old)| new != old);
-    let first = first.unwrap_or_else(|| page.lines().count().min(written.lines().count()));
-    assert!(
-        page == written,
-        "docs/config.md is not what the types say, from line {} on:\n  {}\nTo renew it, run this test with FLOAT8_BLESS=1: \
-         `FLOAT8_BLESS=1 cargo test -p trainer --test config_reference`",
-        first + 1,
-        page.lines().nth(first).unwrap_or("(the page ends)"),
-    );
 }
 
 #[test]

@@ -1,8 +1,10 @@
-//! Generates `docs/config.md`.
+//! Generates `docs/reference/configuration.md`.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use trainer::checkpoint::MAY_CHANGE;
+use trainer::metrics::Peak;
 
 use crate::reference::{Path, Reference, Section};
 
@@ -16,7 +18,22 @@ pub fn page(reference: &Reference<'_>) -> String {
     let mut page = Page { reference, text: INTRODUCTION.into(), listed: BTreeMap::new() };
     // The root has only sections.
     reference.sections.iter().skip(1).for_each(|section| page.section(section));
-    page.text
+    page.text + &may_change() + &peaks()
+}
+
+fn may_change() -> String {
+    let mut keys = MAY_CHANGE.map(|key| if key.ends_with('.') { format!("{key}*") } else { key.into() });
+    keys.sort_unstable();
+    let keys = code_list(keys.into_iter());
+    let text = format!("`resume` accepts other values of {keys}. Another value of any other key is an error.");
+    format!("\n## What resume may change\n\n{}", wrap("", 0, &text))
+}
+
+fn peaks() -> String {
+    let text = "A step line has `mfu`, the share of the device's peak that the model's own FLOPs use (PaLM's formula), for the devices \
+                below, with sums in f32 and without sparsity. Peaks are at the rated clock, in TFLOP/s. `training.peak_tflops` \
+                replaces the table, and gives other devices a peak.";
+    format!("\n## Peaks of devices\n\n{}\n{}", wrap("", 0, text), Peak::TABLE)
 }
 
 struct Page<'a> {
@@ -138,7 +155,7 @@ impl Page<'_> {
 
 /// Wraps text. The first line begins with `first`, the others with `indent` spaces. Code is not
 /// broken, and no line begins like a Markdown list item.
-fn wrap(first: &str, indent: usize, text: &str) -> String {
+pub fn wrap(first: &str, indent: usize, text: &str) -> String {
     let mut is_code = false;
     let is_gap = |letter: char| {
         is_code ^= letter == '`';

@@ -62,6 +62,20 @@ fn each_format_is_read() {
     assert_eq!(parts, [(&TOKENS[..6], &[2][..]), (&TOKENS[6..], &[0])]);
 }
 
+/// Documents that a file does not list are found once. Begins that cannot be are not used.
+#[test]
+fn documents_are_found_once() {
+    let files = Files::new([("a.bin", token_file(GPT_2, &TOKENS))]);
+    let count = || files.all().train(whole(5), 1).unwrap().sequences_per_epoch()[0];
+    assert_eq!(count(), 2);
+    let mut entries = fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path());
+    let memory = entries.find(|path| path.extension().is_some_and(|extension| extension == "starts")).unwrap();
+    for (starts, expected) in [(&[4_u64, 8][..], 3), (&[4, 99], 2), (&[8, 4], 2)] {
+        fs::write(&memory, starts.iter().flat_map(|start| start.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+        assert_eq!(count(), expected, "{starts:?}");
+    }
+}
+
 /// Without BOS, a document begins after EOS.
 #[test]
 fn documents_end_with_eos_where_there_is_no_bos() {

@@ -11,12 +11,12 @@ use tempfile::TempDir;
 
 use crate::common::{Train, open, parameters, run, run_config, steps, text};
 
-pub(crate) const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
+pub(crate) const MOE: &str = "model.preset=llama3-debug-moe";
 
 /// Configuration of a three-layer model on the text in `data`.
 pub(crate) fn config(data: &Path, settings: &[&str]) -> RunConfig {
     let fixed = [
-        "model.num_layers=3",
+        "model.overrides.num_hidden_layers=3",
         "training.steps=4",
         "training.batch_size=3",
         "training.log_every=1",
@@ -45,14 +45,14 @@ pub(crate) fn trained_with(config: &RunConfig, change: fn(Decoder<Train>) -> Dec
 fn reported(config: &RunConfig, recomputed: bool) -> (Report, Vec<Value>) {
     let folder = TempDir::new().unwrap();
     let mut config = config.clone();
-    config.training.metrics = Some(folder.path().join("metrics.jsonl"));
+    config.checkpoint.output_dir = Some(folder.path().join("run"));
     let (outcome, _) = run(&config).unwrap();
     let mut report = outcome.report;
     for layer in report.layers.iter_mut().filter(|layer| recomputed && layer.name != "lm_head") {
         let fprop = &mut layer.fprop;
         (fprop.emulated, fprop.high_precision) = (fprop.emulated / 2, fprop.high_precision / 2);
     }
-    let lines = std::fs::read_to_string(config.training.metrics.unwrap()).unwrap();
+    let lines = std::fs::read_to_string(folder.path().join("run/metrics.jsonl")).unwrap();
     let statistics = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()["health"].clone());
     (report, statistics.filter(|statistics| !statistics.is_null()).collect())
 }
@@ -76,8 +76,8 @@ fn recomputed_activations_are_the_same_bits_in_every_run() {
     let schedule = "float8.schedule={ warmup = 2 }";
     for settings in [
         &["training.precision=f32"][..],
-        &["training.precision=f32", "model.tie_word_embeddings=true", "training.grad_accumulation=2"],
-        &["model.tie_word_embeddings=true", "training.grad_accumulation=2", "float8.recipe=delayed"],
+        &["training.precision=f32", "model.overrides.tie_word_embeddings=true", "training.grad_accumulation=2"],
+        &["model.overrides.tie_word_embeddings=true", "training.grad_accumulation=2", "float8.recipe=delayed"],
         &["training.attn_mask_type=block_causal", "data.packing=whole"],
         &[MOE, "float8.recipe=mxfp8"],
         &[schedule, "float8.recipe=rowwise"],
@@ -121,7 +121,7 @@ fn logits_in_chunks_are_the_same_training() {
     let data = text();
     for settings in [
         &["training.precision=f32"][..],
-        &["training.precision=f32", "model.tie_word_embeddings=true"],
+        &["training.precision=f32", "model.overrides.tie_word_embeddings=true"],
         &["float8.recipe=rowwise", "training.activation_checkpointing=full"],
         &["training.precision=f32", "training.attn_mask_type=block_causal", "data.packing=whole"],
     ] {

@@ -102,7 +102,7 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
         dir.path().display()
     );
     let error = chain(load(dir.path()).unwrap_err());
-    assert!(error.starts_with(&told) && error.contains("model.tie_word_embeddings"), "{error}");
+    assert!(error.starts_with(&told) && error.contains("model.overrides.tie_word_embeddings"), "{error}");
     let run = |settings: &[&str]| {
         let hf = format!("model.hf_path={:?}", dir.path());
         let settings: Vec<_> = [&*hf].iter().chain(settings).map(|setting| setting.to_string()).collect();
@@ -113,8 +113,8 @@ fn a_tied_checkpoint_with_another_output_layer_is_refused_until_one_is_chosen() 
         prepare::<Decoders, Train>(&config, weights, &Default::default(), &ProgressLine::hidden(), out)
     };
     assert!(chain(run(&[]).map(drop).unwrap_err()).starts_with(&told));
-    assert!(run(&["model.tie_word_embeddings=true"]).unwrap().lm_head.is_none());
-    let own = run(&["model.tie_word_embeddings=false", "training.precision=f32"]).unwrap().lm_head.unwrap();
+    assert!(run(&["model.overrides.tie_word_embeddings=true"]).unwrap().lm_head.is_none());
+    let own = run(&["model.overrides.tie_word_embeddings=false", "training.precision=f32"]).unwrap().lm_head.unwrap();
     let head = &stored_tensors(&tiny(), 4).pop().unwrap();
     let transposed: Vec<f32> = values(own.weight.val().transpose());
     assert_eq!(transposed, floats(head));

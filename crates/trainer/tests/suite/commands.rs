@@ -138,7 +138,8 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
         ..GenerateSection::default()
     };
     assert_eq!(section(&flags.concat()), of_flags);
-    assert_eq!(section(&["--set", "generate.top_k=4"]), GenerateSection { top_k: 4, ..wanted });
+    let set = section(&["--set", "generate.temperature=0.1"]);
+    assert_eq!(set, GenerateSection { temperature: 0.1, ..wanted });
     for (json, text) in [(json!({ "top_k": "many" }), "top_k = \"many\""), (json!({ "top_p": 1.5 }), "top_p = 1.5")] {
         write_json(&config, &json);
         refuses(job(&["generate", &path]), &format!("{}: {text} is not supported", config.display()));

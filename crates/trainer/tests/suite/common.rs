@@ -198,13 +198,13 @@ pub(crate) fn text() -> TempDir {
 /// Run of the tiny model on `data`.
 pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
     let tiny = [
-        "model.vocab_size=288",
-        "model.hidden_size=48",
-        "model.intermediate_size=80",
-        "model.num_layers=2",
-        "model.num_heads=6",
-        "model.num_kv_heads=2",
-        "model.head_dim=12",
+        "model.overrides.vocab_size=288",
+        "model.overrides.hidden_size=48",
+        "model.overrides.intermediate_size=80",
+        "model.overrides.num_hidden_layers=2",
+        "model.overrides.num_attention_heads=6",
+        "model.overrides.num_key_value_heads=2",
+        "model.overrides.head_dim=12",
         "training.steps=12",
         "training.batch_size=4",
         "training.seq_len=24",
@@ -240,7 +240,7 @@ pub(crate) fn refuses<T>(result: Result<T, Error>, text: &str) {
 
 /// Byte tokenizer.
 pub(crate) fn bytes() -> Text {
-    Text { tokenizer: Tokenizer::bytes(), template: None, prompts: None }
+    Text { tokenizer: Tokenizer::bytes(), template: None }
 }
 
 /// Data of `config`, as bytes.

@@ -215,7 +215,7 @@ fn an_unknown_key_suggests_the_known_one() {
 fn a_printed_configuration_is_read_back() {
     let section = "schedule = { warmup = 1, cooldown = 0.1 }\nfilter_fqns = []\nrecipe = 'blockwise'";
     let of_file = file(&format!("[float8]\n{section}\n[training]\ngrad_clip_norm = inf\n[data]\ntokenizer = 'bytes'"));
-    let moe = file("[model]\nmoe = { num_experts = 4, num_experts_per_tok = 2 }");
+    let moe = file("[model]\noverrides = { num_experts = 4, num_experts_per_tok = 2, rope_theta = 2e6 }");
     let float8 = Float8Section {
         config: everything().with_filter_fqns([] as [&str; 0]),
         filter_fqns: Some(vec!["k_proj".into()]),
@@ -229,13 +229,12 @@ fn a_printed_configuration_is_read_back() {
 }
 
 #[test]
-fn report_flags_and_keys_are_the_same() {
-    let flags = args(&["--fp8-report=r.json"]).unwrap().training;
-    let keys = args(&["--set", "training.report=r.json"]).unwrap().training;
-    assert_eq!(flags, keys);
-    assert_eq!((flags.report.as_deref(), flags.print_report), (Some(Path::new("r.json")), false));
-    let table = args(&["--fp8-report"]).unwrap().training;
-    assert_eq!(table, args(&["--set", "training.print_report=true"]).unwrap().training);
+fn a_report_is_a_table_or_a_file() {
+    for (arguments, expected) in
+        [(&[][..], None), (&["--fp8-report"], Some(None)), (&["--fp8-report=r.json"], Some(Some("r.json".into())))]
+    {
+        assert_eq!(args(arguments).unwrap().fp8_report, expected);
+    }
 }
 
 #[test]

@@ -16,11 +16,11 @@ use crate::float8_exports::{contents, fused, json_file};
 /// Run of the square model with this recipe, and its checkpoint folder.
 fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> models::RunConfig {
     let settings = [
-        "model.hidden_size=128".into(),
-        "model.intermediate_size=256".into(),
-        "model.num_heads=8".into(),
-        "model.num_kv_heads=4".into(),
-        "model.head_dim=32".into(),
+        "model.overrides.hidden_size=128".into(),
+        "model.overrides.intermediate_size=256".into(),
+        "model.overrides.num_attention_heads=8".into(),
+        "model.overrides.num_key_value_heads=4".into(),
+        "model.overrides.head_dim=32".into(),
         "training.steps=3".into(),
         "training.precision=fp8".into(),
         "generate.max_new_tokens=0".into(),

@@ -75,7 +75,7 @@ fn impossible_requests_are_refused() {
     let options =
         GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
     let refused = model.generate_batch(&[vec![1]], &options);
-    assert!(matches!(cause(refused), ConfigError::Value { key: "generate.top_p", .. }));
+    assert!(matches!(cause(refused), ConfigError::Value { key: "--top-p", .. }));
     // The model has 64 positions.
     let long = |len, new| model.generate_batch(&[vec![1, 2], vec![1; len]], &GenerateOptions::new(new, 288));
     assert!(long(60, 4).is_ok());

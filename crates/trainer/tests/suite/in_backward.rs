@@ -27,7 +27,7 @@ fn steps_are_the_same_bits_in_every_run() {
     let others = [
         &["training.precision=f32", "training.activation_checkpointing=2"][..],
         // The embedding has gradients from the output layer, in chunks, and from the first segment.
-        &["training.precision=f32", "model.tie_word_embeddings=true", "training.loss_chunk=20"],
+        &["training.precision=f32", "model.overrides.tie_word_embeddings=true", "training.loss_chunk=20"],
         &["float8.recipe=delayed", "float8.schedule={ warmup = 2 }", "training.loss_chunk=30"],
         &[MOE, "float8.recipe=mxfp8"],
         &["training.param_dtype=bf16", "optimizer.state_dtype=bf16", "optimizer.weight_decay=5"],
@@ -81,12 +81,12 @@ fn gradients_of_some_layers_are_told() {
     // 4 layers of 4,326,400 parameters: attention's 4 · 512², the MLP's 3 · 512 · 2,134, two norms;
     // 2 · 288 · 512 + 512 outside of layers.
     let model = [
-        "model.num_layers=4",
-        "model.hidden_size=512",
-        "model.intermediate_size=2134",
-        "model.num_heads=8",
-        "model.num_kv_heads=8",
-        "model.head_dim=64",
+        "model.overrides.num_hidden_layers=4",
+        "model.overrides.hidden_size=512",
+        "model.overrides.intermediate_size=2134",
+        "model.overrides.num_attention_heads=8",
+        "model.overrides.num_key_value_heads=8",
+        "model.overrides.head_dim=64",
         "training.steps=0",
         "training.eval_batches=1",
         "training.batch_size=1",

@@ -149,7 +149,7 @@ fn merging_says_what_rounding_leaves() {
     let (codes, _, none) = left("whole", &["--format", "fp8"]);
     assert_eq!(none, None);
     let mut small = config(data.path(), &at("small"), &[&settings[..], &["optimizer.lr=1e-5"]].concat());
-    small.model = trainer::ModelSection::of_folder(Some(codes), None);
+    small.model = trainer::ModelSection::of_folder(codes, serde_json::Map::new());
     run(&small).unwrap();
     let (_, is_advised, share) = left("small", &["--merge-adapters", "--format", "fp8"]);
     assert!(is_advised && share.unwrap() < 50.0, "{share:?}");
@@ -211,7 +211,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     assert_eq!(format!("{:.5}", run(&again).unwrap().0.held_out_loss.unwrap()), format!("{want:.5}"));
     let mut of_merged =
         run_config(data.path(), &["training.precision=f32", "training.steps=0", "data.tokenizer=bytes"]);
-    of_merged.model = trainer::ModelSection::of_folder(Some(merged.clone()), None);
+    of_merged.model = trainer::ModelSection::of_folder(merged.clone(), serde_json::Map::new());
     assert!((run(&of_merged).unwrap().0.held_out_loss.unwrap() - want).abs() < 2e-5);
 
     // A run of adapters on it resumes only with the same files.
@@ -525,7 +525,7 @@ fn parameters_are_frozen_by_name() {
         !name.starts_with("embed_tokens") && !name.starts_with("layers.0") && !name.contains("layernorm")
     };
     assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
-    assert_eq!(names(2, &["training.train_only=[\"norm.gamma\", \"lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
+    assert_eq!(names(2, &["training.freeze=[\"*\", \"!norm.gamma\", \"!lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
 }
 
 /// Without adapters there is nothing to merge.

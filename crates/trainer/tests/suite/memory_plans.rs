@@ -17,10 +17,10 @@ use crate::common::refuses;
 type Train = Float8<Autodiff<Flex>>;
 
 const WIDE: [&str; 6] = [
-    "model.hidden_size=512",
-    "model.intermediate_size=1024",
-    "model.num_layers=8",
-    "model.vocab_size=2048",
+    "model.overrides.hidden_size=512",
+    "model.overrides.intermediate_size=1024",
+    "model.overrides.num_hidden_layers=8",
+    "model.overrides.vocab_size=2048",
     "training.batch_size=2",
     "training.seq_len=64",
 ];
@@ -79,7 +79,11 @@ fn a_checkpoint_in_the_background_holds_parameters_and_moments() {
 /// The errors are the ones of `train`, where a run can have them.
 #[test]
 fn what_does_not_fit_is_an_error() {
-    let huge = ["training.batch_size=4294967296", "training.seq_len=4294967296", "model.max_seq_len=4294967296"];
+    let huge = [
+        "training.batch_size=4294967296",
+        "training.seq_len=4294967296",
+        "model.overrides.max_position_embeddings=4294967296",
+    ];
     assert_eq!(estimate(&huge, 1).peak(), u64::MAX, "values beyond 64 bits saturate");
     let eighty = &["--memory-gib", "80"][..];
     for (settings, flags, text) in [
@@ -88,7 +92,7 @@ fn what_does_not_fit_is_an_error() {
         (&["training.batch_size=0"], &[], "training.batch_size = 0"),
         (&["optimizer.in_backward=true", "training.grad_clip_norm=inf"], &[], "activation_checkpointing"),
         (&["training.freeze=['no_such']"], &[], "no_such"),
-        (&["model.num_layers=8", "training.activation_checkpointing=9"], &[], "= 9: num_layers is 8"),
+        (&["model.overrides.num_hidden_layers=8", "training.activation_checkpointing=9"], &[], "= 9: num_layers is 8"),
         (&[], &["--memory-gib", "nan"], "--memory-gib = NaN"),
         (&[], &["--memory-gib", "inf"], "--memory-gib = inf"),
         (&[], &["--memory-gib", "-5"], "--memory-gib = -5"),
@@ -96,7 +100,7 @@ fn what_does_not_fit_is_an_error() {
     ] {
         refuses(told("cpu", settings, flags), text);
     }
-    told("cpu", &["model.num_layers=8", "training.activation_checkpointing=8"], &[]).unwrap();
+    told("cpu", &["model.overrides.num_hidden_layers=8", "training.activation_checkpointing=8"], &[]).unwrap();
     let unknown = told("wgpu", &[], &[]).unwrap();
     assert!(unknown.contains("how much wgpu (absent) has is unknown: --memory-gib says it"), "{unknown}");
     assert!(told("wgpu", &[], eighty).unwrap().contains("of 80.00 GiB: fits"));
@@ -106,9 +110,9 @@ fn what_does_not_fit_is_an_error() {
 fn what_is_not_trained_has_no_gradient() {
     let [all, last, first, head, same] = [
         "training.freeze=[]",
-        "training.train_only=['layers.7']",
-        "training.train_only=['layers.0']",
-        "training.train_only=['lm_head']",
+        "training.freeze=['*', '!layers.7']",
+        "training.freeze=['*', '!layers.0']",
+        "training.freeze=['*', '!lm_head']",
         "training.freeze=['layers', 'embed_tokens', 'norm']",
     ]
     .map(|setting| estimate(&[setting], 1));
@@ -126,7 +130,11 @@ fn what_is_not_trained_has_no_gradient() {
 /// Each rank has two copies of the experts and updates only its rows.
 #[test]
 fn ranks_are_counted() {
-    let moe = ["model.moe.num_experts=4", "model.moe.num_experts_per_tok=2", "model.tie_word_embeddings=true"];
+    let moe = [
+        "model.overrides.num_experts=4",
+        "model.overrides.num_experts_per_tok=2",
+        "model.overrides.tie_word_embeddings=true",
+    ];
     let [one, two] = [1, 2].map(|ranks| estimate(&moe, ranks));
     let copies = |estimate| row(estimate, "FP8 copies of weights")[0];
     let codes = 2 * 8 * 4 * 3 * 512 * 1024;
@@ -148,9 +156,23 @@ fn adapters_on_8b_in_codes_take_ten_gigabytes_of_weights() {
     assert!((parameters as f64 / expected as f64 - 1.0).abs() < 0.01, "{estimate}");
     let recomputed = of_8b(&["lora.rank=16", "lora.base=fp8", "float8.force_recompute_fp8_weight_in_bwd=true"]);
     assert_eq!(row(&recomputed, "parameters")[0], parameters);
-    let docs = std::fs::read_to_string(root("docs/lora.md")).unwrap();
+    let docs = std::fs::read_to_string(root("docs/guide/fine-tune.md")).unwrap();
     assert!(docs.contains(&format!("has {} GiB of parameters", gib(parameters))), "{estimate}");
     assert!(docs.contains(&format!("A step takes {} GiB", gib(estimate.peak()))), "{estimate}");
+}
+
+#[test]
+fn the_8b_configuration_of_eight_ranks_fits_as_documented() {
+    let [header, guide] = ["configs/llama3_8b_8gpus.toml", "docs/guide/pre-train.md"]
+        .map(|path| std::fs::read_to_string(root(path)).unwrap());
+    let peak = |settings: &[&str]| {
+        let job = job(Some(&root("configs/llama3_8b_8gpus.toml")), settings, &[]).unwrap();
+        gib(job.memory_estimate::<Train>(8, &SelectedDevice::Cuda, &Default::default()).unwrap().peak())
+    };
+    let [freed, gathered] = [&[][..], &["parallelism.reshard=after_step"]].map(peak);
+    assert!(header.contains(&format!("a rank takes {freed} GiB at most")), "{freed}");
+    assert!(guide.contains(&format!("It prints a peak of {freed} GiB")), "{freed}");
+    assert!(guide.contains(&format!("stay gathered: {gathered} GiB")), "{gathered}");
 }
 
 /// Figures in the header of configs/llama3_8b.toml: the first in a line is the file's, the last the

@@ -11,7 +11,7 @@ use trainer::job::Outcome;
 
 use crate::common::{Train, open, parameters, run, run_config, steps, text, values};
 
-const MOE: &str = "model.moe={ num_experts = 4, num_experts_per_tok = 2 }";
+const MOE: &str = "model.preset=llama3-debug-moe";
 
 /// Short run of the preset on the text in `data`.
 fn debug_moe(data: &Path, settings: &[&str]) -> RunConfig {

@@ -21,7 +21,7 @@ fn the_report_file_says_what_each_linear_did() {
     fs::write(&path, "an older one").unwrap();
     let statistics = ["float8.statistics={ every_n_steps = 4, compare = ['rowwise'] }", "training.steps=6"];
     let mut config = config(data.path(), &statistics);
-    config.training.report = Some(path.clone());
+    config.fp8_report = Some(Some(path.clone()));
     let (outcome, log) = run(&config).unwrap();
     assert!(log.contains(&format!("report: {}\n", path.display())), "{log}");
     assert!(!log.contains("never called") && !log.contains("amax"), "the table was not asked for: {log}");
@@ -57,14 +57,14 @@ fn the_report_file_says_what_each_linear_did() {
 #[test]
 fn a_report_is_printed_when_asked_for() {
     let data = text();
-    let (outcome, log) = run(&config(data.path(), &["training.steps=2", "training.print_report=true"])).unwrap();
+    let with_report = |settings: &[&str]| RunConfig { fp8_report: Some(None), ..config(data.path(), settings) };
+    let (outcome, log) = run(&with_report(&["training.steps=2"])).unwrap();
     assert!(log.ends_with(&format!("{}\n", outcome.report)), "{log}");
     assert!(log.contains("layers.1.mlp.down_proj") && log.contains("padding"), "{log}");
     assert_eq!(log.matches("GEMMs: ").count(), 1, "{log}");
     assert!(log.ends_with(&format!("{}\n", outcome.gemms)), "{log}");
     // For f32, an empty report shows that nothing ran in FP8.
-    let f32_run = ["training.steps=2", "training.print_report=true", "training.precision=f32"];
-    let (outcome, log) = run(&config(data.path(), &f32_run)).unwrap();
+    let (outcome, log) = run(&with_report(&["training.steps=2", "training.precision=f32"])).unwrap();
     assert!(outcome.report.layers.is_empty() && log.contains("no linear was converted to FP8"), "{log}");
 }
 
@@ -73,7 +73,7 @@ fn a_report_that_cannot_be_written_stops_the_run_before_it_trains() {
     let data = text();
     for path in [data.path().join("no/such/folder/report.json"), data.path().into(), Path::new("/").into()] {
         let mut config = config(data.path(), &["training.steps=1000000000"]);
-        config.training.report = Some(path.clone());
+        config.fp8_report = Some(Some(path.clone()));
         assert_eq!(run(&config).unwrap_err().to_string(), format!("cannot write {}", path.display()));
     }
 }

@@ -62,14 +62,14 @@ fn assert_resumes(settings: &[&str]) {
 #[test]
 fn a_run_with_an_embedding_of_32_mi_elements_resumes_bit_for_bit() {
     assert_resumes(&[
-        "model.vocab_size=1024",
-        "model.hidden_size=32768",
-        "model.intermediate_size=8",
-        "model.num_layers=1",
-        "model.num_heads=2",
-        "model.num_kv_heads=1",
-        "model.head_dim=4",
-        "model.tie_word_embeddings=true",
+        "model.overrides.vocab_size=1024",
+        "model.overrides.hidden_size=32768",
+        "model.overrides.intermediate_size=8",
+        "model.overrides.num_hidden_layers=1",
+        "model.overrides.num_attention_heads=2",
+        "model.overrides.num_key_value_heads=1",
+        "model.overrides.head_dim=4",
+        "model.overrides.tie_word_embeddings=true",
         "training.batch_size=1",
         "training.seq_len=8",
         "training.eval_batches=1",
@@ -91,7 +91,7 @@ fn runs_of_adapters_of_some_parameters_and_in_bf16_resume_bit_for_bit() {
         &[&lora[..], &["lora.base=fp8"]].concat()[..],
         &[&lora[..], &DELAYED, &["optimizer.state_dtype=bf16"]].concat(),
         &[&DELAYED[..], &["training.freeze=[\"embed_tokens\", \"layers.0\"]"]].concat(),
-        &["training.train_only=[\"*_proj.weight\"]", "training.freeze=[\"layers.1.mlp\"]"],
+        &["training.freeze=[\"*\", \"!*_proj.weight\", \"layers.1.mlp\"]"],
         &[&narrow[..], &bf16[..1]].concat(),
         &[&narrow[..], &bf16[1..]].concat(),
         &[&narrow[..], &bf16].concat(),
@@ -106,7 +106,7 @@ fn runs_of_adapters_of_some_parameters_and_in_bf16_resume_bit_for_bit() {
 #[test]
 fn evaluations_change_no_step_of_a_run_of_some_parameters() {
     let data = text();
-    let fixed = ["training.train_only=[\"layers.1\"]", "training.log_every=1", "generate.max_new_tokens=0"];
+    let fixed = ["training.freeze=[\"*\", \"!layers.1\"]", "training.log_every=1", "generate.max_new_tokens=0"];
     let of = |eval_every: &str| {
         let config = run_config(data.path(), &[&DELAYED[..], &fixed, &["training.steps=4", eval_every]].concat());
         lines(&config, None, 2)

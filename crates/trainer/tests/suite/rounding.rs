@@ -107,7 +107,7 @@ fn the_mean_of_what_is_rounded_is_the_value() {
 #[test]
 fn matrices_are_kept_in_bf16_and_vectors_in_f32() {
     let data = text();
-    for moe in [&[][..], &["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]] {
+    for moe in [&[][..], &["model.preset=llama3-debug-moe"]] {
         let config = run_config(data.path(), &[&BF16[..], moe].concat());
         let (run, _) = advance(steps(&config, &open(&config), |model| model), 2);
         assert_eq!(run.model.layers[0].mlp.is_none(), !moe.is_empty());

@@ -8,10 +8,10 @@ use clap::Parser;
 use device_select::DeviceChoice;
 use models::{DecoderConfig, RunConfig};
 use tempfile::TempDir;
+use trainer::Message;
 use trainer::cli::Args;
-use trainer::config::{ComputeDtype, ConfigError, Precision};
+use trainer::config::{ConfigError, Precision, StorageDtype};
 use trainer::schedule::Decay;
-use trainer::{ChatTemplate, Message};
 
 use crate::common::{hf_json, llama3_scaling, refuses, tiny, tiny_moe, tiny_with, write_json};
 
@@ -63,18 +63,18 @@ fn settings_are_toml_or_plain_words() {
         "training.grad_clip_norm=inf",
         "data.paths=[\"a\", \"b\"]",
         "model.preset=llama3-8b",
-        "model.rope_scaling={factor = 2, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 64}",
-        "model.rope_scaling.factor=8",
+        "model.overrides={ rope_theta = 2e6 }",
+        "model.overrides.vocab_size=300",
         "float8.filter_fqns=[]",
         "generate.prompt=let x = 1;",
     ])
     .unwrap();
-    assert_eq!(config.training.compute_dtype, Some(ComputeDtype::Bf16));
+    assert_eq!(config.training.compute_dtype, Some(StorageDtype::Bf16));
     assert_eq!((config.optimizer.lr, config.optimizer.betas), (Some(1e-4), [0.8, 0.9]));
     assert_eq!((config.optimizer.decay, config.training.grad_clip_norm), (Decay::Linear, f64::INFINITY));
     assert_eq!(config.data.paths.len(), 2);
-    let scaling = config.model.rope_scaling.unwrap();
-    assert_eq!((scaling.factor, scaling.original_max_position_embeddings), (8.0, 64));
+    let dims = config.dimensions().unwrap().dims;
+    assert_eq!((dims.rope_theta, dims.vocab_size, dims.num_layers), (2e6, 300, 32));
     assert_eq!(config.float8.filter_fqns, Some(vec![]));
     assert_eq!(config.generate.prompt, "let x = 1;");
 }
@@ -84,7 +84,8 @@ fn unknown_keys_and_wrong_types_are_named() {
     for (setting, named) in [
         ("training.step=1", "step"),
         ("trainin.steps=1", "trainin"),
-        ("model.rope_scaling.faktor=1", "faktor"),
+        ("float8.recip=rowwise", "; did you mean `recipe`?"),
+        ("model.overrides.rope_theta=nan", "`rope_theta` has inf or nan"),
         ("training.steps=many", "many"),
         ("training.steps=-1", "-1"),
         ("training.precision=fp4", "fp4"),
@@ -123,7 +124,6 @@ fn impossible_values_are_named() {
         ("training.eval_batches=0", "training.eval_batches"),
         ("training.grad_clip_norm=0", "training.grad_clip_norm"),
         ("training.grad_clip_norm=nan", "training.grad_clip_norm"),
-        ("training.peak_tflops=0", "training.peak_tflops"),
         ("data.max_bytes=0", "data.max_bytes"),
         ("data.validation_split=-0.1", "data.validation_split"),
         ("data.validation_split=1", "data.validation_split"),
@@ -145,53 +145,63 @@ fn impossible_values_are_named() {
     }
 }
 
-/// Prompts have the variables of `data`, overridden by the ones of `generate`.
 #[test]
 fn variables_of_the_template_are_tables() {
     let (_dir, template) = file("{{ x }}{{ y }}{{ messages[0].content }}");
     let template = format!("data.chat_template={}", template.display());
-    let config =
-        set(&[&template, "data.chat_template_kwargs={x = 1, y = false}", "generate.chat_template_kwargs.y='z'"]);
+    let config = set(&[&template, "data.chat_template_kwargs={x = 1, y = false}", "data.chat_template_kwargs.y='z'"]);
     let config = RunConfig::from_toml(Path::new("a"), &config.unwrap().to_toml().unwrap()).unwrap();
     let text = config.text().unwrap();
-    let render =
-        |template: Option<ChatTemplate>| template.unwrap().render(&[Message::new("user", "a")], false).unwrap();
-    assert_eq!((render(text.template), render(text.prompts)), ("1Falsea".into(), "1za".into()));
-    let error = set(&[&template, "generate.chat_template_kwargs.tools=1"]).unwrap().text().unwrap_err().to_string();
+    assert_eq!(text.template.unwrap().render(&[Message::new("user", "a")], false).unwrap(), "1za");
+    let error = set(&[&template, "data.chat_template_kwargs.tools=1"]).unwrap().text().unwrap_err().to_string();
     assert_eq!(error, "`tools` in `chat_template_kwargs` is not for others to set: remove it");
 }
 
 #[test]
 fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     assert_eq!(RunConfig::default().dimensions().unwrap(), DecoderConfig::preset("debug").unwrap());
-    let changed =
-        set(&["model.preset=llama3-1b", "model.num_layers=2", "model.max_seq_len=64"]).unwrap().dimensions().unwrap();
+    let changed = set(&[
+        "model.preset=llama3-1b",
+        "model.overrides.num_hidden_layers=2",
+        "model.overrides.max_position_embeddings=64",
+    ])
+    .unwrap()
+    .dimensions()
+    .unwrap();
     let mut expected = DecoderConfig::preset("llama3-1b").unwrap();
     (expected.dims.num_layers, expected.dims.max_seq_len) = (2, 64);
     assert_eq!(changed, expected);
     let scaled = set(&[
-        "model.rope_scaling={factor = 8, low_freq_factor = 1, high_freq_factor = 4, original_max_position_embeddings = 8192}",
+        "model.overrides.rope_scaling={rope_type = 'llama3', factor = 8, low_freq_factor = 1, high_freq_factor = 4, \
+         original_max_position_embeddings = 8192}",
     ]);
     assert_eq!(scaled.unwrap().dimensions().unwrap().rope_scaling, Some(llama3_scaling()));
-    let mixture = set(&["model.moe={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
+    let mixture = set(&["model.overrides={ num_experts = 4, num_experts_per_tok = 2 }"]).unwrap().dimensions().unwrap();
     let mut expected = DecoderConfig::preset("debug").unwrap();
     expected.dims.moe = tiny_moe().dims.moe;
     assert_eq!(mixture, expected);
-    refuses(set(&["model.moe={ experts = 4 }"]), "unknown field `experts`");
-    for (setting, text) in
-        [("model.num_heads=5", "model config: "), ("model.preset=9b", "unknown model preset `9b`; there")]
-    {
-        refuses(set(&[setting]).unwrap().dimensions(), text);
+    for (setting, text) in [
+        ("model.overrides.num_experts=4", "num_experts_per_tok"),
+        ("model.overrides.num_attention_heads=5", "model config: num_kv_heads = 2: must divide num_heads = 5"),
+        ("model.overrides.vocab_size=many", "vocab_size"),
+        ("model.overrides.num_layers=2", "did you mean `num_hidden_layers`?"),
+        ("model.overrides.model_type=qwen3", "model.overrides: unknown key `model_type`"),
+        ("model.preset=9b", "unknown model preset `9b`; there"),
+    ] {
+        let error = set(&[setting]).unwrap().dimensions().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
     }
 
     let dir = tempfile::tempdir().unwrap();
     write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
     let path = format!("model.hf_path={:?}", dir.path());
     assert_eq!(set(&[&path]).unwrap().dimensions().unwrap(), tiny());
-    for other in ["model.preset=debug", "model.num_layers=1"] {
+    for other in ["model.preset=debug", "model.type=llama3"] {
         refuses(set(&[&path, other]).unwrap().dimensions(), "model.hf_path = ");
     }
-    // A flag cannot remove the file's preset, so it replaces it. The file's dimensions and a flag's
+    let stretched = set(&[&path, "model.overrides.rope_theta=2e6"]).unwrap().dimensions().unwrap();
+    assert_eq!(stretched, tiny_with(|dims| dims.rope_theta = 2e6));
+    // A flag cannot remove the file's preset, so it replaces it. The file's type and a flag's
     // preset remain.
     let load = |text: &str, settings: &[&str]| {
         let (_dir, path) = file(text);
@@ -200,9 +210,8 @@ fn a_model_is_a_preset_with_changes_or_a_checkpoint() {
     };
     assert_eq!(load("[model]\npreset = 'debug'", &[&path]).unwrap(), tiny());
     for (text, settings) in [
-        ("[model]\npreset = 'debug'\nnum_layers = 2", vec![path.as_str()]),
+        ("[model]\ntype = 'llama3'", vec![path.as_str()]),
         ("[model]\npreset = 'debug'", vec!["model.preset=llama3-1b", &path]),
-        ("[model]\npreset = 'debug'", vec![&path, "model.head_dim=8"]),
     ] {
         refuses(load(text, &settings), "model.hf_path = ");
     }
@@ -256,7 +265,7 @@ fn every_config_file_describes_a_run() {
         let model = config.dimensions().unwrap();
         let name = path.file_stem().unwrap().to_str().unwrap();
         assert_eq!(
-            name.trim_start_matches("llama3_").replace('_', "-"),
+            name.trim_start_matches("llama3_").trim_end_matches("_8gpus").replace('_', "-"),
             config.model.preset.as_deref().unwrap().trim_start_matches("llama3-")
         );
         assert!(config.training.seq_len <= model.dims.max_seq_len, "{name}");

@@ -181,7 +181,8 @@ fn a_model_is_checked_before_the_data_is_read() {
     refused(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"]), "no_such_layer");
     // Training needs 61 TB.
     let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
-    (huge.model.preset, huge.model.num_layers) = (Some("llama3-405b".into()), Some(1200));
+    huge.model.preset = Some("llama3-405b".into());
+    huge.model.overrides.insert("num_hidden_layers".into(), 1200.into());
     let error = run(&huge).unwrap_err().to_string();
     assert!(error.contains("the model takes at least") == cfg!(target_os = "linux"), "{error}");
 
@@ -259,7 +260,8 @@ fn a_checkpoint_brings_its_tokenizer() {
     assert!(error.contains("whose vocabulary has 288"), "{error}");
     // A preset accepts a tokenizer by name.
     config.model = Default::default();
-    (config.model.preset, config.model.vocab_size) = (Some("debug".into()), Some(1008));
+    config.model.preset = Some("debug".into());
+    config.model.overrides.insert("vocab_size".into(), 1008.into());
     config.data.tokenizer = Some(dir.path().display().to_string());
     run(&config).unwrap();
     config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
@@ -269,7 +271,7 @@ fn a_checkpoint_brings_its_tokenizer() {
 #[test]
 fn a_tied_model_trains_in_fp8() {
     let data = text();
-    let (outcome, log) = run(&config(data.path(), &["model.tie_word_embeddings=true"])).unwrap();
+    let (outcome, log) = run(&config(data.path(), &["model.overrides.tie_word_embeddings=true"])).unwrap();
     assert!(log.contains("Applied Float8: recipe=tensorwise, 14 of 14 linears"), "{log}");
     assert!(outcome.steps.last().unwrap().loss < outcome.steps[0].loss);
 }
@@ -279,13 +281,13 @@ fn runs_that_cannot_be_are_refused() {
     let data = text();
     for (settings, expected) in [
         (
-            &["model.vocab_size=256"][..],
+            &["model.overrides.vocab_size=256"][..],
             "bytes: bos_token of each text is token 256 (\"\"), which is none of the model, whose vocabulary has 256",
         ),
-        (&["model.vocab_size=32769"], "the model has 32769 tokens, and the tokenizer would be `bytes`"),
+        (&["model.overrides.vocab_size=32769"], "the model has 32769 tokens, and the tokenizer would be `bytes`"),
         (&["training.seq_len=2000"], "training.seq_len = 2000: "),
         (
-            &["model.max_seq_len=30", "generate.max_new_tokens=100"],
+            &["model.overrides.max_position_embeddings=30", "generate.max_new_tokens=100"],
             "generate.max_new_tokens = 100: with a prompt of 16 tokens exceeds the model's 30 positions",
         ),
         (&["generate.max_new_tokens=9000000000000000000"], "generate.max_new_tokens = 9000000000000000000: "),

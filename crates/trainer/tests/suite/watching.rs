@@ -11,10 +11,10 @@ use crate::common::{cause, run, run_config as config, text};
 
 fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
     let data = text();
-    let file = folder.join(METRICS_FILE);
-    let metrics = format!("training.metrics={}", file.display());
-    let (outcome, log) = run(&config(data.path(), &[&[&*metrics], settings].concat())).unwrap();
-    (outcome, read_metrics(&file).unwrap(), log)
+    let saved = format!("checkpoint.output_dir={}", folder.display());
+    let (outcome, log) =
+        run(&config(data.path(), &[&[&*saved, "checkpoint.save_steps=0"], settings].concat())).unwrap();
+    (outcome, read_metrics(&folder.join(METRICS_FILE)).unwrap(), log)
 }
 
 fn losses(outcome: &Outcome) -> Vec<(usize, f64)> {
@@ -31,7 +31,7 @@ fn a_run_writes_its_metrics() {
         "float8.statistics={ every_n_steps = 4 }",
         "optimizer.warmup_steps=2",
     ];
-    let (outcome, records, log) = recorded(folder.path(), &settings);
+    let (outcome, records, log) = recorded(&folder.path().join("run"), &settings);
     let run = records[0].run.clone().unwrap();
     assert_eq!((run.precision.as_str(), run.recipe.as_deref(), run.steps), ("fp8", Some("tensorwise"), 12));
     assert_eq!((records[0].step, run.device.as_str()), (0, "cpu"));
@@ -75,10 +75,10 @@ fn losses_are_the_same_whoever_looks() {
     let plain = ["training.steps=6", "training.log_every=1"];
     for recipe in ["tensorwise", "delayed"] {
         let recipe = format!("float8.recipe={recipe}");
-        let (alone, ..) = recorded(&folder.path().join(""), &[&plain[..], &[&*recipe]].concat());
+        let (alone, ..) = recorded(&folder.path().join("alone").join(&recipe), &[&plain[..], &[&*recipe]].concat());
         let seen =
             [&plain[..], &[&*recipe, "training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"]].concat();
-        let (seen, records, _) = recorded(folder.path(), &seen);
+        let (seen, records, _) = recorded(&folder.path().join(&recipe), &seen);
         assert_eq!(losses(&alone), losses(&seen));
         // The file has only the last run.
         assert_eq!(records.iter().filter(|r| r.run.is_some()).count(), 1);
@@ -119,7 +119,8 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     // It is the last record of the metrics.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(METRICS_FILE);
-    let again = of(&["training.log_every=100", &format!("training.metrics={}", file.display())]);
+    let saved = format!("checkpoint.output_dir={}", folder.path().display());
+    let again = of(&["training.log_every=100", "checkpoint.save_steps=0", &saved]);
     let last = read_metrics(&file).unwrap().pop().unwrap();
     assert_eq!(last.step, again.step);
     let (train, why) = (last.train.unwrap(), last.diverged.unwrap());

@@ -1,64 +1,45 @@
-//! The `sh` blocks of the documentation: kinds of lines.
+//! The `sh` and `python` blocks of the documentation: commands to run, and marked blocks.
 
 use super::markdown::Chapter;
 
-/// Cargo commands that need no mark. CI runs the first two, and the program of the third runs here.
-const CARGO: [&str; 3] = [
-    "cargo test --release --workspace",
-    "cargo run --release --example llama3_fp8",
-    "cargo run --release --bin float8 -- --help",
-];
+/// Start of the mark of a block that no test runs. A reason follows.
+const NOT_RUN: [&str; 3] = ["not run: ", "not run here: ", "tested with "];
 
-/// Whether a line is run here.
-///
-/// # Errors
-/// A kind of line that the documentation must not contain.
-fn is_run(line: &str) -> Result<bool, String> {
-    let (command, comment) = line.split_once(" #").map_or((line, ""), |(command, comment)| (command, comment.trim()));
-    let is_marked = comment == "needs a GPU"
-        || comment.strip_prefix("not run in CI:").is_some_and(|reason| !reason.trim().is_empty());
-    match command.trim() {
-        _ if is_marked => Ok(false),
-        command if command.starts_with("float8 ") => Ok(true),
-        command if CARGO.contains(&command) => Ok(false),
-        _ => Err("end it in `# needs a GPU` or `# not run in CI: reason`, if it is no command of `float8`".into()),
-    }
-}
-
-/// Commands of a chapter to run, with their line numbers, and errors of other lines.
+/// Commands of a chapter to run, with their line numbers, and errors: blocks that are neither run
+/// nor marked.
 pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>) {
     let (mut run, mut wrong) = (vec![], vec![]);
-    for (first, block) in chapter.blocks("sh") {
+    for block in chapter.blocks().into_iter().filter(|block| ["sh", "python"].contains(&&*block.language)) {
+        let mark = block.mark.as_deref().unwrap_or_default();
+        if NOT_RUN.iter().any(|start| mark.starts_with(start)) {
+            continue;
+        }
         let mut begun: Option<(usize, String)> = None;
-        for (number, line) in (first..).zip(block.lines()) {
+        for (number, line) in (block.line..).zip(block.text.lines()) {
             let (number, line) = match begun.take() {
                 Some((number, begin)) => (number, begin + line),
                 None => (number, line.to_string()),
             };
             if let Some(begin) = line.strip_suffix('\\') {
                 begun = Some((number, begin.to_string()));
-                continue;
-            }
-            if line.trim().is_empty() || line.starts_with("# ") {
-                continue;
-            }
-            match is_run(&line) {
-                Ok(true) => run.push((number, line)),
-                Ok(false) => {}
-                Err(reason) => wrong.push(format!("{}:{number}: {line}\n    {reason}", chapter.name)),
+            } else if line.starts_with("float8 ") && block.language == "sh" {
+                run.push((number, line));
+            } else {
+                let name = &chapter.name;
+                wrong.push(format!("{name}:{number}: {line}\n    put `<!-- not run: reason -->` before the block"));
             }
         }
-        wrong.extend(begun.map(|(number, line)| format!("{}:{number}: {line}\\\n    goes on nowhere", chapter.name)));
+        wrong.extend(begun.map(|(number, line)| format!("{}:{number}: {line}\\\n    incomplete", chapter.name)));
     }
     (run, wrong)
 }
 
 #[test]
-fn lines_of_no_kind_are_named() {
-    let text = "```sh\nfloat8 train --set a=\"b c\" \\\n  --steps 1\n# a comment\n\ncargo run --release --bin float8 -- --help   # flags\n\
-                cargo bench\ncargo bench # not run in CI:\n./run.sh # needs a GPU\nhf download # not run in CI: a reason\nls\n```\n";
+fn blocks_of_no_kind_are_named() {
+    let text = "```sh\nfloat8 train --set a=\"b c\" \\\n  --steps 1\ncargo bench\n```\n<!-- not run: a reason -->\n```sh\nls\n```\n\
+                <!-- a remark -->\n```sh\nls\n```\n```python\nimport json\n```\n";
     let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
     assert_eq!(run, [(2, "float8 train --set a=\"b c\"   --steps 1".to_string())]);
     let lines: Vec<_> = wrong.iter().map(|wrong| wrong.lines().next().unwrap()).collect();
-    assert_eq!(lines, ["test.md:7: cargo bench", "test.md:8: cargo bench # not run in CI:", "test.md:11: ls"]);
+    assert_eq!(lines, ["test.md:4: cargo bench", "test.md:12: ls", "test.md:15: import json"]);
 }

@@ -16,39 +16,70 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// Code block.
+pub(crate) struct Block {
+    /// Number of its first line.
+    pub(crate) line: usize,
+    pub(crate) language: String,
+    /// Text of an HTML comment on the line before the block.
+    pub(crate) mark: Option<String>,
+    pub(crate) text: String,
+}
+
+/// Adds `name` if it is a file, else the Markdown files in it and its subfolders.
+fn add_pages(name: &str, names: &mut Vec<String>) {
+    let path = root().join(name);
+    if path.is_file() {
+        names.push(name.to_string());
+        return;
+    }
+    for file in fs::read_dir(&path).unwrap_or_else(|error| panic!("{name}: {error}")) {
+        let path = file.unwrap().path();
+        if path.is_dir() || path.extension().is_some_and(|extension| extension == "md") {
+            add_pages(&format!("{name}/{}", path.file_name().unwrap().to_str().unwrap()), names);
+        }
+    }
+}
+
 /// These files, and the Markdown files of these folders, sorted by name.
 pub(crate) fn chapters(of: &[&str]) -> Vec<Chapter> {
     let mut names = vec![];
-    for name in of {
-        let path = root().join(name);
-        if path.is_file() {
-            names.push(name.to_string());
-            continue;
-        }
-        let files = fs::read_dir(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        names.extend(files.filter(|file| file.ends_with(".md")).map(|file| format!("{name}/{file}")));
-    }
+    of.iter().for_each(|name| add_pages(name, &mut names));
     names.sort_unstable();
     let read = |name: String| Chapter { text: fs::read_to_string(root().join(&name)).unwrap(), name };
     names.into_iter().map(read).collect()
 }
 
 impl Chapter {
-    /// Text of each code block in `language`, and the number of its first line.
-    pub(crate) fn blocks(&self, language: &str) -> Vec<(usize, String)> {
-        let mut found = vec![];
-        let mut open: Option<(usize, &str, String)> = None;
+    /// All code blocks.
+    pub(crate) fn blocks(&self) -> Vec<Block> {
+        let (mut found, mut open, mut before) = (vec![], None::<Block>, "");
         for (number, line) in (1..).zip(self.text.lines()) {
             match (line.trim_start().strip_prefix("```"), &mut open) {
-                (Some(language), None) => open = Some((number + 1, language.trim(), String::new())),
+                (Some(language), None) => {
+                    let mark = before.strip_prefix("<!-- ").and_then(|mark| mark.strip_suffix(" -->"));
+                    let language = language.trim().to_string();
+                    open =
+                        Some(Block { line: number + 1, language, mark: mark.map(String::from), text: String::new() });
+                }
                 (Some(_), Some(_)) => found.extend(open.take()),
-                (None, Some((_, _, text))) => text.extend([line, "\n"]),
+                (None, Some(block)) => block.text.extend([line, "\n"]),
                 (None, None) => {}
             }
+            before = line;
         }
         assert!(open.is_none(), "{}: a block of code is not closed", self.name);
-        found.into_iter().filter(|(_, of, _)| *of == language).map(|(number, _, text)| (number, text)).collect()
+        found
+    }
+
+    /// Code blocks in `language`.
+    pub(crate) fn blocks_in(&self, language: &str) -> Vec<Block> {
+        self.blocks().into_iter().filter(|block| block.language == language).collect()
+    }
+
+    /// Whether a test writes this page.
+    pub(crate) fn is_generated(&self) -> bool {
+        self.text.starts_with("<!-- Generated ")
     }
 
     /// Numbered lines outside of code blocks.
@@ -126,7 +157,7 @@ fn slug(heading: &str) -> String {
 
 #[test]
 fn markdown_is_read_as_github_does() {
-    let text = "# A `b`: c, d?\n\n```text\n# no heading [x](no-link.md)\n| no | cell |\n```\n## Same\n## Same\n#none\n\
+    let text = "# A `b`: c, d?\n<!-- a mark -->\n```text\n# no heading [x](no-link.md)\n| no | cell |\n```\n## Same\n## Same\n#none\n\
                 ## [Link](to.md) & more\n[one](a.md#b) and `[two](c.md)` [three](d)\n| cell `a\\|b` | x |\n";
     let chapter = Chapter { name: "test.md".into(), text: text.into() };
     assert_eq!(chapter.anchors(), ["a-b-c-d", "same", "same-1", "link--more"]);
@@ -136,5 +167,7 @@ fn markdown_is_read_as_github_does() {
         chapter.cells(),
         [(12, String::new()), (12, "cell `a|b`".into()), (12, "x".into()), (12, String::new())]
     );
-    assert_eq!(chapter.blocks("text"), [(4, "# no heading [x](no-link.md)\n| no | cell |\n".into())]);
+    let [block] = &chapter.blocks_in("text")[..] else { panic!("one block") };
+    assert_eq!((block.line, &*block.text), (4, "# no heading [x](no-link.md)\n| no | cell |\n"));
+    assert_eq!(block.mark.as_deref(), Some("a mark"));
 }

@@ -7,6 +7,8 @@
 //! input_scale    from delayed scaling's amax of the inputs for the next step
 //! ```
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -17,6 +19,7 @@ use burn_float8::{Float8LinearConfig, Recipe};
 use serde_json::Value;
 
 use super::scheme::{Inputs, MX_BLOCK, Scheme};
+use crate::hf::checkpoint::Checkpoint;
 use crate::hf::float8_export::Float8Export;
 use crate::hf::names::hf_module;
 
@@ -24,13 +27,17 @@ use crate::hf::names::hf_module;
 const OUTPUT: &str = "lm_head";
 
 /// Linears of a model that are written in FP8.
-pub(crate) struct Plan {
+pub(crate) struct Plan<'a> {
     pub(crate) scheme: Scheme,
-    linears: Vec<Planned>,
+    pub(crate) linears: Vec<Planned>,
     /// Paths of the other linears.
     others: Vec<String>,
     /// Names of sibling linears that readers run as one.
     fused: Vec<&'static [&'static str]>,
+    /// Checkpoint from which the model was loaded.
+    pub(crate) checkpoint: Option<&'a Checkpoint>,
+    /// Amaxes of fused linears that were computed, by the first of them.
+    pub(crate) amaxes: RefCell<HashMap<String, f32>>,
 }
 
 /// A linear that is written in FP8.
@@ -48,14 +55,14 @@ pub(crate) struct Planned {
     input_amax: Option<f32>,
 }
 
-impl Plan {
+impl<'a> Plan<'a> {
     /// Plans the linears that the export's configuration has in FP8. Readers run siblings with the
     /// names of a list in `fused` as one.
     ///
     /// # Errors
     /// A configuration that does not fit the model; weights that readers would refuse.
     pub(crate) fn new(
-        export: &Float8Export<'_>,
+        export: &Float8Export<'a>,
         linears: &[LinearInfo],
         fused: Vec<&'static [&'static str]>,
     ) -> Result<Self> {
@@ -85,7 +92,8 @@ impl Plan {
                 other.scheme
             );
         }
-        let plan = Self { scheme, linears: planned, others, fused };
+        let (checkpoint, amaxes) = (export.checkpoint, RefCell::default());
+        let plan = Self { scheme, linears: planned, others, fused, checkpoint, amaxes };
         for own in &plan.linears {
             if let Some(other) = plan.others.iter().find(|other| plan.is_fused(&own.name, other)) {
                 bail!(
@@ -97,11 +105,6 @@ impl Plan {
             plan.input_scale(own)?;
         }
         Ok(plan)
-    }
-
-    /// How the weight of a linear is written; `None` in high precision.
-    pub(crate) fn get(&self, linear: &str) -> Option<&Planned> {
-        self.linears.iter().find(|planned| planned.name == linear)
     }
 
     /// Linears that readers run as one with this one, itself included.
@@ -150,7 +153,7 @@ impl Plan {
     }
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (written, all) = (self.linears.len(), self.linears.len() + self.others.len());
         write!(f, "FP8: {written} of {all} linears, {}", self.scheme)?;

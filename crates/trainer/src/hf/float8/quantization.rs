@@ -34,7 +34,7 @@ const METHODS: [&str; 5] = ["compressed-tensors", "fp8", "fbgemm_fp8", "modelopt
 /// Error of a quantization that is not read. Names the key that differs, and its valid values.
 fn refuse(config: &HfReader<'_>, key: &str, read: &[&str]) -> Error {
     let may = if read.is_empty() { "must be absent".into() } else { format!("may be {}", read.join(" or ")) };
-    let advice = "take the folder in high precision, or in an FP8 format of docs/float8-files.md";
+    let advice = "take the folder in high precision, or in an FP8 format of docs/guide/inference.md";
     config.unsupported(key, &format!("it {may}: {advice}"))
 }
 

@@ -45,11 +45,11 @@ impl<'a> Generation<'a> {
             sampling: section.sampling(seed),
             filters: section.filters(),
             cache: section.kv_cache,
-            batching: match (section.batch_prompts, selected, NonZero::new(independent_rows)) {
-                (Some(true), ..) => Batching::All,
-                (None, SelectedDevice::Cpu, Some(rows)) => Batching::Exact(rows),
-                (Some(false), ..) | (None, SelectedDevice::Cpu, None) => Batching::Alone,
-                (None, ..) => Batching::All,
+            // On a CPU, batched prompts give the same bits as alone.
+            batching: match (selected, NonZero::new(independent_rows)) {
+                (SelectedDevice::Cpu, Some(rows)) => Batching::Exact(rows),
+                (SelectedDevice::Cpu, None) => Batching::Alone,
+                _ => Batching::All,
             },
             ..GenerateOptions::new(section.max_new_tokens, text.tokenizer.num_choices())
         };

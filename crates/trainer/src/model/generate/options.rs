@@ -4,8 +4,6 @@
 use std::num::NonZero;
 
 use clap::ValueEnum;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, require};
 
@@ -46,8 +44,7 @@ impl Default for Filters {
 }
 
 /// Dtype of cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CacheDtype {
     /// Four bytes per element.
     F32,
@@ -166,8 +163,8 @@ impl Filters {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { repetition_penalty: penalty, top_p, min_p, .. } = *self;
         let fits = penalty > 0.0 && penalty.is_finite();
-        require("generate.repetition_penalty", penalty, fits, "must be finite and above 0; 1 is none")?;
-        require("generate.top_p", top_p, top_p > 0.0 && top_p <= 1.0, "must be in (0, 1]; 1 is all tokens")?;
-        require("generate.min_p", min_p, (0.0..=1.0).contains(&min_p), "must be in [0, 1]; 0 is all tokens")
+        require("--repetition-penalty", penalty, fits, "must be finite and above 0; 1 is none")?;
+        require("--top-p", top_p, top_p > 0.0 && top_p <= 1.0, "must be in (0, 1]; 1 is all tokens")?;
+        require("--min-p", min_p, (0.0..=1.0).contains(&min_p), "must be in [0, 1]; 0 is all tokens")
     }
 }

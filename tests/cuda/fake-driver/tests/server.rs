@@ -1,0 +1,214 @@
+//! CubeCL's CUDA server on the driver: what it learns of a device, copies, streams, every kernel
+//! of this project, linears, and errors.
+
+mod common;
+
+use burn::backend::Cuda;
+use checks::{Case, F32, Failure, Gemm, HostMatrix, PRECISE, Size, caught, visit, visit_linears};
+use cubecl::cuda::{CudaDevice, CudaRuntime};
+use cubecl::prelude::*;
+use cubecl::server::CopyDescriptor;
+use fake_cuda::{Driver, Fault};
+use float8_kernels::{CudaArch, GemmPath, Granularity, Operand, cuda_arch, gemm_path, scaled_gemm};
+
+/// Devices of this process: an H200, a B200, an RTX 5090, one device for each fault, a B300 and a
+/// GB10.
+const DEVICES: &str = "90,100,120,90,90,90,90,103,121";
+
+fn client(index: usize) -> Option<(ComputeClient<CudaRuntime>, &'static Driver)> {
+    common::driver(DEVICES).map(|driver| (CudaRuntime::client(&CudaDevice::new(index)), driver))
+}
+
+#[test]
+fn properties() {
+    for (index, arch, sms, shared) in
+        [(0, CudaArch::Sm90, 132, 227), (1, CudaArch::Sm100, 148, 227), (2, CudaArch::Sm120, 170, 99)]
+    {
+        let Some((client, _)) = client(index) else { return };
+        let hardware = &client.properties().hardware;
+        assert_eq!(hardware.num_streaming_multiprocessors, Some(sms));
+        assert_eq!(hardware.max_shared_memory_size, shared << 10);
+        assert_eq!(hardware.max_cube_count, (i32::MAX as u32, 65535, 65535));
+        assert_eq!((hardware.max_units_per_cube, hardware.max_cube_dim), (1024, (1024, 1024, 64)));
+        assert_eq!((hardware.plane_size_min, hardware.plane_size_max), (32, 32));
+        assert_eq!(cuda_arch(&client), Some(arch));
+    }
+}
+
+/// Copies of rows of every length, flat and pitched, to and from the device.
+#[test]
+fn copies() {
+    let Some((client, _)) = client(0) else { return };
+    for shape in [vec![1], vec![1000], vec![3, 5], vec![7, 512], vec![2, 3, 129], vec![1, 1, 1, 70_000]] {
+        let len = shape.iter().product::<usize>();
+        let data: Vec<u8> = (0..len * 2).map(|i| (i % 251) as u8).collect();
+        let layout = client.create_tensor_from_slice(&data, shape.clone().into(), 2);
+        let descriptor = CopyDescriptor::new(layout.memory.clone().binding(), shape.clone().into(), layout.strides, 2);
+        assert_eq!(client.read_one_unchecked_tensor(descriptor).to_vec(), data, "{shape:?}");
+        assert_eq!(client.read_one_unchecked(client.create_from_slice(&data)).to_vec(), data, "{shape:?}");
+    }
+}
+
+/// Memory that one stream writes and the next one reads: each thread has a stream of its own.
+#[test]
+fn streams() {
+    let Some((client, _)) = client(0) else { return };
+    let mut handle = client.create_from_slice(&[0; 4096]);
+    for stream in 1..=10u8 {
+        let (client, last) = (client.clone(), handle);
+        let next = std::thread::spawn(move || {
+            assert_eq!(client.read_one_unchecked(last).to_vec(), [stream - 1; 4096]);
+            client.create_from_slice(&[stream; 4096])
+        });
+        handle = next.join().expect("the memory is the last stream's");
+    }
+}
+
+/// A GEMM of operands that other streams have written has the bits of a GEMM on their stream. The
+/// server waits for the streams of a launch's arrays, not of its tensor maps.
+#[test]
+fn streams_of_a_gemm() {
+    for index in [0, 1] {
+        let Some((client, _)) = client(index) else { return };
+        let [a, b] = Gemm::new([70, 133, 200]).matrices();
+        let on_other_streams = || {
+            let upload = |matrix: &HostMatrix| {
+                std::thread::scope(|scope| scope.spawn(|| matrix.upload(&client)).join().expect("no panic"))
+            };
+            [upload(&a), upload(&b)]
+        };
+        let product = |[a, b]: [Operand; 2]| {
+            let product = scaled_gemm(&client, &a, &b, None, F32, PRECISE).expect("operands that fit");
+            client.read_one_unchecked(product).to_vec()
+        };
+        let (other, own) = (product(on_other_streams()), product([&a, &b].map(|matrix| matrix.upload(&client))));
+        assert_eq!(other, own);
+    }
+}
+
+/// Runs the first case that begins and ends with each of these texts, on a device.
+fn all_pass(index: usize, wanted: &[[&str; 2]]) {
+    let Some((client, _)) = client(index) else { return };
+    let mut left = wanted.to_vec();
+    let mut visitor = |case: Case<'_>| {
+        let name = case.name.clone();
+        if let Some(at) = left.iter().position(|[start, end]| name.starts_with(start) && name.ends_with(end)) {
+            left.remove(at);
+            match case.run() {
+                Ok(worst) => assert!((0.0..=1.0).contains(&worst), "{name}: {worst}"),
+                Err(failure) => panic!("{name}: {failure}"),
+            }
+        }
+    };
+    visit(&client, Size::Small, &mut visitor);
+    // Burn's backend has the first device.
+    if index == 0 {
+        visit_linears::<Cuda>(Size::Small, &mut visitor);
+    }
+    assert!(left.is_empty(), "no cases {left:?}");
+}
+
+#[test]
+fn casts() {
+    all_pass(
+        0,
+        &[
+            ["quantize 35x150 f32", "e4m3 tensorwise F32 Both"],
+            ["quantize 35x150 bf16", "e4m3 rowwise PowerOfTwo Both"],
+            ["quantize 35x150 f16", "e5m2 1x128 F32 Both"],
+            ["quantize 35x150 bf16", "e5m2 128x128 F32 Both"],
+            ["quantize 35x150 f32", "1x32 E8m0(Rceil) Both"],
+            ["quantize 35x150 f32", "e4m3 1x32 E8m0Square(Rceil) Both"],
+            ["quantize_with_amax 70x133 bf16", "Cols observed"],
+            ["amax 70x133 f32 pitched", "values"],
+            ["scale e4m3 1x32", "Rows"],
+            ["encode bf16", "e5m2"],
+            ["transpose of casts", ""],
+            ["dequantize_to_f32 128x128", "rowwise"],
+            ["dequantize_mx 129x160", "e4m3"],
+            ["health 37x140", "e4m3 1x128 F32"],
+        ],
+    );
+}
+
+#[test]
+fn operations_beside_linears() {
+    all_pass(0, &[["swiglu 2x4101 f16", ""], ["rms_norm 2x4101 bf16", "by bf16"], ["rotary 2x5x4x64 bf16", ""]]);
+}
+
+#[test]
+fn gemms_of_hopper() {
+    all_pass(
+        0,
+        &[
+            ["scaled_gemm 70x133x200 e4m3,e5m2 tensorwise,tensorwise random", "wgmma"],
+            ["scaled_gemm ", "1x128,128x128 random f32 wgmma"],
+            ["scaled_gemm ", "1x32,1x32 random f32 bf16 wgmma"],
+            ["scaled_gemm 4x", "gemv"],
+            ["scaled_gemm 17x33x16", "emulated"],
+            ["grouped_gemm rows 0+70", "rowwise,rowwise random f32 wgmma fast"],
+            ["grouped_gemm contraction 0+70", "tensorwise,rowwise random f32 wgmma"],
+        ],
+    );
+}
+
+#[test]
+fn gemms_of_blackwell() {
+    all_pass(
+        1,
+        &[
+            ["scaled_gemm 70x133x200 e4m3,e5m2 tensorwise,tensorwise random", "tcgen05"],
+            ["scaled_gemm ", "1x32,1x32 random f32 tcgen05"],
+            ["grouped_gemm rows 0+70", "rowwise,rowwise random f32 tcgen05"],
+        ],
+    );
+    // The other architectures of this family have the same kernels.
+    for (index, path) in [(2, " mma"), (7, "tcgen05"), (8, " mma")] {
+        all_pass(index, &[["scaled_gemm 70x133x200 e4m3,e5m2 tensorwise,tensorwise random", path]]);
+    }
+}
+
+/// Forward and backward of a linear on Burn's CUDA backend, with fusion, against the CPU's.
+#[test]
+fn linears() {
+    all_pass(0, &[["linear tensorwise 37x70x45 F32 normal", ""], ["linear mxfp8 37x70x45 BF16 normal", ""]]);
+}
+
+/// A GEMM on a device with a fault.
+fn gemm_with(index: usize, fault: Fault) -> Option<Result<f64, Failure>> {
+    let (client, driver) = client(index)?;
+    let gemm = Gemm { config: PRECISE, ..Gemm::new([64, 64, 128]) };
+    assert_eq!(gemm_path(&client, [Granularity::Tensor; 2], PRECISE), GemmPath::Wgmma);
+    driver.inject(index, &fault);
+    let [a, b] = gemm.matrices();
+    Some(caught(|| gemm.compare(&client, [&a, &b], 1.0)))
+}
+
+/// A launch that does nothing leaves poison, which the comparison sees.
+#[test]
+fn a_lost_launch_is_an_error() {
+    let Some(done) = gemm_with(3, Fault::Lose("gemm".into())) else { return };
+    assert!(matches!(done, Err(Failure::Wrong(_))), "{done:?}");
+}
+
+#[test]
+fn a_refused_kernel_is_an_error() {
+    let Some(done) = gemm_with(4, Fault::Refuse("gemm".into())) else { return };
+    let error = done.unwrap_err().to_string();
+    assert!(error.contains("Unable to load the PTX") && error.contains("CUDA_ERROR_INVALID_PTX"), "{error}");
+}
+
+/// CubeCL's thread panics, and the caller then has no answer.
+#[test]
+fn no_memory_is_an_error() {
+    let Some(done) = gemm_with(5, Fault::Memory(4096)) else { return };
+    assert!(matches!(&done, Err(Failure::Panicked(text)) if text.contains("CallError")), "{done:?}");
+}
+
+/// The kernel traps after ten seconds of its clock.
+#[test]
+fn a_barrier_without_its_arrivals_is_an_error() {
+    let Some(done) = gemm_with(6, Fault::Stick("gemm".into())) else { return };
+    let error = done.unwrap_err().to_string();
+    assert!(error.contains("CUDA_ERROR_LAUNCH_FAILED"), "{error}");
+}
