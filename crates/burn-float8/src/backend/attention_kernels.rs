@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use burn_backend::ops::{FloatTensorOps, IntTensorOps};
-use burn_backend::{Backend, DType, FloatDType, IntDType, TensorMetadata};
+use burn_backend::{DType, FloatDType, IntDType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
