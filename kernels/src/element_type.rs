@@ -39,6 +39,15 @@ impl ElementType {
         }
     }
 
+    /// Half a step of a normal number, relative: the largest error of rounding to nearest.
+    pub(crate) fn rounding(self) -> f64 {
+        match self {
+            Self::F32 => 2f64.powi(-24),
+            Self::F16 => 2f64.powi(-11),
+            Self::Bf16 => 2f64.powi(-8),
+        }
+    }
+
     /// Elements per word.
     pub(crate) const fn per_word(self) -> u32 {
         4 / self.size() as u32

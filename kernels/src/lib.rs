@@ -22,6 +22,7 @@
 
 mod amax;
 mod arch;
+pub mod attention;
 #[doc(hidden)]
 pub mod check;
 mod denylist;

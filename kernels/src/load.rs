@@ -19,6 +19,20 @@ pub(crate) struct Geometry {
     base: u32,
 }
 
+#[cube]
+impl Geometry {
+    /// The same view of later elements.
+    pub(crate) fn after(&self, elements: u32) -> Geometry {
+        Geometry {
+            rows: self.rows,
+            cols: self.cols,
+            row_stride: self.row_stride,
+            col_stride: self.col_stride,
+            base: self.base + elements,
+        }
+    }
+}
+
 /// Position of a unit that steps through a matrix by a fixed number of pieces. All rows have the
 /// same number of pieces.
 #[derive(CubeType)]

@@ -69,6 +69,42 @@ pub(crate) fn check_bytes(memory: &Handle, needed: u64, what: impl FnOnce() -> S
     if needed <= available { Ok(()) } else { Err(KernelError::OutOfBounds { what: what(), needed, available }) }
 }
 
+/// Memory at an address that every device accepts as a binding.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) handle: Handle,
+    /// Elements from the start of `handle` to the first of the view.
+    pub(crate) base: usize,
+}
+
+impl Bound {
+    /// Binding of a view with `last` elements of `size` bytes between its first and its last one.
+    /// `shape` and `strides` are for errors.
+    ///
+    /// # Errors
+    /// [`KernelError::Misaligned`], [`TooLarge`](KernelError::TooLarge),
+    /// [`OutOfBounds`](KernelError::OutOfBounds).
+    pub(crate) fn new<R: Runtime>(
+        client: &ComputeClient<R>,
+        memory: &Handle,
+        size: usize,
+        last: u64,
+        [rows, cols]: [usize; 2],
+        strides: [usize; 2],
+    ) -> Result<Self, KernelError> {
+        let start = check_aligned(memory, size)?;
+        let aligned = start - start % client.properties().memory.alignment.max(16);
+        let base = (start - aligned) / size as u64;
+        if last.saturating_add(base) > MAX_INDEX {
+            return Err(KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX });
+        }
+        check_bytes(memory, (last + 1) * size as u64, || format!("elements of a view [{rows}, {cols}]"))?;
+        let mut handle = memory.clone();
+        handle.offset_start = (aligned != 0).then_some(aligned);
+        Ok(Self { handle, base: base as usize })
+    }
+}
+
 /// Checked view, ready to launch: at least one element, all inside the memory and reachable by u32
 /// indices.
 #[derive(Clone, Debug)]
@@ -89,25 +125,14 @@ impl Checked {
         if rows == 0 || cols == 0 {
             return Err(KernelError::EmptyMatrix { rows, cols });
         }
-        // Binds at an address that every device accepts. The rest of the offset is counted in
-        // elements.
-        let (start, size) = (check_aligned(&x.handle, element_type.size())?, element_type.size() as u64);
-        let aligned = start - start % client.properties().memory.alignment.max(16);
-        let base = (start - aligned) / size;
-
         let last = ((rows - 1) as u64)
             .checked_mul(strides[0] as u64)
             .zip(((cols - 1) as u64).checked_mul(strides[1] as u64))
             .and_then(|(r, c)| r.checked_add(c));
-        let elements = (rows as u64).checked_mul(cols as u64);
-        let last = match (last, elements) {
-            (Some(last), Some(elements)) if last.saturating_add(base) <= MAX_INDEX && elements <= MAX_INDEX => last,
-            _ => return Err(KernelError::TooLarge { rows, cols, strides, limit: MAX_INDEX }),
-        };
-        check_bytes(&x.handle, (last + 1) * size, || format!("elements of a view [{rows}, {cols}]"))?;
-        let mut handle = x.handle.clone();
-        handle.offset_start = (aligned != 0).then_some(aligned);
-        Ok(Self { handle, element_type, rows, cols, strides, base: base as usize })
+        let elements = (rows as u64).checked_mul(cols as u64).filter(|&elements| elements <= MAX_INDEX);
+        let last = elements.and(last).unwrap_or(u64::MAX);
+        let Bound { handle, base } = Bound::new(client, &x.handle, element_type.size(), last, x.shape, strides)?;
+        Ok(Self { handle, element_type, rows, cols, strides, base })
     }
 
     pub(crate) fn vector<R: Runtime>(client: &ComputeClient<R>, x: &VectorView) -> Result<Self, KernelError> {

@@ -3,6 +3,7 @@
 //! Operands depend on a seed. Otherwise memory from an earlier check could pass for the result of a
 //! lost launch.
 
+mod attention;
 mod cast;
 mod fused;
 mod gemm;
@@ -15,9 +16,11 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
+pub use attention::{AttentionCase, Broadcast, MASK_BYTES, MASK_WORDS};
 pub use cast::CastVariant;
 pub use fused::FusedVariant;
 
+pub use crate::attention::AttentionVariant;
 use crate::element_type::ElementType;
 pub use crate::gemm::GemmVariant;
 use crate::mx::to_blocked;
@@ -33,6 +36,8 @@ pub enum Variant {
     Gemm(GemmVariant),
     /// A fused operation.
     Fused(FusedVariant),
+    /// Attention.
+    Attention(AttentionVariant),
 }
 
 /// Reason why a variant failed its check.
@@ -72,6 +77,7 @@ impl Variant {
             Self::Cast(cast) => cast.judge(client, seed),
             Self::Gemm(gemm) => gemm::judge(gemm, client, seed),
             Self::Fused(fused) => fused.judge(client, seed),
+            Self::Attention(attention) => attention.judge(client, seed),
         }
     }
 }
@@ -82,6 +88,7 @@ impl fmt::Display for Variant {
             Self::Cast(cast) => cast.fmt(f),
             Self::Gemm(gemm) => gemm.fmt(f),
             Self::Fused(fused) => fused.fmt(f),
+            Self::Attention(attention) => attention.fmt(f),
         }
     }
 }

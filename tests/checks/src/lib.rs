@@ -26,6 +26,7 @@
 
 mod agree;
 mod amax;
+mod attention;
 mod case;
 mod cast;
 mod compare;
@@ -73,6 +74,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     amax::add(&mut cases);
     health::add(&mut cases);
     fused::add(&mut cases);
+    attention::add(&mut cases);
     gemm::add(&mut cases);
     few_rows::add(&mut cases);
     agree::add(&mut cases);

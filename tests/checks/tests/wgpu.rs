@@ -64,6 +64,13 @@ fn golden_vectors() {
     run("golden_cast|golden_scale|golden_codes|golden_mx", 76, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
+/// Every mode in f32, and one case of each 16-bit dtype that the device has.
+#[test]
+fn attention() {
+    all_pass("attention f32", 14);
+    all_pass("attention causal f16|bf16", 2);
+}
+
 /// Every kernel for f32, and the kernels of one scale mode for each 16-bit dtype.
 ///
 /// A software device compiles kernels slower than it runs them, so some cases here and below run

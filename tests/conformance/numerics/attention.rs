@@ -1,4 +1,6 @@
 //! Attention as an autodiff node: result and gradients against the definition in f64.
+use std::process::Command;
+
 use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
@@ -221,6 +223,9 @@ const ON_DEVICES: [&str; 5] =
     ["grouped", "more queries than keys", "documents", "mask of all heads", "bias and softcap"];
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
+    if runtime.starts_with("wgpu") && std::env::var("FLOAT8_ATTENTION").is_ok_and(|path| path == "tiles") {
+        assert_eq!(B::fp8_facts(&Default::default()).attention, "tiles", "{runtime}");
+    }
     for case in cases().into_iter().filter(|case| runtime == "flex" || ON_DEVICES.contains(&case.name)) {
         let inputs = case.inputs();
         let want = case.expected(&inputs);
@@ -231,6 +236,16 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
 #[test]
 fn attention_is_its_definition() {
     on_every_runtime!(definition_on);
+}
+
+/// The same by the kernels of devices, which a software adapter does not choose by itself.
+#[test]
+fn attention_in_tiles() {
+    let mut tests = Command::new(std::env::current_exe().expect("a test binary"));
+    tests.args(["--exact", "numerics::attention::attention_is_its_definition"]).env("FLOAT8_ATTENTION", "tiles");
+    let output = tests.output().expect("the tests start");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

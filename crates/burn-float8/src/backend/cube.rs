@@ -18,7 +18,8 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
 use super::{
     DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
-    OperandSize, Quantized, SelfCheckReport, device_errors, fused, fused_kernels, host, preflight, self_check,
+    OperandSize, Quantized, SelfCheckReport, attention_kernels, device_errors, fused, fused_kernels, host, preflight,
+    self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -29,7 +30,8 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_facts(device: &Device<Self>) -> DeviceFacts {
         let client = R::client(device);
         let facts = DeviceFacts::new(|dtype| supports(&client, dtype.into()));
-        DeviceFacts { max_elements: MAX_INDEX, gemm: Some(GemmDevice::of(&client)), ..facts }
+        let attention = if attention_kernels::is_enabled(&client) { "tiles" } else { facts.attention };
+        DeviceFacts { max_elements: MAX_INDEX, attention, gemm: Some(GemmDevice::of(&client)), ..facts }
     }
 
     fn fp8_device_memory(device: &Device<Self>) -> Option<DeviceMemory> {
@@ -137,7 +139,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         inputs: &[CubeTensor<R>],
         backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<CubeTensor<R>> {
-        let made = fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy));
+        let made = match (op, inputs) {
+            (Fused::Attention(attention), [q, k, v]) => attention_kernels::compute(attention, [q, k, v], backward),
+            _ => fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy)),
+        };
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 

@@ -133,7 +133,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
         inputs: &[FloatTensor<Self>],
         backward: Option<&FusedBackward<'_, Self>>,
     ) -> Vec<FloatTensor<Self>> {
-        let made = fusion_fused_ops::compute(op, inputs, backward.map(|backward| backward.dy));
+        let made = match (op, inputs) {
+            (Fused::Attention(attention), [q, k, v]) => fusion_fused_ops::attention(attention, [q, k, v], backward),
+            _ => fusion_fused_ops::compute(op, inputs, backward.map(|backward| backward.dy)),
+        };
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))
     }
 

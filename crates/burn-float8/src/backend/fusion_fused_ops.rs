@@ -1,10 +1,11 @@
 //! [`Fused`] in the stream of `Fusion<B>`. Operations with a kernel in `B` become custom
 //! operations. The others use Burn's operations, which fuse.
-use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{DType, TensorMetadata};
 use burn_fusion::{Fusion, FusionBackend};
 use burn_std::Shape;
 
+use super::attention::Attention;
 use super::fused::{Fused, FusedBackward};
 use super::stream::register;
 use super::{DeviceOperand, Float8Backend};
@@ -37,6 +38,55 @@ pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B
         let tensors: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
         let (inputs, dy) = tensors.split_at(count);
         let backward = dy.first().map(|dy| FusedBackward { outputs: &[], dy });
+        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
+            handles.register_float_tensor::<B>(&output.id, tensor);
+        }
+    }))
+}
+
+/// [`attention_kernels::compute`](super::attention_kernels::compute) in the stream.
+pub(super) fn attention<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
+    attention: &Attention<Fusion<B>>,
+    inputs: [&FloatTensor<Fusion<B>>; 3],
+    backward: Option<&FusedBackward<'_, Fusion<B>>>,
+) -> Option<Vec<FloatTensor<Fusion<B>>>> {
+    let [query, _, value] = inputs.map(|input| input.shape().dims::<4>());
+    let ([batch, heads, queries, dim], [.., width]) = (query, value);
+    let dtype = inputs[0].dtype();
+    let facts = B::fp8_facts(inputs[0].client.device());
+    let has_outputs = backward.is_none_or(|backward| !backward.outputs.is_empty());
+    if !has_outputs || !facts.has_attention_kernel(dtype, [dim, width]) {
+        return None;
+    }
+    let outputs = match backward {
+        None => vec![
+            (Shape::from(vec![batch, heads, queries, width]), dtype),
+            (Shape::from(vec![batch, heads, queries]), DType::F32),
+        ],
+        Some(_) => inputs.map(|input| (input.shape(), dtype)).into(),
+    };
+    let Attention { mask, bias, documents, options } = attention.clone();
+    let has = [mask.is_some(), bias.is_some(), documents.is_some()];
+    let of_backward = backward.iter().flat_map(|backward| backward.outputs.iter().chain([backward.dy]));
+    let all = inputs.into_iter().chain(of_backward).cloned().chain(mask).chain(bias).chain(documents).collect();
+    let (is_backward, op) = (backward.is_some(), Fused::Attention(attention.clone()));
+    Some(register(op.names()[usize::from(is_backward)], all, outputs, move |ir, handles| {
+        let (floats, rest) = ir.inputs.split_at(if is_backward { 6 } else { 3 });
+        let floats: Vec<_> = floats.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+        let mut rest = rest.iter();
+        let mut next = |has: bool| has.then(|| rest.next().expect("registered with its tensors"));
+        let [mask, bias, documents] = has.map(&mut next);
+        let op = Fused::Attention(Attention {
+            mask: mask.map(|mask| handles.get_bool_tensor::<B>(mask)),
+            bias: bias.map(|bias| handles.get_float_tensor::<B>(bias)),
+            documents: documents.map(|documents| handles.get_int_tensor::<B>(documents)),
+            options,
+        });
+        let (inputs, of_backward) = floats.split_at(3);
+        let backward = match of_backward {
+            [outputs @ .., dy] => Some(FusedBackward { outputs, dy }),
+            [] => None,
+        };
         for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
             handles.register_float_tensor::<B>(&output.id, tensor);
         }

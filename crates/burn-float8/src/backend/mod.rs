@@ -3,6 +3,8 @@
 mod adamw;
 mod attention;
 #[cfg(feature = "cubecl")]
+mod attention_kernels;
+#[cfg(feature = "cubecl")]
 mod cube;
 #[cfg(feature = "cubecl")]
 mod device_errors;
@@ -139,7 +141,7 @@ pub struct DeviceFacts {
     /// has the same bits as if computed separately. Requires per-row scales. 1 if not guaranteed.
     pub independent_rows: usize,
     /// Algorithm of [`Fused::Attention`]: `tiles` of queries and keys in a kernel, or `blocks` of
-    /// queries by Burn's matmuls.
+    /// queries by Burn's matmuls. On a GPU, the variable `FLOAT8_ATTENTION` requests either.
     pub attention: &'static str,
     /// GEMM device of the kernels. None on the host.
     pub gemm: Option<GemmDevice>,
@@ -156,6 +158,13 @@ impl DeviceFacts {
     /// Whether a tensor of this dtype can be quantized, and a GEMM can return it.
     pub fn supports(&self, dtype: DType) -> bool {
         self.dtypes.contains(&Some(dtype))
+    }
+
+    /// Whether kernels compute attention of heads with this dtype and these sizes.
+    #[cfg(feature = "cubecl")]
+    pub(crate) fn has_attention_kernel(&self, dtype: DType, widths: [usize; 2]) -> bool {
+        let fits = |width| width <= float8_kernels::attention::MAX_WIDTH;
+        self.gemm.is_some() && self.attention == "tiles" && self.supports(dtype) && widths.into_iter().all(fits)
     }
 
     /// Current path of a GEMM. `rows` are the output's, or `None` with groups. The path changes

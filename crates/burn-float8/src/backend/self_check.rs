@@ -20,7 +20,8 @@ use burn_backend::DeviceId;
 use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
-use float8_kernels::check::{CastVariant, Flaw, FusedVariant, Variant};
+use float8_kernels::attention::disable_attention;
+use float8_kernels::check::{AttentionVariant, CastVariant, Flaw, FusedVariant, Variant};
 use float8_kernels::fused::disable_fused;
 use float8_kernels::{
     GemmDevice, GemmProblem, GemmVariant, KernelError, cast_instructions, device_key, disable_casts, disable_path,
@@ -180,6 +181,21 @@ impl DeviceChecks {
         self.is_right(client, Variant::Fused(variant), || disable_fused(client, variant.kernel));
     }
 
+    /// Checks attention and disables its kernels if it is wrong.
+    ///
+    /// # Errors
+    /// [`KernelError::Disabled`] if it is.
+    pub(super) fn attention<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        variant: AttentionVariant,
+    ) -> Result<(), KernelError> {
+        match self.is_right(client, Variant::Attention(variant), || disable_attention(client)) {
+            true => Ok(()),
+            false => Err(KernelError::Disabled),
+        }
+    }
+
     /// Whether a variant is right. The first call judges it and calls `disable` on failure.
     fn is_right<R: Runtime>(&self, client: &ComputeClient<R>, variant: Variant, disable: impl FnOnce()) -> bool {
         let known = || self.is_off().then_some(true).or_else(|| self.found.read().judged.get(&variant).copied());
@@ -219,6 +235,7 @@ impl DeviceChecks {
                 Variant::Cast(cast) => (format!("casts by {}", cast.instructions.unwrap_or("none")), None),
                 Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.small.shape.granularities)),
                 Variant::Fused(_) => ("fused operations".into(), None),
+                Variant::Attention(_) => ("attention in tiles".into(), None),
             };
             let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };
             log::error!("Float8: {failure}; this is disabled");

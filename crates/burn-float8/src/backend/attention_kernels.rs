@@ -1,0 +1,131 @@
+//! [`Fused::Attention`](super::Fused::Attention) by the kernels of `float8-kernels`, on devices where
+//! they are the faster way.
+use std::sync::LazyLock;
+
+use burn_backend::ops::{FloatTensorOps, IntTensorOps};
+use burn_backend::{DType, FloatDType, IntDType, TensorMetadata};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_std::Shape;
+use cubecl::client::ComputeClient;
+use cubecl::device::Device as _;
+use float8_kernels::KernelError;
+use float8_kernels::attention::{
+    AttentionInputs, AttentionOutput, HeadsView, attention_backward, attention_forward, has_attention,
+    prefers_attention,
+};
+use float8_kernels::check::AttentionVariant;
+
+use super::attention::{self, Attention, scale};
+use super::operand::tensor;
+use super::{Float8Backend, FusedBackward, self_check};
+
+/// Implementation that `FLOAT8_ATTENTION` requests: true for `tiles`, false for `blocks`.
+static REQUESTED: LazyLock<Option<bool>> = LazyLock::new(|| match std::env::var("FLOAT8_ATTENTION").as_deref() {
+    Ok("tiles") => Some(true),
+    Ok("blocks") => Some(false),
+    Ok(other) if !other.is_empty() => {
+        log::warn!("FLOAT8_ATTENTION is {other:?}: expected tiles or blocks; ignored");
+        None
+    }
+    _ => None,
+});
+
+/// Whether this device uses kernels for attention. Fixed for a process.
+pub(super) fn is_enabled<R: CubeRuntime>(client: &ComputeClient<R>) -> bool {
+    has_attention(client) && REQUESTED.unwrap_or_else(|| prefers_attention(client))
+}
+
+/// y and the logarithms of the sums of exponentials, or the gradients. None where Burn's operations
+/// compute them.
+pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    attention: &Attention<CubeBackend<R, F, I, BT>>,
+    inputs: [&CubeTensor<R>; 3],
+    backward: Option<&FusedBackward<'_, CubeBackend<R, F, I, BT>>>,
+) -> Option<Vec<CubeTensor<R>>> {
+    let (client, device) = (&inputs[0].client, &inputs[0].device);
+    let [query, key, value] = inputs.map(|input| input.shape().dims::<4>());
+    let facts = CubeBackend::<R, F, I, BT>::fp8_facts(device);
+    if !facts.has_attention_kernel(inputs[0].dtype, [query[3], value[3]]) {
+        return None;
+    }
+    let arguments = arguments(attention, inputs);
+    let check = |backward| {
+        let variant = AttentionVariant::of(client, &arguments, backward)?;
+        self_check::of(client, device.to_id()).attention(client, variant)
+    };
+    let on_device = |handle, shape: [usize; 4]| tensor(client, device, handle, shape, inputs[0].dtype);
+    match backward {
+        None => {
+            let [batch, heads, queries, _] = query;
+            let lse = [batch, heads, queries];
+            let made = check(false).and_then(|()| attention_forward(client, &arguments));
+            Some(match made {
+                Ok(AttentionOutput { y, lse: sums }) => {
+                    let y = on_device(y, [batch, queries, heads, value[3]]);
+                    let y = CubeBackend::<R, F, I, BT>::float_swap_dims(y, 1, 2);
+                    vec![y, tensor(client, device, sums, lse, DType::F32)]
+                }
+                Err(error) => {
+                    expect_disabled(&error);
+                    let y = attention::forward(attention, inputs);
+                    // Not read: backward is computed in blocks too.
+                    let shape = Shape::from(lse.to_vec());
+                    vec![y, CubeBackend::<R, F, I, BT>::float_zeros(shape, device, FloatDType::F32)]
+                }
+            })
+        }
+        Some(FusedBackward { outputs: [y, lse], dy }) => {
+            let made = check(true).and_then(|()| {
+                let lse = into_contiguous(lse.clone()).handle;
+                attention_backward(client, &arguments, &view(y), &lse, &view(dy))
+            });
+            match made {
+                Ok([dq, dk, dv]) => Some(vec![on_device(dq, query), on_device(dk, key), on_device(dv, value)]),
+                Err(error) => {
+                    expect_disabled(&error);
+                    None
+                }
+            }
+        }
+        Some(_) => None,
+    }
+}
+
+/// The caller has checked shapes and dtypes, so only a failed self-check may stop a kernel.
+fn expect_disabled(error: &KernelError) {
+    assert!(*error == KernelError::Disabled, "attention: {error}");
+}
+
+fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
+    attention: &Attention<CubeBackend<R, F, I, BT>>,
+    [query, key, value]: [&CubeTensor<R>; 3],
+) -> AttentionInputs {
+    let Attention { mask, bias, documents, options } = attention;
+    AttentionInputs {
+        query: view(query),
+        key: view(key),
+        value: view(value),
+        mask: mask.as_ref().map(view),
+        bias: bias.as_ref().map(view),
+        documents: documents.clone().map(|documents| {
+            let documents = CubeBackend::<R, F, I, BT>::int_cast(documents, IntDType::I32);
+            into_contiguous(documents).handle
+        }),
+        scale: scale(&query.shape(), options) as f32,
+        softcap: options.softcap.map(|softcap| softcap as f32),
+        causal: options.is_causal,
+    }
+}
+
+/// Four axes of a tensor, with its strides.
+fn view<R: CubeRuntime>(x: &CubeTensor<R>) -> HeadsView {
+    let strides: Vec<usize> = x.meta.strides().iter().copied().collect();
+    HeadsView {
+        handle: x.handle.clone(),
+        shape: x.shape().dims(),
+        strides: strides.try_into().expect("four axes"),
+        dtype: x.dtype.into(),
+    }
+}

@@ -1,0 +1,262 @@
+//! Scaled dot-product attention, forward and backward, in memory linear in the number of positions.
+//!
+//! ```text
+//! S = softcap(scale · q kᵀ) + bias, hidden where masked      P = softmax(S)      y = P v
+//! lse = ln Σ exp S        δ = Σ y ∘ dy        dS = P ∘ (dy vᵀ - δ) · softcap'
+//! dq = scale · dS k       dk = scale · dSᵀ q       dv = Pᵀ dy
+//! ```
+//! q is `[B, H, T, d]`, k `[B, KV, S, d]`, v `[B, KV, S, e]`. Each of the KV heads serves `H / KV`
+//! consecutive query heads. Scores and sums are f32. Every sum has a fixed order, so results have
+//! the same bits in each run. Backward makes S twice, for dq and for dk with dv: no atomics and no
+//! workspace. Source: Dao, *FlashAttention-2* (2023), sections 3.1 and 3.2.
+//!
+//! Rows of 64 stay in a cube (queries, or keys for dk and dv), while tiles of 64 of the other side
+//! pass by. Tiles that a mask hides as a whole are skipped.
+
+mod prepare;
+mod problem;
+mod tile;
+
+use cubecl::ir::StorageType;
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use self::prepare::{row_stats, tile_classes};
+pub(crate) use self::problem::Kind;
+use self::problem::{Config, Heads, Spread};
+use crate::KernelError;
+use crate::arch::cuda_arch;
+use crate::denylist::{disable, is_disabled};
+use crate::grid::is_cpu;
+use crate::view::{MAX_INDEX, check_bytes, supports};
+
+/// Rows and columns of a tile of scores.
+const TILE: u32 = 64;
+
+/// Largest head size that the kernels take.
+pub const MAX_WIDTH: usize = 256;
+
+/// Score of a hidden key. WGSL need not represent infinities.
+const HIDDEN: f32 = -1e30;
+
+/// Largest exponent subtracted from hidden scores only, and the bound below which a row sees no key.
+const NOTHING: f32 = HIDDEN / 10.0;
+
+/// Strided `[B, heads, positions, width]` in device memory.
+#[derive(Clone, Debug)]
+pub struct HeadsView {
+    /// Memory. Its offset is the first element.
+    pub handle: Handle,
+    /// B, heads, positions and width.
+    pub shape: [usize; 4],
+    /// Elements between neighbours on each axis. Zero repeats.
+    pub strides: [usize; 4],
+    /// f32, f16 or bf16; u8 or u32 for a mask.
+    pub dtype: StorageType,
+}
+
+/// Inputs of attention on the device.
+#[derive(Clone, Debug)]
+pub struct AttentionInputs {
+    /// `[B, H, T, d]`.
+    pub query: HeadsView,
+    /// `[B, KV, S, d]`.
+    pub key: HeadsView,
+    /// `[B, KV, S, e]`.
+    pub value: HeadsView,
+    /// `[B, H, T, S]`, each axis 1 to broadcast. Nonzero hides a key.
+    pub mask: Option<HeadsView>,
+    /// `[B, H, T, S]`, each axis 1 to broadcast. Added to scores.
+    pub bias: Option<HeadsView>,
+    /// Contiguous i32 `[B, S]`, where T = S. A position sees only positions with the same id.
+    pub documents: Option<Handle>,
+    /// Factor of q · k.
+    pub scale: f32,
+    /// `softcap · tanh(score / softcap)` replaces a score. Positive.
+    pub softcap: Option<f32>,
+    /// Whether query `t` sees only keys up to `t + S - T`.
+    pub causal: bool,
+}
+
+/// Compile-time parameters of the attention kernels for some inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionVariant {
+    pub(crate) config: Config,
+    /// Whether the gradients run too.
+    pub(crate) backward: bool,
+}
+
+/// Denylist entry of the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Attention;
+
+/// Disables attention's kernels on this device. They then return [`KernelError::Disabled`].
+pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>) {
+    disable(client, Attention);
+}
+
+/// Whether the device has the shared memory and the bindings that the kernels need.
+pub fn has_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    let hardware = &client.properties().hardware;
+    hardware.max_shared_memory_size >= tile::SHARED_BYTES && hardware.max_bindings >= MAX_BINDINGS
+}
+
+/// Whether the kernels are expected to be the faster way. Not on CUDA, where matmuls have tensor
+/// cores, nor on a CPU behind a graphics driver, where a barrier costs dozens of operations.
+pub fn prefers_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    !is_cpu(client) && cuda_arch(client).is_none()
+}
+
+/// Buffers of the kernel with the most: q, k, v, dy, stats, dk, dv, mask, bias, documents, classes,
+/// and CubeCL's own.
+const MAX_BINDINGS: u32 = 12;
+
+/// Result of [`attention_forward`].
+#[derive(Clone, Debug)]
+pub struct AttentionOutput {
+    /// `[B, T, H, e]`, contiguous, in q's dtype. 0 for a query that sees no key.
+    pub y: Handle,
+    /// Logarithm of the sum of exponentials of each query's scores, f32 `[B, H, T]`. At most -1e29
+    /// for a query that sees no key.
+    pub lse: Handle,
+}
+
+/// Forward.
+///
+/// # Errors
+/// [`KernelError::EmptyMatrix`], [`ShapeMismatch`](KernelError::ShapeMismatch),
+/// [`UnsupportedDtype`](KernelError::UnsupportedDtype), [`OutOfBounds`](KernelError::OutOfBounds),
+/// [`Misaligned`](KernelError::Misaligned), [`TooLarge`](KernelError::TooLarge),
+/// [`Disabled`](KernelError::Disabled).
+pub fn attention_forward<R: Runtime>(
+    client: &ComputeClient<R>,
+    inputs: &AttentionInputs,
+) -> Result<AttentionOutput, KernelError> {
+    let problem = Checked::new(client, inputs)?;
+    let classes = tile_classes(client, &problem);
+    Ok(tile::forward(client, &problem, classes.as_ref()))
+}
+
+/// Gradients of q, k and v, contiguous in their shapes and dtype, from the gradient dy of y, shaped
+/// `[B, H, T, e]`, and the results of forward; `y` is a view of the same shape.
+///
+/// # Errors
+/// As [`attention_forward`].
+pub fn attention_backward<R: Runtime>(
+    client: &ComputeClient<R>,
+    inputs: &AttentionInputs,
+    y: &HeadsView,
+    lse: &Handle,
+    dy: &HeadsView,
+) -> Result<[Handle; 3], KernelError> {
+    let problem = Checked::new(client, inputs)?;
+    let [batch, heads, queries, _] = problem.query.shape();
+    let (y, dy) = (problem.output(client, y)?, problem.output(client, dy)?);
+    check_bytes(lse, 4 * (batch * heads * queries) as u64, || "logarithms of sums".into())?;
+    let classes = tile_classes(client, &problem);
+    let stats = row_stats(client, &y, &dy, lse);
+    let dq = tile::query_gradient(client, &problem, &dy, &stats, classes.as_ref());
+    let [dk, dv] = tile::key_gradients(client, &problem, &dy, &stats, classes.as_ref());
+    Ok([dq, dk, dv])
+}
+
+impl AttentionVariant {
+    /// Variant that these inputs run.
+    ///
+    /// # Errors
+    /// As [`attention_forward`].
+    pub fn of<R: Runtime>(
+        client: &ComputeClient<R>,
+        inputs: &AttentionInputs,
+        backward: bool,
+    ) -> Result<Self, KernelError> {
+        Checked::new(client, inputs).map(|problem| Self { config: problem.config, backward })
+    }
+}
+
+/// Checked inputs.
+struct Checked {
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    mask: Option<Spread>,
+    bias: Option<Spread>,
+    documents: Option<Handle>,
+    scale: f32,
+    softcap: f32,
+    config: Config,
+}
+
+impl Checked {
+    fn new<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionInputs) -> Result<Self, KernelError> {
+        let AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal } = inputs;
+        let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query.shape, value.shape);
+        let rows = |view: &HeadsView| [view.shape[..3].iter().product(), view.shape[3]];
+        for (view, shape) in [(key, [batch, kv_heads, keys, dim]), (value, [batch, kv_heads, keys, width])] {
+            if view.shape != shape || kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+                return Err(KernelError::ShapeMismatch { x: rows(query), operand: rows(view) });
+            }
+            if view.dtype != query.dtype {
+                return Err(KernelError::UnsupportedDtype { dtype: view.dtype });
+            }
+        }
+        if is_disabled(client, Attention) {
+            return Err(KernelError::Disabled);
+        }
+        if !supports(client, query.dtype) || !has_attention(client) {
+            return Err(KernelError::UnsupportedDtype { dtype: query.dtype });
+        }
+        if dim.max(width) > MAX_WIDTH {
+            let [rows, cols] = [heads * queries, dim.max(width)];
+            return Err(KernelError::TooLarge { rows, cols, strides: [cols, 1], limit: MAX_WIDTH as u64 });
+        }
+        let scores = [batch, heads, queries, keys];
+        let spread = |view: &HeadsView| {
+            if view.shape.iter().zip(scores).any(|(&own, all)| own != 1 && own != all) {
+                return Err(KernelError::ShapeMismatch { x: [heads * queries, keys], operand: rows(view) });
+            }
+            Spread::new(client, view)
+        };
+        let (mask, bias) = (mask.as_ref().map(spread).transpose()?, bias.as_ref().map(spread).transpose()?);
+        if let Some(documents) = documents {
+            if queries != keys {
+                return Err(KernelError::ShapeMismatch { x: [batch, queries], operand: [batch, keys] });
+            }
+            check_bytes(documents, 4 * (batch * keys) as u64, || format!("documents [{batch}, {keys}]"))?;
+        }
+        let [query, key, value] = [query, key, value].map(|view| Heads::new(client, view));
+        let (query, key, value) = (query?, key?, value?);
+        let outputs = [batch * heads * queries * width.max(dim), batch * kv_heads * keys * width.max(dim)];
+        if outputs.iter().any(|&elements| elements as u64 > MAX_INDEX) {
+            let limit = MAX_INDEX;
+            return Err(KernelError::TooLarge { rows: outputs[0], cols: width, strides: [width, 1], limit });
+        }
+        let config = Config {
+            element_type: query.element_type,
+            words: [&query, &key, &value].map(|heads| heads.vector_words()).into_iter().min().expect("three"),
+            slices: [dim, width].map(|width| width.div_ceil(TILE as usize) as u32),
+            causal: *causal,
+            softcap: softcap.is_some(),
+            mask: mask.as_ref().map(|mask| mask.kind),
+            bias: bias.as_ref().map(|bias| bias.kind),
+            documents: documents.is_some(),
+        };
+        let (documents, softcap) = (documents.clone(), softcap.unwrap_or(1.0));
+        Ok(Self { query, key, value, mask, bias, documents, scale: *scale, softcap, config })
+    }
+
+    /// A tensor of y's shape.
+    fn output<R: Runtime>(&self, client: &ComputeClient<R>, view: &HeadsView) -> Result<Heads, KernelError> {
+        let ([batch, heads, queries, _], [.., width]) = (self.query.shape(), self.value.shape());
+        if view.shape != [batch, heads, queries, width] {
+            let rows = batch * heads * queries;
+            let operand = [view.shape[..3].iter().product(), view.shape[3]];
+            return Err(KernelError::ShapeMismatch { x: [rows, width], operand });
+        }
+        let heads = Heads::new(client, view)?;
+        if heads.element_type != self.query.element_type {
+            return Err(KernelError::UnsupportedDtype { dtype: view.dtype });
+        }
+        Ok(heads)
+    }
+}

@@ -1,0 +1,69 @@
+//! Attention's kernels against the definition in f64, element by element.
+
+use cubecl::prelude::*;
+use float8_kernels::attention::has_attention;
+use float8_kernels::check::{AttentionCase, Flaw, MASK_BYTES, MASK_WORDS};
+use float8_kernels::supports;
+
+use crate::Failure;
+use crate::case::Cases;
+use crate::data::{DTYPES, F32};
+use crate::device::poison;
+
+/// One row, ragged tiles, whole tiles, more keys than queries and fewer, grouped heads, several
+/// slices, and each mode.
+fn cases() -> Vec<(&'static str, AttentionCase)> {
+    let case = |heads, positions, widths| AttentionCase::causal(heads, positions, widths, F32);
+    let full = |case: AttentionCase| AttentionCase { causal: false, ..case };
+    vec![
+        ("one", case([1, 1, 1], [1, 1], [1, 1])),
+        ("one_query", case([2, 4, 2], [1, 130], [16, 16])),
+        ("whole", full(case([1, 2, 2], [128, 128], [64, 64]))),
+        ("causal", case([1, 4, 2], [200, 200], [64, 64])),
+        ("more_keys", case([1, 2, 1], [70, 300], [24, 24])),
+        ("more_queries", case([1, 2, 1], [150, 20], [8, 24])),
+        ("wide", case([1, 2, 1], [70, 90], [128, 96])),
+        ("odd", case([1, 2, 2], [65, 65], [5, 7])),
+        ("documents", AttentionCase { documents: true, ..case([2, 2, 1], [260, 260], [16, 16]) }),
+        ("mask", AttentionCase { mask: Some(([false; 4], MASK_WORDS)), ..full(case([2, 2, 2], [150, 200], [16, 16])) }),
+        (
+            "mask_of_keys",
+            AttentionCase {
+                mask: Some(([false, true, true, false], MASK_BYTES)),
+                ..case([2, 2, 1], [70, 200], [16, 8])
+            },
+        ),
+        ("softcap", AttentionCase { softcap: Some(1.5), ..full(case([1, 2, 1], [90, 90], [16, 16])) }),
+        (
+            "bias",
+            AttentionCase {
+                bias: Some([true, false, false, false]),
+                softcap: Some(2.0),
+                ..case([2, 2, 1], [70, 90], [16, 16])
+            },
+        ),
+        ("strided", AttentionCase { strided: true, ..case([2, 4, 2], [130, 130], [32, 16]) }),
+    ]
+}
+
+pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
+    let large = AttentionCase::causal([1, 8, 2], [1024, 1024], [256, 256], F32);
+    for (name, case) in all.sizes(&cases(), &[("large", large)]) {
+        for dtype in DTYPES {
+            let case = AttentionCase { dtype, ..case };
+            all.add(format!("attention {name} {dtype}"), |client| check(client, case));
+        }
+    }
+}
+
+fn check<R: Runtime>(client: &ComputeClient<R>, case: AttentionCase) -> Result<f64, Failure> {
+    if !supports(client, case.dtype) || !has_attention(client) {
+        return Ok(0.0);
+    }
+    poison(client, &case.output_bytes())?;
+    case.run(client, true, 1).map_err(|flaw| match flaw {
+        Flaw::Unsupported(error) => Failure::Kernel(error),
+        Flaw::Wrong(text) => Failure::Wrong(text),
+        Flaw::Refused(text) => Failure::Device(text),
+    })
+}
