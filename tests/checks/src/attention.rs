@@ -10,39 +10,38 @@ use crate::case::Cases;
 use crate::data::{DTYPES, F32};
 use crate::device::poison;
 
-/// One row, ragged tiles, whole tiles, more keys than queries and fewer, grouped heads, several
-/// slices, and each mode.
+/// One row, ragged and whole tiles, more keys than queries and fewer, grouped heads, several slices,
+/// and each mode. Cases with the same modes run the same kernels.
 fn cases() -> Vec<(&'static str, AttentionCase)> {
     let case = |heads, positions, widths| AttentionCase::causal(heads, positions, widths, F32);
-    let full = |case: AttentionCase| AttentionCase { causal: false, ..case };
+    let softcap = Some(1.5);
     vec![
         ("one", case([1, 1, 1], [1, 1], [1, 1])),
+        ("odd", case([1, 2, 2], [65, 65], [5, 7])),
         ("one_query", case([2, 4, 2], [1, 130], [16, 16])),
-        ("whole", full(case([1, 2, 2], [128, 128], [64, 64]))),
-        ("causal", case([1, 4, 2], [200, 200], [64, 64])),
+        ("grouped", case([1, 4, 2], [200, 200], [64, 64])),
         ("more_keys", case([1, 2, 1], [70, 300], [24, 24])),
         ("more_queries", case([1, 2, 1], [150, 20], [8, 24])),
+        ("strided", AttentionCase { strided: true, ..case([2, 4, 2], [130, 130], [32, 16]) }),
         ("wide", case([1, 2, 1], [70, 90], [128, 96])),
-        ("odd", case([1, 2, 2], [65, 65], [5, 7])),
         ("documents", AttentionCase { documents: true, ..case([2, 2, 1], [260, 260], [16, 16]) }),
-        ("mask", AttentionCase { mask: Some(([false; 4], MASK_WORDS)), ..full(case([2, 2, 2], [150, 200], [16, 16])) }),
+        (
+            "mask",
+            AttentionCase {
+                mask: Some(([false; 4], MASK_WORDS)),
+                causal: false,
+                ..case([2, 2, 2], [150, 200], [16, 16])
+            },
+        ),
         (
             "mask_of_keys",
             AttentionCase {
                 mask: Some(([false, true, true, false], MASK_BYTES)),
+                bias: Some([true, false, false, false]),
+                softcap,
                 ..case([2, 2, 1], [70, 200], [16, 8])
             },
         ),
-        ("softcap", AttentionCase { softcap: Some(1.5), ..full(case([1, 2, 1], [90, 90], [16, 16])) }),
-        (
-            "bias",
-            AttentionCase {
-                bias: Some([true, false, false, false]),
-                softcap: Some(2.0),
-                ..case([2, 2, 1], [70, 90], [16, 16])
-            },
-        ),
-        ("strided", AttentionCase { strided: true, ..case([2, 4, 2], [130, 130], [32, 16]) }),
     ]
 }
 
