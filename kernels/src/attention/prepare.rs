@@ -152,7 +152,7 @@ fn stats_of_rows<N: Size>(
         col += comptime!(LANES * element_type.vector_len());
     }
     let sum = lanes_sum(sum, LANES, isa);
-    if row < rows && UNIT_POS % LANES == 0 {
+    if row < rows && UNIT_POS.is_multiple_of(LANES) {
         let own = lse[row as usize];
         stats[row as usize] = select(own <= NOTHING, -HIDDEN, own);
         stats[(rows + row) as usize] = sum;

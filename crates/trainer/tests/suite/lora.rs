@@ -214,7 +214,7 @@ fn vectors() -> std::path::PathBuf {
 }
 
 fn reference() -> (Vec<i32>, Vec<f32>) {
-    let files = TensorFiles::open_file(&vectors().join("reference.safetensors")).unwrap();
+    let files = TensorFiles::open_file(vectors().join("reference.safetensors")).unwrap();
     let ids = files.get("input_ids").unwrap().bytes().unwrap();
     let ids = ids.as_chunks().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
     (ids, files.get("logits").unwrap().to_f32().unwrap())
@@ -243,7 +243,7 @@ fn peft_gives_the_same_logits() {
     let [same, folder] = ["same", "adapter"].map(|name| dir.path().join(name));
     adapted.save_peft(None, &same).unwrap();
     let [ours, theirs] =
-        [&same, &vectors()].map(|folder| TensorFiles::open_file(&folder.join("adapter_model.safetensors")).unwrap());
+        [&same, &vectors()].map(|folder| TensorFiles::open_file(folder.join("adapter_model.safetensors")).unwrap());
     assert!(ours.names().eq(theirs.names()));
     for name in theirs.names() {
         let [ours, theirs] = [&ours, &theirs].map(|files| files.get(name).unwrap());
