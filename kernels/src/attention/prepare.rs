@@ -1,4 +1,4 @@
-//! Kernels before those of attention: classes of tiles, and statistics of rows for backward.
+//! Kernels that run before attention: classes of tiles, and statistics of rows for backward.
 
 use cubecl::prelude::*;
 use cubecl::server::Handle;

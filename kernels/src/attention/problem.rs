@@ -304,8 +304,8 @@ pub(super) struct Score {
 
 #[cube]
 impl Scores {
-    /// Item `number` of `tiles` row tiles of `heads` heads. With `from_last`, the last rows come
-    /// first: under a causal mask they see the most keys.
+    /// Item `number` of `tiles` row tiles per head. The last queries come first: under a causal mask
+    /// they see the most keys.
     pub(super) fn item(&self, number: u32, tiles: u32, #[comptime] of_keys: bool) -> Item {
         let heads = if comptime!(of_keys) { self.kv_heads } else { self.heads };
         let (outer, head) = (number / heads, number % heads);

@@ -33,7 +33,7 @@ pub struct AttentionCase {
     pub mask: Option<(Broadcast, StorageType)>,
     /// A bias.
     pub bias: Option<Broadcast>,
-    /// Whether there are three documents, of which two have the same id.
+    /// Whether there are three documents. The first and the last have the same id.
     pub documents: bool,
     /// Whether q, k, v and dy are views of `[B, positions, heads, width]`.
     pub strided: bool,

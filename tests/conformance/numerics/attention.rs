@@ -238,7 +238,7 @@ fn attention_is_its_definition() {
     on_every_runtime!(definition_on);
 }
 
-/// The same by the kernels of devices, which a software adapter does not choose by itself.
+/// Kernels of devices give the same. A software adapter uses them only on request.
 #[test]
 fn attention_in_tiles() {
     let mut tests = Command::new(std::env::current_exe().expect("a test binary"));
