@@ -93,10 +93,38 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     write_json(&config, &json!({ "eos_token_id": [1, 2], "temperature": 0.6, "transformers_version": "5.0.0" }));
     let of_file = section(&[]);
     assert_eq!((of_file.temperature, of_file.top_k, of_file.top_p), (0.0, 50, 1.0));
-    for (file, flags, expected) in table::<(Value, Vec<String>, GenerateSection)>("vectors/generation_configs") {
-        write_json(&config, &file);
-        assert_eq!(section(&flags.iter().map(String::as_str).collect::<Vec<_>>()), expected, "{flags:?}");
-    }
+    write_json(
+        &config,
+        &json!({ "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": null, "min_p": 0.05,
+                 "repetition_penalty": 1.1, "max_new_tokens": 7 }),
+    );
+    let (top_k, top_p, min_p) = (50, 0.9, 0.05);
+    let of_file = GenerateSection {
+        max_new_tokens: 7,
+        temperature: 0.6,
+        top_k,
+        top_p,
+        min_p,
+        repetition_penalty: 1.1,
+        ..GenerateSection::default()
+    };
+    assert_eq!(section(&[]), of_file);
+    let flags = [
+        &["--temperature", "0.5", "--top-k", "3", "--top-p", "0.8", "--min-p", "0", "--repetition-penalty", "1"][..],
+        &["--max-new-tokens", "9", "--stop", "a", "--stop", "b", "--kv-cache", "bf16"],
+    ];
+    let of_flags = GenerateSection {
+        max_new_tokens: 9,
+        temperature: 0.5,
+        top_k: 3,
+        top_p: 0.8,
+        stop: vec!["a".into(), "b".into()],
+        kv_cache: Some(CacheDtype::Bf16),
+        ..GenerateSection::default()
+    };
+    assert_eq!(section(&flags.concat()), of_flags);
+    let set = section(&["--set", "generate.temperature=0.1"]);
+    assert_eq!(set, GenerateSection { temperature: 0.1, ..of_file });
     for (json, text) in [(json!({ "top_k": "many" }), "top_k = \"many\""), (json!({ "top_p": 1.5 }), "top_p = 1.5")] {
         write_json(&config, &json);
         refuses(job(&["generate", &path]), &format!("{}: {text} is not supported", config.display()));
