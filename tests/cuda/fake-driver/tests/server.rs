@@ -136,6 +136,16 @@ fn operations_beside_linears() {
     all_pass(0, &[["swiglu 2x4101 f16", ""], ["rms_norm 2x4101 bf16", "by bf16"], ["rotary 2x5x4x64 bf16", ""]]);
 }
 
+/// Forward and gradients. Other runtimes of these tests lack 16-bit dtypes.
+#[test]
+fn attention() {
+    all_pass(
+        0,
+        &[["attention more_keys f32", ""], ["attention documents bf16", ""], ["attention mask_of_keys f16", ""]],
+    );
+    all_pass(2, &[["attention wide bf16", ""], ["attention odd f16", ""]]);
+}
+
 #[test]
 fn gemms_of_hopper() {
     all_pass(

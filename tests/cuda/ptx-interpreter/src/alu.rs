@@ -240,6 +240,12 @@ pub(crate) fn alu(parts: &[&str]) -> Option<(usize, Alu)> {
             "f16x2" | "bf16x2" => one!(|a| a ^ 0x8000_8000),
             _ => None,
         },
+        // The sign of the first operand, and the magnitude of the second.
+        "copysign" => match ty {
+            "f32" => two!(|a, b| (a & 0x8000_0000) | (b & 0x7fff_ffff)),
+            "f64" => two!(|a, b| (a & 1 << 63) | (b & (u64::MAX >> 1))),
+            _ => None,
+        },
         "and" => two!(|a: u64, b: u64| a & b),
         "or" => two!(|a: u64, b: u64| a | b),
         "xor" => two!(|a: u64, b: u64| a ^ b),
