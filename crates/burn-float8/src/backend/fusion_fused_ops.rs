@@ -3,11 +3,12 @@
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, TensorMetadata};
 use burn_fusion::{Fusion, FusionBackend};
+use burn_ir::{CustomOpIr, TensorIr};
 use burn_std::Shape;
 
 use super::attention::Attention;
 use super::fused::{Fused, FusedBackward};
-use super::stream::register;
+use super::stream::{Handles, register};
 use super::{DeviceOperand, Float8Backend};
 
 /// Outputs of the operation, or with dy its gradients. None if `B` has no kernel for it.
@@ -35,12 +36,7 @@ pub(super) fn compute<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B
     };
     let all = inputs.iter().chain(dy).cloned().collect();
     Some(register(names[usize::from(dy.is_some())], all, outputs, move |ir, handles| {
-        let tensors: Vec<_> = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
-        let (inputs, dy) = tensors.split_at(count);
-        let backward = dy.first().map(|dy| FusedBackward { outputs: &[], dy });
-        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
-            handles.register_float_tensor::<B>(&output.id, tensor);
-        }
+        execute::<B>(&op, count, &ir.inputs, ir, handles);
     }))
 }
 
@@ -69,10 +65,10 @@ pub(super) fn attention<B: FusionBackend + Float8Backend<Operand = DeviceOperand
     let has = [mask.is_some(), bias.is_some(), documents.is_some()];
     let of_backward = backward.iter().flat_map(|backward| backward.outputs.iter().chain([backward.dy]));
     let all = inputs.into_iter().chain(of_backward).cloned().chain(mask).chain(bias).chain(documents).collect();
-    let (is_backward, op) = (backward.is_some(), Fused::Attention(attention.clone()));
-    Some(register(op.names()[usize::from(is_backward)], all, outputs, move |ir, handles| {
+    let is_backward = backward.is_some();
+    let name = Fused::Attention(attention.clone()).names()[usize::from(is_backward)];
+    Some(register(name, all, outputs, move |ir, handles| {
         let (floats, rest) = ir.inputs.split_at(if is_backward { 6 } else { 3 });
-        let floats: Vec<_> = floats.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
         let mut rest = rest.iter();
         let mut next = |has: bool| has.then(|| rest.next().expect("registered with its tensors"));
         let [mask, bias, documents] = has.map(&mut next);
@@ -82,13 +78,26 @@ pub(super) fn attention<B: FusionBackend + Float8Backend<Operand = DeviceOperand
             documents: documents.map(|documents| handles.get_int_tensor::<B>(documents)),
             options,
         });
-        let (inputs, of_backward) = floats.split_at(3);
-        let backward = match of_backward {
-            [outputs @ .., dy] => Some(FusedBackward { outputs, dy }),
-            [] => None,
-        };
-        for (output, tensor) in ir.outputs.iter().zip(B::fused(&op, inputs, backward.as_ref())) {
-            handles.register_float_tensor::<B>(&output.id, tensor);
-        }
+        execute::<B>(&op, 3, floats, ir, handles);
     }))
+}
+
+/// Runs the operation below fusion. `floats` are its `count` inputs, then for backward the outputs
+/// that it reads, and dy.
+fn execute<B: FusionBackend + Float8Backend>(
+    op: &Fused<B>,
+    count: usize,
+    floats: &[TensorIr],
+    ir: &CustomOpIr,
+    handles: &mut Handles<B::FusionRuntime>,
+) {
+    let floats: Vec<_> = floats.iter().map(|input| handles.get_float_tensor::<B>(input)).collect();
+    let (inputs, of_backward) = floats.split_at(count);
+    let backward = match of_backward {
+        [outputs @ .., dy] => Some(FusedBackward { outputs, dy }),
+        [] => None,
+    };
+    for (output, tensor) in ir.outputs.iter().zip(B::fused(op, inputs, backward.as_ref())) {
+        handles.register_float_tensor::<B>(&output.id, tensor);
+    }
 }
