@@ -39,6 +39,7 @@ mod load;
 pub mod mx;
 mod operand;
 mod ptx;
+mod quad;
 mod quantize;
 pub mod reference;
 mod scale;

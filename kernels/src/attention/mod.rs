@@ -39,7 +39,8 @@ pub const MAX_WIDTH: usize = 256;
 /// Score of a hidden key. WGSL need not represent infinities.
 const HIDDEN: f32 = -1e30;
 
-/// Largest exponent subtracted from hidden scores only, and the bound below which a row sees no key.
+/// Least maximum of a row's scores. Hidden scores are far below it, so their weights are 0. A row
+/// whose lse does not exceed it sees no key.
 const NOTHING: f32 = HIDDEN / 10.0;
 
 /// Strided `[B, heads, positions, width]` in device memory.

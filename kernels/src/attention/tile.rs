@@ -19,9 +19,8 @@ use crate::element_type::ElementType;
 use crate::grid::{UNITS, fold};
 use crate::load::{Geometry, element, load_vector};
 use crate::ptx::cvt::Isa;
+use crate::quad::{Quad, zeros};
 use crate::version::Version;
-
-type Quad = Vector<f32, Const<4>>;
 
 /// Units along each side of a tile.
 const SIDE: u32 = 16;
@@ -215,11 +214,7 @@ fn tile_forward<O: Float, N: Size>(
     }
     let mut sums = zeros(comptime!(4 * slices));
     // Sum of the weights of the unit's rows and columns.
-    let mut totals = Array::<f32>::new(4usize);
-    #[unroll]
-    for a in 0..4usize {
-        totals[a] = 0.0;
-    }
+    let mut totals = Quad::new(0.0f32);
     let end = scores.keys_end(item.row0 + TILE);
     let mut key0 = 0u32.runtime();
     while key0 < end {
@@ -275,7 +270,7 @@ fn tile_forward<O: Float, N: Size>(
         shared.weights[((4 * i + a) * PITCH + j) as usize] = Quad::new(totals[a as usize]);
     }
     sync_cube();
-    let mut inverse = Array::<f32>::new(4usize);
+    let mut inverse = Quad::empty();
     #[unroll]
     for a in 0..4u32 {
         let row = 4 * i + a;
@@ -294,7 +289,7 @@ fn tile_forward<O: Float, N: Size>(
     // y is [B, T, H, e].
     let stride = scores.heads * at_v.cols;
     let first = batch * scores.queries * stride + head * at_v.cols;
-    store::<O>(&sums, &inverse, y, first, stride, item.row0, scores.queries, at_v.cols, slices);
+    store::<O>(&sums, inverse, y, first, stride, item.row0, scores.queries, at_v.cols, slices);
 }
 
 #[cube(launch_unchecked)]
@@ -354,8 +349,17 @@ fn tile_query_gradient<O: Float, N: Size>(
         }
         key0 += TILE;
     }
-    let factors = four(scores.scale);
-    store::<O>(&sums, &factors, dq, first_stat * at_q.cols, at_q.cols, item.row0, scores.queries, at_q.cols, slices);
+    store::<O>(
+        &sums,
+        Quad::new(scores.scale),
+        dq,
+        first_stat * at_q.cols,
+        at_q.cols,
+        item.row0,
+        scores.queries,
+        at_q.cols,
+        slices,
+    );
 }
 
 #[cube(launch_unchecked)]
@@ -431,29 +435,9 @@ fn tile_key_gradients<O: Float, N: Size>(
         }
     }
     let first = (batch * scores.kv_heads + key_head) * scores.keys;
-    let (scale, one) = (four(scores.scale), four(1.0f32.runtime()));
-    store::<O>(&dk_sums, &scale, dk, first * at_k.cols, at_k.cols, item.row0, scores.keys, at_k.cols, of_k);
-    store::<O>(&dv_sums, &one, dv, first * at_v.cols, at_v.cols, item.row0, scores.keys, at_v.cols, of_v);
-}
-
-#[cube]
-fn zeros(#[comptime] count: u32) -> Array<Quad> {
-    let mut zeros = Array::<Quad>::new(comptime!(count as usize));
-    #[unroll]
-    for i in 0..count {
-        zeros[i as usize] = Quad::new(0.0f32);
-    }
-    zeros
-}
-
-#[cube]
-fn four(value: f32) -> Array<f32> {
-    let mut values = Array::<f32>::new(4usize);
-    #[unroll]
-    for i in 0..4usize {
-        values[i] = value;
-    }
-    values
+    let (scale, one) = (Quad::new(scores.scale), Quad::new(1.0f32));
+    store::<O>(&dk_sums, scale, dk, first * at_k.cols, at_k.cols, item.row0, scores.keys, at_k.cols, of_k);
+    store::<O>(&dv_sums, one, dv, first * at_v.cols, at_v.cols, item.row0, scores.keys, at_v.cols, of_v);
 }
 
 /// Statistics of four queries.
@@ -625,7 +609,7 @@ fn load_rows<N: Size>(
 #[cube]
 fn store<O: Float>(
     sums: &Array<Quad>,
-    factors: &Array<f32>,
+    factors: Quad,
     out: &mut Array<O>,
     first: u32,
     stride: u32,

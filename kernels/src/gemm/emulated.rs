@@ -26,6 +26,7 @@ use crate::format::decode;
 use crate::granularity::BLOCK;
 use crate::grid::{fold, is_cpu};
 use crate::mx::e8m0_inverse_bits;
+use crate::quad::{Quad, zeros};
 use crate::version::Version;
 use crate::{Format, Granularity};
 
@@ -70,8 +71,6 @@ const STEP: u32 = STEP_WORDS * 4;
 
 /// Words of one block of the contraction.
 const BLOCK_WORDS: u32 = BLOCK as u32 / 4;
-
-type Quad = Vector<f32, Const<4>>;
 
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
@@ -191,16 +190,6 @@ fn gemm_emulated<O: Float>(
             }
         }
     }
-}
-
-#[cube]
-fn zeros(#[comptime] count: u32) -> Array<Quad> {
-    let mut zeros = Array::<Quad>::new(comptime!(count as usize));
-    #[unroll]
-    for i in 0..count {
-        zeros[i as usize] = Quad::new(0.0f32);
-    }
-    zeros
 }
 
 /// Inverse scales of a unit's groups of four rows (or columns). The first group starts at `first`.
