@@ -21,7 +21,7 @@ pub(crate) use burn_float8::{
 };
 pub(crate) use clap::Parser;
 pub(crate) use device_select::{DeviceChoice, SelectedDevice};
-pub(crate) use models::{Decoder, DecoderConfig, Decoders, Dimensions, MoeConfig, RopeScaling, RunConfig};
+pub(crate) use models::{Decoder, DecoderConfig, Decoders, Dimensions, RunConfig};
 pub(crate) use safetensors::tensor::TensorView;
 pub(crate) use safetensors::{Dtype, SafeTensors};
 pub(crate) use serde::Deserialize;
@@ -58,70 +58,10 @@ pub(crate) use trainer::{
 };
 pub(crate) use trainer::{CausalLmExt, ExportOptions, Job};
 
-/// Backend that trains in FP8.
-pub(crate) type Train = Float8<Autodiff<Flex>>;
-
-/// Two layers, three query heads per key head, and heads wider than `hidden / heads`.
-pub(crate) fn tiny() -> DecoderConfig {
-    let dims = Dimensions {
-        vocab_size: 288,
-        hidden_size: 48,
-        intermediate_size: 80,
-        num_layers: 2,
-        num_heads: 6,
-        num_kv_heads: 2,
-        head_dim: 12,
-        rms_norm_eps: 1e-5,
-        rope_theta: 10_000.0,
-        max_seq_len: 64,
-        tie_word_embeddings: false,
-        qk_norm: false,
-        qkv_bias: false,
-        moe: None,
-    };
-    DecoderConfig { dims, rope_scaling: None, ..DecoderConfig::preset("debug").unwrap() }
-}
-
-/// Tiny model with other sizes.
-pub(crate) fn tiny_with(change: impl FnOnce(&mut Dimensions)) -> DecoderConfig {
-    let mut config = tiny();
-    change(&mut config.dims);
-    config
-}
-
-/// Four experts in each layer, two for each token.
-pub(crate) fn tiny_moe() -> DecoderConfig {
-    tiny_with(|dims| dims.moe = Some(MoeConfig { num_experts: 4, num_experts_per_tok: 2 }))
-}
-
-pub(crate) fn llama3_scaling() -> RopeScaling {
-    RopeScaling { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
-}
-
-pub(crate) fn model<B: Backend>(config: DecoderConfig, seed: u64) -> Decoder<B> {
-    Decoder::new(config, &Default::default()).unwrap().init_weights(seed)
-}
-
-/// `[B, T]` tokens below `vocab`.
-pub(crate) fn tokens(shape: [usize; 2], vocab: usize, seed: u64) -> Vec<i32> {
-    let mut rng = Rng::named(seed, "tokens");
-    (0..shape[0] * shape[1]).map(|_| rng.below(vocab) as i32).collect()
-}
-
-pub(crate) fn ids<B: Backend>(tokens: &[i32], shape: [usize; 2]) -> Tensor<B, 2, Int> {
-    Tensor::from_data(TensorData::new(tokens.to_vec(), shape), &Default::default())
-}
-
-pub(crate) fn values<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
-    tensor.into_data().to_vec().unwrap()
-}
-
-/// max |a - b| / max |b|.
-pub(crate) fn relative(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    let scale = b.iter().fold(0.0_f32, |max, x| max.max(x.abs()));
-    a.iter().zip(b).fold(0.0_f32, |max, (x, y)| max.max((x - y).abs())) / scale
-}
+/// Small models, as the tests of `models` have them.
+#[path = "../../../../models/tests/decoder/common.rs"]
+mod small;
+pub(crate) use small::*;
 
 /// One tensor of a checkpoint: name, dtype, shape, little-endian bytes.
 #[derive(Clone, Debug)]
