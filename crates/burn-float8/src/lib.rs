@@ -144,7 +144,7 @@ pub mod report {
 ///
 /// [`fp8_only`](weights::fp8_only) drops the values of a model's FP8 linears.
 /// [`load_codes`](weights::load_codes) and [`read_codes`](weights::read_codes) exchange codes
-/// `[K, N]` and scales with files. A gradient of such a weight is an error, so freeze it and train
+/// `[N, K]` and scales with files. A gradient of such a weight is an error, so freeze it and train
 /// [adapters](crate::lora).
 pub mod weights {
     pub use crate::backend::HostCodes;
