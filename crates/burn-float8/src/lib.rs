@@ -161,6 +161,7 @@ pub mod lora {
 
 /// Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
 /// processes.
+#[doc(hidden)]
 pub mod source {
     pub use crate::step::AmaxReduce;
     pub use crate::tensor::{CastAmax, ShardedWeight, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared};

@@ -21,8 +21,8 @@ use crate::ops::functions::{Functions, find};
 use crate::stack::Float8Stack;
 use crate::tensor::{Adapter, Dropout};
 
-/// Configuration of adapters. Fields and defaults follow PEFT: rank 8, α 8, no dropout, all
-/// linears except `lm_head`.
+/// Configuration of adapters. Fields and defaults follow [PEFT](https://github.com/huggingface/peft):
+/// rank 8, α 8, no dropout, all linears except `lm_head`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]

@@ -13,6 +13,8 @@ use crate::ops::functions::find;
 ///
 /// Computes `softmax(softcap(scale · q kᵀ)) v` in high precision, with `options` as in
 /// [`burn::tensor::module::attention`]. Products have the dtype of the inputs, softmax is f32.
+/// Sources: [Vaswani et al., 2017](https://arxiv.org/abs/1706.03762),
+/// [Dao, 2023](https://arxiv.org/abs/2307.08691).
 ///
 /// On [`Float8`](crate::Float8) it is one autodiff node whose memory grows with T instead of T²,
 /// since backward recomputes the scores. Burn's function uses the same node unless it needs a

@@ -25,7 +25,8 @@ fn node<B: Backend, const D: usize>(
     Tensor::from_primitive(TensorPrimitive::Float((functions.fused)(op, inputs)))
 }
 
-/// `silu(a) · b` of two tensors of the same shape, with f32 intermediates.
+/// `silu(a) · b` of two tensors of the same shape, with f32 intermediates
+/// ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)).
 ///
 /// # Panics
 ///
@@ -40,7 +41,7 @@ pub fn swiglu<B: Backend, const D: usize>(a: Tensor<B, D>, b: Tensor<B, D>) -> T
 }
 
 /// `x · (1 / √(mean x² + ε)) · γ` over the last dimension. Computes in f32; the result has the
-/// dtype of x.
+/// dtype of x ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)).
 ///
 /// The order of operations follows transformers, which multiplies by the inverse root. Burn's
 /// `RmsNorm` divides by the root.
@@ -68,7 +69,8 @@ pub fn rms_norm<B: Backend, const D: usize>(x: Tensor<B, D>, gamma: Tensor<B, 1>
 /// ```text
 /// y₁ = x₁ cos - x₂ sin        y₂ = x₂ cos + x₁ sin
 /// ```
-/// Computed in f32; the result has the dtype of x. The tables get no gradient.
+/// Computed in f32; the result has the dtype of x. The tables get no gradient. Source:
+/// [Su et al., 2021](https://arxiv.org/abs/2104.09864), with halves instead of pairs as in Llama.
 ///
 /// # Panics
 ///
