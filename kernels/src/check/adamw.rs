@@ -64,7 +64,7 @@ impl AdamWVariant {
             for (i, got) in got.iter().enumerate() {
                 let want = expected[i][which];
                 // The sums and quotients in f32, then the rounding to the dtype, with f16's smallest step.
-                let size = if which == 0 { want.abs().max(f64::from(w[i].abs())) + 0.5 } else { want.abs().max(1e-3) };
+                let size = sizes(&step, [w[i], m[i]], g[i], expected[i][2])[which];
                 let mut bound = size * 16.0 * ElementType::F32.rounding() + want.abs() * element_type.rounding();
                 if element_type == ElementType::F16 {
                     bound += 2f64.powi(-25);
@@ -90,6 +90,15 @@ impl AdamWVariant {
         }
         Ok(())
     }
+}
+
+/// Sums of the magnitudes of the terms of w, m and v, for the parameter and m before the step and v
+/// after it.
+fn sizes(step: &AdamWStep, [w, m]: [f32; 2], g: f32, v: f64) -> [f64; 3] {
+    let [beta, correction_1] = [step.betas[0], step.corrections()[0]].map(f64::from);
+    let m = if step.time > 1 { f64::from(m.abs()) * beta } else { 0.0 } + f64::from(g.abs()) * (1.0 - beta);
+    let root = (v / f64::from(step.corrections()[1])).sqrt() + f64::from(step.epsilon);
+    [f64::from(w.abs()) + m / correction_1 / root * f64::from(step.lr), m, v]
 }
 
 impl fmt::Display for AdamWVariant {
