@@ -8,7 +8,7 @@ pub use crate::backend::{AdamWDtypes, AdamWStep, RoundingKeys};
 use crate::ops::functions::find;
 
 /// AdamW steps on one backend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct FusedAdamW<B: Backend>(AdamWFn<B>);
 
 impl<B: Backend> FusedAdamW<B> {
@@ -25,7 +25,7 @@ impl<B: Backend> FusedAdamW<B> {
     /// # Panics
     /// If shapes differ, or the [`RoundingKeys`] do not match the shape.
     pub fn step<const D: usize>(
-        self,
+        &self,
         step: AdamWStep,
         param: Tensor<B, D>,
         moments: [Tensor<B, D>; 2],

@@ -90,7 +90,7 @@ impl ParameterStep<'_> {
         let moments = self.update.section.state_dtype.dtype();
         let dtypes = AdamWDtypes { param: values.0.dtype(), moments, grad: grad.dtype() };
         match FusedAdamW::find(&values.0.device(), dtypes) {
-            Some(fused) => self.in_one_pass(fused, values, grad, time),
+            Some(fused) => self.in_one_pass(&fused, values, grad, time),
             None => self.by_operations(values, grad, time),
         }
     }
@@ -98,7 +98,7 @@ impl ParameterStep<'_> {
     /// Fused step, with the same bits as the composed one.
     fn in_one_pass<B: Backend, const D: usize>(
         &self,
-        fused: FusedAdamW<B>,
+        fused: &FusedAdamW<B>,
         (value, moments): Values<Tensor<B, D>>,
         grad: Tensor<B, D>,
         time: usize,
@@ -245,7 +245,7 @@ mod tests {
                 None => {
                     let dtypes = AdamWDtypes { param: dtype, moments: section.state_dtype.dtype(), grad: dtype };
                     let fused = FusedAdamW::find(&Default::default(), dtypes).expect("a host has it");
-                    step.in_one_pass(fused, (value, moments), grad, update.step + 1)
+                    step.in_one_pass(&fused, (value, moments), grad, update.step + 1)
                 }
                 Some(_) => step.by_operations((value, moments), grad, update.step + 1),
             };

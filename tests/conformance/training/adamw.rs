@@ -18,13 +18,13 @@ use crate::support::{max_error, normal};
 const DIMS: [usize; 2] = [70, 45];
 
 fn steps_on<B: Float8Backend>(runtime: &str) {
-    let dtypes = AdamWDtypes { param: DType::F32, moments: DType::F32, grad: DType::F32 };
-    let fused = FusedAdamW::<Float8<B>>::find(&Default::default(), dtypes).unwrap_or_else(|| panic!("{runtime}"));
     let [k, n] = DIMS;
     let random = |seed| normal(k * n, seed);
     let x = || tensor::<Float8<Autodiff<B>>, 2>(normal(9 * k, 7), [9, k]);
     let mut linear: Linear<_> = layer::<B>(&Float8Config::tensorwise(), tensor(random(1), DIMS), None);
     let mut moments = [random(2), random(3).iter().map(|v| v * v).collect()].map(|values| tensor(values, DIMS));
+    let dtypes = AdamWDtypes { param: DType::F32, moments: DType::F32, grad: DType::F32 };
+    let fused = FusedAdamW::<Float8<B>>::find(&Default::default(), dtypes).unwrap_or_else(|| panic!("{runtime}"));
     for time in 1..=3 {
         // Fills the weight's cache, so that the step gives the next cast its amax.
         linear.forward(x());
