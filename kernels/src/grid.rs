@@ -21,6 +21,17 @@ pub(crate) fn is_cpu<R: Runtime>(client: &ComputeClient<R>) -> bool {
 /// limit that WebGPU guarantees.
 pub(crate) const UNITS: u32 = 256;
 
+/// Elements per unit in one round of a kernel whose cubes stride through the elements.
+pub(crate) const EACH: usize = 8;
+
+/// Maximum cubes of such a kernel.
+pub(crate) const MOST_CUBES: usize = 1024;
+
+/// Number of cubes that stride through `elements` elements.
+pub(crate) fn elementwise_cubes(elements: usize) -> usize {
+    elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
+}
+
 /// Grid of at least `cubes` cubes, folded so that no dimension exceeds the device's limit (65535 on
 /// wgpu).
 ///

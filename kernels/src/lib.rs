@@ -20,6 +20,7 @@
 // run time.
 #![allow(clippy::collapsible_if)]
 
+pub mod adamw;
 mod amax;
 mod arch;
 pub mod attention;
@@ -47,6 +48,7 @@ mod version;
 mod view;
 mod words;
 
+pub use adamw::adamw;
 pub use amax::amax;
 pub use arch::{CudaArch, cuda_arch};
 pub use denylist::{Disabled, device_key, disabled_count};

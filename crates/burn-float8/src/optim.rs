@@ -1,20 +1,21 @@
-//! AdamW step in one pass over a parameter, on backends that implement it: CPU backends.
+//! AdamW in one pass over a parameter.
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 
-use crate::backend::{AdamWFn, AdamWTensors};
-pub use crate::backend::{AdamWStep, RoundingKeys};
+use crate::backend::{AdamWFn, AdamWRequest, AdamWTensors};
+pub use crate::backend::{AdamWDtypes, AdamWStep, RoundingKeys};
 use crate::ops::functions::find;
 
 /// AdamW steps on one backend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct FusedAdamW<B: Backend>(AdamWFn<B>);
 
 impl<B: Backend> FusedAdamW<B> {
-    /// None if the backend does not implement the step. A backend with autodiff never does.
-    pub fn find() -> Option<Self> {
-        Some(Self(find::<B>()?.adamw?))
+    /// The step for tensors of these dtypes. None if the backend has none on this device. A backend
+    /// with autodiff never does.
+    pub fn find(device: &Device<B>, dtypes: AdamWDtypes) -> Option<Self> {
+        find::<B>()?.adamw?(device, dtypes).map(Self)
     }
 
     /// Returns the parameter after the step, and both moments. All tensors have the same shape, and
@@ -24,8 +25,8 @@ impl<B: Backend> FusedAdamW<B> {
     /// # Panics
     /// If shapes differ, or the [`RoundingKeys`] do not match the shape.
     pub fn step<const D: usize>(
-        self,
-        step: &AdamWStep,
+        &self,
+        step: AdamWStep,
         param: Tensor<B, D>,
         moments: [Tensor<B, D>; 2],
         grad: Tensor<B, D>,
@@ -34,7 +35,8 @@ impl<B: Backend> FusedAdamW<B> {
         assert!(moments.each_ref().map(Tensor::dims) == [dims; 2] && grad.dims() == dims, "tensors of one shape");
         let primitive = |tensor: Tensor<B, D>| -> FloatTensor<B> { tensor.into_primitive().tensor() };
         let tensors = AdamWTensors { param: primitive(param), moments: moments.map(primitive) };
-        let AdamWTensors { param, moments } = (self.0)(step, tensors, primitive(grad));
+        let request = AdamWRequest { step, tensors, grad: primitive(grad), wants_amax: false };
+        let AdamWTensors { param, moments } = (self.0)(request).tensors;
         let tensor = |tensor| Tensor::from_primitive(TensorPrimitive::Float(tensor));
         (tensor(param), moments.map(tensor))
     }

@@ -3,7 +3,7 @@
 
 use burn::tensor::backend::Backend;
 use burn::tensor::{Bool, DType, Tensor};
-use burn_float8::optim::{AdamWStep, FusedAdamW, RoundingKeys};
+use burn_float8::optim::{AdamWDtypes, AdamWStep, FusedAdamW, RoundingKeys};
 
 use crate::config::OptimizerSection;
 use crate::rounding::Noise;
@@ -87,8 +87,10 @@ impl ParameterStep<'_> {
         grad: Tensor<B, D>,
         time: usize,
     ) -> (Tensor<B, D>, [Tensor<B, D>; 2]) {
-        match FusedAdamW::find() {
-            Some(fused) => self.in_one_pass(fused, values, grad, time),
+        let moments = self.update.section.state_dtype.dtype();
+        let dtypes = AdamWDtypes { param: values.0.dtype(), moments, grad: grad.dtype() };
+        match FusedAdamW::find(&values.0.device(), dtypes) {
+            Some(fused) => self.in_one_pass(&fused, values, grad, time),
             None => self.by_operations(values, grad, time),
         }
     }
@@ -96,7 +98,7 @@ impl ParameterStep<'_> {
     /// Fused step, with the same bits as the composed one.
     fn in_one_pass<B: Backend, const D: usize>(
         &self,
-        fused: FusedAdamW<B>,
+        fused: &FusedAdamW<B>,
         (value, moments): Values<Tensor<B, D>>,
         grad: Tensor<B, D>,
         time: usize,
@@ -118,7 +120,7 @@ impl ParameterStep<'_> {
             time,
             rounding: [keys(value.dtype(), 0), keys(kept, 1), keys(kept, 2)],
         };
-        fused.step(&step, value, moments, grad)
+        fused.step(step, value, moments, grad)
     }
 
     /// Calls `f` with the random bits for rounding one of the [`ROUNDED`].
@@ -240,12 +242,11 @@ mod tests {
             let step = ParameterStep { update, decay: update.decay(D > 1), path: "layers.0.weight".into(), first_row };
             let grad = numbers(&format!("gradient {}", update.step), dims, dtype);
             let (new, after) = match at_once {
-                None => step.in_one_pass(
-                    FusedAdamW::find().expect("a host has it"),
-                    (value, moments),
-                    grad,
-                    update.step + 1,
-                ),
+                None => {
+                    let dtypes = AdamWDtypes { param: dtype, moments: section.state_dtype.dtype(), grad: dtype };
+                    let fused = FusedAdamW::find(&Default::default(), dtypes).expect("a host has it");
+                    step.in_one_pass(&fused, (value, moments), grad, update.step + 1)
+                }
                 Some(_) => step.by_operations((value, moments), grad, update.step + 1),
             };
             (value, moments) = (new, Some(after));

@@ -3,6 +3,7 @@
 //! Operands depend on a seed. Otherwise memory from an earlier check could pass for the result of a
 //! lost launch.
 
+mod adamw;
 mod attention;
 mod cast;
 mod fused;
@@ -20,6 +21,7 @@ pub use attention::{AttentionCase, Broadcast, MASK_BYTES, MASK_WORDS};
 pub use cast::CastVariant;
 pub use fused::FusedVariant;
 
+pub use crate::adamw::AdamWVariant;
 pub use crate::attention::AttentionVariant;
 use crate::element_type::ElementType;
 pub use crate::gemm::GemmVariant;
@@ -38,6 +40,8 @@ pub enum Variant {
     Fused(FusedVariant),
     /// Attention.
     Attention(AttentionVariant),
+    /// AdamW.
+    AdamW(AdamWVariant),
 }
 
 /// Reason why a variant failed its check.
@@ -78,6 +82,7 @@ impl Variant {
             Self::Gemm(gemm) => gemm::judge(gemm, client, seed),
             Self::Fused(fused) => fused.judge(client, seed),
             Self::Attention(attention) => attention.judge(client, seed),
+            Self::AdamW(adamw) => adamw.judge(client, seed),
         }
     }
 }
@@ -89,6 +94,7 @@ impl fmt::Display for Variant {
             Self::Gemm(gemm) => gemm.fmt(f),
             Self::Fused(fused) => fused.fmt(f),
             Self::Attention(attention) => attention.fmt(f),
+            Self::AdamW(adamw) => adamw.fmt(f),
         }
     }
 }

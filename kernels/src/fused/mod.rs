@@ -21,7 +21,6 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use crate::denylist::{disable, is_disabled};
-use crate::grid::UNITS;
 use crate::view::Checked;
 use crate::{KernelError, MatrixView, supports};
 
@@ -34,17 +33,6 @@ pub enum FusedKernel {
     RmsNorm,
     /// [`rotary`], forward and backward.
     Rotary,
-}
-
-/// Elements per unit in one round.
-const EACH: usize = 8;
-
-/// Maximum cubes of a kernel whose cubes stride through the elements.
-const MOST_CUBES: usize = 1024;
-
-/// Number of cubes for an operation on `elements` elements.
-fn cubes(elements: usize) -> usize {
-    elements.div_ceil(UNITS as usize * EACH).min(MOST_CUBES)
 }
 
 /// Disables the operation on this device. It then returns [`KernelError::Disabled`].

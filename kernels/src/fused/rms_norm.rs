@@ -4,8 +4,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Dense, EACH, FusedKernel, MOST_CUBES, gamma_of, wide};
-use crate::grid::{UNITS, cube_first, fold, lanes_sum};
+use super::{Dense, FusedKernel, gamma_of, wide};
+use crate::grid::{EACH, MOST_CUBES, UNITS, cube_first, fold, lanes_sum};
 use crate::ptx::cvt::Isa;
 use crate::version::Version;
 use crate::{KernelError, MatrixView};

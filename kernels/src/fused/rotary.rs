@@ -4,8 +4,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Dense, FusedKernel, cubes, wide};
-use crate::grid::UNITS;
+use super::{Dense, FusedKernel, wide};
+use crate::grid::{UNITS, elementwise_cubes};
 use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
@@ -46,7 +46,7 @@ pub fn rotary<R: Runtime>(
     unsafe {
         rotate::launch_unchecked::<R>(
             client,
-            CubeCount::new_1d(cubes(rows * dim) as u32),
+            CubeCount::new_1d(elementwise_cubes(rows * dim) as u32),
             CubeDim::new_1d(UNITS),
             width,
             x,

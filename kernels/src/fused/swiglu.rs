@@ -4,8 +4,8 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Dense, FusedKernel, cubes, wide};
-use crate::grid::UNITS;
+use super::{Dense, FusedKernel, wide};
+use crate::grid::{UNITS, elementwise_cubes};
 use crate::version::Version;
 use crate::{KernelError, MatrixView};
 
@@ -25,7 +25,7 @@ pub fn swiglu<R: Runtime>(client: &ComputeClient<R>, a: &MatrixView, b: &MatrixV
     unsafe {
         swiglu_forward::launch_unchecked::<R>(
             client,
-            CubeCount::new_1d(cubes(inputs.elements()) as u32),
+            CubeCount::new_1d(elementwise_cubes(inputs.elements()) as u32),
             CubeDim::new_1d(UNITS),
             inputs.width,
             a,
@@ -58,7 +58,7 @@ pub fn swiglu_backward<R: Runtime>(
     unsafe {
         swiglu_gradients::launch_unchecked::<R>(
             client,
-            CubeCount::new_1d(cubes(inputs.elements()) as u32),
+            CubeCount::new_1d(elementwise_cubes(inputs.elements()) as u32),
             CubeDim::new_1d(UNITS),
             inputs.width,
             a,

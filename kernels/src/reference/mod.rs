@@ -47,6 +47,7 @@ macro_rules! for_each_format {
     };
 }
 
+pub mod adamw;
 pub mod attention;
 pub mod fused;
 mod grouped;

@@ -12,6 +12,8 @@
 //! dequantize_mx     bf16 is the reference's, bit for bit
 //! health            counts are equal, for known elements too; sums of squares within f32 summation
 //! swiglu, rms_norm, rotary   within f32 of their definitions in f64
+//! attention         forward and gradients within bounds of their definition in f64, element by element
+//! adamw             parameter and moments likewise; stochastic rounding by its keys
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see GemmPath::error_bound)
 //! grouped_gemm      the same in each group, and zeros outside the groups
 //! repeated_gemm     exact sums, 200 launches without a wait
@@ -24,6 +26,7 @@
 //! Device memory is filled with NaN patterns before each case, so that an element without a write
 //! is noticed.
 
+mod adamw;
 mod agree;
 mod amax;
 mod attention;
@@ -75,6 +78,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     health::add(&mut cases);
     fused::add(&mut cases);
     attention::add(&mut cases);
+    adamw::add(&mut cases);
     gemm::add(&mut cases);
     few_rows::add(&mut cases);
     agree::add(&mut cases);

@@ -71,6 +71,12 @@ fn attention() {
     all_pass("attention grouped f16|bf16", 2);
 }
 
+/// Dtypes that the device lacks pass without a launch.
+#[test]
+fn adamw() {
+    all_pass("adamw", 18);
+}
+
 /// Every kernel for f32, and the kernels of one scale mode for each 16-bit dtype.
 ///
 /// A software device compiles kernels slower than it runs them, so some cases here and below run

@@ -1,4 +1,5 @@
 //! Whole steps: losses, delayed scaling, statistics and precision switches.
+mod adamw;
 mod delayed;
 mod delayed_state;
 mod golden_trajectory;

@@ -17,8 +17,8 @@ use float8_kernels::{
 
 use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
 use super::{
-    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
-    OperandSize, Quantized, SelfCheckReport, attention_kernels, device_errors, fused, fused_kernels, host, preflight,
+    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
+    OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels, device_errors, fused, fused_kernels, host, preflight,
     self_check,
 };
 use crate::config::SelfCheck;
@@ -144,6 +144,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             _ => fused_kernels::compute(op, inputs, backward.map(|backward| backward.dy)),
         };
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))
+    }
+
+    fn adamw(device: &Device<Self>, dtypes: AdamWDtypes) -> Option<AdamWFn<Self>> {
+        adamw_kernels::is_available(&R::client(device), device, dtypes).then_some(adamw_kernels::run as _)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

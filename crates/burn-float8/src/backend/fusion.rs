@@ -12,8 +12,8 @@ use super::host::matrix;
 use super::operand::{DeviceOperand, OperandLayout, scales};
 use super::stream::{Handles, register};
 use super::{
-    DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
-    OperandSize, Quantized, SelfCheckReport, device_errors, fused, fusion_fused_ops,
+    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
+    OperandSize, Quantized, SelfCheckReport, adamw_kernels, device_errors, fused, fusion_fused_ops,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -138,6 +138,10 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             _ => fusion_fused_ops::compute(op, inputs, backward.map(|backward| backward.dy)),
         };
         made.unwrap_or_else(|| fused::compute(op, inputs, backward))
+    }
+
+    fn adamw(device: &Device<Self>, dtypes: AdamWDtypes) -> Option<AdamWFn<Self>> {
+        B::adamw(device, dtypes).map(|_| adamw_kernels::run_fused as _)
     }
 
     fn fp8_size(operand: &Self::Operand) -> OperandSize {

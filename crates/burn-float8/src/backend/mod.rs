@@ -1,6 +1,8 @@
 //! [`Float8Backend`]: operations that [`Float8`](crate::Float8) needs from a wrapped backend, with
 //! their inputs and outputs.
 mod adamw;
+#[cfg(feature = "cubecl")]
+mod adamw_kernels;
 mod attention;
 #[cfg(feature = "cubecl")]
 mod attention_kernels;
@@ -27,7 +29,7 @@ mod self_check;
 #[cfg(feature = "cubecl")]
 mod stream;
 
-pub use adamw::{AdamWFn, AdamWStep, AdamWTensors, RoundingKeys};
+pub use adamw::{AdamWDtypes, AdamWFn, AdamWRequest, AdamWResult, AdamWStep, AdamWTensors, RoundingKeys};
 pub use attention::{Attention, CachedAttention, CachedHeads};
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
@@ -263,8 +265,9 @@ pub trait Float8Backend: Backend {
         None
     }
 
-    /// AdamW step in one pass. None if the backend does not implement it.
-    fn adamw() -> Option<AdamWFn<Self>> {
+    /// AdamW in one pass. None if the backend has none for these dtypes on this device.
+    fn adamw(device: &Device<Self>, dtypes: AdamWDtypes) -> Option<AdamWFn<Self>> {
+        let _ = (device, dtypes);
         None
     }
 

@@ -20,8 +20,9 @@ use burn_backend::DeviceId;
 use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
+use float8_kernels::adamw::disable_adamw;
 use float8_kernels::attention::disable_attention;
-use float8_kernels::check::{AttentionVariant, CastVariant, Flaw, FusedVariant, Variant};
+use float8_kernels::check::{AdamWVariant, AttentionVariant, CastVariant, Flaw, FusedVariant, Variant};
 use float8_kernels::fused::disable_fused;
 use float8_kernels::{
     GemmDevice, GemmProblem, GemmVariant, KernelError, cast_instructions, device_key, disable_casts, disable_path,
@@ -196,6 +197,11 @@ impl DeviceChecks {
         }
     }
 
+    /// Whether AdamW is right. Disables its kernel if not.
+    pub(super) fn adamw<R: Runtime>(&self, client: &ComputeClient<R>, variant: AdamWVariant) -> bool {
+        self.is_right(client, Variant::AdamW(variant), || disable_adamw(client))
+    }
+
     /// Whether a variant is right. The first call judges it and calls `disable` on failure.
     fn is_right<R: Runtime>(&self, client: &ComputeClient<R>, variant: Variant, disable: impl FnOnce()) -> bool {
         let known = || self.is_off().then_some(true).or_else(|| self.found.read().judged.get(&variant).copied());
@@ -236,6 +242,7 @@ impl DeviceChecks {
                 Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.small.shape.granularities)),
                 Variant::Fused(_) => ("fused operations".into(), None),
                 Variant::Attention(_) => ("attention in tiles".into(), None),
+                Variant::AdamW(_) => ("AdamW in one pass".into(), None),
             };
             let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };
             log::error!("Float8: {failure}; this is disabled");

@@ -6,12 +6,14 @@ use std::sync::{Arc, LazyLock};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
-use burn_backend::Backend;
-use burn_backend::tensor::{FloatTensor, IntTensor};
+use burn_backend::{Backend, TensorMetadata};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use parking_lot::RwLock;
 
 use super::Float8;
-use crate::backend::{AdamWFn, AdamWStep, AdamWTensors, CachedAttention, CachedHeads, Float8Backend, Fused};
+use crate::backend::{
+    AdamWDtypes, AdamWFn, AdamWRequest, AdamWResult, AdamWTensors, CachedAttention, CachedHeads, Float8Backend, Fused,
+};
 use crate::error::wrong_order;
 use crate::layer::Mark;
 use crate::profile::operation;
@@ -20,6 +22,7 @@ use crate::tensor::{Adapter, Adapters, Float8Tensor, Wrapped};
 type FullTensorFn<B> = fn(FloatTensor<B>) -> FloatTensor<B>;
 type GroupedFn<B> = fn(FloatTensor<B>, FloatTensor<B>, IntTensor<B>) -> FloatTensor<B>;
 type CachedAttentionFn<B> = fn(CachedAttention<B>) -> Option<FloatTensor<B>>;
+type FindAdamW<B> = fn(&Device<B>, AdamWDtypes) -> Option<AdamWFn<B>>;
 
 /// Functions of one backend.
 pub(crate) struct Functions<B: Backend> {
@@ -29,8 +32,8 @@ pub(crate) struct Functions<B: Backend> {
     pub(crate) fused: fn(Fused<B>, Vec<FloatTensor<B>>) -> FloatTensor<B>,
     /// Attention over a KV cache, only without autodiff.
     pub(crate) cached_attention: Option<CachedAttentionFn<B>>,
-    /// AdamW step in one pass, only without autodiff and if the backend implements it.
-    pub(crate) adamw: Option<AdamWFn<B>>,
+    /// AdamW in one pass, only without autodiff.
+    pub(crate) adamw: Option<FindAdamW<B>>,
     /// Gathers a weight if it is sharded.
     pub(crate) full_tensor: FullTensorFn<B>,
     /// Attaches one more adapter to a weight.
@@ -46,7 +49,9 @@ static REGISTRY: LazyLock<RwLock<Registry>> = LazyLock::new(RwLock::default);
 /// calls this, so it runs before a model has parameters.
 pub(crate) fn register<W: Wrapped>() {
     if !REGISTRY.read().contains_key(&TypeId::of::<Float8<W>>()) {
-        accept::<W::Plain>(Some(cached_attention::<W::Plain>), W::Plain::adamw().map(|_| adamw::<W::Plain> as _));
+        let find_adamw: FindAdamW<Float8<W::Plain>> =
+            |device, dtypes| W::Plain::adamw(device, dtypes).map(|_| adamw::<W::Plain> as _);
+        accept::<W::Plain>(Some(cached_attention::<W::Plain>), Some(find_adamw));
         accept::<W>(None, None);
         // These wrap in the wrong order.
         insert::<Autodiff<Float8<W::Plain>, NoCheckpointing>>(None);
@@ -58,7 +63,7 @@ fn insert<B: Backend>(functions: Option<Functions<B>>) {
     REGISTRY.write().entry(TypeId::of::<B>()).or_insert_with(|| Box::leak(Box::new(functions)));
 }
 
-fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, adamw: Option<AdamWFn<Float8<W>>>) {
+fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, adamw: Option<FindAdamW<Float8<W>>>) {
     insert(Some(Functions::<Float8<W>> {
         grouped_linear: |x, weight, ends| Float8Tensor::new(W::fp8_grouped_linear(x, weight, ends)),
         fused: |op, inputs| {
@@ -82,24 +87,27 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
     }));
 }
 
-/// AdamW step. The new parameter keeps the tag of the old one.
-fn adamw<B: Float8Backend>(
-    step: &AdamWStep,
-    tensors: AdamWTensors<Float8<B>>,
-    grad: Float8Tensor<B>,
-) -> AdamWTensors<Float8<B>> {
-    let AdamWTensors { param, moments } = tensors;
-    let fused = B::adamw().expect("the backend has it");
+/// AdamW step. The new parameter keeps the tag of the old one, and the amax that its next cast
+/// wants.
+fn adamw<B: Float8Backend>(request: AdamWRequest<Float8<B>>) -> AdamWResult<Float8<B>> {
+    let AdamWRequest { step, tensors: AdamWTensors { param, moments }, grad, .. } = request;
+    let dtypes = AdamWDtypes { param: param.dtype(), moments: moments[0].dtype(), grad: grad.dtype() };
+    let run = B::adamw(&param.device(), dtypes).expect("the caller found it");
     let _timer = operation("adamw");
     let mark = param.mark().cloned().map(|mark| mark.after(1));
     let of_moments = moments.each_ref().map(|moment| Mark::either(moment.mark().cloned(), grad.mark().cloned()));
+    let casts = param.amax_casts();
     let tensors = AdamWTensors { param: param.into_full(), moments: moments.map(Float8Tensor::into_full) };
-    let AdamWTensors { param, moments: [first, second] } = fused(step, tensors, grad.into_full());
-    let [of_first, of_second] = of_moments;
-    AdamWTensors {
-        param: Float8Tensor::new(param).with_mark(mark),
-        moments: [Float8Tensor::new(first).with_mark(of_first), Float8Tensor::new(second).with_mark(of_second)],
+    let wants_amax = !casts.is_empty();
+    let AdamWResult { tensors, amax } = run(AdamWRequest { step, tensors, grad: grad.into_full(), wants_amax });
+    let AdamWTensors { param, moments: [first, second] } = tensors;
+    let param = Float8Tensor::new(param).with_mark(mark);
+    if let Some(amax) = amax {
+        param.cache().expect_casts(casts, &amax);
     }
+    let [of_first, of_second] = of_moments;
+    let moments = [Float8Tensor::new(first).with_mark(of_first), Float8Tensor::new(second).with_mark(of_second)];
+    AdamWResult { tensors: AdamWTensors { param, moments }, amax: None }
 }
 
 fn cached_attention<B: Float8Backend>(attention: CachedAttention<Float8<B>>) -> Option<Float8Tensor<B>> {

@@ -36,7 +36,7 @@ const MAX_UNREAD_FPROPS: u32 = 256;
 
 /// Key of a tensor's casts.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct CastKey {
+pub(crate) struct CastKey {
     pub(super) cast: Cast,
     /// The history that scales the cast. Its codes differ from codes scaled by the tensor's own
     /// amax.
@@ -53,7 +53,7 @@ impl CastKey {
 /// History that scales a cast. Layers of one applied configuration that read the same tensor share
 /// the first layer's history.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct HistoryKey {
+pub(crate) struct HistoryKey {
     pub(super) scaling: DelayedScaling,
     pub(super) applied: AppliedNumber,
 }
@@ -182,6 +182,20 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.elements.get_or_init(|| elements);
         let results = other.lock().results.iter().filter(|(key, _)| key.has_one_scale()).cloned().collect();
         self.lock().results = results;
+    }
+
+    /// Casts that were scaled by the amax of the whole tensor.
+    pub(super) fn amax_casts(&self) -> Vec<CastKey> {
+        let entries = self.lock();
+        let keys = entries.results.iter().map(|(key, _)| *key);
+        keys.filter(|key| key.has_one_scale() && key.delayed.is_none()).collect()
+    }
+
+    /// Gives casts of this tensor its amax, `[1]`.
+    pub(crate) fn expect_casts(&self, casts: Vec<CastKey>, amax: &FloatTensor<B>) {
+        let observed = Some(amax.clone());
+        let result = Arc::new(CastResult { scaling: amax.clone(), observed, observation: None });
+        self.lock().results.extend(casts.into_iter().map(|cast| (cast, result.clone())));
     }
 
     /// Number of elements that count in shares, of `all` elements.

@@ -6,7 +6,7 @@ use burn_backend::{Backend, DType, TensorMetadata};
 use burn_std::Shape;
 
 use super::adapter::Adapters;
-use super::cache::Fp8Cache;
+use super::cache::{CastKey, Fp8Cache};
 use super::codes::Codes;
 use crate::backend::{Float8Backend, Fused};
 use crate::layer::{Layer, Mark, Tag};
@@ -213,6 +213,16 @@ impl<W: Wrapped> Float8Tensor<W> {
 
     pub(crate) fn cache(&self) -> &Fp8Cache<W::Plain> {
         self.cache.get_or_init(Box::default)
+    }
+
+    /// Casts of this weight that wanted its amax. None for a sharded weight, whose amax takes all
+    /// processes.
+    pub(crate) fn amax_casts(&self) -> Vec<CastKey> {
+        let is_sharded = self.layer().is_some_and(|layer| layer.source().is_some());
+        match self.known_cache() {
+            Some(cache) if !is_sharded => cache.amax_casts(),
+            _ => vec![],
+        }
     }
 
     /// Cache of the tensor, if a linear has read it.

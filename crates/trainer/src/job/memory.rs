@@ -249,13 +249,12 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
         if is_host { 0.0 } else { 4.0 * (4.0 * rows * training.seq_len as f64 * hidden / 8.0).min(67_108_864.0) };
     let backward = decoded.max(rounded) + 4.0 * rows * hidden + of_layer + scores;
 
-    // Update of the largest parameter: about ten tensors of the rows being rounded, and all new
-    // tensors, or one new tensor. The CPU updates in place.
+    // Updates are in place, except where wgpu rounds to bf16: about ten tensors of the rows being
+    // rounded, and all new tensors.
     let rounds = [training.param_dtype, optimizer.state_dtype].contains(&StorageDtype::Bf16);
-    let update = match rounds {
-        _ if is_host => 0.0,
-        true => 40.0 * largest_update.min(AT_ONCE as f64) + 6.0 * largest_update,
-        false => 4.0 * largest_update,
+    let update = match selected {
+        SelectedDevice::Wgpu(_) if rounds => 40.0 * largest_update.min(AT_ONCE as f64) + 6.0 * largest_update,
+        _ => 0.0,
     };
     // Copies made by an exchange of gradients: three on the CPU, two of them in MPI; two on a
     // device.

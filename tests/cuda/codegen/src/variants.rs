@@ -53,6 +53,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.quantize();
     launcher.rows();
     launcher.fused();
+    launcher.adamw();
     launcher.gemms();
     launcher.grouped();
     // Kernels are generated on the device's thread.

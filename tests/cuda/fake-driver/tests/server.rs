@@ -134,6 +134,7 @@ fn casts() {
 #[test]
 fn operations_beside_linears() {
     all_pass(0, &[["swiglu 2x4101 f16", ""], ["rms_norm 2x4101 bf16", "by bf16"], ["rotary 2x5x4x64 bf16", ""]]);
+    all_pass(0, &[["adamw f32 bf16 rounded", ""], ["adamw bf16 f32", ""]]);
 }
 
 /// Forward and gradients. Other runtimes of these tests lack 16-bit dtypes.

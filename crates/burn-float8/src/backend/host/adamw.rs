@@ -6,19 +6,21 @@ use burn_backend::DType;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 use burn_std::bf16;
+use float8_kernels::reference::adamw::round_stochastic;
 use rayon::prelude::*;
 
 use super::loops::TASK;
-use super::vector::{narrow, nearest, vectorized, widen};
+use super::vector::{narrow, vectorized, widen};
 use super::{floats, read_f32, tensor_on};
-use crate::backend::adamw::{AdamWStep, AdamWTensors, RoundingKeys};
+use crate::backend::adamw::{AdamWRequest, AdamWResult, AdamWStep, AdamWTensors, RoundingKeys};
 
 /// Elements widened to f32 at a time: the blocks stay in the L1 cache.
 const BLOCK: usize = 512;
 
-/// [`Float8Backend::adamw`](crate::backend::Float8Backend::adamw) on the host.
-pub(super) fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad: FloatTensor<B>) -> AdamWTensors<B> {
-    let AdamWTensors { mut param, moments: [mut first, mut second] } = tensors;
+/// [`Float8Backend::adamw`](crate::backend::Float8Backend::adamw) on the host. Leaves the amax to
+/// the cast.
+pub(super) fn adamw<B: Backend>(request: AdamWRequest<B>) -> AdamWResult<B> {
+    let AdamWRequest { step, tensors: AdamWTensors { mut param, moments: [mut first, mut second] }, grad, .. } = request;
     let dims: Vec<usize> = param.shape().to_vec();
     let bits = step.rounding.each_ref().map(|keys| keys.as_ref().map(|keys| Bits::new(keys, &dims)));
     let [mut own_param, mut own_first, mut own_second] = [vec![], vec![], vec![]];
@@ -26,13 +28,14 @@ pub(super) fn adamw<B: Backend>(step: &AdamWStep, tensors: AdamWTensors<B>, grad
         let param = changed::<B>(&mut param, &mut own_param);
         let first = changed::<B>(&mut first, &mut own_first);
         let second = changed::<B>(&mut second, &mut own_second);
-        all(step, &bits, [param, first, second], &Read::new::<B>(&grad));
+        all(&step, &bits, [param, first, second], &Read::new::<B>(&grad));
     }
     let stored = |tensor: FloatTensor<B>, own: Vec<f32>| match own.is_empty() {
         true => tensor,
         false => tensor_on::<B>(&tensor, own, tensor.shape(), tensor.dtype()),
     };
-    AdamWTensors { param: stored(param, own_param), moments: [stored(first, own_first), stored(second, own_second)] }
+    let moments = [stored(first, own_first), stored(second, own_second)];
+    AdamWResult { tensors: AdamWTensors { param: stored(param, own_param), moments }, amax: None }
 }
 
 /// Values to update.
@@ -86,12 +89,12 @@ impl<'a> Values<'a> {
             (Self::F32(values), None) => values[first..][..block.len()].copy_from_slice(block),
             (Self::F32(values), Some(noise)) => {
                 for ((value, x), r) in values[first..][..block.len()].iter_mut().zip(block).zip(noise) {
-                    *value = f32::from_bits(round(*x, u32::from(*r)) << 16);
+                    *value = f32::from_bits(u32::from(round_stochastic(*x, *r)) << 16);
                 }
             }
             (Self::Bf16(values), Some(noise)) => {
                 for ((value, x), r) in values[first..][..block.len()].iter_mut().zip(block).zip(noise) {
-                    *value = bf16::from_bits(round(*x, u32::from(*r)) as u16);
+                    *value = bf16::from_bits(round_stochastic(*x, *r));
                 }
             }
             (Self::Bf16(values), None) => narrow(block, &mut values[first..][..block.len()]),
@@ -127,16 +130,6 @@ impl<'a> Read<'a> {
     }
 }
 
-/// bf16 bits of x, rounded with random bits `r` as [`RoundingKeys`] defines.
-#[inline(always)]
-fn round(x: f32, r: u32) -> u32 {
-    /// Bits of the smallest normal and the largest finite bf16.
-    const NORMAL: core::ops::RangeInclusive<u32> = 0x0080..=0x7f7f;
-    let (bits, nearest) = (x.to_bits(), nearest(x));
-    let is_between = NORMAL.contains(&(nearest & 0x7fff)) & (bits & 0x7fff_ffff <= 0x7f7f_0000);
-    if is_between { bits.wrapping_add(r) >> 16 } else { nearest }
-}
-
 /// Random bits of a tensor's elements.
 struct Bits<'a> {
     /// Bits of indices of the last axis.
@@ -147,11 +140,7 @@ struct Bits<'a> {
 
 impl<'a> Bits<'a> {
     fn new(keys: &'a RoundingKeys, dims: &[usize]) -> Self {
-        let (last, leading) = keys.0.split_last().expect("a parameter has an axis");
-        assert!(keys.0.iter().map(Vec::len).eq(dims.iter().copied()), "a key for each place");
-        let rows = leading.iter().fold(vec![0], |rows, axis| {
-            rows.iter().flat_map(|row| axis.iter().map(move |key| row ^ key)).collect::<Vec<u16>>()
-        });
+        let (rows, last) = keys.by_row(dims);
         Self { last, rows }
     }
 
@@ -183,7 +172,7 @@ fn all(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], [param, first, second]: [
 fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>; 3], begin: usize, grad: &Read<'_>) {
     let AdamWStep { lr, betas: [beta_1, beta_2], epsilon, decay, time, .. } = *step;
     let (factor_1, factor_2) = (1.0 - beta_1, 1.0 - beta_2);
-    let [correction_1, correction_2] = [beta_1, beta_2].map(|beta| 1.0 - beta.powi(time as i32));
+    let [correction_1, correction_2] = step.corrections();
     let len = match &values[0] {
         Values::F32(values) => values.len(),
         Values::Bf16(values) => values.len(),
@@ -223,34 +212,5 @@ fn part(step: &AdamWStep, bits: &[Option<Bits<'_>>; 3], mut values: [Values<'_>;
             });
             values.store(at, &block[..count], noise);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_what_lies_between_finite_normal_numbers_is_rounded_by_chance() {
-        for (x, r, expected) in [
-            (0x3f80_0001, 0xffff, 0x3f81),
-            (0x3f80_0001, 0xfffe, 0x3f80),
-            (0xbf80_8000, 0x8000, 0xbf81),
-            (0xbf80_8000, 0x7fff, 0xbf80),
-            // Subnormal numbers, the first one whose nearest bf16 is normal, and values beyond the
-            // largest.
-            (0x0001_ffff, 0x0000, 0x0002),
-            (0x0001_0001, 0xffff, 0x0001),
-            (0x007f_7fff, 0xffff, 0x007f),
-            (0x007f_8000, 0x7fff, 0x007f),
-            (0x7f7f_0000, 0xffff, 0x7f7f),
-            (0x7f7f_0001, 0xffff, 0x7f7f),
-            (0x7f7f_8000, 0x0000, 0x7f80),
-            (0x7f80_0000, 0xffff, 0x7f80),
-            (0xff80_0000, 0xffff, 0xff80),
-        ] {
-            assert_eq!(round(f32::from_bits(x), r), expected, "{x:#x} + {r:#x}");
-        }
-        assert_eq!(round(f32::NAN, 0xffff), 0x7fc0);
     }
 }

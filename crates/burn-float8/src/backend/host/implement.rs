@@ -5,7 +5,7 @@ use float8_kernels::{Cast, Orientation};
 
 use super::{HostOperand, gemv};
 use crate::backend::{
-    AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, HostCodes,
+    AdamWDtypes, AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, HostCodes,
     OperandSize, Quantized,
 };
 
@@ -71,7 +71,7 @@ impl<B: HostBackend> Float8Backend for B {
         Some(super::attention::cached(attention))
     }
 
-    fn adamw() -> Option<AdamWFn<B>> {
+    fn adamw(_device: &Device<B>, _dtypes: AdamWDtypes) -> Option<AdamWFn<B>> {
         Some(super::adamw::adamw::<B>)
     }
 

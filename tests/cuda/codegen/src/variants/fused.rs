@@ -1,5 +1,6 @@
-//! Variants of fused operations.
+//! Variants of fused operations and of AdamW.
 
+use float8_kernels::adamw::{AdamWArgs, AdamWStep, RoundingKeys, adamw};
 use float8_kernels::fused;
 
 use super::{Launcher, dtypes};
@@ -28,6 +29,21 @@ impl Launcher {
                 for back in [false, true] {
                     fused::rotary(client, &x, [&table, &table], [2, 8, 4], back).expect("valid views");
                 }
+            }
+        }
+    }
+
+    /// AdamW of parameters in f32 and bf16 with moments in either, with vector and scalar loads.
+    pub(super) fn adamw(&self) {
+        let [f32, _, bf16] = dtypes();
+        for (param, moments) in [(f32, f32), (f32, bf16), (bf16, f32), (bf16, bf16)] {
+            for cols in [255, 256] {
+                let view = |dtype| self.matrix([64, cols], cols, dtype);
+                let args = AdamWArgs { param: view(param), moments: [view(moments), view(moments)], grad: view(param) };
+                let keys = |dtype| (dtype == bf16).then(|| RoundingKeys(vec![vec![0; 64], vec![0; cols]]));
+                let rounding = [keys(param), keys(moments), keys(moments)];
+                let step = AdamWStep { lr: 0.1, betas: [0.9; 2], epsilon: 1e-8, decay: None, time: 2, rounding };
+                adamw(&self.client, &step, &args, &[64, cols], true).expect("valid views");
             }
         }
     }
