@@ -75,6 +75,17 @@ pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<Strin
     [&fixed[..], &set(&model), &set(settings)].concat()
 }
 
+/// Copies the content of a folder.
+#[cfg(unix)]
+pub(crate) fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy(&path, &to) } else { std::fs::copy(&path, &to).map(drop).unwrap() }
+    }
+}
+
 pub(crate) fn train(arguments: &[String]) -> Command {
     let mut command = command(&["train"]);
     command.args(arguments);

@@ -17,7 +17,6 @@ use anyhow::Result;
 use flate2::write::GzEncoder;
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -102,9 +101,17 @@ impl Files {
         self.error_of(&self.sources())
     }
 
+    fn error_of_file(&self, name: &str) -> String {
+        self.error_of(&[self.source(name)])
+    }
+
     fn error_of(&self, sources: &[DataSource]) -> String {
         message(&self.open(sources, 0.0).and_then(|dataset| epoch(&dataset, wrapped(2))).unwrap_err())
     }
+}
+
+fn tokenizer_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")
 }
 
 fn message(error: &anyhow::Error) -> String {
@@ -154,6 +161,18 @@ fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
     texts.into_iter().flat_map(|text| Tokenizer::bytes().document(text.as_ref()).unwrap()).collect()
 }
 
+/// Lines of JSON with these texts.
+fn lines<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> String {
+    texts.into_iter().map(|text| format!("{}\n", json!({ "text": text.as_ref() }))).collect()
+}
+
+/// Changes a bit of a file.
+fn flip(path: impl AsRef<Path>, place: usize) {
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[place] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
 /// Random letters.
 fn noise(rng: &mut Rng, len: usize) -> String {
     (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
@@ -169,5 +188,5 @@ fn template(before: &str) -> ChatTemplate {
 
 /// Tokenizer of the test vectors.
 fn folder_with_tokenizer() -> Tokenizer {
-    Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
+    Tokenizer::from_file(tokenizer_file()).unwrap()
 }

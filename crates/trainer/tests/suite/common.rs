@@ -7,20 +7,16 @@ pub(crate) use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisito
 pub(crate) use burn::nn::Linear;
 pub(crate) use burn::optim::GradientsParams;
 pub(crate) use burn::tensor::backend::Backend;
-pub(crate) use burn::tensor::{DType, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive, bf16, f16};
+pub(crate) use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive, bf16, f16};
 pub(crate) use burn_float8::Recipe;
 pub(crate) use burn_float8::Recipe::{Blockwise, Mxfp8, Rowwise, Tensorwise};
-pub(crate) use burn_float8::config::{
-    AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackTo, Format, Granularity, Operand, ScaleCalculationMode,
-};
 pub(crate) use burn_float8::report::{Gemm, GemmReport, LayerReport, independent_rows};
 pub(crate) use burn_float8::shard_hooks::visit_params;
 pub(crate) use burn_float8::{
-    FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, PrecisionSchedule, Span,
-    StatisticsConfig, report, set_float8_enabled, without_float8,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, report, set_float8_enabled, without_float8,
 };
 pub(crate) use clap::Parser;
-pub(crate) use device_select::{DeviceChoice, SelectedDevice};
+pub(crate) use device_select::SelectedDevice;
 pub(crate) use models::{Decoder, DecoderConfig, Decoders, Dimensions, RunConfig};
 pub(crate) use safetensors::tensor::TensorView;
 pub(crate) use safetensors::{Dtype, SafeTensors};
@@ -32,18 +28,16 @@ pub(crate) use std::collections::BTreeMap;
 pub(crate) use std::ffi::OsStr;
 pub(crate) use std::num::NonZero;
 pub(crate) use std::path::{Path, PathBuf};
-use std::process::Command;
 pub(crate) use std::{env, fs};
 pub(crate) use tempfile::TempDir;
 pub(crate) use toml::Table;
 pub(crate) use trainer::checkpoint::{SavedRun, Which};
-pub(crate) use trainer::cli::Args;
-use trainer::cli::Command as Cli;
-pub(crate) use trainer::config::{ConfigError, Float8Section, Precision, ProfileSection, StorageDtype};
+pub(crate) use trainer::cli::Command;
+pub(crate) use trainer::config::ProfileSection;
 pub(crate) use trainer::grads::{clip_grad_norm, sum};
 pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
 pub(crate) use trainer::job::{
-    EvalPrecision, GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
+    GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
 };
 pub(crate) use trainer::metrics::{METRICS_FILE, Record, read_metrics};
 pub(crate) use trainer::profile::{Kind, ProfileTable, Profiler};
@@ -51,7 +45,6 @@ pub(crate) use trainer::rng::Rng;
 pub(crate) use trainer::rounding::{Noise, round_scalar};
 pub(crate) use trainer::run::mean_loss;
 pub(crate) use trainer::schedule::{Decay, Schedule};
-pub(crate) use trainer::tensor_files::{NewTensor, write_shards};
 pub(crate) use trainer::{
     Batching, CacheDtype, CacheOptions, CausalLm, Dataset, Filters, GenerateOptions, KeyValueCache, Message,
     ProgressLine, Run, RunError, Sampling, Signals, Step, Steps, TensorFiles, Tokenizer, digest_of_file, report_of,
@@ -295,7 +288,7 @@ pub(crate) fn chain(error: impl Into<anyhow::Error>) -> String {
 
 /// Runs this test alone in another process, and requires it to pass.
 pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path) {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = std::process::Command::new(env::current_exe().unwrap());
     let output = command.args(["--exact", test, "--nocapture"]).env(variable, folder).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}{err}");
@@ -305,7 +298,7 @@ pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path) {
 /// Output of `float8` with these arguments.
 pub(crate) fn float8(arguments: &[&str]) -> Result<String, Error> {
     let mut out = vec![];
-    let job = Cli::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
+    let job = Command::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
     job.unwrap().run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
 }

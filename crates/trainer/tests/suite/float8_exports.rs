@@ -43,19 +43,12 @@ pub(crate) fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 /// Names and weights, `[in, out]`, of the linears that are written in FP8.
 pub(crate) fn linears(model: &Decoder<Flex>) -> Vec<(String, Tensor<Flex, 2>)> {
     let mut linears = vec![];
-    for (i, layer) in model.layers.iter().enumerate() {
-        let (attention, mlp) = (&layer.self_attn, layer.mlp.as_ref().unwrap());
-        let mut add = |name, linear: &burn::nn::Linear<Flex>| {
-            linears.push((format!("model.layers.{i}.{name}"), linear.weight.val()));
-        };
-        add("self_attn.q_proj", &attention.q_proj);
-        add("self_attn.k_proj", &attention.k_proj);
-        add("self_attn.v_proj", &attention.v_proj);
-        add("self_attn.o_proj", &attention.o_proj);
-        add("mlp.gate_proj", &mlp.gate_proj);
-        add("mlp.up_proj", &mlp.up_proj);
-        add("mlp.down_proj", &mlp.down_proj);
-    }
+    visit_params::<Flex, _>(model, |param| {
+        if let Some(name) = param.name().strip_suffix("_proj.weight") {
+            let weight = Tensor::from_primitive(TensorPrimitive::Float(param.float().unwrap()));
+            linears.push((format!("model.{name}_proj"), weight));
+        }
+    });
     linears
 }
 

@@ -3,7 +3,7 @@
 use crate::common::run_config as config;
 use crate::common::*;
 
-fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
+pub(crate) fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
     let data = text();
     let saved = format!("checkpoint.output_dir={}", folder.display());
     let (outcome, log) =
