@@ -133,6 +133,9 @@ fn written(config: DecoderConfig, to: &Path) -> Decoder<Flex> {
     model
 }
 
+/// Bytes beside tensors, such as names and headers.
+const SMALL: usize = 1 << 18;
+
 /// Bytes of [`wide`]'s largest weight in f32, of what is not in FP8 (tables, vectors and rotary
 /// tables, in f32), and the parameters of its linears.
 fn sizes() -> [usize; 3] {
@@ -197,14 +200,15 @@ fn codes_alone_take_a_byte_for_each_parameter() {
     let model = written(wide(), &bf16);
     let [largest, others, linears] = sizes();
     let peak = Counting::peak_of(|| model.save_hf(&f32, &options(ExportDtype::F32)).unwrap());
-    assert!((largest..=2 * largest).contains(&peak), "{peak} bytes for tensors of {largest}");
+    assert!((largest..=2 * largest + SMALL).contains(&peak), "{peak} bytes for tensors of {largest}");
     let recipes = [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];
     let in_fp8 = recipes.map(|recipe| {
         let folder = dir.path().join(recipe.to_string());
         let float8 = Float8Config::new(recipe).with_filter_fqns(["lm_head"]);
-        let export = || model.save_hf_float8(&folder, &options(ExportDtype::Bf16), &Float8Export::new(&float8)).unwrap();
+        let export =
+            || model.save_hf_float8(&folder, &options(ExportDtype::Bf16), &Float8Export::new(&float8)).unwrap();
         let peak = Counting::peak_of(export);
-        assert!((largest / 4..=2 * largest).contains(&peak), "{recipe}: {peak} bytes for tensors of {largest}");
+        assert!((largest / 4..=2 * largest + SMALL).contains(&peak), "{recipe}: {peak} bytes for tensors of {largest}");
         folder
     });
     drop(model);
@@ -219,7 +223,7 @@ fn codes_alone_take_a_byte_for_each_parameter() {
     let parameters = 4 * wide().dims.num_params();
     for folder in [&f32, &bf16].into_iter().chain(&in_fp8) {
         let peak = Counting::peak_of(|| drop(Decoder::<Flex>::load_hf(folder, &Default::default()).unwrap()));
-        assert!((parameters..=parameters + 2 * largest).contains(&peak), "{}: {peak}", folder.display());
+        assert!((parameters..=parameters + 2 * largest + SMALL).contains(&peak), "{}: {peak}", folder.display());
     }
 }
 

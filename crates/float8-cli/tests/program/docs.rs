@@ -55,7 +55,7 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(800)).unwrap();
     fs::write(folder.join("strings.jsonl"), "\"some text\"\n").unwrap();
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
-    ["docs/curves", "configs"].map(|name| copy(&root().join(name), &folder.join(name)));
+    ["docs/curves", "configs"].iter().for_each(|name| copy(&root().join(name), &folder.join(name)));
     // Folder for files that the commands do not name.
     let aside = tempfile::tempdir().unwrap();
     let tokenizer = aside.path().join("tokenizer");
@@ -150,7 +150,7 @@ fn target(chapter: &Chapter, link: &str) -> Option<(String, Option<String>)> {
     let path = if path.is_empty() { chapter.name.clone() } else { format!("{folder}/{path}") };
     let mut parts: Vec<&str> = vec![];
     for part in path.split('/').filter(|part| !["", "."].contains(part)) {
-        if part == ".." { drop(parts.pop()) } else { parts.push(part) }
+        if part == ".." { parts.truncate(parts.len().saturating_sub(1)) } else { parts.push(part) }
     }
     Some((parts.join("/"), anchor))
 }
@@ -184,7 +184,8 @@ fn every_chapter_is_in_the_contents() {
     let contents = chapters(&CONTENTS);
     let links = contents.iter().flat_map(|page| page.links().into_iter().filter_map(|(_, link)| target(page, &link)));
     let listed: BTreeSet<_> = links.map(|(path, _)| path).chain(CONTENTS.map(String::from)).collect();
-    let missing: Vec<_> = chapters(&["docs"]).into_iter().map(|page| page.name).filter(|name| !listed.contains(name)).collect();
+    let missing: Vec<_> =
+        chapters(&["docs"]).into_iter().map(|page| page.name).filter(|name| !listed.contains(name)).collect();
     assert!(missing.is_empty(), "neither {} has {missing:?}", CONTENTS.join(" nor "));
 }
 

@@ -34,7 +34,6 @@ fn a_damaged_run_is_named_and_goes_on_from_an_older_checkpoint() {
         assert!(error.contains(expected), "{error}");
     };
     let flip = |text: &str| text.replacen('a', "b", 1);
-    edited("step-000000012/state.json", &flip, "There are checkpoints of step 10: `--from-step N` takes one of them");
     edited("assets/tokenizer.json", &flip, "assets/tokenizer.json is damaged: its SHA-256");
     let empty = |_: &str| r#"{"held_out_loss": null, "files": {}}"#.to_string();
     edited("assets/checksums.json", &empty, "is damaged: checksums.json does not list it");

@@ -115,7 +115,8 @@ fn two_ranks_save_and_resume_as_one() {
         let two = runs.train([2, 2], &[&settings[..], &[&every, &folder]].concat());
         assert_eq!((one.len(), &one), (5, &two), "{name}");
         if let Some(bytes) = bytes {
-            let [model, optimizer] = ["model", "optimizer"].map(|kind| runs.bytes(&format!("{name}/step-000000004/{kind}-rank-00001-of-00002")));
+            let [model, optimizer] = ["model", "optimizer"]
+                .map(|kind| runs.bytes(&format!("{name}/step-000000004/{kind}-rank-00001-of-00002")));
             assert!(optimizer.abs_diff(bytes * model) < 100_000, "{model} {optimizer}");
         } else {
             assert_eq!(runs.resume([1, 2], name), two[2..]);

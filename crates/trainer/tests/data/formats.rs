@@ -1,47 +1,18 @@
 //! Text, JSON and messages: which documents are read, and how an error names its place.
 
-use crate::table::table;
 use crate::*;
 
+/// A large text is read in chunks, and more documents than fit into a batch keep their order.
 #[test]
-fn a_text_file_is_a_document() {
-    let files = Files::new([("b.txt", "second"), ("a.md", "first \u{e9}"), ("c/d", "third")]);
-    assert_eq!(stream(&files.all()), (documents(["first \u{e9}", "second", "third"]), vec![0, 9, 16]));
-    let source = DataSource::new([files.path("b.txt"), files.path("a.md")]);
-    assert_eq!(files.tokens(source), documents(["second", "first \u{e9}"]), "in the order given");
-    // A large one is read in chunks.
+fn large_files() {
     let text = "one line\nand another \u{e9}\n".repeat(100_000);
-    let files = Files::new([("large.txt", &text), ("line.jsonl", &lines([&text]))]);
-    for name in ["large.txt", "line.jsonl"] {
-        assert!(files.tokens(files.source(name)) == documents([&text]), "{name} has other tokens");
-    }
-}
-
-#[test]
-fn a_line_is_a_document() {
-    let text = "\u{feff}{\"text\": \"one\"}\n\n  \r\n{\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"three\"}";
-    let files = Files::new([("a.jsonl", text), ("b.ndjson", text)]);
-    assert_eq!(stream(&files.all()).0, documents(["one", "two", "three", "one", "two", "three"]));
-    let files = Files::new([("a.json", "{\"body\": \"one\"}\n")]);
-    let source = DataSource { field: "body".into(), format: Some(Format::Jsonl), ..files.source("a.json") };
-    assert_eq!(files.tokens(source), documents(["one"]));
-    // More documents than fit into a batch keep their order.
     let texts: Vec<String> = (0..20_000).map(|i| format!("line {i}")).collect();
-    assert!(stream(&Files::new([("a.jsonl", lines(&texts))]).all()).0 == documents(&texts));
-}
-
-/// An array gives the same documents as lines of its elements.
-#[test]
-fn an_array_of_objects_is_read_as_lines_are() {
-    let array = "\u{feff}\n[{\"text\": \"one]}\\\"\"},\n\n  {\"id\": [1, {}],\r\n \"text\": \"two\"} ,{\"text\": \"three\"}\n]\n";
-    let lines = "{\"text\": \"one]}\\\"\"}\n{\"text\": \"two\"}\n{\"text\": \"three\"}";
-    let files = Files::new([("a.json", array), ("b.json", lines)]);
-    for name in ["a.json", "b.json"] {
-        assert_eq!(files.tokens(files.source(name)), documents(["one]}\"", "two", "three"]));
+    let files = Files::new([("large.txt", &text), ("line.jsonl", &lines([&text])), ("lines.jsonl", &lines(&texts))]);
+    for (name, expected) in
+        [("large.txt", documents([&text])), ("line.jsonl", documents([&text])), ("lines.jsonl", documents(&texts))]
+    {
+        assert!(files.tokens(files.source(name)) == expected, "{name} has other tokens");
     }
-    // `max_bytes` takes whole elements.
-    let source = DataSource { max_bytes: Some(60), ..files.source("a.json") };
-    assert_eq!(files.tokens(source), documents(["one]}\""]));
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {

@@ -1,6 +1,8 @@
-//! Training data, from files to sequences: formats, the cache, packing, order and positions.
+//! Training data, from files to sequences: formats, tokenizers, chat templates, the cache, packing,
+//! order and positions.
 
 mod cache;
+mod chat;
 mod digests;
 mod formats;
 mod packing;
@@ -12,17 +14,21 @@ mod split;
 #[path = "../harness/table.rs"]
 mod table;
 mod token_files;
+mod tokenizers;
 
 use anyhow::Result;
 use flate2::write::GzEncoder;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 use std::{env, fs};
+use table::table;
 use tempfile::TempDir;
 use trainer::batches::{AttnMaskType, Batch, TrainBatches, held_out_batches};
 use trainer::data::{EpochSize, KeptTokens, TokenizedSource, tokenize_source};
@@ -110,8 +116,26 @@ impl Files {
     }
 }
 
+fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+}
+
 fn tokenizer_file() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")
+    vectors().join("tokenizer.json")
+}
+
+fn tokenizer_json() -> Value {
+    serde_json::from_str(&fs::read_to_string(tokenizer_file()).unwrap()).unwrap()
+}
+
+/// Folder with these files: texts, or JSON.
+fn folder(files: &Value) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, content) in files.as_object().unwrap() {
+        let text = content.as_str().map_or_else(|| content.to_string(), String::from);
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
 }
 
 fn message(error: &anyhow::Error) -> String {

@@ -23,14 +23,20 @@ struct Row {
     says: Option<Vec<String>>,
 }
 
-/// Keys of a job: those of its configuration, and what its task and start have.
+/// Keys of a job: the ones of its configuration, and what its task and start have.
 fn job(args: &[String]) -> Result<Value, String> {
-    let command = Command::try_parse_from([&["float8".to_string()], args].concat()).map_err(|error| error.to_string())?;
+    let command =
+        Command::try_parse_from([&["float8".to_string()], args].concat()).map_err(|error| error.to_string())?;
     let job = command.job::<Decoders>(&mut std::io::sink()).map_err(chain)?.expect("a model");
     let mut keys = serde_json::to_value(job.config.to_toml().unwrap().parse::<Table>().unwrap()).unwrap();
     keys["may_widen"] = job.start.may_widen.into();
     match job.task {
-        Task::Generate { prompts, .. } => keys["prompts"] = prompts.into(),
+        Task::Generate { prompts, .. } => {
+            let GenerateSection { top_k, top_p, min_p, repetition_penalty, stop, kv_cache, .. } = job.config.generate;
+            keys["prompts"] = prompts.into();
+            keys["filters"] = json!({"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
+                                     "stop": stop, "kv_cache": kv_cache.map(|dtype| format!("{dtype:?}"))});
+        }
         Task::Evaluate { precisions, .. } => {
             keys["precisions"] = precisions.iter().map(|precision| format!("{precision:?}")).collect();
         }
@@ -62,18 +68,16 @@ fn command_lines_become_jobs() {
         };
         let args: Vec<_> = row.args.iter().map(files).collect();
         let says = row.says.map(|says| says.iter().map(files).collect::<Vec<_>>());
-        let is_right = match (job(&args), says) {
-            (Ok(keys), None) => row.is.iter().all(|(key, value)| {
-                let found = key.split('.').fold(&keys, |table, key| &table[key]);
-                let is_equal = found == value;
-                is_equal || { wrong.push(format!("{key}: {found}")); false }
-            }),
-            (Err(error), Some(says)) => says.iter().all(|part| error.contains(part)) || { wrong.push(error); false },
-            _ => false,
+        let unmet: Vec<String> = match (job(&args), says) {
+            (Ok(keys), None) => {
+                let found = |key: &String| key.split('.').fold(&keys, |table, key| &table[key]);
+                let wrong = row.is.iter().filter(|(key, value)| found(key) != *value);
+                wrong.map(|(key, _)| format!("{key} is {}", found(key))).collect()
+            }
+            (Err(error), Some(says)) if says.iter().all(|part| error.contains(part)) => vec![],
+            (other, _) => vec![format!("{:?}", other.map(|_| "no error"))],
         };
-        if !is_right {
-            wrong.push(format!("{args:?}\n"));
-        }
+        wrong.extend((!unmet.is_empty()).then(|| format!("{args:?}: {}", unmet.join(", "))));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

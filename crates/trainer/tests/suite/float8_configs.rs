@@ -21,7 +21,8 @@ fn everything() -> Table {
 fn every_key_reaches_float8_config() {
     let keys = everything();
     let expected: Float8Config = keys.clone().try_into().unwrap();
-    assert_eq!(Table::try_from(&expected).unwrap().len(), keys.len(), "a key has its default");
+    let written = Table::try_from(&expected).unwrap();
+    assert!(keys.keys().all(|key| written.contains_key(key)), "only what differs from the default is written");
     let text = Table::from_iter([("float8".to_string(), keys.clone().into())]).to_string();
     assert_eq!(file(&text).unwrap().float8(&tiny()), expected);
     let settings: Vec<_> = keys.iter().map(|(key, value)| format!("float8.{key}={value}")).collect();

@@ -96,18 +96,17 @@ fn quantization_configs_are_those_of_compressed_tensors_and_deepseek() {
 #[test]
 fn a_folder_in_fp8_is_exported_in_other_formats() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let (first, plain, rowwise) = (path("first"), path("plain"), path("rowwise"));
-    export(&model::<Flex>(square(true), 2), Recipe::Blockwise, first.as_ref()).unwrap();
-    float8(&["export", &first, "--output", &plain, "--format", "f32"]).unwrap();
-    let out = float8(&["export", &first, "--output", &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
+    let [first, plain, rowwise] = ["first", "plain", "rowwise"].map(|name| dir.path().join(name));
+    export(&model::<Flex>(square(true), 2), Recipe::Blockwise, &first).unwrap();
+    exported(&first, &plain, &["--format", "f32"]).unwrap();
+    let out = exported(&first, &rowwise, &["--format", "fp8", "--recipe", "rowwise"]).unwrap();
     assert!(out.contains("14 of 14 linears, rowwise weights") && !out.contains("keep"), "{out}");
     let [decoded, exported] = [&first, &plain].map(|folder| Decoder::<Flex>::load_hf(folder, &Default::default()));
     for ((name, one), (_, other)) in linears(&decoded.unwrap()).into_iter().zip(linears(&exported.unwrap())) {
         assert_eq!(values(one), values(other), "{name}");
     }
     for (folder, method) in [(&plain, Value::Null), (&rowwise, json!("compressed-tensors"))] {
-        let json = json_file(&Path::new(folder).join("config.json"));
-        assert_eq!(json["quantization_config"]["quant_method"], method, "{folder}");
+        let json = json_file(&folder.join("config.json"));
+        assert_eq!(json["quantization_config"]["quant_method"], method, "{}", folder.display());
     }
 }

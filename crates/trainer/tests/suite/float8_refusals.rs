@@ -69,7 +69,8 @@ fn weights_that_are_not_finite_have_no_codes() {
         });
         for recipe in DYNAMIC {
             let error = refused(&broken, &config(recipe, &square(true)));
-            let expected = format!("model.layers.1.mlp.up_proj.weight is {shown} at element 32767: it has no FP8 codes");
+            let expected =
+                format!("model.layers.1.mlp.up_proj.weight is {shown} at element 32767: it has no FP8 codes");
             assert_eq!(error, expected, "{recipe}");
         }
     }
@@ -79,17 +80,17 @@ fn weights_that_are_not_finite_have_no_codes() {
 #[test]
 fn flags_that_contradict_each_other() {
     let dir = tempfile::tempdir().unwrap();
-    let [folder, out] = ["hf", "out"].map(|name| dir.path().join(name).to_str().unwrap().to_string());
+    let [folder, out] = ["hf", "out"].map(|name| dir.path().join(name));
     model::<Flex>(square(true), 1).save_hf(&folder, &options()).unwrap();
     let alone = "--recipe rowwise: is how weights are scaled that are written with --format fp8";
     for (flags, says) in [
         (&["--recipe", "rowwise"][..], alone),
         (&["--format", "fp8", "--recipe", "delayed"], "there is no amax history of its inputs"),
     ] {
-        let error = chain(float8(&[&["export", &folder, "--output", &out], flags].concat()).unwrap_err());
+        let error = chain(exported(&folder, &out, flags).unwrap_err());
         assert!(error.contains(says), "{error}");
         assert!(!fs::exists(&out).unwrap());
     }
-    let said = float8(&["export", &folder, "--output", &out, "--format", "fp8"]).unwrap();
+    let said = exported(&folder, &out, &["--format", "fp8"]).unwrap();
     assert!(said.contains("tensorwise weights"), "{said}");
 }

@@ -87,7 +87,7 @@ fn another_recipe_than_the_files_have_is_told() {
 fn codes_of_a_delayed_run_are_cast_by_its_histories() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
     let folder = dir.path().join("run");
-    let saved = format!("checkpoint.output_dir={}", folder.display());
+    let saved = saved(&folder);
     let settings =
         ["training.steps=3", "generate.max_new_tokens=0", "float8.recipe=delayed", "optimizer.lr=0.05", &saved];
     run(&run_config(data.path(), &settings)).unwrap();

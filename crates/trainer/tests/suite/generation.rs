@@ -12,9 +12,8 @@ fn continued(model: &Decoder<Flex>, new: usize, sampling: Sampling, filters: Fil
 #[test]
 fn seeds_repeat_and_a_low_temperature_is_greedy() {
     let model = model::<Flex>(tiny(), 2);
-    let draw = |temperature, seed| {
-        continued(&model, 30, Sampling::Temperature { temperature, seed }, Filters::default(), &[])
-    };
+    let draw =
+        |temperature, seed| continued(&model, 30, Sampling::Temperature { temperature, seed }, Filters::default(), &[]);
     assert_eq!(draw(1.0, 3), draw(1.0, 3));
     assert_ne!(draw(1.0, 3), draw(1.0, 4));
     let all = continued(&model, 30, Sampling::Greedy, Filters::default(), &[]);
@@ -25,7 +24,10 @@ fn seeds_repeat_and_a_low_temperature_is_greedy() {
     // A penalty keeps it from repeating.
     let distinct = |repetition_penalty| {
         let filters = Filters { repetition_penalty, ..Filters::default() };
-        continued(&model, 30, Sampling::Greedy, filters, &[]).into_iter().collect::<std::collections::BTreeSet<_>>().len()
+        continued(&model, 30, Sampling::Greedy, filters, &[])
+            .into_iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len()
     };
     assert!(distinct(1e6) == 30 && distinct(1.0) < 30);
     // Only the choices are chosen, nearly uniformly.
@@ -40,14 +42,23 @@ fn impossible_requests_are_refused() {
     let plain = Filters::default();
     for (prompts, new, choices, filters, says) in [
         (vec![vec![]], 1, 288, plain, "prompt = "),
-        (vec![vec![1]], 1, 0, plain, "num_choices = 0"),
+        (vec![vec![1]], 1, 0, plain, "num_choices = "),
         (vec![vec![288]], 1, 288, plain, "vocab_size = 288, but there are tokens up to 288"),
         (vec![vec![1]], 1, 289, plain, "vocab_size = 288, but there are tokens up to 288"),
         (vec![vec![1]], 1, 9, Filters { top_p: 0.0, ..plain }, "--top-p = 0"),
-        (vec![vec![1, 2], vec![1; 61]], 4, 288, plain, "the 61 tokens of prompt 2 and 4 new ones exceed the model's 64"),
+        (
+            vec![vec![1, 2], vec![1; 61]],
+            4,
+            288,
+            plain,
+            "the 61 tokens of prompt 2 and 4 new ones exceed the model's 64",
+        ),
         (vec![vec![1, 2]], usize::MAX, 288, plain, "the 2 tokens of prompt 1 and "),
     ] {
-        refuses(model.generate_batch(&prompts, &GenerateOptions { filters, ..GenerateOptions::new(new, choices) }), says);
+        refuses(
+            model.generate_batch(&prompts, &GenerateOptions { filters, ..GenerateOptions::new(new, choices) }),
+            says,
+        );
     }
     assert!(model.generate_batch(&[vec![1, 2], vec![1; 60]], &GenerateOptions::new(4, 288)).is_ok());
     let norm = model.norm.gamma.val() * f32::NAN;
@@ -225,19 +236,20 @@ fn a_batch_of_attention_is_exact() {
     use burn_float8::nn::{attention, attention_but};
     type B = Float8<Flex>;
     let options = burn::tensor::ops::AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let random = |heads, len, seed| {
+        let mut rng = Rng::named(seed, "attention");
+        let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
+        Tensor::<B, 4>::from_data(TensorData::new(values, [2, heads, len, 8]), &Default::default())
+    };
     for (keys, pad) in [(40, 7), (1100, 530), (600, 1), (513, 512)] {
-        let random = |heads, len, seed| {
-            let mut rng = Rng::named(seed, "attention");
-            let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
-            Tensor::<B, 4>::from_data(TensorData::new(values, [2, heads, len, 8]), &Default::default())
-        };
         let (q, k, v) = (random(4, 1, 1), random(2, keys, 2), random(2, keys, 3));
         let hidden: Vec<bool> = (0..2 * keys).map(|i| i < pad).collect();
         let hidden = Tensor::from_data(TensorData::new(hidden, [2, keys]), &Default::default());
         let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options));
-        let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
-        let alone =
-            |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options));
+        let alone = |row: usize, from: usize| {
+            let [q, k, v] = [&q, &k, &v].map(|t| t.clone().slice_dim(0, row..row + 1));
+            values(attention(q, k.slice_dim(2, from..), v.slice_dim(2, from..), None, options))
+        };
         assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
     }
 }

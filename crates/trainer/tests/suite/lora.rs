@@ -9,7 +9,7 @@ const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
 
 /// Run of adapters with these settings, saved in `folder`.
 fn config(data: &Path, folder: &Path, settings: &[&str]) -> RunConfig {
-    let folder = format!("checkpoint.output_dir={}", folder.display());
+    let folder = saved(folder);
     run_config(data, &[&LORA[..], &["optimizer.lr=1e-2", "generate.max_new_tokens=0", &folder], settings].concat())
 }
 
@@ -76,11 +76,12 @@ fn each_step_is_one_of_fp8() {
         let [merged, exact] = ["fp8", "f32"].map(|format| {
             let to = at(format);
             let flags = ["--merge-adapters", "--format", format];
-            let out = float8(&[&["export", &at("run"), "--output", &to], &flags[..]].concat()).unwrap();
+            let out = exported(at("run"), &to, &flags).unwrap();
             assert_eq!(out.contains("static inputs"), format == "fp8", "{out}");
             TensorFiles::open_folder(to).unwrap()
         });
-        let read = |files: &TensorFiles, own| files.get(&format!("model.layers.1.mlp.down_proj.{own}")).unwrap().to_f32();
+        let read =
+            |files: &TensorFiles, own| files.get(&format!("model.layers.1.mlp.down_proj.{own}")).unwrap().to_f32();
         let largest = read(&exact, "weight").unwrap().into_iter().fold(0.0, |max: f32, value| max.max(value.abs()));
         let scale = read(&merged, "weight_scale").unwrap()[0];
         assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
@@ -94,13 +95,12 @@ fn merging_says_what_rounding_leaves() {
     let at = |name: &str| folder.path().join(name);
     let left = |from: &str, flags: &[&str]| {
         let (from, to) = (at(from), at(&format!("{from} by {}", flags.join(" "))));
-        let arguments = [&["export", from.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
-        let out = float8(&arguments).unwrap();
+        let out = exported(from, &to, flags).unwrap();
         let share = out.split_once("rounding leaves ").map(|(_, rest)| rest.split_once(' ').unwrap().0.parse::<f64>());
         (to, out.contains("--recipe of other scales"), share.map(Result::unwrap))
     };
     let settings = ["training.steps=2", "data.tokenizer=bytes", "float8.recipe=rowwise"];
-    let whole = format!("checkpoint.output_dir={}", at("whole").display());
+    let whole = saved(at("whole"));
     run(&run_config(data.path(), &[&settings[..], &["generate.max_new_tokens=0", &whole]].concat())).unwrap();
     let (codes, _, none) = left("whole", &["--format", "fp8"]);
     assert_eq!(none, None);
@@ -143,8 +143,8 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let [run_folder, adapter, merged, second] = ["run", "adapter", "merged", "second"].map(path);
     let fixed = ["training.precision=f32", "data.tokenizer=bytes"];
     let want = run(&config(data.path(), run_folder.as_ref(), &fixed)).unwrap().0.held_out_loss.unwrap();
-    float8(&["export", &run_folder, "--output", &adapter]).unwrap();
-    float8(&["export", &run_folder, "--output", &merged, "--merge-adapters", "--format", "f32"]).unwrap();
+    exported(&run_folder, &adapter, &[]).unwrap();
+    exported(&run_folder, &merged, &["--merge-adapters", "--format", "f32"]).unwrap();
     let mut names: Vec<_> = fs::read_dir(&adapter).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
@@ -168,8 +168,7 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
         let to = path("refused");
-        let arguments = [&["export", &second, "--output", &to], flags].concat();
-        refuses(float8(&arguments), &format!("{} = ", flags[0]));
+        refuses(exported(&second, &to, flags), &format!("{} = ", flags[0]));
         assert!(!fs::exists(&to).unwrap());
     }
     fs::remove_dir_all(&merged).unwrap();
@@ -324,13 +323,13 @@ fn commands_take_the_folder_of_an_adapter() {
     for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
-        float8(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat())
-            .unwrap();
+        exported(adapter, &merged, &[&["--merge-adapters"], more].concat()).unwrap();
         // In the dtype of the base, f32.
         let model = Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
         assert!(relative(&values(model.forward(ids(&input, [2, 24]))), &want) < 1e-5);
         let fixed = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0", "--set", "data.tokenizer=bytes"];
-        let generate = |folder: &str, more: &[&str]| float8(&[&["generate", folder], &fixed[..], more].concat()).unwrap();
+        let generate =
+            |folder: &str, more: &[&str]| float8(&[&["generate", folder], &fixed[..], more].concat()).unwrap();
         assert_eq!(generate(adapter, more), generate(merged.to_str().unwrap(), &[]));
     }
 }
@@ -340,7 +339,7 @@ fn parameters_are_frozen_by_name() {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let at = |number: usize| folder.path().join(number.to_string());
     let names = |number: usize, settings: &[&str]| {
-        let saved = format!("checkpoint.output_dir={}", at(number).display());
+        let saved = saved(at(number));
         let fixed = ["training.steps=2", "generate.max_new_tokens=0", &saved];
         run(&run_config(data.path(), &[&fixed, settings].concat())).unwrap();
         let files = TensorFiles::open_file(at(number).join("step-000000002/model.safetensors")).unwrap();
@@ -355,6 +354,5 @@ fn parameters_are_frozen_by_name() {
     assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
     assert_eq!(names(2, &["training.freeze=[\"*\", \"!norm.gamma\", \"!lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
     // Without adapters there is nothing to merge.
-    let [run, to] = [0, 9].map(|number| at(number).display().to_string());
-    refuses(float8(&["export", &run, "--output", &to, "--merge-adapters"]), "the run has no adapters");
+    refuses(exported(at(0), at(9), &["--merge-adapters"]), "the run has no adapters");
 }

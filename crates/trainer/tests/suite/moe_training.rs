@@ -11,7 +11,12 @@ fn a_mixture_trains_in_fp8_as_in_f32() {
         let settings = [MOE, "training.steps=60", "optimizer.lr=1e-2", "generate.max_new_tokens=0", setting];
         let (outcome, _) = run(&run_config(folder.path(), &settings)).unwrap();
         for layer in &outcome.report.layers {
-            assert_eq!(layer.is_float8, !(layer.name == "lm_head" || layer.name.ends_with(".moe.router")), "{}", layer.name);
+            assert_eq!(
+                layer.is_float8,
+                !(layer.name == "lm_head" || layer.name.ends_with(".moe.router")),
+                "{}",
+                layer.name
+            );
         }
         let held_out_loss = outcome.held_out_loss.unwrap();
         assert!(outcome.steps[0].loss > 5.0 && held_out_loss < 2.0, "{setting}: {held_out_loss}");

@@ -84,7 +84,7 @@ fn calls_are_those_that_the_report_counts() {
 fn a_run_says_where_the_time_went_and_its_losses_stay() {
     let data = text();
     let folder = tempfile::tempdir().unwrap();
-    let saved = format!("checkpoint.output_dir={}", folder.path().join("run").display());
+    let saved = saved(folder.path().join("run"));
     let (plain, log) = run(&run_config(data.path(), &["training.log_every=1", "training.steps=5"])).unwrap();
     assert!(!log.contains("profile:"), "{log}");
     let settings = ["training.log_every=1", "training.steps=5", "profile.start=2", "profile.steps=3", &saved];

@@ -103,7 +103,7 @@ fn small_decay_is_not_lost() {
 #[test]
 fn checkpoints_are_of_the_dtype_that_tensors_are_kept_in() {
     let (data, folder) = (text(), tempfile::tempdir().unwrap());
-    let saved = format!("checkpoint.output_dir={}", folder.path().join("run").display());
+    let saved = saved(folder.path().join("run"));
     let settings = [MASTERS, "training.steps=2", "generate.max_new_tokens=0", "model.preset=llama3-debug-moe", &saved];
     run(&run_config(data.path(), &[&BF16[..], &settings].concat())).unwrap();
     for (file, vectors) in [("model", Dtype::F32), ("optimizer", Dtype::BF16)] {

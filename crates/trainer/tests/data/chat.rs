@@ -1,21 +1,7 @@
 //! Compares chat templates with `transformers`, whose ids `chat_vectors.py` recorded, and checks
 //! errors in their files.
 
-#[path = "harness/table.rs"]
-mod table;
-
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
-use serde_json::{Value, json};
-use table::table;
-use trainer::{ChatTemplate, Message, Tokenizer};
-
-fn vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
-}
+use crate::*;
 
 /// First line of the vectors made by `chat_vectors.py`.
 #[derive(Deserialize)]
@@ -54,7 +40,7 @@ fn given() -> (Given, Vec<Row>) {
 impl Given {
     /// The vectors' tokenizer with more special tokens.
     fn tokenizer(&self) -> Tokenizer {
-        let mut file = tokenizer_file();
+        let mut file = tokenizer_json();
         let added = file["added_tokens"].as_array_mut().unwrap();
         let (mut token, mut id) = (added[0].clone(), added.last().unwrap()["id"].as_u64().unwrap());
         for special in &self.special {
@@ -62,7 +48,7 @@ impl Given {
             (token["content"], token["id"]) = (special.clone().into(), id.into());
             added.push(token.clone());
         }
-        Tokenizer::from_folder(folder(&[("tokenizer.json", &file.to_string())]).path()).unwrap()
+        Tokenizer::from_folder(folder(&json!({ "tokenizer.json": file })).path()).unwrap()
     }
 
     fn template(&self, source: &str, row: &Row) -> ChatTemplate {
@@ -72,10 +58,6 @@ impl Given {
         }
         if row.tools { template.with("tools", self.tools.clone()) } else { template }
     }
-}
-
-fn tokenizer_file() -> Value {
-    serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap()
 }
 
 /// Runs of the assistant's text.
@@ -147,12 +129,11 @@ fn templates_give_the_ids_of_transformers() {
 
 #[test]
 fn white_space_and_characters_of_several_tokens_are_the_assistants() {
-    let mut file = tokenizer_file();
+    let mut file = tokenizer_json();
     // As in Llama 3, token offsets exclude white space.
     file["post_processor"] =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-    let folder = folder(&[("tokenizer.json", &file.to_string())]);
-    let trimmed = Tokenizer::from_folder(folder.path()).unwrap();
+    let trimmed = Tokenizer::from_folder(folder(&json!({ "tokenizer.json": file })).path()).unwrap();
     for content in ["\n\n  a \n\n", " 漢", "   ", "👩‍👩‍👧‍👦"] {
         let messages = talk(&[("user", "q"), ("assistant", content), ("user", " 漢"), ("assistant", content)]);
         for tokenizer in [&trimmed, &Tokenizer::bytes()] {
@@ -164,25 +145,16 @@ fn white_space_and_characters_of_several_tokens_are_the_assistants() {
     }
 }
 
-fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
-    folder
-}
-
 /// A row has the files, as texts or JSON, and the text of a conversation, or the end of an error.
 #[test]
 fn a_checkpoint_has_its_template_in_one_of_three_files() {
-    for (files, rendered, error) in table::<(BTreeMap<String, Value>, Option<String>, String)>("vectors/template_files") {
-        let text = |content: &Value| content.as_str().map_or_else(|| content.to_string(), String::from);
-        let texts: Vec<_> = files.iter().map(|(name, content)| (&**name, text(content))).collect();
-        let texts: Vec<_> = texts.iter().map(|(name, content)| (*name, &**content)).collect();
-        match ChatTemplate::from_folder(folder(&texts).path()) {
+    for (files, rendered, error) in table::<(Value, Option<String>, String)>("vectors/template_files") {
+        match ChatTemplate::from_folder(folder(&files).path()) {
             Ok(template) => {
                 let text = template.map(|template| template.render(&talk(&[("user", "hi")]), false).unwrap());
-                assert_eq!((text, error), (rendered, String::new()), "{files:?}");
+                assert_eq!((text, error), (rendered, String::new()), "{files}");
             }
-            Err(found) => assert!(!error.is_empty() && found.to_string().ends_with(&error), "{files:?}: {found}"),
+            Err(found) => assert!(!error.is_empty() && found.to_string().ends_with(&error), "{files}: {found}"),
         }
     }
     let error = ChatTemplate::from_file("nowhere/chat_template.jinja").unwrap_err().to_string();
@@ -243,7 +215,8 @@ fn the_token_at_which_turns_end() {
         ("{{ m.role }}:<|eot_id|>{{ m.content }}\n", None),
         ("{{ '<|eot_id|>' if m.role == 'user' else '' }}{{ m.content }}", Some("<|eot_id|>")),
     ] {
-        let prompt = if turn.contains("m.role }}:") { "{% if add_generation_prompt %}assistant:{% endif %}" } else { "" };
+        let prompt =
+            if turn.contains("m.role }}:") { "{% if add_generation_prompt %}assistant:{% endif %}" } else { "" };
         let end = plain(&format!("{{% for m in messages %}}{turn}{{% endfor %}}{prompt}")).turn_end(&tokenizer);
         assert_eq!(end.map(|id| tokenizer.decode(&[id]).unwrap()).as_deref(), expected, "{turn}");
     }

@@ -1,21 +1,8 @@
 //! Compares tokenizers with the Python originals, whose ids `vectors.py` recorded, and checks
 //! errors in their files.
 
-#[path = "harness/table.rs"]
-mod table;
-
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use serde::Deserialize;
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use table::table;
-use trainer::{ByteTokenizer, ChatTemplate, Conversation, Message, SpecialTokens, Tokenizer};
-
-fn vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
-}
+use crate::*;
+use trainer::{ByteTokenizer, Conversation};
 
 /// Test texts. Long ones are stored as repetitions.
 fn strings() -> Vec<String> {
@@ -169,7 +156,10 @@ fn a_stream_ends_no_character_early() {
         let tokenizer = Tokenizer::bytes();
         let mut stream = tokenizer.stream();
         let found: Vec<_> = bytes.iter().map(|byte| stream.push(u32::from(*byte)).unwrap()).collect();
-        assert_eq!((&found[..], &*stream.finish().unwrap()), (&pieces.iter().map(|p| p.to_string()).collect::<Vec<_>>()[..], end));
+        assert_eq!(
+            (&found[..], &*stream.finish().unwrap()),
+            (&pieces.iter().map(|p| p.to_string()).collect::<Vec<_>>()[..], end)
+        );
     }
 }
 
@@ -185,15 +175,12 @@ fn streams_keep_special_tokens_or_leave_them_out() {
 /// Opens a folder with the vectors' tokenizer and these files: texts, or JSON. Of tokenizer.json only
 /// the keys that change are given.
 fn open(files: &Value) -> anyhow::Result<Tokenizer> {
-    let folder = tempfile::tempdir().unwrap();
-    let mut original: Value = serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap();
-    original.as_object_mut().unwrap().extend(files["tokenizer.json"].as_object().cloned().unwrap_or_default());
-    for (name, content) in files.as_object().unwrap() {
-        let text = content.as_str().map_or_else(|| content.to_string(), String::from);
-        fs::write(folder.path().join(name), text).unwrap();
+    let (mut files, mut tokenizer) = (files.clone(), tokenizer_json());
+    if !files["tokenizer.json"].is_string() {
+        tokenizer.as_object_mut().unwrap().extend(files["tokenizer.json"].as_object().cloned().unwrap_or_default());
+        files["tokenizer.json"] = tokenizer;
     }
-    fs::write(folder.path().join("tokenizer.json"), original.to_string()).unwrap();
-    Tokenizer::from_folder(folder.path())
+    Tokenizer::from_folder(folder(&files).path())
 }
 
 /// BOS, EOS, the tokens that end generation, and the length of a document of one token, by the files.

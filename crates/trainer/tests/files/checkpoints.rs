@@ -1,5 +1,4 @@
 //! Folders of checkpoints: kept and refused files, and errors of damage.
-#![allow(missing_docs)]
 
 use std::fs;
 use std::path::Path;
@@ -203,11 +202,23 @@ fn keys_that_define_a_run_must_not_change() {
     let table = |text: &str| text.parse::<toml::Table>().unwrap();
     let was = "training.seq_len = 16\ntraining.param_dtype = 'f32'\ntraining.steps = 12\noptimizer.lr = 5e-3";
     for (line, changed, says) in [
-        ("training.seq_len = 16", "training.seq_len = 8", "training.seq_len was 16 when the checkpoint was made and is 8"),
+        (
+            "training.seq_len = 16",
+            "training.seq_len = 8",
+            "training.seq_len was 16 when the checkpoint was made and is 8",
+        ),
         ("training.param_dtype = 'f32'", "training.param_dtype = 'bf16'", "training.param_dtype was \"f32\" when"),
-        ("", "optimizer.state_dtype = 'bf16'\n", "optimizer.state_dtype was absent when the checkpoint was made and is \"bf16\""),
+        (
+            "",
+            "optimizer.state_dtype = 'bf16'\n",
+            "optimizer.state_dtype was absent when the checkpoint was made and is \"bf16\"",
+        ),
         ("", "data.tokenizer = 'bytes'\n", "data.tokenizer was absent when"),
-        ("", "optimizer.betas = [0.9, 0.99]\n", "optimizer.betas was absent when the checkpoint was made and is [0.9, 0.99]"),
+        (
+            "",
+            "optimizer.betas = [0.9, 0.99]\n",
+            "optimizer.betas was absent when the checkpoint was made and is [0.9, 0.99]",
+        ),
     ] {
         let error = text(changes(&table(was), &table(&was.replacen(line, changed, 1))));
         assert!(error.starts_with(says), "{error}");
