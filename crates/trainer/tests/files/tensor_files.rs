@@ -242,7 +242,7 @@ fn a_folder_is_there_whole_or_not_at_all() {
     assert!(is_occupied(raced));
     assert_eq!((names(dir.path()), names(&path)), (vec!["new".to_string()], vec!["theirs".to_string()]));
 
-    let fill = |hidden: &Path| Ok::<_, Failure>(fs::write(hidden.join("file"), "").unwrap());
+    let fill = |hidden: &Path| Ok::<_, Failure>(fs::write(hidden.join("file"), "").map_err(Error::from)?);
     assert!(is_occupied(create_folder(&path, fill)));
     assert!(is_occupied(create_folder(Path::new("/"), fill)));
     fs::remove_file(path.join("theirs")).unwrap();
@@ -272,14 +272,14 @@ fn a_folder_is_there_whole_or_not_at_all() {
 fn what_cannot_be_synced_is_not_there() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("new");
-    let fill = |hidden: &Path| std::os::unix::fs::symlink("/dev/null", hidden.join("device")).unwrap();
-    let failed = create_folder(&path, |hidden| Ok::<_, Failure>(fill(hidden)));
+    let fill = |hidden: &Path| Ok::<_, Error>(std::os::unix::fs::symlink("/dev/null", hidden.join("device"))?);
+    let failed = create_folder(&path, fill);
     assert!(failed.unwrap_err().to_string().starts_with("cannot make the folder "));
     assert_eq!(names(dir.path()), [""; 0]);
 
     let folder = CheckpointFolder::open(&path).unwrap();
     let kind = CheckpointKind::HeldOutLoss(None);
-    folder.save(1, kind, 1, |partial| Ok(fill(partial))).unwrap_err();
+    folder.save(1, kind, 1, fill).unwrap_err();
     assert!(saved_steps(&path).unwrap().is_empty());
     folder.save(1, kind, 1, |_| Ok(())).unwrap();
     assert_eq!(saved_steps(&path).unwrap(), [1]);
