@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the reference vectors of tests/chat.rs: what transformers' apply_chat_template makes of conversations.
+"""Makes the reference vectors of tests/data/chat.rs: what transformers' apply_chat_template makes of conversations.
 
     pip install transformers==5.23.0 jinja2==3.1.6 tokenizers==0.23.3
     python3 chat_vectors.py

@@ -23,63 +23,53 @@ static ALLOCATOR: Counting = Counting;
 
 type Train = Float8<Autodiff<Flex>>;
 
-/// Four layers of width 1,024.
-const WIDE: &[&str] = &[
-    "model.overrides.vocab_size=16000",
-    "model.overrides.hidden_size=1024",
-    "model.overrides.intermediate_size=2816",
-    "model.overrides.num_hidden_layers=4",
-    "model.overrides.num_attention_heads=8",
-    "model.overrides.num_key_value_heads=2",
-    "model.overrides.head_dim=128",
-    "training.batch_size=1",
-];
-
 type Settings<'a> = &'a [&'a str];
 
-/// The preset's shape.
-const DEBUG: Settings = &["training.batch_size=8", "training.seq_len=128"];
-
 const BF16: [&str; 2] = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
+const TIED: &str = "model.overrides.tie_word_embeddings=true";
+const FULL: &str = "training.activation_checkpointing=full";
 
-/// Settings that use memory for different purposes.
-const SETTINGS: &[&[&str]] = &[
-    &["lora.rank=8"],
-    &["training.precision=f32"],
-    &["float8.recipe=tensorwise"],
+/// The preset's shape; four layers of width 1,024; and two layers of width 512 with large tables, so
+/// that tables, their gradients and copies dominate.
+const MODELS: [Settings<'_>; 3] = [
+    &["training.batch_size=8", "training.seq_len=128"],
     &[
-        BF16[0],
-        BF16[1],
-        "training.activation_checkpointing=2",
-        "optimizer.in_backward=true",
-        "training.grad_clip_norm=inf",
+        "training.batch_size=1",
+        "model.overrides={ vocab_size = 16000, hidden_size = 1024, intermediate_size = 2816, num_hidden_layers = 4, \
+         num_attention_heads = 8, num_key_value_heads = 2, head_dim = 128 }",
+    ],
+    &[
+        "training.batch_size=1",
+        "training.seq_len=128",
+        "model.overrides={ vocab_size = 32000, hidden_size = 512, num_hidden_layers = 2 }",
     ],
 ];
 
-/// Settings only for the smaller model: one trained layer, longer sequences, experts, and master
-/// weights.
-const SMALL: &[&[&str]] = &[
-    &["training.freeze=['*', '!layers.1']"],
-    &["training.seq_len=512", "training.activation_checkpointing=full", "float8.recipe=rowwise"],
-    &["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2"],
-    &["training.param_dtype=bf16", "optimizer.master_weights=true"],
-    &["training.compute_dtype=bf16", "training.seq_len=512"],
-];
-
-/// Two layers of width 512 with large tables, so that tables, their gradients and copies dominate.
-const TABLES: &[&str] = &[
-    "model.overrides.vocab_size=32000",
-    "model.overrides.hidden_size=512",
-    "model.overrides.num_hidden_layers=2",
-    "training.batch_size=1",
-    "training.seq_len=128",
-];
-
-const OF_TABLES: &[&[&str]] = &[
-    &BF16,
-    &["model.overrides.tie_word_embeddings=true", BF16[0], BF16[1]],
-    &["training.loss_chunk=32"],
-    &["model.overrides.tie_word_embeddings=true", "training.loss_chunk=32", "training.compute_dtype=bf16"],
+/// Models, and settings that use memory for different purposes: adapters, precisions, gradients in
+/// backward, one trained layer, longer sequences, experts, master weights, tables and chunks.
+const RUNS: &[(&[usize], Settings<'_>)] = &[
+    (&[0, 1], &["lora.rank=8"]),
+    (&[0, 1], &["training.precision=f32"]),
+    (&[0, 1], &["float8.recipe=tensorwise"]),
+    (
+        &[0, 1],
+        &[
+            BF16[0],
+            BF16[1],
+            "training.activation_checkpointing=2",
+            "optimizer.in_backward=true",
+            "training.grad_clip_norm=inf",
+        ],
+    ),
+    (&[0], &["training.freeze=['*', '!layers.1']"]),
+    (&[0], &["training.seq_len=512", FULL, "float8.recipe=rowwise"]),
+    (&[0], &["model.overrides.num_experts=4", "model.overrides.num_experts_per_tok=2"]),
+    (&[0], &[BF16[0], "optimizer.master_weights=true"]),
+    (&[0], &["training.compute_dtype=bf16", "training.seq_len=512"]),
+    (&[2], &BF16),
+    (&[2], &[TIED, BF16[0], BF16[1]]),
+    (&[2], &["training.loss_chunk=32"]),
+    (&[2], &[TIED, "training.loss_chunk=32", "training.compute_dtype=bf16"]),
 ];
 
 fn job(folder: &TempDir, settings: &[&str]) -> Job<Decoders> {
@@ -102,28 +92,21 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn estimates_are_within_a_fifth() {
     let _alone = ALONE.lock();
     let (device, mut wrong) = (Default::default(), vec![]);
-    let models: [(_, _, &[Settings]); 3] = [
-        ("debug", DEBUG, &[SETTINGS, SMALL].concat()),
-        ("1,024 wide", WIDE, SETTINGS),
-        ("large tables", TABLES, OF_TABLES),
-    ];
     let at_first = Counting::alive();
-    for (name, model, of_model) in models {
-        for &settings in of_model {
+    for (models, settings) in RUNS {
+        for model in *models {
             let folder = TempDir::new().unwrap();
-            let job = job(&folder, &[model, settings].concat());
+            let job = job(&folder, &[MODELS[*model], settings].concat());
             let estimate = job.memory_estimate::<Train>(1, &SelectedDevice::Cpu, &device).unwrap();
             // Threads keep the buffers into which kernels pack operands. A run reuses the buffers
             // of the previous run, so they are added.
             let kept = Counting::alive() - at_first;
-            let measured = kept
-                + Counting::peak_of(|| {
-                    job.run::<Train>(&SelectedDevice::Cpu, &device, &mut std::io::sink()).unwrap();
-                });
+            let run = || job.run::<Train>(&SelectedDevice::Cpu, &device, &mut std::io::sink()).unwrap();
+            let measured = kept + Counting::peak_of(run);
             let ratio = estimate.peak() as f64 / measured as f64;
             if !(1.0 / 1.2..=1.2).contains(&ratio) {
                 let measured = measured as f64 / f64::from(1 << 30);
-                wrong.push(format!("{name}, {settings:?}: {ratio:.3} of {measured:.3} GiB\n{estimate}"));
+                wrong.push(format!("model {model}, {settings:?}: {ratio:.3} of {measured:.3} GiB\n{estimate}"));
             }
         }
     }
@@ -137,6 +120,28 @@ fn wide() -> DecoderConfig {
     (dims.hidden_size, dims.intermediate_size, dims.num_layers) = (1024, 8704, 1);
     (dims.num_heads, dims.num_kv_heads, dims.head_dim) = (8, 2, 64);
     config
+}
+
+fn options(dtype: ExportDtype) -> ExportOptions {
+    ExportOptions { dtype, ..ExportOptions::default() }
+}
+
+/// Writes a model in bf16.
+fn written(config: DecoderConfig, to: &Path) -> Decoder<Flex> {
+    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
+    model.save_hf(to, &options(ExportDtype::Bf16)).unwrap();
+    model
+}
+
+/// Bytes beside tensors, such as names and headers.
+const SMALL: usize = 1 << 18;
+
+/// Bytes of [`wide`]'s largest weight in f32, of what is not in FP8 (tables, vectors and rotary
+/// tables, in f32), and the parameters of its linears.
+fn sizes() -> [usize; 3] {
+    let dims = wide().dims;
+    let tables = 2 * dims.vocab_size * dims.hidden_size;
+    [4 * dims.hidden_size * dims.intermediate_size, 4 * tables + (1 << 19), dims.num_params() - tables]
 }
 
 /// Loads a folder's model with FP8-only weights.
@@ -168,9 +173,7 @@ fn parameters_of_adapters_on_codes_are_counted() {
     let (folder, mut config) = (TempDir::new().unwrap(), wide());
     config.dims.vocab_size = 16_384;
     let base = folder.path().join("base");
-    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
-    model.save_hf(&base, &ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() }).unwrap();
-    drop(model);
+    drop(written(config, &base));
     for recipe in [Recipe::Rowwise, Recipe::Mxfp8] {
         let settings = [format!("model.hf_path={}", base.display()), format!("float8.recipe={recipe}")];
         let fixed = ["lora.rank=8", "lora.base=fp8", "data.tokenizer=bytes", &settings[0], &settings[1]];
@@ -187,29 +190,28 @@ fn parameters_of_adapters_on_codes_are_counted() {
 
 /// A bf16 folder is cast while reading; an FP8 folder is read unchanged. Covers each recipe with
 /// separate weight scales. The memory is at most 1.1 bytes per parameter of a linear, and two
-/// tensors more during loading.
+/// tensors more during loading. Weights are made one by one, so an export takes two tensors, and an
+/// import two more than the model.
 #[test]
 fn codes_alone_take_a_byte_for_each_parameter() {
     let _alone = ALONE.lock();
-    let (dir, config) = (TempDir::new().unwrap(), wide());
-    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
-    let options = ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() };
-    let bf16 = dir.path().join("bf16");
-    model.save_hf(&bf16, &options).unwrap();
+    let dir = TempDir::new().unwrap();
+    let [bf16, f32] = ["bf16", "f32"].map(|name| dir.path().join(name));
+    let model = written(wide(), &bf16);
+    let [largest, others, linears] = sizes();
+    let peak = Counting::peak_of(|| model.save_hf(&f32, &options(ExportDtype::F32)).unwrap());
+    assert!((largest..=2 * largest + SMALL).contains(&peak), "{peak} bytes for tensors of {largest}");
     let recipes = [Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];
     let in_fp8 = recipes.map(|recipe| {
         let folder = dir.path().join(recipe.to_string());
         let float8 = Float8Config::new(recipe).with_filter_fqns(["lm_head"]);
-        model.save_hf_float8(&folder, &options, &Float8Export::new(&float8)).unwrap();
+        let export =
+            || model.save_hf_float8(&folder, &options(ExportDtype::Bf16), &Float8Export::new(&float8)).unwrap();
+        let peak = Counting::peak_of(export);
+        assert!((largest / 4..=2 * largest + SMALL).contains(&peak), "{recipe}: {peak} bytes for tensors of {largest}");
         folder
     });
     drop(model);
-    let dims = config.dims;
-    let largest = 4 * dims.hidden_size * dims.intermediate_size;
-    let tables = 2 * dims.vocab_size * dims.hidden_size;
-    let linears = dims.num_params() - tables;
-    // Tables, vectors and rotary tables are in f32.
-    let others = 4 * tables + (1 << 19);
     for (recipe, in_fp8) in recipes.into_iter().zip(&in_fp8) {
         for folder in [&bf16, in_fp8] {
             let [now, peak] = loaded(folder, recipe);
@@ -217,6 +219,11 @@ fn codes_alone_take_a_byte_for_each_parameter() {
             assert!(now >= linears && now <= linears + linears / 10 + others, "{recipe}: {now} bytes for {linears}");
             assert!(peak <= linears + linears / 10 + others + 2 * largest, "{recipe}: {peak} bytes at most");
         }
+    }
+    let parameters = 4 * wide().dims.num_params();
+    for folder in [&f32, &bf16].into_iter().chain(&in_fp8) {
+        let peak = Counting::peak_of(|| drop(Decoder::<Flex>::load_hf(folder, &Default::default()).unwrap()));
+        assert!((parameters..=parameters + 2 * largest + SMALL).contains(&peak), "{}: {peak}", folder.display());
     }
 }
 
@@ -229,13 +236,10 @@ fn codes_alone_take_a_byte_for_each_parameter_on_wgpu() {
         return println!("codes_alone_take_a_byte_for_each_parameter_on_wgpu: skipped, this machine has no adapter");
     }
     let _alone = ALONE.lock();
-    let (folder, config, device) = (TempDir::new().unwrap(), wide(), Default::default());
+    let (folder, device) = (TempDir::new().unwrap(), Default::default());
     let bf16 = folder.path().join("bf16");
-    let model = Decoder::<Flex>::new(config, &Default::default()).unwrap().init_weights(1);
-    model.save_hf(&bf16, &ExportOptions { dtype: ExportDtype::Bf16, ..ExportOptions::default() }).unwrap();
-    let tables = 2 * config.dims.vocab_size * config.dims.hidden_size;
-    let linears = (config.dims.num_params() - tables) as u64;
-    let others = (4 * tables + (1 << 19)) as u64;
+    drop(written(wide(), &bf16));
+    let [_, others, linears] = sizes().map(|bytes| bytes as u64);
     let in_use = || Train::device_memory(&device).unwrap().in_use;
     // Memory of a dropped model is freed when the next one is loaded.
     let before = in_use();

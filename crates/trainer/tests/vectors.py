@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the reference vectors of tests/tokenizers.rs: ids that the Python originals give to the strings of strings.jsonl.
+"""Makes the reference vectors of tests/data/tokenizers.rs: ids that the Python originals give to the strings of strings.jsonl.
 
     pip install tokenizers==0.23.3 tiktoken==0.14.0 && pip install --no-deps llama-models==0.3.0
     python3 vectors.py

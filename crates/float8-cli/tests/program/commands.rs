@@ -66,14 +66,6 @@ fn a_panic_that_is_an_error_is_no_panic() {
     assert!(stderr(&output).starts_with("error: ") && !stderr(&output).contains("panicked"), "{}", stderr(&output));
 }
 
-#[test]
-fn a_configuration_is_shown_with_its_defaults() {
-    let printed = float8(&["config", "show", "--recipe", "rowwise", "--data", "nowhere"]);
-    for part in ["recipe = \"rowwise\"", "paths = [\"nowhere\"]", "decay_ratio = 0.2"] {
-        assert!(stdout(&printed).contains(part), "defaults too: {}", stdout(&printed));
-    }
-}
-
 /// Paths need not be UTF-8, but a configuration must be. The error names the path before training
 /// starts.
 #[cfg(target_os = "linux")]

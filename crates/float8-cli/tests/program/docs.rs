@@ -47,7 +47,7 @@ const PICTURE: &str = "docs/losses.svg";
 /// Creates the files named by the commands, with a small model instead of the large one.
 #[cfg(unix)]
 fn prepare(folder: &Path) {
-    use crate::support::{command, small, stdout, train, vectors};
+    use crate::support::{command, copy, small, stdout, train, vectors};
 
     fs::create_dir(folder.join("text")).unwrap();
     fs::write(folder.join("text/a.txt"), "One line after another, and then one more.\n".repeat(2000)).unwrap();
@@ -55,10 +55,7 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("chats.jsonl"), format!("{chat}\n").repeat(800)).unwrap();
     fs::write(folder.join("strings.jsonl"), "\"some text\"\n").unwrap();
     fs::write(folder.join("ids.jsonl"), "[72, 105]\n").unwrap();
-    fs::create_dir_all(folder.join("docs/curves")).unwrap();
-    copy(&root().join("docs/curves"), &folder.join("docs/curves"));
-    fs::create_dir(folder.join("configs")).unwrap();
-    copy(&root().join("configs"), &folder.join("configs"));
+    ["docs/curves", "configs"].iter().for_each(|name| copy(&root().join(name), &folder.join(name)));
     // Folder for files that the commands do not name.
     let aside = tempfile::tempdir().unwrap();
     let tokenizer = aside.path().join("tokenizer");
@@ -73,19 +70,6 @@ fn prepare(folder: &Path) {
     let exported = folder.join("Llama-3.2-1B");
     stdout(&command(&["export", run.to_str().unwrap(), "--output", exported.to_str().unwrap()]).output().unwrap());
     assert!(exported.join("chat_template.jinja").exists());
-}
-
-#[cfg(unix)]
-fn copy(from: &Path, to: &Path) {
-    for entry in fs::read_dir(from).unwrap() {
-        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
-        if path.is_dir() {
-            fs::create_dir(&to).unwrap();
-            copy(&path, &to);
-        } else {
-            fs::copy(path, to).unwrap();
-        }
-    }
 }
 
 /// Runs a command in a shell, with `float8` as the program.
@@ -115,7 +99,7 @@ fn the_commands_of_the_documentation_run() {
             continue;
         }
         let folder = tempfile::tempdir().unwrap();
-        copy(prepared.path(), folder.path());
+        crate::support::copy(prepared.path(), folder.path());
         for (number, line) in lines {
             let output = shell(&line, folder.path());
             if !output.status.success() {
@@ -162,18 +146,11 @@ fn target(chapter: &Chapter, link: &str) -> Option<(String, Option<String>)> {
         return None;
     }
     let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor.to_string())));
-    let mut parts: Vec<_> = chapter.name.split('/').collect();
-    if !path.is_empty() {
-        parts.pop();
-        for part in path.split('/') {
-            match part {
-                "." | "" => {}
-                ".." => {
-                    parts.pop();
-                }
-                part => parts.push(part),
-            }
-        }
+    let folder = chapter.name.rsplit_once('/').map_or("", |(folder, _)| folder);
+    let path = if path.is_empty() { chapter.name.clone() } else { format!("{folder}/{path}") };
+    let mut parts: Vec<&str> = vec![];
+    for part in path.split('/').filter(|part| !["", "."].contains(part)) {
+        if part == ".." { parts.truncate(parts.len().saturating_sub(1)) } else { parts.push(part) }
     }
     Some((parts.join("/"), anchor))
 }
@@ -204,16 +181,11 @@ fn links_lead_to_files_and_headings() {
 
 #[test]
 fn every_chapter_is_in_the_contents() {
-    let listed: BTreeSet<_> = chapters(&CONTENTS)
-        .iter()
-        .flat_map(|contents| {
-            contents.links().into_iter().filter_map(|(_, link)| target(contents, &link)).collect::<Vec<_>>()
-        })
-        .map(|(path, _)| path)
-        .collect();
-    let missing: Vec<_> = chapters(&["docs"]).into_iter().map(|chapter| chapter.name).collect();
+    let contents = chapters(&CONTENTS);
+    let links = contents.iter().flat_map(|page| page.links().into_iter().filter_map(|(_, link)| target(page, &link)));
+    let listed: BTreeSet<_> = links.map(|(path, _)| path).chain(CONTENTS.map(String::from)).collect();
     let missing: Vec<_> =
-        missing.into_iter().filter(|name| !CONTENTS.contains(&&**name) && !listed.contains(name)).collect();
+        chapters(&["docs"]).into_iter().map(|page| page.name).filter(|name| !listed.contains(name)).collect();
     assert!(missing.is_empty(), "neither {} has {missing:?}", CONTENTS.join(" nor "));
 }
 

@@ -34,7 +34,6 @@ fn a_damaged_run_is_named_and_goes_on_from_an_older_checkpoint() {
         assert!(error.contains(expected), "{error}");
     };
     let flip = |text: &str| text.replacen('a', "b", 1);
-    edited("step-000000012/state.json", &flip, "There are checkpoints of step 10: `--from-step N` takes one of them");
     edited("assets/tokenizer.json", &flip, "assets/tokenizer.json is damaged: its SHA-256");
     let empty = |_: &str| r#"{"held_out_loss": null, "files": {}}"#.to_string();
     edited("assets/checksums.json", &empty, "is damaged: checksums.json does not list it");
@@ -105,8 +104,6 @@ fn a_full_disk_costs_no_checkpoint() {
 #[test]
 fn what_changed_since_the_checkpoint_is_told() {
     let case = ended(&[]);
-    let error = error_of(&case, &["--steps", "14", "--set", "training.seq_len=8"]);
-    assert!(error.contains("training.seq_len was 16 when the checkpoint was made and is 8 now"), "{error}");
     // The same data may lie elsewhere.
     let (text, moved) = (Path::new(&case.text.1), case.text.0.path().join("moved.rs"));
     fs::rename(text, &moved).unwrap();
@@ -126,7 +123,7 @@ fn what_changed_since_the_checkpoint_is_told() {
     let config = fs::read_to_string(case.folder().join("step-000000014/config.toml")).unwrap();
     fs::write(&file, config.replace("seq_len = 16", "seq_len = 32")).unwrap();
     let error = error_of(&case, &["--config", file.to_str().unwrap()]);
-    assert!(error.contains("training.seq_len was 16"), "{error}");
+    assert!(error.contains("training.seq_len was 16 when the checkpoint was made and is 32 now"), "{error}");
 }
 
 #[test]
@@ -149,18 +146,16 @@ fn a_run_that_diverges_keeps_its_last_good_checkpoint() {
     assert!(log.contains("validation loss: "));
 }
 
+/// Unreadable metrics do not stop a run.
 #[test]
-fn the_newest_and_the_best_stay() {
-    // The second half increases the loss.
+fn the_best_is_evaluated_and_resumed() {
     let case = ended(&["checkpoint.save_total_limit=1", "optimizer.lr=1e-2"]);
     let (best, loss) = trainer::checkpoint::best(case.folder()).unwrap().unwrap();
+    // The second half increases the loss.
     log_of(&case, &["--steps", "20", "--set", "optimizer.lr=3e-1", "--set", "optimizer.decay=constant"]);
     assert_eq!(case.saved(), [best, 20]);
-    let eval = |arguments: &[&str]| stdout(&float8(&[&["eval", case.path()], arguments].concat())).to_string();
-    let (newest_told, best_told) = (eval(&[]), eval(&["--best"]));
-    assert!(best_told.contains(&format!("validation loss: {loss:.5}")) && best_told != newest_told, "{best_told}");
-    // Resumes from the best checkpoint: later ones no longer count. Unreadable metrics do not stop
-    // a run.
+    let told = float8(&["eval", case.path(), "--best"]);
+    assert!(stdout(&told).contains(&format!("validation loss: {loss:.5}")), "{}", stdout(&told));
     fs::write(case.folder().join("metrics.jsonl"), "{\"step\": 1}\nnothing\n").unwrap();
     let log = log_of(&case, &["--from-step", &best.to_string(), "--steps", "14"]);
     assert!(log.contains("metrics.jsonl:2: not a line of metrics.jsonl"), "{log}");

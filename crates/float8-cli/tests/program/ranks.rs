@@ -49,6 +49,11 @@ impl Runs {
         self.0.0.path().join(name).display().to_string()
     }
 
+    /// Size of a tensor file.
+    fn bytes(&self, name: &str) -> u64 {
+        fs::metadata(self.path(&format!("{name}.safetensors"))).unwrap().len()
+    }
+
     /// Losses of a run whose ranks, times the accumulated micro-batches, are `batches`.
     fn train(&self, [count, batches]: [usize; 2], settings: &[&str]) -> Vec<f64> {
         let accumulation = format!("training.grad_accumulation={}", batches / count);
@@ -58,7 +63,7 @@ impl Runs {
     /// Losses of a saved run of four steps that a copy resumes after the second.
     fn resume(&self, [count, batches]: [usize; 2], run: &str) -> Vec<f64> {
         let copy = self.path(&format!("{run} of {count}"));
-        copy_folder(self.path(run).as_ref(), copy.as_ref());
+        crate::support::copy(self.path(run).as_ref(), copy.as_ref());
         let accumulation = format!("training.grad_accumulation={}", batches / count);
         let arguments = [copy, "--from-step".into(), "2".into()];
         losses(&float8(count, "resume", &[&arguments[..], &set(&[&accumulation])].concat()))
@@ -92,23 +97,31 @@ fn two_ranks_are_one() {
 }
 
 /// Each rank rounds its rows like a single process rounds the whole, saves them in bf16, and
-/// resumes from them; with and without master weights.
+/// resumes from them; with and without master weights. Adapters are replicated, so one rank resumes
+/// from their checkpoint too.
 #[test]
-fn two_ranks_are_one_in_bf16() {
+fn two_ranks_save_and_resume_as_one() {
     let runs = Runs::new();
+    let bf16 = ["training.param_dtype=bf16", "optimizer.state_dtype=bf16"];
     // Size of the optimizer's state per byte of parameters.
-    for (masters, bytes) in [("optimizer.master_weights=false", 2), ("optimizer.master_weights=true", 4)] {
-        let settings = [&FOUR[..], &["training.param_dtype=bf16", "optimizer.state_dtype=bf16", masters]].concat();
-        let [every, folder] = runs.saved(masters);
+    for (name, settings, bytes) in [
+        ("bf16", &bf16[..], Some(2)),
+        ("masters", &[bf16[0], bf16[1], "optimizer.master_weights=true"], Some(4)),
+        ("adapters", &["lora.rank=4", "optimizer.lr=1e-2"], None),
+    ] {
+        let settings = [&FOUR[..], settings].concat();
+        let [every, folder] = runs.saved(name);
         let one = runs.train([1, 2], &settings);
         let two = runs.train([2, 2], &[&settings[..], &[&every, &folder]].concat());
-        assert_eq!((one.len(), &one), (5, &two));
-        let [model, optimizer] = ["model", "optimizer"].map(|kind| {
-            let file = format!("{masters}/step-000000004/{kind}-rank-00001-of-00002.safetensors");
-            fs::metadata(runs.path(&file)).unwrap().len()
-        });
-        assert!(optimizer.abs_diff(bytes * model) < 100_000, "{model} {optimizer}");
-        assert_eq!(runs.resume([2, 2], masters), two[2..]);
+        assert_eq!((one.len(), &one), (5, &two), "{name}");
+        if let Some(bytes) = bytes {
+            let [model, optimizer] = ["model", "optimizer"]
+                .map(|kind| runs.bytes(&format!("{name}/step-000000004/{kind}-rank-00001-of-00002")));
+            assert!(optimizer.abs_diff(bytes * model) < 100_000, "{model} {optimizer}");
+        } else {
+            assert_eq!(runs.resume([1, 2], name), two[2..]);
+        }
+        assert_eq!(runs.resume([2, 2], name), two[2..], "{name}");
     }
 }
 
@@ -119,10 +132,7 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     let runs = Runs::new();
     let [every, folder] = runs.saved("run");
     let all = runs.train([4, 4], &["training.steps=4", "float8.recipe=delayed", &every, &folder]);
-    let bytes = |kind: &str, rank: usize| {
-        let file = format!("run/step-000000004/{kind}-rank-0000{rank}-of-00004.safetensors");
-        fs::metadata(runs.path(&file)).unwrap().len()
-    };
+    let bytes = |kind: &str, rank: usize| runs.bytes(&format!("run/step-000000004/{kind}-rank-0000{rank}-of-00004"));
     let model = bytes("model", 1);
     assert!(bytes("optimizer", 1) > 2 * model - 100_000 && model < bytes("model", 0));
     let is_there = |name: &str| Path::new(&runs.path("run/step-000000004")).join(name).exists();
@@ -133,22 +143,6 @@ fn a_run_goes_on_with_another_number_of_ranks() {
         for (resumed, all) in resumed.iter().zip(&all[2..]) {
             assert!((resumed - all).abs() <= if count == 4 { 0.0 } else { 1e-3 * all }, "{count}: {resumed} and {all}");
         }
-    }
-}
-
-/// Adapters are replicated. Two ranks print the same as one, and both two and one can resume from
-/// their checkpoint.
-#[test]
-fn adapters_over_ranks_are_those_of_one() {
-    let runs = Runs::new();
-    let settings = [&FOUR[..], &["lora.rank=4", "optimizer.lr=1e-2"]].concat();
-    let [every, folder] = runs.saved("two");
-    let one = runs.train([1, 2], &settings);
-    let two = runs.train([2, 2], &[&settings[..], &[&every, &folder]].concat());
-    assert_eq!((one.len(), &one), (5, &two));
-    assert!(one[4] < one[0], "they learn: {one:?}");
-    for count in [2, 1] {
-        assert_eq!(runs.resume([count, 2], "two"), two[2..], "{count}");
     }
 }
 
@@ -190,19 +184,6 @@ fn nproc_is_mpirun_and_memory_of_ranks_is_told() {
     assert!(line.contains(peak) && line.contains("each of 2 ranks"), "{line}, not {peak}");
 }
 
-/// The output layer reads the embedding's table. Gradients of both uses are added in another order
-/// than on one rank.
-#[test]
-fn a_tied_output_is_sharded() {
-    let runs = Runs::new();
-    let settings = [&FOUR[..], &["model.overrides.tie_word_embeddings=true"]].concat();
-    let (one, two) = (runs.train([1, 2], &settings), runs.train([2, 2], &settings));
-    assert_eq!((one.len(), one[0]), (5, two[0]));
-    for (one, two) in one.iter().zip(&two) {
-        assert!((one - two).abs() <= 1e-3 * one, "{one} and {two}");
-    }
-}
-
 /// An error of one rank is reported by the others too, before the first step. Only one process
 /// evaluates: two would repeat the work, or write to the same folder.
 #[test]
@@ -235,13 +216,4 @@ fn other_data_on_a_rank_is_refused() {
     }
     let output = mpirun.output().expect("mpirun is installed (apt: openmpi-bin)");
     assert!(stderr(&output).contains("the data is not the same on all ranks"), "{}", stderr(&output));
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        let to = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy_folder(&path, &to) } else { fs::copy(&path, &to).map(drop).unwrap() }
-    }
 }

@@ -1,6 +1,5 @@
 //! Runs that are stopped or killed resume with the same bits, from the requested checkpoint.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -35,31 +34,28 @@ fn with_hangups(setting: &str, command: &Command) -> Command {
 #[test]
 fn a_run_told_to_stop_saves_and_goes_on_with_the_same_bits() {
     let text = Arc::new(text());
-    for (i, recipe) in ["rowwise_with_gw_hp", "delayed", "mxfp8"].iter().enumerate() {
+    // Not at a multiple of checkpoint.save_steps: before, during and after FP8.
+    for (recipe, step, name, code) in
+        [("rowwise_with_gw_hp", 3, "INT", 130), ("delayed", 7, "TERM", 143), ("mxfp8", 11, "HUP", 129)]
+    {
         let straight = Case::recipe(&text, recipe);
         let expected = losses(stdout(&straight.train().output().unwrap()));
         assert_eq!(expected.len(), STEPS);
-
-        // Not at a multiple of checkpoint.save_steps: before, during and after FP8.
-        let step = [3, 7, 11][i];
-        let signals = [("-INT", "SIGINT", 130), ("-TERM", "SIGTERM", 143), ("-HUP", "SIGHUP", 129)];
-        let (signal, name, code) = signals[i];
         let (case, log, output) = (0..50)
-            .map(|_| stop_after(Case::recipe(&text, recipe), step, signal))
+            .map(|_| stop_after(Case::recipe(&text, recipe), step, &format!("-{name}")))
             .find(|(_, _, output)| !output.status.success())
             .expect("a signal that comes before the run ends");
         let error = stderr(&output);
         assert_eq!(output.status.code(), Some(code), "{recipe}: {error}");
-        assert!(error.starts_with(&format!("stopped by {name} after step ")), "{error}");
-        let log = log + str::from_utf8(&output.stdout).unwrap();
-        let made = losses(&log);
-        let (last, _) = made.last_key_value().unwrap();
-        assert_eq!(case.saved().last().copied(), Some(*last as u64), "{recipe}: the step it stopped after is saved");
+        assert!(error.starts_with(&format!("stopped by SIG{name} after step ")), "{error}");
+        let mut made = losses(&(log + str::from_utf8(&output.stdout).unwrap()));
+        let last = *made.last_key_value().unwrap().0;
+        assert_eq!(case.saved().last().copied(), Some(last as u64), "{recipe}: the step it stopped after is saved");
 
         let resumed = losses(stdout(&case.resume(&[]).output().unwrap()));
         assert_eq!(resumed.len(), STEPS - last);
-        let all: BTreeMap<_, _> = made.into_iter().chain(resumed).collect();
-        assert_eq!(all, expected, "{recipe}");
+        made.extend(resumed);
+        assert_eq!(made, expected, "{recipe}");
         assert!(end_of(case.folder()) == end_of(straight.folder()), "{recipe}: parameters, moments or state differ");
     }
 }
@@ -102,44 +98,41 @@ fn a_run_whose_log_cannot_be_written_is_saved() {
 #[test]
 fn runs_killed_at_random_moments_always_resume_with_the_same_bits() {
     let kills: usize = std::env::var("FLOAT8_KILLS").map_or(20, |kills| kills.parse().unwrap());
-    let text = Arc::new(text());
-    let mut rng = Rng::named(0, "kills");
+    let (text, mut rng) = (Arc::new(text()), Rng::named(0, "kills"));
     let (mut killed, mut while_writing, mut runs) = (0, 0, 0);
     for recipe in RECIPES.iter().cycle() {
         let straight = Case::recipe(&text, recipe);
         let start = Instant::now();
         let expected = losses(stdout(&straight.train().output().unwrap()));
         let whole = start.elapsed();
-        let end = end_of(straight.folder());
-        while killed < kills {
+        let before = killed;
+        // Until a run of this recipe was killed.
+        while killed == before && killed < kills {
             let case = Case::recipe(&text, recipe);
-            let before = killed;
-            let log = loop {
+            loop {
                 let mut child = spawn(case.go_on());
                 // Early in a run, so that it is killed several times.
                 std::thread::sleep(whole.mul_f64(rng.uniform() / if killed < kills { 2.0 } else { 0.01 }));
                 let ended = child.try_wait().unwrap().is_some();
                 kill(&child, "-KILL");
                 let output = child.wait_with_output().unwrap();
-                let log = String::from_utf8_lossy(&output.stdout).into_owned();
+                let log = String::from_utf8_lossy(&output.stdout);
                 for (step, loss) in losses(&log) {
                     assert_eq!(loss, expected[&step], "{recipe}, step {step}, after {killed} kills");
                 }
                 if ended {
-                    stdout(&output);
-                    break log;
+                    assert!(stdout(&output).contains("validation loss: "), "{log}");
+                    break;
                 }
                 killed += 1;
                 let partial = |entry: fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".partial");
-                let entries = fs::read_dir(case.folder()).into_iter().flatten().flatten();
-                while_writing += usize::from(entries.into_iter().any(partial));
-            };
-            assert!(log.contains("validation loss: "), "{log}");
-            assert!(end_of(case.folder()) == end, "{recipe}: parameters, moments or state differ");
-            runs += 1;
-            if killed - before > 0 {
-                break;
+                while_writing += usize::from(fs::read_dir(case.folder()).into_iter().flatten().flatten().any(partial));
             }
+            assert!(
+                end_of(case.folder()) == end_of(straight.folder()),
+                "{recipe}: parameters, moments or state differ"
+            );
+            runs += 1;
         }
         if killed >= kills {
             break;

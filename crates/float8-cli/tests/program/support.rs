@@ -56,23 +56,23 @@ pub(crate) fn small(data: &str, settings: &[&str]) -> Vec<String> {
 
 /// The same on a device.
 pub(crate) fn small_on(device: &str, data: &str, settings: &[&str]) -> Vec<String> {
-    let model = [
-        "model.overrides.vocab_size=1008",
-        "model.overrides.num_hidden_layers=1",
-        "model.overrides.hidden_size=32",
-        "model.overrides.intermediate_size=64",
-        "model.overrides.num_attention_heads=2",
-        "model.overrides.num_key_value_heads=1",
-        "model.overrides.head_dim=16",
-        "training.seq_len=16",
-        "training.batch_size=2",
-        "training.eval_batches=2",
-        "training.log_every=1",
-        "data.validation_split=0.1",
-        "generate.max_new_tokens=4",
-    ];
+    let model = "model.overrides={ vocab_size = 1008, num_hidden_layers = 1, hidden_size = 32, intermediate_size = 64, \
+                 num_attention_heads = 2, num_key_value_heads = 1, head_dim = 16 }";
+    let run = ["training.seq_len=16", "training.batch_size=2", "training.eval_batches=2", "training.log_every=1"];
+    let others = ["data.validation_split=0.1", "generate.max_new_tokens=4", model];
     let fixed = ["--device", device, "--data", data].map(String::from);
-    [&fixed[..], &set(&model), &set(settings)].concat()
+    [&fixed[..], &set(&[&run[..], &others, settings].concat())].concat()
+}
+
+/// Copies the content of a folder.
+#[cfg(unix)]
+pub(crate) fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let to = to.join(path.file_name().unwrap());
+        if path.is_dir() { copy(&path, &to) } else { std::fs::copy(&path, &to).map(drop).unwrap() }
+    }
 }
 
 pub(crate) fn train(arguments: &[String]) -> Command {
@@ -92,4 +92,15 @@ pub(crate) fn has_wgpu(test: &str) -> bool {
         writeln!(out, "{test}: skipped on wgpu, since this machine has no adapter").unwrap();
     }
     !adapters.is_empty()
+}
+
+/// Runs a script of this folder on `argument`, with the Python `FLOAT8_PYTHON`. Without it, prints
+/// that the script is skipped.
+pub(crate) fn python(script: &str, packages: &str, argument: &Path) {
+    let Some(python) = std::env::var_os("FLOAT8_PYTHON") else {
+        let out = &mut std::io::stdout();
+        return writeln!(out, "{script}: skipped, FLOAT8_PYTHON names no Python with {packages}").unwrap();
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program").join(script);
+    stdout(&Command::new(python).arg(script).arg(argument).output().unwrap());
 }

@@ -3,15 +3,7 @@
 
 use std::fs;
 
-use crate::support::{float8, set, small, stdout, train};
-
-/// Runs a command, and returns the validation loss that it prints.
-fn loss(arguments: &[String]) -> f64 {
-    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-    let output = float8(&arguments);
-    let line = stdout(&output).lines().find_map(|line| line.split_once("validation loss: ")).unwrap().1;
-    line.split_whitespace().next().unwrap().parse().unwrap()
-}
+use crate::support::{command, float8, python, set, small, stdout, train};
 
 #[test]
 fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
@@ -33,19 +25,11 @@ fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
         run("export", &[&base_run, "--output", &base, "--format", "f32"]);
 
         let text = set(&["data.tokenizer=bytes", &format!("data.chat_template={}", path("chat.jinja"))]);
-        let mut fine_tune =
-            train(&set(&["lora.rank=4", "lora.base=fp8", "training.seq_len=64", "training.eval_batches=2"]));
-        fine_tune.args(&text).args([
-            "--device",
-            "cpu",
-            "--model",
-            &base,
-            "--data",
-            &path("chats.jsonl"),
-            "--lr",
-            "1e-2",
-        ]);
-        fine_tune.args(["--recipe", "rowwise", "--batch-size", "2", "--steps", "6", "--output-dir", &lora]);
+        let settings = ["lora.rank=4", "lora.base=fp8", "training.seq_len=64", "training.eval_batches=2"];
+        let data = path("chats.jsonl");
+        let mut fine_tune = train(&[set(&settings), text.clone()].concat());
+        fine_tune.args(["--device", "cpu", "--model", &base, "--data", &data, "--recipe", "rowwise", "--lr", "1e-2"]);
+        fine_tune.args(["--batch-size", "2", "--steps", "6", "--output-dir", &lora]);
         let log = stdout(&fine_tune.output().unwrap()).to_string();
         assert!(log.contains("trainable parameters: "), "{architecture}: {log}");
         run("export", &[&lora, "--output", &adapter]);
@@ -53,10 +37,12 @@ fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
         let fp8 = ["--output", &path("fp8"), "--format", "fp8", "--recipe", "rowwise", "--set", "data.tokenizer=bytes"];
         run("export", &[&[&*path("merged")], &fp8[..]].concat());
 
-        let eval = |model: &str, more: &[&str]| {
-            let fixed = ["eval", &path(model), "--device", "cpu", "--data", &path("chats.jsonl")].map(String::from);
-            let more: Vec<_> = more.iter().map(ToString::to_string).collect();
-            loss(&[&fixed[..], &text, &set(&["training.seq_len=64", "training.batch_size=2"]), &more].concat())
+        let eval = |model: &str, more: &[&str]| -> f64 {
+            let mut eval = command(&["eval", &path(model), "--device", "cpu", "--data", &data]);
+            eval.args(&text).args(set(&["training.seq_len=64", "training.batch_size=2"])).args(more);
+            let output = eval.output().unwrap();
+            let line = stdout(&output).lines().find_map(|line| line.split_once("validation loss: ")).unwrap().1;
+            line.split_whitespace().next().unwrap().parse().unwrap()
         };
         let [before, trained] = [eval("base", &["--precision", "f32"]), eval("lora", &[])];
         assert!(trained < before - 0.5, "{architecture}: {before} {trained}");
@@ -67,5 +53,7 @@ fn lora_on_an_fp8_base_becomes_a_checkpoint_in_fp8() {
             let exported = eval(model, precision);
             assert!((exported - trained).abs() < 0.05, "{architecture}, {model}: {trained} {exported}");
         }
+        // PEFT and transformers read all of it.
+        python("whole_way.py", "compressed_tensors, peft, transformers", folder.path());
     }
 }

@@ -10,7 +10,6 @@ use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::{env, fs, path};
 
-use burn_float8::Float8Config;
 use clap::Parser;
 use models::ARCHITECTURES;
 use models::{Decoders, RunConfig};
@@ -96,32 +95,8 @@ fn every_key_that_the_reader_knows_is_there() {
                 assert!(!refusal.contains(&format!("unknown field `{key}`")), "{}.{key}: {refusal}", path.dotted());
             }
         }
-        // Tables with a subset of another table's keys.
-        for (key, schema) in section.keys() {
-            let Some((table, is_list)) = reference.table(schema) else { continue };
-            if reference.section(table).is_none() {
-                let keys = table["properties"].as_object().unwrap().keys().cloned().collect();
-                assert_eq!(Some(keys), known_keys(&section.path.with(key, is_list)));
-            }
-        }
     }
     assert!(tables > 15, "only {tables} tables");
-}
-
-/// With `flatten` the parser does not list the keys of `[float8]`, but `Debug` does.
-#[test]
-fn every_field_of_float8_config_is_there() {
-    let debug = format!("{:#?}", Float8Config::default());
-    let names = debug.lines().filter_map(|line| line.strip_prefix("    ")?.split_once(": "));
-    let names: Vec<_> = names.map(|(name, _)| name).filter(|name| !name.starts_with(' ')).collect();
-    assert!(names.len() > 8, "{debug}");
-    let (path, reference) = (Path::default().with("float8", false), reference());
-    let section = reference.sections.iter().find(|section| section.path == path).unwrap();
-    for name in names {
-        let is_there = section.keys().any(|(key, _)| key == name);
-        let file = path.file(Table::from_iter([(name.to_string(), "no".into())]));
-        assert_ne!(is_there, refusal(&file).contains(&format!("unknown field `{name}`")), "float8.{name}");
-    }
 }
 
 /// Tables that every configuration has, with the defaults of the page.

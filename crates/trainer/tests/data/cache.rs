@@ -48,11 +48,8 @@ fn whatever_decides_makes_another() {
     assert!(!open(DataSource { field: "body".into(), ..source.clone() }, 0.0, &bytes));
     // These do not matter here: the validation part is another list of the same documents.
     assert!(open(source.clone(), 0.1, &bytes));
-    assert!(open(
-        DataSource { max_bytes: Some(1000), extension: Some("x".into()), weight: Some(2.0), ..source },
-        0.0,
-        &bytes
-    ));
+    let source = DataSource { max_bytes: Some(1000), extension: Some("x".into()), weight: Some(2.0), ..source };
+    assert!(open(source, 0.0, &bytes));
 }
 
 fn set_time(files: &Files, name: &str, time: SystemTime) {
@@ -89,35 +86,30 @@ fn a_changed_file_is_tokenized_again() {
     assert!(is_cached(&files));
 }
 
+#[cfg(unix)]
 #[test]
 fn what_is_broken_is_made_again() {
     let files = Files::new([("a", "some text"), ("b", "and more text")]);
     let expected = stream(&files.all());
-    let flip = |path: PathBuf, place: usize| {
-        let mut bytes = fs::read(&path).unwrap();
-        bytes[place] ^= 1;
-        fs::write(path, bytes).unwrap();
+    let pipe = |path: PathBuf| {
+        fs::remove_file(&path).unwrap();
+        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     };
-    let breaks: [&dyn Fn(PathBuf); 6] = [
+    let breaks: [&dyn Fn(PathBuf); 8] = [
         &|folder| flip(folder.join("tokens.bin"), 2),
         &|folder| flip(folder.join("tokens.bin"), 1030),
         &|folder| File::options().write(true).open(folder.join("tokens.bin")).unwrap().set_len(10).unwrap(),
         &|folder| fs::remove_file(folder.join("tokens.bin")).unwrap(),
         &|folder| fs::remove_file(folder.join("manifest.json")).unwrap(),
         &|folder| fs::write(folder.join("manifest.json"), "{\"content\": ").unwrap(),
+        &|folder| pipe(folder.join("manifest.json")),
+        &|folder| pipe(folder.join("tokens.bin")),
     ];
     for break_it in breaks {
         break_it(entry(&files));
         assert!(!is_cached(&files));
         assert!(is_cached(&files));
         assert_eq!(stream(&files.all()), expected);
-    }
-    #[cfg(unix)]
-    for name in ["manifest.json", "tokens.bin"] {
-        let path = entry(&files).join(name);
-        fs::remove_file(&path).unwrap();
-        assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-        assert!(!is_cached(&files) && is_cached(&files), "{name}");
     }
     // A broken scan memory loses nothing.
     for path in fs::read_dir(files.cache()).unwrap().map(|entry| entry.unwrap().path()) {
@@ -163,71 +155,53 @@ fn a_cache_that_cannot_be_written() {
 const FOLDER: &str = "TRAIN_TEST_FOLDER";
 const DIES: &str = "TRAIN_TEST_DIES";
 
-/// Runs this test again in a separate process, which opens the files in `folder`.
-fn process(test: &str, files: &Files, dies: bool) -> Command {
+/// Starts this test again in a separate process, which opens the files in `folder`.
+fn process(test: &str, files: &Files, dies: bool) -> std::process::Child {
     let mut command = Command::new(env::current_exe().unwrap());
-    command
-        .args([test, "--exact", "--nocapture"])
-        .env(FOLDER, files.dir.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null());
-    if dies {
-        command.env(DIES, "");
-    }
-    command
+    command.args([test, "--exact", "--nocapture"]).env(FOLDER, files.dir.path());
+    command.envs(dies.then_some((DIES, ""))).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 /// Task of the separate process: prints the number of tokens, or dies after some are written.
 fn open_in_folder(folder: PathBuf) {
-    let source = DataSource::new([folder.join("files")]);
+    let sources = [DataSource::new([folder.join("files")])];
     let mut die = |progress: trainer::Progress| {
         if env::var_os(DIES).is_some() && progress.bytes > 0 {
             std::process::abort();
         }
     };
-    let dataset =
-        Dataset::open(&[source], Validation::Fraction(0.1), &Tokenizer::bytes(), None, &folder.join("cache"), &mut die)
-            .unwrap();
+    let (validation, cache) = (Validation::Fraction(0.1), folder.join("cache"));
+    let dataset = Dataset::open(&sources, validation, &Tokenizer::bytes(), None, &cache, &mut die).unwrap();
     println!("cached {} tokens {}.", dataset.was_cached(), dataset.size().train_tokens);
 }
 
+/// One process tokenizes, and the others wait.
 #[test]
 fn two_processes_at_once() {
     if let Some(folder) = env::var_os(FOLDER) {
         return open_in_folder(folder.into());
     }
     let files = Files::new((0..200).map(|i| (format!("{i}"), "text ".repeat(2000))));
-    let mut children: Vec<_> =
-        (0..3).map(|_| process("cache::two_processes_at_once", &files, false).spawn().unwrap()).collect();
-    let mut made = 0;
-    for child in children.drain(..) {
-        let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success() && text.contains("tokens 1800180."), "{text}");
-        made += usize::from(text.contains("cached false"));
-    }
-    // One process tokenized, and the others waited.
-    assert_eq!(made, 1);
-    assert!(files.open(&files.sources(), 0.1).unwrap().was_cached());
+    let children = [(); 3].map(|()| process("cache::two_processes_at_once", &files, false));
+    let texts = children.map(|child| String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap());
+    assert!(texts.iter().all(|text| text.contains("tokens 1800180.")), "{texts:?}");
+    assert_eq!(texts.iter().filter(|text| text.contains("cached false")).count(), 1);
 }
 
+/// The remains of a process are listed, and can be removed.
 #[test]
 fn a_process_that_dies_leaves_no_cache() {
     if let Some(folder) = env::var_os(FOLDER) {
         return open_in_folder(folder.into());
     }
     let files = Files::new((0..3).map(|i| (format!("{i}"), "text ".repeat(1000))));
-    let output = process("cache::a_process_that_dies_leaves_no_cache", &files, true).output().unwrap();
-    assert!(!output.status.success());
-    // The remains are listed, and can be removed.
+    let mut child = process("cache::a_process_that_dies_leaves_no_cache", &files, true);
+    assert!(!child.wait().unwrap().success());
     let left = KeptTokens::list(&files.cache()).unwrap();
     assert!(left.len() == 1 && !left[0].is_whole && left[0].bytes > 0, "{left:?}");
     assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap(), left);
     assert!(!left[0].path.exists());
-    let dataset = files.open(&files.sources(), 0.1).unwrap();
-    assert!(!dataset.was_cached());
-    assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, 15_003);
-    assert!(entry(&files).join("manifest.json").exists());
+    assert!(!is_cached(&files) && entry(&files).join("manifest.json").exists());
 }
 
 /// Entries being made stay, and so does another program's folder, even with a manifest.
@@ -252,34 +226,24 @@ fn pruning_leaves_alone_what_is_being_made() {
 fn tokens_are_listed_and_pruned() {
     let files = Files::new([("a", "one"), ("b", "two")]);
     let open = |name: &str| files.open(&[files.source(name)], 0.0).unwrap().was_cached();
-    let names = |kept: Vec<KeptTokens>| -> BTreeSet<PathBuf> { kept.into_iter().map(|kept| kept.path).collect() };
+    let of = |kept: Vec<KeptTokens>| kept.into_iter().map(|kept| kept.of).collect::<Vec<_>>();
     let list = || KeptTokens::list(&files.cache()).unwrap();
-    assert!(list().is_empty());
-    assert!(!open("a"));
-    let first = names(list());
-    assert!(!open("b"));
+    let [a, b] = ["a", "b"].map(|name| files.path(name).display().to_string());
+    assert!(list().is_empty() && !open("a") && !open("b"));
     let day = Duration::from_secs(24 * 60 * 60);
-    let ago = |path: &Path, days: u32| {
-        let manifest = fs::File::options().append(true).open(path.join("manifest.json")).unwrap();
-        manifest.set_modified(SystemTime::now() - days * day).unwrap();
-    };
     for kept in list() {
-        assert_eq!(
-            kept.bytes,
-            fs::read_dir(&kept.path).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum::<u64>()
-        );
-        ago(&kept.path, 10);
+        let files = fs::read_dir(&kept.path).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        assert_eq!(kept.bytes, files.sum::<u64>());
+        let manifest = File::options().append(true).open(kept.path.join("manifest.json")).unwrap();
+        manifest.set_modified(SystemTime::now() - 10 * day).unwrap();
     }
     // Use is recorded.
     assert!(open("a"));
-    assert_eq!((list().len(), first.len()), (2, 1));
-    assert!(first.contains(&list()[0].path));
-    let pruned = names(KeptTokens::prune(&files.cache(), 5 * day).unwrap());
-    assert_eq!((pruned.len(), names(list())), (1, first.clone()));
-    assert!(pruned.iter().all(|path| !path.exists()) && pruned.is_disjoint(&first));
+    assert_eq!(of(list()), [a.clone(), b.clone()]);
+    let pruned = KeptTokens::prune(&files.cache(), 5 * day).unwrap();
+    assert!(!pruned[0].path.exists());
+    assert_eq!((of(pruned), of(list())), (vec![b], vec![a]));
     assert!(open("a") && !open("b"));
-    let of: BTreeSet<String> = list().into_iter().map(|kept| kept.of).collect();
-    assert_eq!(of, ["a", "b"].map(|name| files.path(name).display().to_string()).into());
     assert_eq!(KeptTokens::prune(&files.cache(), Duration::ZERO).unwrap().len(), 2);
     assert!(list().is_empty() && !open("a"));
 }

@@ -1,48 +1,18 @@
 //! Text, JSON and messages: which documents are read, and how an error names its place.
 
-use crate::table::table;
 use crate::*;
 
+/// A large text is read in chunks, and more documents than fit into a batch keep their order.
 #[test]
-fn a_text_file_is_a_document() {
-    let files = Files::new([("b.txt", "second"), ("a.md", "first \u{e9}"), ("c/d", "third")]);
-    assert_eq!(stream(&files.all()), (documents(["first \u{e9}", "second", "third"]), vec![0, 9, 16]));
-    let source = DataSource::new([files.path("b.txt"), files.path("a.md")]);
-    assert_eq!(files.tokens(source), documents(["second", "first \u{e9}"]), "in the order given");
-    // A large one is read in chunks.
+fn large_files() {
     let text = "one line\nand another \u{e9}\n".repeat(100_000);
-    let files = Files::new([("large.txt", &text), ("line.jsonl", &serde_json::json!({ "text": text }).to_string())]);
-    for name in ["large.txt", "line.jsonl"] {
-        assert!(files.tokens(files.source(name)) == documents([&text]), "{name} has other tokens");
-    }
-}
-
-#[test]
-fn a_line_is_a_document() {
-    let text = "\u{feff}{\"text\": \"one\"}\n\n  \r\n{\"id\": 3, \"text\": \"two\"}\r\n{\"text\": \"three\"}";
-    let files = Files::new([("a.jsonl", text), ("b.ndjson", text)]);
-    assert_eq!(stream(&files.all()).0, documents(["one", "two", "three", "one", "two", "three"]));
-    let files = Files::new([("a.json", "{\"body\": \"one\"}\n")]);
-    let source = DataSource { field: "body".into(), format: Some(Format::Jsonl), ..files.source("a.json") };
-    assert_eq!(files.tokens(source), documents(["one"]));
-    // More documents than fit into a batch keep their order.
     let texts: Vec<String> = (0..20_000).map(|i| format!("line {i}")).collect();
-    let lines: String = texts.iter().map(|text| format!("{{\"text\": \"{text}\"}}\n")).collect();
-    assert!(stream(&Files::new([("a.jsonl", lines)]).all()).0 == documents(&texts));
-}
-
-/// An array gives the same documents as lines of its elements.
-#[test]
-fn an_array_of_objects_is_read_as_lines_are() {
-    let array = "\u{feff}\n[{\"text\": \"one]}\\\"\"},\n\n  {\"id\": [1, {}],\r\n \"text\": \"two\"} ,{\"text\": \"three\"}\n]\n";
-    let lines = "{\"text\": \"one]}\\\"\"}\n{\"text\": \"two\"}\n{\"text\": \"three\"}";
-    let files = Files::new([("a.json", array), ("b.json", lines)]);
-    for name in ["a.json", "b.json"] {
-        assert_eq!(files.tokens(files.source(name)), documents(["one]}\"", "two", "three"]));
+    let files = Files::new([("large.txt", &text), ("line.jsonl", &lines([&text])), ("lines.jsonl", &lines(&texts))]);
+    for (name, expected) in
+        [("large.txt", documents([&text])), ("line.jsonl", documents([&text])), ("lines.jsonl", documents(&texts))]
+    {
+        assert!(files.tokens(files.source(name)) == expected, "{name} has other tokens");
     }
-    // `max_bytes` takes whole elements.
-    let source = DataSource { max_bytes: Some(60), ..files.source("a.json") };
-    assert_eq!(files.tokens(source), documents(["one]}\""]));
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -60,45 +30,35 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
 #[test]
 fn compressed_files() {
     let text = "a line of text\n".repeat(30_000);
-    let line = |text: &str| serde_json::json!({ "text": text }).to_string();
-    let lines = format!("{}\n{}\n", line("one"), line(&text));
-    let array = format!("[{},\n{}]", line("one"), line(&text));
+    let lines = lines(["one", &text]);
+    let array = format!("[{}\n]", lines.trim_end().replacen('\n', ",\n", 1));
     for compress in [gzip, zstd] {
-        // Two members or frames are one file.
+        // Two members or frames are one file. The bytes of the text count for `max_bytes`.
         let halves = [compress(&text.as_bytes()[..100]), compress(&text.as_bytes()[100..])].concat();
-        let files = Files::new([
-            ("a.txt.x", halves),
-            ("b.jsonl.x", compress(lines.as_bytes())),
-            ("c.json.x", compress(array.as_bytes())),
-            ("d.json.x", compress(lines.as_bytes())),
-        ]);
-        assert!(files.tokens(files.source("a.txt.x")) == documents([&text]));
-        for name in ["b.jsonl.x", "c.json.x", "d.json.x"] {
-            assert!(files.tokens(files.source(name)) == documents(["one", &text]), "{name}");
-            // The bytes of the text count.
-            let source = DataSource { max_bytes: Some(100), ..files.source(name) };
-            assert_eq!(files.tokens(source), documents(["one"]), "{name}");
-        }
-        let source = DataSource { max_bytes: Some(100_000), ..files.source("a.txt.x") };
-        assert!(files.tokens(source) == documents([&text[..100_000]]));
-        for name in ["a.txt.x", "b.jsonl.x", "c.json.x"] {
-            let bytes = std::fs::read(files.path(name)).unwrap();
-            for len in [bytes.len() - 1, bytes.len() / 2, 8] {
-                files.write("cut", &bytes[..len]);
-                let error = files.error_of(&[files.source("cut")]);
+        for (name, content, whole, max_bytes, cut) in [
+            ("a.txt.x", halves, documents([&text]), 100_000, documents([&text[..100_000]])),
+            ("b.jsonl.x", compress(lines.as_bytes()), documents(["one", &text]), 100, documents(["one"])),
+            ("c.json.x", compress(array.as_bytes()), documents(["one", &text]), 100, documents(["one"])),
+            ("d.json.x", compress(lines.as_bytes()), documents(["one", &text]), 100, documents(["one"])),
+        ] {
+            let files = Files::new([(name, &content)]);
+            let source = DataSource { max_bytes: Some(max_bytes), ..files.source(name) };
+            assert!(files.tokens(files.source(name)) == whole && files.tokens(source) == cut, "{name}");
+            for len in [content.len() - 1, content.len() / 2, 8] {
+                files.write("cut", &content[..len]);
+                let error = files.error_of_file("cut");
                 assert!(error.contains("cannot read ") && error.contains("cut: "), "{name}, {len} bytes: {error}");
             }
         }
         // Parquet is read from its end, so it has to be decompressed first.
-        let files = Files::new([("a.parquet.x", compress(b"PAR1"))]);
-        let error = files.error_of(&[files.source("a.parquet.x")]);
+        let error = Files::new([("a.parquet.x", compress(b"PAR1"))]).error_of_file("a.parquet.x");
         assert!(error.contains("a.parquet.x is compressed with "), "{error}");
     }
 }
 
 fn conversation(pairs: &[(&str, &str)]) -> String {
     let messages: Vec<_> = pairs.iter().map(|(role, content)| Message::new(*role, *content)).collect();
-    serde_json::json!({ "messages": messages }).to_string()
+    json!({ "messages": messages }).to_string()
 }
 
 /// Files that cannot be read, as characters for bytes, with the error of naming them.
@@ -141,18 +101,16 @@ fn what_is_wrong_is_named() {
 
 #[test]
 fn too_little_text() {
-    let files = Files::new([("a", "four")]);
-    let dataset = files.all();
+    let dataset = Files::new([("a", "four")]).all();
     assert!(dataset.train(wrapped(4), 0).is_ok());
-    let of = |batch_size, seq_len| SequenceShape { batch_size, ..wrapped(seq_len) };
-    for (shape, expected) in [
-        (of(1, 5), "the training split has 5 tokens, which make 0 sequences of 5 targets"),
-        (of(5, 1), "which make 4 sequences of 1 targets; one batch needs 5"),
-        (of(1, 0), "seq_len = 0: must be between 1 and 2^31 - 1"),
-        (of(0, 1), "batch_size = 0: must be between 1 and 2^31 - 1"),
+    for (batch_size, seq_len, expected) in [
+        (1, 5, "the training split has 5 tokens, which make 0 sequences of 5 targets"),
+        (5, 1, "which make 4 sequences of 1 targets; one batch needs 5"),
+        (1, 0, "seq_len = 0: must be between 1 and 2^31 - 1"),
+        (0, 1, "batch_size = 0: must be between 1 and 2^31 - 1"),
     ] {
-        let error = message(&dataset.train(shape, 0).unwrap_err());
-        assert!(error.contains(expected), "{error}");
+        let error = dataset.train(SequenceShape { batch_size, ..wrapped(seq_len) }, 0).unwrap_err();
+        assert!(message(&error).contains(expected), "{error}");
     }
     let error = message(&dataset.held_out(wrapped(1), 1).unwrap_err());
     assert!(error.contains("the validation split has 0 tokens"), "{error}");
@@ -172,38 +130,34 @@ fn texts(dataset: &Dataset, seq_len: usize) -> Vec<String> {
     texts
 }
 
-/// Tokens that the loss counts.
-fn targets(sequences: &[Sequence]) -> Vec<u32> {
-    let of = |s: &Sequence| {
-        let mask = s.loss_mask.as_ref().unwrap();
-        assert_eq!(mask.len() + 1, s.tokens.len());
-        (0..mask.len()).filter(|t| mask[*t]).map(|t| s.tokens[t + 1]).collect::<Vec<_>>()
-    };
-    sequences.iter().flat_map(of).collect()
-}
-
-/// The loss counts the assistant's text and nothing else. Text next to messages counts completely.
+/// The loss counts the assistant's text and nothing else, in whole documents, as by default, and in
+/// windows. Text next to messages counts completely.
 #[test]
 fn only_what_the_assistant_says_counts() {
     let first = conversation(&[("user", "2+2?"), ("assistant", "four"), ("user", "ok"), ("assistant", "bye")]);
     let second = conversation(&[("user", "hi"), ("assistant", "hello")]);
-    let dataset = chats(&[first.clone(), second], &template("")).unwrap();
-    // Documents stay whole by default.
     let expected = ["<user>2+2?\n<assistant>four\n<user>ok\n<assistant>bye\n", "<user>hi\n<assistant>hello\n"];
-    assert_eq!(texts(&dataset, 60), expected);
-    let wrapped = SequenceShape { packing: Some(Packing::Wrapped), ..by_default(7) };
-    for shape in [by_default(60), wrapped] {
-        let mut counted = targets(&epoch(&dataset, shape).unwrap());
-        let mut expected = Tokenizer::bytes().encode("four\nbye\nhello\n", SpecialTokens::AreText).unwrap();
-        counted.sort();
-        expected.sort();
+    let said = [first.clone(), second];
+    assert_eq!(texts(&chats(&said, &template("")).unwrap(), 60), expected);
+    let with_text = [lines(["before"]).trim_end().into(), first, lines(["after"])];
+    let (answers, all) = (documents(["four\nbye\nhello\n"]).split_off(1), documents(["beforefour\nbye\n", "after"]));
+    for (rows, shape, mut expected) in [
+        (&said[..], Some(by_default(60)), answers.clone()),
+        (&said, Some(wrapped(7)), answers),
+        (&with_text, None, all[1..].to_vec()),
+    ] {
+        let dataset = chats(rows, &template("")).unwrap();
+        let shape = shape.unwrap_or_else(|| wrapped(dataset.size().train_tokens as usize - 1));
+        let mut counted = vec![];
+        for sequence in epoch(&dataset, shape).unwrap() {
+            let mask = sequence.loss_mask.unwrap();
+            assert_eq!(mask.len() + 1, sequence.tokens.len());
+            counted.extend((0..mask.len()).filter(|t| mask[*t]).map(|t| sequence.tokens[t + 1]));
+        }
+        counted.sort_unstable();
+        expected.sort_unstable();
         assert_eq!(counted, expected);
     }
-    let lines = ["{\"text\": \"before\"}".into(), first, "{\"text\": \"after\"}".into()];
-    let dataset = chats(&lines, &template("")).unwrap();
-    let all = epoch(&dataset, crate::wrapped(dataset.size().train_tokens as usize - 1)).unwrap();
-    let expected = Tokenizer::bytes().encode("beforefour\nbye\n", SpecialTokens::AreText).unwrap();
-    assert_eq!(targets(&all), [expected, documents(["after"])].concat());
 }
 
 /// Tools and variables of a row, as values or as JSON text, override the template's.

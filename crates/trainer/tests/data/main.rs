@@ -1,6 +1,8 @@
-//! Training data, from files to sequences: formats, the cache, packing, order and positions.
+//! Training data, from files to sequences: formats, tokenizers, chat templates, the cache, packing,
+//! order and positions.
 
 mod cache;
+mod chat;
 mod digests;
 mod formats;
 mod packing;
@@ -12,18 +14,21 @@ mod split;
 #[path = "../harness/table.rs"]
 mod table;
 mod token_files;
+mod tokenizers;
 
 use anyhow::Result;
 use flate2::write::GzEncoder;
-use serde_json::json;
+use serde::Deserialize;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 use std::{env, fs};
+use table::table;
 use tempfile::TempDir;
 use trainer::batches::{AttnMaskType, Batch, TrainBatches, held_out_batches};
 use trainer::data::{EpochSize, KeptTokens, TokenizedSource, tokenize_source};
@@ -102,9 +107,35 @@ impl Files {
         self.error_of(&self.sources())
     }
 
+    fn error_of_file(&self, name: &str) -> String {
+        self.error_of(&[self.source(name)])
+    }
+
     fn error_of(&self, sources: &[DataSource]) -> String {
         message(&self.open(sources, 0.0).and_then(|dataset| epoch(&dataset, wrapped(2))).unwrap_err())
     }
+}
+
+fn vectors() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+}
+
+fn tokenizer_file() -> PathBuf {
+    vectors().join("tokenizer.json")
+}
+
+fn tokenizer_json() -> Value {
+    serde_json::from_str(&fs::read_to_string(tokenizer_file()).unwrap()).unwrap()
+}
+
+/// Folder with these files: texts, or JSON.
+fn folder(files: &Value) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for (name, content) in files.as_object().unwrap() {
+        let text = content.as_str().map_or_else(|| content.to_string(), String::from);
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
 }
 
 fn message(error: &anyhow::Error) -> String {
@@ -154,6 +185,18 @@ fn documents<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Vec<u32> {
     texts.into_iter().flat_map(|text| Tokenizer::bytes().document(text.as_ref()).unwrap()).collect()
 }
 
+/// Lines of JSON with these texts.
+fn lines<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> String {
+    texts.into_iter().map(|text| format!("{}\n", json!({ "text": text.as_ref() }))).collect()
+}
+
+/// Changes a bit of a file.
+fn flip(path: impl AsRef<Path>, place: usize) {
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[place] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
 /// Random letters.
 fn noise(rng: &mut Rng, len: usize) -> String {
     (0..len).map(|_| char::from(b'a' + rng.below(26) as u8)).collect()
@@ -169,5 +212,5 @@ fn template(before: &str) -> ChatTemplate {
 
 /// Tokenizer of the test vectors.
 fn folder_with_tokenizer() -> Tokenizer {
-    Tokenizer::from_file(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json")).unwrap()
+    Tokenizer::from_file(tokenizer_file()).unwrap()
 }

@@ -43,25 +43,19 @@ pub fn of_texts(rows: &[impl AsRef<str>]) -> Vec<u8> {
 
 const TEXT: &str = "message m { optional binary id (UTF8); optional binary text (UTF8); }";
 
-fn compressions() -> [Compression; 6] {
-    let gzip = Compression::GZIP(Default::default());
-    let brotli = Compression::BROTLI(Default::default());
-    [
-        Compression::UNCOMPRESSED,
-        Compression::SNAPPY,
-        gzip,
-        brotli,
-        Compression::LZ4_RAW,
-        Compression::ZSTD(Default::default()),
-    ]
-}
-
 /// The text of a compressed file is larger than the file. A row without text counts as a row.
 #[test]
 fn all_rows_are_read_whatever_the_compression() {
     let mut rows = vec!["the same words again and again, which a compressed file holds once"; 2000];
     (rows[7], rows[1999]) = ("", "");
-    for compression in compressions() {
+    for compression in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(Default::default()),
+        Compression::BROTLI(Default::default()),
+        Compression::LZ4_RAW,
+        Compression::ZSTD(Default::default()),
+    ] {
         let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&rows), texts(&rows[..300])], compression))]);
         let (tokens, starts) = stream(&files.all());
         assert_eq!(starts.len(), 2300, "{compression}");
@@ -94,12 +88,12 @@ fn all_fields_of_a_line_are_columns() {
         (vec![], vec![3, 3, 3, 3, 0], levels.1),
         (vec![tools], vec![0, 1, 0], vec![0; 3]),
     ];
-    let message = |content: [&str; 2]| serde_json::json!([{"role": "user", "content": content[0]}, {"role": "assistant", "content": content[1]}]);
+    let message = |content: [&str; 2]| json!([{"role": "user", "content": content[0]}, {"role": "assistant", "content": content[1]}]);
     let tools: serde_json::Value = serde_json::from_str(tools).unwrap();
     let lines = [
-        serde_json::json!({"id": "a", "messages": message(["2+2?", "four"])}),
-        serde_json::json!({"messages": message(["1+1?", "two"]), "tools": tools}),
-        serde_json::json!({"text": "plain", "messages": null}),
+        json!({"id": "a", "messages": message(["2+2?", "four"])}),
+        json!({"messages": message(["1+1?", "two"]), "tools": tools}),
+        json!({"text": "plain", "messages": null}),
     ];
     let files = Files::new([
         ("a.parquet", parquet(schema, &[group], Compression::SNAPPY)),
@@ -124,8 +118,7 @@ fn all_fields_of_a_line_are_columns() {
 fn a_row_too_long_for_memory_is_named() {
     let long: &'static str = "x".repeat((64 << 20) + 1).leak();
     let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&["one", long])], Compression::SNAPPY))]);
-    let expected = format!("{}, row 2: longer than 67108864 bytes", files.path("a.parquet").display());
-    assert_eq!(files.error(), expected);
+    assert!(files.error().ends_with("a.parquet, row 2: longer than 67108864 bytes"), "{}", files.error());
 }
 
 #[test]
@@ -133,8 +126,7 @@ fn a_bad_row_is_named() {
     let mut null = texts(&["one", "two"]);
     null[1] = (vec!["one"], vec![1, 0], vec![0, 0]);
     let files = Files::new([("a.parquet", parquet(TEXT, &[texts(&["zero"]), null], Compression::SNAPPY))]);
-    let expected = format!("{}, row 3: `text` is null, expected text", files.path("a.parquet").display());
-    assert_eq!(files.error(), expected);
+    assert!(files.error().ends_with("a.parquet, row 3: `text` is null, expected text"), "{}", files.error());
     let source = DataSource { field: "body".into(), ..files.source("a.parquet") };
     let error = files.error_of(&[source]);
     assert!(error.contains("row 1: neither `body` nor `messages`: there are `id`, `text`"), "{error}");

@@ -2,65 +2,37 @@
 
 use crate::*;
 
-/// Tokens of the texts that a source of all files takes within `max_bytes`.
-fn taken(files: &Files, max_bytes: u64) -> Vec<u32> {
-    files.tokens(DataSource { max_bytes: Some(max_bytes), ..files.sources().remove(0) })
-}
-
-/// A folder made by `hf download --local-dir`, with files added to it.
+/// Text, lines and arrays of JSON, folders as `hf download --local-dir` makes them, folders of code, and
+/// parts of them. Files of `max_bytes` are taken at even distances; if that leaves many bytes, the
+/// largest remaining ones follow, and the last is cut, but no character, line or element. A row has
+/// files, a source (of all files, by default), its documents, and what is left out, or the end of the
+/// error.
 #[test]
-fn a_folder_gives_its_data() {
-    let line = "{\"text\": \"one\"}\n";
-    let files = Files::new([
-        ("train.jsonl", line),
-        ("more/part.json", "[{\"text\": \"two\"}]"),
-        ("text.txt", "three"),
-        ("README.md", "# A description"),
-        ("LICENSE", "None"),
-        ("dataset_infos.json", "{\"text\": {}, \n\"size\": 3}"),
-        ("others.json", "[{\"name\": \"x\"}]"),
-        ("table.csv", "text\none"),
-        ("train.jsonl.zip", "PK\x03\x04"),
-        ("image", "P\0"),
-        ("empty.txt", ""),
-        // Caches name files in this way.
-        ("0123abcd", "{\"text\": \"four\"}\n"),
-        (".gitattributes", "*.parquet filter=lfs"),
-        (".cache/huggingface/download/train.jsonl", line),
-    ]);
-    let dataset = files.all();
-    assert_eq!(stream(&dataset).0, documents(["four", "two", "three", "one"]));
-    assert_eq!(
-        dataset.left_out().to_string(),
-        "1 binary or not UTF-8, 1 compressed, 1 csv, 1 empty, 2 hidden, 2 json without the fields that are read, 2 text beside data"
-    );
-    let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
-    assert_eq!((formats.join(", "), dataset.size().files), ("1 text, 2 jsonl, 1 json".into(), 4));
-    // With `format`, all files are read.
-    let source = DataSource { format: Some(Format::Text), ..files.source("more") };
-    assert_eq!(files.tokens(source), documents(["[{\"text\": \"two\"}]"]));
-}
-
-/// Without data files, all text is taken: code and its descriptions. JSON may be data with other
-/// field names, and is text only if `format` says so.
-#[test]
-fn a_folder_of_text_gives_all_of_it() {
-    let files =
-        Files::new([("a.rs", "one"), ("README.md", "two"), ("tsconfig.json", "{\n}"), ("list.json", "[{\"a\": 1}]")]);
-    let dataset = files.all();
-    assert_eq!(stream(&dataset).0, documents(["two", "one"]));
-    assert_eq!(dataset.left_out().to_string(), "2 json without the fields that are read");
-    let source = DataSource { format: Some(Format::Text), ..files.sources().remove(0) };
-    assert_eq!(files.tokens(source), documents(["two", "one", "[{\"a\": 1}]", "{\n}"]));
-    for json in ["[{\"a\": 1}]", "[\"one\"]", "[[1]]", "[]", "{\"data\": [{\"text\": \"one\"}]}", "{\n}"] {
-        let error = Files::new([("a.json", json)]).error();
-        let expected = "(left out: 1 json without the fields that are read): data.field names the field with the text";
-        assert!(error.contains(expected), "{json}: {error}");
+fn sources_give_their_documents() {
+    type Row = (BTreeMap<String, String>, Value, Option<Vec<String>>, Option<String>);
+    for (files, mut source, texts, said) in table::<Row>("vectors/sources") {
+        let at = format!("{files:?} {source}");
+        let files = Files::new(files);
+        let paths = source["paths"].as_array().cloned().unwrap_or(vec!["".into()]);
+        source["paths"] = paths.iter().map(|path| files.path(path.as_str().unwrap()).display().to_string()).collect();
+        let mut own = |key: &str| source.as_object_mut().unwrap().remove(key);
+        let (max_bytes, extension) = (own("max_bytes"), own("extension"));
+        let (max_bytes, extension) =
+            (max_bytes.and_then(|n| n.as_u64()), extension.map(|text| text.as_str().unwrap().into()));
+        let source = DataSource { max_bytes, extension, ..serde_json::from_value(source).unwrap() };
+        match texts {
+            Some(texts) => {
+                let dataset = files.open(&[source], 0.0).unwrap();
+                let begins = texts.iter().scan(0, |place, text| {
+                    *place += text.len() + 1;
+                    Some(*place - text.len() - 1)
+                });
+                assert_eq!(stream(&dataset), (documents(&texts), begins.collect()), "{at}");
+                assert!(said.is_none_or(|left_out| dataset.left_out().to_string() == left_out), "{at}");
+            }
+            None => assert!(files.error_of(&[source]).contains(&said.unwrap()), "{at}"),
+        }
     }
-    let files = Files::new([("dir/a.rs", "one"), ("dir/b.py", "two"), ("dir/c/d.rs", "three"), ("e.txt", "four")]);
-    let source =
-        DataSource { extension: Some("rs".into()), ..DataSource::new([files.path("dir"), files.path("e.txt")]) };
-    assert_eq!(files.tokens(source), documents(["one", "three", "four"]));
 }
 
 /// Links may leave the folder, as in Hugging Face's cache. No file counts twice, the search
@@ -104,28 +76,4 @@ fn a_name_need_not_be_utf_8() {
     fs::write(files.path(name), "six").unwrap();
     let error = files.all().train(wrapped(2), 1).unwrap().seek(&position).unwrap_err().to_string();
     assert!(error.contains("caf\u{fffd}.txt changed since the checkpoint"), "{error}");
-}
-
-#[test]
-fn max_bytes() {
-    // Files are taken at even distances.
-    let files = Files::new((0..8).map(|i| (format!("{i}"), i.to_string().repeat(10))));
-    let texts = |numbers: &[u32]| documents(numbers.iter().map(|i| i.to_string().repeat(10)));
-    assert_eq!(taken(&files, 40), texts(&[1, 3, 5, 7]));
-    assert_eq!(taken(&files, 20), texts(&[3, 7]));
-    for all in [80, 1000] {
-        assert_eq!(taken(&files, all), texts(&[0, 1, 2, 3, 4, 5, 6, 7]));
-    }
-    // If that leaves many bytes, the largest remaining files follow, and the last is cut.
-    let files = Files::new([("a", "x".repeat(5)), ("b", "y".repeat(100)), ("c", "z".repeat(70))]);
-    assert_eq!(taken(&files, 60), documents(["y".repeat(60)]));
-    assert_eq!(taken(&files, 120), documents(["z".repeat(70), "y".repeat(50)]));
-    // No character and no line is cut.
-    let files = Files::new([("a", "\u{e9}".repeat(10))]);
-    assert_eq!(taken(&files, 7), documents(["\u{e9}".repeat(3)]));
-    let error = files.error_of(&[DataSource { max_bytes: Some(1), ..files.sources().remove(0) }]);
-    assert!(error.ends_with("within max_bytes = 1 (left out: 1 beyond max_bytes)"), "{error}");
-    let line = "{\"text\": \"one\"}\n";
-    let files = Files::new([("a.jsonl", line.repeat(10))]);
-    assert_eq!(taken(&files, line.len() as u64 * 3 - 1), documents(["one", "one"]));
 }

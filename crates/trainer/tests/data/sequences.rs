@@ -85,7 +85,7 @@ fn weights_that_cannot_be_used() {
 
 fn files() -> Files {
     let mut rng = Rng::new(11);
-    let lines: String = (0..30).map(|i| format!("{{\"text\": \"{}\"}}\n", noise(&mut rng, 5 + i))).collect();
+    let lines = lines((0..30).map(|i| noise(&mut rng, 5 + i)).collect::<Vec<_>>());
     let tokens: Vec<u32> = (0..300).map(|_| rng.below(256) as u32).collect();
     let files = Files::new([("a.txt", noise(&mut rng, 250)), ("b.jsonl", lines)]);
     files.write("c.bin", token_file(LLAMA_3, &tokens));
@@ -124,45 +124,31 @@ proptest! {
     }
 }
 
-/// Error of a position in data opened after `change`.
-fn refused(change: impl FnOnce(&Files)) -> String {
-    let files = files();
-    let mut before = open(&files, false).train(wrapped(10), 1).unwrap();
-    take(&mut before, 5);
-    let position = before.position();
-    change(&files);
-    message(&open(&files, false).train(wrapped(10), 1).unwrap().seek(&position).unwrap_err())
-}
-
-type Change<'a> = &'a dyn Fn(&Files);
-
 #[test]
 fn a_changed_file_is_named() {
-    let flip = |files: &Files, name: &str, place: usize| {
+    let changed = |files: &Files, name: &str, place: usize| {
         let mut bytes = fs::read(files.path(name)).unwrap();
         bytes[place] ^= 1;
-        fs::write(files.path(name), bytes).unwrap();
+        Some(bytes)
     };
-    let shorter = "shorter, but long enough for a sequence";
-    let changes: [(Change<'_>, &str); 5] = [
-        (&|files| files.write("a.txt", shorter), "a.txt changed since the checkpoint: it had 250 bytes, now it has 39"),
-        (
-            &|files| flip(files, "b.jsonl", 12),
-            "b.jsonl changed since the checkpoint: it has the same size but other content",
-        ),
-        (
-            &|files| flip(files, "c.bin", 1424),
-            "c.bin changed since the checkpoint: it has the same size but other content",
-        ),
-        (
-            &|files| fs::remove_file(files.path("a.txt")).unwrap(),
-            "a.txt changed since the checkpoint: it is no longer there, or it is left out now",
-        ),
-        (&|files| files.write("new.txt", "one more"), "new.txt changed since the checkpoint: it was not there then"),
-    ];
-    for (change, expected) in changes {
-        let error = refused(change);
-        assert!(error.ends_with(expected), "{error}");
+    let files = files();
+    for (name, content, expected) in [
+        ("a.txt", Some(b"shorter, but long enough for a sequence".to_vec()), "it had 250 bytes, now it has 39"),
+        ("b.jsonl", changed(&files, "b.jsonl", 12), "it has the same size but other content"),
+        ("c.bin", changed(&files, "c.bin", 1424), "it has the same size but other content"),
+        ("a.txt", None, "it is no longer there, or it is left out now"),
+        ("new.txt", Some(b"one more".to_vec()), "it was not there then"),
+    ] {
+        let files = self::files();
+        let mut before = open(&files, false).train(wrapped(10), 1).unwrap();
+        take(&mut before, 5);
+        match content {
+            Some(content) => files.write(name, content),
+            None => fs::remove_file(files.path(name)).unwrap(),
+        }
+        let error = open(&files, false).train(wrapped(10), 1).unwrap().seek(&before.position()).unwrap_err();
+        let expected = format!("{name} changed since the checkpoint: {expected}");
+        assert!(message(&error).ends_with(&expected), "{}", message(&error));
     }
     // A position does not list many files.
     let files = Files::new((0..1001).map(|i| (i.to_string(), "text")));

@@ -74,8 +74,7 @@ fn documents_are_found_once() {
 #[test]
 fn documents_end_with_eos_where_there_is_no_bos() {
     let folder = Files::new([("tokenizer_config.json", "{\"add_bos_token\": false, \"eos_token\": \"!\"}")]);
-    let tokenizer = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/tokenizer.json");
-    std::fs::copy(tokenizer, folder.path("tokenizer.json")).unwrap();
+    fs::copy(tokenizer_file(), folder.path("tokenizer.json")).unwrap();
     let tokenizer = Tokenizer::from_folder(folder.root()).unwrap();
     let eos = tokenizer.eos().unwrap();
     assert_eq!(tokenizer.bos(), None);
@@ -95,25 +94,18 @@ fn a_wrong_header_is_named() {
     let right = token_file(GPT_2, &TOKENS);
     let mut count = right.clone();
     count[8] = 13;
+    let cut = right[..right.len() - 1].to_vec();
     for (content, expected) in [
         (right[..1000].to_vec(), "it has 1000 bytes, its header alone would have 1024"),
-        (
-            right[..right.len() - 1].to_vec(),
-            "its header says 12 tokens, with which it would have 1048 bytes; it has 1047",
-        ),
+        (cut, "its header says 12 tokens, with which it would have 1048 bytes; it has 1047"),
         (count, "its header says 13 tokens, with which it would have 1050 bytes; it has 1048"),
         (token_file((1, 1, 2), &TOKENS), "it begins with 1 and version 1; 20240520 and 1 (GPT-2)"),
         (token_file((20240520, 2, 2), &TOKENS), "it begins with 20240520 and version 2;"),
         (llmq(3, &TOKENS, None), "version 3 with 4 bytes a token; versions 1 and 2 with 4 bytes are read"),
-        (
-            llmq(2, &TOKENS, Some(&[true; 20])),
-            "its header says 12 tokens, with which it would have 1074 bytes; it has 1075",
-        ),
+        (llmq(2, &TOKENS, Some(&[true; 20])), "12 tokens, with which it would have 1074 bytes; it has 1075"),
     ] {
-        let files = Files::new([("a.bin", content), ("b.txt", b"some text".to_vec())]);
-        let error = files.error_of(&[files.source("a.bin")]);
-        let begin = format!("{} is no token file: {expected}", files.path("a.bin").display());
-        assert!(error.starts_with(&begin), "{error}");
+        let error = Files::new([("a.bin", content)]).error_of_file("a.bin");
+        assert!(error.contains("a.bin is no token file: ") && error.contains(expected), "{error}");
     }
     // In a folder, `.bin` files may belong to another program.
     let files = Files::new([("a.bin", &right[..1000]), ("b.txt", b"some text")]);
@@ -153,8 +145,8 @@ proptest! {
         lens in proptest::collection::vec((any::<bool>(), 1..40_usize), 2..30), fraction in 0.0..0.7, seq_len in 1..40_usize,
     ) {
         let line = |(is_chat, len): &(bool, usize)| match is_chat {
-            true => serde_json::json!({ "messages": [Message::new("user", "hi"), Message::new("assistant", "x".repeat(*len))] }),
-            false => serde_json::json!({ "text": "y".repeat(*len) }),
+            true => json!({ "messages": [Message::new("user", "hi"), Message::new("assistant", "x".repeat(*len))] }),
+            false => json!({ "text": "y".repeat(*len) }),
         };
         let lines: Vec<String> = lens.iter().map(|document| line(document).to_string()).collect();
         let files = Files::new([("a.jsonl", lines.join("\n")), ("b.txt", "z".repeat(50))]);
@@ -180,7 +172,7 @@ proptest! {
 /// A file cut by `max_bytes` has the documents before the cut.
 #[test]
 fn some_of_the_tokens_of_the_first_stage() {
-    let files = Files::new([("a.jsonl", "{\"text\": \"0123456789\"}\n".repeat(5))]);
+    let files = Files::new([("a.jsonl", lines(["0123456789"; 5]))]);
     let (to, _) = tokenized(&files, "tokens").unwrap();
     let source = DataSource { max_bytes: Some(1024 + 2 * 30), ..DataSource::new([&to]) };
     let dataset = files.open(&[source], 0.0).unwrap();
@@ -207,7 +199,7 @@ fn what_the_first_stage_does_not_take() {
 /// An overwritten file: starts that are not ascending and sizes beyond the file are errors.
 #[test]
 fn a_token_file_that_contradicts_itself_is_named() {
-    let files = Files::new([("a.jsonl", "{\"text\": \"some\"}\n".repeat(3))]);
+    let files = Files::new([("a.jsonl", lines(["some"; 3]))]);
     let (to, _) = tokenized(&files, "tokens").unwrap();
     let right = fs::read(to.join("tokens.bin")).unwrap();
     assert_eq!(right.len(), 1024 + 2 * 15 + 8 * 3);

@@ -7,21 +7,17 @@ pub(crate) use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisito
 pub(crate) use burn::nn::Linear;
 pub(crate) use burn::optim::GradientsParams;
 pub(crate) use burn::tensor::backend::Backend;
-pub(crate) use burn::tensor::{DType, Int, Tensor, TensorData, TensorMetadata, TensorPrimitive, bf16, f16};
+pub(crate) use burn::tensor::{DType, Tensor, TensorData, TensorPrimitive, bf16, f16};
 pub(crate) use burn_float8::Recipe;
 pub(crate) use burn_float8::Recipe::{Blockwise, Mxfp8, Rowwise, Tensorwise};
-pub(crate) use burn_float8::config::{
-    AmaxComputeAlgo, CastConfig, DelayedScaling, FallbackTo, Format, Granularity, Operand, ScaleCalculationMode,
-};
 pub(crate) use burn_float8::report::{Gemm, GemmReport, LayerReport, independent_rows};
 pub(crate) use burn_float8::shard_hooks::visit_params;
 pub(crate) use burn_float8::{
-    FallbackConfig, Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, PrecisionSchedule, Span,
-    StatisticsConfig, report, set_float8_enabled, without_float8,
+    Float8, Float8Config, Float8Error, Float8LinearConfig, Float8State, report, set_float8_enabled, without_float8,
 };
 pub(crate) use clap::Parser;
-pub(crate) use device_select::{DeviceChoice, SelectedDevice};
-pub(crate) use models::{Decoder, DecoderConfig, Decoders, Dimensions, RunConfig};
+pub(crate) use device_select::SelectedDevice;
+pub(crate) use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 pub(crate) use safetensors::tensor::TensorView;
 pub(crate) use safetensors::{Dtype, SafeTensors};
 pub(crate) use serde::Deserialize;
@@ -32,18 +28,16 @@ pub(crate) use std::collections::BTreeMap;
 pub(crate) use std::ffi::OsStr;
 pub(crate) use std::num::NonZero;
 pub(crate) use std::path::{Path, PathBuf};
-use std::process::Command;
 pub(crate) use std::{env, fs};
 pub(crate) use tempfile::TempDir;
 pub(crate) use toml::Table;
 pub(crate) use trainer::checkpoint::{SavedRun, Which};
-pub(crate) use trainer::cli::Args;
-use trainer::cli::Command as Cli;
-pub(crate) use trainer::config::{ConfigError, Float8Section, Precision, ProfileSection, StorageDtype};
+pub(crate) use trainer::cli::Command;
+pub(crate) use trainer::config::ProfileSection;
 pub(crate) use trainer::grads::{clip_grad_norm, sum};
 pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
 pub(crate) use trainer::job::{
-    EvalPrecision, GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
+    GenerateSection, MemoryEstimate, Outcome, Start, Task, Text, Weights, finish, prepare, train,
 };
 pub(crate) use trainer::metrics::{METRICS_FILE, Record, read_metrics};
 pub(crate) use trainer::profile::{Kind, ProfileTable, Profiler};
@@ -51,7 +45,6 @@ pub(crate) use trainer::rng::Rng;
 pub(crate) use trainer::rounding::{Noise, round_scalar};
 pub(crate) use trainer::run::mean_loss;
 pub(crate) use trainer::schedule::{Decay, Schedule};
-pub(crate) use trainer::tensor_files::{NewTensor, write_shards};
 pub(crate) use trainer::{
     Batching, CacheDtype, CacheOptions, CausalLm, Dataset, Filters, GenerateOptions, KeyValueCache, Message,
     ProgressLine, Run, RunError, Sampling, Signals, Step, Steps, TensorFiles, Tokenizer, digest_of_file, report_of,
@@ -80,44 +73,19 @@ impl Stored {
     }
 }
 
-/// Tensors of a Hugging Face checkpoint of `config`, listed by name as in transformers.
-pub(crate) fn tensor_shapes(config: &DecoderConfig) -> Vec<(String, Vec<usize>)> {
-    let Dimensions { vocab_size, hidden_size: h, intermediate_size, .. } = config.dims;
-    let q = config.dims.num_heads * config.dims.head_dim;
-    let kv = config.dims.num_kv_heads * config.dims.head_dim;
-    let mut shapes = vec![("model.embed_tokens.weight".to_string(), vec![vocab_size, h])];
-    for layer in 0..config.dims.num_layers {
-        for (name, shape) in [
-            ("input_layernorm", vec![h]),
-            ("self_attn.q_proj", vec![q, h]),
-            ("self_attn.k_proj", vec![kv, h]),
-            ("self_attn.v_proj", vec![kv, h]),
-            ("self_attn.o_proj", vec![h, q]),
-            ("post_attention_layernorm", vec![h]),
-            ("mlp.gate_proj", vec![intermediate_size, h]),
-            ("mlp.up_proj", vec![intermediate_size, h]),
-            ("mlp.down_proj", vec![h, intermediate_size]),
-        ] {
-            shapes.push((format!("model.layers.{layer}.{name}.weight"), shape));
-        }
-    }
-    shapes.push(("model.norm.weight".into(), vec![h]));
-    if !config.dims.tie_word_embeddings {
-        shapes.push(("lm_head.weight".into(), vec![vocab_size, h]));
-    }
-    shapes
-}
-
-/// [`tensor_shapes`] with random values.
+/// Tensors of a Hugging Face checkpoint of `config` with random values, sorted by name.
 pub(crate) fn stored_tensors(config: &DecoderConfig, seed: u64) -> Vec<Stored> {
-    let random = |(name, shape): &(String, Vec<usize>)| {
+    let dir = tempfile::tempdir().unwrap();
+    model::<Flex>(*config, 0).save_hf(dir.path(), &ExportOptions::default()).unwrap();
+    let files = TensorFiles::open_folder(dir.path()).unwrap();
+    let random = |name: &str| {
         let mut rng = Rng::named(seed, name);
         let offset = if name.contains("norm") { 1.0 } else { 0.0 };
-        let count = shape.iter().product();
-        let values: Vec<f32> = (0..count).map(|_| (offset + 0.1 * rng.truncated_normal(3.0)) as f32).collect();
-        Stored::f32(name, shape, &values)
+        let shape = files.get(name).unwrap().shape().to_vec();
+        let values = (0..shape.iter().product()).map(|_| (offset + 0.1 * rng.truncated_normal(3.0)) as f32);
+        Stored::f32(name, &shape, &values.collect::<Vec<_>>())
     };
-    tensor_shapes(config).iter().map(random).collect()
+    files.names().map(random).collect()
 }
 
 pub(crate) fn write_safetensors(path: &Path, tensors: &[Stored]) {
@@ -159,17 +127,13 @@ pub(crate) fn write_json(path: &Path, value: &Value) {
     fs::write(path, serde_json::to_string(value).unwrap()).unwrap();
 }
 
-/// Text with a pattern that a tiny model can learn.
-pub(crate) fn write_text(dir: &Path, files: usize) {
-    for file in 0..files {
-        let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
-        fs::write(dir.join(format!("{file:02}.rs")), lines.concat()).unwrap();
-    }
-}
-
+/// Ten files with a pattern that a tiny model can learn.
 pub(crate) fn text() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
-    write_text(dir.path(), 10);
+    for file in 0..10 {
+        let lines: Vec<_> = (0..60).map(|line| format!("fn f{line}() {{ g({file}) }}\n")).collect();
+        fs::write(dir.path().join(format!("{file:02}.rs")), lines.concat()).unwrap();
+    }
     dir
 }
 
@@ -180,13 +144,8 @@ pub(crate) fn run_config(data: &Path, settings: &[&str]) -> RunConfig {
 
 pub(crate) fn try_run_config(data: &Path, settings: &[&str]) -> Result<RunConfig, Error> {
     let tiny = [
-        "model.overrides.vocab_size=288",
-        "model.overrides.hidden_size=48",
-        "model.overrides.intermediate_size=80",
-        "model.overrides.num_hidden_layers=2",
-        "model.overrides.num_attention_heads=6",
-        "model.overrides.num_key_value_heads=2",
-        "model.overrides.head_dim=12",
+        "model.overrides={ vocab_size = 288, hidden_size = 48, intermediate_size = 80, num_hidden_layers = 2, \
+         num_attention_heads = 6, num_key_value_heads = 2, head_dim = 12 }",
         "training.steps=12",
         "training.batch_size=4",
         "training.seq_len=24",
@@ -295,7 +254,7 @@ pub(crate) fn chain(error: impl Into<anyhow::Error>) -> String {
 
 /// Runs this test alone in another process, and requires it to pass.
 pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path) {
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = std::process::Command::new(env::current_exe().unwrap());
     let output = command.args(["--exact", test, "--nocapture"]).env(variable, folder).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     println!("{out}{err}");
@@ -305,9 +264,20 @@ pub(crate) fn run_alone(test: &str, variable: &str, folder: &Path) {
 /// Output of `float8` with these arguments.
 pub(crate) fn float8(arguments: &[&str]) -> Result<String, Error> {
     let mut out = vec![];
-    let job = Cli::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
+    let job = Command::try_parse_from([&["float8"], arguments].concat()).unwrap().job::<Decoders>(&mut out)?;
     job.unwrap().run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut out)?;
     Ok(String::from_utf8(out).unwrap())
+}
+
+/// Output of `float8 export FROM --output TO`.
+pub(crate) fn exported(from: impl AsRef<Path>, to: impl AsRef<Path>, flags: &[&str]) -> Result<String, Error> {
+    let [from, to] = [from.as_ref(), to.as_ref()].map(|path| path.to_str().unwrap());
+    float8(&[&["export", from, "--output", to], flags].concat())
+}
+
+/// Setting of the folder in which a run is saved.
+pub(crate) fn saved(folder: impl AsRef<Path>) -> String {
+    format!("checkpoint.output_dir={}", folder.as_ref().display())
 }
 
 /// Validation loss that a command printed.

@@ -70,28 +70,24 @@ fn transformers_computes_the_same_logits() {
 
 #[test]
 fn export_import_export_gives_the_same_bytes() {
-    // An epsilon that serde_json only parses exactly with its feature for exact floats.
-    let rms_norm_eps = 1.000_001_464_007_551_1e-5;
-    for dtype in [ExportDtype::F32, ExportDtype::Bf16] {
-        for tied in [false, true] {
-            for max_shard_bytes in [5_000_000_000, 30_000] {
-                let config = tiny_with(|dims| {
-                    dims.tie_word_embeddings = tied;
-                    dims.rms_norm_eps = rms_norm_eps
-                });
-                let source = source(&config);
-                let dir = tempfile::tempdir().unwrap();
-                let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
-                let options =
-                    |source: &Path| ExportOptions { dtype, max_shard_bytes, source: Some(source.into()), stop: vec![] };
-                model::<Flex>(config, 3).save_hf(&first, &options(source.path())).unwrap();
-                load(&first).save_hf(&second, &options(&first)).unwrap();
-                let (first, second) = (contents(&first), contents(&second));
-                assert_eq!(first.keys().collect::<Vec<_>>(), second.keys().collect::<Vec<_>>());
-                assert!(first == second, "{dtype:?}, tied: {tied}, {max_shard_bytes}");
-                assert_eq!(first.contains_key("model.safetensors.index.json"), max_shard_bytes == 30_000);
-            }
-        }
+    for (dtype, tied, max_shard_bytes) in [
+        (ExportDtype::F32, false, 30_000),
+        (ExportDtype::Bf16, true, 5_000_000_000),
+        (ExportDtype::Bf16, false, 30_000),
+    ] {
+        let config = tiny_with(|dims| {
+            // Only exact with serde_json's feature for exact floats.
+            (dims.tie_word_embeddings, dims.rms_norm_eps) = (tied, 1.000_001_464_007_551_1e-5);
+        });
+        let (source, dir) = (source(&config), tempfile::tempdir().unwrap());
+        let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+        let options =
+            |source: &Path| ExportOptions { dtype, max_shard_bytes, source: Some(source.into()), stop: vec![] };
+        model::<Flex>(config, 3).save_hf(&first, &options(source.path())).unwrap();
+        load(&first).save_hf(&second, &options(&first)).unwrap();
+        let (first, second) = (contents(&first), contents(&second));
+        assert!(first == second, "{dtype:?}, tied: {tied}, {max_shard_bytes}");
+        assert_eq!(first.contains_key("model.safetensors.index.json"), max_shard_bytes == 30_000);
     }
 }
 
@@ -111,20 +107,16 @@ fn config_json_keeps_what_the_model_does_not_know() {
     }
 
     let mut expected = hf_json(&config);
-    expected["mlp_bias"] = json!(false);
-    expected["rope_scaling"] = json!({
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    });
-    for key in ["dtype", "torch_dtype"] {
-        expected[key] = json!("float32");
-    }
+    let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192});
+    let add =
+        |expected: &mut Value, more: Value| expected.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let dtype = |dtype| json!({"dtype": dtype, "torch_dtype": dtype});
+    add(&mut expected, json!({"mlp_bias": false, "rope_scaling": scaling}));
+    add(&mut expected, dtype("float32"));
     assert_eq!(json_file(&without.join("config.json")), expected);
-    for key in ["dtype", "torch_dtype"] {
-        expected[key] = json!("bfloat16");
-    }
-    expected["initializer_range"] = json!(0.123_456_789_012_345_68);
-    expected["eos_token_id"] = json!([7, 3]);
+    add(&mut expected, dtype("bfloat16"));
+    add(&mut expected, json!({"initializer_range": 0.123_456_789_012_345_68, "eos_token_id": [7, 3]}));
     assert_eq!(json_file(&with.join("config.json")), expected);
 
     let names = |folder: &Path| contents(folder).into_keys().collect::<Vec<_>>();

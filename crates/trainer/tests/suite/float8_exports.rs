@@ -43,19 +43,12 @@ pub(crate) fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 /// Names and weights, `[in, out]`, of the linears that are written in FP8.
 pub(crate) fn linears(model: &Decoder<Flex>) -> Vec<(String, Tensor<Flex, 2>)> {
     let mut linears = vec![];
-    for (i, layer) in model.layers.iter().enumerate() {
-        let (attention, mlp) = (&layer.self_attn, layer.mlp.as_ref().unwrap());
-        let mut add = |name, linear: &burn::nn::Linear<Flex>| {
-            linears.push((format!("model.layers.{i}.{name}"), linear.weight.val()));
-        };
-        add("self_attn.q_proj", &attention.q_proj);
-        add("self_attn.k_proj", &attention.k_proj);
-        add("self_attn.v_proj", &attention.v_proj);
-        add("self_attn.o_proj", &attention.o_proj);
-        add("mlp.gate_proj", &mlp.gate_proj);
-        add("mlp.up_proj", &mlp.up_proj);
-        add("mlp.down_proj", &mlp.down_proj);
-    }
+    visit_params::<Flex, _>(model, |param| {
+        if let Some(name) = param.name().strip_suffix("_proj.weight") {
+            let weight = Tensor::from_primitive(TensorPrimitive::Float(param.float().unwrap()));
+            linears.push((format!("model.{name}_proj"), weight));
+        }
+    });
     linears
 }
 
@@ -103,18 +96,17 @@ fn quantization_configs_are_those_of_compressed_tensors_and_deepseek() {
 #[test]
 fn a_folder_in_fp8_is_exported_in_other_formats() {
     let dir = tempfile::tempdir().unwrap();
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
-    let (first, plain, rowwise) = (path("first"), path("plain"), path("rowwise"));
-    export(&model::<Flex>(square(true), 2), Recipe::Blockwise, first.as_ref()).unwrap();
-    float8(&["export", &first, "--output", &plain, "--format", "f32"]).unwrap();
-    let out = float8(&["export", &first, "--output", &rowwise, "--format", "fp8", "--recipe", "rowwise"]).unwrap();
+    let [first, plain, rowwise] = ["first", "plain", "rowwise"].map(|name| dir.path().join(name));
+    export(&model::<Flex>(square(true), 2), Recipe::Blockwise, &first).unwrap();
+    exported(&first, &plain, &["--format", "f32"]).unwrap();
+    let out = exported(&first, &rowwise, &["--format", "fp8", "--recipe", "rowwise"]).unwrap();
     assert!(out.contains("14 of 14 linears, rowwise weights") && !out.contains("keep"), "{out}");
     let [decoded, exported] = [&first, &plain].map(|folder| Decoder::<Flex>::load_hf(folder, &Default::default()));
     for ((name, one), (_, other)) in linears(&decoded.unwrap()).into_iter().zip(linears(&exported.unwrap())) {
         assert_eq!(values(one), values(other), "{name}");
     }
     for (folder, method) in [(&plain, Value::Null), (&rowwise, json!("compressed-tensors"))] {
-        let json = json_file(&Path::new(folder).join("config.json"));
-        assert_eq!(json["quantization_config"]["quant_method"], method, "{folder}");
+        let json = json_file(&folder.join("config.json"));
+        assert_eq!(json["quantization_config"]["quant_method"], method, "{}", folder.display());
     }
 }

@@ -72,9 +72,7 @@ impl Files {
     /// Exports the checkpoint in FP8, and returns the log and the new folder.
     fn export(&self, flags: &[&str]) -> Result<(String, TempDir), Error> {
         let (from, to) = (self.folder(), tempfile::tempdir().unwrap());
-        let folders =
-            ["export", from.path().to_str().unwrap(), "--output", to.path().to_str().unwrap(), "--format", "fp8"];
-        Ok((float8(&[&folders[..], flags].concat())?, to))
+        Ok((exported(from.path(), to.path(), &[&["--format", "fp8"], flags].concat())?, to))
     }
 
     /// Log of an evaluation.

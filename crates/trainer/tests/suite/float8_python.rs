@@ -6,7 +6,6 @@
 
 use crate::common::*;
 use crate::float8_exports::{config, linears, options, square};
-use std::process::Command;
 
 /// Every row of the table of formats.
 const RECIPES: [Recipe; 5] = [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8];
@@ -19,15 +18,13 @@ fn vectors() -> PathBuf {
 /// saturate; one linear does.
 fn state() -> Float8State {
     let amax = |amax: f32| json!({"history": [], "scaling_amax": null, "observed": [amax.to_bits()]});
-    let linears = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
-    let linears = linears.into_iter().chain(["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]);
-    let layers = linears.enumerate().flat_map(|(i, linear)| {
-        let weight = amax(if linear == "mlp.down_proj" { 0.03 } else { 0.1 + 0.01 * i as f32 });
-        let scaling = json!({"amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0});
-        let state = json!({"delayed_scaling": scaling, "input": amax(3.0 + i as f32), "weight": weight});
-        [0, 1].map(|layer| (format!("layers.{layer}.{linear}"), state.clone()))
+    let scaling = json!({"amax_history_len": 1024, "amax_compute_algo": "max", "margin": 0});
+    let linears = linears(&model(square(false), 12)).into_iter().enumerate().map(|(i, (name, _))| {
+        let weight = amax(if name.ends_with("down_proj") { 0.03 } else { 0.1 + 0.01 * (i % 7) as f32 });
+        let state = json!({"delayed_scaling": scaling, "input": amax(3.0 + (i % 7) as f32), "weight": weight});
+        (name["model.".len()..].to_string(), state)
     });
-    let layers: BTreeMap<String, Value> = layers.collect();
+    let layers: BTreeMap<String, Value> = linears.collect();
     serde_json::from_value(json!({"step": 1, "has_begun": false, "layers": layers})).unwrap()
 }
 
@@ -85,14 +82,14 @@ fn compressed_tensors_and_transformers_read_our_weights() {
 pub(crate) fn run_python(script: &str, packages: &str, arguments: &[&OsStr]) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
     let python = env::var_os("FLOAT8_PYTHON").unwrap_or_else(|| "python3".into());
-    let has_packages = Command::new(&python).args(["-c", &format!("import {packages}")]).output();
+    let has_packages = std::process::Command::new(&python).args(["-c", &format!("import {packages}")]).output();
     if !has_packages.is_ok_and(|output| output.status.success()) {
         let is_asked_for = env::var_os("FLOAT8_PYTHON").is_some();
         assert!(!is_asked_for, "FLOAT8_PYTHON is no Python with the packages of {}", script.display());
         println!("no Python with {packages}: compared with the vectors alone");
         return;
     }
-    let output = Command::new(&python).arg(&script).args(arguments).output().unwrap();
+    let output = std::process::Command::new(&python).arg(&script).args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     println!("{said}");

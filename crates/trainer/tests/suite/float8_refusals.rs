@@ -14,54 +14,46 @@ fn refused(model: &Decoder<Flex>, config: &Float8Config) -> String {
 }
 
 /// Square model with other dimensions.
-fn with(change: fn(&mut Dimensions)) -> DecoderConfig {
+fn with(sizes: &[(&str, usize)]) -> DecoderConfig {
     let mut config = square(true);
-    change(&mut config.dims);
+    for (name, size) in sizes {
+        match *name {
+            "num_kv_heads" => config.dims.num_kv_heads = *size,
+            "intermediate_size" => config.dims.intermediate_size = *size,
+            _ => config.dims.tie_word_embeddings = *size != 0,
+        }
+    }
     config
 }
 
 /// A row has other dimensions of the square model, a configuration, how the error begins, and the
-/// choice that it names.
+/// choice that it names. The choices are accepted, and recipes with the same weight casts can be
+/// combined.
 #[test]
 fn what_readers_cannot_take_is_refused_with_another_choice() {
     type Row = (BTreeMap<String, usize>, Float8Config, String, String);
     for (sizes, config, begins, advises) in table::<Row>("refusals/float8_exports") {
-        let mut model_config = square(true);
-        let dims = &mut model_config.dims;
-        for (name, size) in sizes {
-            match &*name {
-                "num_kv_heads" => dims.num_kv_heads = size,
-                "intermediate_size" => dims.intermediate_size = size,
-                _ => dims.tie_word_embeddings = size != 0,
-            }
-        }
-        let error = refused(&model(model_config, 1), &config);
+        let sizes: Vec<_> = sizes.iter().map(|(name, size)| (&**name, *size)).collect();
+        let error = refused(&model(with(&sizes), 1), &config);
         assert!(error.starts_with(&begins) && error.contains(&advises), "{error}");
     }
-    let (tied, narrow) = (square(true), with(|dims| dims.num_kv_heads = 2));
-    let (short, odd) = (with(|dims| dims.intermediate_size = 320), with(|dims| dims.intermediate_size = 272));
-    let override_with = Float8LinearConfig::new(Recipe::RowwiseWithGwHp);
-    let override_with = config(Recipe::Rowwise, &tied).with_override(["*.down_proj"], override_with);
-    // The alternatives are accepted, and recipes with the same weight casts can be combined.
     let dir = tempfile::tempdir().unwrap();
-    let qkv = ["q_proj", "k_proj", "v_proj"];
+    let (tied, tiny, odd) = (square(true), tiny(), with(&[("intermediate_size", 272)]));
+    let (short, narrow) = (with(&[("intermediate_size", 320)]), with(&[("num_kv_heads", 2)]));
+    let mixed = config(Rowwise, &tied).with_override(["*.down_proj"], Float8LinearConfig::new(Recipe::RowwiseWithGwHp));
     for (i, (dims, config)) in [
-        (&tiny(), config(Recipe::Rowwise, &tiny())),
-        (&tiny(), config(Recipe::Tensorwise, &tiny())),
-        (&short, config(Recipe::Mxfp8, &short)),
-        (&odd, config(Recipe::Mxfp8, &odd).with_filter_fqns(["down_proj"])),
-        (&narrow, config(Recipe::Blockwise, &narrow).with_filter_fqns(qkv)),
-        (&tied, override_with),
+        (tiny, config(Rowwise, &tiny)),
+        (tiny, config(Tensorwise, &tiny)),
+        (short, config(Mxfp8, &short)),
+        (odd, config(Mxfp8, &odd).with_filter_fqns(["down_proj"])),
+        (narrow, config(Blockwise, &narrow).with_filter_fqns(["q_proj", "k_proj", "v_proj"])),
+        (tied, mixed),
     ]
     .into_iter()
     .enumerate()
     {
-        let saved = model::<Flex>(*dims, 1).save_hf_float8(
-            dir.path().join(i.to_string()),
-            &options(),
-            &Float8Export::new(&config),
-        );
-        saved.unwrap_or_else(|error| panic!("{i}: {error}"));
+        let to = dir.path().join(i.to_string());
+        model::<Flex>(dims, 1).save_hf_float8(to, &options(), &Float8Export::new(&config)).unwrap();
     }
 }
 
@@ -77,10 +69,8 @@ fn weights_that_are_not_finite_have_no_codes() {
         });
         for recipe in DYNAMIC {
             let error = refused(&broken, &config(recipe, &square(true)));
-            let expected = format!(
-                "model.layers.1.mlp.up_proj.weight is {shown} at element {}: it has no FP8 codes",
-                128 * 256 - 1
-            );
+            let expected =
+                format!("model.layers.1.mlp.up_proj.weight is {shown} at element 32767: it has no FP8 codes");
             assert_eq!(error, expected, "{recipe}");
         }
     }
@@ -90,19 +80,17 @@ fn weights_that_are_not_finite_have_no_codes() {
 #[test]
 fn flags_that_contradict_each_other() {
     let dir = tempfile::tempdir().unwrap();
-    let [folder, out] = ["hf", "out"].map(|name| dir.path().join(name).to_str().unwrap().to_string());
+    let [folder, out] = ["hf", "out"].map(|name| dir.path().join(name));
     model::<Flex>(square(true), 1).save_hf(&folder, &options()).unwrap();
+    let alone = "--recipe rowwise: is how weights are scaled that are written with --format fp8";
     for (flags, says) in [
-        (
-            &["--recipe", "rowwise"][..],
-            "--recipe rowwise: is how weights are scaled that are written with --format fp8",
-        ),
+        (&["--recipe", "rowwise"][..], alone),
         (&["--format", "fp8", "--recipe", "delayed"], "there is no amax history of its inputs"),
     ] {
-        let error = chain(float8(&[&["export", &folder, "--output", &out], flags].concat()).unwrap_err());
+        let error = chain(exported(&folder, &out, flags).unwrap_err());
         assert!(error.contains(says), "{error}");
         assert!(!fs::exists(&out).unwrap());
     }
-    let said = float8(&["export", &folder, "--output", &out, "--format", "fp8"]).unwrap();
+    let said = exported(&folder, &out, &["--format", "fp8"]).unwrap();
     assert!(said.contains("tensorwise weights"), "{said}");
 }

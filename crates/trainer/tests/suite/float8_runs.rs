@@ -4,20 +4,12 @@ use crate::common::*;
 use crate::float8_exports::{contents, fused, json_file};
 
 /// Run of the square model with this recipe, and its checkpoint folder.
-fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) -> models::RunConfig {
-    let settings = [
-        "model.overrides.hidden_size=128".into(),
-        "model.overrides.intermediate_size=256".into(),
-        "model.overrides.num_attention_heads=8".into(),
-        "model.overrides.num_key_value_heads=4".into(),
-        "model.overrides.head_dim=32".into(),
-        "training.steps=3".into(),
-        "training.precision=fp8".into(),
-        "generate.max_new_tokens=0".into(),
-        format!("float8.recipe={recipe}"),
-    ];
-    let settings: Vec<&str> = settings.iter().map(|setting: &String| setting.as_str()).chain(delayed).collect();
-    let mut config = run_config(data, &settings);
+fn trained(recipe: Recipe, more: &[&str], data: &Path, folder: &Path) -> RunConfig {
+    let recipe = format!("float8.recipe={recipe}");
+    let model = "model.overrides={ vocab_size = 288, hidden_size = 128, intermediate_size = 256, num_hidden_layers = 2, \
+                 num_attention_heads = 8, num_key_value_heads = 4, head_dim = 32 }";
+    let settings = [model, "training.steps=3", "training.precision=fp8", "generate.max_new_tokens=0", &recipe];
+    let mut config = run_config(data, &[&settings, more].concat());
     config.checkpoint.output_dir = Some(folder.into());
     run(&config).unwrap();
     config
@@ -28,29 +20,27 @@ fn trained(recipe: Recipe, delayed: Option<&str>, data: &Path, folder: &Path) ->
 #[test]
 fn export_import_export_gives_the_same_bytes() {
     let (data, dir) = (text(), tempfile::tempdir().unwrap());
-    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_string();
     for recipe in [Recipe::Tensorwise, Recipe::Delayed, Recipe::Rowwise, Recipe::Blockwise, Recipe::Mxfp8] {
         let [run, first, second, third] =
-            ["run", "first", "second", "third"].map(|name| path(&format!("{recipe}-{name}")));
-        trained(recipe, None, data.path(), run.as_ref());
-        let out = float8(&["export", &run, "--output", &first, "--format", "fp8"]).unwrap();
+            ["run", "first", "second", "third"].map(|name| dir.path().join(format!("{recipe}-{name}")));
+        trained(recipe, &[], data.path(), &run);
+        let out = exported(&run, &first, &["--format", "fp8"]).unwrap();
         assert!(out.contains("FP8: 14 of 15 linears") && out.contains("in high precision: lm_head"), "{out}");
-        let out = float8(&["export", &first, "--output", &second, "--format", "fp8"]).unwrap();
+        let out = exported(&first, &second, &["--format", "fp8"]).unwrap();
         assert!(out.contains("14 keep their codes"), "{recipe}: {out}");
-        let (was, now) = (contents(first.as_ref()), contents(second.as_ref()));
-        assert_eq!(was.keys().collect::<Vec<_>>(), now.keys().collect::<Vec<_>>());
+        let (was, now) = (contents(&first), contents(&second));
         assert!(was == now, "{recipe}");
         let has_input_scales =
             TensorFiles::open_folder(&first).unwrap().names().any(|name| name.ends_with("input_scale"));
         assert_eq!(has_input_scales, recipe == Recipe::Delayed);
 
-        float8(&["export", &first, "--output", &third, "--format", "fp8", "--max-shard-size", "100KB"]).unwrap();
+        exported(&first, &third, &["--format", "fp8", "--max-shard-size", "100KB"]).unwrap();
         let [one, shards] = [&first, &third].map(|folder| TensorFiles::open_folder(folder).unwrap());
         let tensors = |files: &TensorFiles| -> Vec<_> {
             files.names().map(|name| (name.to_string(), files.get(name).unwrap().bytes().unwrap())).collect()
         };
         assert!(tensors(&one) == tensors(&shards), "{recipe}");
-        let index = json_file(&Path::new(&third).join("model.safetensors.index.json"));
+        let index = json_file(&third.join("model.safetensors.index.json"));
         assert_eq!(index["metadata"]["total_size"], json!(one.num_bytes()));
         assert_eq!(index["weight_map"].as_object().unwrap().len(), one.names().count());
     }
@@ -59,19 +49,17 @@ fn export_import_export_gives_the_same_bytes() {
 /// With delayed scaling, an export uses the scales of the next step, like an evaluation.
 #[test]
 fn delayed_scales_are_those_of_the_next_step() {
-    let data = text();
-    for delayed in
-        [None, Some("float8.delayed_scaling={ amax_history_len = 2, amax_compute_algo = \"most_recent\", margin = 1 }")]
-    {
-        compare_delayed(data.path(), delayed);
+    let scaling = "float8.delayed_scaling={ amax_history_len = 2, amax_compute_algo = \"most_recent\", margin = 1 }";
+    for delayed in [&[][..], &[scaling]] {
+        compare_delayed(delayed);
     }
 }
 
-fn compare_delayed(data: &Path, delayed: Option<&str>) {
-    let dir = tempfile::tempdir().unwrap();
+fn compare_delayed(delayed: &[&str]) {
+    let (data, dir) = (text(), tempfile::tempdir().unwrap());
     let (run, folder) = (dir.path().join("run"), dir.path().join("hf"));
-    let config = trained(Recipe::Delayed, delayed, data, &run);
-    float8(&["export", run.to_str().unwrap(), "--output", folder.to_str().unwrap(), "--format", "fp8"]).unwrap();
+    let config = trained(Recipe::Delayed, delayed, data.path(), &run);
+    exported(&run, &folder, &["--format", "fp8"]).unwrap();
 
     let saved = SavedRun::open(&run, Which::Latest).unwrap();
     let weights = Weights::open(&config, Some(&saved), config.dimensions().unwrap()).unwrap();

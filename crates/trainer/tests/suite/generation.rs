@@ -3,54 +3,64 @@
 
 use crate::common::*;
 
+/// Tokens 1 and 2 continued by `new` ones.
+fn continued(model: &Decoder<Flex>, new: usize, sampling: Sampling, filters: Filters, stop: &[u32]) -> Vec<u32> {
+    let options = GenerateOptions { sampling, filters, stop: stop.to_vec(), ..GenerateOptions::new(new, 288) };
+    model.generate_batch(&[vec![1, 2]], &options).unwrap().remove(0)
+}
+
 #[test]
 fn seeds_repeat_and_a_low_temperature_is_greedy() {
     let model = model::<Flex>(tiny(), 2);
     let draw =
-        |temperature, seed| model.generate(&[1, 2], 30, 288, &[], Sampling::Temperature { temperature, seed }).unwrap();
+        |temperature, seed| continued(&model, 30, Sampling::Temperature { temperature, seed }, Filters::default(), &[]);
     assert_eq!(draw(1.0, 3), draw(1.0, 3));
     assert_ne!(draw(1.0, 3), draw(1.0, 4));
-    assert_eq!(draw(1e-9, 3), model.generate(&[1, 2], 30, 288, &[], Sampling::Greedy).unwrap());
-}
-
-#[test]
-fn only_the_choices_are_chosen() {
-    let model = model::<Flex>(tiny(), 3);
+    let all = continued(&model, 30, Sampling::Greedy, Filters::default(), &[]);
+    assert_eq!(draw(1e-9, 3), all);
+    // A stop token ends it. Not the first token, and one that does not occur earlier.
+    let at = (1..30).find(|&i| !all[..i].contains(&all[i])).expect("more than one token");
+    assert_eq!(continued(&model, 30, Sampling::Greedy, Filters::default(), &[287, all[at]]), all[..at]);
+    // A penalty keeps it from repeating.
+    let distinct = |repetition_penalty| {
+        let filters = Filters { repetition_penalty, ..Filters::default() };
+        continued(&model, 30, Sampling::Greedy, filters, &[])
+            .into_iter()
+            .collect::<std::collections::BTreeSet<_>>()
+            .len()
+    };
+    assert!(distinct(1e6) == 30 && distinct(1.0) < 30);
+    // Only the choices are chosen, nearly uniformly.
     let sampling = Sampling::Temperature { temperature: 100.0, seed: 0 };
     let tokens = model.generate(&[287], 60, 4, &[], sampling).unwrap();
-    assert!(tokens.iter().all(|&token| token < 4));
-    assert!((0..4).all(|token| tokens.contains(&token)), "nearly uniform: {tokens:?}");
-}
-
-#[test]
-fn a_stop_token_ends_it() {
-    let model = model::<Flex>(tiny(), 3);
-    let generate = |stop: &[u32]| model.generate(&[1, 2], 30, 288, stop, Sampling::Greedy).unwrap();
-    let all = generate(&[]);
-    // Not the first token, and one that does not occur earlier.
-    let at = (1..30).find(|&i| !all[..i].contains(&all[i])).expect("more than one token");
-    assert_eq!(generate(&[287, all[at]]), all[..at]);
+    assert!(tokens.iter().all(|&token| token < 4) && (0..4).all(|token| tokens.contains(&token)), "{tokens:?}");
 }
 
 #[test]
 fn impossible_requests_are_refused() {
-    let model = model::<Flex>(tiny(), 4);
-    let generate = |prompt: &[u32], choices| model.generate(prompt, 1, choices, &[], Sampling::Greedy);
-    assert!(matches!(cause(generate(&[], 288)), ConfigError::Value { key: "prompt", .. }));
-    assert!(matches!(cause(generate(&[1], 0)), ConfigError::Value { key: "num_choices", .. }));
-    for (prompt, choices) in [(288, 288), (1, 289)] {
-        refuses(generate(&[prompt], choices), "vocab_size = 288, but there are tokens up to 288");
+    let mut model = model::<Flex>(tiny(), 4);
+    let plain = Filters::default();
+    for (prompts, new, choices, filters, says) in [
+        (vec![vec![]], 1, 288, plain, "prompt = "),
+        (vec![vec![1]], 1, 0, plain, "num_choices = "),
+        (vec![vec![288]], 1, 288, plain, "vocab_size = 288, but there are tokens up to 288"),
+        (vec![vec![1]], 1, 289, plain, "vocab_size = 288, but there are tokens up to 288"),
+        (vec![vec![1]], 1, 9, Filters { top_p: 0.0, ..plain }, "--top-p = 0"),
+        (
+            vec![vec![1, 2], vec![1; 61]],
+            4,
+            288,
+            plain,
+            "the 61 tokens of prompt 2 and 4 new ones exceed the model's 64",
+        ),
+        (vec![vec![1, 2]], usize::MAX, 288, plain, "the 2 tokens of prompt 1 and "),
+    ] {
+        refuses(
+            model.generate_batch(&prompts, &GenerateOptions { filters, ..GenerateOptions::new(new, choices) }),
+            says,
+        );
     }
-    let options =
-        GenerateOptions { filters: Filters { top_p: 0.0, ..Filters::default() }, ..GenerateOptions::new(1, 9) };
-    let refused = model.generate_batch(&[vec![1]], &options);
-    assert!(matches!(cause(refused), ConfigError::Value { key: "--top-p", .. }));
-    // The model has 64 positions.
-    let long = |len, new| model.generate_batch(&[vec![1, 2], vec![1; len]], &GenerateOptions::new(new, 288));
-    assert!(long(60, 4).is_ok());
-    refuses(long(61, 4), "the 61 tokens of prompt 2 and 4 new ones exceed the model's 64 positions");
-    refuses(long(2, usize::MAX), "the 2 tokens of prompt 1 and ");
-    let mut model = model;
+    assert!(model.generate_batch(&[vec![1, 2], vec![1; 60]], &GenerateOptions::new(4, 288)).is_ok());
     let norm = model.norm.gamma.val() * f32::NAN;
     model.norm.gamma = Param::from_tensor(norm);
     let broken = model.generate_batch(&[vec![1, 2], vec![3]], &GenerateOptions::new(3, 288));
@@ -142,7 +152,7 @@ fn rows_of_a_batch<B: Backend>(
     }
 }
 
-/// Without `rows_alone` some logits differ, so equal bits are not by chance.
+/// With `rows_alone` the bits are equal. Without, some logits differ, so equal bits are not by chance.
 #[test]
 fn rows_of_a_batch_have_the_bits_of_each() {
     let mut others = 0;
@@ -155,31 +165,22 @@ fn rows_of_a_batch_have_the_bits_of_each() {
         // Burn's GEMM of the table uses another order for one row.
         let model = float8(tiny_with(|dims| dims.tie_word_embeddings = true), recipe);
         for rows_alone in [true, false] {
-            let options = CacheOptions { dtype, positions: 40, rows_alone };
-            rows_of_a_batch(&model, 4, options, &mut |got, want| {
+            rows_of_a_batch(&model, 4, CacheOptions { dtype, positions: 40, rows_alone }, &mut |got, want| {
                 assert!(got == want || !rows_alone, "{recipe} {dtype:?}");
                 others += usize::from(got != want);
             });
         }
     }
     assert!(others > 0);
-}
-
-#[test]
-fn rows_of_a_batch_are_as_far_as_each_is() {
-    fn check<B: Backend>(model: &Decoder<B>, dtype: Option<CacheDtype>, what: &str) {
-        for positions in [0, 40] {
-            let options = CacheOptions { dtype, positions, rows_alone: false };
-            rows_of_a_batch(model, 5, options, &mut |got, want| {
-                assert!(relative(got, want) <= 1e-5, "{what} {dtype:?}: {:e}", relative(got, want));
-            });
-        }
+    let dtypes = [None, Some(CacheDtype::F32), Some(CacheDtype::Bf16), Some(CacheDtype::E4m3)];
+    let near = |got: &[f32], want: &[f32]| assert!(relative(got, want) <= 1e-5, "{:e}", relative(got, want));
+    for (dtype, positions) in dtypes.into_iter().flat_map(|dtype| [(dtype, 0), (dtype, 40)]) {
+        let options = CacheOptions { dtype, positions, rows_alone: false };
+        rows_of_a_batch(&model::<Flex>(tiny(), 7), 5, options, &mut { near });
+        rows_of_a_batch(&model::<Train>(tiny(), 7).valid(), 5, options, &mut { near });
     }
-    for dtype in [None, Some(CacheDtype::F32), Some(CacheDtype::Bf16), Some(CacheDtype::E4m3)] {
-        check(&model::<Flex>(tiny(), 7), dtype, "Flex");
-        check(&model::<Train>(tiny(), 7).valid(), dtype, "Float8");
-    }
-    check(&model::<Flex>(tiny_moe(), 7), None, "a mixture");
+    let options = CacheOptions { dtype: None, positions: 40, rows_alone: false };
+    rows_of_a_batch(&model::<Flex>(tiny_moe(), 7), 5, options, &mut { near });
 }
 
 #[test]
@@ -229,40 +230,26 @@ fn a_text_ends_where_it_is_told_to_and_the_others_go_on() {
     }
 }
 
-#[test]
-fn a_penalty_keeps_greedy_from_repeating() {
-    let model = model::<Flex>(tiny(), 11);
-    let distinct = |repetition_penalty| {
-        let filters = Filters { repetition_penalty, ..Filters::default() };
-        let options = GenerateOptions { filters, ..GenerateOptions::new(30, 288) };
-        let mut text = model.generate_batch(&[vec![1, 2]], &options).unwrap().remove(0);
-        text.sort_unstable();
-        text.dedup();
-        text.len()
-    };
-    assert_eq!(distinct(1e6), 30);
-    assert!(distinct(1.0) < 30);
-}
-
 /// Attention over padded batches gives the same bits as each row alone.
 #[test]
 fn a_batch_of_attention_is_exact() {
     use burn_float8::nn::{attention, attention_but};
     type B = Float8<Flex>;
     let options = burn::tensor::ops::AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let random = |heads, len, seed| {
+        let mut rng = Rng::named(seed, "attention");
+        let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
+        Tensor::<B, 4>::from_data(TensorData::new(values, [2, heads, len, 8]), &Default::default())
+    };
     for (keys, pad) in [(40, 7), (1100, 530), (600, 1), (513, 512)] {
-        let random = |heads, len, seed| {
-            let mut rng = Rng::named(seed, "attention");
-            let values: Vec<f32> = (0..2 * heads * len * 8).map(|_| rng.truncated_normal(3.0) as f32).collect();
-            Tensor::<B, 4>::from_data(burn::tensor::TensorData::new(values, [2, heads, len, 8]), &Default::default())
-        };
         let (q, k, v) = (random(4, 1, 1), random(2, keys, 2), random(2, keys, 3));
         let hidden: Vec<bool> = (0..2 * keys).map(|i| i < pad).collect();
-        let hidden = Tensor::from_data(burn::tensor::TensorData::new(hidden, [2, keys]), &Default::default());
+        let hidden = Tensor::from_data(TensorData::new(hidden, [2, keys]), &Default::default());
         let got = values(attention_but(q.clone(), k.clone(), v.clone(), hidden, options));
-        let row = |t: &Tensor<B, 4>, row: usize, from: usize| t.clone().slice_dim(0, row..row + 1).slice_dim(2, from..);
-        let alone =
-            |i: usize, from| values(attention(row(&q, i, 0), row(&k, i, from), row(&v, i, from), None, options));
+        let alone = |row: usize, from: usize| {
+            let [q, k, v] = [&q, &k, &v].map(|t| t.clone().slice_dim(0, row..row + 1));
+            values(attention(q, k.slice_dim(2, from..), v.slice_dim(2, from..), None, options))
+        };
         assert_eq!(got, [alone(0, pad), alone(1, 0)].concat(), "{keys} {pad}");
     }
 }

@@ -1,6 +1,7 @@
 //! Both forms of Hugging Face's `config.json`, defaults, and errors.
 
 use crate::common::*;
+use models::RopeScaling;
 
 fn read(json: &Value) -> Result<DecoderConfig, Error> {
     let dir = tempfile::tempdir().unwrap();
@@ -17,72 +18,27 @@ fn changed(changes: Value) -> Result<DecoderConfig, Error> {
     read(&json)
 }
 
+/// `type` is the older name of `rope_type`. If theta is in both forms, the newer counts, as in
+/// transformers; `rope_scaling` overrides `rope_parameters`, including theta, as in transformers 5.
+/// Without a separate length, the scaling uses the model's. A row has keys, theta, and the length.
 #[test]
 fn both_forms_of_the_rotary_frequencies() {
-    let scaling = |kind: &str, more: Value| {
-        let mut scaling = json!({
-            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192, kind: "llama3",
-        });
-        scaling.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        scaling
-    };
-    let theta = |theta: f64| tiny_with(|dims| dims.rope_theta = theta);
-    let scaled = DecoderConfig { rope_scaling: Some(llama3_scaling()), ..theta(500_000.0) };
-    let plain = json!({"rope_type": "default", "rope_theta": 5000.0});
-    for (changes, expected) in [
-        (json!({}), tiny()),
-        (json!({"rope_theta": 500000.0, "rope_scaling": scaling("rope_type", json!({}))}), scaled),
-        // `type` is the older name of `rope_type`.
-        (json!({"rope_theta": 500000, "rope_scaling": scaling("type", json!({}))}), scaled),
-        (json!({"rope_scaling": {"type": "default"}}), tiny()),
-        (json!({"partial_rotary_factor": 1.0}), tiny()),
-        (json!({"rope_theta": null, "rope_parameters": plain}), theta(5000.0)),
-        // If both forms are present, the newer theta counts, as in transformers.
-        (json!({"rope_theta": 7.0, "rope_parameters": plain}), theta(5000.0)),
-        (json!({"rope_theta": null, "rope_parameters": scaling("rope_type", json!({"rope_theta": 500000.0}))}), scaled),
-    ] {
+    for (changes, theta, length) in table::<(Value, f64, Option<usize>)>("vectors/rotary_configs") {
+        let mut expected = tiny_with(|dims| dims.rope_theta = theta);
+        expected.rope_scaling =
+            length.map(|length| RopeScaling { original_max_position_embeddings: length, ..llama3_scaling() });
         assert_eq!(changed(changes.clone()).unwrap(), expected, "{changes}");
     }
 }
 
-/// As in transformers 5, `rope_scaling` overrides `rope_parameters`, including theta.
-#[test]
-fn the_older_form_beside_the_newer_one() {
-    let scaling = json!({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3"});
-    let plain = json!({"rope_type": "default", "rope_theta": 5000.0});
-    let read = |more: Value| {
-        let mut both = json!({"rope_theta": null, "rope_scaling": scaling, "rope_parameters": plain});
-        both.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let DecoderConfig { dims, rope_scaling, .. } = changed(both).unwrap();
-        (dims.rope_theta, rope_scaling.map(|scaling| scaling.original_max_position_embeddings))
-    };
-    // Without a separate length, the scaling uses the model's.
-    assert_eq!(read(json!({})), (10_000.0, Some(64)));
-    assert_eq!(read(json!({"rope_theta": 7.0, "original_max_position_embeddings": 32})), (7.0, Some(32)));
-    assert_eq!(read(json!({"rope_scaling": {}})), (5000.0, None));
-    assert_eq!(read(json!({"rope_scaling": plain, "rope_parameters": {"rope_type": "yarn"}})), (5000.0, None));
-}
-
 #[test]
 fn absent_keys_have_transformers_defaults() {
-    let dims = Dimensions {
-        vocab_size: 32_000,
-        hidden_size: 4096,
-        intermediate_size: 11_008,
-        num_layers: 32,
-        num_heads: 32,
-        num_kv_heads: 32,
-        head_dim: 128,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        max_seq_len: 2048,
-        tie_word_embeddings: false,
-        qk_norm: false,
-        qkv_bias: false,
-        moe: None,
-    };
-    let expected = DecoderConfig { dims, ..tiny() };
-    assert_eq!(read(&json!({"model_type": "llama"})).unwrap(), expected);
+    let DecoderConfig { dims, rope_scaling, .. } = read(&json!({"model_type": "llama"})).unwrap();
+    let sizes = [dims.vocab_size, dims.hidden_size, dims.intermediate_size, dims.num_layers, dims.num_heads];
+    assert_eq!(sizes, [32_000, 4096, 11_008, 32, 32]);
+    assert_eq!((dims.num_kv_heads, dims.head_dim, dims.max_seq_len), (32, 128, 2048));
+    assert_eq!((dims.rms_norm_eps, dims.rope_theta, rope_scaling), (1e-6, 10_000.0, None));
+    assert!(!(dims.tie_word_embeddings || dims.qk_norm || dims.qkv_bias) && dims.moe.is_none());
     let derived = changed(json!({"head_dim": null, "num_key_value_heads": null})).unwrap();
     assert_eq!((derived.dims.head_dim, derived.dims.num_kv_heads), (8, 6));
 }

@@ -2,13 +2,14 @@
 //! them.
 
 use crate::common::*;
+use crate::float8_exports::json_file;
 use crate::float8_python::run_python;
 
 const LORA: [&str; 2] = ["lora.rank=4", "lora.alpha=8"];
 
 /// Run of adapters with these settings, saved in `folder`.
 fn config(data: &Path, folder: &Path, settings: &[&str]) -> RunConfig {
-    let folder = format!("checkpoint.output_dir={}", folder.display());
+    let folder = saved(folder);
     run_config(data, &[&LORA[..], &["optimizer.lr=1e-2", "generate.max_new_tokens=0", &folder], settings].concat())
 }
 
@@ -26,10 +27,9 @@ fn adapters_learn_and_are_all_that_is_saved() {
     assert!(last < first - 0.05, "{first} to {last}");
     let checkpoint = folder.path().join("run/step-000000012");
     for (file, names) in [("model.safetensors", 28), ("optimizer.safetensors", 56)] {
-        let bytes = fs::read(checkpoint.join(file)).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        assert_eq!(tensors.len(), names, "{file}");
-        assert!(tensors.names().iter().all(|name| name.starts_with("lora.adapters.")), "{file}");
+        let files = TensorFiles::open_file(checkpoint.join(file)).unwrap();
+        assert_eq!(files.names().count(), names, "{file}");
+        assert!(files.names().all(|name| name.starts_with("lora.adapters.")), "{file}");
     }
     // Dropout is disabled in evaluation.
     let printed = float8(&["eval", folder.path().join("run").to_str().unwrap()]).unwrap();
@@ -40,8 +40,8 @@ fn adapters_learn_and_are_all_that_is_saved() {
 #[test]
 fn segments_and_a_base_of_codes_are_the_same_bits() {
     let (data, folder) = (text(), TempDir::new().unwrap());
-    // Recipes in which both GEMMs share one copy of a weight.
-    for recipe in ["tensorwise", "blockwise"] {
+    // Codes are the same where both GEMMs share one copy of a weight.
+    for (recipe, is_shared) in [("tensorwise", true), ("blockwise", true), ("delayed", false)] {
         let recipe = format!("float8.recipe={recipe}");
         let mut number = 0;
         let mut losses = |settings: &[&str]| {
@@ -51,56 +51,41 @@ fn segments_and_a_base_of_codes_are_the_same_bits() {
         };
         let plain = losses(&[]);
         assert_eq!(losses(&["training.activation_checkpointing=full", "training.loss_chunk=96"]), plain, "{recipe}");
-        assert_eq!(losses(&["lora.base=fp8"]), plain, "{recipe}");
+        assert!(!is_shared || losses(&["lora.base=fp8"]) == plain, "{recipe}");
         assert_ne!(losses(&["training.seed=5"]), plain, "{recipe}");
     }
 }
 
-/// Base weights never change, and the first linears after a frozen embedding have no backward.
-/// Still, each step is an FP8 step: histories have an amax of each completed step, evaluation uses
-/// them, and an export writes static scales.
+/// Base weights never change, and the first linears after a frozen embedding have no backward; with
+/// adapters only on the output layer, no linear has one. Still, each step is an FP8 step: histories
+/// have an amax of each. A merge has scales of its weights, not of the base's histories.
 #[test]
 fn each_step_is_one_of_fp8() {
-    // With adapters only on the output layer, no linear of the base has a backward.
     for targets in ["all-linear", "lm_head"] {
-        each_step_is_one_of_fp8_beside(targets);
+        let (data, folder) = (text(), TempDir::new().unwrap());
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let targets = format!("lora.target_modules={targets}");
+        let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes", &targets, "lora.alpha=64"];
+        run(&config(data.path(), at("run").as_ref(), &settings)).unwrap();
+        let state: Value = json_file(&folder.path().join("run/step-000000004/state.json"));
+        assert_eq!(state["float8"]["step"], 5, "the next step has begun");
+        for linear in ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"] {
+            let history = &state["float8"]["layers"][format!("base.{linear}")]["input"]["history"];
+            assert_eq!(history.as_array().expect(linear).iter().filter(|amax| **amax != 0).count(), 4, "{history}");
+        }
+        let [merged, exact] = ["fp8", "f32"].map(|format| {
+            let to = at(format);
+            let flags = ["--merge-adapters", "--format", format];
+            let out = exported(at("run"), &to, &flags).unwrap();
+            assert_eq!(out.contains("static inputs"), format == "fp8", "{out}");
+            TensorFiles::open_folder(to).unwrap()
+        });
+        let read =
+            |files: &TensorFiles, own| files.get(&format!("model.layers.1.mlp.down_proj.{own}")).unwrap().to_f32();
+        let largest = read(&exact, "weight").unwrap().into_iter().fold(0.0, |max: f32, value| max.max(value.abs()));
+        let scale = read(&merged, "weight_scale").unwrap()[0];
+        assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
     }
-}
-
-fn each_step_is_one_of_fp8_beside(targets: &str) {
-    let (data, folder) = (text(), TempDir::new().unwrap());
-    let path = folder.path().join("run");
-    let targets = format!("lora.target_modules={targets}");
-    let settings = ["float8.recipe=delayed", "training.steps=4", "data.tokenizer=bytes", &targets, "lora.alpha=64"];
-    let trained = config(data.path(), &path, &settings);
-    run(&trained).unwrap();
-    let rebuilt = [&settings[..], &["training.activation_checkpointing=full"]].concat();
-    let rebuilt = config(data.path(), &folder.path().join("rebuilt"), &rebuilt);
-    assert_eq!(losses(&rebuilt), losses(&config(data.path(), &folder.path().join("again"), &settings)));
-    let state = fs::read_to_string(path.join("step-000000004/state.json")).unwrap();
-    let state: serde_json::Value = serde_json::from_str(&state).unwrap();
-    // The next step has begun.
-    assert_eq!(state["float8"]["step"], 5);
-    for linear in ["layers.0.self_attn.q_proj", "layers.1.mlp.down_proj"] {
-        let history = &state["float8"]["layers"][format!("base.{linear}")]["input"]["history"];
-        assert_eq!(history.as_array().expect(linear).iter().filter(|amax| **amax != 0).count(), 4, "{history}");
-    }
-    let (path, merged) = (path.to_str().unwrap(), folder.path().join("merged"));
-    float8(&["eval", path]).unwrap();
-    let out =
-        float8(&["export", path, "--output", merged.to_str().unwrap(), "--merge-adapters", "--format", "fp8"]).unwrap();
-    assert!(out.contains("static inputs"), "{out}");
-    // Weight histories belong to the base; merged weights have separate scales.
-    let exact = folder.path().join("exact");
-    float8(&["export", path, "--output", exact.to_str().unwrap(), "--merge-adapters", "--format", "f32"]).unwrap();
-    let floats = |folder: &Path, name: &str| {
-        let bytes = fs::read(folder.join("model.safetensors")).unwrap();
-        let tensor = SafeTensors::deserialize(&bytes).unwrap().tensor(&format!("model.layers.1.mlp.{name}")).unwrap();
-        let bytes = tensor.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
-        bytes.fold(0.0, |max: f32, value| max.max(value.abs()))
-    };
-    let (scale, largest) = (floats(&merged, "down_proj.weight_scale"), floats(&exact, "down_proj.weight"));
-    assert!((448.0 * scale / largest - 1.0).abs() < 1e-6, "{scale} of {largest}");
 }
 
 /// With codes and unchanged scales, small updates are lost by rounding; in f32 nothing is lost.
@@ -110,13 +95,12 @@ fn merging_says_what_rounding_leaves() {
     let at = |name: &str| folder.path().join(name);
     let left = |from: &str, flags: &[&str]| {
         let (from, to) = (at(from), at(&format!("{from} by {}", flags.join(" "))));
-        let arguments = [&["export", from.to_str().unwrap(), "--output", to.to_str().unwrap()], flags].concat();
-        let out = float8(&arguments).unwrap();
+        let out = exported(from, &to, flags).unwrap();
         let share = out.split_once("rounding leaves ").map(|(_, rest)| rest.split_once(' ').unwrap().0.parse::<f64>());
         (to, out.contains("--recipe of other scales"), share.map(Result::unwrap))
     };
     let settings = ["training.steps=2", "data.tokenizer=bytes", "float8.recipe=rowwise"];
-    let whole = format!("checkpoint.output_dir={}", at("whole").display());
+    let whole = saved(at("whole"));
     run(&run_config(data.path(), &[&settings[..], &["generate.max_new_tokens=0", &whole]].concat())).unwrap();
     let (codes, _, none) = left("whole", &["--format", "fp8"]);
     assert_eq!(none, None);
@@ -159,8 +143,8 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     let [run_folder, adapter, merged, second] = ["run", "adapter", "merged", "second"].map(path);
     let fixed = ["training.precision=f32", "data.tokenizer=bytes"];
     let want = run(&config(data.path(), run_folder.as_ref(), &fixed)).unwrap().0.held_out_loss.unwrap();
-    float8(&["export", &run_folder, "--output", &adapter]).unwrap();
-    float8(&["export", &run_folder, "--output", &merged, "--merge-adapters", "--format", "f32"]).unwrap();
+    exported(&run_folder, &adapter, &[]).unwrap();
+    exported(&run_folder, &merged, &["--merge-adapters", "--format", "f32"]).unwrap();
     let mut names: Vec<_> = fs::read_dir(&adapter).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["adapter_config.json", "adapter_model.safetensors"]);
@@ -184,33 +168,36 @@ fn an_exported_adapter_and_merged_weights_give_the_same_loss() {
     // Flags for weights are refused for adapters only.
     for flags in [&["--format", "f32"][..], &["--max-shard-size", "1MB"]] {
         let to = path("refused");
-        let arguments = [&["export", &second, "--output", &to], flags].concat();
-        refuses(float8(&arguments), &format!("{} = ", flags[0]));
+        refuses(exported(&second, &to, flags), &format!("{} = ", flags[0]));
         assert!(!fs::exists(&to).unwrap());
     }
     fs::remove_dir_all(&merged).unwrap();
     refuses(float8(&["eval", &second]), &format!("there is no folder {merged}, which has the weights"));
 }
 
+type Adapted = trainer::Adapted<Train, Decoder<Train>>;
+
 /// PEFT's adapter in [`vectors`] on the checkpoint in `tests/goldens/hf_llama`.
-fn of_peft(settings: &[&str]) -> Result<(RunConfig, trainer::Adapted<Train, models::Decoder<Train>>), Error> {
-    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let base = format!("model.hf_path={}", own.join("../../tests/goldens/hf_llama").display());
-    let adapter = format!("lora.adapter={}", own.join("tests/vectors/peft").display());
+fn of_peft(settings: &[&str]) -> Result<(RunConfig, Adapted), Error> {
+    let base = format!("model.hf_path={}", base().display());
+    let adapter = format!("lora.adapter={}", vectors().display());
     let given = ["training.precision=f32", &base, &adapter];
     let settings: Vec<_> = given.iter().chain(settings).map(|s| s.to_string()).collect();
     let config = RunConfig::load(None, &settings)?;
-    let weights = trainer::job::Weights::open(&config, None, config.dimensions()?)?;
-    let progress = trainer::ProgressLine::hidden();
-    let out = &mut std::io::sink();
-    let model = trainer::job::prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out)?;
+    let weights = Weights::open(&config, None, config.dimensions()?)?;
+    let (progress, out) = (ProgressLine::hidden(), &mut std::io::sink());
+    let model = prepare::<Decoders, Train>(&config, weights, &Default::default(), &progress, out)?;
     let lora = config.lora.as_ref().expect("it is given");
     let adapted = trainer::job::adapt::<Train, _>(lora, without_float8(model), config.training.seed, None)?;
     Ok((config, adapted))
 }
 
-fn vectors() -> std::path::PathBuf {
+fn vectors() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/peft")
+}
+
+fn base() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/hf_llama")
 }
 
 fn reference() -> (Vec<i32>, Vec<f32>) {
@@ -220,23 +207,19 @@ fn reference() -> (Vec<i32>, Vec<f32>) {
     (ids, files.get("logits").unwrap().to_f32().unwrap())
 }
 
-fn logits(adapted: &trainer::Adapted<Train, models::Decoder<Train>>, ids: &[i32]) -> Vec<f32> {
-    let ids = Tensor::<Train, 2, Int>::from_data(TensorData::new(ids.to_vec(), [2, 24]), &Default::default());
-    values(adapted.attached().forward(ids).inner())
+fn logits(adapted: &Adapted, input: &[i32]) -> Vec<f32> {
+    values(adapted.attached().forward(ids(input, [2, 24])).inner())
 }
 
 /// Ours and PEFT's logits of one adapter; then PEFT, if Python has it, reads an adapter of new
 /// values, and `peft_vectors.py` checks every tensor and our logits.
 #[test]
 fn peft_gives_the_same_logits() {
-    let (ids, want) = reference();
+    let (input, want) = reference();
     let (_, mut adapted) = of_peft(&[]).unwrap();
-    let got = logits(&adapted, &ids);
+    let got = logits(&adapted, &input);
     assert!(relative(&got, &want) < 1e-5, "{}", relative(&got, &want));
-    let merged = {
-        let ids = Tensor::<Train, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
-        values(adapted.merged().forward(ids).inner())
-    };
+    let merged = values(adapted.merged().forward(ids(&input, [2, 24])).inner());
     assert!(relative(&merged, &got) < 1e-6, "{}", relative(&merged, &got));
     // Writing it again gives the same tensors as PEFT's.
     let dir = TempDir::new().unwrap();
@@ -250,13 +233,13 @@ fn peft_gives_the_same_logits() {
         assert_eq!((ours.shape(), ours.bytes().unwrap()), (theirs.shape(), theirs.bytes().unwrap()), "{name}");
     }
     adapted.lora = Module::<Train>::map(adapted.lora, &mut Halve);
-    let got = logits(&adapted, &ids);
+    let got = logits(&adapted, &input);
     assert!(relative(&got, &want) > 1e-2, "another adapter than PEFT's own");
     adapted.save_peft(None, &folder).unwrap();
-    let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-    let ids = Stored { name: "input_ids".into(), dtype: safetensors::Dtype::I32, shape: vec![2, 24], bytes };
+    let bytes = input.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let input = Stored { name: "input_ids".into(), dtype: Dtype::I32, shape: vec![2, 24], bytes };
     let logits = Stored::f32("logits", &[2, 24, want.len() / 48], &got);
-    write_safetensors(&folder.join("reference.safetensors"), &[ids, logits]);
+    write_safetensors(&folder.join("reference.safetensors"), &[input, logits]);
     run_python("peft_vectors.py", "peft, transformers", &[folder.as_os_str()]);
 }
 
@@ -269,41 +252,31 @@ impl ModuleMapper<Train> for Halve {
     }
 }
 
+/// A row has settings, or changes of the adapter's configuration, and the text of the error.
 #[test]
-fn settings_that_do_not_fit_are_refused() {
-    for (setting, text) in [
-        ("lora.alpha=8", "its rank is 4 and its alpha 6"),
-        ("lora.target_modules=['q_proj']", "down_proj.lora_A.weight belongs to no adapter"),
-        ("lora.target_modules=['q_proj', 'v_proj', 'down_proj', 'k_proj']", "k_proj.lora_A.weight"),
-        ("lora.target_modules=['qq_proj']", "\"qq_proj\" matches none"),
-    ] {
-        refuses(of_peft(&[setting]), text);
+fn adapters_that_do_not_fit_are_refused() {
+    for (setting, changes, told) in table::<(String, Value, String)>("refusals/adapters") {
+        let folder = edited(&changes);
+        let adapter = format!("lora.adapter={}", folder.path().display());
+        refuses(of_peft(&[&*adapter, &setting][..1 + usize::from(!setting.is_empty())]), &told);
     }
-    // Over several ranks it is refused, in the estimate too.
+    // Over several ranks codes are refused, in the estimate too.
     let config = run_config(text().path(), &["lora.base=fp8"]);
     let memory = Job::<Decoders> { config, start: Start::default(), task: Task::Memory { ranks: 2, available: None } };
     let told = memory.run::<Train>(&SelectedDevice::Cpu, &Default::default(), &mut std::io::sink());
     refuses(told, "over several ranks frozen weights have their values");
 }
 
-#[test]
-fn adapter_files_that_do_not_fit_are_refused() {
-    for (changes, told) in table::<(serde_json::Value, String)>("refusals/adapters") {
-        let folder = edited(&changes);
-        refuses(of_peft(&[&format!("lora.adapter={}", folder.path().display())]), &told);
-    }
-}
-
 /// PEFT's adapter with changes in its configuration.
-fn edited(changes: &serde_json::Value) -> TempDir {
+fn edited(changes: &Value) -> TempDir {
     let folder = TempDir::new().unwrap();
     for file in ["adapter_config.json", "adapter_model.safetensors"] {
         fs::copy(vectors().join(file), folder.path().join(file)).unwrap();
     }
     let path = folder.path().join("adapter_config.json");
-    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let mut json = json_file(&path);
     json.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    fs::write(&path, json.to_string()).unwrap();
+    write_json(&path, &json);
     folder
 }
 
@@ -342,8 +315,7 @@ fn an_adapter_says_what_it_is() {
 /// As in PEFT, the base is the folder named in the adapter's file, if it exists here.
 #[test]
 fn commands_take_the_folder_of_an_adapter() {
-    let (ids, want) = reference();
-    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/goldens/hf_llama");
+    let ((input, want), base) = (reference(), base());
     let unknown = edited(&json!({}));
     refuses(float8(&["generate", unknown.path().to_str().unwrap()]), "base_model_name_or_path = ");
     let named = edited(&json!({"base_model_name_or_path": base}));
@@ -351,17 +323,13 @@ fn commands_take_the_folder_of_an_adapter() {
     for (folder, more) in [(&named, &[][..]), (&unknown, &["--set", &hf_path])] {
         let adapter = folder.path().to_str().unwrap();
         let merged = folder.path().join("merged");
-        float8(&[&["export", adapter, "--output", merged.to_str().unwrap(), "--merge-adapters"], more].concat())
-            .unwrap();
+        exported(adapter, &merged, &[&["--merge-adapters"], more].concat()).unwrap();
         // In the dtype of the base, f32.
-        let model = models::Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
-        let ids = Tensor::<Flex, 2, Int>::from_data(TensorData::new(ids.clone(), [2, 24]), &Default::default());
-        assert!(relative(&values(model.forward(ids)), &want) < 1e-5);
-        let text = ["--set", "data.tokenizer=bytes"];
-        let generate = |folder: &str, more: &[&str]| {
-            let flags = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0"];
-            float8(&[&["generate", folder], &flags[..], &text, more].concat()).unwrap()
-        };
+        let model = Decoder::<Flex>::load_hf(&merged, &Default::default()).unwrap();
+        assert!(relative(&values(model.forward(ids(&input, [2, 24]))), &want) < 1e-5);
+        let fixed = ["--prompt", "fn", "--max-new-tokens", "8", "--temperature", "0", "--set", "data.tokenizer=bytes"];
+        let generate =
+            |folder: &str, more: &[&str]| float8(&[&["generate", folder], &fixed[..], more].concat()).unwrap();
         assert_eq!(generate(adapter, more), generate(merged.to_str().unwrap(), &[]));
     }
 }
@@ -369,16 +337,13 @@ fn commands_take_the_folder_of_an_adapter() {
 #[test]
 fn parameters_are_frozen_by_name() {
     let (data, folder) = (text(), TempDir::new().unwrap());
+    let at = |number: usize| folder.path().join(number.to_string());
     let names = |number: usize, settings: &[&str]| {
-        let path = folder.path().join(number.to_string());
-        let saved = format!("checkpoint.output_dir={}", path.display());
+        let saved = saved(at(number));
         let fixed = ["training.steps=2", "generate.max_new_tokens=0", &saved];
         run(&run_config(data.path(), &[&fixed, settings].concat())).unwrap();
-        let bytes = fs::read(path.join("step-000000002/model.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap();
-        let mut names: Vec<_> = tensors.names().into_iter().map(String::from).collect();
-        names.sort();
-        names
+        let files = TensorFiles::open_file(at(number).join("step-000000002/model.safetensors")).unwrap();
+        files.names().map(String::from).collect::<Vec<_>>()
     };
     let all = names(0, &[]);
     assert_eq!(all.len(), 21);
@@ -389,6 +354,5 @@ fn parameters_are_frozen_by_name() {
     assert_eq!(left, all.iter().filter(is_left).cloned().collect::<Vec<_>>());
     assert_eq!(names(2, &["training.freeze=[\"*\", \"!norm.gamma\", \"!lm_head\"]"]), ["lm_head.weight", "norm.gamma"]);
     // Without adapters there is nothing to merge.
-    let [run, to] = ["0", "to"].map(|name| folder.path().join(name).display().to_string());
-    refuses(float8(&["export", &run, "--output", &to, "--merge-adapters"]), "the run has no adapters");
+    refuses(exported(at(0), at(9), &["--merge-adapters"]), "the run has no adapters");
 }

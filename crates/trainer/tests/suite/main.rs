@@ -18,9 +18,6 @@ mod generation;
 mod gradients;
 mod held_out;
 mod hf_configs;
-#[cfg(target_os = "linux")]
-mod import_memory;
-mod in_backward;
 mod lora;
 mod memory_plans;
 mod moe_training;

@@ -1,48 +1,7 @@
-//! High precision, FP8, high precision in one run: the switches are at the right steps and exact.
+//! High precision, FP8, high precision in one run: the switches are at the right steps.
 
 use crate::common::run_config as config;
 use crate::common::*;
-
-fn losses(made: &[Step<Train>]) -> Vec<u32> {
-    made.iter().map(|step| values(step.loss.clone())[0].to_bits()).collect()
-}
-
-#[test]
-fn the_first_fp8_steps_are_those_of_an_fp8_run_from_that_state() {
-    const WARMUP: usize = 3;
-    let folder = text();
-    for recipe in ["tensorwise", "delayed", "rowwise_with_gw_hp"] {
-        let recipe = format!("float8.recipe={recipe}");
-        let config = |settings: &[&str]| config(folder.path(), &[&[recipe.as_str()], settings].concat());
-        let scheduled = config(&[&format!("float8.schedule={{ warmup = {WARMUP} }}")]);
-        let data = open(&scheduled);
-        let (run, made) = advance(steps(&scheduled, &data, |model| model), WARMUP + 2);
-        let expected = losses(&made[WARMUP..]);
-        let is_float8: Vec<_> = made.iter().map(|step| step.is_float8).collect();
-        assert_eq!(is_float8, [false, false, false, true, true]);
-
-        // A run in high precision that ends after the same number of steps.
-        let mut plain = config(&[]);
-        plain.training.precision = Precision::F32;
-        let (before, plain_made) = advance(steps(&plain, &data, |model| model), WARMUP);
-        assert_eq!(losses(&plain_made), losses(&made[..WARMUP]));
-        let (model, moments) = (before.model.clone().into_record(), before.optimizer.clone());
-        let position = before.batches.position();
-
-        // Another run, in FP8 from its start, continues with its parameters and moments.
-        let float8 = config(&[]);
-        let mut taken = steps(&float8, &data, |fresh| fresh.load_record(model));
-        assert!(parameters(&taken.model) == parameters(&before.model), "loaded");
-        taken.optimizer = moments;
-        let (taken, made) = advance(taken.after(WARMUP, &position).unwrap(), 2);
-        assert_eq!(losses(&made), expected, "{recipe}");
-        assert!(parameters(&taken.model) == parameters(&run.model), "{recipe}: parameters differ");
-
-        // High precision would have given other parameters.
-        let (other, _) = advance(before, 2);
-        assert!(parameters(&other.model) != parameters(&run.model), "{recipe}: FP8 did not run");
-    }
-}
 
 #[test]
 fn a_run_switches_by_steps_and_shares_and_evaluates_as_its_last_step_ran() {

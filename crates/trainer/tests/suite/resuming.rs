@@ -22,7 +22,7 @@ fn saved_tensors(folder: &Path, step: usize, file: &str) -> Vec<u8> {
 fn assert_resumes(settings: &[&str]) {
     let (data, folder) = (text(), TempDir::new().unwrap());
     let [straight, stopped] = ["straight", "stopped"].map(|name| {
-        let saved = format!("checkpoint.output_dir={}", folder.path().join(name).display());
+        let saved = saved(folder.path().join(name));
         // The learning rates do not depend on the number of steps.
         let fixed = [
             "training.steps=3",
@@ -54,14 +54,8 @@ fn assert_resumes(settings: &[&str]) {
 #[test]
 fn a_run_with_an_embedding_of_8_mi_elements_resumes_bit_for_bit() {
     assert_resumes(&[
-        "model.overrides.vocab_size=1024",
-        "model.overrides.hidden_size=8192",
-        "model.overrides.intermediate_size=8",
-        "model.overrides.num_hidden_layers=1",
-        "model.overrides.num_attention_heads=2",
-        "model.overrides.num_key_value_heads=1",
-        "model.overrides.head_dim=4",
-        "model.overrides.tie_word_embeddings=true",
+        "model.overrides={ vocab_size = 1024, hidden_size = 8192, intermediate_size = 8, num_hidden_layers = 1, \
+         num_attention_heads = 2, num_key_value_heads = 1, head_dim = 4, tie_word_embeddings = true }",
         "training.batch_size=1",
         "training.seq_len=8",
         "training.eval_batches=1",

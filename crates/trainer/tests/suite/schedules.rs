@@ -50,7 +50,7 @@ fn the_rate_follows_its_curve() {
 #[test]
 fn surprises_of_the_learning_rate_are_said() {
     let (data, folder) = (text(), TempDir::new().unwrap());
-    let saved = format!("checkpoint.output_dir={}", folder.path().join("run").display());
+    let saved = saved(folder.path().join("run"));
     let fixed = ["training.steps=2", "training.log_every=1", "generate.max_new_tokens=0", "optimizer.decay=constant"];
     let settings = [&fixed[..], &["optimizer.warmup_steps=0", &saved]].concat();
     let (_, quiet) = run(&run_config(data.path(), &settings)).unwrap();

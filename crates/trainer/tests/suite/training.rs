@@ -41,30 +41,34 @@ fn losses_fall_repeat_and_agree_between_precisions() {
 fn the_log_has_every_part_and_the_gemms_are_counted() {
     let data = text();
     let (outcome, log) = run(&config(data.path(), &[])).unwrap();
-    let lines: Vec<_> = log.lines().collect();
-    assert_eq!(lines[0], "device: cpu  precision: fp8  compute dtype: f32  attention: tiles");
-    assert!(lines[1] == "model: debug  parameters: 69,360", "{}", lines[1]);
     // 16 bytes for each of 69,360 parameters.
     let held = " MiB (parameters 0.26 MiB, gradients 0.26 MiB, AdamW's moments 0.53 MiB)";
-    assert!(lines[2].starts_with("memory: a step takes about ") && lines[2].ends_with(held), "{}", lines[2]);
-    assert!(lines[3].starts_with("data: 10 files (10 text)  tokens: 1"), "{}", lines[3]);
     let tokens = open(&config(data.path(), &[])).size().train_tokens;
     let sequences = (tokens - 1).div_ceil(24);
     let epoch = format!("epoch: {sequences} sequences, {:.1} steps  documents: ", sequences as f64 / 4.0);
-    assert!(lines[4].starts_with(&epoch), "{} {epoch}", lines[4]);
-    assert_eq!(lines[5], "warm-up: 20 of 12 steps, more than a tenth (optimizer.warmup_steps)");
-    let applied = "Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head";
-    assert!(lines[6].starts_with(applied), "{}", lines[6]);
-    let steps: Vec<_> = outcome.steps.iter().map(|line| line.step).collect();
-    assert_eq!(steps, [1, 5, 10, 12]);
-    assert_eq!(lines[7], outcome.steps[0].to_string());
-    assert!(lines[11].starts_with("validation loss: "), "{}", lines[11]);
-    assert_eq!(lines[12], "sample:");
+    let steps: Vec<_> = outcome.steps.iter().map(ToString::to_string).collect();
+    let lines: Vec<_> = log.lines().collect();
+    for (line, (begins, ends)) in lines.iter().zip([
+        ("device: cpu  precision: fp8  compute dtype: f32  attention: tiles", ""),
+        ("model: debug  parameters: 69,360", ""),
+        ("memory: a step takes about ", held),
+        ("data: 10 files (10 text)  tokens: 1", ""),
+        (&epoch, ""),
+        ("warm-up: 20 of 12 steps, more than a tenth (optimizer.warmup_steps)", ""),
+        ("Applied Float8: recipe=tensorwise, 14 of 15 linears; skipped: lm_head", ""),
+        (&steps[0], ""),
+        (&steps[1], ""),
+        (&steps[2], ""),
+        (&steps[3], ""),
+        ("validation loss: ", ""),
+        ("sample:", ""),
+    ]) {
+        assert!(line.starts_with(begins) && line.ends_with(ends), "{line}, not {begins}");
+    }
+    assert_eq!(outcome.steps.iter().map(|line| line.step).collect::<Vec<_>>(), [1, 5, 10, 12]);
     // 12 steps of three GEMMs; evaluation and sample do not count.
-    let gemms = |linears: u64| linears * 12 * 3;
-    assert_eq!(outcome.gemms.native, 0);
-    assert_eq!(outcome.gemms.emulated, gemms(14));
-    assert_eq!(outcome.gemms.high_precision, gemms(1));
+    let gemms = &outcome.gemms;
+    assert_eq!((gemms.native, gemms.emulated, gemms.high_precision), (0, 14 * 12 * 3, 12 * 3));
     assert_eq!(outcome.report.totals(), outcome.gemms);
     assert_eq!(lines.last().unwrap(), &outcome.gemms.to_string());
     // Evaluations during training do not count either. The last call of each GEMM belongs to a
@@ -90,15 +94,11 @@ fn a_run_may_be_as_long_as_its_data() {
     let ended = format!("step: {first:2}  epoch 1 has ended; sequences of the next one in this step: {next}\n");
     assert!(next > 0 && log.contains(&ended), "{log}");
     assert_eq!(log.matches("has ended").count(), 1, "{log}");
-    let refused = |config: RunConfig, expected: &str| {
-        let error = run(&config).unwrap_err().to_string();
-        assert!(error.starts_with(expected), "{error}");
-    };
     let source = format!("{{ paths = [{:?}], weight = 1.0 }}", data.path());
     let weights = format!("data.sources=[{source}, {source}]");
     let mut weighted = config(data.path(), &["training.steps=1 epoch", &weights]);
     weighted.data.paths.clear();
-    refused(weighted, "training.steps = 1 epoch: sources with weights have epochs");
+    refuses(run(&weighted), "training.steps = 1 epoch: sources with weights have epochs");
 }
 
 /// Conversations: the sample is an answer, and only some tokens count in the loss.
@@ -107,15 +107,13 @@ fn a_run_on_conversations_says_and_samples_what_it_sees() {
     let data = tempfile::tempdir().unwrap();
     let [template, strict, file] = ["chat.jinja", "strict.jinja", "chats.jsonl"].map(|name| data.path().join(name));
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
-    std::fs::write(&template, source).unwrap();
+    fs::write(&template, source).unwrap();
     let refusal = "{% if messages[0].content == 'hello' %}{{ raise_exception('no hello') }}{% endif %}";
-    std::fs::write(&strict, format!("{refusal}{source}")).unwrap();
-    let lines = (0..60).map(|i| {
-        let answer = if i % 10 == 0 { "a long answer that does not fit" } else { "ok" };
-        json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]}).to_string()
-            + "\n"
-    });
-    std::fs::write(&file, lines.collect::<String>()).unwrap();
+    fs::write(&strict, format!("{refusal}{source}")).unwrap();
+    let chat =
+        |answer| json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]});
+    let lines = format!("{}\n{}", chat("a long answer that does not fit"), format!("{}\n", chat("ok")).repeat(9));
+    fs::write(&file, lines.repeat(6)).unwrap();
     let settings = ["training.steps=2", "data.validation_split=0.2", "generate.prompt=hello"];
     let mut config = config(&file, &settings);
     config.data.chat_template = Some(template.clone());
@@ -155,12 +153,8 @@ fn of_folder(config: RunConfig, folder: &Path) -> RunConfig {
 #[test]
 fn a_model_is_checked_before_the_data_is_read() {
     let nowhere = Path::new("/no/such/data");
-    let refused = |config: &RunConfig, expected: &str| {
-        let error = run(config).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
-    };
-    refused(&config(nowhere, &[]), "/no/such/data");
-    refused(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"]), "no_such_layer");
+    refuses(run(&config(nowhere, &[])), "/no/such/data");
+    refuses(run(&config(nowhere, &["float8.filter_fqns=['no_such_layer']"])), "no_such_layer");
     // Training needs 61 TB.
     let mut huge = RunConfig { model: Default::default(), ..config(nowhere, &["data.tokenizer=bytes"]) };
     huge.model.preset = Some("llama3-405b".into());
@@ -171,17 +165,15 @@ fn a_model_is_checked_before_the_data_is_read() {
     let mut tensors = stored_tensors(&tiny(), 1);
     tensors.remove(3);
     let dir = hf_folder(&tiny(), &tensors);
-    refused(&of_folder(config(nowhere, &["data.tokenizer=bytes"]), dir.path()), "lacks the tensor ");
-    for settings in [&["data.tokenizer=bytes"][..], &[]] {
-        refused(&of_folder(config(nowhere, settings), Path::new("/nope")), "there is no folder /nope");
-    }
+    refuses(run(&of_folder(config(nowhere, &["data.tokenizer=bytes"]), dir.path())), "lacks the tensor ");
+    refuses(run(&of_folder(config(nowhere, &[]), Path::new("/nope"))), "there is no folder /nope");
 }
 
 #[test]
 fn accumulated_micro_batches_are_one_batch() {
     // The whole text is one window, so every batch is the same.
     let data = tempfile::tempdir().unwrap();
-    std::fs::write(data.path().join("a"), "x".repeat(200)).unwrap();
+    fs::write(data.path().join("a"), "x".repeat(200)).unwrap();
     let first = |settings: &[&str]| {
         let precision = ["training.precision=f32", "training.steps=1", "data.validation_split=0.5"];
         let (outcome, _) = run(&config(data.path(), &[&precision, settings].concat())).unwrap();
@@ -198,9 +190,7 @@ fn accumulated_micro_batches_are_one_batch() {
 fn a_checkpoint_is_trained_on() {
     let (data, dir) = (text(), hf_folder(&tiny(), &stored_tensors(&tiny(), 1)));
     let mut config = of_folder(config(data.path(), &["training.steps=0", "generate.max_new_tokens=0"]), dir.path());
-    let error = run(&config).unwrap_err().to_string();
-    let expected = format!("no tokenizer in {}: set data.tokenizer", dir.path().display());
-    assert!(error.starts_with(&expected), "{error}");
+    refuses(run(&config), &format!("no tokenizer in {}: set data.tokenizer", dir.path().display()));
     config.data.tokenizer = Some("bytes".into());
     let (loaded, log) = run(&config).unwrap();
     assert!(log.contains("learning rate: 2e-5, the default for fine-tuning"), "{log}");
@@ -220,7 +210,7 @@ fn a_checkpoint_brings_its_tokenizer() {
     let dims = tiny_with(|dims| dims.vocab_size = 1008);
     let (data, dir) = (text(), hf_folder(&dims, &stored_tensors(&dims, 1)));
     let vectors = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/tokenizer.json");
-    std::fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
+    fs::copy(vectors, dir.path().join("tokenizer.json")).unwrap();
     let settings = ["training.steps=1", "data.validation_split=0.5"];
     let mut config = of_folder(config(data.path(), &settings), dir.path());
     let own = config.open_data(&config.text().unwrap(), &ProgressLine::hidden(), &mut std::io::sink()).unwrap();
@@ -235,8 +225,7 @@ fn a_checkpoint_brings_its_tokenizer() {
     // The text has tokens from 288 on.
     config.data.tokenizer = None;
     write_json(&dir.path().join("config.json"), &hf_json(&tiny()));
-    let error = run(&config).unwrap_err().to_string();
-    assert!(error.contains("whose vocabulary has 288"), "{error}");
+    refuses(run(&config), "whose vocabulary has 288");
     // A preset accepts a tokenizer by name.
     config.model = Default::default();
     config.model.preset = Some("debug".into());
@@ -244,5 +233,5 @@ fn a_checkpoint_brings_its_tokenizer() {
     config.data.tokenizer = Some(dir.path().display().to_string());
     run(&config).unwrap();
     config.data.tokenizer = Some(dir.path().join("none.json").display().to_string());
-    assert!(run(&config).unwrap_err().to_string().contains("none.json"));
+    refuses(run(&config), "none.json");
 }

@@ -3,9 +3,9 @@
 use crate::common::run_config as config;
 use crate::common::*;
 
-fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
+pub(crate) fn recorded(folder: &Path, settings: &[&str]) -> (Outcome, Vec<Record>, String) {
     let data = text();
-    let saved = format!("checkpoint.output_dir={}", folder.display());
+    let saved = saved(folder);
     let (outcome, log) =
         run(&config(data.path(), &[&[&*saved, "checkpoint.save_steps=0"], settings].concat())).unwrap();
     (outcome, read_metrics(&folder.join(METRICS_FILE)).unwrap(), log)
@@ -18,13 +18,8 @@ fn losses(outcome: &Outcome) -> Vec<(usize, f64)> {
 #[test]
 fn a_run_writes_its_metrics() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = [
-        "training.steps=12",
-        "training.log_every=4",
-        "training.eval_every=3",
-        "float8.statistics={ every_n_steps = 4 }",
-        "optimizer.warmup_steps=2",
-    ];
+    let (every, statistics) = ("training.eval_every=3", "float8.statistics={ every_n_steps = 4 }");
+    let settings = ["training.log_every=4", "optimizer.warmup_steps=2", every, statistics];
     let (outcome, records, log) = recorded(&folder.path().join("run"), &settings);
     let run = records[0].run.clone().unwrap();
     assert_eq!((run.precision.as_str(), run.recipe.as_deref(), run.steps), ("fp8", Some("tensorwise"), 12));
@@ -35,7 +30,6 @@ fn a_run_writes_its_metrics() {
     // A step with a line in the log has more values.
     let steps: Vec<_> = steps.into_iter().filter(|(_, train)| train.tokens_per_second.is_some()).collect();
     assert_eq!(steps.iter().map(|(step, train)| (*step, train.loss)).collect::<Vec<_>>(), losses(&outcome));
-    assert_eq!(steps.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 4, 8, 12]);
     let calls = |i: usize| steps[i].1.gemms["host"];
     // Evaluations add fprops, but each step runs the same three GEMMs of the same linears.
     assert!(calls(0) > 0 && calls(3) > calls(2) && calls(2) > calls(1), "{:?}", steps[3].1.gemms);
@@ -56,23 +50,20 @@ fn a_run_writes_its_metrics() {
     assert!(health.len() >= 2, "{records:?}");
     let operands = &health[0].health["layers.0.self_attn.q_proj"];
     assert!(operands["input"].sqnr_db.unwrap() > 20.0 && operands.contains_key("grad_output"), "{operands:?}");
-    assert!(
-        health[0].health["layers.0.mlp.gate_proj"]["weight"].step
-            < health[1].health["layers.0.mlp.gate_proj"]["weight"].step
-    );
+    let [first, second] = [0, 1].map(|i: usize| health[i].health["layers.0.mlp.gate_proj"]["weight"].step);
+    assert!(first < second);
 }
 
 /// Evaluating and recording do not change the training.
 #[test]
 fn losses_are_the_same_whoever_looks() {
     let folder = tempfile::tempdir().unwrap();
-    let plain = ["training.steps=6", "training.log_every=1"];
+    let every = ["training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"];
     for recipe in ["tensorwise", "delayed"] {
         let recipe = format!("float8.recipe={recipe}");
-        let (alone, ..) = recorded(&folder.path().join("alone").join(&recipe), &[&plain[..], &[&*recipe]].concat());
-        let seen =
-            [&plain[..], &[&*recipe, "training.eval_every=1", "float8.statistics={ every_n_steps = 1 }"]].concat();
-        let (seen, records, _) = recorded(&folder.path().join(&recipe), &seen);
+        let settings = ["training.steps=6", "training.log_every=1", &recipe];
+        let (alone, ..) = recorded(&folder.path().join("alone").join(&recipe), &settings);
+        let (seen, records, _) = recorded(&folder.path().join(&recipe), &[&settings[..], &every].concat());
         assert_eq!(losses(&alone), losses(&seen));
         // The file has only the last run.
         assert_eq!(records.iter().filter(|r| r.run.is_some()).count(), 1);
@@ -101,7 +92,7 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     // It is the last record of the metrics.
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(METRICS_FILE);
-    let saved = format!("checkpoint.output_dir={}", folder.path().display());
+    let saved = saved(folder.path());
     let again = of(&["training.log_every=100", "checkpoint.save_steps=0", &saved]);
     let last = read_metrics(&file).unwrap().pop().unwrap();
     assert_eq!(last.step, again.step);

@@ -33,13 +33,3 @@ pub(super) fn commands(chapter: &Chapter) -> (Vec<(usize, String)>, Vec<String>)
     }
     (run, wrong)
 }
-
-#[test]
-fn blocks_of_no_kind_are_named() {
-    let text = "```sh\nfloat8 train --set a=\"b c\" \\\n  --steps 1\ncargo bench\n```\n<!-- not run: a reason -->\n```sh\nls\n```\n\
-                <!-- a remark -->\n```sh\nls\n```\n```python\nimport json\n```\n";
-    let (run, wrong) = commands(&Chapter { name: "test.md".into(), text: text.into() });
-    assert_eq!(run, [(2, "float8 train --set a=\"b c\"   --steps 1".to_string())]);
-    let lines: Vec<_> = wrong.iter().map(|wrong| wrong.lines().next().unwrap()).collect();
-    assert_eq!(lines, ["test.md:4: cargo bench", "test.md:12: ls", "test.md:15: import json"]);
-}

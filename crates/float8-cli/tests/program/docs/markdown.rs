@@ -154,20 +154,3 @@ fn slug(heading: &str) -> String {
     let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
-
-#[test]
-fn markdown_is_read_as_github_does() {
-    let text = "# A `b`: c, d?\n<!-- a mark -->\n```text\n# no heading [x](no-link.md)\n| no | cell |\n```\n## Same\n## Same\n#none\n\
-                ## [Link](to.md) & more\n[one](a.md#b) and `[two](c.md)` [three](d)\n| cell `a\\|b` | x |\n";
-    let chapter = Chapter { name: "test.md".into(), text: text.into() };
-    assert_eq!(chapter.anchors(), ["a-b-c-d", "same", "same-1", "link--more"]);
-    let links: Vec<_> = chapter.links().into_iter().map(|(_, target)| target).collect();
-    assert_eq!(links, ["to.md", "a.md#b", "d"]);
-    assert_eq!(
-        chapter.cells(),
-        [(12, String::new()), (12, "cell `a|b`".into()), (12, "x".into()), (12, String::new())]
-    );
-    let [block] = &chapter.blocks_in("text")[..] else { panic!("one block") };
-    assert_eq!((block.line, &*block.text), (4, "# no heading [x](no-link.md)\n| no | cell |\n"));
-    assert_eq!(block.mark.as_deref(), Some("a mark"));
-}

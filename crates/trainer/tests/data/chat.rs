@@ -1,84 +1,63 @@
 //! Compares chat templates with `transformers`, whose ids `chat_vectors.py` recorded, and checks
 //! errors in their files.
 
-#[path = "harness/table.rs"]
-mod table;
+use crate::*;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use serde_json::{Value, json};
-use table::table;
-use trainer::{ChatTemplate, Message, SpecialTokens, Tokenizer};
-
-fn vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
+/// First line of the vectors made by `chat_vectors.py`.
+#[derive(Deserialize)]
+struct Given {
+    special: Vec<String>,
+    tokens: BTreeMap<String, String>,
+    variables: BTreeMap<String, Value>,
+    tools: Value,
+    conversations: Vec<Vec<Message>>,
 }
 
-/// Vectors made by `chat_vectors.py`.
-struct Vectors {
-    /// The special tokens, variables, tools and conversations.
-    given: Value,
-    rows: Vec<Value>,
+/// A template's ids for a conversation, the runs of the assistant's tokens, and a prompt: the first
+/// `same` ids, `then` others.
+#[derive(Deserialize)]
+struct Row {
+    template: String,
+    conversation: usize,
+    tools: bool,
+    error: Option<String>,
+    #[serde(default)]
+    ids: Vec<u32>,
+    #[serde(default)]
+    assistant: Vec<[usize; 2]>,
+    #[serde(default)]
+    same: usize,
+    #[serde(default)]
+    then: Vec<u32>,
 }
 
-impl Vectors {
-    fn read() -> Self {
-        let text = fs::read_to_string(vectors().join("chat.jsonl")).unwrap();
-        let mut rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let given = rows.remove(0);
-        Self { given, rows }
-    }
+fn given() -> (Given, Vec<Row>) {
+    let mut rows = table::<Value>("vectors/chat");
+    let given = serde_json::from_value(rows.remove(0)).unwrap();
+    (given, rows.into_iter().map(|row| serde_json::from_value(row).unwrap()).collect())
+}
 
+impl Given {
     /// The vectors' tokenizer with more special tokens.
     fn tokenizer(&self) -> Tokenizer {
-        let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
-        let mut file: Value = serde_json::from_str(&text).unwrap();
+        let mut file = tokenizer_json();
         let added = file["added_tokens"].as_array_mut().unwrap();
         let (mut token, mut id) = (added[0].clone(), added.last().unwrap()["id"].as_u64().unwrap());
-        for special in self.given["special"].as_array().unwrap() {
+        for special in &self.special {
             id += 1;
-            (token["content"], token["id"]) = (special.clone(), id.into());
+            (token["content"], token["id"]) = (special.clone().into(), id.into());
             added.push(token.clone());
         }
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("tokenizer.json");
-        fs::write(&path, file.to_string()).unwrap();
-        Tokenizer::from_file(path).unwrap()
+        Tokenizer::from_folder(folder(&json!({ "tokenizer.json": file })).path()).unwrap()
     }
 
-    fn template(&self, source: &str, row: &Value) -> ChatTemplate {
-        let tokens = self.given["tokens"].as_object().unwrap();
-        let tokens = tokens.iter().map(|(name, token)| (name, token.as_str().unwrap()));
-        let mut template = ChatTemplate::new(source, tokens).unwrap();
-        for (name, value) in self.given["variables"].as_object().unwrap() {
+    fn template(&self, source: &str, row: &Row) -> ChatTemplate {
+        let mut template = ChatTemplate::new(source, self.tokens.iter().map(|(name, token)| (name, &**token))).unwrap();
+        for (name, value) in &self.variables {
             template = template.with(name, value.clone());
         }
-        if row["tools"] == true { template.with("tools", self.given["tools"].clone()) } else { template }
+        if row.tools { template.with("tools", self.tools.clone()) } else { template }
     }
-
-    fn messages(&self, row: &Value) -> Vec<Message> {
-        let index = row["conversation"].as_u64().unwrap() as usize;
-        serde_json::from_value(self.given["conversations"][index].clone()).unwrap()
-    }
-}
-
-fn source(row: &Value) -> String {
-    let name = row["template"].as_str().unwrap();
-    fs::read_to_string(vectors().join("chat").join(format!("{name}.jinja"))).unwrap()
-}
-
-fn ids(row: &Value, key: &str) -> Vec<u32> {
-    serde_json::from_value(row[key].clone()).unwrap()
-}
-
-fn mask(row: &Value) -> Vec<bool> {
-    let mut mask = vec![false; ids(row, "ids").len()];
-    for run in row["assistant"].as_array().unwrap() {
-        let [start, len] = [0, 1].map(|i| run[i].as_u64().unwrap() as usize);
-        mask[start..start + len].fill(true);
-    }
-    mask
 }
 
 /// Runs of the assistant's text.
@@ -106,33 +85,17 @@ const QUESTIONS: [(&str, &str); 4] = [("user", "q"), ("assistant", "1"), ("user"
 /// Template without tags.
 const SIMPLE: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
 
-/// Checks the mask, for templates with tags and without.
-fn has_the_mask(template: &ChatTemplate, tokenizer: &Tokenizer, messages: &[Message], row: &Value, at: &str) {
-    let (ids, expected) = (ids(row, "ids"), mask(row));
-    match template.encode(tokenizer, messages) {
-        Ok(conversation) => {
-            assert_eq!(conversation.ids, ids, "{at}");
-            let [said, should] = [&conversation.is_assistant, &expected].map(|mask| said(tokenizer, &ids, mask));
-            assert_eq!((said, conversation.is_assistant), (should, expected), "{at}");
-        }
-        Err(error) => {
-            let is_silent = error.to_string().contains("nothing that the assistant says");
-            assert!(is_silent && !expected.contains(&true), "{at}: {error}");
-        }
-    }
-}
-
 #[test]
 fn templates_give_the_ids_of_transformers() {
-    let vectors = Vectors::read();
-    let tokenizer = vectors.tokenizer();
-    assert!(vectors.rows.len() >= 200);
-    for row in &vectors.rows {
-        let source = source(row);
-        let (template, messages) = (vectors.template(&source, row), vectors.messages(row));
-        let at = format!("{} {} {}", row["template"], row["conversation"], row["tools"]);
-        let text = template.render(&messages, false);
-        if let Some(error) = row["error"].as_str() {
+    let (given, rows) = given();
+    let tokenizer = given.tokenizer();
+    assert!(rows.len() >= 200);
+    for row in rows {
+        let source = fs::read_to_string(vectors().join(format!("chat/{}.jinja", row.template))).unwrap();
+        let (template, messages) = (given.template(&source, &row), &given.conversations[row.conversation]);
+        let at = format!("{} {} {}", row.template, row.conversation, row.tools);
+        let text = template.render(messages, false);
+        if let Some(error) = &row.error {
             let text = text.unwrap_err().to_string();
             match error.strip_prefix("TemplateError: ") {
                 Some(refusal) => assert_eq!(text, format!("the chat template refuses the conversation: {refusal}")),
@@ -140,30 +103,37 @@ fn templates_give_the_ids_of_transformers() {
             }
             continue;
         }
-        let expected = ids(row, "ids");
-        assert_eq!(text.unwrap(), tokenizer.decode(&expected).unwrap(), "{at}");
-        let same = row["same"].as_u64().unwrap() as usize;
-        let prompt = [&expected[..same], &ids(row, "then")].concat();
-        assert_eq!(template.prompt(&tokenizer, &messages).unwrap(), prompt, "{at}");
-        has_the_mask(&template, &tokenizer, &messages, row, &at);
-        // This template has no generation prompt to speak of.
-        if row["template"] != "values" {
-            let untagged = source.replace("endgeneration", "endif").replace("generation %}", "if true %}");
-            assert_ne!(untagged, source);
-            has_the_mask(&vectors.template(&untagged, row), &tokenizer, &messages, row, &at);
+        assert_eq!(text.unwrap(), tokenizer.decode(&row.ids).unwrap(), "{at}");
+        let prompt = [&row.ids[..row.same], &row.then].concat();
+        assert_eq!(template.prompt(&tokenizer, messages).unwrap(), prompt, "{at}");
+        let mut expected = vec![false; row.ids.len()];
+        row.assistant.iter().for_each(|[start, len]| expected[*start..start + len].fill(true));
+        // With tags and without. This template has no generation prompt to speak of.
+        let untagged = source.replace("endgeneration", "endif").replace("generation %}", "if true %}");
+        assert_ne!(untagged, source);
+        let untagged = (row.template != "values").then(|| given.template(&untagged, &row));
+        for template in [template].into_iter().chain(untagged) {
+            match template.encode(&tokenizer, messages) {
+                Ok(found) => {
+                    let [said, should] = [&found.is_assistant, &expected].map(|mask| said(&tokenizer, &row.ids, mask));
+                    assert_eq!((said, found.is_assistant, &found.ids), (should, expected.clone(), &row.ids), "{at}");
+                }
+                Err(error) => {
+                    let is_silent = error.to_string().contains("nothing that the assistant says");
+                    assert!(is_silent && !expected.contains(&true), "{at}: {error}");
+                }
+            }
         }
     }
 }
 
 #[test]
 fn white_space_and_characters_of_several_tokens_are_the_assistants() {
-    let text = fs::read_to_string(vectors().join("tokenizer.json")).unwrap();
-    let mut file: Value = serde_json::from_str(&text).unwrap();
+    let mut file = tokenizer_json();
     // As in Llama 3, token offsets exclude white space.
     file["post_processor"] =
         json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-    let folder = folder(&[("tokenizer.json", &file.to_string())]);
-    let trimmed = Tokenizer::from_folder(folder.path()).unwrap();
+    let trimmed = Tokenizer::from_folder(folder(&json!({ "tokenizer.json": file })).path()).unwrap();
     for content in ["\n\n  a \n\n", " 漢", "   ", "👩‍👩‍👧‍👦"] {
         let messages = talk(&[("user", "q"), ("assistant", content), ("user", " 漢"), ("assistant", content)]);
         for tokenizer in [&trimmed, &Tokenizer::bytes()] {
@@ -175,43 +145,17 @@ fn white_space_and_characters_of_several_tokens_are_the_assistants() {
     }
 }
 
-fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
-    folder
-}
-
+/// A row has the files, as texts or JSON, and the text of a conversation, or the end of an error.
 #[test]
 fn a_checkpoint_has_its_template_in_one_of_three_files() {
-    let open = |files: &[(&str, &str)]| ChatTemplate::from_folder(folder(files).path());
-    let hi = talk(&[("user", "hi")]);
-    let text = |files: &[(&str, &str)]| open(files).unwrap().map(|template| template.render(&hi, false).unwrap());
-    let jinja = ("chat_template.jinja", "jinja {{ bos_token }}{{ eos_token }}{{ pad_token is defined }}");
-    let config = r#"{"bos_token": "<s>", "eos_token": {"content": "</s>"}, "pad_token": null, "chat_template": "config {{ bos_token }}"}"#;
-    let config = ("tokenizer_config.json", config);
-    let json = ("chat_template.json", r#"{"chat_template": "json {{ messages[-1].content }}"}"#);
-    assert_eq!(text(&[jinja, config, json]).unwrap(), "jinja <s></s>False");
-    assert_eq!(text(&[config, json]).unwrap(), "config <s>");
-    assert_eq!(text(&[json]).unwrap(), "json hi");
-    assert_eq!(text(&[("tokenizer_config.json", r#"{"chat_template": null}"#)]), None);
-    assert_eq!(text(&[]), None);
-    let list = r#"{"chat_template": [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]}"#;
-    assert_eq!(text(&[("tokenizer_config.json", list)]).unwrap(), "b");
-
-    let no_default = "chat_template is neither a text nor a list of names and templates with one named \"default\"";
-    for (name, text, expected) in [
-        ("tokenizer_config.json", r#"{"chat_template": 1}"#, no_default),
-        ("tokenizer_config.json", r#"{"chat_template": []}"#, no_default),
-        ("tokenizer_config.json", r#"{"chat_template": [{"name": "rag", "template": "a"}]}"#, no_default),
-        ("chat_template.json", "{", "chat_template.json is not valid"),
-        (
-            "tokenizer_config.json",
-            r#"{"chat_template": "a", "eos_token": 2}"#,
-            "eos_token = 2 is not a token of this tokenizer",
-        ),
-    ] {
-        let error = open(&[(name, text)]).unwrap_err().to_string();
-        assert!(error.ends_with(expected), "{text}: {error}");
+    for (files, rendered, error) in table::<(Value, Option<String>, String)>("vectors/template_files") {
+        match ChatTemplate::from_folder(folder(&files).path()) {
+            Ok(template) => {
+                let text = template.map(|template| template.render(&talk(&[("user", "hi")]), false).unwrap());
+                assert_eq!((text, error), (rendered, String::new()), "{files}");
+            }
+            Err(found) => assert!(!error.is_empty() && found.to_string().ends_with(&error), "{files}: {found}"),
+        }
     }
     let error = ChatTemplate::from_file("nowhere/chat_template.jinja").unwrap_err().to_string();
     assert_eq!(error, "cannot read nowhere/chat_template.jinja");
@@ -248,7 +192,7 @@ fn a_message_keeps_what_it_does_not_know() {
 /// messages; one continues a turn after a tool without a generation prompt.
 #[test]
 fn a_turn_has_its_end_and_not_its_header() {
-    let tokenizer = Vectors::read().tokenizer();
+    let tokenizer = given().0.tokenizer();
     for (source, turns, expected) in table::<(String, Vec<(String, String)>, Vec<String>)>("vectors/turns") {
         let turns: Vec<_> = turns.iter().map(|(role, content)| Message::new(role, content)).collect();
         let by_header = source.contains("<|start_header_id|>");
@@ -258,25 +202,24 @@ fn a_turn_has_its_end_and_not_its_header() {
     }
 }
 
+/// The last template is as in GLM, where the next role's token ends a turn. In the second to last, a
+/// token before the content ends nothing.
 #[test]
 fn the_token_at_which_turns_end() {
-    let tokenizer = Vectors::read().tokenizer();
-    let end = |turn: &str| {
-        let source = format!(
-            "{{% for m in messages %}}{{{{ m.role }}}}:{turn}{{% endfor %}}{{% if add_generation_prompt %}}assistant:{{% endif %}}"
-        );
-        let end = plain(&source).turn_end(&tokenizer);
-        end.map(|id| tokenizer.decode(&[id]).unwrap())
-    };
-    assert_eq!(end("{{ m.content }}<|eot_id|>\n").as_deref(), Some("<|eot_id|>"));
-    assert_eq!(end("{% generation %}{{ m.content }}<|eot_id|>\n{% endgeneration %}").as_deref(), Some("<|eot_id|>"));
-    assert_eq!(end("{% generation %}{{ m.content }}{% endgeneration %}<|eot_id|>").as_deref(), Some("<|eot_id|>"));
-    assert_eq!(end("<|eot_id|>{{ m.content }}\n"), None, "a token before the content ends nothing");
-    assert_eq!(end("{{ raise_exception('no') }}"), None);
-    // As in GLM, the next role's.
-    let end = plain("{% for m in messages %}{{ '<|eot_id|>' if m.role == 'user' else '' }}{{ m.content }}{% endfor %}")
-        .turn_end(&tokenizer);
-    assert_eq!(end, tokenizer.encode("<|eot_id|>", SpecialTokens::InText).unwrap().first().copied());
+    let tokenizer = given().0.tokenizer();
+    for (turn, expected) in [
+        ("{{ m.role }}:{{ m.content }}<|eot_id|>\n", Some("<|eot_id|>")),
+        ("{{ m.role }}:{% generation %}{{ m.content }}<|eot_id|>\n{% endgeneration %}", Some("<|eot_id|>")),
+        ("{{ m.role }}:{% generation %}{{ m.content }}{% endgeneration %}<|eot_id|>", Some("<|eot_id|>")),
+        ("{{ m.role }}:{{ raise_exception('no') }}", None),
+        ("{{ m.role }}:<|eot_id|>{{ m.content }}\n", None),
+        ("{{ '<|eot_id|>' if m.role == 'user' else '' }}{{ m.content }}", Some("<|eot_id|>")),
+    ] {
+        let prompt =
+            if turn.contains("m.role }}:") { "{% if add_generation_prompt %}assistant:{% endif %}" } else { "" };
+        let end = plain(&format!("{{% for m in messages %}}{turn}{{% endfor %}}{prompt}")).turn_end(&tokenizer);
+        assert_eq!(end.map(|id| tokenizer.decode(&[id]).unwrap()).as_deref(), expected, "{turn}");
+    }
 }
 
 /// The prompt begins a thought that the history lacks. A turn may begin with the letters of its
@@ -290,7 +233,7 @@ fn a_header_is_no_target() {
              {{% if add_generation_prompt %}}{header}<think>\n{{% endif %}}"
         )
     };
-    let tokenizer = Vectors::read().tokenizer();
+    let tokenizer = given().0.tokenizer();
     let messages = talk(&[("user", "q"), ("assistant", "yes"), ("user", "r"), ("assistant", "<think>hm</think><thin")]);
     for header in ["<|start_header_id|>assistant\n", "<|start_header_id|>assistant: ", "ASSISTANT: "] {
         // A space before it may be in the same token.

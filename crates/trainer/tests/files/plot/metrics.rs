@@ -7,7 +7,7 @@ use std::io::Write;
 use device_select::{AdapterInfo, SelectedDevice};
 use trainer::metrics::{METRICS_FILE, Memory, Metrics, Peak, Record, RunRecord, StepLine, TrainRecord, read_metrics};
 
-use crate::support::step;
+use super::support::step;
 
 #[test]
 fn a_run_that_went_back_keeps_the_later_lines() {
@@ -39,22 +39,19 @@ fn an_unfinished_last_line_is_dropped() {
 fn a_line_has_a_step_if_it_has_a_loss() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(METRICS_FILE);
-    let train = TrainRecord { loss: 2.5, grad_norm: 1.0, lr: 0.1, ..Default::default() };
-    for (line, expected) in [
-        (r#"{"step": 1, "loss": 2.5, "grad_norm": 1, "lr": 0.1, "mood": "good"}"#, Ok(Some(train))),
-        (r#"{"step": 1, "lr": 0.1}"#, Ok(None)),
-        (
-            r#"{"step": 1, "loss": "low", "grad_norm": 1, "lr": 0.1}"#,
-            Err(":1: not a line of metrics.jsonl: invalid type: string"),
-        ),
-        (r#"{"step": 1, "loss": 2.5, "lr": 0.1}"#, Err(":1: not a line of metrics.jsonl: missing field `grad_norm`")),
-    ] {
+    let read = |line: &str| {
         fs::write(&path, format!("{line}\n")).unwrap();
-        match (read_metrics(&path), expected) {
-            (Ok(records), Ok(expected)) => assert_eq!(records[0].train, expected, "{line}"),
-            (Err(error), Err(text)) => assert!(format!("{error:#}").contains(text), "{error:#}"),
-            (read, _) => panic!("{line}: {read:?}"),
-        }
+        read_metrics(&path).map(|mut records| records.remove(0).train).map_err(|error| format!("{error:#}"))
+    };
+    let train = TrainRecord { loss: 2.5, grad_norm: 1.0, lr: 0.1, ..Default::default() };
+    let unknown = r#"{"step": 1, "loss": 2.5, "grad_norm": 1, "lr": 0.1, "mood": "good"}"#;
+    assert_eq!((read(unknown), read(r#"{"step": 1, "lr": 0.1}"#)), (Ok(Some(train)), Ok(None)));
+    for (line, says) in [
+        (r#"{"step": 1, "loss": "low", "grad_norm": 1, "lr": 0.1}"#, "invalid type: string"),
+        (r#"{"step": 1, "loss": 2.5, "lr": 0.1}"#, "missing field `grad_norm`"),
+    ] {
+        let (error, expected) = (read(line).unwrap_err(), format!(":1: not a line of metrics.jsonl: {says}"));
+        assert!(error.contains(&expected), "{error}");
     }
 }
 

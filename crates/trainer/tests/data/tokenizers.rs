@@ -1,25 +1,8 @@
 //! Compares tokenizers with the Python originals, whose ids `vectors.py` recorded, and checks
 //! errors in their files.
 
-#[path = "harness/table.rs"]
-mod table;
-
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use table::table;
-use trainer::{ByteTokenizer, ChatTemplate, Conversation, Message, SpecialTokens, Tokenizer};
-
-fn vectors() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
-}
-
-fn rows(name: &str) -> Vec<Value> {
-    let text = fs::read_to_string(vectors().join(name)).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
+use crate::*;
+use trainer::{ByteTokenizer, Conversation};
 
 /// Test texts. Long ones are stored as repetitions.
 fn strings() -> Vec<String> {
@@ -30,7 +13,7 @@ fn strings() -> Vec<String> {
             repeat.repeat(row["times"].as_u64().unwrap() as usize) + &then
         }
     };
-    rows("strings.jsonl").into_iter().map(text).collect()
+    table("vectors/strings").into_iter().map(text).collect()
 }
 
 /// Long rows of ids as `vectors.py` abbreviates them.
@@ -52,7 +35,7 @@ fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
 
 /// Compares ids and decoding, at once and streamed.
 fn equals_the_original(tokenizer: &Tokenizer, expected: &str, special: SpecialTokens) {
-    let (strings, expected) = (strings(), rows(expected));
+    let (strings, expected) = (strings(), table::<Value>(expected));
     assert!(strings.len() >= 1000 && strings.len() == expected.len());
     for (text, expected) in strings.iter().zip(expected) {
         let ids = tokenizer.encode(text, special).unwrap();
@@ -67,11 +50,15 @@ fn equals_the_original(tokenizer: &Tokenizer, expected: &str, special: SpecialTo
 }
 
 /// Decodes ids whose bytes are not UTF-8 like the original. The streamed pieces give the same text.
-fn decodes_broken_text_like_the_original(tokenizer: &Tokenizer, rows: Vec<Value>) {
+fn decodes_broken_text_like_the_original(tokenizer: &Tokenizer, name: &str) {
+    #[derive(Deserialize)]
+    struct Row {
+        ids: Vec<u32>,
+        text: String,
+    }
+    let rows = table::<Row>(name);
     assert!(rows.len() >= 300);
-    for row in rows {
-        let ids: Vec<u32> = row["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
-        let text = row["text"].as_str().unwrap();
+    for Row { ids, text } in rows {
         assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{ids:?}");
         assert_eq!(streamed(tokenizer, &ids), text, "{ids:?}");
     }
@@ -80,10 +67,9 @@ fn decodes_broken_text_like_the_original(tokenizer: &Tokenizer, rows: Vec<Value>
 #[test]
 fn hugging_face_gives_the_ids_of_the_original() {
     let tokenizer = Tokenizer::from_folder(vectors()).unwrap();
-    equals_the_original(&tokenizer, "hf_text.jsonl", SpecialTokens::AreText);
-    equals_the_original(&tokenizer, "hf_special.jsonl", SpecialTokens::InText);
-    assert_ne!(rows("hf_text.jsonl"), rows("hf_special.jsonl"));
-    decodes_broken_text_like_the_original(&tokenizer, rows("broken_hf.jsonl"));
+    equals_the_original(&tokenizer, "vectors/hf_text", SpecialTokens::AreText);
+    equals_the_original(&tokenizer, "vectors/hf_special", SpecialTokens::InText);
+    decodes_broken_text_like_the_original(&tokenizer, "vectors/broken_hf");
 }
 
 /// Llama 3's `tokenizer.model` at the path `FLOAT8_LLAMA3_TOKENIZER`. Its licence forbids to commit
@@ -104,9 +90,9 @@ fn llama3_gives_the_ids_of_the_original() {
     assert_eq!(tokenizer.vocab_size(), 128_256);
     assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(128_000), Some(128_001)));
     assert_eq!(tokenizer.stop(), [128_001, 128_008, 128_009]);
-    equals_the_original(&tokenizer, "llama3_text.jsonl", SpecialTokens::AreText);
-    equals_the_original(&tokenizer, "llama3_special.jsonl", SpecialTokens::InText);
-    decodes_broken_text_like_the_original(&tokenizer, rows("broken_llama3.jsonl"));
+    equals_the_original(&tokenizer, "vectors/llama3_text", SpecialTokens::AreText);
+    equals_the_original(&tokenizer, "vectors/llama3_special", SpecialTokens::InText);
+    decodes_broken_text_like_the_original(&tokenizer, "vectors/broken_llama3");
 
     let source = "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>{% endfor %}\
                   {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}";
@@ -160,18 +146,21 @@ fn bytes_are_their_own_ids() {
     assert_eq!(error.to_string(), "300 is no token: the tokenizer has ids below 257");
 }
 
+/// A character comes whole; bytes that can never be valid, and an incomplete character, are replaced.
 #[test]
 fn a_stream_ends_no_character_early() {
-    let tokenizer = Tokenizer::bytes();
-    let mut stream = tokenizer.stream();
-    let pieces: Vec<_> = "né👩".bytes().map(|byte| stream.push(u32::from(byte)).unwrap()).collect();
-    assert_eq!(pieces, ["n", "", "é", "", "", "", "👩"]);
-    assert_eq!(stream.finish().unwrap(), "");
-    // Bytes that can never be valid, then an incomplete character.
-    let mut stream = tokenizer.stream();
-    let pieces: Vec<_> = [0xf0, 0x9f, 0x41, 0xe2, 0x82].map(|id| stream.push(id).unwrap()).into();
-    assert_eq!(pieces, ["", "", "\u{fffd}A", "", ""]);
-    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+    for (bytes, pieces, end) in [
+        ("né👩".as_bytes(), &["n", "", "é", "", "", "", "👩"][..], ""),
+        (&[0xf0, 0x9f, 0x41, 0xe2, 0x82], &["", "", "\u{fffd}A", "", ""], "\u{fffd}"),
+    ] {
+        let tokenizer = Tokenizer::bytes();
+        let mut stream = tokenizer.stream();
+        let found: Vec<_> = bytes.iter().map(|byte| stream.push(u32::from(*byte)).unwrap()).collect();
+        assert_eq!(
+            (&found[..], &*stream.finish().unwrap()),
+            (&pieces.iter().map(|p| p.to_string()).collect::<Vec<_>>()[..], end)
+        );
+    }
 }
 
 /// The full text has special tokens, the text for a reader has none.
@@ -183,23 +172,20 @@ fn streams_keep_special_tokens_or_leave_them_out() {
     assert_eq!(tokenizer.stream_text().read(&ids).unwrap(), "hi");
 }
 
-/// Folder with the vectors' tokenizer and these files: texts, or JSON.
-fn folder(files: &Value) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    fs::copy(vectors().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
-    for (name, content) in files.as_object().unwrap() {
-        let text = content.as_str().map_or_else(|| content.to_string(), String::from);
-        fs::write(folder.path().join(name), text).unwrap();
-    }
-    folder
-}
-
+/// Opens a folder with the vectors' tokenizer and these files: texts, or JSON. Of tokenizer.json only
+/// the keys that change are given.
 fn open(files: &Value) -> anyhow::Result<Tokenizer> {
-    Tokenizer::from_folder(folder(files).path())
+    let (mut files, mut tokenizer) = (files.clone(), tokenizer_json());
+    if !files["tokenizer.json"].is_string() {
+        tokenizer.as_object_mut().unwrap().extend(files["tokenizer.json"].as_object().cloned().unwrap_or_default());
+        files["tokenizer.json"] = tokenizer;
+    }
+    Tokenizer::from_folder(folder(&files).path())
 }
 
 /// BOS, EOS, the tokens that end generation, and the length of a document of one token, by the files.
-/// config.json decides the end of a text, as transformers makes a generation_config.json from it.
+/// config.json decides the end of a text, as transformers makes a generation_config.json from it. If
+/// nothing in the files puts BOS before a text, there is none: the rule of transformers.
 #[test]
 fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     type Marks = (Option<u32>, Option<u32>, Vec<u32>, usize);
@@ -211,6 +197,8 @@ fn the_files_beside_it_say_what_begins_and_ends_a_text() {
     }
 }
 
+/// Files that contradict the tokenizer, on which the library panics, aborts or allocates 4 GB, that
+/// would make gigabytes from a short text, or take hours for one.
 #[test]
 fn files_that_contradict_the_tokenizer_are_errors() {
     for (files, says) in table::<(Value, String)>("refusals/tokenizers") {
@@ -220,41 +208,22 @@ fn files_that_contradict_the_tokenizer_are_errors() {
 }
 
 /// Tokens that only the files next to the tokenizer list have one id each. Tokens with separate keys
-/// precede lists of tokens, as in transformers.
+/// precede lists of tokens, as in transformers. A row has the files, a text, its ids with special
+/// tokens, and whether other text is tokenized as it was before.
 #[test]
 fn the_files_beside_it_may_have_more_tokens() {
     let plain = open(&json!({})).unwrap();
-    assert_eq!(plain.vocab_size(), 1001);
-    let (config, others, map) = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json");
-    let entry = json!({"added_tokens_decoder": {"1001": {"content": "<|x|>", "special": true}}});
-    let ids = json!({"<|x|>": 1001, "<y>": 1002});
-    let special = json!({"additional_special_tokens": ["<|x|>", "<|eot_id|>"]});
-    for (files, is_special) in [
-        (json!({config: entry}), true),
-        (json!({others: ids}), false),
-        (json!({config: special}), true),
-        (json!({config: special, others: ids}), true),
-    ] {
+    for (files, text, ids, is_new) in table::<(Value, String, Vec<u32>, bool)>("vectors/token_files") {
         let tokenizer = open(&files).unwrap();
-        assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::InText).unwrap(), [1001], "{files:?}");
-        assert_eq!(tokenizer.decode(&[1001]).unwrap(), "<|x|>");
-        assert_eq!(tokenizer.encode("<|x|>", SpecialTokens::AreText).unwrap().len() > 1, is_special);
-        assert_ne!(tokenizer.fingerprint(), plain.fingerprint());
+        assert_eq!(tokenizer.encode(&text, SpecialTokens::InText).unwrap(), ids, "{files}");
+        assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{files}");
+        assert_eq!(tokenizer.fingerprint() != plain.fingerprint(), is_new, "{files}");
     }
-    // Tokens that it already has change nothing.
-    let known = json!({config: {"added_tokens_decoder": {"4": {"content": "<|eot_id|>", "special": true}}}, others: {"<|eot_id|>": 4}});
-    assert_eq!(open(&known).unwrap().fingerprint(), plain.fingerprint());
-    let all = json!({"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<pad>", "unk_token": {"content": "<unk>"},
-        "mask_token": null, "sep_token": "", "eos_token": "<|eot_id|>"});
-    let other = json!({"additional_special_tokens": ["<a>", "<b>"], "pad_token": "<other>"});
-    let ids = |files: Value| open(&files).unwrap().encode("<pad><unk><a><b>", SpecialTokens::InText).unwrap();
-    for files in
-        [json!({config: all}), json!({map: all}), json!({config: other, map: all}), json!({config: all, map: all})]
-    {
-        assert_eq!(ids(files), [1002, 1001, 1003, 1004]);
+    // A special token is no token of plain text, an added one is.
+    for (special, len) in [(true, 2..9), (false, 1..2)] {
+        let files = json!({"tokenizer_config.json": {"added_tokens_decoder": {"1001": {"content": "<|x|>", "special": special}}}});
+        assert!(len.contains(&open(&files).unwrap().encode("<|x|>", SpecialTokens::AreText).unwrap().len()), "{files}");
     }
-    let is_newer = json!({config: {"added_tokens_decoder": {}}, map: all});
-    assert_eq!(ids(is_newer), ids(json!({})), "a list of ids overrides the older file");
 }
 
 /// A model may have fewer tokens than its tokenizer, as long as no text has the others.
@@ -290,95 +259,27 @@ fn an_eos_that_the_model_does_not_have_is_an_error_of_plain_text() {
     template.encode(&tokenizer, &[Message::new("user", "a"), Message::new("assistant", "b")]).unwrap();
 }
 
-/// If nothing in the files puts BOS before a text, there is none: the rule of transformers.
-#[test]
-fn a_tokenizer_that_puts_nothing_first_has_no_bos() {
-    let template = original()["post_processor"].clone();
-    // A template that only ends a text puts no BOS before it.
-    let mut ends = template.clone();
-    ends["single"].as_array_mut().unwrap().reverse();
-    for (post_processor, add_bos_token, expected) in [
-        (template, Value::Null, (Some(0), 2)),
-        (Value::Null, Value::Null, (None, 1)),
-        (Value::Null, json!(true), (Some(0), 2)),
-        (ends, Value::Null, (None, 1)),
-    ] {
-        let config = json!({"bos_token": "<|begin_of_text|>", "add_bos_token": add_bos_token});
-        let file = changed("post_processor", post_processor);
-        let tokenizer = open(&json!({"tokenizer.json": file, "tokenizer_config.json": config})).unwrap();
-        assert_eq!((tokenizer.bos(), tokenizer.prompt("a").unwrap().len()), expected);
-    }
-}
-
-/// The vectors' tokenizer.json.
-fn original() -> Value {
-    serde_json::from_str(&fs::read_to_string(vectors().join("tokenizer.json")).unwrap()).unwrap()
-}
-
-/// The same, with another value of this key.
-fn changed(key: &str, value: Value) -> Value {
-    let mut file = original();
-    file[key] = value;
-    file
-}
-
-/// Files that are no tokenizer, on which the library panics, aborts or allocates 4 GB, that would
-/// make gigabytes from a short text, or take hours for one.
+/// Files that are no tokenizer of Hugging Face's, and ids that are no tokens.
 #[test]
 fn what_is_no_tokenizer_is_an_error() {
-    let replace = |pattern: Value, content: &str| json!({ "type": "Replace", "pattern": pattern, "content": content });
-    let sequence = |list: &str, parts: Vec<Value>| json!({ "type": "Sequence", list: parts });
-    let tens = || replace(json!({ "String": "a" }), "aaaaaaaaaa");
-    let charsmap = |map: &str| json!({ "type": "Precompiled", "precompiled_charsmap": map });
-    let long = "z".repeat(5000);
-    let token = json!({ "id": 1001, "content": long, "special": true, "single_word": false, "lstrip": false,
-        "rstrip": false, "normalized": false });
-    let template = |ids: Value| {
-        let before = json!({ "SpecialToken": { "id": "x", "type_id": 0 } });
-        json!({ "type": "TemplateProcessing", "pair": [], "special_tokens": ids,
-            "single": [before, { "Sequence": { "id": "A", "type_id": 0 } }] })
-    };
-    let many = json!({ "x": { "id": "x", "ids": vec![0; 1000], "tokens": vec!["x"; 1000] } });
-    let word = json!({ "type": "WordPiece", "vocab": { "a": 0 }, "unk_token": "a", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 1_000_000 });
-    let format = "is no tokenizer of Hugging Face's format";
-    let precompiled = "/////w==";
-    for (key, value, expected) in [
-        ("post_processor", template(json!({})), format),
-        ("normalizer", charsmap("AAAA"), "precompiled_charsmap has 3 bytes"),
-        ("normalizer", charsmap(precompiled), "of which 4294967295 are to be its table"),
-        ("normalizer", sequence("normalizers", vec![charsmap(precompiled)]), "of which 4294967295 are to be its table"),
-        ("normalizer", charsmap("?"), "is not base64"),
-        ("normalizer", sequence("normalizers", vec![tens(); 12]), "can make a text 1000000000000 times as long"),
-        ("decoder", sequence("decoders", vec![tens(); 4]), "can make a text 10000 times as long: at most 1024 times"),
-        ("normalizer", replace(json!({ "Regex": "" }), &"a".repeat(2000)), "can make a text 2001 times as long"),
-        ("normalizer", json!({ "type": "Prepend", "prepend": long }), "normalizer has 5000 bytes: at most 4096"),
-        ("added_tokens", json!([token]), "a text in added_tokens has 5000 bytes"),
-        ("post_processor", template(many), "a list in post_processor has 1000 entries: at most 256"),
-        ("model", word, "max_input_chars_per_word is 1000000: at most 4096"),
-    ] {
-        let error = open(&json!({"tokenizer.json": changed(key, value)})).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
-    }
     // As in Llama 2.
     let prepend = json!({ "type": "Prepend", "prepend": "\u{2581}" });
-    let spaces = replace(json!({ "String": " " }), "\u{2581}");
-    let file = changed("normalizer", sequence("normalizers", vec![prepend, spaces]));
-    open(&json!({"tokenizer.json": file})).unwrap();
+    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" });
+    let normalizer = json!({ "type": "Sequence", "normalizers": [prepend, spaces] });
+    open(&json!({ "tokenizer.json": { "normalizer": normalizer } })).unwrap();
 
     let empty = tempfile::tempdir().unwrap();
-    let error = Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
-    assert!(error.ends_with("has neither tokenizer.json nor tokenizer.model"), "{error}");
+    let error = || Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
+    assert!(error().ends_with("has neither tokenizer.json nor tokenizer.model"), "{}", error());
     fs::write(empty.path().join("tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\x00\x00\x80\xbf\x18\x02").unwrap();
-    let error = Tokenizer::from_folder(empty.path()).unwrap_err().to_string();
-    assert!(error.contains("looks like SentencePiece's: use the checkpoint's tokenizer.json"), "{error}");
+    assert!(error().contains("looks like SentencePiece's: use the checkpoint's tokenizer.json"), "{}", error());
     let error = Tokenizer::open("nowhere/tokenizer.json").unwrap_err();
     assert_eq!(error.to_string(), "cannot read nowhere/tokenizer.json");
-    let error = Tokenizer::from_folder(vectors()).unwrap().decode(&[0, 1001]).unwrap_err();
+    let error = open(&json!({})).unwrap().decode(&[0, 1001]).unwrap_err();
     assert_eq!(error.to_string(), "1001 is no token: the tokenizer has ids below 1001");
     // Only some texts show the problem.
-    let file = changed("normalizer", replace(json!({ "Regex": "a*" }), "b"));
-    if let Ok(tokenizer) = open(&json!({"tokenizer.json": file})) {
+    let normalizer = json!({ "type": "Replace", "pattern": { "Regex": "a*" }, "content": "b" });
+    if let Ok(tokenizer) = open(&json!({ "tokenizer.json": { "normalizer": normalizer } })) {
         for text in ["aaa", "xa", "\u{e9}a\u{e9}"] {
             let ids = tokenizer.encode(text, SpecialTokens::AreText);
             assert!(ids.is_ok() || ids.unwrap_err().to_string().starts_with("cannot tokenize"));
@@ -390,7 +291,7 @@ fn what_is_no_tokenizer_is_an_error() {
 #[test]
 fn nothing_is_cut_or_padded() {
     let truncation = json!({ "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0 });
-    let tokenizer = open(&json!({"tokenizer.json": changed("truncation", truncation)})).unwrap();
+    let tokenizer = open(&json!({"tokenizer.json": {"truncation": truncation}})).unwrap();
     assert!(tokenizer.encode("one two three four five six", SpecialTokens::AreText).unwrap().len() > 4);
 }
 
@@ -400,24 +301,21 @@ fn an_answer_keeps_its_first_space() {
     let vocabulary = ["<unk>", "<s>", "\u{2581}", "\u{2581}cat", "\u{2581}dog", "s"];
     let vocabulary: serde_json::Map<_, _> =
         vocabulary.into_iter().zip(0..).map(|(token, id)| (token.into(), id.into())).collect();
+    let replace = |pattern, content| json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
+    let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
+    let token = json!({ "id": 1, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false });
     let file = json!({
-        "version": "1.0", "truncation": null, "padding": null, "pre_tokenizer": null, "post_processor": null,
-        "added_tokens": [{ "id": 1, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false }],
-        "normalizer": { "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" },
-        "decoder": { "type": "Sequence", "decoders": [
-            { "type": "Replace", "pattern": { "String": "\u{2581}" }, "content": " " }, { "type": "Fuse" },
-            { "type": "Strip", "content": " ", "start": 1, "stop": 0 } ] },
+        "pre_tokenizer": null, "post_processor": null, "added_tokens": [token], "normalizer": replace(" ", "\u{2581}"),
+        "decoder": { "type": "Sequence", "decoders": [replace("\u{2581}", " "), { "type": "Fuse" }, strip] },
         "model": { "type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>" },
     });
     let tokenizer = open(&json!({"tokenizer.json": file})).unwrap();
     let answer = [4, 5, 3];
     assert_eq!(tokenizer.stream_text().read(&answer).unwrap(), "dogs cat");
-    for prompt in [&[1, 3][..], &[3, 4], &[1, 3, 1]] {
-        assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), " dogs cat", "{prompt:?}");
-    }
     // At the beginning of the text the decoder removes the space.
-    for prompt in [&[][..], &[1]] {
-        assert_eq!(tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap(), "dogs cat", "{prompt:?}");
+    for (prompt, space) in [(&[1, 3][..], " "), (&[3, 4], " "), (&[1, 3, 1], " "), (&[], ""), (&[1], "")] {
+        let text = tokenizer.stream_text_after(prompt).unwrap().read(&answer).unwrap();
+        assert_eq!(text, format!("{space}dogs cat"), "{prompt:?}");
     }
     assert_eq!(Tokenizer::bytes().stream_text_after(&[97, 98]).unwrap().read(&[32, 99]).unwrap(), " c");
 }

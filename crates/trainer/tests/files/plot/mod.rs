@@ -1,18 +1,15 @@
 //! Metrics files and their plots: what is read back, what an SVG shows of it, and runs with little
 //! or nothing to show.
-#![allow(missing_docs)]
 
 mod metrics;
 mod support;
-#[path = "../harness/table.rs"]
-mod table;
 
 use std::ffi::OsStr;
 use std::fs;
 
+use crate::table::table;
 use clap::Parser;
 use support::{BLUE, Fixture, Svg, VERMILION, db, health, held_out, run, step, steps};
-use table::table;
 use trainer::cli::PlotArgs;
 use trainer::metrics::{HealthRecord, METRICS_FILE, Record, TrainRecord};
 use trainer::plot::{PlotPanel, PlotSource, plot};
@@ -27,22 +24,13 @@ fn runs_are_drawn_together() {
     second.extend(steps((1..=30).map(|i| 3.1 - f64::from(i) * 0.01)));
     let named = PlotSource { name: Some("<FP8>".into()), ..fixture.run("second", &second) };
     let svg = fixture.plot(&[fixture.run("first", &first), named]);
-    let legend = [
-        "first · bf16 on cpu · validation: last 2.8750, best 2.7500 (step 20)",
-        "&lt;FP8&gt; · fp8 on cpu · no validation loss",
-    ];
-    let titles = [
-        "Training loss",
-        "Validation loss",
-        "Training loss less that of first",
-        "Throughput",
-        "Gradient norm before clipping",
-    ];
-    for text in legend.iter().chain(&titles).chain(&["Learning rate", "nats per token", "tokens/s", "optimizer step"]) {
-        assert!(svg.texts().contains(text), "{text}: {:?}", svg.texts());
-    }
+    let texts = "first · bf16 on cpu · validation: last 2.8750, best 2.7500 (step 20)|&lt;FP8&gt; · fp8 on cpu · no validation loss|\
+                 Training loss|Validation loss|Training loss less that of first|Throughput|Gradient norm before clipping|\
+                 Learning rate|nats per token|tokens/s|optimizer step";
     // The norm of 1 is on an axis of powers of ten.
-    assert!(["0.1", "1"].iter().all(|text| svg.texts().contains(text)), "{:?}", svg.texts());
+    for text in texts.split('|').chain(["0.1", "1"]) {
+        assert!(svg.texts().contains(&text), "{text}: {:?}", svg.texts());
+    }
     for absent in ["moving average", "FP8 health", "Validation loss less"] {
         assert!(!svg.has(absent), "{absent}");
     }
@@ -98,11 +86,17 @@ fn neither_the_first_losses_nor_a_diverged_run_squash_the_others() {
     let bad = fixture.run("bad", &steps((0..400).map(|i| if i < 100 { loss(i) } else { 1e9 })));
     let svg = fixture.plot(&[good, bad]);
     let faint = &svg.curves(BLUE)[1];
-    let (low, high) = (faint[300].1.max(faint[301].1), faint[300].1.min(faint[301].1));
+    let [high, low] = range(&faint[300..302]);
     // The axis has about 230 pixels.
     assert!(low - high > 80, "{low} {high}");
     assert!(faint[..10].iter().all(|point| point.1 < high), "at the end of the axis");
     assert!(svg.has("Values beyond an axis are drawn at its end"));
+}
+
+/// Highest and lowest pixel.
+fn range(points: &[(i32, i32)]) -> [i32; 2] {
+    let heights = || points.iter().map(|point| point.1);
+    [heights().min().unwrap(), heights().max().unwrap()]
 }
 
 #[test]
@@ -114,37 +108,26 @@ fn long_runs_are_thinned_and_keep_their_spikes() {
     assert!(svg.has("Thick: exponential moving average, decay 0.9"));
     let curves = svg.curves(BLUE);
     let [faint, smooth] = [&curves[1], &curves[2]];
-    assert!((1000..=2000).contains(&faint.len()), "{}", faint.len());
-    let range =
-        |points: &[(i32, i32)]| points.iter().map(|p| p.1).max().unwrap() - points.iter().map(|p| p.1).min().unwrap();
     let highest = faint.iter().min_by_key(|point| point.1).unwrap();
     let second = faint.iter().filter(|point| *point != highest).map(|point| point.1).min().unwrap();
-    assert!(second - highest.1 > 40, "{second} {highest:?}");
-    assert!(range(&smooth[100..]) < range(faint) / 2);
+    let [[high, low], [top, bottom]] = [range(faint), range(&smooth[100..])];
+    assert!((1000..=2000).contains(&faint.len()) && second - highest.1 > 40, "{second} {highest:?} of {}", faint.len());
+    assert!(bottom - top < (low - high) / 2);
     let share = f64::from(highest.0 - faint[0].0) / f64::from(faint[faint.len() - 1].0 - faint[0].0);
     assert!((share - f64::from(spike) / 5e4).abs() < 0.002, "{share}");
 }
 
 #[test]
-fn divergence_is_marked() {
+fn divergence_is_marked_and_a_step_that_was_made_twice_is_drawn_once() {
     let fixture = Fixture::new();
-    // The loss may still be finite.
+    // The loss may still be finite. Two strokes of an x in each of four charts.
     for loss in [2.4, f64::NAN] {
-        let mut records = steps([3.0, 2.5]);
-        records.push(Record { diverged: Some("grad_norm = NaN".into()), ..step(3, loss) });
+        let records = [step(1, 3.0), Record { diverged: Some("grad_norm = NaN".into()), ..step(2, loss) }];
         let svg = fixture.plot(&[fixture.run(&format!("{loss}"), &records)]);
-        assert!(svg.has("diverged at step 3") && !svg.has("no validation loss"));
-        // Two strokes of an x in each of four charts.
-        assert_eq!(svg.count("line", BLUE), 8);
+        assert!(svg.has("diverged at step 2") && !svg.has("no validation loss") && svg.count("line", BLUE) == 8);
     }
-}
-
-#[test]
-fn a_step_that_was_made_twice_is_drawn_once() {
-    let fixture = Fixture::new();
-    let mut records = steps([3.0, 3.0, 3.0]);
-    records.extend([step(2, 2.0), step(3, 1.0), held_out(3, 4.0), held_out(3, 1.5)]);
-    let svg = fixture.plot(&[fixture.run("run", &records)]);
+    let again = [step(2, 2.0), step(3, 1.0), held_out(3, 4.0), held_out(3, 1.5)];
+    let svg = fixture.plot(&[fixture.run("run", &[&steps([3.0; 3])[..], &again].concat())]);
     assert!(svg.has("validation: last 1.5000, best 1.5000 (step 3)"));
     let drawn = &svg.curves(BLUE)[1];
     assert!(drawn.len() == 3 && drawn[0].1 < drawn[1].1 && drawn[1].1 < drawn[2].1, "{drawn:?}");
@@ -153,19 +136,16 @@ fn a_step_that_was_made_twice_is_drawn_once() {
 #[test]
 fn strange_runs_are_drawn() {
     let fixture = Fixture::new();
-    let mut huge = steps([1e300, -1e300, 1e29, 0.0, f64::NAN]);
-    huge.push(step(usize::MAX, 2.0));
     let nothing = |step| Record { step, train: Some(TrainRecord::default()), ..Default::default() };
-    let zero = |step| health(step, &[("layer", HealthRecord::default())]);
     let runs = [
         vec![step(1 << 50, 2.0)],
         vec![step(0, 0.0)],
         vec![held_out(7, 3.0)],
-        huge,
+        [steps([1e300, -1e300, 1e29, 0.0, f64::NAN]), vec![step(usize::MAX, 2.0)]].concat(),
         steps([2.0; 500]),
         vec![nothing(1), nothing(2)],
         vec![health(3, &[("layer", db(f64::INFINITY))])],
-        vec![zero(3)],
+        vec![health(3, &[("layer", HealthRecord::default())])],
         vec![step(1, 2.0), health(1, &[])],
         vec![health(4, &[("layer", db(1e300))]), health(5, &[("layer", db(-1e300))])],
     ];
@@ -232,16 +212,11 @@ fn health_is_a_cell_for_each_layer_and_sample() {
 fn many_layers_and_samples_share_cells() {
     let fixture = Fixture::new();
     let names: Vec<_> = (0..801).map(|i| format!("layers.{i}")).collect();
-    let at = |step| -> Vec<_> {
-        names.iter().map(|name| (name.as_str(), db(if step == 43 { 5.0 } else { 35.0 }))).collect()
-    };
-    let records: Vec<_> = (1..=250).map(|step| health(step, &at(step))).collect();
-    let svg = fixture.plot(&[fixture.run("run", &records)]);
-    assert!(
-        svg.has("FP8 health: run, the worst of 3 layers a row, the worst of 3 samples a column"),
-        "{:?}",
-        svg.texts()
-    );
+    let at = |sqnr| names.iter().map(|name| (name.as_str(), db(sqnr))).collect::<Vec<_>>();
+    let records = (1..=250).map(|step| health(step, &at(if step == 43 { 5.0 } else { 35.0 })));
+    let svg = fixture.plot(&[fixture.run("run", &records.collect::<Vec<_>>())]);
+    let title = "FP8 health: run, the worst of 3 layers a row, the worst of 3 samples a column";
+    assert!(svg.has(title), "{:?}", svg.texts());
     assert_eq!(svg.count("rect", "#440154"), 267, "a column");
 }
 
