@@ -66,7 +66,7 @@ pub enum Format {
     Json,
     /// Parquet; each row is a document. Needs the cargo feature `parquet`.
     Parquet,
-    /// Tokens as written by `tokenize --output`, llm.c (`uint16`, and `uint32` for Llama 3) or llmq.
+    /// Tokens as written by `tokenize --output`.
     Bin,
 }
 
