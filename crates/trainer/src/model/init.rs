@@ -18,8 +18,8 @@ use burn::tensor::backend::Backend;
 use burn_float8::shard_hooks::{Change, map_params};
 
 use super::{CausalLm, ModelConfig, ModelSize};
-use crate::rng::Rng;
 use crate::Progress;
+use crate::rng::Rng;
 
 /// Replaces every parameter by its initial value under `seed`, with progress reports.
 pub(super) fn init_weights<B: Backend, M: CausalLm<B>>(model: M, seed: u64, progress: &mut dyn FnMut(Progress)) -> M {

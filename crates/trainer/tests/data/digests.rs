@@ -40,8 +40,8 @@ fn chat(rng: &mut Rng, i: usize) -> String {
 fn files() -> Files {
     let rng = &mut Rng::new(40);
     // Numbers of two kinds of files that are gone.
-    (0..14_000).filter(|i| i % 97 != 13).for_each(|_| drop(rng.below(256)));
-    (0..14_000).filter(|i| i / 50 % 3 != 1).for_each(|_| drop(rng.below(9)));
+    (0..14_000).filter(|i| i % 97 != 13).for_each(|_| _ = rng.below(256));
+    (0..14_000).filter(|i| i / 50 % 3 != 1).for_each(|_| _ = rng.below(9));
     let array: Vec<String> = lines(rng, 80).iter().map(|line| line.to_string()).collect();
     let files = Files::new([("array.json", format!("[{}\n]\n", array.join(",\n\n  ")))]);
     (0..40).for_each(|i| files.write(format!("folder/{i:02}.txt"), prose(rng, 50 + 20 * i)));

@@ -92,22 +92,14 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     let config = dir.path().join("generation_config.json");
     write_json(&config, &json!({ "eos_token_id": [1, 2], "temperature": 0.6, "transformers_version": "5.0.0" }));
     let of_file = section(&[]);
-    assert_eq!((of_file.temperature, of_file.top_k, of_file.top_p), (0.0, 50, 1.0));
+    assert_eq!((of_file.temperature, of_file.filters.top_k, of_file.filters.top_p), (0.0, NonZero::new(50), 1.0));
     write_json(
         &config,
         &json!({ "do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": null, "min_p": 0.05,
                  "repetition_penalty": 1.1, "max_new_tokens": 7 }),
     );
-    let (top_k, top_p, min_p) = (50, 0.9, 0.05);
-    let of_file = GenerateSection {
-        max_new_tokens: 7,
-        temperature: 0.6,
-        top_k,
-        top_p,
-        min_p,
-        repetition_penalty: 1.1,
-        ..GenerateSection::default()
-    };
+    let filters = Filters { repetition_penalty: 1.1, top_k: NonZero::new(50), top_p: 0.9, min_p: 0.05 };
+    let of_file = GenerateSection { max_new_tokens: 7, temperature: 0.6, filters, ..GenerateSection::default() };
     assert_eq!(section(&[]), of_file);
     let flags = [
         &["--temperature", "0.5", "--top-k", "3", "--top-p", "0.8", "--min-p", "0", "--repetition-penalty", "1"][..],
@@ -116,8 +108,7 @@ fn a_checkpoints_generation_config_is_the_default_of_flags() {
     let of_flags = GenerateSection {
         max_new_tokens: 9,
         temperature: 0.5,
-        top_k: 3,
-        top_p: 0.8,
+        filters: Filters { top_k: NonZero::new(3), top_p: 0.8, ..Filters::default() },
         stop: vec!["a".into(), "b".into()],
         kv_cache: Some(CacheDtype::Bf16),
         ..GenerateSection::default()
@@ -143,7 +134,7 @@ fn a_generation_config_that_says_more_is_told() {
     };
     let (section, ignored) = read(json!({ "top_k": -1, "num_beams": 1, "no_repeat_ngram_size": 0, "eos_token_id": 2,
                                           "bad_words_ids": null, "suppress_tokens": [] }));
-    assert_eq!((section.top_k, ignored), (0, None));
+    assert_eq!((section.filters.top_k, ignored), (None, None));
     let (_, ignored) = read(json!({ "suppress_tokens": [3], "no_repeat_ngram_size": 2, "num_beams": 4, "top_k": 0 }));
     assert!(ignored.unwrap().ends_with(": no_repeat_ngram_size, num_beams, suppress_tokens"));
 }
@@ -198,7 +189,7 @@ fn a_length_may_be_in_epochs() {
     assert_eq!(steps(&["--epochs", "3"]), "3 epochs".parse().unwrap());
     assert_eq!(steps(&["--steps", "1 epoch"]), "1 epoch".parse().unwrap());
     // The number of steps is not known yet, so checks that depend on it are deferred.
-    let schedule = ["--set", "float8.schedule={ warmup = 700 }", "--set", "profile.start=700"];
+    let schedule = ["--set", "float8.schedule={ warmup = 700 }", "--set", "training.profile_steps=[700, 701]"];
     let epochs = ["--set", "training.steps=2 epochs"];
     assert_eq!(steps(&[&epochs[..], &schedule].concat()).epochs(), Some(2.0));
     assert!(job(&["train", "--set", "float8.schedule={ warmup = 700 }"]).is_err());

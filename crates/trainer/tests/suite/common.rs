@@ -39,7 +39,7 @@ pub(crate) use toml::Table;
 pub(crate) use trainer::checkpoint::{SavedRun, Which};
 pub(crate) use trainer::cli::Args;
 use trainer::cli::Command as Cli;
-pub(crate) use trainer::config::{ConfigError, Float8Section, Precision, ProfileSection, StorageDtype};
+pub(crate) use trainer::config::{ConfigError, Float8Section, Precision, StorageDtype};
 pub(crate) use trainer::grads::{clip_grad_norm, sum};
 pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
 pub(crate) use trainer::job::{
