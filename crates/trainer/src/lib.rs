@@ -35,7 +35,6 @@ mod lines;
 mod lora_model;
 pub mod metrics;
 mod model;
-mod module_path;
 mod optimizer;
 mod panics;
 mod parameter_step;
@@ -72,7 +71,6 @@ pub use model::{
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,
     TrainableModel, elements,
 };
-pub use module_path::ModulePath;
 pub use optimizer::{AdamWStates, ModelSlot};
 pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};

@@ -21,7 +21,7 @@ use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use generate::GenerateArgs;
 pub use memory::MemoryArgs;
-pub use model::{EvalArgs, ExportArgs, ExportFormat, ModelArgs, PrecisionArgs, ResumeArgs};
+pub use model::{EvalArgs, ExportArgs, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 

@@ -43,7 +43,7 @@ const OF_PROGRAMS: [&str; 2] = ["module_types", "untagged"];
 
 fn without_keys_of_programs(schema: &mut Schema) {
     if let Some(Value::Object(properties)) = schema.get_mut("properties") {
-        OF_PROGRAMS.iter().for_each(|key| drop(properties.remove(*key)));
+        properties.retain(|key, _| !OF_PROGRAMS.contains(&key.as_str()));
     }
 }
 
@@ -81,7 +81,7 @@ impl TryFrom<Table> for Float8Section {
 impl Serialize for Float8Section {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut table = Table::try_from(&self.config).map_err(S::Error::custom)?;
-        OF_PROGRAMS.iter().for_each(|key| drop(table.remove(*key)));
+        table.retain(|key, _| !OF_PROGRAMS.contains(&key));
         if let Some(names) = &self.filter_fqns {
             table.insert("filter_fqns".into(), names.clone().into());
         }

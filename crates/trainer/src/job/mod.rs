@@ -97,8 +97,6 @@ pub enum Task {
         merge: bool,
         /// Options of the files.
         options: ExportOptions,
-        /// Whether to write linears in FP8 as the configuration says.
-        float8: bool,
     },
 }
 
@@ -142,9 +140,7 @@ impl<A: TrainableModel> Job<A> {
             }
             Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
             Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
-            Task::Export { to, options, float8, merge } => {
-                self.export::<B>(to, options, [*float8, *merge], selected, device, out)
-            }
+            Task::Export { to, options, merge } => self.export::<B>(to, options, *merge, selected, device, out),
         }
     }
 
