@@ -111,13 +111,7 @@ struct Freeze {
 }
 
 impl<B: Backend> ModuleMapper<B> for Freeze {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
+    tracks_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         if self.trained.has(&self.path.parameter_name()) { param } else { param.set_require_grad(false) }

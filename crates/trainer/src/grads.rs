@@ -149,13 +149,7 @@ struct Walk<'a, B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Walk<'_, B> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
+    tracks_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         self.place += 1;

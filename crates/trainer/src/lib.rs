@@ -11,6 +11,19 @@
 //! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
 //! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
+/// Methods of a visitor or mapper that keep the path of the current module in its field `path`.
+macro_rules! tracks_path {
+    () => {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.exit();
+        }
+    };
+}
+
 mod activation_checkpoint;
 mod atomic;
 pub mod backends;

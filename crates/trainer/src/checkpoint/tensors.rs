@@ -132,12 +132,7 @@ pub(super) fn collect<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         steps: BTreeMap<String, usize>,
     }
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Collect<'_, B> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             let (path, value) = (self.path.parameter_name(), param.val());
             let is_own = is_own(&value, self.ranks);
@@ -177,12 +172,7 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
         failure: Result<()>,
     }
     impl<B: AutodiffBackend> ModuleMapper<B> for Load<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             if self.failure.is_err() || param.is_initialized() && !param.is_require_grad() {
                 return param;
@@ -250,12 +240,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
         }
     }
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Load<'_, B> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.path.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if self.failure.is_ok() {
                 self.failure = self.load(param);

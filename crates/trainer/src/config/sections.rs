@@ -185,13 +185,8 @@ impl TrainingSection {
         if let Some(chunk) = self.loss_chunk {
             require("training.loss_chunk", chunk, chunk >= 1, "must be at least 1")?;
         }
-        let grad_clip_norm = self.grad_clip_norm;
-        require(
-            "training.grad_clip_norm",
-            grad_clip_norm,
-            grad_clip_norm > 0.0,
-            "must be positive; inf does not clip",
-        )?;
+        let (norm, reason) = (self.grad_clip_norm, "must be positive; inf does not clip");
+        require("training.grad_clip_norm", norm, norm > 0.0, reason)?;
         let steps = self.steps.get();
         if let Some([first, last]) = self.profile_steps {
             let fits = 1 <= first && first <= last && (last <= steps || self.steps.epochs().is_some());

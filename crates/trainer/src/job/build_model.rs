@@ -130,7 +130,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
-    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories());
+    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories);
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);
