@@ -45,8 +45,7 @@ const SETTINGS: [&str; 15] = [
     "training.eval_every=0",
     "generate.max_new_tokens=0",
     "training.steps=7",
-    "profile.start=4",
-    "profile.steps=4",
+    "training.profile_steps=[4, 7]",
 ];
 
 /// Steps in the window.

@@ -17,7 +17,7 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor};
 
 use crate::batches::{Batch, BatchTensors};
-use crate::config::{ActivationCheckpointing, ConfigError, TrainingSection};
+use crate::config::{ConfigError, TrainingSection};
 use crate::model::{LanguageModel, Segments};
 use crate::optimizer::ModelSlot;
 use crate::ranks::Ranks;
@@ -40,10 +40,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Plan for a configuration and a vocabulary size, if known.
     pub(crate) fn new(training: &TrainingSection, vocab_size: Option<usize>) -> Self {
-        let group = match training.activation_checkpointing {
-            ActivationCheckpointing::None => None,
-            ActivationCheckpointing::Every(segments) => Some(segments.get()),
-        };
+        let group = training.activation_checkpointing.layers();
         let rows = training.batch_size.saturating_mul(training.seq_len);
         let many = vocab_size.filter(|vocab_size| rows.saturating_mul(*vocab_size) > MANY_LOGITS);
         // Half of the limit at a time, rounded to tiles of GEMMs.

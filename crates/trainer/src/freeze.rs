@@ -3,10 +3,9 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
-use burn_float8::shard_hooks::visit_params;
+use burn_float8::shard_hooks::{Path, visit_params};
 use globset::{Glob, GlobMatcher};
 
-use crate::ModulePath;
 use crate::config::{ConfigError, TrainingSection};
 
 /// Pattern of parameter names: the exact name of a parameter or of a module; with `*`, `?` or `[`,
@@ -88,7 +87,7 @@ pub(crate) fn freeze<B: Backend, M: Module<B>>(module: M, training: &TrainingSec
     if training.freeze.is_empty() {
         return Ok(module);
     }
-    let mut freeze = Freeze { trained: Trained::new(training)?, path: ModulePath::default() };
+    let mut freeze = Freeze { trained: Trained::new(training)?, path: Path::default() };
     let module = module.map(&mut freeze);
     freeze.trained.check()?;
     Ok(module)
@@ -108,19 +107,13 @@ pub(crate) fn trainable<B: Backend, M: Module<B>>(module: &M) -> [usize; 2] {
 
 struct Freeze {
     trained: Trained,
-    path: ModulePath,
+    path: Path,
 }
 
 impl<B: Backend> ModuleMapper<B> for Freeze {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
+    tracks_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        if self.trained.has(&self.path.dotted()) { param } else { param.set_require_grad(false) }
+        if self.trained.has(&self.path.parameter_name()) { param } else { param.set_require_grad(false) }
     }
 }

@@ -15,9 +15,10 @@ use burn::module::{AutodiffModule, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::shard_hooks::Path;
 use float8_shard::CommError;
 
-use crate::{ModulePath, Ranks};
+use crate::Ranks;
 
 /// From this number of elements on, burn-flex 0.21 adds chunks on several cores in a
 /// nondeterministic order.
@@ -102,7 +103,7 @@ impl<B: AutodiffBackend> Default for Squares<B> {
 impl<B: AutodiffBackend> Squares<B> {
     /// Adds the squares of `grads`. Returns the path of a parameter that was already added, if any.
     pub(crate) fn add<M: AutodiffModule<B>>(&mut self, module: &M, grads: &GradientsParams) -> Option<String> {
-        let mut walk = Walk::<B> { grads, path: ModulePath::default(), place: 0, found: HashMap::new() };
+        let mut walk = Walk::<B> { grads, path: Path::default(), place: 0, found: HashMap::new() };
         module.visit(&mut walk);
         let twice = walk.found.iter().filter(|(id, _)| self.0.contains_key(id)).map(|(_, (_, _, path))| path.clone());
         let twice = twice.min();
@@ -140,7 +141,7 @@ impl<B: AutodiffBackend> Squares<B> {
 
 struct Walk<'a, B: AutodiffBackend> {
     grads: &'a GradientsParams,
-    path: ModulePath,
+    path: Path,
     /// Parameters seen so far.
     place: usize,
     /// Place, sum of squares and path of each parameter. A parameter may occur several times.
@@ -148,20 +149,14 @@ struct Walk<'a, B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend> ModuleVisitor<B> for Walk<'_, B> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
+    tracks_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
         self.place += 1;
         if let (Some(grad), Entry::Vacant(new)) =
             (self.grads.get::<B::InnerBackend, D>(param.id), self.found.entry(param.id))
         {
-            new.insert((self.place, sum_of_squares(grad), self.path.dotted()));
+            new.insert((self.place, sum_of_squares(grad), self.path.parameter_name()));
         }
     }
 }

@@ -11,6 +11,19 @@
 //! - [`ChatTemplate`] turns a conversation into token ids and marks the ones of the assistant.
 //! - [`Dataset`] turns files into training sequences, with a bounded part in memory.
 
+/// Methods of a visitor or mapper that keep the path of the current module in its field `path`.
+macro_rules! tracks_path {
+    () => {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.path.enter(name, container);
+        }
+
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.exit();
+        }
+    };
+}
+
 mod activation_checkpoint;
 mod atomic;
 pub mod backends;
@@ -35,7 +48,6 @@ mod lines;
 mod lora_model;
 pub mod metrics;
 mod model;
-mod module_path;
 mod optimizer;
 mod panics;
 mod parameter_step;
@@ -72,7 +84,6 @@ pub use model::{
     LanguageModel, LayerBytes, MAX_TENSOR_BITS, ModelConfig, ModelSection, ModelSize, Sampling, Segments,
     TrainableModel, elements,
 };
-pub use module_path::ModulePath;
 pub use optimizer::{AdamWStates, ModelSlot};
 pub use pool::use_current_thread;
 pub use progress::{Log, Progress, ProgressLine};

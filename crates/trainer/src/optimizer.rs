@@ -106,13 +106,7 @@ struct Parameters<'a, B: AutodiffBackend> {
 }
 
 impl<B: AutodiffBackend + Float8Stack> ModuleMapper<B> for Parameters<'_, B> {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.enter(name, container_type);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
+    tracks_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
         let Some(grad) = self.grads.remove::<B::InnerBackend, D>(param.id) else { return param };

@@ -1,25 +1,20 @@
 //! Storage dtype of parameters.
 
-use std::marker::PhantomData;
-
-use burn::module::{AutodiffModule, ModuleMapper, Param};
+use burn::module::AutodiffModule;
 use burn::tensor::backend::AutodiffBackend;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::ops::FloatTensorOps;
+use burn::tensor::{DType, TensorMetadata};
+use burn_float8::shard_hooks::{Change, map_params};
 
 /// Casts the matrices of a module to `dtype`, rounded to nearest. Vectors are small and stay in
 /// f32.
 pub(crate) fn store_matrices<B: AutodiffBackend, M: AutodiffModule<B>>(module: M, dtype: DType) -> M {
-    struct Store<B>(DType, PhantomData<B>);
-    impl<B: AutodiffBackend> ModuleMapper<B> for Store<B> {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-            if D < 2 || param.val().dtype() == self.0 {
-                return param;
-            }
-            let (id, tensor, mapper) = param.consume();
-            let requires_grad = tensor.is_require_grad();
-            let tensor = Tensor::from_inner(tensor.inner().cast(self.0)).set_require_grad(requires_grad);
-            Param::from_mapped_value(id, tensor, mapper)
+    map_params::<B, M>(module, |param| match param.float().filter(|_| param.shape.num_dims() >= 2) {
+        Some(value) if value.dtype() != dtype => {
+            let is_trained = B::float_is_require_grad(&value);
+            let value = B::from_inner(B::InnerBackend::float_cast(B::inner(value), dtype.into()));
+            Change::Value(B::float_set_require_grad(value, is_trained))
         }
-    }
-    module.map(&mut Store::<B>(dtype, PhantomData))
+        _ => Change::None,
+    })
 }

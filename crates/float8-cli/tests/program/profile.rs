@@ -1,8 +1,8 @@
-//! `[profile]` prints a breakdown, on a CPU and on a GPU, which may be a software adapter.
+//! `training.profile_steps` prints a breakdown, on a CPU and on a GPU, which may be a software adapter.
 
 use crate::support::{has_wgpu, small_on, stdout, text, train};
 
-const WINDOW: [&str; 2] = ["profile.start=3", "profile.steps=2"];
+const WINDOW: [&str; 1] = ["training.profile_steps=[3, 4]"];
 
 /// Log of a four-step run on a device, and the rows of its table.
 fn run(device: &str, data: &str, settings: &[&str]) -> (String, Vec<String>) {

@@ -14,7 +14,6 @@ pub const MAY_CHANGE: [&str; 26] = [
     "checkpoint.",
     "generate.",
     "parallelism.",
-    "profile.",
     "data.cache",
     // Files may move. Their content identifies them.
     "data.paths",
@@ -28,6 +27,7 @@ pub const MAY_CHANGE: [&str; 26] = [
     "training.log_every",
     // Changes the order of summation.
     "training.loss_chunk",
+    "training.profile_steps",
     "optimizer.decay",
     "optimizer.decay_ratio",
     "optimizer.lr",

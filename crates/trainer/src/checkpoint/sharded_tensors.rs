@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::cannot;
-use crate::tensor_files::TensorFiles;
+use crate::tensor_files::{TensorFiles, missing, other_shape, unexpected};
 use crate::{atomic, files};
 
 pub(super) const INDEX: &str = "index.json";
@@ -126,22 +126,18 @@ impl SavedTensors {
 
     /// Returns an error if there are tensors that were not read.
     pub(super) fn all_read(&self) -> Result<()> {
-        const SHOWN: usize = 5;
-        let others: Vec<_> = self.tensors.keys().filter(|name| !self.read.contains(*name)).collect();
-        let mut names = others.iter().take(SHOWN).map(|name| name.to_string()).collect::<Vec<_>>();
-        names.extend((others.len() > SHOWN).then(|| format!("and {} more", others.len() - SHOWN)));
-        let path = self.path.display();
-        ensure!(others.is_empty(), "{path} holds tensors that the model does not have: {}", names.join(", "));
-        Ok(())
+        let names = self.tensors.keys().map(String::as_str);
+        let others: Vec<_> = names.filter(|name| !self.read.contains(*name)).collect();
+        if others.is_empty() { Ok(()) } else { Err(unexpected(&self.path, &others)) }
     }
 
     /// Rows of the tensor `name` in f32. The tensor must have this shape.
     pub(super) fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Vec<f32>> {
-        let path = self.path.display();
-        let Some(Indexed { shape: found, parts }) = self.tensors.get_mut(name) else {
-            bail!("{path} lacks the tensor {name} {shape:?}");
-        };
-        ensure!(found == shape, "{path}: {name} has shape {found:?}, the model needs {shape:?}");
+        let found = self.tensors.get_mut(name);
+        let Indexed { shape: found, parts } = found.ok_or_else(|| missing(&self.path, name, shape))?;
+        if found != shape {
+            return Err(other_shape(&self.path, name, found, shape));
+        }
         let mut values = Vec::with_capacity(rows.len() * shape[1..].iter().product::<usize>());
         let mut next = rows.start;
         // In the order of rows; a gap between parts is reported as missing rows.
@@ -156,6 +152,7 @@ impl SavedTensors {
             values.extend(tensor.rows_f32(wanted.start - *begin..wanted.end - *begin)?);
             next = wanted.end;
         }
+        let path = self.path.display();
         ensure!(next >= rows.end, "{path}: rows {next}.. of {name} are in no file");
         self.read.insert(name.into());
         Ok(values)

@@ -12,12 +12,12 @@ use burn::module::{AutodiffModule, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::Float8Stack;
+use burn_float8::shard_hooks::Path as ModulePath;
 use float8_shard::Sharded;
 use half::bf16;
 use safetensors::Dtype;
 
 use super::sharded_tensors::{Indexed, Parts, SavedTensors};
-use crate::ModulePath;
 use crate::Ranks;
 use crate::config::OptimizerSection;
 use crate::optimizer::{AdamWStates, ParameterState};
@@ -132,14 +132,9 @@ pub(super) fn collect<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         steps: BTreeMap<String, usize>,
     }
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Collect<'_, B> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let (path, value) = (self.path.dotted(), param.val());
+            let (path, value) = (self.path.parameter_name(), param.val());
             let is_own = is_own(&value, self.ranks);
             // Frozen parameters stay in their source.
             if is_own && value.is_require_grad() {
@@ -177,19 +172,14 @@ pub(super) fn load_parameters<B: AutodiffBackend, M: Module<B>>(
         failure: Result<()>,
     }
     impl<B: AutodiffBackend> ModuleMapper<B> for Load<'_> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
             if self.failure.is_err() || param.is_initialized() && !param.is_require_grad() {
                 return param;
             }
             // Shape and device of a lazy parameter, read without initializing it.
             let (shape, device) = (param.lazy_shape(), param.lazy_device());
-            match self.saved.rows(&self.path.dotted(), &shape, 0..shape[0]) {
+            match self.saved.rows(&self.path.parameter_name(), &shape, 0..shape[0]) {
                 Ok(values) => {
                     self.done.bytes += size_of_val(&values[..]) as u64;
                     (self.progress)(self.done);
@@ -230,7 +220,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
     }
     impl<B: AutodiffBackend + Float8Stack> Load<'_, B> {
         fn load<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) -> Result<()> {
-            let path = self.path.dotted();
+            let path = self.path.parameter_name();
             let Some(&time) = self.steps.get(&path) else { return Ok(()) };
             let value = param.val();
             let (whole, rows) = (Sharded::whole_shape(&value), Sharded::rows(&value));
@@ -250,12 +240,7 @@ pub(super) fn load_moments<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B
         }
     }
     impl<B: AutodiffBackend + Float8Stack> ModuleVisitor<B> for Load<'_, B> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.enter(name);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.exit();
-        }
+        tracks_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
             if self.failure.is_ok() {
                 self.failure = self.load(param);

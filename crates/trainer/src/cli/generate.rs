@@ -3,6 +3,7 @@
 use anyhow::Context;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
+use std::num::NonZero;
 use std::path::PathBuf;
 
 use clap::Parser;
@@ -79,10 +80,11 @@ impl GenerateArgs {
         let RunConfig { generate, training, .. } = &mut config;
         generate.max_new_tokens = self.max_new_tokens.unwrap_or(generate.max_new_tokens);
         generate.temperature = self.temperature.unwrap_or(generate.temperature);
-        generate.top_k = self.top_k.unwrap_or(generate.top_k);
-        generate.top_p = self.top_p.unwrap_or(generate.top_p);
-        generate.min_p = self.min_p.unwrap_or(generate.min_p);
-        generate.repetition_penalty = self.repetition_penalty.unwrap_or(generate.repetition_penalty);
+        let filters = &mut generate.filters;
+        filters.top_k = self.top_k.map_or(filters.top_k, NonZero::new);
+        filters.top_p = self.top_p.unwrap_or(filters.top_p);
+        filters.min_p = self.min_p.unwrap_or(filters.min_p);
+        filters.repetition_penalty = self.repetition_penalty.unwrap_or(filters.repetition_penalty);
         generate.kv_cache = self.kv_cache.or(generate.kv_cache);
         if !self.stop.is_empty() {
             generate.stop.clone_from(&self.stop);

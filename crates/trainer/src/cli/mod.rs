@@ -21,7 +21,7 @@ use device_select::DeviceChoice;
 pub use flags::RunFlags;
 pub use generate::GenerateArgs;
 pub use memory::MemoryArgs;
-pub use model::{EvalArgs, ExportArgs, ExportFormat, ModelArgs, PrecisionArgs, ResumeArgs};
+pub use model::{EvalArgs, ExportArgs, ModelArgs, PrecisionArgs, ResumeArgs};
 pub use plot::PlotArgs;
 pub use tokenize::TokenizeArgs;
 
@@ -39,11 +39,11 @@ pub fn parse() -> Command {
 /// arguments of `train`. It trains on the local Cargo registry if no data is given.
 pub fn parse_example(name: &'static str) -> Command {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    let is_command = |argument: &OsString| {
-        Command::command().get_subcommands().any(|command| argument == command.get_name()) || argument == "help"
+    let is_flag = |argument: &OsString| {
+        let asks = ["-h", "--help", "-V", "--version"].iter().any(|flag| argument == flag);
+        argument.as_encoded_bytes().starts_with(b"-") && !asks
     };
-    let asks = |argument: &OsString| ["-h", "--help", "-V", "--version"].iter().any(|flag| argument == flag);
-    if !arguments.get(1).is_some_and(|argument| is_command(argument) || asks(argument)) {
+    if arguments.get(1).is_none_or(is_flag) {
         arguments.insert(arguments.len().min(1), "train".into());
     }
     let matches = Command::command().name(name).bin_name(name).try_get_matches_from(arguments);

@@ -297,7 +297,7 @@ pub struct ExportArgs {
     /// Format of the weights. If absent, bf16, or with --merge-adapters the dtype of the base. fp8 writes
     /// the run's FP8 linears in FP8 and everything else in bf16.
     #[arg(long, value_enum)]
-    pub format: Option<ExportFormat>,
+    pub format: Option<ExportDtype>,
     /// Scaling recipe of FP8 weights. If absent, the run's; for a Hugging Face checkpoint in FP8,
     /// its codes are kept.
     #[arg(long, value_parser = recipe())]
@@ -310,17 +310,6 @@ pub struct ExportArgs {
     /// format.
     #[arg(long)]
     pub merge_adapters: bool,
-}
-
-/// Format of exported weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportFormat {
-    /// Exactly like the parameters.
-    F32,
-    /// Rounded to nearest, ties to even.
-    Bf16,
-    /// Linears in FP8, everything else in bf16.
-    Fp8,
 }
 
 /// Parses a number of bytes with an optional unit.
@@ -344,8 +333,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 impl ExportArgs {
     pub(super) fn job<A: TrainableModel>(&self) -> anyhow::Result<Job<A>> {
         let default = ExportOptions::default();
-        let float8 = self.format == Some(ExportFormat::Fp8);
-        if let (Some(recipe), false) = (self.recipe, float8) {
+        if let (Some(recipe), None | Some(ExportDtype::F32 | ExportDtype::Bf16)) = (self.recipe, self.format) {
             let reason = "is how weights are scaled that are written with --format fp8".into();
             return Err(ConfigError::Parse { origin: format!("--recipe {recipe}"), reason }.into());
         }
@@ -366,7 +354,7 @@ impl ExportArgs {
         }
         let base = config.model.hf_path().filter(|folder| self.merge_adapters && folder.is_dir());
         let dtype = match (self.format, base) {
-            (Some(ExportFormat::F32), _) => ExportDtype::F32,
+            (Some(format), _) => format,
             (None, Some(base)) if !is_bf16(base)? => ExportDtype::F32,
             _ => ExportDtype::Bf16,
         };
@@ -374,6 +362,6 @@ impl ExportArgs {
         let source = config.assets.clone().or_else(|| config.model.hf_path().map(Path::to_path_buf));
         let options = ExportOptions { dtype, max_shard_bytes, source, ..default };
         let (to, merge) = (self.output.clone(), self.merge_adapters);
-        Ok(Job { config, start, task: Task::Export { to, options, float8, merge } })
+        Ok(Job { config, start, task: Task::Export { to, options, merge } })
     }
 }

@@ -1,61 +1,32 @@
 //! [`ActivationCheckpointing`]: which activations stay in memory until backward.
 
-use std::borrow::Cow;
 use std::num::NonZero;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Written;
-
-/// Which activations stay in memory until backward. `"none"` keeps all of them. `"full"` keeps the
-/// input of each layer and recomputes the rest in backward. A number n keeps the input of every
-/// n-th layer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
+/// Which activations stay in memory until backward.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase", expecting = "expected \"none\", \"full\" or a number of layers, at least 1")]
+#[schemars(inline)]
 pub enum ActivationCheckpointing {
     /// Keeps all activations.
     #[default]
     None,
-    /// Keeps the input of every n-th layer.
+    /// Keeps the input of each layer and recomputes the rest in backward.
+    Full,
+    /// Keeps the input of every n-th layer, and recomputes the activations of n layers at a time.
+    #[serde(untagged)]
     Every(NonZero<usize>),
 }
 
-impl JsonSchema for ActivationCheckpointing {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "ActivationCheckpointing".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "minimum": 1, "pattern": "^(none|full)$" })
-    }
-}
-
-impl TryFrom<Written> for ActivationCheckpointing {
-    type Error = String;
-
-    fn try_from(written: Written) -> Result<Self, String> {
-        match written {
-            Written::Number(layers) => {
-                NonZero::new(layers).map(Self::Every).ok_or_else(|| "must be at least 1 layer".into())
-            }
-            Written::Text(text) if text == "none" => Ok(Self::None),
-            Written::Text(text) if text == "full" => Ok(Self::Every(NonZero::<usize>::MIN)),
-            Written::Text(text) => Err(format!("`{text}` is not \"none\", \"full\" or a number of layers")),
-        }
-    }
-}
-
-impl From<ActivationCheckpointing> for Written {
-    fn from(mode: ActivationCheckpointing) -> Self {
-        match mode {
-            ActivationCheckpointing::None => Self::Text("none".into()),
-            ActivationCheckpointing::Every(NonZero::<usize>::MIN) => Self::Text("full".into()),
-            ActivationCheckpointing::Every(layers) => Self::Number(layers.get()),
+impl ActivationCheckpointing {
+    /// Number of layers whose activations are recomputed at a time. None keeps all activations.
+    pub fn layers(self) -> Option<usize> {
+        match self {
+            Self::None => None,
+            Self::Full => Some(1),
+            Self::Every(layers) => Some(layers.get()),
         }
     }
 }

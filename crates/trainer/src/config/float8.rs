@@ -1,10 +1,11 @@
 //! `[float8]`: the keys of [`Float8Config`] and the precision schedule.
 
 use burn_float8::{Float8Config, PrecisionSchedule};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
+use serde_json::Value;
 use toml::Table;
 
 use super::schema;
@@ -23,7 +24,7 @@ use super::schema;
 /// and fails with an error.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(try_from = "Table")]
-#[schemars(!try_from, deny_unknown_fields)]
+#[schemars(!try_from, deny_unknown_fields, transform = without_keys_of_programs)]
 pub struct Float8Section {
     /// Everything except the filter, which is empty here.
     #[schemars(flatten)]
@@ -35,6 +36,15 @@ pub struct Float8Section {
     pub filter_fqns: Option<Vec<String>>,
     /// Steps that run in FP8. If absent, all of them.
     pub schedule: Option<PrecisionSchedule>,
+}
+
+/// Keys for models with layers of their own, which a run does not have.
+const OF_PROGRAMS: [&str; 2] = ["module_types", "untagged"];
+
+fn without_keys_of_programs(schema: &mut Schema) {
+    if let Some(Value::Object(properties)) = schema.get_mut("properties") {
+        properties.retain(|key, _| !OF_PROGRAMS.contains(&key.as_str()));
+    }
 }
 
 impl Float8Section {
@@ -71,6 +81,7 @@ impl TryFrom<Table> for Float8Section {
 impl Serialize for Float8Section {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut table = Table::try_from(&self.config).map_err(S::Error::custom)?;
+        table.retain(|key, _| !OF_PROGRAMS.contains(&key));
         if let Some(names) = &self.filter_fqns {
             table.insert("filter_fqns".into(), names.clone().into());
         }

@@ -1,18 +1,18 @@
 //! [`StepCount`]: length of a run in optimizer steps or epochs.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Written;
 
 /// Optimizer steps of a run, given as a number or as epochs: `"3 epochs"`. Epochs have no steps
 /// until [`resolve`](Self::resolve).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "Written", into = "Written")]
+#[schemars(inline)]
 pub struct StepCount {
     steps: usize,
     epochs: Option<f64>,
@@ -71,20 +71,6 @@ impl FromStr for StepCount {
         let epochs = number.and_then(|number| number.trim().parse::<f64>().ok());
         let epochs = epochs.filter(|epochs| *epochs > 0.0 && epochs.is_finite());
         epochs.map(|epochs| Self { steps: 0, epochs: Some(epochs) }).ok_or_else(|| NoLength(text.into()))
-    }
-}
-
-impl JsonSchema for StepCount {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "StepCount".into()
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["integer", "string"], "minimum": 0, "pattern": "^ *[0-9.eE+-]+ *(epochs?)? *$" })
     }
 }
 

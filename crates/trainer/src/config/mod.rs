@@ -23,7 +23,8 @@ pub use lora::{LoraBase, LoraSection};
 pub use optimizer::OptimizerSection;
 pub(crate) use optimizer::{FINE_TUNING_LR, LORA_LR, RANDOM_LR};
 pub use schema::schema;
-pub use sections::{CheckpointSection, ParallelismSection, Precision, ProfileSection, StorageDtype, TrainingSection};
+use schemars::JsonSchema;
+pub use sections::{CheckpointSection, ParallelismSection, Precision, StorageDtype, TrainingSection};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -62,10 +63,13 @@ pub enum ConfigError {
 }
 
 /// A number or a text in a file.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "expected an integer of 0 or more, or a text")]
+#[schemars(inline)]
 enum Written {
+    /// Steps.
     Number(usize),
+    /// Epochs: `"3 epochs"`.
     Text(String),
 }
 

@@ -117,26 +117,14 @@ impl OptimizerSection {
     /// [`ConfigError::Value`] with the setting to change.
     pub fn check_in_backward(&self, training: &TrainingSection) -> Result<(), ConfigError> {
         let TrainingSection { activation_checkpointing, grad_accumulation, grad_clip_norm, .. } = *training;
-        let checks = [
-            (
-                activation_checkpointing != ActivationCheckpointing::None,
-                "needs a backward in parts: set training.activation_checkpointing = \"full\"".to_string(),
-            ),
-            (
-                grad_accumulation == 1,
-                format!(
-                    "would apply a part of the gradients: set training.grad_accumulation = 1, which is {grad_accumulation}"
-                ),
-            ),
-            (
-                grad_clip_norm.is_infinite(),
-                format!(
-                    "does not know the norm of all gradients in time: set training.grad_clip_norm = inf, which is {grad_clip_norm}"
-                ),
-            ),
-        ];
-        let wrong = checks.into_iter().find(|(holds, _)| self.in_backward && !holds);
-        wrong.map_or(Ok(()), |(_, reason)| require("optimizer.in_backward", true, false, &reason))
+        let holds =
+            |holds: bool, reason: &str| require("optimizer.in_backward", true, !self.in_backward || holds, reason);
+        let (in_parts, norm) = (activation_checkpointing != ActivationCheckpointing::None, grad_clip_norm);
+        holds(in_parts, "needs a backward in parts: set training.activation_checkpointing = \"full\"")?;
+        let whole = "would apply a part of the gradients: set training.grad_accumulation = 1, which is";
+        holds(grad_accumulation == 1, &format!("{whole} {grad_accumulation}"))?;
+        let known = "does not know the norm of all gradients in time: set training.grad_clip_norm = inf, which is";
+        holds(norm.is_infinite(), &format!("{known} {norm}"))
     }
 
     /// Learning rate schedule over `steps` steps.

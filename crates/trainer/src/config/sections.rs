@@ -1,4 +1,4 @@
-//! The sections `[training]`, `[parallelism]`, `[checkpoint]` and `[profile]`, and their checks.
+//! The sections `[training]`, `[parallelism]` and `[checkpoint]`, and their checks.
 
 use std::path::PathBuf;
 
@@ -101,6 +101,10 @@ pub struct TrainingSection {
     pub eval_every: usize,
     /// Batches for the validation loss, always the same.
     pub eval_batches: usize,
+    /// First and last step to profile: after the last one, a table of time by kernel is printed, and
+    /// written to `profile.json` in the run's folder. The first steps also compile kernels. On a GPU
+    /// all steps are slower. If absent, nothing is profiled.
+    pub profile_steps: Option<[usize; 2]>,
 }
 
 /// Checkpoints of a run.
@@ -132,19 +136,6 @@ pub struct ParallelismSection {
     pub reduce_dtype: ReduceDtype,
 }
 
-/// Steps whose time is broken down in a table: by kernel on a GPU, by operation on a CPU. It is
-/// printed, and written as `profile.json` to `checkpoint.output_dir`, if there is one. Without this
-/// section nothing is profiled. On a GPU it slows down all steps of the run, because each kernel is
-/// timed and waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ProfileSection {
-    /// First profiled step, counted from 1. On a GPU the first steps of a run also compile kernels.
-    pub start: usize,
-    /// Number of profiled steps. They must end by `training.steps`.
-    pub steps: usize,
-}
-
 impl Default for TrainingSection {
     fn default() -> Self {
         Self {
@@ -165,6 +156,7 @@ impl Default for TrainingSection {
             log_every: 20,
             eval_every: 0,
             eval_batches: 16,
+            profile_steps: None,
         }
     }
 }
@@ -172,12 +164,6 @@ impl Default for TrainingSection {
 impl Default for CheckpointSection {
     fn default() -> Self {
         Self { output_dir: None, save_steps: 100, save_total_limit: 2, background: true }
-    }
-}
-
-impl Default for ProfileSection {
-    fn default() -> Self {
-        Self { start: 4, steps: 2 }
     }
 }
 
@@ -199,14 +185,14 @@ impl TrainingSection {
         if let Some(chunk) = self.loss_chunk {
             require("training.loss_chunk", chunk, chunk >= 1, "must be at least 1")?;
         }
-        let grad_clip_norm = self.grad_clip_norm;
-        require(
-            "training.grad_clip_norm",
-            grad_clip_norm,
-            grad_clip_norm > 0.0,
-            "must be positive; inf does not clip",
-        )?;
+        let (norm, reason) = (self.grad_clip_norm, "must be positive; inf does not clip");
+        require("training.grad_clip_norm", norm, norm > 0.0, reason)?;
         let steps = self.steps.get();
+        if let Some([first, last]) = self.profile_steps {
+            let fits = 1 <= first && first <= last && (last <= steps || self.steps.epochs().is_some());
+            let reason = format!("must be the first and the last of some of the steps 1 to {}", self.steps);
+            require("training.profile_steps", format!("[{first}, {last}]"), fits, &reason)?;
+        }
         if let Some(schedule) = &float8.schedule
             && self.precision == Precision::Fp8
             && self.steps.epochs().is_none()
@@ -226,24 +212,5 @@ impl CheckpointSection {
     /// [`ConfigError::Value`] naming the first invalid key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         require("checkpoint.save_total_limit", self.save_total_limit, self.save_total_limit >= 1, "must be at least 1")
-    }
-}
-
-impl ProfileSection {
-    /// Checks beyond the types, including the window against the steps of the run.
-    ///
-    /// # Errors
-    /// [`ConfigError::Value`] naming the first invalid key.
-    pub fn validate(&self, steps: usize) -> Result<(), ConfigError> {
-        let last = self.start.saturating_add(self.steps).saturating_sub(1);
-        require("profile.start", self.start, self.start >= 1, "must be at least 1")?;
-        require("profile.steps", self.steps, self.steps >= 1, "must be at least 1")?;
-        let reason = format!("from step {} on goes to step {last}, and the run has {steps}", self.start);
-        require("profile.steps", self.steps, last <= steps, &reason)
-    }
-
-    /// Last profiled step.
-    pub fn last(&self) -> usize {
-        self.start + self.steps - 1
     }
 }

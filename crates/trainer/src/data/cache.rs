@@ -151,8 +151,7 @@ impl KeptTokens {
         // Memories of scans. Without them, files are scanned again.
         for path in entries(cache)? {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let is_memory = name.contains(".files.json") || name.ends_with(".starts");
-            if is_memory && modified(&path).is_some_and(is_old) {
+            if name.contains(".files.json") && modified(&path).is_some_and(is_old) {
                 fs::remove_file(&path).with_context(cannot_write(&path))?;
             }
         }

@@ -37,8 +37,8 @@ pub struct DatasetSize {
     pub train_tokens: u64,
     /// Held-out tokens.
     pub held_out_tokens: u64,
-    /// Documents held out completely; `None` if token files do not list documents.
-    pub held_out_documents: Option<u64>,
+    /// Documents held out completely.
+    pub held_out_documents: u64,
 }
 
 /// Shape of a batch.
@@ -57,7 +57,7 @@ pub struct SequenceShape {
 #[derive(Clone, Copy, Debug)]
 pub enum Validation<'a> {
     /// Share of each source to hold out of training. Documents with this share of the tokens are
-    /// held out, or the end of a token file that does not list its documents.
+    /// held out.
     Fraction(f64),
     /// All of other sources.
     Sources(&'a [DataSource]),
@@ -135,7 +135,7 @@ impl Dataset {
         }
         let parts =
             |which| dataset.sources.iter().flat_map(move |source| source.parts.iter().map(move |part| &part[which]));
-        let whole = |part: &Arc<Part>| Some(part.num_documents()? - u64::from(part.begins_within));
+        let whole = |part: &Arc<Part>| part.num_documents() - u64::from(part.begins_within);
         dataset.size = DatasetSize {
             files: dataset.formats.values().sum(),
             train_tokens: parts(TRAIN).map(|part| part.len).sum(),
@@ -190,16 +190,13 @@ impl Dataset {
             let (folder, was_cached) =
                 entry(cache, &name, of, |folder| tokenize(&documents, &encoder, folder, progress).map(drop))?;
             self.was_cached &= was_cached;
-            opened.push((TokenFile::open(&folder.join(TOKENS), u64::MAX, tokenizer)?, folder));
+            opened.push(TokenFile::open(&folder.join(TOKENS), u64::MAX, tokenizer)?);
         }
         for file in &token_files {
-            // Large ones are compared by samples and by their time.
-            let memory = format!("{}-{}{limit}", fingerprint(CACHE_VERSION, 0.0, &[*file]), file.modified);
-            opened.push((TokenFile::open(&file.path, file.taken, tokenizer)?, cache.join(memory)));
+            opened.push(TokenFile::open(&file.path, file.taken, tokenizer)?);
         }
-        let has_mask = opened.iter().any(|(file, _)| file.has_mask());
-        let part = |(file, memory): (TokenFile, PathBuf)| Part::both(file, validation_split, tokenizer, &memory);
-        let parts = opened.into_iter().map(|opened| Ok(part(opened)?.map(Arc::new)));
+        let has_mask = opened.iter().any(TokenFile::has_mask);
+        let parts = opened.into_iter().map(|file| Ok(Part::both(file, validation_split)?.map(Arc::new)));
         let parts = parts.collect::<Result<_>>()?;
         let state = SourceState {
             fingerprint: fingerprint(FINGERPRINT_VERSION, validation_split, &files.iter().collect::<Vec<_>>()),
@@ -245,9 +242,8 @@ impl Dataset {
 
     /// Whether there is a chat template, and a source has conversations or tokens of conversations.
     pub fn has_conversations(&self) -> bool {
-        // Token files of other programs list no documents. Their masks need not be chat masks.
-        let has_chats = |[part, _]: &[Arc<Part>; 2]| part.has_mask() && part.num_documents().is_some();
-        self.has_template && self.sources[..self.num_training].iter().flat_map(|source| &source.parts).any(has_chats)
+        let mut parts = self.sources[..self.num_training].iter().flat_map(|source| &source.parts);
+        self.has_template && parts.any(|[part, _]| part.has_mask())
     }
 
     /// The SHA-256 of everything that decides the tokens of each source, one per line.

@@ -44,10 +44,9 @@ pub struct StreamPosition {
 pub struct Place {
     /// Index of the source, from 0.
     pub source: usize,
-    /// Index of the training document, from 0. `None` in a token file that does not list its
-    /// documents.
-    pub document: Option<u64>,
-    /// Tokens from the beginning of the document, or of the token file.
+    /// Index of the training document, from 0.
+    pub document: u64,
+    /// Tokens from the beginning of the document.
     pub offset: u64,
 }
 

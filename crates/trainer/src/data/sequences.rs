@@ -61,10 +61,10 @@ pub struct EpochSize {
     pub without_targets: u64,
     /// Tokens of these sequences, without padding.
     pub tokens: u64,
-    /// Documents; `None` if a token file does not list them.
-    pub documents: Option<u64>,
-    /// Tokens that the loss counts; `None` if a token file without that list has a mask.
-    pub targets: Option<u64>,
+    /// Documents.
+    pub documents: u64,
+    /// Tokens that the loss counts.
+    pub targets: u64,
     /// Documents that are longer than a sequence and were to stay whole.
     pub cut: u64,
 }
@@ -148,13 +148,13 @@ impl TrainSequences {
 
     /// Size of one epoch. Reads no data: the counts were made with the sequences.
     pub fn epoch_size(&self) -> EpochSize {
-        let mut size = EpochSize { documents: Some(0), targets: Some(0), ..EpochSize::default() };
+        let mut size = EpochSize::default();
         for (_, Sequences { part, size: made, .. }) in self.streams.iter().flat_map(|stream| &stream.parts) {
             size.sequences += made.sequences;
             size.without_targets += made.without_targets;
             size.tokens += made.tokens;
-            size.documents = size.documents.zip(part.num_documents()).map(|(a, b)| a + b);
-            size.targets = size.targets.zip(part.targets).map(|(a, b)| a + b);
+            size.documents += part.num_documents();
+            size.targets += part.targets;
             size.cut += made.cut;
         }
         size

@@ -66,7 +66,7 @@ pub enum Format {
     Json,
     /// Parquet; each row is a document. Needs the cargo feature `parquet`.
     Parquet,
-    /// Tokens as written by `tokenize --output`, llm.c (`uint16`, and `uint32` for Llama 3) or llmq.
+    /// Tokens as written by `tokenize --output`.
     Bin,
 }
 
@@ -142,7 +142,8 @@ impl DataSource {
         let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
             > last.unwrap_or_default() + COARSEST_CLOCK;
         let selection = self.scan(candidates, left)?;
-        if let Some(memory) = memory.filter(|_| settled) {
+        let is_utf8 = selection.files.iter().all(|file| file.path.to_str().is_some());
+        if let Some(memory) = memory.filter(|_| settled && is_utf8) {
             // Without it, the next start scans the files again.
             let json = serde_json::to_vec(&(key, &selection)).map_err(io::Error::from);
             let _ = json.and_then(|json| atomic::replace(memory, &json));

@@ -1,10 +1,7 @@
-//! [`TokenFile`] and [`TokenWriter`]: file of 16-bit or 32-bit tokens after a header of 1024 bytes,
-//! as written by llm.c, llmq or this crate.
+//! [`TokenFile`] and [`TokenWriter`]: file of 16-bit or 32-bit tokens after a header of 1024 bytes.
 //!
 //! ```text
-//! llm.c    20240520, 1, tokens | 20240801, 7, tokens           u32 each; tokens of 16 | 32 bits
-//! llmq     "BIN.TOK\n", version, 4, tokens, vocabulary, has mask   u32 each; 32-bit tokens, mask
-//! ours     JSON object and spaces, see [`Header`];       tokens of 16 | 32 bits, mask, starts
+//! header   JSON object and spaces, see [`Header`]
 //! mask     one bit per token, lowest bit of a byte first: 1 if the loss counts it as a target
 //! starts   index of the first token of each document, 64 bits each
 //! ```
@@ -66,10 +63,10 @@ pub(super) struct Header {
     pub(super) width: Width,
     pub(super) tokens: u64,
     pub(super) has_mask: bool,
-    /// Number of documents that the file lists; `None` without a list.
-    pub(super) documents: Option<u64>,
-    /// Fingerprint of the tokenizer, if the file has it.
-    pub(super) tokenizer: Option<String>,
+    /// Number of documents.
+    pub(super) documents: u64,
+    /// Fingerprint of the tokenizer.
+    pub(super) tokenizer: String,
 }
 
 impl Header {
@@ -84,33 +81,8 @@ impl Header {
     /// Header that begins a file of `bytes` bytes.
     fn parse(begin: &[u8], bytes: u64) -> Result<Self> {
         ensure!(begin.len() as u64 == HEADER, "it has {bytes} bytes, its header alone would have {HEADER}");
-        let numbers: Vec<u32> = begin.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        let other = |width, tokens: u32, has_mask| Self {
-            width,
-            tokens: tokens.into(),
-            has_mask,
-            documents: None,
-            tokenizer: None,
-        };
-        let mut header = match (numbers[0], numbers[1]) {
-            _ if begin.starts_with(b"{") => serde_json::from_slice(begin)?,
-            _ if begin.starts_with(b"BIN.TOK\n") => match (numbers[2], numbers[3]) {
-                (version @ (1 | 2), 4) => other(Width::Four, numbers[4], version == 2 && numbers[6] != 0),
-                (version, width) => {
-                    bail!("version {version} with {width} bytes a token; versions 1 and 2 with 4 bytes are read")
-                }
-            },
-            (20240520, 1) => other(Width::Two, numbers[2], false),
-            (20240801, 7) => other(Width::Four, numbers[2], false),
-            (magic, version) => bail!(
-                "it begins with {magic} and version {version}; 20240520 and 1 (GPT-2), 20240801 and 7 (Llama 3) and BIN.TOK (llmq) are read"
-            ),
-        };
-        // Other formats have 31 bits for the count. In a larger file, the file size gives it.
-        let fits = (bytes - HEADER) / header.width.bytes();
-        if header.documents.is_none() && !header.has_mask && fits > i32::MAX as u64 {
-            header.tokens = fits;
-        }
+        ensure!(begin.starts_with(b"{"), "only token files of `float8 tokenize` are read");
+        let header: Self = serde_json::from_slice(begin)?;
         let (tokens, expected) = (header.tokens, header.size());
         ensure!(
             expected == bytes.into(),
@@ -138,7 +110,7 @@ impl Header {
 
     /// Size of the whole file in bytes.
     fn size(&self) -> u128 {
-        self.starts_at() + 8 * u128::from(self.documents.unwrap_or_default())
+        self.starts_at() + 8 * u128::from(self.documents)
     }
 
     /// Number of tokens in the first `bytes` of the file.
@@ -164,18 +136,13 @@ impl TokenFile {
     pub(super) fn open(path: &Path, taken: u64, tokenizer: &Tokenizer) -> Result<Self> {
         let header = Header::read(path)?;
         ensure!(
-            header.tokenizer.as_ref().is_none_or(|with| *with == tokenizer.fingerprint()),
+            header.tokenizer == tokenizer.fingerprint(),
             "{} was made with another tokenizer, or one whose files have changed since: use that one, or tokenize again",
             path.display()
         );
         let file = Mutex::new(files::open(path).with_context(cannot_read(path))?);
         let (len, vocab_size) = (header.tokens_within(taken), tokenizer.vocab_size());
         Ok(Self { path: path.into(), file, len, vocab_size, header })
-    }
-
-    /// Length in tokens.
-    pub(super) fn len(&self) -> u64 {
-        self.len
     }
 
     pub(super) fn has_mask(&self) -> bool {
@@ -231,10 +198,9 @@ impl TokenFile {
         Ok(count)
     }
 
-    /// Documents that the file lists, each as a range of tokens; `None` without a list.
-    pub(super) fn documents(&self) -> Result<Option<Vec<Range<u64>>>> {
-        let Some(count) = self.header.documents else { return Ok(None) };
-        let bytes = self.bytes(self.header.starts_at() as u64, 8 * count)?;
+    /// Documents, each as a range of tokens.
+    pub(super) fn documents(&self) -> Result<Vec<Range<u64>>> {
+        let bytes = self.bytes(self.header.starts_at() as u64, 8 * self.header.documents)?;
         let starts: Vec<u64> = bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let is_wrong = |i: &usize| {
             starts[*i] >= self.header.tokens || if *i == 0 { starts[0] > 0 } else { starts[*i] <= starts[i - 1] }
@@ -248,7 +214,7 @@ impl TokenFile {
         }
         let ends = starts.iter().skip(1).copied().chain([self.header.tokens]);
         let documents = starts.iter().zip(ends).map(|(start, end)| *start..end.min(self.len));
-        Ok(Some(documents.filter(|document| !document.is_empty()).collect()))
+        Ok(documents.filter(|document| !document.is_empty()).collect())
     }
 }
 
@@ -289,8 +255,8 @@ impl TokenWriter {
                     width: Width::for_vocabulary(tokenizer.vocab_size()),
                     tokens: 0,
                     has_mask: false,
-                    documents: Some(0),
-                    tokenizer: Some(tokenizer.fingerprint()),
+                    documents: 0,
+                    tokenizer: tokenizer.fingerprint(),
                 },
                 begin: 0,
                 tokens,
@@ -317,7 +283,7 @@ impl TokenWriter {
         self.header.tokens += ids.len() as u64;
         if *ends && self.header.tokens > self.begin {
             self.starts.write_all(&self.begin.to_le_bytes())?;
-            self.header.documents = self.header.documents.map(|documents| documents + 1);
+            self.header.documents += 1;
             self.begin = self.header.tokens;
         }
         Ok(())

@@ -66,8 +66,7 @@ pub fn tokenize_source(
     let (files, left_out) = select_text(source)?;
     let encoder = Encoder { tokenizer, template, field: &source.field };
     let header = create_folder(to, |folder| tokenize(&files.iter().collect::<Vec<_>>(), &encoder, folder, progress))?;
-    let documents = header.documents.unwrap_or_default();
-    Ok(TokenizedSource { files: files.len(), left_out, tokens: header.tokens, documents })
+    Ok(TokenizedSource { files: files.len(), left_out, tokens: header.tokens, documents: header.documents })
 }
 
 /// Document in tokens.

@@ -42,13 +42,15 @@ impl Default for ExportOptions {
     }
 }
 
-/// Dtype of exported weights.
+/// Format of exported weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportDtype {
-    /// Exact values of the parameters, also of parameters kept in bf16.
+    /// Exactly like the parameters.
     F32,
-    /// Parameters rounded to nearest, ties to even.
+    /// Rounded to nearest, ties to even.
     Bf16,
+    /// Linears in FP8, everything else in bf16.
+    Fp8,
 }
 
 /// Converts values to bytes in files.
@@ -59,7 +61,7 @@ impl ExportDtype {
     fn format(self) -> (&'static str, Dtype, Encode) {
         match self {
             Self::F32 => ("float32", Dtype::F32, f32_bytes),
-            Self::Bf16 => ("bfloat16", Dtype::BF16, bf16_bytes),
+            Self::Bf16 | Self::Fp8 => ("bfloat16", Dtype::BF16, bf16_bytes),
         }
     }
 }

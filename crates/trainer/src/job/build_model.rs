@@ -19,7 +19,7 @@ use float8_shard::{Communicator, ShardBackend, ShardError, Sharded};
 use super::config::RunConfig;
 use super::weights::Weights;
 use crate::checkpoint::SavedRun;
-use crate::config::{ActivationCheckpointing, ConfigError, LoraSection, Precision, StorageDtype, require};
+use crate::config::{ConfigError, LoraSection, Precision, StorageDtype, require};
 use crate::hf::{Checkpoint, peft};
 use crate::model::{CacheDtype, LanguageModel, ModelConfig, ModelSection, ModelSize, TrainableModel};
 use crate::storage::store_matrices;
@@ -37,8 +37,8 @@ pub(super) fn dimensions<S: ModelSection>(
     if let Some(seq_len) = seq_len {
         let reason = format!("the model has {max_seq_len} positions");
         require("training.seq_len", seq_len, seq_len <= max_seq_len, &reason)?;
-        if let ActivationCheckpointing::Every(layers) = config.training.activation_checkpointing {
-            let (reason, fits) = (format!("num_layers is {num_layers}"), layers.get() <= num_layers);
+        if let Some(layers) = config.training.activation_checkpointing.layers() {
+            let (reason, fits) = (format!("num_layers is {num_layers}"), layers <= num_layers);
             require("training.activation_checkpointing", layers, fits, &reason)?;
         }
     }
@@ -130,7 +130,7 @@ pub fn prepare<A: TrainableModel, B: AutodiffBackend + Float8Stack>(
     let float8 = config.float8(weights.dims());
     let is_fp8 = config.training.precision == Precision::Fp8;
     let holds_codes = is_fp8 && config.holds_codes();
-    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories());
+    let (notes, histories) = (notes_on_files(config, &weights)?, weights.histories);
     let input_scales = if is_fp8 { weights.input_scales()? } else { vec![] };
     let weights = if holds_codes { weights.with_codes(&float8, dtype) } else { weights };
     let model = store_matrices(weights.load::<B, A::Trained<B>>(device, progress, out)?, dtype);

@@ -19,7 +19,7 @@ use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
     self, CheckpointSection, ConfigError, DataSection, FINE_TUNING_LR, Float8Section, LORA_LR, LoraBase, LoraSection,
-    OptimizerSection, ParallelismSection, Precision, ProfileSection, RANDOM_LR, Setting, TrainingSection, require,
+    OptimizerSection, ParallelismSection, Precision, RANDOM_LR, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
@@ -49,8 +49,6 @@ pub struct RunConfig<S> {
     pub checkpoint: CheckpointSection,
     /// Sample at the end.
     pub generate: GenerateSection,
-    /// Steps to profile. If absent, none.
-    pub profile: Option<ProfileSection>,
     /// Whether evaluation keeps the weights of FP8 linears as FP8 only.
     #[serde(skip)]
     pub fp8_only: bool,
@@ -177,10 +175,6 @@ impl<S: ModelSection> RunConfig<S> {
         }
         self.data.validate()?;
         self.checkpoint.validate()?;
-        let steps = self.training.steps;
-        // Epochs are not resolved to steps yet.
-        let profile = self.profile.as_ref().filter(|_| steps.epochs().is_none());
-        profile.map_or(Ok(()), |profile| profile.validate(steps.get()))?;
         Ok(self.generate.validate()?)
     }
 

@@ -13,7 +13,7 @@ use super::device_memory::check_parameters;
 use super::{Job, Weights, log_header};
 use crate::ProgressLine;
 use crate::config::require;
-use crate::hf::{Checkpoint, ExportOptions, Float8Export, share_left};
+use crate::hf::{Checkpoint, ExportDtype, ExportOptions, Float8Export, share_left};
 use crate::model::{CausalLmExt, ModelConfig, ModelSection, TrainableModel};
 
 impl<A: TrainableModel> Job<A> {
@@ -22,13 +22,13 @@ impl<A: TrainableModel> Job<A> {
         &self,
         to: &Path,
         options: &ExportOptions,
-        [is_float8, merge]: [bool; 2],
+        merge: bool,
         selected: &SelectedDevice,
         device: &B::Device,
         out: &mut dyn Write,
     ) -> Result<()> {
         let (config, dims) = (&self.config, self.config.dimensions()?);
-        let has_adapters = config.lora.is_some();
+        let (has_adapters, is_float8) = (config.lora.is_some(), options.dtype == ExportDtype::Fp8);
         require("--merge-adapters", merge, !merge || has_adapters, "the run has no adapters")?;
         let reason =
             "adapters are written as they are, in f32: --merge-adapters adds them to the weights, which may be in FP8";

@@ -27,21 +27,9 @@ pub struct GenerateSection {
     pub max_new_tokens: usize,
     /// Sampling temperature: logits are divided by it. 0 always takes the most likely token.
     pub temperature: f64,
-    /// Samples from the k most likely tokens; 0 means all.
+    /// Tokens among which one is drawn.
     #[serde(skip)]
-    pub top_k: usize,
-    /// Samples from the smallest set of most likely tokens whose probabilities sum to this; 1 means
-    /// all.
-    #[serde(skip)]
-    pub top_p: f64,
-    /// Samples from tokens whose probability relative to the most likely one is at least this; 0
-    /// means all.
-    #[serde(skip)]
-    pub min_p: f64,
-    /// Penalty for tokens already in the text, including the prompt: positive logits are divided by
-    /// it, negative ones multiplied. 1 disables it.
-    #[serde(skip)]
-    pub repetition_penalty: f64,
+    pub filters: Filters,
     /// Texts that end the sample. They are not part of it.
     #[serde(skip)]
     pub stop: Vec<String>,
@@ -57,10 +45,7 @@ impl Default for GenerateSection {
             prompt: "    pub fn new(".into(),
             max_new_tokens: 100,
             temperature: 0.7,
-            top_k: 0,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
+            filters: Filters::default(),
             stop: vec![],
             kv_cache: None,
         }
@@ -96,10 +81,12 @@ impl GenerateSection {
         let section = Self {
             max_new_tokens: file.integer("max_new_tokens")?.unwrap_or(self.max_new_tokens),
             temperature: if draws { file.number("temperature")?.unwrap_or(1.0) } else { 0.0 },
-            top_k: if is_all { 0 } else { file.integer("top_k")?.unwrap_or(50) },
-            top_p: file.number("top_p")?.unwrap_or(1.0),
-            min_p: file.number("min_p")?.unwrap_or(0.0),
-            repetition_penalty: file.number("repetition_penalty")?.unwrap_or(1.0),
+            filters: Filters {
+                top_k: NonZero::new(if is_all { 0 } else { file.integer("top_k")?.unwrap_or(50) }),
+                top_p: file.number("top_p")?.unwrap_or(1.0),
+                min_p: file.number("min_p")?.unwrap_or(0.0),
+                repetition_penalty: file.number("repetition_penalty")?.unwrap_or(1.0),
+            },
             ..self
         };
         section.validate().map_err(|error| match error {
@@ -129,16 +116,10 @@ impl GenerateSection {
         let Self { prompt, temperature, stop, .. } = self;
         let fits = *temperature >= 0.0 && temperature.is_finite();
         require("generate.temperature", temperature, fits, "must be finite and not negative")?;
-        self.filters().validate()?;
+        self.filters.validate()?;
         let has_empty = stop.iter().any(String::is_empty);
         require("--stop", format!("{stop:?}"), !has_empty, "an empty text ends everything")?;
         require("generate.prompt", format!("{prompt:?}"), !prompt.is_empty(), "must not be empty")
-    }
-
-    /// Filters of candidate tokens.
-    pub fn filters(&self) -> Filters {
-        let Self { top_k, top_p, min_p, repetition_penalty, .. } = *self;
-        Filters { repetition_penalty, top_k: NonZero::new(top_k), top_p, min_p }
     }
 
     /// Greedy or random choice of tokens.

@@ -80,8 +80,8 @@ pub(super) fn files(dataset: &Dataset, out: &mut dyn Write) -> Result<()> {
     let DatasetSize { files, train_tokens, held_out_tokens, held_out_documents, .. } = dataset.size();
     let [train, held_out] = [train_tokens, held_out_tokens].map(|count| thousands(&count.to_string()));
     let held_out = match held_out_documents {
-        None | Some(0) => held_out,
-        Some(documents) => format!("{held_out} ({})", counted(documents, "document")),
+        0 => held_out,
+        documents => format!("{held_out} ({})", counted(documents, "document")),
     };
     let formats: Vec<_> = dataset.formats().iter().map(|(format, count)| format!("{count} {format}")).collect();
     write!(out, "data: {} ({})", counted(files as u64, "file"), formats.join(", "))?;
@@ -110,8 +110,8 @@ pub(super) fn data<S>(
     let TrainingSection { batch_size, grad_accumulation, .. } = config.training;
     let steps = sequences as f64 / (batch_size as f64 * grad_accumulation as f64 * ranks as f64);
     write!(out, "epoch: {}, {} steps", counted(sequences, "sequence"), thousands(&format!("{steps:.1}")))?;
-    documents.map_or(Ok(()), |documents| write!(out, "  documents: {}", count(documents)))?;
-    if let Some(targets) = targets.filter(|targets| *targets < tokens) {
+    write!(out, "  documents: {}", count(documents))?;
+    if targets < tokens {
         write!(out, "  targets: {} of {} tokens", count(targets), count(tokens))?;
     }
     if without_targets > 0 {

@@ -10,7 +10,7 @@ use burn_float8::weights::linear_infos;
 use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
-use crate::config::{ActivationCheckpointing, LoraBase, LoraSection, Precision, require};
+use crate::config::{LoraBase, LoraSection, Precision, require};
 use crate::freeze;
 use crate::model::{CausalLm, MAX_TENSOR_BITS, ModelConfig, ModelSection, elements};
 
@@ -80,11 +80,11 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     };
     // Fraction of the gradients in memory at once.
     let mut at_once = 1.0;
-    if let (true, ActivationCheckpointing::Every(group)) = (optimizer.in_backward, training.activation_checkpointing) {
+    if let (true, Some(group)) = (optimizer.in_backward, training.activation_checkpointing.layers()) {
         let all = outside + layers.values().sum::<u64>();
         let mut sizes: Vec<_> = layers.into_values().collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
-        at_once = (outside + sizes.iter().take(group.get()).sum::<u64>()) as f64 / all.max(1) as f64;
+        at_once = (outside + sizes.iter().take(group).sum::<u64>()) as f64 / all.max(1) as f64;
     }
     let is_trained = |path: &str| !frozen.contains(path);
     let mut plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes, &is_trained)?;

@@ -97,8 +97,6 @@ pub enum Task {
         merge: bool,
         /// Options of the files.
         options: ExportOptions,
-        /// Whether to write linears in FP8 as the configuration says.
-        float8: bool,
     },
 }
 
@@ -142,9 +140,7 @@ impl<A: TrainableModel> Job<A> {
             }
             Task::Evaluate { data, precisions } => self.evaluate::<B>(data, precisions, selected, device, out),
             Task::Generate { prompts, is_chat } => self.generate::<B>(prompts, *is_chat, selected, device, out),
-            Task::Export { to, options, float8, merge } => {
-                self.export::<B>(to, options, [*float8, *merge], selected, device, out)
-            }
+            Task::Export { to, options, merge } => self.export::<B>(to, options, *merge, selected, device, out),
         }
     }
 
@@ -184,10 +180,7 @@ impl<A: TrainableModel> Job<A> {
         let progress = ProgressLine::new();
         let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);
         let histories = saved.map(|saved| saved.float8_of_model(config.lora.is_some()));
-        let weights = match &histories {
-            Some(histories) => weights.with_histories(histories),
-            None => weights,
-        };
+        let weights = Weights { histories: histories.as_ref(), ..weights };
         let model = prepare::<A, B>(config, weights, device, &progress, out)?.with_compute_dtype(dtype);
         let model = match &config.lora {
             Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),

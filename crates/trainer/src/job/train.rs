@@ -71,9 +71,9 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let text = config.text()?;
     let prompt = text.longest_prompt(&config.generate)?;
     let dims = dimensions(config, Some(config.training.seq_len), prompt.as_slice())?;
-    let profile = config.profile.as_ref().filter(|profile| profile.last() > done);
+    let profile = config.training.profile_steps.filter(|[_, last]| *last > done);
     let file = config.file(PROFILE_FILE).filter(|_| is_first);
-    let profiler = profile.map(|profile| Profiler::prepare::<B>(*profile, file, selected, device)).transpose()?;
+    let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, file, selected, device)).transpose()?;
     let dtype = compute_dtype::<B, _>(config, selected, device)??;
     check_storage::<B, _>(config, selected, device)?;
     let computed = (dtype, B::Inner::fp8_facts(device).attention);

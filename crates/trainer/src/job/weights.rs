@@ -28,7 +28,7 @@ pub struct Weights<'a, C> {
     /// Casts of FP8-only linears; `None` if all weights have values.
     codes: Option<Codes>,
     /// Amax histories of a checkpoint.
-    histories: Option<&'a Float8State>,
+    pub(super) histories: Option<&'a Float8State>,
 }
 
 /// Casts of FP8-only weights.
@@ -93,17 +93,6 @@ impl<'a, C: ModelConfig> Weights<'a, C> {
             |layer: &LayerState| layer.weight.as_ref().is_some_and(|weight| weight.scaling_amax.is_some());
         let are_scaled = self.histories.is_some_and(|histories| histories.layers.values().any(has_history));
         Self { codes: Some(codes).filter(|_| self.trained.is_none() && !are_scaled), ..self }
-    }
-
-    /// Sets the amax histories of a checkpoint, used by `delayed` to cast FP8-only weights.
-    #[must_use]
-    pub(super) fn with_histories(self, histories: &'a Float8State) -> Self {
-        Self { histories: Some(histories), ..self }
-    }
-
-    /// Amax histories of a checkpoint, if set.
-    pub(super) fn histories(&self) -> Option<&'a Float8State> {
-        self.histories
     }
 
     /// Hugging Face folder of the parameters, if any.

@@ -13,56 +13,33 @@
 //! torchtitan's constant standard deviation of 0.02 is about 1/√d_in for the 8B model and too small
 //! for narrow ones.
 
-use burn::module::{ModuleMapper, Param};
+use burn::tensor::TensorData;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor, TensorData};
+use burn_float8::shard_hooks::{Change, map_params};
 
 use super::{CausalLm, ModelConfig, ModelSize};
+use crate::Progress;
 use crate::rng::Rng;
-use crate::{ModulePath, Progress};
 
 /// Replaces every parameter by its initial value under `seed`, with progress reports.
 pub(super) fn init_weights<B: Backend, M: CausalLm<B>>(model: M, seed: u64, progress: &mut dyn FnMut(Progress)) -> M {
     let config = model.config().clone();
-    let done = Progress { bytes: 0, total_bytes: 4 * config.size().num_params as u64 };
-    model.map(&mut Initialize { config, seed, path: ModulePath::default(), done, progress })
-}
-
-struct Initialize<'a, C> {
-    config: C,
-    seed: u64,
-    path: ModulePath,
-    done: Progress,
-    progress: &'a mut dyn FnMut(Progress),
-}
-
-impl<B: Backend, C: ModelConfig> ModuleMapper<B> for Initialize<'_, C> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<B, D>>) -> Param<Tensor<B, D>> {
-        let path = self.path.dotted();
-        // Shape and device of a lazy parameter, read without initializing it.
-        let (shape, device) = (param.lazy_shape(), param.lazy_device());
+    let mut done = Progress { bytes: 0, total_bytes: 4 * config.size().num_params as u64 };
+    map_params::<B, M>(model, |param| {
+        let (path, shape) = (param.name(), param.shape.clone());
         // d_in is the second-last dimension, for experts too. A norm has one dimension.
-        let d_input = if D >= 2 { shape[D - 2] } else { 1 };
-        let values = match self.config.initial_deviation(&path, d_input) {
+        let d_input = if let [.., d_input, _] = shape[..] { d_input } else { 1 };
+        let values = match config.initial_deviation(&path, d_input) {
             None => vec![1.0; shape.num_elements()],
             Some(std) => {
-                let rng = Rng::named(self.seed, &path);
+                let rng = Rng::named(seed, &path);
                 rng.truncated_normals(3.0, shape.num_elements(), &|value| (std * value) as f32)
             }
         };
-        self.done.bytes += size_of_val(&values[..]) as u64;
-        (self.progress)(self.done);
-        let tensor = Tensor::from_data(TensorData::new(values, shape), (&device, DType::F32));
-        Param::initialized(param.id, tensor.require_grad())
-    }
+        done.bytes += size_of_val(&values[..]) as u64;
+        progress(done);
+        Change::Loaded(B::float_from_data(TensorData::new(values, shape), &param.device))
+    })
 }
 
 /// Standard deviation as in the module's table; `None` for norms, which start at 1.

@@ -1,9 +1,8 @@
 //! Metrics files to plot, and names of their runs.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 
@@ -15,7 +14,7 @@ pub(super) type Point = (f64, f64);
 /// A run to plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotSource {
-    /// Name; if `None`, the name of its folder, or of its file if it is not called `metrics.jsonl`.
+    /// Name; if `None`, its path.
     pub name: Option<String>,
     /// Folder with a `metrics.jsonl`, or such a file.
     pub path: PathBuf,
@@ -34,6 +33,11 @@ impl PlotSource {
             Some((name, path)) => Ok(Self { name: Some(name.into()), path: path.into() }),
             None => Ok(unnamed),
         }
+    }
+
+    /// Its name, or its path.
+    fn name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.path.display().to_string())
     }
 
     /// Path of the metrics file.
@@ -119,40 +123,19 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// Reads the runs.
+/// Reads the metrics of the runs.
+///
+/// # Errors
+/// Files that cannot be read, and two runs of one name.
 pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
-    let files = sources.iter().map(PlotSource::file).collect::<Result<Vec<_>>>()?;
-    names(sources, &files)?.iter().zip(&files).map(|(name, file)| Ok(Run::new(name, read_metrics(file)?))).collect()
-}
-
-/// Names of the runs. A run without a given name has the last parts of its path, as many as
-/// distinguish all.
-fn names(sources: &[PlotSource], files: &[PathBuf]) -> Result<Vec<String>> {
-    let parts: Vec<_> = files.iter().map(|file| parts(file)).collect();
-    let longest = parts.iter().map(Vec::len).max().unwrap_or(1);
-    let of = |taken: usize| -> Vec<String> {
-        let taken = |parts: &Vec<String>| parts[parts.len().saturating_sub(taken)..].join("/");
-        sources.iter().zip(&parts).map(|(source, parts)| source.name.clone().unwrap_or_else(|| taken(parts))).collect()
+    let mut files = BTreeMap::new();
+    let read = |source: &PlotSource| {
+        let (name, file) = (source.name(), source.file()?);
+        if let Some(other) = files.insert(name.clone(), file.clone()) {
+            let [a, b] = [other.display(), file.display()];
+            bail!("two runs are called {name}: {a} and {b}; name one of them with NAME=PATH");
+        }
+        Ok(Run::new(&name, read_metrics(&file)?))
     };
-    let differ = |names: &Vec<String>| names.iter().collect::<BTreeSet<_>>().len() == names.len();
-    if let Some(names) = (1..=longest).map(of).find(differ) {
-        return Ok(names);
-    }
-    let names = of(longest);
-    let twins = (0..names.len()).find_map(|i| Some([names[..i].iter().position(|name| *name == names[i])?, i]));
-    let [a, b] = twins.expect("two are equal");
-    let [a, b, name] = [&files[a].display().to_string(), &files[b].display().to_string(), &names[b]];
-    bail!("two runs are called {name}: {a} and {b}; name one of them with NAME=PATH")
-}
-
-/// Parts of a file's path used for names: folders, and the file's stem unless it is
-/// `metrics.jsonl`. At least one.
-fn parts(file: &Path) -> Vec<String> {
-    let path = fs::canonicalize(file).unwrap_or_else(|_| file.into());
-    // Uses the name of a link, not of its target.
-    let is_usual = file.file_name().is_some_and(|name| name == METRICS_FILE);
-    let named = if is_usual { path.parent().unwrap_or(Path::new("")).into() } else { path.with_extension("") };
-    let parts = named.iter().map(|part| part.to_string_lossy().into_owned()).filter(|part| part != "/");
-    let parts: Vec<_> = parts.collect();
-    if parts.is_empty() { vec![METRICS_FILE.into()] } else { parts }
+    sources.iter().map(read).collect()
 }

@@ -105,7 +105,7 @@ impl KernelLog {
             }
             if since.elapsed() > PATIENCE {
                 bail!(
-                    "[profile]: CubeCL has not logged the kernels that were launched within {} s",
+                    "training.profile_steps: CubeCL has not logged the kernels that were launched within {} s",
                     PATIENCE.as_secs()
                 );
             }
@@ -115,7 +115,7 @@ impl KernelLog {
 }
 
 fn no_log() -> String {
-    format!("[profile]: cannot keep a log of kernels in {}", std::env::temp_dir().display())
+    format!("training.profile_steps: cannot keep a log of kernels in {}", std::env::temp_dir().display())
 }
 
 /// Configures the log of this process's CubeCL, once.
@@ -130,7 +130,7 @@ fn configure() -> anyhow::Result<(PathBuf, File)> {
         let mut current = CubeClRuntimeConfig::storage().lock();
         if current.is_some() {
             bail!(
-                "[profile]: this process has used a GPU before, so that CubeCL does not time its kernels: profile in a process of its own"
+                "training.profile_steps: this process has used a GPU before, so that CubeCL does not time its kernels: profile in a process of its own"
             );
         }
         let (file, path) = file.keep().with_context(no_log)?;
@@ -162,7 +162,7 @@ fn mark_on<R: Runtime>(device: &R::Device) -> anyhow::Result<&'static str> {
     let out = unsafe { ArrayArg::from_raw_parts(out, 1) };
     profile_mark::launch::<R>(&client, CubeCount::new_single(), CubeDim::new_single(), out);
     let done = cubecl::future::block_on(client.sync());
-    done.map_err(|error| anyhow!("[profile]: the device failed: {error:?}"))?;
+    done.map_err(|error| anyhow!("training.profile_steps: the device failed: {error:?}"))?;
     Ok(match client.properties().timing_method {
         TimingMethod::Device => "between a kernel's timestamps on the device",
         TimingMethod::System => "on the host, from a kernel's launch until the device has finished it",

@@ -20,7 +20,6 @@ use device_select::SelectedDevice;
 pub use table::{Kind, ProfileRow, ProfileTable};
 
 use crate::atomic;
-use crate::config::ProfileSection;
 use crate::error::device_failed;
 
 /// Name of the table's file in a run's folder.
@@ -37,7 +36,7 @@ enum Source {
 /// Profiles the steps of a window.
 #[derive(Debug)]
 pub struct Profiler {
-    section: ProfileSection,
+    steps: [usize; 2],
     file: Option<PathBuf>,
     device: String,
     source: Source,
@@ -53,7 +52,7 @@ impl Profiler {
     /// # Errors
     /// A device that cannot be profiled.
     pub fn prepare<B: Backend>(
-        section: ProfileSection,
+        steps: [usize; 2],
         file: Option<PathBuf>,
         selected: &SelectedDevice,
         device: &B::Device,
@@ -65,7 +64,7 @@ impl Profiler {
             #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
             _ => return Err(cannot_profile(device)),
         };
-        Ok(Self { section, file, device: selected.to_string(), source, window: None })
+        Ok(Self { steps, file, device: selected.to_string(), source, window: None })
     }
 
     /// Called before a step, numbered from 1. The first step in the window opens it.
@@ -73,7 +72,7 @@ impl Profiler {
     /// # Errors
     /// A device that fails, and a log of kernels that cannot be read.
     pub fn before_step<B: Backend>(&mut self, step: usize, device: &B::Device) -> anyhow::Result<()> {
-        let is_in_window = (self.section.start..=self.section.last()).contains(&step);
+        let is_in_window = (self.steps[0]..=self.steps[1]).contains(&step);
         if !is_in_window || self.window.is_some() {
             return Ok(());
         }
@@ -99,7 +98,7 @@ impl Profiler {
             }
             return Ok(None);
         }
-        if step < self.section.last() {
+        if step < self.steps[1] {
             return Ok(None);
         }
         sync::<B>(device)?;
@@ -136,7 +135,7 @@ fn host_work() -> Vec<ProfileRow> {
 /// Error of a device whose backend's profiler was not compiled in.
 fn cannot_profile(device: &impl std::fmt::Debug) -> anyhow::Error {
     anyhow!(
-        "[profile]: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `trainer`"
+        "training.profile_steps: this build cannot profile {device:?}: enable the feature `wgpu` or `cuda` of the crate `trainer`"
     )
 }
 

@@ -125,7 +125,9 @@ impl Page<'_> {
     fn words(&self, schema: &Value, plural: &str) -> String {
         let schema = self.reference.resolve(schema);
         if let Some(any) = schema["anyOf"].as_array() {
-            return any.iter().map(|one| self.words(one, plural)).collect::<Vec<_>>().join(" or ");
+            let mut words: Vec<_> = any.iter().map(|one| self.words(one, plural)).collect();
+            words.dedup();
+            return words.join(" or ");
         }
         let name = |name: &str| match name {
             "array" => {

@@ -1,7 +1,6 @@
 //! Sequences of each kind of data are fixed: ids, masks, documents and order over several epochs,
 //! after a resume, and of the validation part.
 
-use crate::token_files::{GPT_2, LLAMA_3, llmq, token_file};
 use crate::*;
 
 const TEMPLATE: &str = "{% for tool in tools or [] %}[{{ tool.name }}]{% endfor %}{% for m in messages %}\
@@ -40,8 +39,9 @@ fn chat(rng: &mut Rng, i: usize) -> String {
 /// One file or folder of each kind.
 fn files() -> Files {
     let rng = &mut Rng::new(40);
-    let ids: Vec<u32> = (0..14_000).map(|i| if i % 97 == 13 { 256 } else { rng.below(256) as u32 }).collect();
-    let mask: Vec<bool> = (0..ids.len()).map(|i| i / 50 % 3 == 1 || rng.below(9) == 0).collect();
+    // Numbers of two kinds of files that are gone.
+    (0..14_000).filter(|i| i % 97 != 13).for_each(|_| _ = rng.below(256));
+    (0..14_000).filter(|i| i / 50 % 3 != 1).for_each(|_| _ = rng.below(9));
     let array: Vec<String> = lines(rng, 80).iter().map(|line| line.to_string()).collect();
     let files = Files::new([("array.json", format!("[{}\n]\n", array.join(",\n\n  ")))]);
     (0..40).for_each(|i| files.write(format!("folder/{i:02}.txt"), prose(rng, 50 + 20 * i)));
@@ -49,9 +49,6 @@ fn files() -> Files {
     files.write("line.jsonl", json!({ "text": prose(rng, 150_000).replace('\n', " ") }).to_string());
     files.write("lines.jsonl", lines(rng, 80).iter().map(|line| format!("{line}\r\n\n")).collect::<String>());
     files.write("chats.jsonl", (0..90).map(|i| chat(rng, i)).collect::<String>());
-    files.write("gpt_2.bin", token_file(GPT_2, &ids));
-    files.write("llama_3.bin", token_file(LLAMA_3, &ids[..9000]));
-    files.write("llmq.bin", llmq(2, &ids, Some(&mask)));
     #[cfg(feature = "parquet")]
     {
         let rows: Vec<String> = (0..90).map(|i| prose(rng, 5 * i + 1)).collect();
@@ -86,7 +83,12 @@ fn digests(files: &Files, sources: &[DataSource], tokenizer: &Tokenizer, fractio
         resumed.seek(&serde_json::from_str::<Position>(&position).unwrap()).unwrap();
         assert!(take(&mut resumed, 300) == all[700..]);
         let held_out = dataset.held_out(shape, usize::MAX).unwrap();
-        digest(all.iter().chain(&held_out), &format!("{:?}", sequences.epoch_size()))
+        let EpochSize { sequences, without_targets, tokens, documents, targets, cut } = sequences.epoch_size();
+        let size = format!(
+            "EpochSize {{ sequences: {sequences}, without_targets: {without_targets}, tokens: {tokens}, \
+             documents: Some({documents}), targets: Some({targets}), cut: {cut} }}"
+        );
+        digest(all.iter().chain(&held_out), &size)
     })
 }
 
@@ -95,11 +97,11 @@ fn digests_of(name: &str, files: &Files) -> [String; 2] {
     let weighted = |(name, weight)| DataSource { weight: Some(weight), ..files.source(name) };
     match name {
         "mixture" => {
-            let names = [("folder", 2.0), ("chats.jsonl", 1.0), ("gpt_2.bin", 0.5), ("lines.jsonl", 1.5)];
+            let names = [("folder", 2.0), ("chats.jsonl", 1.0), ("lines.jsonl", 1.5)];
             digests(files, &names.map(weighted), &bytes, 0.1, 96)
         }
         "together" => {
-            let source = DataSource::new(["lines.jsonl", "gpt_2.bin", "folder"].map(|name| files.path(name)));
+            let source = DataSource::new(["lines.jsonl", "array.json", "folder"].map(|name| files.path(name)));
             digests(files, &[source, files.source("chats.jsonl")], &bytes, 0.1, 128)
         }
         "cut" => {
@@ -131,8 +133,5 @@ lines.jsonl 8b40a20f9a1ffef8f09ecac524877280 30e8a08fbdf0c417973fb3ecc0750c6f
 array.json 134fe353f563677d4283e17ee4f7e000 1bac900c47441199aaa489ee1e91aa53
 rows.parquet 6b3378d0c122dd6a1cc9ede60a2ba7c4 7dea9fcd07484aaa84e6ee212a3b55ff
 chats.jsonl cb723360bfc728609c6f6777d6f78820 ff7e3ea93b2906ffeaa633be01d3efd5
-gpt_2.bin ddc0c78beaba6e83a6317c22f0889e7e 6b24f39263f21adc1a5e06f641883e04
-llama_3.bin 7764e8c9ef976a02ebdec7c65cb1cc68 dd18663212c6d80252bcee6f297d2f9c
-llmq.bin 5a67f4ca7bd608c61b46a62e1e4d5963 1ce58610e15a48d5aa40a338f501ac8e
-mixture 8b762d1e8bbd658e1365c7a626ed857a 9e558e44744be7282b1449d36eb6cf61
-together fdf8ea2d157a92fca3c3e9bec196209f 788addedc04fa94ff7bc7d540722e627";
+mixture 7cafd6102db32cbb88bd849ac5a19bcb 4a028af340bfd977d9ff6424825b8b03
+together af3c41ac42d8def32579c26278099998 2eec67d45ec7af7e34c93e13316b4e7d";

@@ -1,7 +1,6 @@
 //! Order of sequences, sources with weights, and positions: from any position the rest equals an
 //! uninterrupted run, and a position in other data is refused.
 
-use crate::token_files::{LLAMA_3, token_file};
 use crate::*;
 use proptest::prelude::*;
 use trainer::rng::Rng;
@@ -86,9 +85,8 @@ fn weights_that_cannot_be_used() {
 fn files() -> Files {
     let mut rng = Rng::new(11);
     let lines = lines((0..30).map(|i| noise(&mut rng, 5 + i)).collect::<Vec<_>>());
-    let tokens: Vec<u32> = (0..300).map(|_| rng.below(256) as u32).collect();
     let files = Files::new([("a.txt", noise(&mut rng, 250)), ("b.jsonl", lines)]);
-    files.write("c.bin", token_file(LLAMA_3, &tokens));
+    files.write("c.json", format!("[{{\"text\": \"{}\"}}]", noise(&mut rng, 300)));
     files
 }
 
@@ -96,7 +94,7 @@ fn files() -> Files {
 fn open(files: &Files, is_mixture: bool) -> Dataset {
     let weighted = |(name, weight)| DataSource { weight: Some(weight), ..files.source(name) };
     let sources = match is_mixture {
-        true => [("a.txt", 1.0), ("b.jsonl", 2.5), ("c.bin", 0.7)].map(weighted).to_vec(),
+        true => [("a.txt", 1.0), ("b.jsonl", 2.5), ("c.json", 0.7)].map(weighted).to_vec(),
         false => files.sources(),
     };
     files.open(&sources, 0.1).unwrap()
@@ -135,7 +133,7 @@ fn a_changed_file_is_named() {
     for (name, content, expected) in [
         ("a.txt", Some(b"shorter, but long enough for a sequence".to_vec()), "it had 250 bytes, now it has 39"),
         ("b.jsonl", changed(&files, "b.jsonl", 12), "it has the same size but other content"),
-        ("c.bin", changed(&files, "c.bin", 1424), "it has the same size but other content"),
+        ("c.json", changed(&files, "c.json", 30), "it has the same size but other content"),
         ("a.txt", None, "it is no longer there, or it is left out now"),
         ("new.txt", Some(b"one more".to_vec()), "it was not there then"),
     ] {
@@ -190,9 +188,8 @@ fn other_settings_are_named() {
     let mut position = open(&files, false).train(wrapped(10), 1).unwrap().position();
     let same = || open(&files, false);
     let of = |fraction| files.open(&files.sources(), fraction).unwrap();
-    let two = [files.source("a.txt"), DataSource::new([files.path("b.jsonl"), files.path("c.bin")])];
+    let two = [files.source("a.txt"), DataSource::new([files.path("b.jsonl"), files.path("c.json")])];
     let templated = files.open_with(&files.sources(), 0.1, &bytes, Some(&template(""))).unwrap();
-    // A vocabulary in which the ids of the token file exist.
     let pairs = files.open_with(&files.sources(), 0.1, &folder_with_tokenizer(), None).unwrap();
     let seek = |dataset: Dataset, shape: SequenceShape, seed, position: &Position| {
         message(&dataset.train(shape, seed).unwrap().seek(position).unwrap_err())

@@ -100,7 +100,7 @@ fn a_generation_config_that_says_more_is_told() {
     };
     let (section, ignored) = read(json!({ "top_k": -1, "num_beams": 1, "no_repeat_ngram_size": 0, "eos_token_id": 2,
                                           "bad_words_ids": null, "suppress_tokens": [] }));
-    assert_eq!((section.top_k, ignored), (0, None));
+    assert_eq!((section.filters.top_k, ignored), (None, None));
     let (_, ignored) = read(json!({ "suppress_tokens": [3], "no_repeat_ngram_size": 2, "num_beams": 4, "top_k": 0 }));
     assert!(ignored.unwrap().ends_with(": no_repeat_ngram_size, num_beams, suppress_tokens"));
 }

@@ -33,7 +33,6 @@ pub(crate) use tempfile::TempDir;
 pub(crate) use toml::Table;
 pub(crate) use trainer::checkpoint::{SavedRun, Which};
 pub(crate) use trainer::cli::Command;
-pub(crate) use trainer::config::ProfileSection;
 pub(crate) use trainer::grads::{clip_grad_norm, sum};
 pub(crate) use trainer::hf::{ExportDtype, Float8Export, copy_assets, read_config};
 pub(crate) use trainer::job::{

@@ -190,8 +190,8 @@ fn weights(model: &Decoder<Flex>) -> BTreeMap<String, Vec<u32>> {
     linears(model).into_iter().map(|(name, weight)| (name, bits(weight))).collect()
 }
 
-/// Scales in every dtype and shape, names and lists of vLLM, transformers, fbgemm, ModelOpt and
-/// Quark, linears in high precision by names and patterns.
+/// Scales in every dtype and shape, names and lists of vLLM, transformers, fbgemm and ModelOpt,
+/// linears in high precision by names and patterns.
 #[test]
 fn every_form_gives_the_same_weights() {
     let all = Recipes::new();

@@ -1,4 +1,4 @@
-//! `[profile]` on the CPU: FP8 work has separate rows, and losses are unchanged.
+//! `training.profile_steps` on the CPU: FP8 work has separate rows, and losses are unchanged.
 
 use crate::common::*;
 use burn_float8::Report;
@@ -21,9 +21,8 @@ fn calls(table: &ProfileTable, name: &str) -> u64 {
 /// Profiles the third and the fourth of five steps. Concurrent work of other tests in the process
 /// would be counted.
 fn window(config: &RunConfig, has_fp8_wgrad: bool) {
-    let section = ProfileSection { start: 3, steps: 2 };
     let device = Default::default();
-    let mut profiler = Profiler::prepare::<Train>(section, None, &SelectedDevice::Cpu, &device).unwrap();
+    let mut profiler = Profiler::prepare::<Train>([3, 4], None, &SelectedDevice::Cpu, &device).unwrap();
     let mut run = steps(config, &open(config), |model| model);
     let (mut before, mut tables) = (None, vec![]);
     for step in 1..=5 {
@@ -87,7 +86,7 @@ fn a_run_says_where_the_time_went_and_its_losses_stay() {
     let saved = saved(folder.path().join("run"));
     let (plain, log) = run(&run_config(data.path(), &["training.log_every=1", "training.steps=5"])).unwrap();
     assert!(!log.contains("profile:"), "{log}");
-    let settings = ["training.log_every=1", "training.steps=5", "profile.start=2", "profile.steps=3", &saved];
+    let settings = ["training.log_every=1", "training.steps=5", "training.profile_steps=[2, 4]", &saved];
     let (profiled, log) = run(&run_config(data.path(), &settings)).unwrap();
     let losses = |outcome: &trainer::job::Outcome| {
         let bits = outcome.steps.iter().map(|line| (line.loss.to_bits(), line.grad_norm.to_bits()));

@@ -102,3 +102,17 @@ fn divergence_is_noticed_at_its_step_and_names_the_layer() {
     // f32 has no operand statistics.
     assert_eq!(of(&["training.precision=f32"]).cause, None);
 }
+
+/// All gradients are finite, and their squares are not.
+#[test]
+fn a_norm_beyond_f32_is_noticed() {
+    let data = text();
+    let settings = ["lora.rank=2", "lora.alpha=1e30", "training.precision=f32", "training.steps=3"];
+    match cause(run(&config(data.path(), &settings))) {
+        RunError::Diverged(diverged) => {
+            assert_eq!((diverged.step, diverged.grad_norm), (1, f64::INFINITY), "{diverged:?}");
+            assert!(diverged.loss.is_finite(), "{diverged:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

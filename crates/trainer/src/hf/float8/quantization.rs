@@ -29,7 +29,7 @@ pub(crate) struct Quantization {
 }
 
 /// Values of `quant_method`.
-const METHODS: [&str; 5] = ["compressed-tensors", "fp8", "fbgemm_fp8", "modelopt", "quark"];
+const METHODS: [&str; 4] = ["compressed-tensors", "fp8", "fbgemm_fp8", "modelopt"];
 
 /// Error of a quantization that is not read. Names the key that differs, and its valid values.
 fn refuse(config: &HfReader<'_>, key: &str, read: &[&str]) -> Error {
@@ -62,7 +62,6 @@ impl Quantization {
             Some("fp8") => fp8(config),
             Some("fbgemm_fp8") => fbgemm(config),
             Some("modelopt") => modelopt(config),
-            Some("quark") => quark(config),
             Some(_) => Err(refuse(config, "quant_method", &METHODS)),
             // ModelOpt's own file, and the older key of compressed-tensors.
             None if config.get("quant_algo").is_some() => modelopt(config),
@@ -201,33 +200,6 @@ fn modelopt(config: &HfReader<'_>) -> Result<Quantization> {
         None => return Err(config.missing("quant_algo")),
     };
     Ok(Quantization::of_all(vec![scheme], Names::new(config, &["ignore", "exclude_modules"], Words::Globs)?))
-}
-
-/// AMD Quark, with one scheme for all layers. Schemes of outputs apply to key-value caches.
-fn quark(config: &HfReader<'_>) -> Result<Quantization> {
-    let all = config.object("global_quant_config")?.ok_or_else(|| config.missing("global_quant_config"))?;
-    for key in ["layer_quant_config", "layer_type_quant_config"] {
-        let is_other = |layer: &HfReader<'_>| ["weight", "input_tensors"].iter().any(|of| layer.get(of) != all.get(of));
-        if config.objects(key)?.unwrap_or_default().iter().any(is_other) {
-            return Err(refuse(config, key, &["of the scheme in global_quant_config"]));
-        }
-    }
-    let weight = all.object("weight")?.ok_or_else(|| all.missing("weight"))?;
-    allow(&weight, json!({"dtype": [null, "fp8_e4m3"], "qscheme": ["per_tensor", "per_channel"]}))?;
-    let qscheme = weight.string("qscheme")?;
-    let granularity = if qscheme == Some("per_tensor") { Granularity::Tensor } else { Granularity::Row };
-    let inputs = match all.object("input_tensors")? {
-        None => Inputs::HighPrecision,
-        Some(inputs) => {
-            allow(&inputs, json!({"dtype": [null, "fp8_e4m3"], "qscheme": [qscheme]}))?;
-            match inputs.boolean("is_dynamic")? {
-                Some(true) => Inputs::Dynamic(granularity),
-                _ if granularity == Granularity::Tensor => Inputs::Static,
-                _ => return Err(refuse(&inputs, "is_dynamic", &["true"])),
-            }
-        }
-    };
-    Ok(Quantization::of_all(vec![Scheme { granularity, inputs }], Names::new(config, &["exclude"], Words::Globs)?))
 }
 
 /// Names and patterns of modules. `None` matches every linear.

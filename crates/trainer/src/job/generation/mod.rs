@@ -43,7 +43,7 @@ impl<'a> Generation<'a> {
         let options = GenerateOptions {
             stop: text.stop(),
             sampling: section.sampling(seed),
-            filters: section.filters(),
+            filters: section.filters,
             cache: section.kv_cache,
             // On a CPU, batched prompts give the same bits as alone.
             batching: match (selected, NonZero::new(independent_rows)) {

@@ -27,7 +27,7 @@ impl Fixture {
         fs::create_dir_all(self.path(name)).unwrap();
         let mut file = Metrics::append(&self.path(name).join(METRICS_FILE)).unwrap();
         records.iter().for_each(|record| file.write(record).unwrap());
-        PlotSource { name: None, path: self.path(name) }
+        PlotSource { name: Some(name.into()), path: self.path(name) }
     }
 
     pub(super) fn plot(&self, runs: &[PlotSource]) -> Svg {
