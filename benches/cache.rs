@@ -2,6 +2,7 @@
 //! repository and predicts each token of a validation text from the cache.
 use std::path::{Path, PathBuf};
 
+use benches::table::Table;
 use burn::backend::Flex;
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -9,10 +10,9 @@ use burn_float8::Float8;
 use clap::Parser;
 use device_select::SelectedDevice;
 use models::{Decoder, Decoders};
+use serde_json::json;
 use trainer::cli::Command;
 use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
-
-use crate::table::{Cell, Table, number};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 type Eval = Float8<Flex>;
@@ -72,9 +72,9 @@ pub fn table() -> Table {
         [("f32", 4.0, None), ("bf16", 2.0, Some(CacheDtype::Bf16)), ("e4m3", 1.0 + 4.0 / dim, Some(CacheDtype::E4m3))];
     let tokens = TEXTS * (LEN - 1);
     let title = format!("the loss of {tokens} tokens, of the debug preset after {STEPS} steps in f32, by its cache");
-    let mut table = Table::new(title, &["cache", "bytes", "loss"]);
+    let mut table = Table::new(title);
     for (cache, bytes, dtype) in caches {
-        table.row([cache.into(), number(bytes), Cell::Number(loss(&model, &text, dtype), 5)]);
+        table.rows.push(json!({ "cache": cache, "bytes": bytes, "loss": loss(&model, &text, dtype) }));
     }
     std::fs::remove_dir_all(folder).expect("made above");
     table

@@ -4,36 +4,26 @@
 //! `cargo bench --bench float8 -- --only step,memory` runs only these parts.
 use std::path::PathBuf;
 
+use benches::median;
 use clap::{Parser, ValueEnum};
-use device_select::wgpu_adapters;
 use serde_json::{Map, Value};
-
-use table::Table;
 
 mod attention;
 mod cache;
-mod gemm;
-mod gemv;
 mod generate;
-#[path = "src/bin/float8-gpu/bench/given.rs"]
-mod given;
 mod host;
-mod limits;
 mod linear;
 mod memory;
 mod model;
 mod neighbours;
-mod quantize;
 mod step;
-mod table;
-mod wide;
 
 #[global_allocator]
 static ALLOCATOR: test_data::Counting = test_data::Counting;
 
 #[derive(Parser)]
 struct Args {
-    /// Parts to run, separated by commas. Default: all, except `cache` and `wide`.
+    /// Parts to run, separated by commas. Default: all, except `cache`.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
     /// Timed repetitions of each case; the median is reported.
@@ -59,48 +49,16 @@ enum Part {
     Host,
     /// Bytes that a layer's linears and fused operations move on CUDA.
     Neighbours,
-    /// A few rows through an FP8 weight on the CPU, against memory bandwidth.
-    Gemv,
     /// Time of generated tokens on the CPU, by position.
     Generate,
-    /// A training step on the CPU by operation, against the machine's limits.
-    Limits,
     /// Forward and backward of one linear on the CPU.
     Linear,
     /// Time and memory of attention on the CPU, by sequence length.
     Attention,
     /// A train step of the debug Llama on the CPU.
     Step,
-    /// Quantize kernels on wgpu against a copy of the same bytes.
-    Quantize,
-    /// The emulated GEMM on wgpu against Burn's f32 matmul.
-    Gemm,
     /// Effect of the KV cache's dtype on a trained model's loss. Takes minutes; runs only if named.
     Cache,
-    /// A training step on the CPU of a realistic width. Takes minutes and 16 GiB; runs only if
-    /// named.
-    Wide,
-}
-
-impl Part {
-    /// Measures the part; None without its device.
-    fn table(self, repeat: u32, wgpu: Option<&str>) -> Option<Table> {
-        Some(match self {
-            Self::Memory => memory::table(),
-            Self::Host => host::table(repeat),
-            Self::Neighbours => neighbours::table(),
-            Self::Gemv => gemv::table(repeat),
-            Self::Generate => generate::table(repeat),
-            Self::Limits => limits::table(),
-            Self::Linear => linear::table(repeat),
-            Self::Attention => attention::table(repeat),
-            Self::Step => step::table(repeat),
-            Self::Quantize => quantize::table(wgpu?, repeat),
-            Self::Gemm => gemm::table(wgpu?, repeat),
-            Self::Cache => cache::table(),
-            Self::Wide => wide::table(),
-        })
-    }
 }
 
 fn main() -> std::io::Result<()> {
@@ -110,20 +68,23 @@ fn main() -> std::io::Result<()> {
         println!("{}", memory::measure(name));
         return Ok(());
     }
-    let adapter = wgpu_adapters().unwrap_or_default().into_iter().next();
-    let wgpu = adapter.map(|adapter| format!("wgpu ({})", adapter.name));
-    if wgpu.is_none() {
-        println!("wgpu: skipped, no adapter");
-    }
-    let by_default = |part: &Part| args.only.is_empty() && !matches!(part, Part::Cache | Part::Wide);
+    let runs = |part: &&Part| if args.only.is_empty() { **part != Part::Cache } else { args.only.contains(part) };
     let mut results = Map::new();
     println!("medians of {}; ratios above one are slower", args.repeat);
-    for part in Part::value_variants().iter().filter(|part| by_default(part) || args.only.contains(part)) {
-        if let Some(table) = part.table(args.repeat, wgpu.as_deref()) {
-            print!("{table}");
-            let name = part.to_possible_value().expect("no part is skipped").get_name().to_string();
-            results.insert(name, table.json());
-        }
+    for part in Part::value_variants().iter().filter(runs) {
+        let table = match part {
+            Part::Memory => memory::table(),
+            Part::Host => host::table(args.repeat),
+            Part::Neighbours => neighbours::table(),
+            Part::Generate => generate::table(args.repeat),
+            Part::Linear => linear::table(args.repeat),
+            Part::Attention => attention::table(args.repeat),
+            Part::Step => step::table(args.repeat),
+            Part::Cache => cache::table(),
+        };
+        print!("{table}");
+        let name = part.to_possible_value().expect("no part is skipped").get_name().to_string();
+        results.insert(name, Value::Array(table.rows));
     }
     if let Some(path) = args.json {
         std::fs::write(path, serde_json::to_string_pretty(&Value::Object(results))?)?;
@@ -138,8 +99,7 @@ fn medians(repeat: u32, mut first: impl FnMut() -> f64, mut second: impl FnMut()
     [median(first), median(second)]
 }
 
-/// Median.
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+/// Mebibytes.
+fn mib(bytes: usize) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }

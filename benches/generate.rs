@@ -1,15 +1,14 @@
 //! Generated tokens on the CPU: time of a token by position, for each dtype of the cache.
 use std::time::Instant;
 
+use benches::{median, table::Table};
 use burn::backend::Flex;
 use burn::module::AutodiffModule;
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_float8::{Float8, Float8Config, Recipe};
 use models::{Decoder, DecoderConfig, Dimensions};
+use serde_json::json;
 use trainer::{CacheDtype, CacheOptions, CausalLm, CausalLmExt};
-
-use crate::median;
-use crate::table::{Table, number};
 
 type Train = Float8<burn::backend::Autodiff<Flex>>;
 
@@ -18,6 +17,7 @@ const POSITIONS: [usize; 2] = [50, 1000];
 const TOKENS: usize = 16;
 
 fn config() -> DecoderConfig {
+    let preset = DecoderConfig::preset("debug").expect("a preset");
     let dims = Dimensions {
         vocab_size: 8192,
         hidden_size: 1024,
@@ -26,15 +26,10 @@ fn config() -> DecoderConfig {
         num_heads: 16,
         num_kv_heads: 4,
         head_dim: 64,
-        rms_norm_eps: 1e-5,
-        rope_theta: 500_000.0,
         max_seq_len: 2048,
-        tie_word_embeddings: false,
-        moe: None,
-        qk_norm: false,
-        qkv_bias: false,
+        ..preset.dims
     };
-    DecoderConfig { dims, rope_scaling: None, ..DecoderConfig::preset("debug").expect("a preset") }
+    DecoderConfig { dims, ..preset }
 }
 
 /// Median times of the tokens after each position.
@@ -65,14 +60,15 @@ pub fn table(repeat: u32) -> Table {
     let models = [("f32", model().valid()), ("rowwise", float8.valid())];
     let caches = [("f32", None), ("bf16", Some(CacheDtype::Bf16)), ("e4m3", Some(CacheDtype::E4m3))];
     let title = "a token of a Llama of four layers 1024 wide on the CPU, milliseconds by its position";
-    let mut table = Table::new(title, &["precision", "cache", "position 50", "position 1000", "ratio"]);
+    let mut table = Table::new(title);
     for (precision, model) in &models {
         for (cache, dtype) in caches {
             let rounds: Vec<_> = (0..repeat.div_ceil(3)).map(|_| measure(model, dtype, repeat)).collect();
             let ratio = median(rounds.iter().map(|[early, late]| late / early).collect());
-            let ms = [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
-            let [early, late] = ms.map(number);
-            table.row([(*precision).into(), cache.into(), early, late, number(ratio)]);
+            let [early, late] = [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
+            table.rows.push(json!({
+                "precision": precision, "cache": cache, "position 50": early, "position 1000": late, "ratio": ratio,
+            }));
         }
     }
     table

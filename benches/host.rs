@@ -11,19 +11,16 @@
 
 use std::time::Instant;
 
+use benches::linear::{float8_step, inputs, plain_step};
+use benches::{median, table::Table};
 use burn::backend::Autodiff;
-use burn::backend::autodiff::grads::Gradients;
-use burn::tensor::backend::{AutodiffBackend, Backend};
-use burn::tensor::module::linear;
-use burn::tensor::ops::FloatTensor;
-use burn::tensor::{DType, Distribution, Tensor, TensorPrimitive};
+use burn::tensor::backend::Backend;
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::SelfCheck;
-use burn_float8::{Float8, Float8Config, Float8Tensor, Recipe, set_default_config};
+use burn_float8::{Float8, Float8Config, Recipe, set_default_config};
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
-
-use crate::table::{Table, number};
-use crate::{given, median};
+use serde_json::json;
 
 /// `burn::backend::Cuda` without fusion, on a runtime that needs no GPU.
 type Cuda = CubeBackend<GenerateCuda, f32, i32, u8>;
@@ -44,17 +41,6 @@ const WARM_UP: u32 = 2;
 /// new one.
 const LIVE: [usize; 2] = [0, 2000];
 
-/// Forward of x and w, and backward from dy. `root` has one element.
-fn step<B: AutodiffBackend<Gradients = Gradients>>(
-    inputs: [FloatTensor<B::InnerBackend>; 2],
-    backward: impl FnOnce(FloatTensor<B>) -> Gradients,
-) {
-    let new = |input| Tensor::<B, 2>::from_inner(Tensor::from_primitive(TensorPrimitive::Float(input))).require_grad();
-    let [x, w] = inputs.map(new);
-    let grads = backward(linear(x.clone(), w.clone(), None).into_primitive().tensor());
-    drop((x.grad(&grads).expect("x is tracked"), w.grad(&grads).expect("w is tracked")));
-}
-
 /// Microseconds and launches per call, averaged over a round.
 fn measure(mut call: impl FnMut()) -> [f64; 2] {
     let sync = || Cuda::sync(&OfflineDevice::default()).expect("nothing runs");
@@ -69,41 +55,27 @@ fn measure(mut call: impl FnMut()) -> [f64; 2] {
 
 /// Table of bf16 and of every recipe that needs no layer, with and without live tensors.
 pub fn table(repeat: u32) -> Table {
-    let mut table = Table::new(
-        "host time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device",
-        &["live tensors", "precision", "launches", "us", "us per launch", "to bf16's", "quartiles"],
-    );
+    let title = "host time of a linear on CUDA, forward and backward with a new weight; nothing runs on a device";
+    let mut table = Table::new(title);
     LIVE.into_iter().for_each(|live| rows_beside(&mut table, live, repeat));
     table
 }
 
 /// Measures all precisions in turn, so that other load on the machine slows them equally.
 fn rows_beside(table: &mut Table, live_tensors: usize, repeat: u32) {
-    let [m, k, n] = SHAPE;
     let device = OfflineDevice::default();
     let _live: Vec<_> = (0..live_tensors).map(|_| Tensor::<Cuda, 1>::zeros([1], &device)).collect();
-    let tensor = |shape: [usize; 2]| {
-        Tensor::<Cuda, 2>::random(shape, Distribution::Default, &device).cast(DType::BF16).into_primitive().tensor()
-    };
-    let inputs = [tensor([m, k]), tensor([k, n]), tensor([m, n]), tensor([1, 1])];
+    let inputs = inputs::<Cuda>(SHAPE, DType::BF16);
     let recipes: Vec<_> = Recipe::ALL.into_iter().filter(|recipe| *recipe != Recipe::Delayed).collect();
     let round = || {
-        let plain = measure(|| {
-            let [x, w, dy, root] = inputs.clone();
-            step::<Autodiff<Cuda>>([x, w], |y| given::backward(y, dy, root));
-        });
+        let plain = measure(|| plain_step::<Cuda>(inputs.clone()));
         let quantized = recipes.iter().map(|recipe| {
             let set = set_default_config::<Float8<Autodiff<Cuda>>>(
                 &device,
                 Some(&Float8Config::new(*recipe).with_self_check(SelfCheck::Off)),
             );
             set.expect("a recipe without a history");
-            measure(|| {
-                // New to the decorator, so nothing is cast yet.
-                let [x, w, dy, root] = inputs.clone();
-                let inputs = [x, w].map(Float8Tensor::new);
-                step::<Float8<Autodiff<Cuda>>>(inputs, |y| given::backward(y.into_full(), dy, root));
-            })
+            measure(|| float8_step::<Cuda>(inputs.clone()))
         });
         [plain].into_iter().chain(quantized).collect::<Vec<_>>()
     };
@@ -115,9 +87,10 @@ fn rows_beside(table: &mut Table, live_tensors: usize, repeat: u32) {
         let ratios = rounds.iter().map(|round| per_launch(round[i]) / per_launch(round[0])).collect();
         let [microseconds, launches] = [0, 1].map(|j| median(rounds.iter().map(|round| round[i][j]).collect()));
         let [low, middle, high] = quartiles(ratios);
-        let [launches, us, each, middle] = [launches, microseconds, microseconds / launches, middle].map(number);
-        let quartiles = format!("{low:.2}, {high:.2}").into();
-        table.row([live_tensors.into(), precision.into(), launches, us, each, middle, quartiles]);
+        table.rows.push(json!({
+            "live tensors": live_tensors, "precision": precision, "launches": launches, "us": microseconds,
+            "us per launch": microseconds / launches, "to bf16's": middle, "quartiles": format!("{low:.2}, {high:.2}"),
+        }));
     }
 }
 

@@ -4,23 +4,24 @@
 use std::env::current_exe;
 use std::process::{Command, Stdio};
 
+use benches::table::Table;
 use burn::backend::{Autodiff, Flex};
 use burn::module::{AutodiffModule, Param};
 use burn::nn::loss::{MseLoss, Reduction};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor, TensorData};
-use burn_float8::{Float8, Float8Config, Float8LinearConfig, Recipe, set_default_config};
+use burn_float8::{Float8, Float8Config, set_default_config};
+use serde_json::json;
 use test_data::{Counting, normal};
 
+use crate::mib;
 use crate::model::{BATCH, Training, float8, plain};
-use crate::table::{Table, mib, number, optional};
 
 const LLAMA: &str = "debug Llama";
 const ENCODER: &str = "TransformerEncoder";
 const PLAIN: &str = "plain";
 const TENSORWISE: &str = "tensorwise";
-const RECAST: &str = "tensorwise, weights recast";
 
 /// Width of the encoder.
 const D_MODEL: usize = 256;
@@ -30,7 +31,7 @@ type Name = [&'static str; 3];
 
 fn names() -> impl Iterator<Item = Name> {
     let of = |model| {
-        [PLAIN, TENSORWISE, RECAST]
+        [PLAIN, TENSORWISE]
             .into_iter()
             .flat_map(move |precision| ["f32", "bf16"].map(|dtype| [model, precision, dtype]))
     };
@@ -76,11 +77,7 @@ pub fn measure(name: &str) -> usize {
     type Fp8 = Float8<Autodiff<Flex>>;
     let [model, precision, dtype] = names().find(|row| row.join("/") == name).expect("the name of a row");
     let dtype = if dtype == "f32" { DType::F32 } else { DType::BF16 };
-    let config: Option<Float8Config> = match precision {
-        PLAIN => None,
-        TENSORWISE => Some(Float8Config::tensorwise()),
-        _ => Some(Float8LinearConfig::new(Recipe::Tensorwise).with_force_recompute_fp8_weight_in_bwd(true).into()),
-    };
+    let config = (precision == TENSORWISE).then(Float8Config::tensorwise);
     if precision == PLAIN && dtype == DType::F32 {
         return match model {
             LLAMA => peak(Training::llama(plain::<Plain>())),
@@ -118,11 +115,13 @@ pub fn table() -> Table {
     let peaks: Vec<_> = names().map(|name| (name, measure_alone(&name.join("/")))).collect();
     let peak_of = |name: Name| peaks.iter().find(|(other, _)| *other == name).expect("every row was measured").1;
     let title = "peak memory of a train step on the CPU, 8 x 128 tokens, over what is alive before it; ratios to plain";
-    let mut table = Table::new(title, &["model", "precision", "dtype", "MiB", "to f32", "to bf16"]);
+    let mut table = Table::new(title);
     for &([model, precision, dtype], peak_bytes) in &peaks {
         let to_plain = |dtype| peak_bytes as f64 / peak_of([model, PLAIN, dtype]) as f64;
-        let to_bf16 = optional((dtype == "bf16").then(|| number(to_plain("bf16"))));
-        table.row([model.into(), precision.into(), dtype.into(), mib(peak_bytes), number(to_plain("f32")), to_bf16]);
+        table.rows.push(json!({
+            "model": model, "precision": precision, "dtype": dtype, "MiB": mib(peak_bytes), "to f32": to_plain("f32"),
+            "to bf16": (dtype == "bf16").then(|| to_plain("bf16")),
+        }));
     }
     table
 }

@@ -1,31 +1,12 @@
 //! The debug Llama with the training example's defaults, and a train step of any model.
-use burn::backend::{Autodiff, Flex};
 use burn::module::AutodiffModule;
 use burn::optim::adaptor::OptimizerAdaptor;
 use burn::optim::{AdamW, AdamWConfig, GradientsParams, Optimizer};
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
-use burn_float8::{Float8, Float8Config, Float8Stack};
-use clap::Parser;
-use models::{CausalLmExt, Decoder, DecoderConfig, Decoders, RunConfig};
-use trainer::Job;
-use trainer::cli::Command;
+use burn_float8::{Float8Config, Float8Stack};
+use models::{CausalLmExt, Decoder, DecoderConfig, RunConfig};
 use trainer::rng::Rng;
-
-/// Backend of the trainer on the CPU.
-pub type Train = Float8<Autodiff<Flex>>;
-
-/// Passes `run` the job of a Llama with these settings, on a temporary text.
-pub fn with_job<T>(settings: &[&str], run: impl FnOnce(&Job<Decoders>) -> T) -> T {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let data = folder.path().join("data.txt");
-    std::fs::write(&data, "All that is gold does not glitter. ".repeat(4000)).expect("a temporary file");
-    let data = data.display().to_string();
-    let mut arguments = vec!["float8", "train", "--device", "cpu", "--data", &data];
-    arguments.extend(settings.iter().flat_map(|setting| ["--set", setting]));
-    let command = Command::try_parse_from(arguments).expect("arguments");
-    run(&command.job::<Decoders>(&mut std::io::sink()).expect("a configuration").expect("a run"))
-}
 
 /// Sequences of a batch, and tokens of each.
 pub const BATCH: [usize; 2] = [8, 128];

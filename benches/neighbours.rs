@@ -8,6 +8,8 @@
 //! ```
 //! Attention, o and the residuals are excluded: they do not differ. Nothing is launched.
 
+use benches::ops;
+use benches::table::Table;
 use burn::backend::Autodiff;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -19,8 +21,7 @@ use burn_float8::config::SelfCheck;
 use burn_float8::{Float8, Float8Config, Recipe, nn, without_float8};
 use burn_fusion::Fusion;
 use codegen::device::{GenerateCuda, OfflineDevice, idle};
-
-use crate::table::{Cell, Table};
+use serde_json::json;
 
 /// `burn::backend::Cuda` on a runtime that needs no GPU.
 type B = Float8<Autodiff<Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>>>;
@@ -32,8 +33,6 @@ const HEADS: [usize; 2] = [32, 8];
 const HEAD: usize = 128;
 
 const TOKENS: usize = 1024;
-
-const EPSILON: f64 = 1e-5;
 
 #[derive(Module, Debug)]
 struct Layer<B: Backend> {
@@ -53,26 +52,13 @@ struct Neighbours {
 }
 
 const NODES: Neighbours = Neighbours {
-    rms_norm: |x, gamma| nn::rms_norm(x, gamma, EPSILON),
+    rms_norm: |x, gamma| nn::rms_norm(x, gamma, ops::EPSILON),
     rotary: |x, cos, sin| nn::rotary(x, cos, sin),
     swiglu: |gate, up| nn::swiglu(gate, up),
 };
 
-const BURN: Neighbours = Neighbours {
-    rms_norm: |x, gamma| {
-        let x = x.cast(DType::F32);
-        let inverse_rms = (x.clone().square().mean_dim(2) + EPSILON).sqrt().recip();
-        (x * inverse_rms * gamma.cast(DType::F32).unsqueeze()).cast(DType::BF16)
-    },
-    rotary: |x, cos, sin| {
-        let x = x.cast(DType::F32).swap_dims(1, 2);
-        let (first, second) = (x.clone().slice_dim(3, 0..HEAD / 2), x.slice_dim(3, HEAD / 2..HEAD));
-        let [cos, sin] = [cos, sin].map(|table| table.unsqueeze::<4>());
-        let y1 = first.clone() * cos.clone() - second.clone() * sin.clone();
-        Tensor::cat(vec![y1, second * cos + first * sin], 3).cast(DType::BF16)
-    },
-    swiglu: |gate, up| silu(gate) * up,
-};
+const BURN: Neighbours =
+    Neighbours { rms_norm: ops::rms_norm, rotary: ops::rotary, swiglu: |gate, up| silu(gate) * up };
 
 fn random<const D: usize>(shape: [usize; D]) -> Tensor<B, D> {
     Tensor::random(shape, Distribution::Default, &OfflineDevice::default())
@@ -130,7 +116,7 @@ pub fn table() -> Table {
     let title = format!(
         "bytes that a Llama 3 8B layer's linears and neighbours move on CUDA, {TOKENS} tokens, forward and backward"
     );
-    let mut table = Table::new(title, &["precision", "Burn, MB", "nodes, MB", "ratio", "launches"]);
+    let mut table = Table::new(title);
     let mut row = |precision: String, layer: &Layer<B>| {
         let [(before, launches_before), (after, launches_after)] = [BURN, NODES].map(|neighbours| {
             // The first step casts the weights and searches for fusions.
@@ -138,9 +124,10 @@ pub fn table() -> Table {
             measure(layer, &neighbours)
         });
         let [before, after] = [before, after].map(|bytes| bytes as f64 / 1e6);
-        let [burn, nodes] = [before, after].map(|bytes| Cell::Number(bytes, 1));
-        let launches = format!("{launches_before} -> {launches_after}").into();
-        table.row([precision.into(), burn, nodes, Cell::Number(after / before, 3), launches]);
+        table.rows.push(json!({
+            "precision": precision, "Burn, MB": before, "nodes, MB": after, "ratio": after / before,
+            "launches": format!("{launches_before} -> {launches_after}"),
+        }));
     };
     let applied = |recipe| {
         let config = Float8Config::new(recipe).with_self_check(SelfCheck::Off);

@@ -4,7 +4,7 @@
 #   ./run.sh [first|second] [--seconds N] [--device cuda|wgpu] [--tiny] [--plan]
 #
 # `first` has 540 seconds, `second` 200. --plan prints the steps and their seconds, and ends. --tiny takes small shapes and leaves out
-# the steps without seconds of their own, to try the script.
+# the steps without seconds of their own except `full`, to try the script.
 # CUDA_PATH: the toolkit to take, before all that are found. PYTHON: the Python with torch (python3). OUT: the folder for the results
 # (this one): one file, results-first.tar or results-second.tar, of at most 16 MiB, renewed every five seconds and after every step.
 # FLOAT8_PTX_CACHE: the folder for compiled kernels. Exit code 0 if nothing that ran was wrong, whether or not all ran; 2 without a
@@ -66,7 +66,7 @@ step() {
         [ "$own" = 0 ] || printf '%-12s %4d\n' "$name" "$own"
         return
     fi
-    if [ "$own" = 0 ] && [ "$tiny" = yes ]; then return; fi
+    if [ "$own" = 0 ] && [ "$tiny" = yes ] && [ "$name" != full ]; then return; fi
     limit=$((end - SECONDS))
     by_plan=$(((planned + spare) * seconds / usual + startup - SECONDS))
     if [ "$own" -gt 0 ] && [ "$by_plan" -lt "$limit" ]; then limit=$by_plan; fi
@@ -313,6 +313,10 @@ print("\n".join(spec.submodule_search_locations if spec else []))' 2>/dev/null)
         arch+=$version
     else
         say "no toolkit with an NVRTC that the driver reads: headers of $full, and the loader's NVRTC"
+        # What the bundle has compiled needs none.
+        for packed in "$here/ptx-$arch"*.tar.xz; do
+            [ ! -e "$packed" ] || { arch=${packed##*/ptx-} && arch=${arch%.tar.xz} && say "kernels of ${packed##*/}"; }
+        done
     fi
     # What the clocks were while something was timed.
     nvidia-smi --query-gpu=timestamp,clocks.sm,power.draw,clocks_event_reasons.active --format=csv -lms 200 \

@@ -2,14 +2,14 @@
 //! repetitions.
 use std::time::Instant;
 
+use benches::{median, table::Table};
 use burn::backend::{Autodiff, Flex};
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::{Float8, Float8Config, Recipe};
 use models::Decoder;
+use serde_json::json;
 
-use crate::median;
 use crate::model::{Training, float8, plain};
-use crate::table::{Table, number};
 
 type Case = (String, Box<dyn FnMut()>);
 
@@ -36,9 +36,9 @@ pub fn table(repeat: u32) -> Table {
     }
     let medians: Vec<_> = times.into_iter().map(median).collect();
     let title = "train step of the debug Decoder on the CPU, 8 x 128 tokens: forward, backward, AdamW";
-    let mut table = Table::new(title, &["precision", "ms", "ratio"]);
+    let mut table = Table::new(title);
     for ((precision, _), ms) in cases.into_iter().zip(&medians) {
-        table.row([precision.into(), number(*ms), number(ms / medians[0])]);
+        table.rows.push(json!({ "precision": precision, "ms": ms, "ratio": ms / medians[0] }));
     }
     table
 }

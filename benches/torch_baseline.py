@@ -88,7 +88,7 @@ def gemm(m, n, k, repeat):
     def rate(call):
         return 2.0 * m * n * k / seconds(call, repeat) * 1e-12
 
-    row = {"m": m, "n": n, "k": k}
+    row = {"shape": [m, n, k]}
     pairs = [(fp8(m, k), fp8(n, k).t()) for _ in range(sets((m + n) * k))]
     one = torch.full((), 0.01, device="cuda")
     by_row, by_col = torch.full((m, 1), 0.01, device="cuda"), torch.full((1, n), 0.01, device="cuda")
@@ -162,7 +162,7 @@ def grouped(grouping, x, y, sizes, repeat):
         "rowwise_fast": (fp8, 1, scaled(True)),
         "bf16": (bf16, 2, lambda a, b: torch._grouped_mm(a, b, offs=offs)),
     }
-    row = {"grouping": grouping, "sizes": sizes, "m": m, "n": n, "k": k}
+    row = {"grouping": grouping, "sizes": sizes, "shape": [m, n, k]}
     for mode, (make, width, call) in modes.items():
         inputs = pairs(make, width)
         try:
@@ -187,7 +187,7 @@ def linear(m, k, n, repeat):
         x, w, dy = inputs[turn % len(inputs)]
         torch.autograd.grad(torch.nn.functional.linear(x, w), (x, w), dy)
 
-    return {"m": m, "k": k, "n": n, "bf16_ms": seconds(call, repeat) * 1e3}
+    return {"shape": [m, k, n], "bf16": seconds(call, repeat) * 1e3}
 
 
 def copy(repeat):
@@ -236,13 +236,14 @@ def main():
     def say(kind, result):
         print(json.dumps({kind: result}), flush=True)
 
-    say("versions", {"version": torch.__version__, "device": torch.cuda.get_device_name()})
+    say("version", torch.__version__)
+    say("device", torch.cuda.get_device_name())
     for part, measure in [("gemm", gemm), ("linear", linear), ("grouped", grouped)]:
         for shape in getattr(args, part) if part in only else []:
             say(part, measure(*shape, args.repeat))
             torch.cuda.empty_cache()
     if "quantize" in only:
-        say("copy", copy(args.repeat))
+        say("copy_gb_per_s", copy(args.repeat))
 
 
 if __name__ == "__main__":

@@ -128,11 +128,13 @@ impl<B: Backend> Routing<B> {
         let [tokens, per_token] = chosen.dims();
         let copies = tokens * per_token;
         let chosen = chosen.reshape([copies, 1]);
-        let seen = cumsum_of_rows(one_hot(chosen.clone(), num_experts).int());
+        let chosen = one_hot(chosen, num_experts).int();
+        let seen = cumsum_of_rows(chosen.clone());
         let counts = seen.clone().narrow(0, copies - 1, 1);
         let ends = counts.clone().cumsum(1);
         let starts = ends.clone() - counts;
-        let row = (seen + starts).gather(1, chosen).sub_scalar(1);
+        // Not by `gather`: fused on CUDA with operations of more columns, it reads indices behind its own.
+        let row = ((seen + starts) * chosen).sum_dim(1).sub_scalar(1);
         Self { ends: ends.reshape([num_experts]), row }
     }
 }

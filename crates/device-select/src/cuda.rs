@@ -1,6 +1,7 @@
 //! Checks for CUDA programs that compile kernels at run time: driver, NVRTC and headers.
 //!
-//! Errors say how to install or locate a missing part. CubeCL reads the headers from `CUDA_PATH`,
+//! NVRTC and headers may be missing where CubeCL's cache has compiled kernels: a kernel that it lacks
+//! then fails. Errors say how to install or locate a missing part. CubeCL reads the headers from `CUDA_PATH`,
 //! else from `/usr/local/cuda`, `/opt/cuda` or the distribution's folder. It loads the libraries
 //! from the loader's path. Toolkits elsewhere and Python wheels are searched only for the error
 //! message.
@@ -29,8 +30,8 @@ pub struct CudaSetup {
     pub devices: usize,
     /// Newest CUDA version that the driver supports.
     pub driver: CudaVersion,
-    /// Version of the runtime compiler.
-    pub nvrtc: CudaVersion,
+    /// Version of the runtime compiler; None where only kernels of CubeCL's cache can run.
+    pub nvrtc: Option<CudaVersion>,
 }
 
 /// Reason why CUDA programs cannot run.
@@ -66,6 +67,14 @@ pub enum CudaError {
         driver: CudaVersion,
         /// Version of NVRTC.
         nvrtc: CudaVersion,
+    },
+    /// NVRTC is older than the device.
+    #[error("NVRTC of CUDA {nvrtc} does not know this device, sm_{sm}: install a newer one that the driver can read")]
+    NvrtcTooOld {
+        /// Version of NVRTC.
+        nvrtc: CudaVersion,
+        /// Ten times the compute capability of the first device.
+        sm: i32,
     },
     /// CubeCL's search path has no folder of headers.
     #[error(
@@ -129,6 +138,8 @@ fn missing_header(toolkit: &std::path::Path) -> Option<&'static str> {
 mod found {
     use std::path::Path;
 
+    use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
+
     use super::*;
     use crate::DeviceError;
 
@@ -137,7 +148,7 @@ mod found {
     /// # Errors
     ///
     /// A missing part, with its location if it is outside the search path; a driver older than
-    /// NVRTC.
+    /// NVRTC. NVRTC and headers may be missing where CubeCL's cache has kernels.
     pub fn cuda_setup() -> Result<CudaSetup, DeviceError> {
         Ok(setup()?)
     }
@@ -187,6 +198,24 @@ mod found {
         };
         // 1000 · major + 10 · minor.
         let driver = CudaVersion { major: driver / 1000, minor: driver % 1000 / 10 };
+        match compiler() {
+            Err(_) if has_compiled_kernels() => Ok(CudaSetup { devices, driver, nvrtc: None }),
+            nvrtc => CudaSetup { devices, driver, nvrtc: Some(nvrtc?) }.checked(),
+        }
+    }
+
+    /// Whether CubeCL's cache has kernels. It looks there before it compiles.
+    fn has_compiled_kernels() -> bool {
+        let config = CubeClRuntimeConfig::get();
+        let root = config.compilation.cache.as_ref().map(|cache| cache.root().join("cuda"));
+        // A folder for each version of CubeCL.
+        let versions = root.and_then(|root| root.read_dir().ok()).into_iter().flatten().flatten();
+        let mut files = versions.map(|version| version.path().join("ptx/toc.json.log"));
+        files.any(|file| file.metadata().is_ok_and(|file| file.len() > 0))
+    }
+
+    /// Version of NVRTC, after a look for it and for the headers.
+    fn compiler() -> Result<CudaVersion, CudaError> {
         // SAFETY: only tries to load a shared library.
         if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
             let has_nvrtc = |folder: &Path| {
@@ -200,6 +229,10 @@ mod found {
         // SAFETY: writes an integer to each pointer; only null pointers make it fail.
         unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
         let nvrtc = CudaVersion { major: major as u32, minor: minor as u32 };
+        match first_architecture() {
+            Some(sm) if !known_architectures().contains(&sm) => return Err(CudaError::NvrtcTooOld { nvrtc, sm }),
+            _ => {}
+        }
         let whole = || roots().into_iter().filter(|root| missing_header(root).is_none()).collect();
         let toolkit = match cubecl::cuda::install::cuda_path() {
             Some(toolkit) => toolkit,
@@ -208,7 +241,32 @@ mod found {
         if let Some(missing) = missing_header(&toolkit) {
             return Err(CudaError::HeaderMissing { toolkit, missing, found: whole() });
         }
-        CudaSetup { devices, driver, nvrtc }.checked()
+        Ok(nvrtc)
+    }
+
+    /// Ten times the compute capability of the first device, such as 90.
+    fn first_architecture() -> Option<i32> {
+        use cudarc::driver::sys::CUdevice_attribute::{
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+            CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        };
+        let device = cudarc::driver::result::device::get(0).ok()?;
+        // SAFETY: the driver has just returned the device.
+        let [major, minor] =
+            [MAJOR, MINOR].map(|part| unsafe { cudarc::driver::result::device::get_attribute(device, part) });
+        Some(10 * major.ok()? + minor.ok()?)
+    }
+
+    /// Architectures that NVRTC compiles for.
+    fn known_architectures() -> Vec<i32> {
+        let mut count = 0;
+        // SAFETY: writes an integer, and then as many as it said.
+        unsafe {
+            cudarc::nvrtc::sys::nvrtcGetNumSupportedArchs(&mut count);
+            let mut known = vec![0; count as usize];
+            cudarc::nvrtc::sys::nvrtcGetSupportedArchs(known.as_mut_ptr());
+            known
+        }
     }
 
     /// Toolkits in `/usr/local` and `/opt`, newest first, then the folders of Python wheels.
@@ -244,8 +302,10 @@ pub(crate) use found::{device_memory, device_name};
 impl CudaSetup {
     /// Returns itself if the driver can read the PTX of this NVRTC.
     fn checked(self) -> Result<Self, CudaError> {
-        let Self { driver, nvrtc, .. } = self;
-        if nvrtc > driver { Err(CudaError::DriverTooOld { driver, nvrtc }) } else { Ok(self) }
+        match (self.driver, self.nvrtc) {
+            (driver, Some(nvrtc)) if nvrtc > driver => Err(CudaError::DriverTooOld { driver, nvrtc }),
+            _ => Ok(self),
+        }
     }
 }
 
@@ -256,7 +316,7 @@ mod tests {
     #[test]
     fn a_driver_reads_the_ptx_of_its_own_version_and_older_ones() {
         let version = |major, minor| CudaVersion { major, minor };
-        let setup = |driver, nvrtc| CudaSetup { devices: 1, driver, nvrtc };
+        let setup = |driver, nvrtc| CudaSetup { devices: 1, driver, nvrtc: Some(nvrtc) };
         for (driver, nvrtc) in [((13, 0), (13, 0)), ((13, 5), (13, 0)), ((13, 0), (12, 9)), ((12, 10), (12, 9))] {
             let setup = setup(version(driver.0, driver.1), version(nvrtc.0, nvrtc.1));
             assert_eq!(setup.checked(), Ok(setup));

@@ -2,19 +2,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{IsTerminal, Write, stdout};
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+use benches::table::Table;
 use checks::{
     Case, CaseFailure, Done, Goldens, Progress, Size, Worker, supervise, visit_golden_linears, visit_goldens,
     visit_linears,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 use test_data::Golden;
 
 use crate::target::Target;
-use crate::{Error, LimitArgs, Outcome, worker};
+use crate::{LimitArgs, Outcome, worker};
 
 /// Embedded results of torch and torchao.
 static CASTS: Goldens = Goldens {
@@ -52,16 +55,17 @@ pub struct Args {
     limits: LimitArgs,
 }
 
-/// Interval between progress lines in a file; a terminal has one line that updates.
+/// Interval between progress lines.
 const PROGRESS: Duration = Duration::from_secs(10);
 
 /// Outcomes of one group of cases.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 struct Group {
+    check: String,
     cases: usize,
-    failures: usize,
+    wrong: usize,
     not_run: usize,
-    worst: f64,
+    worst_to_allowed: f64,
     seconds: f64,
 }
 
@@ -70,84 +74,65 @@ struct Tally {
     groups: BTreeMap<String, Group>,
     verbose: bool,
     said: Instant,
-    json: Option<(PathBuf, File)>,
+    json: Option<File>,
 }
 
 impl Tally {
-    fn new(args: &Args) -> Result<Self, Error> {
+    fn new(args: &Args) -> anyhow::Result<Self> {
         let open = |path: &PathBuf| {
             let file = File::options().create(true).append(true).open(path);
-            let file = file.map_err(|source| Error::Io { what: path.display().to_string(), source })?;
-            Ok::<_, Error>((path.clone(), file))
+            file.with_context(|| path.display().to_string())
         };
         let json = args.json.as_ref().map(open).transpose()?;
         Ok(Self { groups: BTreeMap::new(), verbose: args.verbose, said: Instant::now(), json })
     }
 
-    fn add(&mut self, progress: Progress, done: Done) -> Result<(), Error> {
+    fn add(&mut self, progress: Progress, done: Done) -> anyhow::Result<()> {
         let Done { name, seconds, result } = &done;
-        let group = self.groups.entry(name.split(' ').next().unwrap_or_default().into()).or_default();
+        let kind = name.split(' ').next().unwrap_or_default();
+        let group = self.groups.entry(kind.into()).or_insert_with(|| Group { check: kind.into(), ..Group::default() });
         group.cases += 1;
         group.seconds += seconds;
-        match result {
+        let (key, value) = match result {
             Ok(worst) => {
-                let worst = worst.as_f64().unwrap_or(f64::NAN);
-                group.worst = group.worst.max(worst);
+                let number = worst.as_f64().unwrap_or(f64::NAN);
+                group.worst_to_allowed = group.worst_to_allowed.max(number);
                 if self.verbose {
-                    println!("ok    {name}: {worst:.3} ({seconds:.1} s)");
+                    println!("ok    {name}: {number:.3} ({seconds:.1} s)");
                 }
+                ("worst", worst.clone())
             }
-            Err(CaseFailure::NoTime) => group.not_run += 1,
+            Err(loss @ CaseFailure::NoTime) => {
+                group.not_run += 1;
+                ("not_run", loss.to_string().into())
+            }
             Err(loss) => {
-                group.failures += 1;
+                group.wrong += 1;
                 println!("WRONG {name}: {loss} ({seconds:.1} s)");
+                ("wrong", loss.to_string().into())
             }
-        }
-        if let Some((path, file)) = &mut self.json {
-            let line = match result {
-                Ok(worst) => json!({ "name": name, "seconds": seconds, "worst": worst }),
-                Err(CaseFailure::NoTime) => {
-                    json!({ "name": name, "seconds": seconds, "not_run": CaseFailure::NoTime.to_string() })
-                }
-                Err(loss) => json!({ "name": name, "seconds": seconds, "wrong": loss.to_string() }),
-            };
-            writeln!(file, "{line}").map_err(|source| Error::Io { what: path.display().to_string(), source })?;
+        };
+        if let Some(file) = &mut self.json {
+            writeln!(file, "{}", json!({ "name": name, "seconds": seconds, key: value })).context("the results")?;
         }
         self.say(progress, name);
         Ok(())
     }
 
     fn say(&mut self, Progress { done, of, elapsed }: Progress, name: &str) {
-        let terminal = stdout().is_terminal();
-        if self.verbose || (!terminal && self.said.elapsed() < PROGRESS) {
-            return;
-        }
-        self.said = Instant::now();
-        let line = format!("{done} of {of}, {} s: {name}", elapsed.as_secs());
-        if terminal {
-            print!("\r\x1b[2K{line}");
-            // Progress output may fail.
-            let _ = stdout().flush();
-            if done == of {
-                println!();
-            }
-        } else {
-            println!("{line}");
+        if !self.verbose && self.said.elapsed() >= PROGRESS {
+            self.said = Instant::now();
+            println!("{done} of {of}, {} s: {name}", elapsed.as_secs());
         }
     }
 
     /// Prints the table. The outcome is also wrong if no case has a requested name.
     fn print(&self) -> Outcome {
-        println!(
-            "\n{:<20}  {:>6}  {:>6}  {:>7}  {:>15}  {:>8}",
-            "check", "cases", "wrong", "not run", "worst / allowed", "seconds"
-        );
-        for (kind, Group { cases, failures, not_run, worst, seconds }) in &self.groups {
-            println!("{kind:<20}  {cases:>6}  {failures:>6}  {not_run:>7}  {worst:>15.3}  {seconds:>8.1}");
-        }
+        let rows: Vec<_> = self.groups.values().map(|group| json!(group)).collect();
+        print!("{}", Table::of("checks", &rows));
         let sum = |field: fn(&Group) -> usize| self.groups.values().map(field).sum::<usize>();
         let (cases, failures, not_run) =
-            (sum(|group| group.cases), sum(|group| group.failures), sum(|group| group.not_run));
+            (sum(|group| group.cases), sum(|group| group.wrong), sum(|group| group.not_run));
         match (cases, not_run) {
             (0, _) => println!("no case has this name"),
             (_, 0) => println!("{failures} of {cases} wrong"),
@@ -161,22 +146,19 @@ impl Tally {
 ///
 /// # Errors
 /// No device; a file that cannot be written.
-pub fn run(args: &Args) -> Result<Outcome, Error> {
+pub fn run(args: &Args) -> anyhow::Result<Outcome> {
     let jobs = match args.jobs {
         0 => (std::thread::available_parallelism().map_or(1, |cores| cores.get()) / 2).clamp(1, 8),
         jobs => jobs,
     };
     let mut tally = Tally::new(args)?;
-    let mut failed = None;
+    let mut written = Ok(());
     supervise(args.limits.of(jobs), &worker, &mut |progress, done| {
         if let Err(error) = tally.add(progress, done) {
-            failed = Some(error);
+            written = Err(error);
         }
     })?;
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(tally.print()),
-    }
+    written.map(|()| tally.print())
 }
 
 /// Runs cases for [`run`] in a worker process.

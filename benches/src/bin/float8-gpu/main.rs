@@ -21,6 +21,7 @@ mod target;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::Context;
 use checks::Limits;
 use clap::{Parser, Subcommand, ValueEnum};
 use device_select::{DeviceChoice, SelectedDevice, cuda_setup, quiet_wayland, select};
@@ -56,29 +57,6 @@ enum Command {
     Bench(bench::Args),
     /// Prints the device, its driver and NVRTC, and the registers of the GEMMs.
     Versions,
-}
-
-/// Error that stops the program.
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    /// The device cannot be used.
-    #[error(transparent)]
-    Device(#[from] device_select::DeviceError),
-    /// A file cannot be written, or a program cannot be run.
-    #[error("{what}: {source}")]
-    Io { what: String, source: std::io::Error },
-    /// Results are not valid JSON.
-    #[error("{what}: {source}")]
-    Json { what: &'static str, source: serde_json::Error },
-    /// No worker process starts.
-    #[error(transparent)]
-    Start(#[from] checks::StartError),
-    /// The torch script failed.
-    #[error("torch baseline: {0}")]
-    Torch(String),
-    /// The GEMMs do not compile.
-    #[error("registers of the GEMMs: {0}")]
-    Registers(String),
 }
 
 /// Outcome of a command.
@@ -161,11 +139,14 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Versions => {
+            let mut compiles = false;
             if on_cuda && let Ok(setup) = cuda_setup() {
-                println!("driver: CUDA {}; NVRTC {}; {} devices", setup.driver, setup.nvrtc, setup.devices);
+                let nvrtc = setup.nvrtc.map_or_else(|| "none, only compiled kernels".into(), |nvrtc| nvrtc.to_string());
+                println!("driver: CUDA {}; NVRTC {nvrtc}; {} devices", setup.driver, setup.devices);
+                compiles = setup.nvrtc.is_some();
             }
-            let registers = if on_cuda { registers::print() } else { Ok(()) };
-            registers.map(|()| Outcome::Right).map_err(Error::Registers)
+            let registers = if compiles { registers::print() } else { Ok(()) };
+            registers.map(|()| Outcome::Right).context("registers of the GEMMs")
         }
     };
     match done {
@@ -173,7 +154,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Incomplete) => ExitCode::from(3),
         Ok(Outcome::Wrong) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -11,8 +11,8 @@ use cubecl_runtime::client::ComputeClient;
 use crate::server::GenerateServer;
 use crate::state::MAX_GRID;
 pub use crate::state::{
-    CudaCompiler, Execution, Generated, Idle, OfflineDevice, Running, RunningShared, Unread, execute, execute_shared,
-    idle, max_shared_memory, on_each, take, take_allocations, take_waits, unread,
+    CudaCompiler, Execution, Generated, Idle, OfflineDevice, Running, RunningShared, execute, execute_shared, idle,
+    max_shared_memory, on_each, take, take_allocations, take_waits,
 };
 
 /// CubeCL's CUDA runtime up to NVRTC. Launches are executed only on request ([`execute`]).

@@ -6,9 +6,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::{Condvar, Mutex};
+use std::time::SystemTime;
 
+use cubecl_common::hash::StableHasher;
 use libloading::{Library, Symbol};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::ptxas::Version;
 
@@ -21,6 +23,10 @@ pub struct Nvrtc {
     /// Builtins that NVRTC would search next to its file, which a copy lacks.
     _builtins: Vec<Library>,
     root: PathBuf,
+    /// Results of earlier runs, by a hash of what gave them.
+    results: PathBuf,
+    /// The library's file: length and time.
+    file: (u64, Option<SystemTime>),
 }
 
 /// Maximum number of libraries; there is at most one per core.
@@ -34,6 +40,14 @@ fn without_unused(source: &str) -> String {
     let is_slow = |line: &str| SLOW_HEADERS.iter().any(|header| line == format!("#include <{header}>"));
     let used = ["cooperative_groups::", "cuda::"].iter().any(|name| source.contains(name));
     source.lines().filter(|line| used || !is_slow(line)).flat_map(|line| [line, "\n"]).collect()
+}
+
+/// Source with sorted declarations: CubeCL prints the types of a kernel in varying order.
+pub(crate) fn sorted(source: &str) -> String {
+    let body = source.find("extern \"C\"").unwrap_or(0);
+    let mut declarations: Vec<&str> = source[..body].lines().collect();
+    declarations.sort_unstable();
+    declarations.join("\n") + &source[body..]
 }
 
 type Program = *mut c_void;
@@ -72,7 +86,17 @@ impl Nvrtc {
         for _ in 1..cores.min(MOST_LIBRARIES) {
             libraries.push(open_copy(&path)?);
         }
-        Ok(Self { free: Mutex::new(libraries), freed: Condvar::new(), _builtins: builtins, root: root.into() })
+        let fail = |error: std::io::Error| format!("{}: {error}", path.display());
+        let file = path.metadata().map_err(fail)?;
+        let test = std::env::current_exe().map_err(fail)?;
+        Ok(Self {
+            free: Mutex::new(libraries),
+            freed: Condvar::new(),
+            _builtins: builtins,
+            root: root.into(),
+            results: test.with_file_name("nvrtc"),
+            file: (file.len(), file.modified().ok()),
+        })
     }
 
     /// Folder of the toolkit.
@@ -132,8 +156,26 @@ impl Nvrtc {
         result
     }
 
-    /// Compiles `source`, then fetches the result with the two functions.
+    /// Result of an earlier run, or of a compilation: most of a test's time.
     fn product(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
+        let key = StableHasher::hash_one(&(&self.root, self.file, sorted(source), arch, bytes));
+        let path = self.results.join(format!("{key:032x}"));
+        if let Ok(found) = std::fs::read(&path) {
+            return Ok(found);
+        }
+        let result = self.compile_anew(source, arch, size, bytes)?;
+        // Another test may write it too. Without the file the next run compiles again.
+        let written = std::fs::create_dir_all(&self.results).and_then(|()| {
+            let mut file = NamedTempFile::new_in(&self.results)?;
+            file.write_all(&result)?;
+            file.persist(&path).map_err(|error| error.error)
+        });
+        drop(written);
+        Ok(result)
+    }
+
+    /// Compiles `source`, then fetches the result with the two functions.
+    fn compile_anew(&self, source: &str, arch: &str, size: &[u8], bytes: &[u8]) -> Result<Vec<u8>, String> {
         let root = self.root.display();
         let options = [
             format!("--gpu-architecture={arch}"),

@@ -37,8 +37,8 @@ use crate::fault::{self, Fault};
 use crate::launch::Request;
 use crate::memory::{ALIGNMENT, OfflineResource, OfflineStorage};
 use crate::state::{
-    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UNREAD, UPLOADS,
-    WAITS, options, properties,
+    ALLOCATIONS, BYTES, CudaCompiler, EXECUTION, GENERATED, Generated, IDLE, LAUNCHES, OfflineDevice, UPLOADS, WAITS,
+    options, properties,
 };
 
 /// CubeCL numbers temporaries with a process-wide counter that each kernel resets, so parallel
@@ -231,9 +231,6 @@ impl ComputeServer for GenerateServer {
     fn read(&mut self, descriptors: Vec<CopyDescriptor>, _: StreamId) -> DynFut<Result<Vec<Bytes>, ServerError>> {
         WAITS.fetch_add(1, Relaxed);
         let mut result = self.take_errors().map(|()| vec![]);
-        if UNREAD.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
-            result = Err(generic("results are not read".into()));
-        }
         for descriptor in descriptors {
             if !has_pitched_row_major_strides(&descriptor.shape, &descriptor.strides) {
                 result = Err(generic(format!("strides {:?} cannot be read", descriptor.strides)));
@@ -301,11 +298,6 @@ impl ComputeServer for GenerateServer {
             let maps = arguments.tensor_maps.iter().map(|map| &map.binding);
             let bytes = arguments.buffers.iter().chain(maps).map(Binding::size_in_used).sum();
             BYTES.fetch_add(bytes, Relaxed);
-            return;
-        }
-        if let Some(known) = UNREAD.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
-            && !known.insert((self.sm, kernel.id()))
-        {
             return;
         }
         let generated = self.generate(&*kernel, mode);

@@ -1,7 +1,7 @@
 //! Emulated devices with each architecture's properties, as CubeCL's CUDA runtime reports them;
 //! recorded launches, and execution settings.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -9,10 +9,10 @@ use burn_backend::DeviceOps;
 use cubecl_common::device::{Device, DeviceId};
 use cubecl_common::hash::StableHash;
 use cubecl_common::profile::TimingMethod;
-use cubecl_core::ir::features::{Plane, Tma, TypeUsage};
+use cubecl_core::ir::features::{AtomicUsage, Plane, Tma, TypeUsage};
 use cubecl_core::ir::{
     BarrierLevel, DeviceProperties, ElemType, FloatKind, HardwareProperties, MemoryDeviceProperties, OpaqueType,
-    SemanticType, VectorSize,
+    SemanticType, StorageType, Type, VectorSize,
 };
 use cubecl_cpp::cuda::CudaDialect;
 use cubecl_cpp::cuda::arch::CudaArchitecture;
@@ -22,10 +22,9 @@ use cubecl_cpp::shared::{
     register_wmma_features,
 };
 use cubecl_cpp::{DialectWmmaCompiler, register_supported_types};
-use cubecl_runtime::id::KernelId;
 use ptx_interpreter::Accumulator;
 
-use crate::nvrtc::Nvrtc;
+use crate::nvrtc::{Nvrtc, sorted};
 
 /// CubeCL's compiler for CUDA.
 pub type CudaCompiler = CppCompiler<CudaDialect<CudaWmmaCompiler>>;
@@ -92,10 +91,7 @@ impl Generated {
 
     /// Source with sorted declarations: CubeCL prints the types of a kernel in varying order.
     pub fn key(&self) -> String {
-        let body = self.source.find("extern \"C\"").unwrap_or(0);
-        let mut declarations: Vec<&str> = self.source[..body].lines().collect();
-        declarations.sort_unstable();
-        declarations.join("\n") + &self.source[body..]
+        sorted(&self.source)
     }
 }
 
@@ -172,25 +168,6 @@ impl Drop for Idle {
 pub fn idle() -> Idle {
     IDLE.store(true, Relaxed);
     Idle(())
-}
-
-/// Kernels generated so far, by architecture, while results are not read.
-pub(crate) static UNREAD: Mutex<Option<HashSet<(u32, KernelId)>>> = Mutex::new(None);
-
-/// Guard during which reads of results are errors and each kernel is generated once.
-pub struct Unread(());
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        *UNREAD.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-/// Makes reads errors until the guard is dropped, so that a check ends once its kernels are
-/// launched. Repeated launches of a kernel do nothing.
-pub fn unread() -> Unread {
-    *UNREAD.lock().unwrap_or_else(PoisonError::into_inner) = Some(HashSet::new());
-    Unread(())
 }
 
 /// Settings of executed launches.
@@ -353,7 +330,7 @@ pub(crate) fn properties(device: &OfflineDevice) -> DeviceProperties {
         max_units_per_cube: 1024,
         max_cube_dim: (1024, 1024, 64),
         num_streaming_multiprocessors: Some(u32::from(device.sms)),
-        num_tensor_cores: Some(4),
+        num_tensor_cores: matches!(sm, 80 | 86 | 89 | 90..=92 | 100).then_some(4),
         min_tensor_cores_dim: Some(8),
         num_cpu_cores: None,
         max_vector_size: VectorSize::MAX,
@@ -362,25 +339,42 @@ pub(crate) fn properties(device: &OfflineDevice) -> DeviceProperties {
     let mut properties = DeviceProperties::new(Default::default(), memory, hardware, TimingMethod::System);
     register_supported_types(&mut properties);
     let stored = TypeUsage::Conversion | TypeUsage::Buffer;
-    if sm >= 89 {
-        for kind in [FloatKind::E4M3, FloatKind::E5M2] {
-            properties.register_type_usage(ElemType::Float(kind), stored);
-        }
+    let floats = |kinds: &[FloatKind]| kinds.iter().map(|kind| ElemType::Float(*kind)).collect::<Vec<_>>();
+    properties.register_type_usage(ElemType::Float(FloatKind::TF32), TypeUsage::Conversion);
+    let mut added = vec![(FloatKind::F64, 1), (FloatKind::F16, 1), (FloatKind::F16, 2)];
+    properties.register_semantic_type(SemanticType::Pipeline);
+    for level in [BarrierLevel::Unit, BarrierLevel::Cube] {
+        properties.register_type_usage(OpaqueType::Barrier(level), TypeUsage::Buffer);
     }
-    if sm >= 100 {
-        properties.register_type_usage(ElemType::Float(FloatKind::UE8M0), stored);
-    }
-    properties.register_type_usage(OpaqueType::Barrier(BarrierLevel::Cube), TypeUsage::Buffer);
-    for plane in [Plane::Sync, Plane::Ops, Plane::NonUniformControlFlow] {
-        properties.features.plane.insert(plane);
-    }
+    properties.features.plane = Plane::Sync | Plane::Ops | Plane::NonUniformControlFlow;
+    let halves = floats(&[FloatKind::F16, FloatKind::BF16]);
+    properties.features.matmul.ldmatrix.extend(halves.iter().map(|half| StorageType::from(*half)));
     properties.features.copy_async = true;
     properties.features.memory_reinterpret = true;
     properties.features.alignment = true;
+    if sm >= 89 {
+        for float in floats(&[FloatKind::E4M3, FloatKind::E5M2]) {
+            properties.register_type_usage(float, stored);
+        }
+    }
     if sm >= 90 {
         properties.features.tma.insert(Tma::Base);
         properties.register_semantic_type(SemanticType::TensorMap);
         properties.features.cube_cluster = true;
+        properties.features.matmul.stmatrix.extend(halves.iter().map(|half| StorageType::from(*half)));
+        added.extend([(FloatKind::F32, 2), (FloatKind::F32, 4)]);
+    }
+    if sm >= 100 {
+        properties.features.tma |= Tma::Im2colWide | Tma::SwizzleAtomicity;
+        properties.register_type_usage(ElemType::Float(FloatKind::E2M1), TypeUsage::Conversion);
+        properties.register_type_usage(StorageType::Packed(ElemType::Float(FloatKind::E2M1), 2), stored);
+        for float in floats(&[FloatKind::E2M3, FloatKind::E3M2, FloatKind::UE8M0]) {
+            properties.register_type_usage(float, stored);
+        }
+    }
+    for (kind, width) in added {
+        let atomic = Type::new(StorageType::Atomic(ElemType::Float(kind))).with_vector_size(width);
+        properties.register_atomic_type_usage(atomic, AtomicUsage::Add | AtomicUsage::LoadStore);
     }
     let arch = CudaArchitecture { version: sm };
     register_wmma_features(CudaWmmaCompiler::supported_wmma_combinations(&arch), &mut properties);

@@ -145,6 +145,12 @@ api! {
         })
     }
 
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice) { answer(|| model(device).map(drop)) }
+
+    cuCtxGetCurrent(context: *mut CUcontext) {
+        answer(|| give(context, CURRENT.get().map_or(std::ptr::null_mut(), |device| handle(device, 0))))
+    }
+
     cuStreamCreate(stream: *mut CUstream, _flags: c_uint) {
         answer(|| {
             let index = current(|context| Ok(context.create_stream()))?;
@@ -253,6 +259,12 @@ api! {
             let found = with(device, |context| Ok(context.function(index)?.kernel.name == name))?;
             if found { give(function, handle(device, index)) } else { Err(CUDA_ERROR_NOT_FOUND) }
         })
+    }
+
+    cuModuleUnload(module: CUmodule) { on(module, |_, _| Ok(())) }
+
+    cuFuncGetAttribute(_value: *mut c_int, attribute: CUfunction_attribute, _function: CUfunction) {
+        refused(&format!("{attribute:?}: nothing is assembled here"), CUDA_ERROR_NOT_SUPPORTED)
     }
 
     cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int) {

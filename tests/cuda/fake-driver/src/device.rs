@@ -24,53 +24,37 @@ pub fn models() -> &'static [Model] {
         let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("FAKE_CUDA={list}: {text:?} is no number"));
         let model = |entry: &str| match entry.split_once(':') {
             Some((sm, sms)) => Model { sm: number(sm), sms: number(sms) },
-            None => Model { sm: number(entry), sms: usual_sms(number(entry)) },
+            None => Model { sm: number(entry), sms: product(number(entry)).2 },
         };
         list.split(',').map(model).collect()
     })
 }
 
-/// SMs of the product in [`Model::name`].
-fn usual_sms(sm: u32) -> u32 {
-    match sm {
-        80 => 108,
-        89 => 128,
-        90 => 132,
-        100 | 103 => 148,
-        120 => 170,
-        121 => 48,
-        _ => 64,
-    }
+/// Products by architecture: name, SMs, GiB of memory.
+const PRODUCTS: [(u32, &str, u32, u64); 7] = [
+    (80, "Fake A100", 108, 80),
+    (89, "Fake RTX 4090", 128, 24),
+    (90, "Fake H200", 132, 140),
+    (100, "Fake B200", 148, 180),
+    (103, "Fake B300", 148, 270),
+    (120, "Fake RTX 5090", 170, 32),
+    (121, "Fake GB10", 48, 119),
+];
+
+/// Product of an architecture.
+fn product(sm: u32) -> (u32, &'static str, u32, u64) {
+    PRODUCTS.into_iter().find(|product| product.0 == sm).unwrap_or((sm, "Fake GPU", 64, 16))
 }
 
 impl Model {
     /// Name of a product of this architecture.
     pub fn name(self) -> &'static str {
-        match self.sm {
-            80 => "Fake A100",
-            89 => "Fake RTX 4090",
-            90 => "Fake H200",
-            100 => "Fake B200",
-            103 => "Fake B300",
-            120 => "Fake RTX 5090",
-            121 => "Fake GB10",
-            _ => "Fake GPU",
-        }
+        product(self.sm).1
     }
 
     /// Bytes of device memory.
     pub fn memory(self) -> u64 {
-        let gib = match self.sm {
-            80 => 80,
-            89 => 24,
-            90 => 140,
-            100 => 180,
-            103 => 270,
-            120 => 32,
-            121 => 119,
-            _ => 16,
-        };
-        gib << 30
+        product(self.sm).3 << 30
     }
 
     /// Most bytes of shared memory in a block, from the programming guide's table.
@@ -97,6 +81,7 @@ impl Model {
             CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y => MOST_GRID[1],
             CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z => MOST_GRID[2],
             CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => self.sms,
+            CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED => 1,
             _ => return None,
         })
     }

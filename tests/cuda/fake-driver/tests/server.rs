@@ -3,13 +3,17 @@
 
 mod common;
 
-use burn::backend::Cuda;
+use burn::backend::{Cuda, Flex};
+use burn::tensor::backend::Backend;
+use burn::tensor::{ElementConversion, Int, Tensor, TensorData};
 use checks::{Case, F32, Failure, Gemm, HostMatrix, PRECISE, Size, caught, visit, visit_linears};
+use codegen::device::{GenerateCuda, OfflineDevice, execute_shared};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::*;
 use cubecl::server::CopyDescriptor;
 use fake_cuda::{Driver, Fault};
 use float8_kernels::{CudaArch, GemmPath, Granularity, Operand, cuda_arch, gemm_path, scaled_gemm};
+use models::{CausalLmExt, Decoder, DecoderConfig};
 
 /// Devices of this process: an H200, a B200, an RTX 5090, one device for each fault, a B300 and a
 /// GB10.
@@ -19,19 +23,39 @@ fn client(index: usize) -> Option<(ComputeClient<CudaRuntime>, &'static Driver)>
     common::driver(DEVICES).map(|driver| (CudaRuntime::client(&CudaDevice::new(index)), driver))
 }
 
+/// The offline devices of `codegen` have the properties that CubeCL's server learns of the driver.
 #[test]
 fn properties() {
-    for (index, arch, sms, shared) in
-        [(0, CudaArch::Sm90, 132, 227), (1, CudaArch::Sm100, 148, 227), (2, CudaArch::Sm120, 170, 99)]
-    {
+    for (index, arch, sm, sms) in [
+        (0, CudaArch::Sm90, 90, 132),
+        (1, CudaArch::Sm100, 100, 148),
+        (2, CudaArch::Sm120, 120, 170),
+        (7, CudaArch::Sm100, 103, 148),
+        (8, CudaArch::Sm120, 121, 48),
+    ] {
         let Some((client, _)) = client(index) else { return };
-        let hardware = &client.properties().hardware;
-        assert_eq!(hardware.num_streaming_multiprocessors, Some(sms));
-        assert_eq!(hardware.max_shared_memory_size, shared << 10);
-        assert_eq!(hardware.max_cube_count, (i32::MAX as u32, 65535, 65535));
-        assert_eq!((hardware.max_units_per_cube, hardware.max_cube_dim), (1024, (1024, 1024, 64)));
-        assert_eq!((hardware.plane_size_min, hardware.plane_size_max), (32, 32));
-        assert_eq!(cuda_arch(&client), Some(arch));
+        let offline = GenerateCuda::client(&OfflineDevice { sm, sms });
+        let mut properties = offline.properties().clone();
+        // A quarter of the device's memory.
+        properties.memory.max_page_size = client.properties().memory.max_page_size;
+        assert_eq!(*client.properties(), properties, "sm_{sm}");
+        assert_eq!((cuda_arch(&client), cuda_arch(&offline)), (Some(arch), Some(arch)));
+    }
+}
+
+/// A GEMM has the same bits in CubeCL's server and in the one of `codegen`, which hands the
+/// arguments over by itself.
+#[test]
+fn servers_agree() {
+    fn product<R: Runtime>(client: &ComputeClient<R>) -> Vec<u8> {
+        let [a, b] = Gemm::new([70, 133, 200]).matrices().map(|matrix| matrix.upload(client));
+        let product = scaled_gemm(client, &a, &b, None, F32, PRECISE).expect("operands that fit");
+        client.read_one_unchecked(product).to_vec()
+    }
+    let Some(_running) = execute_shared() else { return };
+    for (index, sm, sms) in [(0, 90, 132), (1, 100, 148), (2, 120, 170)] {
+        let Some((client, _)) = client(index) else { return };
+        assert_eq!(product(&client), product(&GenerateCuda::client(&OfflineDevice { sm, sms })), "sm_{sm}");
     }
 }
 
@@ -183,6 +207,26 @@ fn gemms_of_blackwell() {
 #[test]
 fn linears() {
     all_pass(0, &[["linear tensorwise 37x70x45 F32 normal", ""], ["linear mxfp8 37x70x45 BF16 normal", ""]]);
+}
+
+/// A mixture with two experts a token, whose operations Burn fuses, against the CPU.
+#[test]
+fn a_mixture_of_experts() {
+    fn loss<B: Backend>() -> f32 {
+        let mut config = DecoderConfig::preset("llama3-debug-moe").expect("a preset");
+        config.dims.num_layers = 1;
+        config.dims.vocab_size = 64;
+        let model = Decoder::<B>::new(config, &B::Device::default()).expect("a valid size").init_weights(0);
+        let ids = |step: usize| {
+            let ids: Vec<_> = (0..32).map(|i| ((7 * i + step) % 64) as i32).collect();
+            Tensor::<B, 2, Int>::from_data(TensorData::new(ids, [1, 32]), &B::Device::default())
+        };
+        model.loss(ids(0), ids(7)).into_scalar().elem()
+    }
+    if client(0).is_some() {
+        let (cuda, cpu) = (loss::<Cuda>(), loss::<Flex>());
+        assert!((cuda - cpu).abs() < 1e-3 * cpu, "{cuda}, not {cpu}");
+    }
 }
 
 /// A GEMM on a device with a fault.

@@ -46,8 +46,6 @@ pub(super) fn insert(field: u64, base: u64, position: u64, length: u64, bits: u6
 
 /// `lop3`: applies the truth table `table` to three bits.
 pub(super) fn lop3(a: u32, b: u32, c: u32, table: u32) -> u32 {
-    (0..8).filter(|i| table >> i & 1 != 0).fold(0, |value, i| {
-        let pick = |v: u32, bit: u32| if i & bit == 0 { !v } else { v };
-        value | pick(a, 4) & pick(b, 2) & pick(c, 1)
-    })
+    let terms = [!a & !b & !c, !a & !b & c, !a & b & !c, !a & b & c, a & !b & !c, a & !b & c, a & b & !c, a & b & c];
+    terms.into_iter().enumerate().fold(0, |value, (i, term)| value | term & (table >> i & 1).wrapping_neg())
 }

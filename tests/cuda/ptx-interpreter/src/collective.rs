@@ -6,9 +6,10 @@ use super::convert::ue8m0;
 use super::exec::{meet, set_predicate};
 use super::execute::atomic;
 use super::flow::{Flow, lanes};
-use super::instr::{Mma, Op, Shuffle, Vote, Wmma};
+use super::instr::{Mma, Shuffle, Vote, Wmma};
 use super::operand::{Addr, ElementType};
 use super::state::{Cluster, Issue, Machine, Warp, read, write};
+use super::table::Op;
 use super::tma::element;
 
 impl Machine<'_> {
@@ -19,6 +20,7 @@ impl Machine<'_> {
             Op::SyncWarp { mask: members }
             | Op::Shuffle { mask: members, .. }
             | Op::Vote { mask: members, .. }
+            | Op::Ballot { mask: members, .. }
             | Op::Match { mask: members, .. }
             | Op::Redux { mask: members, .. }
             | Op::Elect { mask: members, .. } => {
@@ -35,23 +37,22 @@ impl Machine<'_> {
         }
         match op {
             Op::SyncWarp { .. } => {}
-            Op::Shuffle { kind, d, p, a, b, c, .. } => shuffle(warp, *kind, (*d, *p), [*a, *b, *c], mask)?,
-            Op::Vote { kind, d, p, .. } => {
+            Op::Shuffle { kind, d, a, b, c, .. } => shuffle(warp, *kind, *d, [*a, *b, *c], mask)?,
+            Op::Ballot { d, p, .. } => {
+                let value = warp.predicates[p.0 as usize] ^ if p.1 { u32::MAX } else { 0 };
+                lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = u64::from(value & mask));
+            }
+            Op::Vote { kind, d: (d, _), p, .. } => {
                 let value = warp.predicates[p.0 as usize] ^ if p.1 { u32::MAX } else { 0 };
                 let votes = value & mask;
-                match kind {
-                    Vote::Ballot => lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = u64::from(votes)),
-                    _ => {
-                        let holds = match kind {
-                            Vote::All => votes == mask,
-                            Vote::Any => votes != 0,
-                            _ => votes == 0 || votes == mask,
-                        };
-                        set_predicate(warp, *d, mask, if holds { u32::MAX } else { 0 });
-                    }
-                }
+                let holds = match kind {
+                    Vote::All => votes == mask,
+                    Vote::Any => votes != 0,
+                    Vote::Uniform => votes == 0 || votes == mask,
+                };
+                set_predicate(warp, *d, mask, if holds { u32::MAX } else { 0 });
             }
-            Op::Match { d, p, a, all, .. } => {
+            Op::Match { d: (d, p), a, all, .. } => {
                 let values = warp.registers[*a as usize];
                 let same = |lane: usize| {
                     lanes(mask).filter(|other| values[*other] == values[lane]).fold(0u32, |same, l| same | 1 << l)
@@ -79,10 +80,12 @@ impl Machine<'_> {
                 let result = all.try_fold(first, |sum, value| atomic(*op, ty, sum, value, 0))?;
                 lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = result);
             }
-            Op::Elect { d, p, .. } => {
+            Op::Elect { d: (d, p), .. } => {
                 let leader = mask.trailing_zeros();
                 lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = u64::from(leader));
-                set_predicate(warp, *p, mask, 1 << leader);
+                if let Some(p) = p {
+                    set_predicate(warp, *p, mask, 1 << leader);
+                }
             }
             Op::Activemask { d } => lanes(mask).for_each(|lane| warp.registers[*d as usize][lane] = u64::from(mask)),
             Op::Ldmatrix { d, address, transposed } => {
@@ -114,7 +117,11 @@ impl Machine<'_> {
                 }
             }
             Op::Mma(mma) => multiply(warp, mma, self.accumulator),
-            Op::TensorWarp(tensor) => return self.tensor_warp_op(cluster, rank, warp, tensor),
+            Op::TensorAlloc { .. }
+            | Op::TensorDealloc { .. }
+            | Op::TensorRelinquish
+            | Op::TensorLoad { .. }
+            | Op::TensorWait => return self.tensor_warp_op(cluster, rank, warp, op),
             Op::Wmma(wmma) => self.wmma(cluster, rank, warp, wmma)?,
             _ => return Err("this instruction is not modelled".into()),
         }
@@ -148,31 +155,10 @@ impl Machine<'_> {
     fn wmma(&mut self, cluster: &mut Cluster, rank: usize, warp: &mut Warp, op: &Wmma) -> Result<(), String> {
         let per_lane = |registers: usize, ty: ElementType| registers * if ty.bytes() == 4 { 1 } else { 2 };
         match op {
-            Wmma::Load { d, address, stride, size: [rows, columns], column, ty } => {
+            Wmma::Move { registers, address, stride, size: [rows, columns], column, ty, store } => {
+                let elements = per_lane(registers.len(), *ty);
+                let per = elements / registers.len();
                 for lane in 0..32 {
-                    let elements = per_lane(d.len(), *ty);
-                    let stride = warp.registers[*stride as usize][lane] as usize;
-                    let base = warp.address(address, lane);
-                    let mut words = vec![0; d.len()];
-                    for e in 0..elements {
-                        let index = (lane * elements + e) % (rows * columns);
-                        let (i, j) = (index / columns, index % columns);
-                        let offset = if *column { j * stride + i } else { i * stride + j } * ty.bytes();
-                        let at = (address.space, base + offset as u64, lane);
-                        let from = self.locate(cluster, rank, warp, at, ty.bytes(), false)?;
-                        // SAFETY: `locate` checked the range.
-                        let value = unsafe { read(from, ty.bytes()) };
-                        let per = elements / d.len();
-                        words[e / per] |= value << (16 * (e % per));
-                    }
-                    for (d, word) in d.iter().zip(words) {
-                        warp.registers[*d as usize][lane] = word;
-                    }
-                }
-            }
-            Wmma::Store { s, address, stride, size: [rows, columns], column, ty } => {
-                for lane in 0..32 {
-                    let elements = per_lane(s.len(), *ty);
                     let stride = warp.registers[*stride as usize][lane] as usize;
                     let base = warp.address(address, lane);
                     for e in 0..elements {
@@ -180,11 +166,16 @@ impl Machine<'_> {
                         let (i, j) = (index / columns, index % columns);
                         let offset = if *column { j * stride + i } else { i * stride + j } * ty.bytes();
                         let at = (address.space, base + offset as u64, lane);
-                        let to = self.locate(cluster, rank, warp, at, ty.bytes(), true)?;
-                        let per = elements / s.len();
-                        let value = warp.registers[s[e / per] as usize][lane] >> (16 * (e % per));
+                        let place = self.locate(cluster, rank, warp, at, ty.bytes(), *store)?;
+                        let (word, shift) = (&mut warp.registers[registers[e / per] as usize][lane], 16 * (e % per));
                         // SAFETY: `locate` checked the range.
-                        unsafe { write(to, ty.bytes(), value) };
+                        unsafe {
+                            if *store {
+                                write(place, ty.bytes(), *word >> shift);
+                            } else {
+                                *word = read(place, ty.bytes()) << shift | if shift == 0 { 0 } else { *word };
+                            }
+                        }
                     }
                 }
             }

@@ -191,7 +191,7 @@ impl Convert {
 
     fn fp8(&self, value: f64) -> u64 {
         let value = if self.relu && value <= 0.0 { 0.0 } else { value };
-        u64::from(if self.to == Ty::E4m3x2 { to_e4m3(value) } else { to_e5m2(value) })
+        u64::from(if self.to == Ty::E4m3x2 { to_fp8(value, 3, 7, 448.0) } else { to_fp8(value, 2, 15, 57344.0) })
     }
 
     /// |value| rounded to a power of two, as a biased exponent.
@@ -311,31 +311,18 @@ fn within(value: f64, max: f64, round: Round) -> f64 {
     }
 }
 
-fn to_e4m3(value: f64) -> u8 {
+/// Code of a value in a format of 8 bits with this bias of the exponent and this largest value.
+fn to_fp8(value: f64, mantissa: i32, bias: i32, max: f64) -> u8 {
     if value.is_nan() {
         return 0x7f;
     }
-    let magnitude = quantum(value.abs(), 3, -6, Round::Nearest).min(448.0);
+    let magnitude = quantum(value.abs(), mantissa, 1 - bias, Round::Nearest).min(max);
     let sign = u8::from(value.is_sign_negative()) << 7;
-    sign | if magnitude < 2f64.powi(-6) {
-        (magnitude * 512.0) as u8
+    sign | if magnitude < 2f64.powi(1 - bias) {
+        (magnitude * 2f64.powi(mantissa + bias - 1)) as u8
     } else {
         let exponent = exponent(magnitude);
-        ((exponent + 7) << 3) as u8 | ((magnitude / 2f64.powi(exponent) - 1.0) * 8.0) as u8
-    }
-}
-
-fn to_e5m2(value: f64) -> u8 {
-    if value.is_nan() {
-        return 0x7f;
-    }
-    let magnitude = quantum(value.abs(), 2, -14, Round::Nearest).min(57344.0);
-    let sign = u8::from(value.is_sign_negative()) << 7;
-    sign | if magnitude < 2f64.powi(-14) {
-        (magnitude * 65536.0) as u8
-    } else {
-        let exponent = exponent(magnitude);
-        ((exponent + 15) << 2) as u8 | ((magnitude / 2f64.powi(exponent) - 1.0) * 4.0) as u8
+        ((exponent + bias) << mantissa) as u8 | ((magnitude / 2f64.powi(exponent) - 1.0) * 2f64.powi(mantissa)) as u8
     }
 }
 

@@ -3,9 +3,10 @@
 //! [`Launch::seed`](super::Launch::seed)).
 
 use super::flow::lanes;
-use super::instr::{Bulk, Op};
+use super::instr::Bulk;
 use super::memory::shared_parts;
 use super::state::{BulkLoad, BulkStore, Cluster, Copy, Issue, Machine, Place, Warp, read};
+use super::table::Op;
 use super::tma::{add, swizzled};
 
 impl Machine<'_> {

@@ -4,9 +4,11 @@
 use std::collections::HashMap;
 
 use super::error::Error;
-use super::instr::{Instr, Op};
+use super::instr::Instr;
 use super::memory::{GLOBALS, LOCAL, PARAM};
 use super::operand::{Addr, Guard, Space, Special};
+use super::reader::Reader;
+use super::table::{Op, decode};
 use super::text::{Operand, Statement, Variable, parse};
 
 /// Kernel that is ready to run.
@@ -50,11 +52,11 @@ pub(crate) struct Decoder {
     scopes: Vec<HashMap<String, Name>>,
     constants: HashMap<u64, u32>,
     specials: HashMap<String, u32>,
-    pub(super) kernel: Kernel,
+    kernel: Kernel,
     /// Forward branches: instruction, label, and open scopes (by number) at the branch.
-    pub(super) branches: Vec<(usize, String, Vec<usize>)>,
+    branches: Vec<(usize, String, Vec<usize>)>,
     labels: HashMap<(usize, String), u32>,
-    pub(super) open: Vec<usize>,
+    open: Vec<usize>,
     scope_count: usize,
 }
 
@@ -208,8 +210,9 @@ impl Decoder {
                 let guard = guard.map(|(name, negated)| Ok::<_, String>((self.predicate(&name)?, negated)));
                 let guard = guard.transpose().map_err(|error| format!("{text}: {error}"))?;
                 // An unknown operation is an error only when it is executed.
-                let (op, text) = match self.op(&parts, &operands) {
-                    Ok(op) => (op.unwrap_or(Op::Unknown), text),
+                let mut reader = Reader { decoder: self, parts: &parts, operands: &operands, at: 0 };
+                let (op, text) = match decode(&mut reader) {
+                    Ok(op) => (op, text),
                     Err(error) => (Op::Unknown, format!("{text} ({error})")),
                 };
                 self.kernel.code.push(Instr { guard, op });
@@ -310,17 +313,29 @@ impl Decoder {
     }
 
     /// Registers of `{a, b}`, or of a single operand.
-    pub(crate) fn sources(&mut self, operand: &Operand, bits: u32) -> Result<Vec<u32>, String> {
+    pub(crate) fn list(
+        &mut self,
+        operand: &Operand,
+        mut one: impl FnMut(&mut Self, &Operand) -> Result<u32, String>,
+    ) -> Result<Vec<u32>, String> {
         match operand {
-            Operand::Vector(parts) => parts.iter().map(|part| self.source(part, bits)).collect(),
-            one => Ok(vec![self.source(one, bits)?]),
+            Operand::Vector(parts) => parts.iter().map(|part| one(self, part)).collect(),
+            operand => Ok(vec![one(self, operand)?]),
         }
     }
 
-    pub(crate) fn targets(&mut self, operand: &Operand) -> Result<Vec<u32>, String> {
-        match operand {
-            Operand::Vector(parts) => parts.iter().map(|part| self.target(part)).collect(),
-            one => Ok(vec![self.target(one)?]),
+    /// Notes a branch, whose label may follow.
+    pub(crate) fn branch(&mut self, label: &str) {
+        self.branches.push((self.kernel.code.len(), label.into(), self.open.clone()));
+    }
+
+    /// Checks that all `tcgen05` instructions are for as many blocks.
+    pub(crate) fn cta_group(&mut self, parts: &[&str]) -> Result<(), String> {
+        let Some(group) = parts.iter().find_map(|part| part.strip_prefix("cta_group::")) else { return Ok(()) };
+        let blocks = group.parse().map_err(|_| format!("cta_group::{group}"))?;
+        match *self.kernel.cta_group.get_or_insert(blocks) {
+            first if first == blocks => Ok(()),
+            first => Err(format!("an instruction before it has cta_group::{first}, and all of a kernel have the same")),
         }
     }
 
@@ -332,7 +347,7 @@ impl Decoder {
     }
 
     /// Parses `%p` or `%p|%q`.
-    pub(super) fn pair(&mut self, operand: &Operand) -> Result<(u32, Option<u32>), String> {
+    pub(crate) fn pair(&mut self, operand: &Operand) -> Result<(u32, Option<u32>), String> {
         match operand {
             Operand::Name(name) => Ok((self.predicate(name)?, None)),
             Operand::Sink => Ok((self.new_predicate(), None)),

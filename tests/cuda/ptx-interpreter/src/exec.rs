@@ -3,8 +3,8 @@
 //! does.
 
 use super::flow::{Flow, lanes};
-use super::instr::Op;
 use super::state::{Block, Cluster, Issue, Machine, Wait, Warp};
+use super::table::Op;
 
 impl Machine<'_> {
     /// Runs a warp for at most `fuel` instructions; returns the number executed.

@@ -3,20 +3,21 @@
 
 use super::barrier::Mbarrier;
 use super::bits::{insert, lop3};
-use super::decode_op::bits;
 use super::exec::{check_flight, meet, set_predicate};
 use super::flow::{Flow, lanes};
-use super::instr::{AtomicOp, Barrier, Logic, Op};
+use super::instr::{AtomicOp, Barrier, Logic};
 use super::memory::{SHARED, shared_parts, space_of};
 use super::operand::Addr;
+use super::reader::bits;
 use super::state::{Cluster, Issue, Machine, Wait, Warp, read, write};
+use super::table::Op;
 
 impl Machine<'_> {
     pub(super) fn execute(&mut self, issue: Issue, op: &Op) -> Result<Flow, String> {
         let Issue { cluster, rank, warp, mask, group, pc } = issue;
         match op {
             Op::Nop => {}
-            Op::Setp { compare, d, d2, a, b, combine } => {
+            Op::Setp { compare, d: (d, d2), a, b, combine } => {
                 let holds = compare(&warp.registers[*a as usize], &warp.registers[*b as usize]);
                 let (first, second) = match combine {
                     None => (holds, !holds),
@@ -130,7 +131,7 @@ impl Machine<'_> {
                         if *to_generic { (value & 0xffff_ffff) + SHARED } else { value.wrapping_sub(SHARED) };
                 }
             }
-            Op::Isspacep { d, a, space } => {
+            Op::Isspacep { d: (d, _), a, space } => {
                 let holds = lanes(mask)
                     .filter(|lane| space_of(warp.registers[*a as usize][*lane]) == *space)
                     .fold(0, |holds, lane| holds | 1 << lane);
@@ -190,10 +191,12 @@ impl Machine<'_> {
                 for lane in lanes(mask) {
                     let value = value.map(|value| warp.registers[value as usize][lane] as u32);
                     let old = mbarrier(cluster, rank, warp, address, lane, *op, value)?;
-                    warp.registers[*d as usize][lane] = old;
+                    if let Some(d) = d {
+                        warp.registers[*d as usize][lane] = old;
+                    }
                 }
             }
-            Op::MbarrierWait { p, address, value, parity, may_block } => {
+            Op::MbarrierWait { p: (p, _), address, value, parity, may_block } => {
                 let (mut done, mut wait) = (0, Wait::None);
                 for lane in lanes(mask) {
                     let at = Self::shared_address(address, warp.address(address, lane))?;
@@ -227,7 +230,11 @@ impl Machine<'_> {
             Op::BulkLoad { .. } | Op::BulkStore { .. } | Op::BulkCommit | Op::BulkWait { .. } => {
                 self.bulk(Issue { cluster, rank, warp, mask, group, pc }, op)?;
             }
-            Op::Tensor(tensor) => return self.tensor_op(cluster, rank, warp, tensor, mask),
+            Op::TensorBefore
+            | Op::TensorAfter
+            | Op::TensorCommit { .. }
+            | Op::TensorCopy { .. }
+            | Op::TensorMma { .. } => return self.tensor_op(cluster, rank, warp, op, mask),
             Op::Wgmma(_) | Op::WgmmaFence | Op::WgmmaCommit | Op::WgmmaWait { .. } => {
                 if mask != warp.live {
                     return Ok(meet(warp, group, mask, warp.live, pc));

@@ -6,10 +6,10 @@ use super::accumulator::Accumulator;
 use super::copies::MAP_TAG;
 use super::decode::Kernel;
 use super::error::Error;
-use super::instr::Op;
 use super::memory::{Buffer, Global, Shared};
 use super::operand::Special;
 use super::state::{Block, Cluster, Machine, Random, Warp};
+use super::table::Op;
 use super::tma::TensorMap;
 
 /// Argument of a kernel.
@@ -170,7 +170,8 @@ impl<'a> Machine<'a> {
     fn start_block(&self, index: [u32; 3], origin: [u32; 3], inside: [u32; 3], rank: u32) -> Block {
         let threads: u32 = self.block.iter().product();
         let warps = threads.div_ceil(32);
-        let asynchronous = |op: &Op| matches!(op, Op::Wgmma(_) | Op::Tensor(_) | Op::BulkStore { .. });
+        let asynchronous =
+            |op: &Op| matches!(op, Op::Wgmma(_) | Op::TensorCopy { .. } | Op::TensorMma { .. } | Op::BulkStore { .. });
         let tracked = self.kernel.code.iter().any(|instr| asynchronous(&instr.op));
         let shared = self.kernel.static_shared + self.dynamic_shared;
         let start = |id: u32| {

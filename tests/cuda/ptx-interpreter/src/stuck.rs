@@ -8,8 +8,8 @@
 //! never ends.
 
 use super::flow::lanes;
-use super::instr::Op;
 use super::state::{Cluster, Machine, Wait};
+use super::table::Op;
 
 const SECOND: u64 = 1_000_000_000;
 

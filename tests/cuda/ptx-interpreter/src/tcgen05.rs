@@ -20,10 +20,10 @@
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::{Flow, lanes};
-use super::instr::{TensorOp, TensorWarpOp};
 use super::memory::{Shared, shared_parts};
 use super::operand::ElementType;
 use super::state::{Cluster, Machine, Wait, Warp};
+use super::table::Op;
 use super::tensor_memory::{LANES, Matrix, Pending, Product, Shape, Tensor};
 use super::tma::element;
 
@@ -42,12 +42,12 @@ impl Machine<'_> {
         cluster: &mut Cluster,
         rank: usize,
         warp: &mut Warp,
-        op: &TensorOp,
+        op: &Op,
         mask: u32,
     ) -> Result<Flow, String> {
         match op {
-            TensorOp::Before => warp.unsignalled &= !mask,
-            TensorOp::After => warp.unordered &= !mask,
+            Op::TensorBefore => warp.unsignalled &= !mask,
+            Op::TensorAfter => warp.unordered &= !mask,
             _ => {
                 let lane = mask.trailing_zeros() as usize;
                 if mask.count_ones() != 1 {
@@ -75,11 +75,11 @@ impl Machine<'_> {
         cluster: &mut Cluster,
         rank: usize,
         warp: &Warp,
-        op: &TensorOp,
+        op: &Op,
         lane: usize,
     ) -> Result<Pending, String> {
         let value = |register: u32| warp.registers[register as usize][lane];
-        if !matches!(op, TensorOp::Commit { .. }) && warp.unordered >> lane & 1 != 0 {
+        if !matches!(op, Op::TensorCommit { .. }) && warp.unordered >> lane & 1 != 0 {
             return Err("no tcgen05.fence::after_thread_sync since the thread waited".into());
         }
         let column = |address: u64| match parts(address) {
@@ -97,7 +97,7 @@ impl Machine<'_> {
             Ok(matrix)
         };
         Ok(match op {
-            TensorOp::Commit { barrier, multicast } => {
+            Op::TensorCommit { barrier, multicast } => {
                 let at = Self::shared_address(barrier, warp.address(barrier, lane))?;
                 let (owner, offset) = shared_parts(at, rank);
                 let barriers = match multicast {
@@ -112,14 +112,14 @@ impl Machine<'_> {
                 };
                 Pending::Commit { barriers }
             }
-            TensorOp::Copy { to, from } => {
+            Op::TensorCopy { to, from } => {
                 let from = matrix(value(*from), 32, 16)?;
                 if from.swizzle != 0 {
                     return Err("a swizzled copy is not modelled".into());
                 }
                 Pending::Copy { column: column(warp.address(to, lane))?, from }
             }
-            TensorOp::Mma { d, a, b, instruction, scales, keep } => {
+            Op::TensorMma { d, a, b, instruction, scales, keep } => {
                 let shape = Shape::of(value(*instruction) as u32, scales.is_some(), group.len())?;
                 let scales = match scales {
                     None => None,
@@ -136,7 +136,7 @@ impl Machine<'_> {
                     keep,
                 }))
             }
-            TensorOp::Before | TensorOp::After => unreachable!("fences give nothing"),
+            _ => unreachable!("the caller asks for these alone"),
         })
     }
 
@@ -206,13 +206,13 @@ impl Machine<'_> {
         cluster: &mut Cluster,
         rank: usize,
         warp: &mut Warp,
-        op: &TensorWarpOp,
+        op: &Op,
     ) -> Result<Flow, String> {
         if warp.live != u32::MAX {
             return Err("lanes of the warp have exited".into());
         }
         match op {
-            TensorWarpOp::Alloc { slot, columns } => {
+            Op::TensorAlloc { slot, columns } => {
                 let columns = warp.registers[*columns as usize][0] as usize;
                 let group = self.group(cluster, rank)?;
                 let Some(column) = cluster.take_columns(group, rank, warp.id, columns)? else {
@@ -223,15 +223,15 @@ impl Machine<'_> {
                 // SAFETY: `locate` checked the range.
                 unsafe { super::state::write(to, 4, column as u64) };
             }
-            TensorWarpOp::Dealloc { address, columns } => {
+            Op::TensorDealloc { address, columns } => {
                 let [column, columns] = [address, columns].map(|register| warp.registers[*register as usize][0]);
                 let group = self.group(cluster, rank)?;
                 if !cluster.give_columns_back(group, rank, warp.id, [column as usize, columns as usize])? {
                     return Ok(Flow::Stay(u32::MAX, Wait::Peer));
                 }
             }
-            TensorWarpOp::Relinquish => cluster.blocks[rank].tensor.relinquished = true,
-            TensorWarpOp::Load { d, address } => {
+            Op::TensorRelinquish => cluster.blocks[rank].tensor.relinquished = true,
+            Op::TensorLoad { d, address } => {
                 if warp.unordered != 0 {
                     return Err("no tcgen05.fence::after_thread_sync since the thread waited".into());
                 }
@@ -256,7 +256,7 @@ impl Machine<'_> {
                 warp.tensor_loads.push((d.clone(), column));
                 warp.unsignalled = u32::MAX;
             }
-            TensorWarpOp::Wait => {
+            Op::TensorWait => {
                 let first = warp.id % 4 * 32;
                 for (registers, column) in std::mem::take(&mut warp.tensor_loads) {
                     for (i, register) in registers.iter().enumerate() {
@@ -267,6 +267,7 @@ impl Machine<'_> {
                     }
                 }
             }
+            _ => unreachable!("the caller asks for these alone"),
         }
         Ok(Flow::Next)
     }

@@ -213,6 +213,16 @@ impl Matrix {
         Ok(Self { start: offset(0), leading: offset(16), stride: offset(32), swizzle })
     }
 
+    /// The same for `wgmma`, whose descriptors have fewer fields.
+    pub(crate) fn of_warpgroup(descriptor: u64) -> Result<Self, String> {
+        let field = |at: u32| ((descriptor >> at & 0x3fff) << 4) as usize;
+        let swizzle = [0, 128, 64, 32][(descriptor >> 62) as usize];
+        if descriptor >> 49 & 7 != 0 {
+            return Err("a base offset in a matrix descriptor is not modelled".into());
+        }
+        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle })
+    }
+
     /// Address of the 16 bytes at byte `byte` of a row. Groups of eight rows are `stride` apart. A
     /// swizzled row spans the swizzle's bytes; otherwise a row has 16 bytes, and the next 16 are
     /// `leading` further.

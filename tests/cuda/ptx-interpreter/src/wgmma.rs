@@ -6,10 +6,12 @@
 
 use super::accumulator::{Accumulator, Factor, Right};
 use super::flow::Flow;
-use super::instr::{Op, Wgmma};
+use super::instr::Wgmma;
 use super::operand::ElementType;
 use super::state::{Cluster, Machine, Wait, Warp};
-use super::tma::{element, swizzled};
+use super::table::Op;
+use super::tensor_memory::Matrix;
+use super::tma::element;
 use super::warpgroup::{Accumulators, Gathered, Issued};
 
 /// Poison of a register in flight.
@@ -207,39 +209,9 @@ impl Machine<'_> {
     }
 }
 
-/// Layout of a K-major operand, by the PTX ISA's canonical layouts. Rows of 8 repeat every `stride`
-/// bytes. With a swizzle of W bytes a row has W bytes; without one, 16-byte columns repeat every
-/// `leading` bytes.
-struct Layout {
-    start: usize,
-    leading: usize,
-    stride: usize,
-    swizzle: usize,
-}
-
-impl Layout {
-    fn of(descriptor: u64) -> Result<Self, String> {
-        let field = |at: u32| ((descriptor >> at & 0x3fff) << 4) as usize;
-        let swizzle = [0, 128, 64, 32][(descriptor >> 62) as usize];
-        if descriptor >> 49 & 7 != 0 {
-            return Err("a base offset in a matrix descriptor is not modelled".into());
-        }
-        Ok(Self { start: field(0), leading: field(16), stride: field(32), swizzle })
-    }
-
-    fn chunk(&self, row: usize, byte: usize) -> usize {
-        let at = self.start + row / 8 * self.stride;
-        match self.swizzle {
-            0 => at + byte / 16 * self.leading + row % 8 * 16,
-            width => swizzled(at + row % 8 * width + byte, width),
-        }
-    }
-}
-
 /// 16-byte chunks of an operand `[rows][32 bytes]`.
 fn chunks(descriptor: u64, rows: usize) -> Result<Vec<usize>, String> {
-    let layout = Layout::of(descriptor)?;
-    Ok((0..rows).flat_map(|row| [layout.chunk(row, 0), layout.chunk(row, 16)]).collect())
+    Ok(Matrix::of_warpgroup(descriptor)?.chunks(rows, 32))
 }
 
 fn check_operands(cluster: &mut Cluster, rank: usize, operation: &Issued) -> Result<(), String> {

@@ -9,11 +9,11 @@ use std::cell::LazyCell;
 use burn::tensor::{Distribution, Tensor};
 use checks::Failure;
 use float8_kernels::{Format, GemmConfig, Granularity, gemm_path, scaled_gemm};
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::data::{Scales, Table, sets};
-use super::timing::{Clock, geometric_mean, or_dash};
-use super::{Bench, Size, headed, torch};
+use super::timing::Clock;
+use super::{Bench, Size};
 use crate::target::Target;
 
 /// K and N of the linears of Llama 3 8B and 70B: q and o, k and v, gate and up, down.
@@ -40,30 +40,6 @@ pub fn shapes(size: Size) -> Vec<[usize; 3]> {
     let linears = TOKENS.into_iter().flat_map(|m| LLAMA.map(|[k, n]| [m, n, k]));
     let all: Vec<_> = cubes.into_iter().chain(linears).collect();
     size.of(&[[64, 64, 64], [128, 192, 256]], 3, &all)
-}
-
-/// One shape with scales of one granularity.
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub scales: String,
-    /// Kernel that ran.
-    pub path: String,
-    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
-    pub precise: f64,
-    /// TFLOP/s with the tensor core's own accumulation.
-    pub fast: f64,
-    /// TFLOP/s of Burn's matmul in high precision, if measured.
-    pub high: Option<f64>,
-}
-
-impl Row {
-    /// M, N and K.
-    pub fn shape(&self) -> [usize; 3] {
-        [self.m, self.n, self.k]
-    }
 }
 
 /// TFLOP/s.
@@ -106,7 +82,10 @@ fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize
             // Frees the memory for the next shape.
             client.memory_cleanup();
             let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
-            Ok(super::Row::Gemm(Row { m, n, k, scales, path, precise, fast, high }))
+            Ok(json!({
+                "shape": shape, "scales": scales, "path": path, "precise": precise, "fast": fast, "burn": high,
+                "to_burn": high.map(|high| precise / high), "torch": null, "torch_bf16": null,
+            }))
         });
     }
 }
@@ -127,8 +106,7 @@ pub fn fp8<T: Target>(
     scaled_gemm(&client, a, b, None, out, GemmConfig::default())?;
     Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = clock.seconds::<T>(|turn| {
-            let [a, b] = &sets[turn % sets.len()];
+        let seconds = clock.rotate::<T, _>(&sets, |[a, b]| {
             scaled_gemm(&client, a, b, None, out, config).expect("it took such operands before");
         });
         rate(shape, seconds)
@@ -140,35 +118,5 @@ fn high<T: Target>(clock: Clock, shape @ [m, n, k]: [usize; 3]) -> f64 {
     let matrix =
         |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
     let sets: Vec<_> = (0..sets((m + n) * k * 2)).map(|_| [matrix([m, k]), matrix([k, n])]).collect();
-    let seconds = clock.seconds::<T>(|turn| {
-        let [a, b] = sets[turn % sets.len()].clone();
-        drop(a.matmul(b));
-    });
-    rate(shape, seconds)
-}
-
-pub fn print(rows: &[Row], torch: &torch::Results) {
-    if rows.is_empty() {
-        return;
-    }
-    headed("GEMM in TFLOP/s, FP8 e4m3 to the compute dtype; torch's best of all its FP8 modes");
-    println!(
-        "{:>6} {:>6} {:>6}  {:<29}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
-        "M", "N", "K", "scales", "path", "precise", "fast", "burn", "ratio", "torch", "ratio", "bf16"
-    );
-    for row in rows {
-        let Row { m, n, k, scales, path, precise, fast, high } = row;
-        let best = torch.best(row.shape());
-        let bf16 = torch.gemm(row.shape()).and_then(|torch| torch.bf16);
-        println!(
-            "{m:>6} {n:>6} {k:>6}  {scales:<29}  {path:<10}  {precise:>8.1} {fast:>8.1}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
-            or_dash(*high, 1),
-            or_dash(high.map(|high| precise / high), 2),
-            or_dash(best, 1),
-            or_dash(best.map(|best| precise / best), 2),
-            or_dash(bf16, 1),
-        );
-    }
-    let ratios: Vec<_> = rows.iter().filter_map(|row| Some(row.precise / row.high?)).collect();
-    println!("geometric mean of precise to Burn's matmul: {}", or_dash(geometric_mean(&ratios), 3));
+    rate(shape, clock.rotate::<T, _>(&sets, |[a, b]| drop(a.clone().matmul(b.clone()))))
 }

@@ -11,7 +11,7 @@ use std::cell::LazyCell;
 
 use checks::Failure;
 use float8_kernels::{Format, GEMV_ROWS, GemmConfig, GemmDevice, Granularity, scaled_gemm};
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::data::{Scales, Table, sets};
 use super::quantize::{copy_seconds, written};
@@ -25,24 +25,6 @@ const LINEARS: [[usize; 2]; 4] = [[14_336, 4096], [4096, 4096], [1024, 4096], [1
 /// Numbers of rows; the last is the first that uses tiles.
 const ROWS: [usize; 3] = [1, GEMV_ROWS, GEMV_ROWS + 1];
 
-/// One shape with scales of one granularity.
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    m: usize,
-    n: usize,
-    k: usize,
-    scales: String,
-    /// Kernel that ran.
-    path: String,
-    microseconds: f64,
-    /// Bytes of the weight's codes and scales.
-    bytes: u64,
-    gb_per_s: f64,
-    copy_microseconds: f64,
-    /// copy / this.
-    share: f64,
-}
-
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let table = LazyCell::new(|| Table::new(Format::E4m3));
     let granularities = match bench.size {
@@ -55,7 +37,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 bench.case(&format!("gemv {m}x{n}x{k} {granularity}"), |clock| {
                     let row = measure::<T>(clock, &table, [m, n, k], granularity);
                     T::client().memory_cleanup();
-                    row.map(super::Row::Gemv)
+                    row
                 });
             }
         }
@@ -67,43 +49,22 @@ fn measure<T: Target>(
     table: &Table,
     [m, n, k]: [usize; 3],
     granularity: Granularity,
-) -> Result<Row, Failure> {
+) -> Result<Value, Failure> {
     let (client, out) = (T::client(), T::compute_dtype().into());
     let operand = |rows, seed| table.operand(&client, [rows, k], Scales::from(granularity), seed);
     let operands: Vec<_> = (0..sets(n * k)).map(|i| [operand(m, 2 * i), operand(n, 2 * i + 1)]).collect();
     let config = GemmConfig::default();
     let [a, b] = &operands[0];
     scaled_gemm(&client, a, b, None, out, config)?;
-    let seconds = clock.seconds::<T>(|turn| {
-        let [a, b] = &operands[turn % operands.len()];
+    let seconds = clock.rotate::<T, _>(&operands, |[a, b]| {
         scaled_gemm(&client, a, b, None, out, config).expect("it took such operands before");
     });
     let bytes = written(granularity, n, k);
     let copy = copy_seconds::<T>(clock, bytes);
-    Ok(Row {
-        m,
-        n,
-        k,
-        scales: granularity.to_string(),
-        path: GemmDevice::of(&client).path(Some(m), [granularity; 2], config).to_string(),
-        microseconds: seconds * 1e6,
-        bytes: bytes as u64,
-        gb_per_s: bytes as f64 / seconds * 1e-9,
-        copy_microseconds: copy * 1e6,
-        share: copy / seconds,
-    })
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!("\nGEMMs of a few rows: codes and scales of the weight in GB/s, and as a share of a copy");
-    println!(
-        "{:>4} {:>7} {:>6}  {:<10}  {:<10}  {:>9} {:>9} {:>6}",
-        "M", "N", "K", "scales", "path", "us", "GB/s", "share"
-    );
-    for Row { m, n, k, scales, path, microseconds, gb_per_s, share, .. } in rows {
-        println!("{m:>4} {n:>7} {k:>6}  {scales:<10}  {path:<10}  {microseconds:>9.1} {gb_per_s:>9.0} {share:>6.2}");
-    }
+    let path = GemmDevice::of(&client).path(Some(m), [granularity; 2], config).to_string();
+    Ok(json!({
+        "shape": [m, n, k], "scales": granularity.to_string(), "path": path, "microseconds": seconds * 1e6,
+        "bytes": bytes, "gb_per_s": bytes as f64 / seconds * 1e-9, "copy_microseconds": copy * 1e6,
+        "share": copy / seconds,
+    }))
 }

@@ -1,4 +1,4 @@
-//! TFLOP/s of the grouped GEMM, of a dense GEMM for each group, and of Burn's matmul for each.
+//! TFLOP/s of the grouped GEMM, and of a dense GEMM for each group.
 //!
 //! ```text
 //! rows          M = tokens    forward             every group has [N, K]
@@ -8,18 +8,17 @@
 
 use std::cell::LazyCell;
 
-use burn::tensor::{Distribution, Tensor};
 use checks::Failure;
 use cubecl::prelude::CubeElement;
 use float8_kernels::{
     Format, GROUP_ALIGN, GemmConfig, Granularity, Grouping, Groups, gemm_path, grouped_scaled_gemm, scaled_gemm,
 };
-use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::data::{Table, sets};
 use super::gemm::rate;
-use super::timing::{Clock, geometric_mean, or_dash};
-use super::{Bench, Size, torch};
+use super::timing::Clock;
+use super::{Bench, Size};
 use crate::target::Target;
 
 /// Tokens of each of eight experts: 8192 tokens, each routed to two of them.
@@ -64,10 +63,6 @@ impl Shape {
         }
     }
 
-    fn sizes(self) -> &'static str {
-        if self.sizes.iter().all(|size| *size == self.sizes[0]) { "balanced" } else { "skewed" }
-    }
-
     /// M, N and K of a group, or of all groups.
     fn product(self, tokens: usize) -> [usize; 3] {
         let [x, y] = self.rest;
@@ -102,41 +97,13 @@ impl Shape {
     }
 }
 
-/// One shape with scales of one granularity.
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    pub grouping: String,
-    pub sizes: Vec<usize>,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    spread: String,
-    pub scales: String,
-    /// Kernel that ran.
-    path: String,
-    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
-    pub precise: f64,
-    /// TFLOP/s with the tensor core's own accumulation.
-    pub fast: f64,
-    /// TFLOP/s of a dense FP8 GEMM for each group, precise.
-    dense: f64,
-    /// TFLOP/s of Burn's matmul for each group in high precision, if measured.
-    high: Option<f64>,
-}
-
-impl Row {
-    /// Result of torch on the same groups.
-    pub fn torch<'a>(&self, torch: &'a torch::Results) -> Option<&'a torch::Grouped> {
-        torch.grouped(&self.grouping, &self.sizes, [self.m, self.n, self.k])
-    }
-}
-
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let table = LazyCell::new(|| Table::new(Format::E4m3));
     for shape in shapes(bench.size) {
         for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Block1x32] {
             let ([m, n, k], scales) = (shape.all(), granularity.to_string());
-            let (grouping, spread) = (shape.grouping(), shape.sizes());
+            let grouping = shape.grouping();
+            let spread = if shape.sizes.iter().all(|size| *size == shape.sizes[0]) { "balanced" } else { "skewed" };
             bench.case(&format!("grouped {grouping} {m}x{n}x{k} {spread} {scales}"), |clock| {
                 let client = T::client();
                 let path = gemm_path(&client, [granularity; 2], GemmConfig::default()).to_string();
@@ -144,22 +111,10 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 client.memory_cleanup();
                 let dense = dense::<T>(clock, &table, shape, granularity);
                 client.memory_cleanup();
-                let high = (granularity == Granularity::Tensor).then(|| high::<T>(clock, shape));
-                client.memory_cleanup();
-                let (grouping, spread, sizes) = (grouping.into(), spread.into(), shape.sizes.into());
-                Ok(super::Row::Grouped(Row {
-                    grouping,
-                    sizes,
-                    m,
-                    n,
-                    k,
-                    spread,
-                    scales,
-                    path,
-                    precise,
-                    fast,
-                    dense,
-                    high,
+                Ok(json!({
+                    "grouping": grouping, "sizes": shape.sizes, "shape": [m, n, k], "scales": scales, "path": path,
+                    "precise": precise, "fast": fast, "dense": dense, "to_dense": precise / dense, "torch": null,
+                    "torch_bf16": null,
                 }))
             });
         }
@@ -185,8 +140,7 @@ fn grouped<T: Target>(
     grouped_scaled_gemm(&client, a, b, &groups, out, GemmConfig::default())?;
     Ok([false, true].map(|use_fast_accum| {
         let config = GemmConfig { use_fast_accum, emulate: false };
-        let seconds = clock.seconds::<T>(|turn| {
-            let [a, b] = &sets[turn % sets.len()];
+        let seconds = clock.rotate::<T, _>(&sets, |[a, b]| {
             grouped_scaled_gemm(&client, a, b, &groups, out, config).expect("it took such operands before");
         });
         rate(shape.all(), seconds)
@@ -205,27 +159,9 @@ fn dense<T: Target>(clock: Clock, table: &Table, shape: Shape, granularity: Gran
         full.map(pair).collect::<Vec<_>>()
     };
     let sets: Vec<_> = (0..sets(bytes(shape))).map(set).collect();
-    let seconds = clock.seconds::<T>(|turn| {
-        for [a, b] in &sets[turn % sets.len()] {
+    let seconds = clock.rotate::<T, _>(&sets, |set| {
+        for [a, b] in set {
             scaled_gemm(&client, a, b, None, out, GemmConfig::default()).expect("operands that fit");
-        }
-    });
-    rate(shape.all(), seconds)
-}
-
-/// A matmul for each group with tokens.
-fn high<T: Target>(clock: Clock, shape: Shape) -> f64 {
-    let (device, dtype) = (Default::default(), T::compute_dtype());
-    let matrix =
-        |shape: [usize; 2]| Tensor::<T::Backend, 2>::random(shape, Distribution::Normal(0.0, 1.0), &device).cast(dtype);
-    let set = |_| {
-        let products = shape.sizes.iter().filter(|size| **size > 0).map(|size| shape.product(*size));
-        products.map(|[m, n, k]| [matrix([m, k]), matrix([k, n])]).collect::<Vec<_>>()
-    };
-    let sets: Vec<_> = (0..sets(2 * bytes(shape))).map(set).collect();
-    let seconds = clock.seconds::<T>(|turn| {
-        for [a, b] in sets[turn % sets.len()].clone() {
-            drop(a.matmul(b));
         }
     });
     rate(shape.all(), seconds)
@@ -238,47 +174,4 @@ fn bytes(shape: Shape) -> usize {
         Grouping::Rows => (m + n * shape.sizes.len()) * k,
         Grouping::Contraction => (m + n) * k,
     }
-}
-
-pub fn print(rows: &[Row], torch: &torch::Results) {
-    if rows.is_empty() {
-        return;
-    }
-    println!("\ngrouped GEMM in TFLOP/s, FP8 e4m3 to the compute dtype; dense and burn: a GEMM for each group");
-    println!(
-        "{:<11}  {:<8} {:>6} {:>6} {:>6}  {:<10}  {:<10}  {:>8} {:>8}  {:>8} {:>6}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
-        "groups of",
-        "sizes",
-        "M",
-        "N",
-        "K",
-        "scales",
-        "path",
-        "precise",
-        "fast",
-        "dense",
-        "ratio",
-        "burn",
-        "ratio",
-        "torch",
-        "ratio",
-        "bf16"
-    );
-    for row in rows {
-        let Row { grouping, m, n, k, spread, scales, path, precise, fast, dense, high, .. } = row;
-        let baseline = row.torch(torch);
-        let (best, bf16) = (baseline.and_then(torch::Grouped::best), baseline.and_then(|torch| torch.bf16));
-        println!(
-            "{grouping:<11}  {spread:<8} {m:>6} {n:>6} {k:>6}  {scales:<10}  {path:<10}  {precise:>8.1} {fast:>8.1}  \
-             {dense:>8.1} {:>6.2}  {:>8} {:>6}  {:>8} {:>6}  {:>8}",
-            precise / dense,
-            or_dash(*high, 1),
-            or_dash(high.map(|high| precise / high), 2),
-            or_dash(best, 1),
-            or_dash(best.map(|best| precise / best), 2),
-            or_dash(bf16, 1),
-        );
-    }
-    let ratios: Vec<_> = rows.iter().map(|row| row.precise / row.dense).collect();
-    println!("geometric mean of precise to a dense GEMM for each group: {}", or_dash(geometric_mean(&ratios), 3));
 }

@@ -9,15 +9,17 @@
 
 use std::time::Instant;
 
+use benches::linear::{float8_step, inputs, plain_step};
+use benches::median;
 use burn::tensor::{Distribution, Tensor};
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe};
 use float8_kernels::{Format, GemmConfig, Granularity, scaled_gemm};
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
+use super::Bench;
 use super::data::Table;
-use super::linear::{float8_step, inputs, plain_step, with_default};
-use super::timing::{Clock, median};
-use super::{Bench, headed};
+use super::linear::with_default;
+use super::timing::Clock;
 use crate::target::Target;
 
 /// Live small tensors during a linear, like the scales and amaxes of a model.
@@ -25,15 +27,6 @@ const LIVE: usize = 2000;
 
 /// Calls between two waits: few enough that a stream accepts them all without blocking.
 const CALLS: usize = 50;
-
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    what: String,
-    /// M, N and K of a GEMM, or M, K and N of a linear.
-    shape: [usize; 3],
-    issue_microseconds: f64,
-    total_microseconds: f64,
-}
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     for shape @ [m, n, k] in bench.size.of(&[[64, 64, 64]], 3, &[[64, 64, 64], [1024, 1024, 1024], [4096, 4096, 4096]])
@@ -64,9 +57,9 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                 // Sizes of one scale, of scales of 128 rows, and of scales of 1024.
                 let alive: Vec<_> =
                     (0..live).map(|i| client.create_from_slice(&vec![0; [4, 512, 4096][i % 3]])).collect();
-                let inputs = inputs::<T>([m, k, n]).swap_remove(0);
+                let inputs = inputs::<T::Backend>([m, k, n], dtype);
                 let row = row::<T>(clock, what, [m, k, n], || {
-                    float8_step::<T>(inputs.clone());
+                    float8_step::<T::Backend>(inputs.clone());
                 });
                 drop(alive);
                 with_default::<T>(&Float8Config::default());
@@ -74,16 +67,16 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
             });
         }
         bench.case(&format!("host linear {m}x{k}x{n} plain"), |clock| {
-            let inputs = inputs::<T>([m, k, n]).swap_remove(0);
+            let inputs = inputs::<T::Backend>([m, k, n], dtype);
             Ok(row::<T>(clock, "linear, forward and backward, Burn's", [m, k, n], || {
-                plain_step::<T>(inputs.clone());
+                plain_step::<T::Backend>(inputs.clone());
             }))
         });
     }
 }
 
 /// Row with median times.
-fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl FnMut()) -> super::Row {
+fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl FnMut()) -> Value {
     let mut round = || {
         T::sync();
         let start = Instant::now();
@@ -99,17 +92,7 @@ fn row<T: Target>(clock: Clock, what: &str, shape: [usize; 3], mut call: impl Fn
     let rounds: Vec<_> = (0..clock.rounds()).map(|_| round()).collect();
     let [issue_microseconds, total_microseconds] =
         [0, 1].map(|i| median(rounds.iter().map(|round| round[i]).collect()));
-    super::Row::Host(Row { what: what.into(), shape, issue_microseconds, total_microseconds })
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    headed("host time: until the calls return, and until their work is done");
-    println!("{:>18}  {:>9}  {:>9}  what", "shape", "issue us", "total us");
-    for Row { what, shape: [a, b, c], issue_microseconds, total_microseconds } in rows {
-        let shape = format!("{a}x{b}x{c}");
-        println!("{shape:>18}  {issue_microseconds:>9.1}  {total_microseconds:>9.1}  {what}");
-    }
+    json!({
+        "what": what, "shape": shape, "issue_microseconds": issue_microseconds, "total_microseconds": total_microseconds,
+    })
 }

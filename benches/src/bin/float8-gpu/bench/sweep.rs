@@ -6,7 +6,7 @@ use std::cell::LazyCell;
 use float8_kernels::{
     FixedPlan, Format, GemmConfig, GemmPlan, GemmShape, Granularity, fix_gemm_plan, gemm_path, gemm_plan,
 };
-use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::data::{Scales, Table};
 use super::{Bench, gemm};
@@ -15,18 +15,6 @@ use crate::target::Target;
 const TILES: [[usize; 2]; 2] = [[128, 256], [128, 128]];
 const CLUSTERS: [usize; 2] = [1, 2];
 const STAGES: [usize; 3] = [3, 4, 6];
-
-/// One shape with one plan.
-#[derive(Serialize, Deserialize)]
-pub struct Row {
-    pub shape: [usize; 3],
-    /// Tile, cluster and maximum stages, or the choice of `plan.rs`.
-    pub plan: String,
-    /// TFLOP/s with f32 accumulation every 128 elements of the contraction.
-    pub precise: f64,
-    /// TFLOP/s with the tensor core's own accumulation.
-    pub fast: f64,
-}
 
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
     let (client, granularities) = (T::client(), [Granularity::Tensor; 2]);
@@ -41,37 +29,22 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
         let shape = GemmShape { product, granularities, power_of_two: false, use_fast_accum: false, groups: None };
         let Some(chosen) = gemm_plan(path, &shape, sms) else {
             let why = format!("sweep: the path {path} has no tiles, clusters and stages to choose from");
-            return bench.case("sweep", |_| Ok(super::Row::Absent(why)));
+            return bench.case("sweep", |_| Ok(Value::String(why)));
         };
         for &plan in &plans {
-            let name = plan.map_or_else(|| name_of_choice(chosen), name);
+            let GemmPlan { tile, cluster, splits } = chosen;
+            let choice = || format!("plan.rs: {}x{} cluster {cluster} splits {splits}", tile.rows, tile.cols);
+            let name = plan.map_or_else(choice, |FixedPlan { rows, cols, cluster, stages }| {
+                format!("{rows}x{cols} cluster {cluster} stages {stages}")
+            });
             bench.case(&format!("sweep {m}x{n}x{k} {name}"), |clock| {
                 fix_gemm_plan(plan);
                 let measured = gemm::fp8::<T>(clock, &table, product, granularities.map(Scales::from));
                 fix_gemm_plan(None);
                 T::client().memory_cleanup();
                 let [precise, fast] = measured?;
-                Ok(super::Row::Sweep(Row { shape: product, plan: name, precise, fast }))
+                Ok(json!({ "shape": product, "plan": name, "precise": precise, "fast": fast }))
             });
         }
-    }
-}
-
-fn name(FixedPlan { rows, cols, cluster, stages }: FixedPlan) -> String {
-    format!("{rows}x{cols} cluster {cluster} stages {stages}")
-}
-
-fn name_of_choice(GemmPlan { tile, cluster, splits }: GemmPlan) -> String {
-    format!("plan.rs: {}x{} cluster {cluster} splits {splits}", tile.rows, tile.cols)
-}
-
-pub fn print(rows: &[Row]) {
-    if rows.is_empty() {
-        return;
-    }
-    println!("\nGEMM in TFLOP/s by tile, cluster and most stages; plan.rs is what the library takes");
-    println!("{:>18}  {:<36}  {:>8} {:>8}", "shape", "plan", "precise", "fast");
-    for Row { shape: [m, n, k], plan, precise, fast } in rows {
-        println!("{:>18}  {plan:<36}  {precise:>8.1} {fast:>8.1}", format!("{m}x{n}x{k}"));
     }
 }

@@ -7,6 +7,7 @@
 
 use std::time::Instant;
 
+use benches::median;
 use burn::tensor::DType;
 use cubecl::prelude::*;
 use float8_kernels::{Format, GemmConfig, Granularity, Operand, scaled_gemm};
@@ -47,7 +48,12 @@ impl Clock {
         2 * self.repeat + 1
     }
 
-    /// Median seconds of a call. `call` receives its number, to rotate inputs.
+    /// Median seconds of a call with each of the inputs in turn.
+    pub fn rotate<T: Target, I>(&self, inputs: &[I], mut call: impl FnMut(&I)) -> f64 {
+        self.seconds::<T>(|turn| call(&inputs[turn % inputs.len()]))
+    }
+
+    /// Median seconds of a call. `call` receives its number.
     pub fn seconds<T: Target>(&self, mut call: impl FnMut(usize)) -> f64 {
         let blocker = Blocker::<T>::new(self.batch, self.blocker);
         let mut turn = 0;
@@ -117,21 +123,4 @@ impl<T: Target> Blocker<T> {
             drop(product.expect("a device that is measured multiplies"));
         }
     }
-}
-
-/// Median.
-pub fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-/// Geometric mean; None if empty.
-pub fn geometric_mean(ratios: &[f64]) -> Option<f64> {
-    let sum: f64 = ratios.iter().map(|ratio| ratio.ln()).sum();
-    (!ratios.is_empty()).then(|| (sum / ratios.len() as f64).exp())
-}
-
-/// Number for a table, or a dash.
-pub fn or_dash(value: Option<f64>, decimals: usize) -> String {
-    value.map_or_else(|| "-".into(), |value| format!("{value:.decimals$}"))
 }
