@@ -167,8 +167,10 @@ fn first_words(text: &str) -> Vec<String> {
 }
 
 /// Steps of the first command with their own time limits, and steps that share the rest.
-const FIRST: [&str; 10] =
-    ["versions", "smallest", "first", "pair", "casts", "cubes", "exact", "step", "host", "repeated"];
+const FIRST: [&str; 12] = [
+    "versions", "smallest", "first", "pair", "casts", "cubes", "exact", "attention", "attention", "step", "host",
+    "repeated",
+];
 const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];
 
 #[test]
@@ -185,8 +187,8 @@ fn all_steps_run_in_their_order() {
     // toolkit on this machine may be equally new.
     let of_wheels = |call: &&String| call.contains("/python/nvidia/cu13/") || call.contains("/usr/local/cuda");
     assert_eq!(calls.iter().filter(of_wheels).count(), calls.len(), "{calls:#?}");
-    assert_eq!(bundle.result("check.jsonl").lines().count(), 9);
-    for part in ["first", "pair", "casts", "cubes", "step", "host"] {
+    assert_eq!(bundle.result("check.jsonl").lines().count(), 10);
+    for part in ["first", "pair", "casts", "cubes", "attention", "step", "host"] {
         bundle.result(&format!("{part}.json"));
     }
     bundle.result("clocks.csv");
@@ -301,6 +303,7 @@ fn it_runs_on_wgpu() {
         ("pair", "linear", "milliseconds"),
         ("casts", "quantize", "share"),
         ("cubes", "gemm", "precise"),
+        ("attention", "beside", "milliseconds"),
         ("step", "step", "milliseconds"),
         ("step", "step", "attention_share"),
         ("host", "host", "issue_microseconds"),

@@ -66,7 +66,7 @@ impl Plan {
             Self { role, bf16, slices: config.slices, warps, products, cols }
         };
         let cols = if role == Role::Forward { 64 } else { 32 };
-        let plans = [plan(2, 4, cols), plan(1, 8, cols), plan(1, 8, 32), plan(1, 4, 32)];
+        let plans = [plan(2, 4, cols), plan(1, 8, cols), plan(1, 8, 32), plan(1, 4, 32), plan(1, 4, 16)];
         plans.into_iter().find(|plan| {
             plan.products * plan.sums() <= SUMS && plan.products as usize * plan.shared_bytes() <= shared
         })

@@ -58,7 +58,7 @@ struct Launched {
 
 impl Launched {
     fn new(kernels: &[Generated], allocations: usize) -> Self {
-        const OWN: [&str; 10] = [
+        const OWN: [&str; 13] = [
             "cast_",
             "partial_maxima",
             "line_maxima",
@@ -69,6 +69,9 @@ impl Launched {
             "rms_norm",
             "rotate",
             "sum_rows",
+            "attention_",
+            "classify",
+            "stats_of_rows",
         ];
         let is_own = |kernel: &&Generated| OWN.iter().any(|own| kernel.name.starts_with(own));
         let own = || kernels.iter().filter(is_own);
@@ -275,23 +278,56 @@ fn a_grouped_linear_looks_for_each_amax_once() {
     report(&experts).verify().expect("FP8 ran everywhere");
 }
 
-/// Backward of a Llama 8B layer, in blocks of queries: dk and dv accumulate in place, and the host
-/// sends the positions once.
+/// q, k and v of a Llama 8B layer with heads of `dim`, in bf16. Checks are off.
+fn heads(dim: usize) -> [Tensor<B, 4>; 3] {
+    linear(Recipe::Tensorwise);
+    [32, 8, 8].map(|heads| {
+        let zeros = Tensor::<B, 4>::zeros([1, heads, 8192, dim], &OfflineDevice::default());
+        zeros.cast(DType::BF16).require_grad()
+    })
+}
+
+/// A Llama 8B layer's attention: one launch forward, and one for the classes of tiles with
+/// documents. Backward takes statistics, then dq, then dk and dv. No upload and no wait.
+#[test]
+fn launches_of_attention() {
+    let _turn = turn();
+    let [q, k, v] = heads(128);
+    let dy = heads(128)[0].clone().detach();
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    for (documents, classes) in [(None, 0), (Some(Tensor::zeros([1, 8192], &OfflineDevice::default())), 1)] {
+        sync();
+        let _before = (take(), take_waits(), take_allocations());
+        let y = attention(q.clone(), k.clone(), v.clone(), documents, options);
+        sync();
+        let forward = Launched::new(&take(), take_allocations());
+        let _grads = (y * dy.clone()).sum().backward();
+        assert_eq!(take_waits(), 0, "the host waited for the device");
+        sync();
+        let backward = Launched::new(&take(), 0);
+        for (launched, count) in [(forward, [1, 0]), (backward, [2, 1])] {
+            let names = &launched.names;
+            let counts = ["attention_mma", "stats_of_rows"].map(|name| launched.count(name));
+            assert_eq!((counts, launched.count("classify")), (count, classes), "{names:?}");
+            assert_eq!((launched.uploads, launched.burn_uploads), (0, 0), "{names:?}");
+        }
+    }
+}
+
+/// Backward in blocks of queries, for heads that no kernel takes: dk and dv accumulate in place, and
+/// the host sends the positions once.
 #[test]
 fn attention_in_blocks_adds_in_place() {
     let _turn = turn();
     let idle = idle();
-    let input = |heads| {
-        let zeros = Tensor::<B, 4>::zeros([1, heads, 8192, 128], &OfflineDevice::default());
-        zeros.cast(DType::BF16).require_grad()
-    };
+    let [q, k, v] = heads(512);
     let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-    let y = attention(input(32), input(8), input(8), None, options);
+    let y = attention(q, k, v, None, options);
     sync();
     let _before = (idle.take_bytes(), idle.take_uploads());
     y.sum().backward();
     sync();
-    // A copy of dk and dv for each of 128 blocks would be 16 GiB more.
+    // A copy of dk and dv for each of 128 blocks would be 64 GiB more.
     assert_eq!((idle.take_uploads(), idle.take_bytes() >> 30), (2, 128));
 }
 

@@ -77,10 +77,10 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
             })
         }
         Some(FusedBackward { outputs: [y, lse], dy }) => {
-            let dy = view(dy);
+            let dy = rows(dy);
             let made = check(Some(&dy)).and_then(|()| {
                 let lse = into_contiguous(lse.clone()).handle;
-                attention_backward(client, &arguments, &view(y), &lse, &dy)
+                attention_backward(client, &arguments, &rows(y), &lse, &dy)
             });
             match made {
                 Ok([dq, dk, dv]) => Some(vec![on_device(dq, query), on_device(dk, key), on_device(dv, value)]),
@@ -105,9 +105,9 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
 ) -> AttentionInputs {
     let Attention { mask, bias, documents, options } = attention;
     AttentionInputs {
-        query: view(query),
-        key: view(key),
-        value: view(value),
+        query: rows(query),
+        key: rows(key),
+        value: rows(value),
         mask: mask.as_ref().map(view),
         bias: bias.as_ref().map(view),
         documents: documents.clone().map(|documents| {
@@ -119,6 +119,12 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         causal: options.is_causal,
         tensor_cores: true,
     }
+}
+
+/// Heads whose rows are dense. Others are copied: kernels would load them element by element.
+fn rows<R: CubeRuntime>(x: &CubeTensor<R>) -> HeadsView {
+    let dense = x.meta.strides().last() == Some(&1);
+    if dense { view(x) } else { view(&into_contiguous(x.clone())) }
 }
 
 /// Four axes of a tensor, with its strides.

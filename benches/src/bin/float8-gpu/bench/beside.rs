@@ -10,8 +10,9 @@ use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{Float8, nn};
 use serde::{Deserialize, Serialize};
 
-use super::timing::Clock;
-use super::{Bench, headed};
+use super::timing::{Clock, or_dash};
+use super::torch::Results;
+use super::{Bench, Size, headed};
 use crate::target::Target;
 
 const EPSILON: f64 = 1e-5;
@@ -119,20 +120,31 @@ fn rotary<B: Backend>(x: Tensor<B, 4>, tables: [Tensor<B, 2>; 2], dtype: DType) 
     Tensor::cat(vec![y, second * cos + first * sin], 3).cast(dtype)
 }
 
+const TINY: [Work; 4] = [
+    Work::SwiGlu([64, 96]),
+    Work::RmsNorm([64, 96]),
+    Work::Rotary([1, 32, 2, 16]),
+    Work::Attention([1, 2, 32, 16]),
+];
+const FULL: [Work; 5] = [
+    Work::Attention([1, 32, 8192, 128]),
+    Work::SwiGlu([8192, 14_336]),
+    Work::RmsNorm([8192, 4096]),
+    Work::Rotary([1, 8192, 32, 128]),
+    Work::Attention([4, 32, 2048, 128]),
+];
+
+/// Shapes of attention, for torch.
+pub fn attention_shapes(size: Size) -> Vec<String> {
+    let shape = |work: &Work| match work {
+        Work::Attention([batch, heads, len, dim]) => Some(format!("{batch}x{heads}x{len}x{dim}")),
+        _ => None,
+    };
+    size.of(&TINY, 5, &FULL).iter().filter_map(shape).collect()
+}
+
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    let tiny = [
-        Work::SwiGlu([64, 96]),
-        Work::RmsNorm([64, 96]),
-        Work::Rotary([1, 32, 2, 16]),
-        Work::Attention([1, 2, 32, 16]),
-    ];
-    let full = [
-        Work::SwiGlu([8192, 14_336]),
-        Work::RmsNorm([8192, 4096]),
-        Work::Rotary([1, 8192, 32, 128]),
-        Work::Attention([4, 32, 2048, 128]),
-    ];
-    for work in bench.size.of(&tiny, 4, &full) {
+    for work in bench.size.of(&TINY, 5, &FULL) {
         let (what, shape) = (work.name().to_string(), work.shape().to_vec());
         bench.case(&format!("beside {what} {shape:?}"), |clock| {
             let dtype = T::compute_dtype();
@@ -161,14 +173,19 @@ pub fn attention_seconds<T: Target>(clock: Clock, [heads, kv_heads]: [usize; 2],
     })
 }
 
-pub fn print(rows: &[Row]) {
+pub fn print(rows: &[Row], torch: &Results) {
     if rows.is_empty() {
         return;
     }
     headed("forward + backward beside the linears");
-    println!("{:<10}  {:<22}  {:>9}  {:>9}  {:>9}", "what", "shape", "ms", "Burn's ms", "to Burn's");
+    println!(
+        "{:<10}  {:<22}  {:>9}  {:>9}  {:>9}  {:>9}  {:>9}",
+        "what", "shape", "ms", "Burn's ms", "to Burn's", "flash ms", "cuDNN ms"
+    );
     for Row { what, shape, milliseconds, burn_milliseconds, speedup } in rows {
-        let shape = format!("{shape:?}");
-        println!("{what:<10}  {shape:<22}  {milliseconds:>9.3}  {burn_milliseconds:>9.3}  {speedup:>9.2}");
+        let found = torch.attention(shape);
+        let [flash, cudnn] = [found.and_then(|row| row.flash_ms), found.and_then(|row| row.cudnn_ms)];
+        let (shape, flash, cudnn) = (format!("{shape:?}"), or_dash(flash, 3), or_dash(cudnn, 3));
+        println!("{what:<10}  {shape:<22}  {milliseconds:>9.3}  {burn_milliseconds:>9.3}  {speedup:>9.2}  {flash:>9}  {cudnn:>9}");
     }
 }

@@ -251,6 +251,7 @@ pub fn run(args: &Args) -> Result<Outcome, Error> {
             ("--gemm", list(gemm::shapes(args.size))),
             ("--linear", list(linear::shapes(args.size))),
             ("--grouped", groups.join(",")),
+            ("--beside", beside::attention_shapes(args.size).join(",")),
         ];
         let arguments = arguments.map(|(name, value)| [name.to_string(), value]);
         if let Err(error) = results.torch.run(python, &arguments, limit) {
@@ -308,7 +309,7 @@ fn print(results: &Results) {
         println!("torch {} on {}", torch.version, torch.device);
     }
     quantize::print(&results.quantize, torch);
-    beside::print(&results.beside);
+    beside::print(&results.beside, torch);
     llama::print("forward + backward of one Llama layer", &results.layer);
     llama::print("Llama train step: forward, backward, AdamW", &results.step);
     linear::print(&results.linear, torch);

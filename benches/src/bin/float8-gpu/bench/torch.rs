@@ -19,6 +19,7 @@ pub struct Results {
     gemm: Vec<Gemm>,
     grouped: Vec<Grouped>,
     linear: Vec<Linear>,
+    beside: Vec<Attention>,
     /// GB/s of a copy on the device, reads and writes.
     pub copy_gb_per_s: Option<f64>,
 }
@@ -39,6 +40,7 @@ enum Line {
     Gemm(Gemm),
     Grouped(Grouped),
     Linear(Linear),
+    Beside(Attention),
 }
 
 /// TFLOP/s of one shape; None for modes that torch rejects.
@@ -74,6 +76,15 @@ struct Linear {
     k: usize,
     n: usize,
     bf16_ms: f64,
+}
+
+/// Forward and backward of causal attention; None where torch has no kernel for it.
+#[derive(Serialize, Deserialize)]
+pub struct Attention {
+    /// B, heads, T and d.
+    shape: Vec<usize>,
+    pub flash_ms: Option<f64>,
+    pub cudnn_ms: Option<f64>,
 }
 
 impl Results {
@@ -124,6 +135,7 @@ impl Results {
             Line::Gemm(row) => self.gemm.push(row),
             Line::Grouped(row) => self.grouped.push(row),
             Line::Linear(row) => self.linear.push(row),
+            Line::Beside(row) => self.beside.push(row),
         }
     }
 
@@ -143,6 +155,11 @@ impl Results {
         self.grouped
             .iter()
             .find(|torch| torch.grouping == grouping && torch.sizes == sizes && [torch.m, torch.n, torch.k] == shape)
+    }
+
+    /// Torch's attention for B, heads, T and d.
+    pub fn attention(&self, shape: &[usize]) -> Option<&Attention> {
+        self.beside.iter().find(|torch| torch.shape == shape)
     }
 
     /// Milliseconds of torch's bf16 linear for M, K and N.
