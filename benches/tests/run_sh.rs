@@ -168,7 +168,17 @@ fn first_words(text: &str) -> Vec<String> {
 
 /// Steps of the first command with their own time limits, and steps that share the rest.
 const FIRST: [&str; 12] = [
-    "versions", "smallest", "first", "pair", "casts", "cubes", "exact", "attention", "attention", "step", "host",
+    "versions",
+    "smallest",
+    "first",
+    "pair",
+    "casts",
+    "cubes",
+    "exact",
+    "attention",
+    "attention",
+    "step",
+    "host",
     "repeated",
 ];
 const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 use cubecl::server::Handle;
 
 use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch};
-use super::{AttentionKernel, Checked, HIDDEN, mma, tile};
+use super::{Checked, HIDDEN};
 use crate::load::Geometry;
 
 /// Results that a launch computes. Rows stay in a cube while columns pass by.
@@ -57,19 +57,18 @@ pub(super) struct Launch<'a> {
     pub(super) cols: [&'a Heads; 2],
     stats: Option<&'a Handle>,
     classes: Option<&'a Classes>,
-    /// y or dv, dq or dk, and lse.
-    results: [Option<Handle>; 3],
+    /// y or dv, dq or dk, and lse, if the role has them.
+    pub(super) results: [Option<Handle>; 3],
 }
 
 impl<'a> Launch<'a> {
-    /// Runs a role. Returns y or dv, dq or dk, and lse, if the role has them.
-    pub(super) fn run<R: Runtime>(
+    pub(super) fn new<R: Runtime>(
         client: &ComputeClient<R>,
         problem: &'a Checked,
         role: Role,
         backward: Option<Backward<'a>>,
         classes: Option<&'a Classes>,
-    ) -> [Option<Handle>; 3] {
+    ) -> Self {
         let Checked { query, key, value, config, .. } = problem;
         // Forward reads no second operand of rows.
         let dy = backward.map_or(query, |backward| backward.dy);
@@ -87,12 +86,7 @@ impl<'a> Launch<'a> {
         ];
         let results = results.map(|(has, bytes)| has.then(|| client.empty(batch * heads * positions * bytes)));
         let stats = backward.map(|backward| backward.stats);
-        let launch = Self { problem, role, rows, cols, stats, classes, results };
-        match problem.kernel {
-            AttentionKernel::Tiles => tile::launch(client, &launch),
-            AttentionKernel::Mma => mma::launch(client, &launch),
-        }
-        launch.results
+        Self { problem, role, rows, cols, stats, classes, results }
     }
 
     /// Items, of `rows` rows of a head each.

@@ -26,7 +26,7 @@ use cubecl::server::Handle;
 use self::launch::{Backward, Launch, Role};
 use self::prepare::{row_stats, tile_classes};
 pub(crate) use self::problem::Kind;
-use self::problem::{Config, Heads, Spread};
+use self::problem::{Classes, Config, Heads, Spread};
 use crate::KernelError;
 use crate::arch::cuda_arch;
 use crate::denylist::{disable, is_disabled};
@@ -174,7 +174,7 @@ pub fn attention_forward<R: Runtime>(
 ) -> Result<AttentionOutput, KernelError> {
     let problem = Checked::new(client, inputs, None)?;
     let classes = tile_classes(client, &problem);
-    let [y, _, lse] = Launch::run(client, &problem, Role::Forward, None, classes.as_ref());
+    let [y, _, lse] = run(client, &problem, Role::Forward, None, classes.as_ref());
     Ok(AttentionOutput { y: y.expect("forward's"), lse: lse.expect("forward's") })
 }
 
@@ -199,12 +199,28 @@ pub fn attention_backward<R: Runtime>(
     let backward = Some(Backward { dy: &dy, stats: &stats });
     let mut gradients = [const { None }; 3];
     for role in problem.backward_roles() {
-        let [dv, slopes, _] = Launch::run(client, &problem, *role, backward, classes.as_ref());
+        let [dv, slopes, _] = run(client, &problem, *role, backward, classes.as_ref());
         let at = usize::from(*role != Role::Queries);
         gradients[at] = gradients[at].take().or(slopes);
         gradients[2] = gradients[2].take().or(dv);
     }
     Ok(gradients.map(|gradient| gradient.expect("each role's")))
+}
+
+/// Runs a role. Returns y or dv, dq or dk, and lse, if the role has them.
+fn run<R: Runtime>(
+    client: &ComputeClient<R>,
+    problem: &Checked,
+    role: Role,
+    backward: Option<Backward<'_>>,
+    classes: Option<&Classes>,
+) -> [Option<Handle>; 3] {
+    let launch = Launch::new(client, problem, role, backward, classes);
+    match problem.kernel {
+        AttentionKernel::Mma => mma::launch(client, &launch),
+        AttentionKernel::Tiles => tile::launch(client, &launch),
+    }
+    launch.results
 }
 
 impl AttentionVariant {

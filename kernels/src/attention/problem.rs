@@ -319,8 +319,7 @@ impl Scores {
     /// Item `number`, of `rows` rows. The last queries come first: under a causal mask they see the
     /// most keys.
     pub(super) fn item(&self, number: u32, #[comptime] rows: u32, #[comptime] of_keys: bool) -> Item {
-        let (heads, count) =
-            if comptime!(of_keys) { (self.kv_heads, self.keys) } else { (self.heads, self.queries) };
+        let (heads, count) = if comptime!(of_keys) { (self.kv_heads, self.keys) } else { (self.heads, self.queries) };
         let tiles = count.div_ceil(rows);
         let (outer, head) = (number / heads, number % heads);
         let (batch, tile) = (outer / tiles, outer % tiles);

@@ -33,6 +33,14 @@ const PITCH: u32 = TILE / 4 + 1;
 /// per row.
 pub(super) const SHARED_BYTES: usize = (16 * PITCH * (TILE + 2 * CHUNK) + 8 * TILE) as usize;
 
+/// Compile-time parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    role: Role,
+    element_type: ElementType,
+    isa: Isa,
+}
+
 /// Launches the kernel.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>) {
     let Launch { problem, role, rows, cols, .. } = launch;
@@ -54,9 +62,8 @@ pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>)
             launch.result(0, element_type.size()),
             launch.result(1, element_type.size()),
             launch.result(2, size_of::<f32>()),
-            *role,
+            Plan { role: *role, element_type, isa: Isa::of(client) },
             element_type.storage(),
-            Isa::of(client),
             Version::of(client),
         );
     }
@@ -88,16 +95,15 @@ fn attention_tile<O: Float, N: Size>(
     of_weights: &mut ComptimeOption<Array<O>>,
     of_slopes: &mut ComptimeOption<Array<O>>,
     lse: &mut ComptimeOption<Array<f32>>,
-    #[comptime] role: Role,
+    #[comptime] plan: Plan,
     #[define(O)] _dtype: StorageType,
-    #[comptime] isa: Isa,
     #[comptime] _version: Version,
 ) {
     let number = CUBE_POS as u32;
     if number >= operands.items {
         terminate!();
     }
-    let (element_type, of_keys) = comptime!((scores.config.element_type, role.rows_are_keys()));
+    let (role, of_keys) = comptime!((plan.role, plan.role.rows_are_keys()));
     let (slices, second_slices) = comptime!((scores.config.slices[0], scores.config.slices[1]));
     let item = scores.item(number, TILE, of_keys);
     let at_rows = operands.of_rows(&item);
@@ -129,73 +135,26 @@ fn attention_tile<O: Float, N: Size>(
         while col0 < span.end {
             let class = scores.class(&place, col0, TILE, of_keys);
             if class != CLASS_HIDDEN {
-                let mut tile = products(
-                    rows,
-                    &at_rows.first,
-                    item.row0,
-                    cols,
-                    &at_cols.first,
-                    col0,
-                    &mut shared,
-                    element_type,
-                    isa,
-                );
+                let mut tile = products(rows, &at_rows.first, item.row0, cols, &at_cols.first, col0, &mut shared, plan);
+                let (first, second) = (&at_cols.first, &at_cols.second);
                 #[comptime]
-                match second_rows {
-                    ComptimeOption::Some(second_rows) => {
-                        let mut slopes = products(
-                            second_rows,
-                            &at_rows.second,
-                            item.row0,
-                            second_cols,
-                            &at_cols.second,
-                            col0,
-                            &mut shared,
-                            element_type,
-                            isa,
-                        );
-                        differentiate(&mut tile, &mut slopes, operands, scores, &place, col0, class, of_keys);
-                        if comptime!(role.sums_weights()) {
-                            put_weights(&tile, &mut shared);
-                            accumulate(
-                                second_cols,
-                                &at_cols.second,
-                                col0,
-                                &mut shared,
-                                &mut weighted,
-                                second_slices,
-                                element_type,
-                                isa,
-                            );
-                            sync_cube();
-                        }
-                        if comptime!(role.sums_slopes()) {
-                            put_weights(&slopes, &mut shared);
-                            accumulate(
-                                cols,
-                                &at_cols.first,
-                                col0,
-                                &mut shared,
-                                &mut sloped,
-                                slices,
-                                element_type,
-                                isa,
-                            );
-                        }
+                if let ComptimeOption::Some(second_rows) = second_rows {
+                    let mut slopes =
+                        products(second_rows, &at_rows.second, item.row0, second_cols, second, col0, &mut shared, plan);
+                    differentiate(&mut tile, &mut slopes, operands, scores, &place, col0, class, of_keys);
+                    if comptime!(role.sums_slopes()) {
+                        put_weights(&slopes, &mut shared);
+                        accumulate(cols, first, col0, &mut shared, &mut sloped, slices, plan);
                     }
-                    ComptimeOption::None => {
-                        weigh(&mut tile, &mut totals, &mut weighted, scores, &place, col0, class, &mut shared);
-                        accumulate(
-                            second_cols,
-                            &at_cols.second,
-                            col0,
-                            &mut shared,
-                            &mut weighted,
-                            second_slices,
-                            element_type,
-                            isa,
-                        );
+                } else {
+                    weigh(&mut tile, &mut totals, &mut weighted, scores, &place, col0, class, &mut shared);
+                }
+                if comptime!(role.sums_weights()) {
+                    if comptime!(role.sums_slopes()) {
+                        sync_cube();
                     }
+                    put_weights(&tile, &mut shared);
+                    accumulate(second_cols, second, col0, &mut shared, &mut weighted, second_slices, plan);
                 }
             }
             col0 += TILE;
@@ -294,7 +253,6 @@ fn weigh(
         }
         tile[a as usize] = weights;
     }
-    put_weights(tile, shared);
 }
 
 /// Replaces products by the weights of backward, and the products of dy by slopes.
@@ -354,19 +312,18 @@ fn products<N: Size>(
     at_cols: &Geometry,
     col0: u32,
     shared: &mut Shared,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) -> Array<Quad> {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    let units = comptime!(SIDE * CHUNK / element_type.vector_len());
+    let units = comptime!(SIDE * CHUNK / plan.element_type.vector_len());
     let mut sums = zeros(4u32);
     let mut first = 0u32.runtime();
     while first < at_rows.cols {
         sync_cube();
         if UNIT_POS < units {
-            load_transposed(rows, at_rows, row0, first, UNIT_POS, &mut shared.rows, element_type, isa);
+            load_transposed(rows, at_rows, row0, first, UNIT_POS, &mut shared.rows, plan);
         } else if UNIT_POS < 2 * units {
-            load_transposed(cols, at_cols, col0, first, UNIT_POS - units, &mut shared.cols, element_type, isa);
+            load_transposed(cols, at_cols, col0, first, UNIT_POS - units, &mut shared.cols, plan);
         }
         sync_cube();
         for k in 0..CHUNK {
@@ -392,9 +349,9 @@ fn load_transposed<N: Size>(
     col0: u32,
     unit: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
+    let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
     let (row, piece) = (unit % SIDE, unit / SIDE * len);
     let mut raw = Array::<u32>::new(16usize);
@@ -424,15 +381,14 @@ fn accumulate<N: Size>(
     shared: &mut Shared,
     sums: &mut Array<Quad>,
     #[comptime] slices: u32,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
     #[unroll]
     for slice in 0..slices {
         for chunk in 0..comptime!(TILE / CHUNK) {
             sync_cube();
-            load_rows(x, at, row0 + chunk * CHUNK, comptime!(slice * TILE), &mut shared.cols, element_type, isa);
+            load_rows(x, at, row0 + chunk * CHUNK, comptime!(slice * TILE), &mut shared.cols, plan);
             sync_cube();
             for quad in 0..comptime!(CHUNK / 4) {
                 let mut weights = Array::<Quad>::new(4usize);
@@ -464,9 +420,9 @@ fn load_rows<N: Size>(
     row0: u32,
     #[comptime] col0: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
+    let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
     let per_row = comptime!(TILE / element_type.vector_len());
     let (row, piece) = (UNIT_POS / per_row, UNIT_POS % per_row);

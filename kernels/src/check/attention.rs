@@ -166,8 +166,7 @@ impl AttentionCase {
         });
         let (bias, softcap) = (bias.map(|(view, _)| view), self.softcap);
         let Self { causal, tensor_cores, .. } = *self;
-        let inputs =
-            AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
         let output = attention_forward(client, &inputs)?;
         let [_, heads, _, width] = grad.shape;
         let strides = [heads * queries * width, width, heads * width, 1];

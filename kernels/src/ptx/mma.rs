@@ -10,7 +10,8 @@
 //! ```
 //!
 //! f16 and bf16 have `A [16, 16]` and `B [8, 16]`, two elements per word at the same bytes.
-//! Source: PTX ISA, *Matrix fragments for mma.m16n8k32* and *m16n8k16*. Addresses are bytes in the shared window.
+//! Source: PTX ISA, *Matrix fragments for mma.m16n8k32* and *mma.m16n8k16*.
+//! Addresses are bytes in the shared window.
 
 use cubecl::prelude::*;
 

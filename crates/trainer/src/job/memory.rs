@@ -176,17 +176,11 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     let element = compute.size() as f64;
     let [rows, vocab, hidden] =
         [training.batch_size as f64 * training.seq_len as f64, size.vocab_size as f64, size.hidden_size as f64];
-    // Blocks keep nothing, and compute y again.
-    let attention_output = match B::Inner::fp8_facts(device).attention {
-        "blocks" => 0,
-        _ if is_host => 4,
-        _ => compute.size() as u64,
-    };
     let shape = BatchShape {
         rows: rows as u64,
         element: compute.size() as u64,
         linear_input: plan.input_bytes,
-        attention_output,
+        attention_output: on_host(4.0) as u64,
     };
     let layer = dims.layer_bytes(&shape);
     // A linear with a frozen weight does not keep its input.
@@ -244,8 +238,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     };
 
     // Operands of a GEMM in f32 on the CPU, or a weight's gradient before it is rounded to bf16;
-    // gradients that flow through a layer; scores of attention in blocks, a few tensors of at most
-    // 64 MiB.
+    // gradients that flow through a layer; attention's scores, a few tensors of at most 64 MiB.
     let gradients = plan.gradients as f64;
     let [largest_update, largest_weight] = plan.largest.map(|elements| elements as f64);
     let widest = (layer.swiglu as f64 / (2.0 * element * rows)).floor();
@@ -253,7 +246,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     let rounded = on_host(2.0 * (2.0 * largest_weight).min(gradients) * bf16);
     let of_layer = layer.swiglu.max(layer.attention) as f64 * if widens { 2.0 } else { 1.0 };
     let scores =
-        if attention_output > 0 { 0.0 } else { 4.0 * (4.0 * rows * training.seq_len as f64 * hidden / 8.0).min(67_108_864.0) };
+        if is_host { 0.0 } else { 4.0 * (4.0 * rows * training.seq_len as f64 * hidden / 8.0).min(67_108_864.0) };
     let backward = decoded.max(rounded) + 4.0 * rows * hidden + of_layer + scores;
 
     // Update of the largest parameter: about ten tensors of the rows being rounded, and all new

@@ -11,7 +11,7 @@ pub struct BatchShape {
     /// element.
     pub linear_input: f64,
     /// Bytes that attention keeps per element of its output, if its backward reads it: 4 on the
-    /// CPU, those of the element where a GPU has kernels, 0 in blocks.
+    /// CPU, 0 elsewhere.
     pub attention_output: u64,
 }
 

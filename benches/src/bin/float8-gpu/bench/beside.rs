@@ -120,12 +120,8 @@ fn rotary<B: Backend>(x: Tensor<B, 4>, tables: [Tensor<B, 2>; 2], dtype: DType) 
     Tensor::cat(vec![y, second * cos + first * sin], 3).cast(dtype)
 }
 
-const TINY: [Work; 4] = [
-    Work::SwiGlu([64, 96]),
-    Work::RmsNorm([64, 96]),
-    Work::Rotary([1, 32, 2, 16]),
-    Work::Attention([1, 2, 32, 16]),
-];
+const TINY: [Work; 4] =
+    [Work::SwiGlu([64, 96]), Work::RmsNorm([64, 96]), Work::Rotary([1, 32, 2, 16]), Work::Attention([1, 2, 32, 16])];
 const FULL: [Work; 5] = [
     Work::Attention([1, 32, 8192, 128]),
     Work::SwiGlu([8192, 14_336]),
@@ -186,6 +182,8 @@ pub fn print(rows: &[Row], torch: &Results) {
         let found = torch.attention(shape);
         let [flash, cudnn] = [found.and_then(|row| row.flash_ms), found.and_then(|row| row.cudnn_ms)];
         let (shape, flash, cudnn) = (format!("{shape:?}"), or_dash(flash, 3), or_dash(cudnn, 3));
-        println!("{what:<10}  {shape:<22}  {milliseconds:>9.3}  {burn_milliseconds:>9.3}  {speedup:>9.2}  {flash:>9}  {cudnn:>9}");
+        println!(
+            "{what:<10}  {shape:<22}  {milliseconds:>9.3}  {burn_milliseconds:>9.3}  {speedup:>9.2}  {flash:>9}  {cudnn:>9}"
+        );
     }
 }
