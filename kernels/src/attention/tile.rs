@@ -138,16 +138,20 @@ fn attention_tile<O: Float, N: Size>(
                 let mut tile = products(rows, &at_rows.first, item.row0, cols, &at_cols.first, col0, &mut shared, plan);
                 let (first, second) = (&at_cols.first, &at_cols.second);
                 #[comptime]
-                if let ComptimeOption::Some(second_rows) = second_rows {
-                    let mut slopes =
-                        products(second_rows, &at_rows.second, item.row0, second_cols, second, col0, &mut shared, plan);
-                    differentiate(&mut tile, &mut slopes, operands, scores, &place, col0, class, of_keys);
-                    if comptime!(role.sums_slopes()) {
-                        put_weights(&slopes, &mut shared);
-                        accumulate(cols, first, col0, &mut shared, &mut sloped, slices, plan);
+                match second_rows {
+                    ComptimeOption::Some(second_rows) => {
+                        let at = &at_rows.second;
+                        let mut slopes =
+                            products(second_rows, at, item.row0, second_cols, second, col0, &mut shared, plan);
+                        differentiate(&mut tile, &mut slopes, operands, scores, &place, col0, class, of_keys);
+                        if comptime!(role.sums_slopes()) {
+                            put_weights(&slopes, &mut shared);
+                            accumulate(cols, first, col0, &mut shared, &mut sloped, slices, plan);
+                        }
                     }
-                } else {
-                    weigh(&mut tile, &mut totals, &mut weighted, scores, &place, col0, class, &mut shared);
+                    ComptimeOption::None => {
+                        weigh(&mut tile, &mut totals, &mut weighted, scores, &place, col0, class, &mut shared);
+                    }
                 }
                 if comptime!(role.sums_weights()) {
                     if comptime!(role.sums_slopes()) {

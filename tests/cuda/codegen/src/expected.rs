@@ -36,7 +36,7 @@ pub fn family(name: &str) -> &str {
 pub fn is_native(kernel: &Generated) -> bool {
     matches!(
         (family(&kernel.name), kernel.sm),
-        ("gemm_half", 80) | ("gemm_mma", 89 | 120) | ("gemm_blackwell" | "attention_mma", _)
+        ("gemm_half" | "attention_mma", 80) | ("gemm_mma", 89 | 120) | ("attention_mma", 120) | ("gemm_blackwell", _)
     )
 }
 

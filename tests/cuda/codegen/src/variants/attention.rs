@@ -14,9 +14,7 @@ impl Launcher {
         for widths in [[64; 2], [128; 2], [256; 2], [192, 128]] {
             self.attend(widths, bf16, true, false);
         }
-        for (widths, dtype, tensor_cores) in
-            [([64; 2], f16, true), ([128; 2], f32, false), ([256; 2], bf16, false), ([63; 2], f16, false)]
-        {
+        for (widths, dtype, tensor_cores) in [([64; 2], f16, true), ([256; 2], f32, false), ([63; 2], f16, false)] {
             self.attend(widths, dtype, tensor_cores, false);
         }
         for (dtype, tensor_cores) in [(f16, true), (f32, false)] {
