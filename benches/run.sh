@@ -143,11 +143,13 @@ first() {
     has_torch
     bench pair 60 full first --only gemm,linear --without-burn "${torch[@]}"
     bench casts 30 fast first --only quantize
-    bench cubes 70 fast headline --only gemm --without-burn "${torch[@]}"
+    bench cubes 60 fast headline --only gemm --without-burn "${torch[@]}"
     check exact 60 --only "1024x1024x1024 e4m3,e4m3 tensorwise,tensorwise exact" --only "300x260x128 e4m3,e4m3 rowwise,rowwise exact" \
         --only "300x260x128 e4m3,e4m3 1x128,128x128 exact" --only "66x70x48 e4m3,e4m3 tensorwise,tensorwise exact" \
         --only "grouped_gemm rows 3001+499+0+17+300+129+100+50:137 4233x1032x1040 e4m3,e4m3 tensorwise,tensorwise"
-    bench step 150 full first --only step --case-seconds 170
+    check attention 14 --only "attention grouped bf16 mma" --only "attention wide f16 mma" --only "attention documents bf16 mma"
+    bench attention 25 full first --only beside "${torch[@]}"
+    bench step 140 full first --only step --case-seconds 160
     bench host 20 full first --only host
     check repeated 40 --only repeated_gemm
     # What is left.
@@ -155,7 +157,7 @@ first() {
     check clusters 0 --only "scaled_gemm 4096x4096x4096 e4m3,e4m3"
     check linears 0 --only "linear tensorwise 256x512x384" --only "256x512x384 BF16 exact"
     check few 0 --only "scaled_gemm 1x131x300" --only "scaled_gemm 4x9x513" --only "scaled_gemm rows alone" --only "transpose "
-    check beside 0 --only "swiglu " --only "rms_norm " --only "rotary "
+    check beside 0 --only "swiglu " --only "rms_norm " --only "rotary " --only "attention "
     bench gemv 0 fast headline --only gemv
     bench linear 0 full headline --only linear,quantize,beside,host "${torch[@]}"
     bench sweep 0 fast headline --only sweep

@@ -1,5 +1,5 @@
 """torch on the shapes of `float8-gpu bench`: torch._scaled_mm in all its FP8 modes, bf16 matmul, grouped GEMMs, a bf16
-linear, a copy.
+linear, causal attention, a copy.
 
 Timing: batches of calls between two CUDA events after a warm-up, medians; normal-distributed inputs that rotate through
 more memory than an L2 cache holds. A batch waits behind a kernel that keeps the device busy until the host has issued it, as
@@ -190,6 +190,32 @@ def linear(m, k, n, repeat):
     return {"shape": [m, k, n], "bf16": seconds(call, repeat) * 1e3}
 
 
+def attention(batch, heads, length, dim, repeat):
+    """Causal attention in bf16, forward and backward, in milliseconds: the faster of FlashAttention and cuDNN."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    inputs = [
+        torch.randn(batch, heads, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    dy = torch.randn(batch, heads, length, dim, device="cuda", dtype=torch.bfloat16)
+    row = {"shape": [batch, heads, length, dim]}
+    for name, backend in [("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)]:
+
+        def call(turn):
+            with sdpa_kernel(backend):
+                y = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+            torch.autograd.grad(y, inputs, dy)
+
+        try:
+            row[name] = seconds(call, repeat) * 1e3
+        except RuntimeError as error:
+            print(f"attention {name} {row['shape']}: {error}", file=sys.stderr)
+            row[name] = None
+    row["bf16"] = min((row[name] for name in ("flash", "cudnn") if row[name]), default=None)
+    return row
+
+
 def copy(repeat):
     """GB/s, reads and writes."""
     size = 512 << 20
@@ -225,7 +251,8 @@ def main():
     parser.add_argument("--gemm", type=shapes, default=[(n, n, n) for n in (1024, 2048, 4096, 8192)], help="MxNxK,..")
     parser.add_argument("--linear", type=shapes, default=[(8192, 4096, 4096), (8192, 8192, 8192)], help="MxKxN,..")
     parser.add_argument("--grouped", type=groups, default=[], help="rows:NxK:SIZE+SIZE.. or contraction:MxN:SIZE+..,..")
-    parser.add_argument("--only", default="gemm,grouped,quantize,linear", help="parts, separated by commas")
+    parser.add_argument("--beside", type=shapes, default=[(4, 32, 2048, 128)], help="attention: BxHxTxd,..")
+    parser.add_argument("--only", default="gemm,grouped,quantize,linear,beside", help="parts, separated by commas")
     parser.add_argument("--repeat", type=int, default=7)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -238,7 +265,7 @@ def main():
 
     say("version", torch.__version__)
     say("device", torch.cuda.get_device_name())
-    for part, measure in [("gemm", gemm), ("linear", linear), ("grouped", grouped)]:
+    for part, measure in [("gemm", gemm), ("linear", linear), ("grouped", grouped), ("beside", attention)]:
         for shape in getattr(args, part) if part in only else []:
             say(part, measure(*shape, args.repeat))
             torch.cuda.empty_cache()

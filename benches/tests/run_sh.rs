@@ -41,7 +41,7 @@ torch = MagicMock(__version__="2.x")
 torch.cuda.is_available.return_value = True
 torch.cuda.get_device_name.return_value = "none"
 torch.cuda.Event.return_value.elapsed_time.return_value = 2.0
-sys.modules[__name__] = torch
+sys.modules |= {__name__: torch, "torch.nn": torch.nn, "torch.nn.attention": torch.nn.attention}
 "#;
 
 struct Bundle {
@@ -182,8 +182,20 @@ fn first_words(text: &str) -> Vec<String> {
 }
 
 /// Steps of the first command with their own time limits, and steps that share the rest.
-const FIRST: [&str; 10] =
-    ["versions", "smallest", "first", "pair", "casts", "cubes", "exact", "step", "host", "repeated"];
+const FIRST: [&str; 12] = [
+    "versions",
+    "smallest",
+    "first",
+    "pair",
+    "casts",
+    "cubes",
+    "exact",
+    "attention",
+    "attention",
+    "step",
+    "host",
+    "repeated",
+];
 const LEFT: [&str; 10] = ["golden", "clusters", "linears", "few", "beside", "gemv", "linear", "sweep", "rest", "full"];
 
 #[test]
@@ -193,10 +205,11 @@ fn all_steps_run_in_their_order() {
     let mut want: Vec<_> = FIRST.iter().chain(&LEFT).map(|step| format!("{step} passed")).collect();
     want.insert(3, "torch not".into());
     assert_eq!(bundle.summary(), want);
-    assert_eq!(bundle.result("check.jsonl").lines().count(), 9);
-    for file in ["first.json", "pair.json", "casts.json", "cubes.json", "step.json", "host.json", "clocks.csv"] {
-        bundle.result(file);
+    assert_eq!(bundle.result("check.jsonl").lines().count(), 10);
+    for part in ["first", "pair", "casts", "cubes", "attention", "step", "host"] {
+        bundle.result(&format!("{part}.json"));
     }
+    bundle.result("clocks.csv");
     assert_eq!(bundle.run(&["second"], &[]).0, 0);
     assert!(bundle.path("bundle/results-first.tar").exists());
     // Containers forbid the tools.
@@ -309,7 +322,7 @@ fn it_runs_on_wgpu() {
         }
         // High precision, the reference of the speedups, in any dtype.
         assert!(of != "precision" || rows.iter().any(|row| row["speedup"] == 1.0), "{name}: {rows:#?}");
-        let is_of_torch = ["gemm", "grouped", "linear"].contains(&name);
+        let is_of_torch = ["gemm", "grouped", "linear", "beside"].contains(&name);
         assert!(!is_of_torch || rows.iter().any(|row| row["torch_bf16"].is_number()), "no {name} of torch: {rows:#?}");
         for number in rows.iter().filter_map(Value::as_object).flat_map(|row| row.values()).filter_map(Value::as_f64) {
             assert!(number.is_finite() && number > 0.0, "{name}: {rows:#?}");

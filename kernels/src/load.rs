@@ -21,6 +21,11 @@ pub(crate) struct Geometry {
 
 #[cube]
 impl Geometry {
+    /// Index of an element.
+    pub(crate) fn index(&self, row: u32, col: u32) -> u32 {
+        self.base + row * self.row_stride + col * self.col_stride
+    }
+
     /// The same view of later elements.
     pub(crate) fn after(&self, elements: u32) -> Geometry {
         Geometry {

@@ -13,6 +13,8 @@
 //! Rows of 64 stay in a cube (queries, or keys for dk and dv), while tiles of 64 of the other side
 //! pass by. Tiles that a mask hides as a whole are skipped.
 
+mod launch;
+mod mma;
 mod prepare;
 mod problem;
 mod tile;
@@ -21,9 +23,10 @@ use cubecl::ir::StorageType;
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
+use self::launch::{Backward, Launch, Role};
 use self::prepare::{row_stats, tile_classes};
 pub(crate) use self::problem::Kind;
-use self::problem::{Config, Heads, Spread};
+use self::problem::{Classes, Config, Heads, Spread};
 use crate::KernelError;
 use crate::arch::cuda_arch;
 use crate::denylist::{disable, is_disabled};
@@ -77,23 +80,59 @@ pub struct AttentionInputs {
     pub softcap: Option<f32>,
     /// Whether query `t` sees only keys up to `t + S - T`.
     pub causal: bool,
+    /// Whether tensor cores may multiply.
+    pub tensor_cores: bool,
+}
+
+/// A kernel of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionKernel {
+    /// Tensor cores of CUDA devices, for f16 and bf16 in rows of whole 16 bytes. P and dS are
+    /// rounded to the dtype.
+    Mma,
+    /// f32 tiles on any device.
+    Tiles,
+}
+
+impl AttentionKernel {
+    /// Name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mma => "mma",
+            Self::Tiles => "tiles",
+        }
+    }
 }
 
 /// Compile-time parameters of the attention kernels for some inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionVariant {
+    /// Kernel.
+    pub kernel: AttentionKernel,
     pub(crate) config: Config,
     /// Whether the gradients run too.
     pub(crate) backward: bool,
 }
 
-/// Denylist entry of the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Attention;
+/// Disables a kernel of attention on this device. The next one takes its place. Without one,
+/// attention returns [`KernelError::Disabled`].
+pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>, kernel: AttentionKernel) {
+    disable(client, kernel);
+}
 
-/// Disables attention's kernels on this device. They then return [`KernelError::Disabled`].
-pub fn disable_attention<R: Runtime>(client: &ComputeClient<R>) {
-    disable(client, Attention);
+/// Whether the device has [`AttentionKernel::Mma`].
+pub fn has_attention_mma<R: Runtime>(client: &ComputeClient<R>) -> bool {
+    cuda_arch(client).is_some()
+}
+
+/// First kernel that takes a problem and is not disabled.
+fn select<R: Runtime>(client: &ComputeClient<R>, config: Config, tensor_cores: bool) -> Option<AttentionKernel> {
+    let takes = |kernel: &AttentionKernel| match kernel {
+        AttentionKernel::Mma => tensor_cores && has_attention_mma(client) && mma::takes(config),
+        AttentionKernel::Tiles => true,
+    };
+    let mut kernels = [AttentionKernel::Mma, AttentionKernel::Tiles].into_iter();
+    kernels.find(|kernel| takes(kernel) && !is_disabled(client, *kernel))
 }
 
 /// Whether the device has the shared memory and the bindings that the kernels need.
@@ -102,10 +141,10 @@ pub fn has_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
     hardware.max_shared_memory_size >= tile::SHARED_BYTES && hardware.max_bindings >= MAX_BINDINGS
 }
 
-/// Whether the kernels are expected to be the faster way. Not on CUDA, where matmuls have tensor
-/// cores, nor on a CPU behind a graphics driver, where a barrier costs dozens of operations.
+/// Whether the kernels are expected to be the faster way. Not on a CPU behind a graphics driver,
+/// where a barrier costs dozens of operations.
 pub fn prefers_attention<R: Runtime>(client: &ComputeClient<R>) -> bool {
-    !is_cpu(client) && cuda_arch(client).is_none()
+    !is_cpu(client)
 }
 
 /// Buffers of the kernel with the most: q, k, v, dy, stats, dk, dv, mask, bias, documents, classes,
@@ -133,9 +172,10 @@ pub fn attention_forward<R: Runtime>(
     client: &ComputeClient<R>,
     inputs: &AttentionInputs,
 ) -> Result<AttentionOutput, KernelError> {
-    let problem = Checked::new(client, inputs)?;
+    let problem = Checked::new(client, inputs, None)?;
     let classes = tile_classes(client, &problem);
-    Ok(tile::forward(client, &problem, classes.as_ref()))
+    let [y, _, lse] = run(client, &problem, Role::Forward, None, classes.as_ref());
+    Ok(AttentionOutput { y: y.expect("forward's"), lse: lse.expect("forward's") })
 }
 
 /// Gradients of q, k and v, contiguous in their shapes and dtype, from the gradient dy of y, shaped
@@ -150,33 +190,57 @@ pub fn attention_backward<R: Runtime>(
     lse: &Handle,
     dy: &HeadsView,
 ) -> Result<[Handle; 3], KernelError> {
-    let problem = Checked::new(client, inputs)?;
+    let problem = Checked::new(client, inputs, Some(dy))?;
     let [batch, heads, queries, _] = problem.query.shape();
     let (y, dy) = (problem.output(client, y)?, problem.output(client, dy)?);
     check_bytes(lse, 4 * (batch * heads * queries) as u64, || "logarithms of sums".into())?;
     let classes = tile_classes(client, &problem);
     let stats = row_stats(client, &y, &dy, lse);
-    let dq = tile::query_gradient(client, &problem, &dy, &stats, classes.as_ref());
-    let [dk, dv] = tile::key_gradients(client, &problem, &dy, &stats, classes.as_ref());
-    Ok([dq, dk, dv])
+    let backward = Some(Backward { dy: &dy, stats: &stats });
+    let mut gradients = [const { None }; 3];
+    for role in problem.backward_roles() {
+        let [dv, slopes, _] = run(client, &problem, *role, backward, classes.as_ref());
+        let at = usize::from(*role != Role::Queries);
+        gradients[at] = gradients[at].take().or(slopes);
+        gradients[2] = gradients[2].take().or(dv);
+    }
+    Ok(gradients.map(|gradient| gradient.expect("each role's")))
+}
+
+/// Runs a role. Returns y or dv, dq or dk, and lse, if the role has them.
+fn run<R: Runtime>(
+    client: &ComputeClient<R>,
+    problem: &Checked,
+    role: Role,
+    backward: Option<Backward<'_>>,
+    classes: Option<&Classes>,
+) -> [Option<Handle>; 3] {
+    let launch = Launch::new(client, problem, role, backward, classes);
+    match problem.kernel {
+        AttentionKernel::Mma => mma::launch(client, &launch),
+        AttentionKernel::Tiles => tile::launch(client, &launch),
+    }
+    launch.results
 }
 
 impl AttentionVariant {
-    /// Variant that these inputs run.
+    /// Variant that these inputs run, or with `dy`, the gradient of y, their backward.
     ///
     /// # Errors
     /// As [`attention_forward`].
     pub fn of<R: Runtime>(
         client: &ComputeClient<R>,
         inputs: &AttentionInputs,
-        backward: bool,
+        dy: Option<&HeadsView>,
     ) -> Result<Self, KernelError> {
-        Checked::new(client, inputs).map(|problem| Self { config: problem.config, backward })
+        let Checked { kernel, config, .. } = Checked::new(client, inputs, dy)?;
+        Ok(Self { kernel, config, backward: dy.is_some() })
     }
 }
 
 /// Checked inputs.
 struct Checked {
+    kernel: AttentionKernel,
     query: Heads,
     key: Heads,
     value: Heads,
@@ -189,8 +253,12 @@ struct Checked {
 }
 
 impl Checked {
-    fn new<R: Runtime>(client: &ComputeClient<R>, inputs: &AttentionInputs) -> Result<Self, KernelError> {
-        let AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal } = inputs;
+    fn new<R: Runtime>(
+        client: &ComputeClient<R>,
+        inputs: &AttentionInputs,
+        dy: Option<&HeadsView>,
+    ) -> Result<Self, KernelError> {
+        let AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, .. } = inputs;
         let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query.shape, value.shape);
         let rows = |view: &HeadsView| [view.shape[..3].iter().product(), view.shape[3]];
         for (view, shape) in [(key, [batch, kv_heads, keys, dim]), (value, [batch, kv_heads, keys, width])] {
@@ -200,9 +268,6 @@ impl Checked {
             if view.dtype != query.dtype {
                 return Err(KernelError::UnsupportedDtype { dtype: view.dtype });
             }
-        }
-        if is_disabled(client, Attention) {
-            return Err(KernelError::Disabled);
         }
         if !supports(client, query.dtype) || !has_attention(client) {
             return Err(KernelError::UnsupportedDtype { dtype: query.dtype });
@@ -227,14 +292,16 @@ impl Checked {
         }
         let [query, key, value] = [query, key, value].map(|view| Heads::new(client, view));
         let (query, key, value) = (query?, key?, value?);
+        let dy = dy.map(|view| Heads::new(client, view)).transpose()?;
         let outputs = [batch * heads * queries * width.max(dim), batch * kv_heads * keys * width.max(dim)];
         if outputs.iter().any(|&elements| elements as u64 > MAX_INDEX) {
             let limit = MAX_INDEX;
             return Err(KernelError::TooLarge { rows: outputs[0], cols: width, strides: [width, 1], limit });
         }
+        let words = [&query, &key, &value].into_iter().chain(&dy).map(Heads::vector_words).min();
         let config = Config {
             element_type: query.element_type,
-            words: [&query, &key, &value].map(|heads| heads.vector_words()).into_iter().min().expect("three"),
+            words: words.expect("three"),
             slices: [dim, width].map(|width| width.div_ceil(TILE as usize) as u32),
             causal: *causal,
             softcap: softcap.is_some(),
@@ -242,8 +309,20 @@ impl Checked {
             bias: bias.as_ref().map(|bias| bias.kind),
             documents: documents.is_some(),
         };
+        let kernel = select(client, config, inputs.tensor_cores).ok_or(KernelError::Disabled)?;
         let (documents, softcap) = (documents.clone(), softcap.unwrap_or(1.0));
-        Ok(Self { query, key, value, mask, bias, documents, scale: *scale, softcap, config })
+        Ok(Self { kernel, query, key, value, mask, bias, documents, scale: *scale, softcap, config })
+    }
+
+    /// Roles of backward.
+    fn backward_roles(&self) -> &'static [Role] {
+        const TOGETHER: [Role; 2] = [Role::Queries, Role::Keys { dk: true, dv: true }];
+        const APART: [Role; 3] =
+            [Role::Queries, Role::Keys { dk: true, dv: false }, Role::Keys { dk: false, dv: true }];
+        match self.kernel {
+            AttentionKernel::Mma if !mma::fits_both(self.config) => &APART,
+            _ => &TOGETHER,
+        }
     }
 
     /// A tensor of y's shape.

@@ -4,7 +4,7 @@ use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::{Checked, HIDDEN, HeadsView, TILE};
+use super::{Checked, HeadsView, TILE};
 use crate::KernelError;
 use crate::element_type::ElementType;
 use crate::load::{Geometry, GeometryLaunch, widen};
@@ -141,6 +141,11 @@ impl HeadsGeometry {
     /// Positions of a head.
     pub(super) fn of(&self, batch: u32, head: u32) -> Geometry {
         self.first.after(batch * self.batch_stride + head * self.head_stride)
+    }
+
+    /// Elements of a row.
+    pub(super) fn width(&self) -> u32 {
+        self.first.cols
     }
 }
 
@@ -286,7 +291,7 @@ impl<R: Runtime> ScoresLaunch<R> {
     }
 }
 
-/// Rows of a head that a cube works on.
+/// Rows of a head that a cube works on: a query head where scores are meant.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Item {
     /// First row.
@@ -295,23 +300,31 @@ pub(super) struct Item {
     pub(super) batch: u32,
 }
 
-/// A score after softcap, bias and masks, and the derivative of softcap.
+/// A score after softcap and bias, and the derivative of softcap.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Score {
     pub(super) value: f32,
     pub(super) slope: f32,
 }
 
+/// Columns from `first` to `end`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) first: u32,
+    pub(super) end: u32,
+}
+
 #[cube]
 impl Scores {
-    /// Item `number` of `tiles` row tiles per head. The last queries come first: under a causal mask
-    /// they see the most keys.
-    pub(super) fn item(&self, number: u32, tiles: u32, #[comptime] of_keys: bool) -> Item {
-        let heads = if comptime!(of_keys) { self.kv_heads } else { self.heads };
+    /// Item `number`, of `rows` rows. The last queries come first: under a causal mask they see the
+    /// most keys.
+    pub(super) fn item(&self, number: u32, #[comptime] rows: u32, #[comptime] of_keys: bool) -> Item {
+        let (heads, count) = if comptime!(of_keys) { (self.kv_heads, self.keys) } else { (self.heads, self.queries) };
+        let tiles = count.div_ceil(rows);
         let (outer, head) = (number / heads, number % heads);
         let (batch, tile) = (outer / tiles, outer % tiles);
         let tile = if comptime!(of_keys) { tile } else { tiles - 1 - tile };
-        Item { row0: tile * TILE, head, batch }
+        Item { row0: tile * rows, head, batch }
     }
 
     /// Query heads of a key head.
@@ -319,36 +332,43 @@ impl Scores {
         self.heads / self.kv_heads
     }
 
-    /// End of the keys that queries before `end` see under the causal mask.
-    pub(super) fn keys_end(&self, end: u32) -> u32 {
-        if comptime!(self.config.causal) {
-            let last = min(end, self.queries) + self.keys;
-            min(self.keys, last - min(last, self.queries))
-        } else {
-            self.keys
+    /// Columns that some of the `rows` rows from `row0` on see under the causal mask. The first
+    /// query is the first one of a tile.
+    pub(super) fn span(&self, row0: u32, #[comptime] rows: u32, #[comptime] of_keys: bool) -> Span {
+        let (mut first, mut end) = (0u32.runtime(), if comptime!(of_keys) { self.queries } else { self.keys });
+        if comptime!(self.config.causal && of_keys) {
+            let sees = row0 + self.queries;
+            first = (sees - min(sees, self.keys)) / TILE * TILE;
+        } else if comptime!(self.config.causal) {
+            let last = min(row0 + rows, self.queries) + self.keys;
+            end = min(end, last - min(last, self.queries));
         }
+        Span { first, end }
     }
 
-    /// First query of the tile that holds the first one to see key `key` under the causal mask.
-    pub(super) fn first_query(&self, key: u32) -> u32 {
-        if comptime!(self.config.causal) {
-            let first = key + self.queries;
-            (first - min(first, self.keys)) / TILE * TILE
-        } else {
-            0u32.runtime()
-        }
-    }
-
-    /// Class of the tile with query `query` and key `key`.
-    pub(super) fn class(&self, batch: u32, head: u32, query: u32, key: u32) -> u32 {
+    /// Class of the `rows` rows of a query head's item and the column tile of `col`.
+    pub(super) fn class(&self, place: &Item, col: u32, #[comptime] rows: u32, #[comptime] of_keys: bool) -> u32 {
         #[comptime]
         match &self.classes {
             ComptimeOption::Some(classes) => {
-                let tile = query / TILE * self.keys.div_ceil(TILE) + key / TILE;
-                classes[(batch * self.class_batch_stride + head * self.class_head_stride + tile) as usize]
+                let last = if comptime!(of_keys) { self.keys - 1 } else { self.queries - 1 };
+                let first = self.class_index(place, place.row0, col, of_keys);
+                let mut class = classes[first as usize];
+                #[unroll]
+                for tile in 1..comptime!(rows / TILE) {
+                    let index = self.class_index(place, min(place.row0 + tile * TILE, last), col, of_keys);
+                    class = select(class == classes[index as usize], class, CLASS_MIXED);
+                }
+                class
             }
             ComptimeOption::None => CLASS_WHOLE.runtime(),
         }
+    }
+
+    fn class_index(&self, place: &Item, row: u32, col: u32, #[comptime] of_keys: bool) -> u32 {
+        let (query, key) = if comptime!(of_keys) { (col, row) } else { (row, col) };
+        let tile = query / TILE * self.keys.div_ceil(TILE) + key / TILE;
+        place.batch * self.class_batch_stride + place.head * self.class_head_stride + tile
     }
 
     /// Whether the mask or the documents hide a key. Positions past the end repeat the last one.
@@ -369,8 +389,8 @@ impl Scores {
         masked
     }
 
-    /// Score of a query and a key from their product, in a tile of class `class`.
-    pub(super) fn score(&self, product: f32, item: &Item, query: u32, key: u32, class: u32) -> Score {
+    /// Score of a query and a key from their product, without masks.
+    pub(super) fn score(&self, product: f32, place: &Item, query: u32, key: u32) -> Score {
         let mut value = product * self.scale;
         let mut slope = 1.0f32.runtime();
         if comptime!(self.config.softcap) {
@@ -384,17 +404,32 @@ impl Scores {
                 Some(Kind::Float(element_type)) => element_type,
                 _ => ElementType::F32,
             });
-            value += f32::reinterpret(widen(self.bias.at(item.batch, item.head, query, key), kind));
+            value += f32::reinterpret(widen(self.bias.at(place.batch, place.head, query, key), kind));
         }
+        Score { value, slope }
+    }
+
+    /// Whether a query does not see a key, in a tile of class `class`.
+    pub(super) fn is_hidden(&self, place: &Item, query: u32, key: u32, class: u32) -> bool {
         let mut hidden = key >= self.keys;
         if comptime!(self.config.causal) {
             hidden = hidden || key + self.queries > query + self.keys;
         }
         if comptime!(self.config.has_classes()) {
             if class == CLASS_MIXED {
-                hidden = hidden || self.is_masked(item.batch, item.head, query, key);
+                hidden = hidden || self.is_masked(place.batch, place.head, query, key);
             }
         }
-        Score { value: select(hidden, HIDDEN, value), slope }
+        hidden
+    }
+
+    /// Whether queries from `query` on may not see all keys up to `last`, in a tile of class
+    /// `class`.
+    pub(super) fn is_partial(&self, query: u32, last: u32, class: u32) -> bool {
+        let mut partial = class == CLASS_MIXED || last >= self.keys;
+        if comptime!(self.config.causal) {
+            partial = partial || last + self.queries > query + self.keys;
+        }
+        partial
     }
 }

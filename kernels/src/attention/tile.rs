@@ -1,8 +1,6 @@
 //! Attention on any device. f32 tiles in shared memory, multiplied by 256 units.
 //!
 //! ```text
-//! rows of the cube: q (and dy)       columns that pass: k, v     y, or dq
-//! rows of the cube: k and v          columns that pass: q, dy    dv and dk
 //! unit (i, j): rows 4i.. and columns 4j.. of a tile of scores, columns 4j.. of each slice of 64 of
 //! a sum
 //! ```
@@ -11,10 +9,10 @@
 
 use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use cubecl::server::Handle;
 
-use super::problem::{CLASS_HIDDEN, Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch};
-use super::{AttentionOutput, Checked, HIDDEN, NOTHING, TILE};
+use super::launch::{Launch, Operands, Place, Role, Stat};
+use super::problem::{CLASS_HIDDEN, Item, Scores};
+use super::{HIDDEN, NOTHING, TILE};
 use crate::element_type::ElementType;
 use crate::grid::{UNITS, fold};
 use crate::load::{Geometry, element, load_vector};
@@ -35,132 +33,43 @@ const PITCH: u32 = TILE / 4 + 1;
 /// per row.
 pub(super) const SHARED_BYTES: usize = (16 * PITCH * (TILE + 2 * CHUNK) + 8 * TILE) as usize;
 
-/// Forward.
-pub(super) fn forward<R: Runtime>(
-    client: &ComputeClient<R>,
-    problem: &Checked,
-    classes: Option<&Classes>,
-) -> AttentionOutput {
-    let Checked { query, key, value, config, .. } = problem;
-    let ([batch, heads, queries, _], [.., width]) = (query.shape(), value.shape());
-    let (rows, tiles) = (batch * heads * queries, queries.div_ceil(TILE as usize));
-    let (y, y_arg) = output(client, rows * width, config.element_type);
-    let (lse, lse_arg) = output(client, rows, ElementType::F32);
+/// Compile-time parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Plan {
+    role: Role,
+    element_type: ElementType,
+    isa: Isa,
+}
+
+/// Launches the kernel.
+pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, launch: &Launch<'_>) {
+    let Launch { problem, role, rows, cols, .. } = launch;
+    let (element_type, items) = (problem.config.element_type, launch.items(TILE));
     // SAFETY: the inputs are checked. Loads and stores are guarded by the numbers of positions and
     // the widths of heads.
     unsafe {
-        tile_forward::launch_unchecked::<R>(
+        attention_tile::launch_unchecked::<R>(
             client,
-            fold(client, (tiles * heads * batch) as u32),
+            fold(client, items),
             CubeDim::new_1d(UNITS),
-            config.words,
-            query.array(),
-            key.array(),
-            value.array(),
-            query.geometry(),
-            key.geometry(),
-            value.geometry(),
-            ScoresLaunch::of(problem, classes),
-            y_arg,
-            lse_arg,
-            (tiles * heads * batch) as u32,
-            config.element_type.storage(),
-            Isa::of(client),
+            problem.config.words,
+            rows[0].array(),
+            (*role != Role::Forward).then(|| rows[1].array()).into(),
+            cols[0].array(),
+            cols[1].array(),
+            launch.operands(TILE),
+            launch.scores(),
+            launch.result(0, element_type.size()),
+            launch.result(1, element_type.size()),
+            launch.result(2, size_of::<f32>()),
+            Plan { role: *role, element_type, isa: Isa::of(client) },
+            element_type.storage(),
             Version::of(client),
         );
     }
-    AttentionOutput { y, lse }
 }
 
-/// dq, from dy and the statistics of rows.
-pub(super) fn query_gradient<R: Runtime>(
-    client: &ComputeClient<R>,
-    problem: &Checked,
-    dy: &Heads,
-    stats: &Handle,
-    classes: Option<&Classes>,
-) -> Handle {
-    let Checked { query, key, value, config, .. } = problem;
-    let [batch, heads, queries, dim] = query.shape();
-    let (rows, tiles) = (batch * heads * queries, queries.div_ceil(TILE as usize));
-    let (dq, dq_arg) = output(client, rows * dim, config.element_type);
-    // SAFETY: as in forward.
-    unsafe {
-        tile_query_gradient::launch_unchecked::<R>(
-            client,
-            fold(client, (tiles * heads * batch) as u32),
-            CubeDim::new_1d(UNITS),
-            config.words.min(dy.vector_words()),
-            query.array(),
-            key.array(),
-            value.array(),
-            dy.array(),
-            query.geometry(),
-            key.geometry(),
-            value.geometry(),
-            dy.geometry(),
-            ArrayArg::from_raw_parts(stats.clone(), 2 * rows),
-            ScoresLaunch::of(problem, classes),
-            dq_arg,
-            (tiles * heads * batch) as u32,
-            config.element_type.storage(),
-            Isa::of(client),
-            Version::of(client),
-        );
-    }
-    dq
-}
-
-/// dk and dv, from dy and the statistics of rows.
-pub(super) fn key_gradients<R: Runtime>(
-    client: &ComputeClient<R>,
-    problem: &Checked,
-    dy: &Heads,
-    stats: &Handle,
-    classes: Option<&Classes>,
-) -> [Handle; 2] {
-    let Checked { query, key, value, config, .. } = problem;
-    let ([batch, heads, queries, dim], [_, kv_heads, keys, width]) = (query.shape(), value.shape());
-    let (rows, tiles) = (batch * kv_heads * keys, keys.div_ceil(TILE as usize));
-    let (dk, dk_arg) = output(client, rows * dim, config.element_type);
-    let (dv, dv_arg) = output(client, rows * width, config.element_type);
-    // SAFETY: as in forward.
-    unsafe {
-        tile_key_gradients::launch_unchecked::<R>(
-            client,
-            fold(client, (tiles * kv_heads * batch) as u32),
-            CubeDim::new_1d(UNITS),
-            config.words.min(dy.vector_words()),
-            query.array(),
-            key.array(),
-            value.array(),
-            dy.array(),
-            query.geometry(),
-            key.geometry(),
-            value.geometry(),
-            dy.geometry(),
-            ArrayArg::from_raw_parts(stats.clone(), 2 * batch * heads * queries),
-            ScoresLaunch::of(problem, classes),
-            dk_arg,
-            dv_arg,
-            (tiles * kv_heads * batch) as u32,
-            config.element_type.storage(),
-            Isa::of(client),
-            Version::of(client),
-        );
-    }
-    [dk, dv]
-}
-
-/// Allocates a result. Returns its memory and the kernel argument.
-fn output<R: Runtime>(client: &ComputeClient<R>, elements: usize, element_type: ElementType) -> (Handle, ArrayArg<R>) {
-    let memory = client.empty(elements * element_type.size());
-    // SAFETY: the memory has this many elements.
-    let arg = unsafe { ArrayArg::from_raw_parts(memory.clone(), elements) };
-    (memory, arg)
-}
-
-/// Shared memory of the kernels.
+/// Shared memory of the kernel.
 #[derive(CubeType)]
 struct Shared {
     /// Weights of a tile, `[row, column]`.
@@ -169,296 +78,232 @@ struct Shared {
     rows: SharedMemory<Quad>,
     /// Chunk of columns, `[element, column]`, or `[column, element]`.
     cols: SharedMemory<Quad>,
+    /// Largest score of a row.
+    maxima: SharedMemory<f32>,
+    /// Factor of a row's sums after a new maximum.
+    factors: SharedMemory<f32>,
 }
 
-#[cube]
-fn new_shared() -> Shared {
-    Shared {
+#[cube(launch_unchecked)]
+fn attention_tile<O: Float, N: Size>(
+    rows: &Array<Vector<u32, N>>,
+    second_rows: &ComptimeOption<Array<Vector<u32, N>>>,
+    cols: &Array<Vector<u32, N>>,
+    second_cols: &Array<Vector<u32, N>>,
+    operands: &Operands,
+    scores: &Scores,
+    of_weights: &mut ComptimeOption<Array<O>>,
+    of_slopes: &mut ComptimeOption<Array<O>>,
+    lse: &mut ComptimeOption<Array<f32>>,
+    #[comptime] plan: Plan,
+    #[define(O)] _dtype: StorageType,
+    #[comptime] _version: Version,
+) {
+    let number = CUBE_POS as u32;
+    if number >= operands.items {
+        terminate!();
+    }
+    let (role, of_keys) = comptime!((plan.role, plan.role.rows_are_keys()));
+    let (slices, second_slices) = comptime!((scores.config.slices[0], scores.config.slices[1]));
+    let item = scores.item(number, TILE, of_keys);
+    let at_rows = operands.of_rows(&item);
+    let mut shared = Shared {
         weights: SharedMemory::<Quad>::new(comptime!((TILE * PITCH) as usize)),
         rows: SharedMemory::<Quad>::new(comptime!((CHUNK * PITCH) as usize)),
         cols: SharedMemory::<Quad>::new(comptime!((CHUNK * PITCH) as usize)),
+        maxima: SharedMemory::<f32>::new(TILE as usize),
+        factors: SharedMemory::<f32>::new(TILE as usize),
+    };
+    let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
+    if comptime!(role == Role::Forward) {
+        if UNIT_POS < TILE {
+            shared.maxima[UNIT_POS as usize] = NOTHING;
+        }
+    }
+    // Results are sums of weights, or of slopes, times columns.
+    let mut weighted = zeros(comptime!(if role.sums_weights() { 4 * second_slices } else { 1 }));
+    let mut sloped = zeros(comptime!(if role.sums_slopes() { 4 * slices } else { 1 }));
+    // Sum of the weights of the unit's rows and columns.
+    let mut totals = Quad::new(0.0f32);
+    let span = scores.span(item.row0, TILE, of_keys);
+    let heads = if comptime!(of_keys) { scores.group() } else { 1u32.runtime() };
+    for member in 0..heads {
+        let place = Item { row0: item.row0, head: item.head * heads + member, batch: item.batch };
+        let col_head = if comptime!(of_keys) { place.head } else { place.head / scores.group() };
+        let at_cols = operands.of_cols(item.batch, col_head);
+        let mut col0 = span.first;
+        while col0 < span.end {
+            let class = scores.class(&place, col0, TILE, of_keys);
+            if class != CLASS_HIDDEN {
+                let mut tile = products(rows, &at_rows.first, item.row0, cols, &at_cols.first, col0, &mut shared, plan);
+                let (first, second) = (&at_cols.first, &at_cols.second);
+                #[comptime]
+                match second_rows {
+                    ComptimeOption::Some(second_rows) => {
+                        let at = &at_rows.second;
+                        let mut slopes =
+                            products(second_rows, at, item.row0, second_cols, second, col0, &mut shared, plan);
+                        differentiate(&mut tile, &mut slopes, operands, scores, &place, col0, class, of_keys);
+                        if comptime!(role.sums_slopes()) {
+                            put_weights(&slopes, &mut shared);
+                            accumulate(cols, first, col0, &mut shared, &mut sloped, slices, plan);
+                        }
+                    }
+                    ComptimeOption::None => {
+                        weigh(&mut tile, &mut totals, &mut weighted, scores, &place, col0, class, &mut shared);
+                    }
+                }
+                if comptime!(role.sums_weights()) {
+                    if comptime!(role.sums_slopes()) {
+                        sync_cube();
+                    }
+                    put_weights(&tile, &mut shared);
+                    accumulate(second_cols, second, col0, &mut shared, &mut weighted, second_slices, plan);
+                }
+            }
+            col0 += TILE;
+        }
+    }
+    let mut factors = Quad::new(1.0f32);
+    #[comptime]
+    if let ComptimeOption::Some(lse) = lse {
+        // The totals of all units of a row, in lane 0 of the weights.
+        sync_cube();
+        #[unroll]
+        for a in 0..4u32 {
+            shared.weights[((4 * i + a) * PITCH + j) as usize] = Quad::new(totals[a as usize]);
+        }
+        sync_cube();
+        #[unroll]
+        for a in 0..4u32 {
+            let row = 4 * i + a;
+            let mut total = 0.0f32.runtime();
+            for unit in 0..SIDE {
+                total += shared.weights[(row * PITCH + unit) as usize][0];
+            }
+            factors[a as usize] = select(total == 0.0, 0.0f32, 1.0f32 / total);
+            let query = item.row0 + row;
+            if j == 0 && query < scores.queries {
+                let sum = shared.maxima[row as usize] + total.ln();
+                let at = (item.batch * scores.heads + item.head) * scores.queries + query;
+                lse[at as usize] = select(total == 0.0, HIDDEN, sum);
+            }
+        }
+    }
+    #[comptime]
+    if let ComptimeOption::Some(out) = of_weights {
+        let width = operands.second_cols.width();
+        let place = Place::of(&item, scores, width, role);
+        store::<O>(&weighted, factors, out, &place, item.row0, at_rows.first.rows, width, second_slices);
+    }
+    #[comptime]
+    if let ComptimeOption::Some(out) = of_slopes {
+        let (width, scale) = (operands.cols.width(), Quad::new(scores.scale));
+        let place = Place::of(&item, scores, width, role);
+        store::<O>(&sloped, scale, out, &place, item.row0, at_rows.first.rows, width, slices);
     }
 }
 
-#[cube(launch_unchecked)]
-fn tile_forward<O: Float, N: Size>(
-    q: &Array<Vector<u32, N>>,
-    k: &Array<Vector<u32, N>>,
-    v: &Array<Vector<u32, N>>,
-    q_heads: HeadsGeometry,
-    k_heads: HeadsGeometry,
-    v_heads: HeadsGeometry,
+/// Replaces products by the weights of forward, with the largest score of each row so far as
+/// maximum. Multiplies the sums by the factors of new maxima.
+#[cube]
+fn weigh(
+    tile: &mut Array<Quad>,
+    totals: &mut Quad,
+    sums: &mut Array<Quad>,
     scores: &Scores,
-    y: &mut Array<O>,
-    lse: &mut Array<f32>,
-    items: u32,
-    #[define(O)] _dtype: StorageType,
-    #[comptime] isa: Isa,
-    #[comptime] _version: Version,
+    place: &Item,
+    col0: u32,
+    class: u32,
+    shared: &mut Shared,
 ) {
-    let number = CUBE_POS as u32;
-    if number >= items {
-        terminate!();
-    }
-    let (element_type, slices) = comptime!((scores.config.element_type, scores.config.slices[1]));
-    let item = scores.item(number, scores.queries.div_ceil(TILE), false);
-    let (batch, head) = (item.batch, item.head);
-    let key_head = head / scores.group();
-    let (at_q, at_k, at_v) = (q_heads.of(batch, head), k_heads.of(batch, key_head), v_heads.of(batch, key_head));
-    let mut shared = new_shared();
-    let mut maxima = SharedMemory::<f32>::new(TILE as usize);
-    let mut factors = SharedMemory::<f32>::new(TILE as usize);
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    if UNIT_POS < TILE {
-        maxima[UNIT_POS as usize] = NOTHING;
-    }
-    let mut sums = zeros(comptime!(4 * slices));
-    // Sum of the weights of the unit's rows and columns.
-    let mut totals = Quad::new(0.0f32);
-    let end = scores.keys_end(item.row0 + TILE);
-    let mut key0 = 0u32.runtime();
-    while key0 < end {
-        let class = scores.class(batch, head, item.row0, key0);
-        if class != CLASS_HIDDEN {
-            let mut tile = products(q, &at_q, item.row0, k, &at_k, key0, &mut shared, element_type, isa);
-            #[unroll]
-            for a in 0..4u32 {
-                let query = item.row0 + 4 * i + a;
-                let mut row = Quad::empty();
-                #[unroll]
-                for b in 0..4u32 {
-                    let product = tile[a as usize][b as usize];
-                    row[b as usize] = scores.score(product, &item, query, key0 + 4 * j + b, class).value;
-                }
-                tile[a as usize] = row;
-                shared.weights[((4 * i + a) * PITCH + j) as usize] = row;
-            }
-            sync_cube();
-            if UNIT_POS < TILE {
-                let old = maxima[UNIT_POS as usize];
-                let mut largest = Quad::new(old);
-                for quad in 0..SIDE {
-                    largest = max(largest, shared.weights[(UNIT_POS * PITCH + quad) as usize]);
-                }
-                let new = max(max(largest[0], largest[1]), max(largest[2], largest[3]));
-                maxima[UNIT_POS as usize] = new;
-                factors[UNIT_POS as usize] = (old - new).exp();
-            }
-            sync_cube();
-            #[unroll]
-            for a in 0..4u32 {
-                let row = 4 * i + a;
-                let weights = (tile[a as usize] - Quad::new(maxima[row as usize])).exp();
-                let factor = factors[row as usize];
-                let sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
-                totals[a as usize] = totals[a as usize] * factor + sum;
-                #[unroll]
-                for slice in 0..slices {
-                    let place = comptime!((4 * slice + a) as usize);
-                    sums[place] *= Quad::new(factor);
-                }
-                shared.weights[(row * PITCH + j) as usize] = weights;
-            }
-            accumulate(v, &at_v, key0, &mut shared, &mut sums, slices, element_type, isa);
-        }
-        key0 += TILE;
-    }
-    // The totals of all units of a row, in lane 0 of the weights.
-    sync_cube();
     #[unroll]
     for a in 0..4u32 {
-        shared.weights[((4 * i + a) * PITCH + j) as usize] = Quad::new(totals[a as usize]);
+        let query = place.row0 + 4 * i + a;
+        let mut row = Quad::empty();
+        #[unroll]
+        for b in 0..4u32 {
+            let key = col0 + 4 * j + b;
+            let value = scores.score(tile[a as usize][b as usize], place, query, key).value;
+            row[b as usize] = select(scores.is_hidden(place, query, key, class), HIDDEN, value);
+        }
+        tile[a as usize] = row;
+    }
+    put_weights(tile, shared);
+    sync_cube();
+    if UNIT_POS < TILE {
+        let old = shared.maxima[UNIT_POS as usize];
+        let mut largest = Quad::new(old);
+        for quad in 0..SIDE {
+            largest = max(largest, shared.weights[(UNIT_POS * PITCH + quad) as usize]);
+        }
+        let new = max(max(largest[0], largest[1]), max(largest[2], largest[3]));
+        shared.maxima[UNIT_POS as usize] = new;
+        shared.factors[UNIT_POS as usize] = (old - new).exp();
     }
     sync_cube();
-    let mut inverse = Quad::empty();
     #[unroll]
     for a in 0..4u32 {
         let row = 4 * i + a;
-        let mut total = 0.0f32.runtime();
-        for unit in 0..SIDE {
-            total += shared.weights[(row * PITCH + unit) as usize][0];
+        let weights = (tile[a as usize] - Quad::new(shared.maxima[row as usize])).exp();
+        let factor = shared.factors[row as usize];
+        let sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
+        totals[a as usize] = totals[a as usize] * factor + sum;
+        #[unroll]
+        for slice in 0..comptime!(scores.config.slices[1]) {
+            let at = comptime!((4 * slice + a) as usize);
+            sums[at] *= Quad::new(factor);
         }
-        inverse[a as usize] = select(total == 0.0, 0.0f32, 1.0f32 / total);
-        let query = item.row0 + row;
-        if j == 0 && query < scores.queries {
-            let sum = maxima[row as usize] + total.ln();
-            let at = (batch * scores.heads + head) * scores.queries + query;
-            lse[at as usize] = select(total == 0.0, HIDDEN, sum);
-        }
+        tile[a as usize] = weights;
     }
-    // y is [B, T, H, e].
-    let stride = scores.heads * at_v.cols;
-    let first = batch * scores.queries * stride + head * at_v.cols;
-    store::<O>(&sums, inverse, y, first, stride, item.row0, scores.queries, at_v.cols, slices);
 }
 
-#[cube(launch_unchecked)]
-fn tile_query_gradient<O: Float, N: Size>(
-    q: &Array<Vector<u32, N>>,
-    k: &Array<Vector<u32, N>>,
-    v: &Array<Vector<u32, N>>,
-    dy: &Array<Vector<u32, N>>,
-    q_heads: HeadsGeometry,
-    k_heads: HeadsGeometry,
-    v_heads: HeadsGeometry,
-    dy_heads: HeadsGeometry,
-    stats: &Array<f32>,
-    scores: &Scores,
-    dq: &mut Array<O>,
-    items: u32,
-    #[define(O)] _dtype: StorageType,
-    #[comptime] isa: Isa,
-    #[comptime] _version: Version,
-) {
-    let number = CUBE_POS as u32;
-    if number >= items {
-        terminate!();
-    }
-    let (element_type, slices) = comptime!((scores.config.element_type, scores.config.slices[0]));
-    let item = scores.item(number, scores.queries.div_ceil(TILE), false);
-    let (batch, head) = (item.batch, item.head);
-    let key_head = head / scores.group();
-    let (at_q, at_k, at_v) = (q_heads.of(batch, head), k_heads.of(batch, key_head), v_heads.of(batch, key_head));
-    let at_dy = dy_heads.of(batch, head);
-    let mut shared = new_shared();
-    let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    let first_stat = (batch * scores.heads + head) * scores.queries;
-    let of_rows = stats_of_four(stats, scores, first_stat, item.row0 + 4 * i);
-    let (lse, delta) = (of_rows.lse, of_rows.delta);
-    let mut sums = zeros(comptime!(4 * slices));
-    let end = scores.keys_end(item.row0 + TILE);
-    let mut key0 = 0u32.runtime();
-    while key0 < end {
-        let class = scores.class(batch, head, item.row0, key0);
-        if class != CLASS_HIDDEN {
-            let tile = products(q, &at_q, item.row0, k, &at_k, key0, &mut shared, element_type, isa);
-            let slopes = products(dy, &at_dy, item.row0, v, &at_v, key0, &mut shared, element_type, isa);
-            #[unroll]
-            for a in 0..4u32 {
-                let query = item.row0 + 4 * i + a;
-                let mut row = Quad::empty();
-                #[unroll]
-                for b in 0..4u32 {
-                    let score = scores.score(tile[a as usize][b as usize], &item, query, key0 + 4 * j + b, class);
-                    let weight = (score.value - lse[a as usize]).exp();
-                    row[b as usize] = weight * (slopes[a as usize][b as usize] - delta[a as usize]) * score.slope;
-                }
-                shared.weights[((4 * i + a) * PITCH + j) as usize] = row;
-            }
-            accumulate(k, &at_k, key0, &mut shared, &mut sums, slices, element_type, isa);
-        }
-        key0 += TILE;
-    }
-    store::<O>(
-        &sums,
-        Quad::new(scores.scale),
-        dq,
-        first_stat * at_q.cols,
-        at_q.cols,
-        item.row0,
-        scores.queries,
-        at_q.cols,
-        slices,
-    );
-}
-
-#[cube(launch_unchecked)]
-fn tile_key_gradients<O: Float, N: Size>(
-    q: &Array<Vector<u32, N>>,
-    k: &Array<Vector<u32, N>>,
-    v: &Array<Vector<u32, N>>,
-    dy: &Array<Vector<u32, N>>,
-    q_heads: HeadsGeometry,
-    k_heads: HeadsGeometry,
-    v_heads: HeadsGeometry,
-    dy_heads: HeadsGeometry,
-    stats: &Array<f32>,
-    scores: &Scores,
-    dk: &mut Array<O>,
-    dv: &mut Array<O>,
-    items: u32,
-    #[define(O)] _dtype: StorageType,
-    #[comptime] isa: Isa,
-    #[comptime] _version: Version,
-) {
-    let number = CUBE_POS as u32;
-    if number >= items {
-        terminate!();
-    }
-    let element_type = comptime!(scores.config.element_type);
-    let (of_k, of_v) = comptime!((scores.config.slices[0], scores.config.slices[1]));
-    let item = scores.item(number, scores.keys.div_ceil(TILE), true);
-    let (batch, key_head) = (item.batch, item.head);
-    let (at_k, at_v) = (k_heads.of(batch, key_head), v_heads.of(batch, key_head));
-    let mut shared = new_shared();
-    let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    let mut dk_sums = zeros(comptime!(4 * of_k));
-    let mut dv_sums = zeros(comptime!(4 * of_v));
-    let group = scores.group();
-    for member in 0..group {
-        let head = key_head * group + member;
-        let (at_q, at_dy) = (q_heads.of(batch, head), dy_heads.of(batch, head));
-        let place = Item { row0: item.row0, head, batch };
-        let first_stat = (batch * scores.heads + head) * scores.queries;
-        let mut query0 = scores.first_query(item.row0);
-        while query0 < scores.queries {
-            let class = scores.class(batch, head, query0, item.row0);
-            if class != CLASS_HIDDEN {
-                let tile = products(k, &at_k, item.row0, q, &at_q, query0, &mut shared, element_type, isa);
-                let mut slopes = products(v, &at_v, item.row0, dy, &at_dy, query0, &mut shared, element_type, isa);
-                let of_cols = stats_of_four(stats, scores, first_stat, query0 + 4 * j);
-                let (lse, delta) = (of_cols.lse, of_cols.delta);
-                #[unroll]
-                for a in 0..4u32 {
-                    let key = item.row0 + 4 * i + a;
-                    let (mut row, mut gradients) = (Quad::empty(), Quad::empty());
-                    #[unroll]
-                    for b in 0..4u32 {
-                        let score = scores.score(tile[a as usize][b as usize], &place, query0 + 4 * j + b, key, class);
-                        let weight = (score.value - lse[b as usize]).exp();
-                        row[b as usize] = weight;
-                        gradients[b as usize] =
-                            weight * (slopes[a as usize][b as usize] - delta[b as usize]) * score.slope;
-                    }
-                    shared.weights[((4 * i + a) * PITCH + j) as usize] = row;
-                    slopes[a as usize] = gradients;
-                }
-                accumulate(dy, &at_dy, query0, &mut shared, &mut dv_sums, of_v, element_type, isa);
-                sync_cube();
-                #[unroll]
-                for a in 0..4u32 {
-                    shared.weights[((4 * i + a) * PITCH + j) as usize] = slopes[a as usize];
-                }
-                accumulate(q, &at_q, query0, &mut shared, &mut dk_sums, of_k, element_type, isa);
-            }
-            query0 += TILE;
-        }
-    }
-    let first = (batch * scores.kv_heads + key_head) * scores.keys;
-    let (scale, one) = (Quad::new(scores.scale), Quad::new(1.0f32));
-    store::<O>(&dk_sums, scale, dk, first * at_k.cols, at_k.cols, item.row0, scores.keys, at_k.cols, of_k);
-    store::<O>(&dv_sums, one, dv, first * at_v.cols, at_v.cols, item.row0, scores.keys, at_v.cols, of_v);
-}
-
-/// Statistics of four queries.
-#[derive(CubeType)]
-struct Stats {
-    lse: Quad,
-    delta: Quad,
-}
-
-/// Statistics of the four queries from `query` on. Past the last, weights are 0.
+/// Replaces products by the weights of backward, and the products of dy by slopes.
 #[cube]
-fn stats_of_four(stats: &Array<f32>, scores: &Scores, first: u32, query: u32) -> Stats {
-    let (mut lse, mut delta) = (Quad::empty(), Quad::empty());
-    let rows = stats.len() as u32 / 2;
+fn differentiate(
+    tile: &mut Array<Quad>,
+    slopes: &mut Array<Quad>,
+    operands: &Operands,
+    scores: &Scores,
+    place: &Item,
+    col0: u32,
+    class: u32,
+    #[comptime] of_keys: bool,
+) {
+    let (row, col) = (place.row0 + 4 * (UNIT_POS / SIDE), col0 + 4 * (UNIT_POS % SIDE));
+    let query = if comptime!(of_keys) { col } else { row };
+    let mut stats = Sequence::<Stat>::new();
     #[unroll]
-    for i in 0..4u32 {
-        let at = first + min(query + i, scores.queries - 1);
-        lse[i as usize] = select(query + i < scores.queries, stats[at as usize], -HIDDEN);
-        delta[i as usize] = stats[(rows + at) as usize];
+    for q in 0..4u32 {
+        stats.push(operands.stat(scores, place, query + q));
     }
-    Stats { lse, delta }
+    #[unroll]
+    for a in 0..4u32 {
+        let (mut weights, mut gradients) = (Quad::empty(), Quad::empty());
+        #[unroll]
+        for b in 0..4u32 {
+            let (query, key) = if comptime!(of_keys) { (col + b, row + a) } else { (row + a, col + b) };
+            let stat = stats.index(comptime!((if of_keys { b } else { a }) as usize));
+            let score = scores.score(tile[a as usize][b as usize], place, query, key);
+            let value = select(scores.is_hidden(place, query, key, class), HIDDEN, score.value);
+            let weight = (value - stat.lse).exp();
+            weights[b as usize] = weight;
+            gradients[b as usize] = weight * (slopes[a as usize][b as usize] - stat.delta) * score.slope;
+        }
+        tile[a as usize] = weights;
+        slopes[a as usize] = gradients;
+    }
+}
+
+/// Copies the unit's four rows and columns of weights to shared memory.
+#[cube]
+fn put_weights(tile: &Array<Quad>, shared: &mut Shared) {
+    let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
+    #[unroll]
+    for a in 0..4u32 {
+        shared.weights[((4 * i + a) * PITCH + j) as usize] = tile[a as usize];
+    }
 }
 
 /// Products of the unit's four rows and four columns.
@@ -471,19 +316,18 @@ fn products<N: Size>(
     at_cols: &Geometry,
     col0: u32,
     shared: &mut Shared,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) -> Array<Quad> {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
-    let units = comptime!(SIDE * CHUNK / element_type.vector_len());
+    let units = comptime!(SIDE * CHUNK / plan.element_type.vector_len());
     let mut sums = zeros(4u32);
     let mut first = 0u32.runtime();
     while first < at_rows.cols {
         sync_cube();
         if UNIT_POS < units {
-            load_transposed(rows, at_rows, row0, first, UNIT_POS, &mut shared.rows, element_type, isa);
+            load_transposed(rows, at_rows, row0, first, UNIT_POS, &mut shared.rows, plan);
         } else if UNIT_POS < 2 * units {
-            load_transposed(cols, at_cols, col0, first, UNIT_POS - units, &mut shared.cols, element_type, isa);
+            load_transposed(cols, at_cols, col0, first, UNIT_POS - units, &mut shared.cols, plan);
         }
         sync_cube();
         for k in 0..CHUNK {
@@ -509,9 +353,9 @@ fn load_transposed<N: Size>(
     col0: u32,
     unit: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
+    let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
     let (row, piece) = (unit % SIDE, unit / SIDE * len);
     let mut raw = Array::<u32>::new(16usize);
@@ -541,15 +385,14 @@ fn accumulate<N: Size>(
     shared: &mut Shared,
     sums: &mut Array<Quad>,
     #[comptime] slices: u32,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
     let (i, j) = (UNIT_POS / SIDE, UNIT_POS % SIDE);
     #[unroll]
     for slice in 0..slices {
         for chunk in 0..comptime!(TILE / CHUNK) {
             sync_cube();
-            load_rows(x, at, row0 + chunk * CHUNK, comptime!(slice * TILE), &mut shared.cols, element_type, isa);
+            load_rows(x, at, row0 + chunk * CHUNK, comptime!(slice * TILE), &mut shared.cols, plan);
             sync_cube();
             for quad in 0..comptime!(CHUNK / 4) {
                 let mut weights = Array::<Quad>::new(4usize);
@@ -581,9 +424,9 @@ fn load_rows<N: Size>(
     row0: u32,
     #[comptime] col0: u32,
     to: &mut SharedMemory<Quad>,
-    #[comptime] element_type: ElementType,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
+    let (element_type, isa) = comptime!((plan.element_type, plan.isa));
     let len = comptime!(element_type.vector_len());
     let per_row = comptime!(TILE / element_type.vector_len());
     let (row, piece) = (UNIT_POS / per_row, UNIT_POS % per_row);
@@ -611,8 +454,7 @@ fn store<O: Float>(
     sums: &Array<Quad>,
     factors: Quad,
     out: &mut Array<O>,
-    first: u32,
-    stride: u32,
+    place: &Place,
     row0: u32,
     rows: u32,
     width: u32,
@@ -629,7 +471,7 @@ fn store<O: Float>(
                 let col = comptime!(slice * TILE) + 4 * j + lane;
                 if row < rows && col < width {
                     let value = sums[comptime!((4 * slice + a) as usize)][lane as usize] * factors[a as usize];
-                    out[(first + row * stride + col) as usize] = O::cast_from(value);
+                    out[(place.first + row * place.stride + col) as usize] = O::cast_from(value);
                 }
             }
         }

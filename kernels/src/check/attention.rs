@@ -6,7 +6,9 @@ use cubecl::ir::{ElemType, StorageType, UIntKind};
 use cubecl::prelude::*;
 
 use super::{Flaw, floats, in_dtype, read, split_mix};
-use crate::attention::{AttentionInputs, AttentionVariant, HeadsView, Kind, attention_backward, attention_forward};
+use crate::attention::{
+    AttentionInputs, AttentionKernel, AttentionVariant, HeadsView, Kind, attention_backward, attention_forward,
+};
 use crate::element_type::ElementType;
 use crate::reference::attention::{Bounded, HostAttention, attention};
 
@@ -37,6 +39,8 @@ pub struct AttentionCase {
     pub documents: bool,
     /// Whether q, k, v and dy are views of `[B, positions, heads, width]`.
     pub strided: bool,
+    /// As in [`AttentionInputs`].
+    pub tensor_cores: bool,
 }
 
 /// dtype of a mask with a bool per byte.
@@ -74,7 +78,8 @@ impl AttentionCase {
     /// Causal, with nothing else.
     pub const fn causal(heads: [usize; 3], positions: [usize; 2], widths: [usize; 2], dtype: StorageType) -> Self {
         let (softcap, mask, bias, documents, strided) = (None, None, None, false, false);
-        Self { heads, positions, widths, dtype, causal: true, softcap, mask, bias, documents, strided }
+        let (causal, tensor_cores) = (true, true);
+        Self { heads, positions, widths, dtype, causal, softcap, mask, bias, documents, strided, tensor_cores }
     }
 
     /// Shapes of q, k, v and dy.
@@ -160,7 +165,8 @@ impl AttentionCase {
             rounding: ElementType::of(dtype)?.rounding(),
         });
         let (bias, softcap) = (bias.map(|(view, _)| view), self.softcap);
-        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal: self.causal };
+        let Self { causal, tensor_cores, .. } = *self;
+        let inputs = AttentionInputs { query, key, value, mask, bias, documents, scale, softcap, causal, tensor_cores };
         let output = attention_forward(client, &inputs)?;
         let [_, heads, _, width] = grad.shape;
         let strides = [heads * queries * width, width, heads * width, 1];
@@ -200,6 +206,8 @@ impl AttentionVariant {
     fn case(&self) -> AttentionCase {
         let config = self.config;
         let kind = |kind| if kind == Kind::Byte { MASK_BYTES } else { MASK_WORDS };
+        // Cubes of `mma` have up to 128 rows and 64 columns.
+        let positions = if self.kernel == AttentionKernel::Mma { 200 } else { 90 };
         // An odd width has no vector loads.
         let widths = config.slices.map(|slices| 64 * slices as usize - usize::from(config.words == 1));
         AttentionCase {
@@ -208,7 +216,8 @@ impl AttentionVariant {
             mask: config.mask.map(|mask| ([true, false, false, false], kind(mask))),
             bias: config.bias.map(|_| [true, false, false, false]),
             documents: config.documents,
-            ..AttentionCase::causal([1, 4, 2], [90, 90], widths, config.element_type.storage())
+            tensor_cores: self.kernel == AttentionKernel::Mma,
+            ..AttentionCase::causal([1, 4, 2], [positions; 2], widths, config.element_type.storage())
         }
     }
 
@@ -220,6 +229,7 @@ impl AttentionVariant {
 impl fmt::Display for AttentionVariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AttentionCase { widths: [dim, width], dtype, .. } = self.case();
-        write!(f, "attention{} of heads of {dim} and {width} in {dtype}", if self.backward { " backward" } else { "" })
+        let backward = if self.backward { " backward" } else { "" };
+        write!(f, "attention{backward} by {} of heads of {dim} and {width} in {dtype}", self.kernel.name())
     }
 }

@@ -80,6 +80,9 @@ ptx! {
               mul.rn.f32 x, x, {scale}; mul.rn.f32 y, y, {scale}; cvt.rn.bf16x2.f32 {out}, y, x;}}"
     }
 
+    /// `2^x` with a relative error of 2⁻²². Subnormal results are 0.
+    pub(crate) fn exp2_approx(x: f32) -> f32 { pure "ex2.approx.ftz.f32 {out}, {x};" }
+
     /// `a / b`, correctly rounded, including subnormals.
     pub(crate) fn div_rn(a: f32, b: f32) -> f32 { pure "div.rn.f32 {out}, {a}, {b};" }
 

@@ -1,5 +1,5 @@
-//! FP8 products of a warp (`mma.sync`), loads of their fragments (`ldmatrix`), and asynchronous
-//! copies to shared memory.
+//! Products of a warp (`mma.sync`), loads of their fragments (`ldmatrix`), and asynchronous copies to
+//! shared memory.
 //!
 //! In `D [16, 8] += A [16, 32] · B [8, 32]ᵀ` lane `l` holds, with `g = l / 4` and `t = l mod 4`,
 //! four codes per word,
@@ -9,7 +9,9 @@
 //! D: rows g, g, g + 8, g + 8, columns 2 t, 2 t + 1, 2 t, 2 t + 1
 //! ```
 //!
-//! Source: PTX ISA, *Matrix fragments for mma.m16n8k32*. Addresses are bytes in the shared window.
+//! f16 and bf16 have `A [16, 16]` and `B [8, 16]`, two elements per word at the same bytes.
+//! Source: PTX ISA, *Matrix fragments for mma.m16n8k32* and *mma.m16n8k16*.
+//! Addresses are bytes in the shared window.
 
 use cubecl::prelude::*;
 
@@ -83,9 +85,46 @@ ptx! {
 /// `l / 4` of each matrix.
 #[cube]
 pub(crate) fn load_matrices(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32) {
+    load_fragments(fragments, place, address, false);
+}
+
+/// Like [`load_matrices`], for transposed matrices of 16-bit elements: the lane receives elements
+/// `l / 4` of rows `2 (l mod 4)` and the next.
+#[cube]
+pub(crate) fn load_matrices_transposed(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32) {
+    load_fragments(fragments, place, address, true);
+}
+
+#[cube]
+fn load_fragments(fragments: &mut Array<u32>, #[comptime] place: u32, address: u32, #[comptime] transposed: bool) {
     intrinsic!(|scope| {
         let (outputs, address) = (elements("=r", &fragments.expand, place..place + 4), input(scope, *address.expand));
-        asm(scope, "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n", &outputs, &[address]);
+        let trans = if transposed { ".trans" } else { "" };
+        let template = format!("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{%0, %1, %2, %3}}, [%4];\n");
+        asm(scope, &template, &outputs, &[address]);
+    })
+}
+
+/// `sums[d..d + 4] += a[a..a + 4] · b[b..b + 2]ᵀ` for `places = [d, a, b]`, of bf16 or f16.
+#[cube]
+pub(crate) fn mma_half(
+    sums: &mut Array<f32>,
+    a: &Array<u32>,
+    b: &Array<u32>,
+    #[comptime] places: [u32; 3],
+    #[comptime] bf16: bool,
+) {
+    intrinsic!(|scope| {
+        let [d, first_a, first_b] = places;
+        let outputs = elements("+f", &sums.expand, d..d + 4);
+        let mut inputs = elements("r", &a.expand, first_a..first_a + 4);
+        inputs.extend(elements("r", &b.expand, first_b..first_b + 2));
+        let of = if bf16 { "bf16" } else { "f16" };
+        let template = format!(
+            "mma.sync.aligned.m16n8k16.row.col.f32.{of}.{of}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, \
+             {{%0, %1, %2, %3}};\n"
+        );
+        pure_asm(scope, &template, &outputs, &inputs);
     })
 }
 

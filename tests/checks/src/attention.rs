@@ -1,7 +1,7 @@
 //! Attention's kernels against the definition in f64, element by element.
 
 use cubecl::prelude::*;
-use float8_kernels::attention::has_attention;
+use float8_kernels::attention::{has_attention, has_attention_mma};
 use float8_kernels::check::{AttentionCase, Flaw, MASK_BYTES, MASK_WORDS};
 use float8_kernels::supports;
 
@@ -49,8 +49,14 @@ pub(crate) fn add<R: Runtime>(all: &mut Cases<'_, R>) {
     let large = AttentionCase::causal([1, 8, 2], [1024, 1024], [256, 256], F32);
     for (name, case) in all.sizes(&cases(), &[("large", large)]) {
         for dtype in DTYPES {
-            let case = AttentionCase { dtype, ..case };
-            all.add(format!("attention {name} {dtype}"), |client| check(client, case));
+            // Tensor cores take rows of whole 16 bytes in 16 bits.
+            let takes_mma = dtype != F32 && case.widths.iter().all(|width| width % 8 == 0);
+            for (kernel, tensor_cores) in [("tiles", false), ("mma", true)] {
+                if !tensor_cores || takes_mma && has_attention_mma(all.client) {
+                    let case = AttentionCase { dtype, tensor_cores, ..case };
+                    all.add(format!("attention {name} {dtype} {kernel}"), |client| check(client, case));
+                }
+            }
         }
     }
 }

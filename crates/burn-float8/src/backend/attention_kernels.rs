@@ -13,28 +13,31 @@ use cubecl::device::Device as _;
 use float8_kernels::KernelError;
 use float8_kernels::attention::{
     AttentionInputs, AttentionOutput, HeadsView, attention_backward, attention_forward, has_attention,
-    prefers_attention,
+    has_attention_mma, prefers_attention,
 };
-use float8_kernels::check::AttentionVariant;
 
 use super::attention::{self, Attention, scale};
 use super::operand::tensor;
 use super::{Float8Backend, FusedBackward, self_check};
 
-/// Implementation that `FLOAT8_ATTENTION` requests: true for `tiles`, false for `blocks`.
-static REQUESTED: LazyLock<Option<bool>> = LazyLock::new(|| match std::env::var("FLOAT8_ATTENTION").as_deref() {
-    Ok("tiles") => Some(true),
-    Ok("blocks") => Some(false),
-    Ok(other) if !other.is_empty() => {
-        log::warn!("FLOAT8_ATTENTION is {other:?}: expected tiles or blocks; ignored");
-        None
+/// Implementation that `FLOAT8_ATTENTION` requests.
+static REQUESTED: LazyLock<Option<&'static str>> = LazyLock::new(|| {
+    let value = std::env::var("FLOAT8_ATTENTION").ok().filter(|value| !value.is_empty())?;
+    let requested = ["mma", "tiles", "blocks"].into_iter().find(|name| *name == value);
+    if requested.is_none() {
+        log::warn!("FLOAT8_ATTENTION is {value:?}: expected mma, tiles or blocks; ignored");
     }
-    _ => None,
+    requested
 });
 
-/// Whether this device uses kernels for attention. Fixed for a process.
-pub(super) fn is_enabled<R: CubeRuntime>(client: &ComputeClient<R>) -> bool {
-    has_attention(client) && REQUESTED.unwrap_or_else(|| prefers_attention(client))
+/// Fastest implementation that this device may use. Fixed for a process.
+pub(super) fn path<R: CubeRuntime>(client: &ComputeClient<R>) -> &'static str {
+    let default = if prefers_attention(client) { "mma" } else { "blocks" };
+    match REQUESTED.unwrap_or(default) {
+        _ if !has_attention(client) => "blocks",
+        "mma" if !has_attention_mma(client) => "tiles",
+        requested => requested,
+    }
 }
 
 /// y and the logarithms of the sums of exponentials, or the gradients. None where Burn's operations
@@ -50,17 +53,14 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     if !facts.has_attention_kernel(inputs[0].dtype, [query[3], value[3]]) {
         return None;
     }
-    let arguments = arguments(attention, inputs);
-    let check = |backward| {
-        let variant = AttentionVariant::of(client, &arguments, backward)?;
-        self_check::of(client, device.to_id()).attention(client, variant)
-    };
+    let arguments = AttentionInputs { tensor_cores: facts.attention == "mma", ..arguments(attention, inputs) };
+    let check = |dy: Option<&HeadsView>| self_check::of(client, device.to_id()).attention(client, &arguments, dy);
     let on_device = |handle, shape: [usize; 4]| tensor(client, device, handle, shape, inputs[0].dtype);
     match backward {
         None => {
             let [batch, heads, queries, _] = query;
             let lse = [batch, heads, queries];
-            let made = check(false).and_then(|()| attention_forward(client, &arguments));
+            let made = check(None).and_then(|()| attention_forward(client, &arguments));
             Some(match made {
                 Ok(AttentionOutput { y, lse: sums }) => {
                     let y = on_device(y, [batch, queries, heads, value[3]]);
@@ -77,9 +77,10 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
             })
         }
         Some(FusedBackward { outputs: [y, lse], dy }) => {
-            let made = check(true).and_then(|()| {
+            let dy = rows(dy);
+            let made = check(Some(&dy)).and_then(|()| {
                 let lse = into_contiguous(lse.clone()).handle;
-                attention_backward(client, &arguments, &view(y), &lse, &view(dy))
+                attention_backward(client, &arguments, &rows(y), &lse, &dy)
             });
             match made {
                 Ok([dq, dk, dv]) => Some(vec![on_device(dq, query), on_device(dk, key), on_device(dv, value)]),
@@ -104,9 +105,9 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
 ) -> AttentionInputs {
     let Attention { mask, bias, documents, options } = attention;
     AttentionInputs {
-        query: view(query),
-        key: view(key),
-        value: view(value),
+        query: rows(query),
+        key: rows(key),
+        value: rows(value),
         mask: mask.as_ref().map(view),
         bias: bias.as_ref().map(view),
         documents: documents.clone().map(|documents| {
@@ -116,7 +117,14 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         scale: scale(&query.shape(), options) as f32,
         softcap: options.softcap.map(|softcap| softcap as f32),
         causal: options.is_causal,
+        tensor_cores: true,
     }
+}
+
+/// Heads whose rows are dense. Others are copied: kernels would load them element by element.
+fn rows<R: CubeRuntime>(x: &CubeTensor<R>) -> HeadsView {
+    let dense = x.meta.strides().last() == Some(&1);
+    if dense { view(x) } else { view(&into_contiguous(x.clone())) }
 }
 
 /// Four axes of a tensor, with its strides.

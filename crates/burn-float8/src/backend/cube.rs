@@ -30,7 +30,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
     fn fp8_facts(device: &Device<Self>) -> DeviceFacts {
         let client = R::client(device);
         let facts = DeviceFacts::new(|dtype| supports(&client, dtype.into()));
-        let attention = if attention_kernels::is_enabled(&client) { "tiles" } else { facts.attention };
+        let attention = attention_kernels::path(&client);
         DeviceFacts { max_elements: MAX_INDEX, attention, gemm: Some(GemmDevice::of(&client)), ..facts }
     }
 

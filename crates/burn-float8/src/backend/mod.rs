@@ -142,8 +142,9 @@ pub struct DeviceFacts {
     /// Maximum number of rows for which a GEMM without groups is batch-invariant: each row of `a`
     /// has the same bits as if computed separately. Requires per-row scales. 1 if not guaranteed.
     pub independent_rows: usize,
-    /// Algorithm of [`Fused::Attention`]: `tiles` of queries and keys in a kernel, or `blocks` of
-    /// queries by Burn's matmuls. On a GPU, the variable `FLOAT8_ATTENTION` requests either.
+    /// Fastest algorithm of [`Fused::Attention`]: `mma`, a kernel on tensor cores for f16 and bf16;
+    /// `tiles` of queries and keys in a kernel, which take what `mma` does not; or `blocks` of
+    /// queries by Burn's matmuls. On a GPU, the variable `FLOAT8_ATTENTION` requests one.
     pub attention: &'static str,
     /// GEMM device of the kernels. None on the host.
     pub gemm: Option<GemmDevice>,
@@ -166,7 +167,12 @@ impl DeviceFacts {
     #[cfg(feature = "cubecl")]
     pub(crate) fn has_attention_kernel(&self, dtype: DType, widths: [usize; 2]) -> bool {
         let fits = |width| width <= float8_kernels::attention::MAX_WIDTH;
-        self.gemm.is_some() && self.attention == "tiles" && self.supports(dtype) && widths.into_iter().all(fits)
+        self.gemm.is_some() && self.attention != "blocks" && self.supports(dtype) && widths.into_iter().all(fits)
+    }
+
+    /// Algorithm of attention in this dtype.
+    pub fn attention_of(&self, dtype: DType) -> &'static str {
+        if self.attention == "mma" && dtype == DType::F32 { "tiles" } else { self.attention }
     }
 
     /// Current path of a GEMM. `rows` are the output's, or `None` with groups. The path changes

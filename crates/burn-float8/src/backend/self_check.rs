@@ -21,7 +21,7 @@ use cubecl::client::ComputeClient;
 use cubecl::future::block_on;
 use cubecl::prelude::Runtime;
 use float8_kernels::adamw::disable_adamw;
-use float8_kernels::attention::disable_attention;
+use float8_kernels::attention::{AttentionInputs, HeadsView, disable_attention};
 use float8_kernels::check::{AdamWVariant, AttentionVariant, CastVariant, Flaw, FusedVariant, Variant};
 use float8_kernels::fused::disable_fused;
 use float8_kernels::{
@@ -182,18 +182,23 @@ impl DeviceChecks {
         self.is_right(client, Variant::Fused(variant), || disable_fused(client, variant.kernel));
     }
 
-    /// Checks attention and disables its kernels if it is wrong.
+    /// Checks the kernel that attention of these inputs runs, with `dy` for backward. Disables wrong
+    /// kernels until it is right.
     ///
     /// # Errors
-    /// [`KernelError::Disabled`] if it is.
+    /// [`KernelError::Disabled`] if none is.
     pub(super) fn attention<R: Runtime>(
         &self,
         client: &ComputeClient<R>,
-        variant: AttentionVariant,
+        inputs: &AttentionInputs,
+        dy: Option<&HeadsView>,
     ) -> Result<(), KernelError> {
-        match self.is_right(client, Variant::Attention(variant), || disable_attention(client)) {
-            true => Ok(()),
-            false => Err(KernelError::Disabled),
+        loop {
+            let variant = AttentionVariant::of(client, inputs, dy)?;
+            let disable = || disable_attention(client, variant.kernel);
+            if self.is_right(client, Variant::Attention(variant), disable) {
+                return Ok(());
+            }
         }
     }
 
@@ -241,8 +246,8 @@ impl DeviceChecks {
                 Variant::Cast(cast) => (format!("casts by {}", cast.instructions.unwrap_or("none")), None),
                 Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.small.shape.granularities)),
                 Variant::Fused(_) => ("fused operations".into(), None),
-                Variant::Attention(_) => ("attention in tiles".into(), None),
                 Variant::AdamW(_) => ("AdamW in one pass".into(), None),
+                Variant::Attention(attention) => (format!("attention by {}", attention.kernel.name()), None),
             };
             let failure = SelfCheckFailure { call: variant.to_string(), path, granularities, found: reason };
             log::error!("Float8: {failure}; this is disabled");

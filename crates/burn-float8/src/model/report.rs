@@ -118,8 +118,8 @@ pub struct Report {
     pub untagged: Vec<String>,
     /// Self-check results of the model's devices. Empty for CPUs.
     pub self_check: SelfCheckReport,
-    /// Algorithm of the backend's attention: `tiles` of queries and keys in a kernel, or `blocks`
-    /// of queries by Burn's matmuls.
+    /// Fastest algorithm of the backend's attention: `mma` on tensor cores, for f16 and bf16; `tiles`
+    /// of queries and keys in a kernel; or `blocks` of queries by Burn's matmuls.
     pub attention: Cow<'static, str>,
 }
 

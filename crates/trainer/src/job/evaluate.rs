@@ -126,7 +126,7 @@ impl<A: TrainableModel> Job<A> {
         }
         if precisions.is_empty() {
             let dtype = self.dtype::<B>(config, selected, device)?;
-            log_header::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention), out)?;
+            log_header::device(config, selected, (dtype, B::Inner::fp8_facts(device).attention_of(dtype)), out)?;
             log_header::files(&data, out)?;
             log_header::checkpoint(self.saved(), out)?;
             let model = self.model::<B>(config, weights, selected, device, out)?;

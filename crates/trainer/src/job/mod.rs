@@ -180,7 +180,8 @@ impl<A: TrainableModel> Job<A> {
         let progress = ProgressLine::new();
         let saved = self.saved().filter(|_| training.precision == Precision::Fp8 && *float8 == self.config.float8);
         let histories = saved.map(|saved| saved.float8_of_model(config.lora.is_some()));
-        let weights = Weights { histories: histories.as_ref(), ..weights };
+        let mut weights = weights;
+        weights.histories = histories.as_ref();
         let model = prepare::<A, B>(config, weights, device, &progress, out)?.with_compute_dtype(dtype);
         let model = match &config.lora {
             Some(lora) => adapt::<B, _>(lora, model, training.seed, self.saved())?.attached(),

@@ -76,7 +76,7 @@ pub fn train<A: TrainableModel, B: AutodiffBackend + Float8Stack<Inner: ShardBac
     let profiler = profile.map(|profile| Profiler::prepare::<B>(profile, file, selected, device)).transpose()?;
     let dtype = compute_dtype::<B, _>(config, selected, device)??;
     check_storage::<B, _>(config, selected, device)?;
-    let computed = (dtype, B::Inner::fp8_facts(device).attention);
+    let computed = (dtype, B::Inner::fp8_facts(device).attention_of(dtype));
     log_header::model(config, selected, computed, &dims, &text.tokenizer, out)?;
 
     let weights = all_or_none(&comm, "the weights", Weights::open(config, saved, dims.clone()))?;

@@ -34,7 +34,10 @@ pub fn family(name: &str) -> &str {
 /// Whether to compile all variants of a kernel for an architecture, because no earlier one has the
 /// same code.
 pub fn is_native(kernel: &Generated) -> bool {
-    matches!((family(&kernel.name), kernel.sm), ("gemm_half", 80) | ("gemm_mma", 89 | 120) | ("gemm_blackwell", _))
+    matches!(
+        (family(&kernel.name), kernel.sm),
+        ("gemm_half" | "attention_mma", 80) | ("gemm_mma", 89 | 120) | ("attention_mma", 120) | ("gemm_blackwell", _)
+    )
 }
 
 /// PTX instructions in a source, with the opcodes they must become.
@@ -105,7 +108,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         "cast_tiles" if vectors && sm >= 89 => 3,
         "cast_linear" if vectors && sm >= 89 => 4,
         "cast_tiles" | "cast_linear" => 2,
-        "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" => 1,
+        "gemm_blackwell" | "gemm_hopper" | "gemm_mma" | "gemm_half" | "attention_mma" | "attention_tile" => 1,
         _ => 4,
     };
     let (mut required, mut forbidden): (Vec<(&'static [&'static str], usize)>, _) = (vec![], vec![]);
@@ -170,6 +173,14 @@ pub fn expected(kernel: &Generated) -> Rules {
             required.extend([(&["QMMA.SF"] as &[_], 1), (&["LDSM"], 1), (&["LDGSTS"], 1)]);
             forbidden.extend(["QMMA.16832", "HMMA"]);
         }
+        // Both products, fragments of the second from the first's accumulators and by transposed
+        // `ldmatrix`, copies by `cp.async`.
+        ("attention_mma", _) => {
+            required.extend([(&["HMMA.16816"] as &[_], 64), (&["LDSM"], 8), (&["LDSM.16.MT88"], 8)]);
+            required.extend([(&["LDGSTS"] as &[_], 8), (&["MUFU.EX2"], 8), (&["F2FP"], 8)]);
+            forbidden.push("QMMA");
+        }
+        ("attention_tile", _) => required.extend([(&["LDS.128"] as &[_], 4), (&["FFMA"], 64)]),
         ("gemm_half", _) => {
             required.extend([(&["HMMA"] as &[_], 1), (&["LDG.E.128"], 1)]);
             // Fragments of bf16 are loaded word by word.
@@ -204,6 +215,9 @@ pub fn expected(kernel: &Generated) -> Rules {
         ("gemm_mma", 120) if to_f32 => 24,
         ("gemm_mma", 120) => 8,
         ("gemm_blackwell", _) if to_f32 => 16,
+        // Two blocks leave 255 registers, which sums, scores and fragments of 32 rows take: ptxas
+        // spills a few addresses and factors, 40 accesses in a step of 256 products.
+        ("attention_mma", _) => 64,
         // Stores one register and loads it once.
         ("gemm_half", 80) => 8,
         // The f32 variant stores one register and loads it once.

@@ -1,6 +1,7 @@
 //! Launches of every kernel variant of the library, to generate their CUDA: each dtype, layout,
 //! format, scale, orientation and size class that selects different code.
 
+mod attention;
 mod fused;
 
 use std::collections::BTreeMap;
@@ -54,6 +55,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.rows();
     launcher.fused();
     launcher.adamw();
+    launcher.attention();
     launcher.gemms();
     launcher.grouped();
     // Kernels are generated on the device's thread.

@@ -3,7 +3,7 @@
 //!
 //! Compiles one variant of each entry point. Of an architecture's specific kernels it compiles
 //! every seventh variant, or with `FLOAT8_VARIANTS=all` every one. The specific kernels are all
-//! kernels on sm_90a, and a GEMM on each of sm_80, 89, 100 and 120.
+//! kernels on sm_90a, a GEMM on each of sm_80, 89, 100 and 120, and attention on sm_80 and 120.
 //!
 //! `FLOAT8_CUDA_TOOLS` names the folder of a CUDA toolkit, or `nvidia/cu13` of the PyPI wheels
 //! nvidia-cuda-nvrtc, -runtime, -cccl, -crt, -cuobjdump and -nvdisasm. Without it the CUDA is

@@ -166,9 +166,13 @@ fn operations_beside_linears() {
 fn attention() {
     all_pass(
         0,
-        &[["attention more_keys f32", ""], ["attention documents bf16", ""], ["attention mask_of_keys f16", ""]],
+        &[
+            ["attention more_keys f32", "tiles"],
+            ["attention documents bf16", "mma"],
+            ["attention mask_of_keys f16", "tiles"],
+        ],
     );
-    all_pass(2, &[["attention wide bf16", ""], ["attention odd f16", ""]]);
+    all_pass(2, &[["attention wide bf16", "mma"], ["attention odd f16", "tiles"]]);
 }
 
 #[test]

@@ -8,9 +8,9 @@ use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{Float8, nn};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::Bench;
+use super::{Bench, Size};
 use super::timing::Clock;
 use crate::target::Target;
 
@@ -22,7 +22,8 @@ const TINY: [(&str, [usize; 4]); 4] = [
     ("rotary", [1, 32, 2, 16]),
     ("attention", [1, 2, 32, 16]),
 ];
-const FULL: [(&str, [usize; 4]); 4] = [
+const FULL: [(&str, [usize; 4]); 5] = [
+    ("attention", [1, 32, 8192, 128]),
     ("swiglu", [1, 1, 8192, 14_336]),
     ("rms_norm", [1, 1, 8192, 4096]),
     ("rotary", [1, 8192, 32, 128]),
@@ -60,14 +61,24 @@ fn leaves<B: AutodiffBackend, const D: usize, const N: usize>(shape: [usize; D],
     [(); N].map(|()| leaf().cast(dtype).detach().require_grad())
 }
 
+/// Shapes of attention, for torch.
+pub fn attention_shapes(size: Size) -> String {
+    let works = size.of(&TINY, 5, &FULL).into_iter().filter(|(what, _)| *what == "attention");
+    works.map(|(_, [batch, heads, len, dim])| format!("{batch}x{heads}x{len}x{dim}")).collect::<Vec<_>>().join(",")
+}
+
 pub fn cases<T: Target>(bench: &mut Bench<'_>) {
-    for work @ (what, shape) in bench.size.of(&TINY, 4, &FULL) {
+    for work @ (what, shape) in bench.size.of(&TINY, 5, &FULL) {
         bench.case(&format!("beside {what} {shape:?}"), |clock| {
             let ours = milliseconds::<T, Float8<Autodiff<T::Backend>>>(clock, work, true);
             let burn = milliseconds::<T, Autodiff<T::Backend>>(clock, work, false);
-            Ok(json!({
+            let mut row = json!({
                 "what": what, "shape": shape, "milliseconds": ours, "burn_milliseconds": burn, "to_burn": burn / ours,
-            }))
+            });
+            if what == "attention" {
+                row["torch_bf16"] = Value::Null;
+            }
+            Ok(row)
         });
     }
 }

@@ -180,6 +180,7 @@ pub fn run(args: &Args) -> anyhow::Result<Outcome> {
             ("--gemm", list(gemm::shapes(args.size))),
             ("--linear", list(linear::shapes(args.size))),
             ("--grouped", groups.join(",")),
+            ("--beside", beside::attention_shapes(args.size)),
         ];
         let arguments = arguments.map(|(name, value)| [name.to_string(), value]);
         if let Err(error) = torch::run(python, &arguments, limit, &mut results.torch) {

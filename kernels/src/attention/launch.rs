@@ -1,0 +1,195 @@
+//! Launches: the [`Role`] of a kernel, and the arguments that both kernels share.
+
+use cubecl::prelude::*;
+use cubecl::server::Handle;
+
+use super::problem::{Classes, Heads, HeadsGeometry, Item, Scores, ScoresLaunch};
+use super::{Checked, HIDDEN};
+use crate::load::Geometry;
+
+/// Results that a launch computes. Rows stay in a cube while columns pass by.
+///
+/// | role | rows | columns | weights P times | slopes dS times |
+/// | --- | --- | --- | --- | --- |
+/// | forward | q | k, v | v: y | |
+/// | queries | q, dy | k, v | | k: dq |
+/// | keys | k, v | q, dy | dy: dv | q: dk |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Role {
+    Forward,
+    Queries,
+    /// At least one of dk and dv.
+    Keys {
+        dk: bool,
+        dv: bool,
+    },
+}
+
+impl Role {
+    pub(super) const fn rows_are_keys(self) -> bool {
+        matches!(self, Self::Keys { .. })
+    }
+
+    /// Whether it sums products of weights: y or dv.
+    pub(super) const fn sums_weights(self) -> bool {
+        matches!(self, Self::Forward | Self::Keys { dv: true, .. })
+    }
+
+    /// Whether it sums products of slopes: dq or dk.
+    pub(super) const fn sums_slopes(self) -> bool {
+        matches!(self, Self::Queries | Self::Keys { dk: true, .. })
+    }
+}
+
+/// Inputs of backward: dy and the statistics of rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Backward<'a> {
+    pub(super) dy: &'a Heads,
+    pub(super) stats: &'a Handle,
+}
+
+/// A launch and its results.
+pub(super) struct Launch<'a> {
+    pub(super) problem: &'a Checked,
+    pub(super) role: Role,
+    /// The operands of S, then of dP or of y.
+    pub(super) rows: [&'a Heads; 2],
+    pub(super) cols: [&'a Heads; 2],
+    stats: Option<&'a Handle>,
+    classes: Option<&'a Classes>,
+    /// y or dv, dq or dk, and lse, if the role has them.
+    pub(super) results: [Option<Handle>; 3],
+}
+
+impl<'a> Launch<'a> {
+    pub(super) fn new<R: Runtime>(
+        client: &ComputeClient<R>,
+        problem: &'a Checked,
+        role: Role,
+        backward: Option<Backward<'a>>,
+        classes: Option<&'a Classes>,
+    ) -> Self {
+        let Checked { query, key, value, config, .. } = problem;
+        // Forward reads no second operand of rows.
+        let dy = backward.map_or(query, |backward| backward.dy);
+        let (mut rows, mut cols) = ([query, dy], [key, value]);
+        if role.rows_are_keys() {
+            core::mem::swap(&mut rows, &mut cols);
+        }
+        let [batch, heads, positions, dim] = rows[0].shape();
+        let [.., width] = value.shape();
+        let size = config.element_type.size();
+        let results = [
+            (role.sums_weights(), width * size),
+            (role.sums_slopes(), dim * size),
+            (role == Role::Forward, size_of::<f32>()),
+        ];
+        let results = results.map(|(has, bytes)| has.then(|| client.empty(batch * heads * positions * bytes)));
+        let stats = backward.map(|backward| backward.stats);
+        Self { problem, role, rows, cols, stats, classes, results }
+    }
+
+    /// Items, of `rows` rows of a head each.
+    pub(super) fn items(&self, rows: u32) -> u32 {
+        let [batch, heads, positions, _] = self.rows[0].shape();
+        (batch * heads) as u32 * (positions as u32).div_ceil(rows)
+    }
+
+    pub(super) fn operands<R: Runtime>(&self, rows: u32) -> OperandsLaunch<R> {
+        let [[row, second_row], [col, second_col]] = [self.rows, self.cols].map(|sides| sides.map(Heads::geometry));
+        let stats = self.stats.map(|stats| whole(stats, 4)).into();
+        OperandsLaunch::new(row, second_row, col, second_col, stats, self.items(rows))
+    }
+
+    pub(super) fn scores<R: Runtime>(&self) -> ScoresLaunch<R> {
+        ScoresLaunch::of(self.problem, self.classes)
+    }
+
+    /// Result `index` as elements of `size` bytes.
+    pub(super) fn result<R: Runtime, T: LaunchArg<RuntimeArg<R> = ArrayArg<R>>>(
+        &self,
+        index: usize,
+        size: usize,
+    ) -> ComptimeOptionArgs<T, R> {
+        self.results[index].as_ref().map(|memory| whole(memory, size)).into()
+    }
+}
+
+fn whole<R: Runtime>(memory: &Handle, size: usize) -> ArrayArg<R> {
+    // SAFETY: the memory has this many elements.
+    unsafe { ArrayArg::from_raw_parts(memory.clone(), memory.size_in_used() as usize / size) }
+}
+
+/// Geometry of the operands, and statistics of queries for backward.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Operands {
+    rows: HeadsGeometry,
+    second_rows: HeadsGeometry,
+    pub(super) cols: HeadsGeometry,
+    pub(super) second_cols: HeadsGeometry,
+    stats: ComptimeOption<Array<f32>>,
+    pub(super) items: u32,
+}
+
+/// Logarithm of the sum of exponentials of a query's scores, and its δ.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Stat {
+    pub(super) lse: f32,
+    pub(super) delta: f32,
+}
+
+#[cube]
+impl Operands {
+    /// Positions of both operands of rows.
+    pub(super) fn of_rows(&self, item: &Item) -> Sides {
+        Sides { first: self.rows.of(item.batch, item.head), second: self.second_rows.of(item.batch, item.head) }
+    }
+
+    /// Positions of both operands of columns.
+    pub(super) fn of_cols(&self, batch: u32, head: u32) -> Sides {
+        Sides { first: self.cols.of(batch, head), second: self.second_cols.of(batch, head) }
+    }
+
+    /// Statistics of a query. Past the last, weights are 0.
+    pub(super) fn stat(&self, scores: &Scores, place: &Item, query: u32) -> Stat {
+        #[comptime]
+        match &self.stats {
+            ComptimeOption::Some(stats) => {
+                let at = (place.batch * scores.heads + place.head) * scores.queries + min(query, scores.queries - 1);
+                let lse = select(query < scores.queries, stats[at as usize], -HIDDEN);
+                Stat { lse, delta: stats[(stats.len() as u32 / 2 + at) as usize] }
+            }
+            ComptimeOption::None => Stat { lse: 0.0f32.runtime(), delta: 0.0f32.runtime() },
+        }
+    }
+}
+
+/// Positions of the first and second operand of a side.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Sides {
+    pub(super) first: Geometry,
+    pub(super) second: Geometry,
+}
+
+/// First element of a result's row 0 and elements between rows. y is `[B, T, H, e]`, others are
+/// `[B, heads, positions, width]`.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) first: u32,
+    pub(super) stride: u32,
+}
+
+#[cube]
+impl Place {
+    /// Place of a head's rows in a result with `width` columns.
+    pub(super) fn of(item: &Item, scores: &Scores, width: u32, #[comptime] role: Role) -> Place {
+        if comptime!(role == Role::Forward) {
+            let stride = scores.heads * width;
+            Place { first: item.batch * scores.queries * stride + item.head * width, stride }
+        } else if comptime!(role.rows_are_keys()) {
+            Place { first: (item.batch * scores.kv_heads + item.head) * scores.keys * width, stride: width }
+        } else {
+            Place { first: (item.batch * scores.heads + item.head) * scores.queries * width, stride: width }
+        }
+    }
+}
