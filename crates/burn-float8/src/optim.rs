@@ -3,8 +3,8 @@ use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::{Device, FloatTensor};
 
-use crate::backend::{AdamWFn, AdamWRequest, AdamWTensors};
 pub use crate::backend::{AdamWDtypes, AdamWStep, RoundingKeys};
+use crate::backend::{AdamWFn, AdamWRequest, AdamWTensors};
 use crate::ops::functions::find;
 
 /// AdamW steps on one backend.

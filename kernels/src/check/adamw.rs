@@ -54,8 +54,7 @@ impl AdamWVariant {
         let AdamWArgs { param, moments: [first, second], .. } = &args;
         let made = read(client, &[&param.handle, &first.handle, &second.handle, &amax])?;
 
-        let expected: Vec<_> =
-            (0..rows * cols).map(|i| reference::adamw(&step, [w[i], m[i], v[i]], g[i])).collect();
+        let expected: Vec<_> = (0..rows * cols).map(|i| reference::adamw(&step, [w[i], m[i], v[i]], g[i])).collect();
         for (which, dtype) in [self.param, self.moments, self.moments].into_iter().enumerate() {
             let got = floats(&made[which], dtype)?;
             let element_type = ElementType::of(dtype)?;

@@ -46,7 +46,9 @@ fn steps_on<B: Float8Backend>(runtime: &str) {
         let kept = old.clone();
         let (weight, after) = fused.step(step, old, moments, grad);
         assert_eq!(values(kept), before[0], "{runtime}: a tensor with another handle changed");
-        for (which, got) in [values(weight.clone()), values(after[0].clone()), values(after[1].clone())].iter().enumerate() {
+        for (which, got) in
+            [values(weight.clone()), values(after[0].clone()), values(after[1].clone())].iter().enumerate()
+        {
             let want: Vec<f32> = expected.iter().map(|element| element[which] as f32).collect();
             let error = max_error(got, &want);
             assert!(error < 1e-6, "{runtime}: {which} after step {time} is off by {error}");

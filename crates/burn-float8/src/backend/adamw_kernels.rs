@@ -32,7 +32,8 @@ pub(super) fn run<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     let AdamWRequest { step, tensors: AdamWTensors { param, moments: [first, second] }, grad, wants_amax } = request;
     let [param, first, second] = [param, first, second].map(exclusive);
     let (client, device, shape) = (param.client.clone(), param.device.clone(), param.shape());
-    let args = AdamWArgs { param: view(&param), moments: [view(&first), view(&second)], grad: view(&into_contiguous(grad)) };
+    let args =
+        AdamWArgs { param: view(&param), moments: [view(&first), view(&second)], grad: view(&into_contiguous(grad)) };
     let amax = adamw(&client, &step, &args, &shape, wants_amax).expect("the caller checked dtypes and shapes");
     let amax = amax.map(|amax| tensor(&client, &device, amax, [1], DType::F32));
     AdamWResult { tensors: AdamWTensors { param, moments: [first, second] }, amax }

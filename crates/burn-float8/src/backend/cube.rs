@@ -17,9 +17,9 @@ use float8_kernels::{
 
 use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
 use super::{
-    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
-    OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels, device_errors, fused, fused_kernels, host, preflight,
-    self_check,
+    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
+    GroupEnds, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels, device_errors,
+    fused, fused_kernels, host, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;

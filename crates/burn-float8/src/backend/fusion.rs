@@ -12,8 +12,9 @@ use super::host::matrix;
 use super::operand::{DeviceOperand, OperandLayout, scales};
 use super::stream::{Handles, register};
 use super::{
-    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, GroupEnds, HostCodes,
-    OperandSize, Quantized, SelfCheckReport, adamw_kernels, device_errors, fused, fusion_fused_ops,
+    AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
+    GroupEnds, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, device_errors, fused,
+    fusion_fused_ops,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;

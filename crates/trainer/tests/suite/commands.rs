@@ -32,7 +32,8 @@ fn job(args: &[String]) -> Result<Value, String> {
     keys["may_widen"] = job.start.may_widen.into();
     match job.task {
         Task::Generate { prompts, .. } => {
-            let GenerateSection { top_k, top_p, min_p, repetition_penalty, stop, kv_cache, .. } = job.config.generate;
+            let GenerateSection { filters, stop, kv_cache, .. } = job.config.generate;
+            let Filters { repetition_penalty, top_k, top_p, min_p } = filters;
             keys["prompts"] = prompts.into();
             keys["filters"] = json!({"top_k": top_k, "top_p": top_p, "min_p": min_p, "repetition_penalty": repetition_penalty,
                                      "stop": stop, "kv_cache": kv_cache.map(|dtype| format!("{dtype:?}"))});

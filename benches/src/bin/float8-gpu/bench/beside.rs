@@ -10,8 +10,8 @@ use burn::tensor::{DType, Distribution, Tensor};
 use burn_float8::{Float8, nn};
 use serde_json::{Value, json};
 
-use super::{Bench, Size};
 use super::timing::Clock;
+use super::{Bench, Size};
 use crate::target::Target;
 
 /// Operations with the shape of their largest input: `[1, 1, M, F]`, `[1, 1, M, H]`,

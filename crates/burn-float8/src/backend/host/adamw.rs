@@ -20,7 +20,8 @@ const BLOCK: usize = 512;
 /// [`Float8Backend::adamw`](crate::backend::Float8Backend::adamw) on the host. Leaves the amax to
 /// the cast.
 pub(super) fn adamw<B: Backend>(request: AdamWRequest<B>) -> AdamWResult<B> {
-    let AdamWRequest { step, tensors: AdamWTensors { mut param, moments: [mut first, mut second] }, grad, .. } = request;
+    let AdamWRequest { step, tensors: AdamWTensors { mut param, moments: [mut first, mut second] }, grad, .. } =
+        request;
     let dims: Vec<usize> = param.shape().to_vec();
     let bits = step.rounding.each_ref().map(|keys| keys.as_ref().map(|keys| Bits::new(keys, &dims)));
     let [mut own_param, mut own_first, mut own_second] = [vec![], vec![], vec![]];

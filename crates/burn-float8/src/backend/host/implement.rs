@@ -5,8 +5,8 @@ use float8_kernels::{Cast, Orientation};
 
 use super::{HostOperand, gemv};
 use crate::backend::{
-    AdamWDtypes, AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax, HostCodes,
-    OperandSize, Quantized,
+    AdamWDtypes, AdamWFn, CachedAttention, DeviceFacts, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
+    HostCodes, OperandSize, Quantized,
 };
 
 /// A CPU backend that computes FP8 on the host path. [`host_backend!`](crate::host_backend)
