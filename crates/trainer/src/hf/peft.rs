@@ -200,8 +200,13 @@ pub(crate) fn base(folder: &Path) -> Result<PathBuf> {
     let path = folder.join(CONFIG);
     let map = read_json(&path)?;
     let json = HfReader::new(&path, &map);
-    let base = json.string(KEY)?.map(PathBuf::from).filter(|base| base.is_dir());
-    base.ok_or_else(|| json.unsupported(KEY, "it must be a folder that is there: --set model.hf_path=FOLDER names one"))
+    let base = json.string(KEY)?.ok_or_else(|| json.missing(KEY))?;
+    ensure!(
+        Path::new(base).is_dir(),
+        "{}: {KEY} = {base:?} is no folder here: --set model.hf_path=FOLDER names one",
+        path.display()
+    );
+    Ok(base.into())
 }
 
 /// Whether a folder has an adapter.

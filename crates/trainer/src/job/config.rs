@@ -312,7 +312,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// [`ConfigError`] naming the first invalid key.
     pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
-        let reason = "over several ranks frozen weights have their values, of which each rank keeps some rows";
+        let reason = "several ranks do not shard FP8-only weights yet";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)
     }
 
