@@ -7,7 +7,6 @@
 //! fp8                   tensor, or 128×128
 //! fbgemm_fp8            row
 //! modelopt              by quant_algo: tensor, row, mxfp8
-//! quark                 tensor, row
 //! ```
 
 use anyhow::{Error, Result};
