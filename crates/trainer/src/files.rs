@@ -101,3 +101,42 @@ pub(crate) const LFS_POINTER: &str = "it is a Git LFS pointer, not the file: `gi
 pub(crate) fn is_lfs_pointer(bytes: &[u8]) -> bool {
     bytes.starts_with(b"version https://git-lfs.github.com/")
 }
+
+/// Paths in JSON, with `#[serde(with)]`: text, or bytes if a name is not UTF-8.
+pub(crate) mod any_path {
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        match path.to_str() {
+            Some(text) => text.serialize(serializer),
+            None => path.as_os_str().as_encoded_bytes().serialize(serializer),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum AnyPath {
+            Text(PathBuf),
+            Bytes(Vec<u8>),
+        }
+        Ok(match AnyPath::deserialize(deserializer)? {
+            AnyPath::Text(path) => path,
+            AnyPath::Bytes(bytes) => from_bytes(bytes),
+        })
+    }
+
+    #[cfg(unix)]
+    fn from_bytes(bytes: Vec<u8>) -> PathBuf {
+        use std::os::unix::ffi::OsStringExt;
+        std::ffi::OsString::from_vec(bytes).into()
+    }
+
+    /// Lossy, because these names are only compared and not opened.
+    #[cfg(not(unix))]
+    fn from_bytes(bytes: Vec<u8>) -> PathBuf {
+        String::from_utf8_lossy(&bytes).into_owned().into()
+    }
+}

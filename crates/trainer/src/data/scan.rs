@@ -8,7 +8,7 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, ensure};
 use flate2::bufread::MultiGzDecoder;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
@@ -37,16 +37,11 @@ pub(super) struct Candidate {
 /// not take the time to read a whole file.
 const MAX_HASHED: u64 = 64 << 20;
 
-/// A path in JSON. Names that are not UTF-8 are changed; they are only compared.
-fn in_utf8<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&path.to_string_lossy())
-}
-
 /// State of a file when it was scanned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileState {
     /// Path under which the file was found.
-    #[serde(serialize_with = "in_utf8")]
+    #[serde(with = "crate::files::any_path")]
     pub path: PathBuf,
     /// Format in which it is read.
     pub format: Format,

@@ -142,8 +142,7 @@ impl DataSource {
         let settled = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
             > last.unwrap_or_default() + COARSEST_CLOCK;
         let selection = self.scan(candidates, left)?;
-        let is_utf8 = selection.files.iter().all(|file| file.path.to_str().is_some());
-        if let Some(memory) = memory.filter(|_| settled && is_utf8) {
+        if let Some(memory) = memory.filter(|_| settled) {
             // Without it, the next start scans the files again.
             let json = serde_json::to_vec(&(key, &selection)).map_err(io::Error::from);
             let _ = json.and_then(|json| atomic::replace(memory, &json));
