@@ -260,7 +260,7 @@ mod found {
     /// Architectures that NVRTC compiles for.
     fn known_architectures() -> Vec<i32> {
         let mut count = 0;
-        // SAFETY: writes an integer, and then as many as it said.
+        // SAFETY: writes the length, then a list of that length.
         unsafe {
             cudarc::nvrtc::sys::nvrtcGetNumSupportedArchs(&mut count);
             let mut known = vec![0; count as usize];

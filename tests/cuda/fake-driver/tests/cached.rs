@@ -48,7 +48,7 @@ fn a_filled_cache_needs_no_compiler() {
         let line = |name: &str| text.lines().find_map(|line| line.split_once(name)).expect("printed").1.to_string();
         [line("NVRTC: "), line("product: ")]
     };
-    // Nothing is launched: the cache fills all the same.
+    // Launches are only checked, which fills the cache.
     let [nvrtc, _] = run(Some(&toolkit), true);
     assert_eq!(nvrtc, "Some(\"13.0\")");
     let [nvrtc, product] = run(None, false);

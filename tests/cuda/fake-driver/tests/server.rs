@@ -43,8 +43,8 @@ fn properties() {
     }
 }
 
-/// A GEMM has the same bits in CubeCL's server and in the one of `codegen`, which hands the
-/// arguments over by itself.
+/// A GEMM has the same bits in CubeCL's server and in the one of `codegen`, which orders arguments
+/// and reads tensor maps too.
 #[test]
 fn servers_agree() {
     fn product<R: Runtime>(client: &ComputeClient<R>) -> Vec<u8> {

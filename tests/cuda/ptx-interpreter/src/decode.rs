@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 
 use super::error::Error;
-use super::instr::Instr;
 use super::memory::{GLOBALS, LOCAL, PARAM};
-use super::operand::{Addr, Guard, Space, Special};
+use super::names::{Name, Names};
+use super::operand::Special;
 use super::reader::Reader;
-use super::table::{Op, decode};
-use super::text::{Operand, Statement, Variable, parse};
+use super::table::{Instr, Op, decode};
+use super::text::{Statement, Variable, parse};
 
 /// Kernel that is ready to run.
 #[derive(Debug)]
@@ -41,17 +41,8 @@ pub struct Kernel {
 /// Shared memory that the system reserves before a block's own on sm_90 and later.
 const RESERVED_SHARED: usize = 1024;
 
-#[derive(Clone, Copy)]
-enum Name {
-    Register(u32),
-    Predicate(u32),
-    Address(u64),
-}
-
 pub(crate) struct Decoder {
-    scopes: Vec<HashMap<String, Name>>,
-    constants: HashMap<u64, u32>,
-    specials: HashMap<String, u32>,
+    names: Names,
     kernel: Kernel,
     /// Forward branches: instruction, label, and open scopes (by number) at the branch.
     branches: Vec<(usize, String, Vec<usize>)>,
@@ -89,9 +80,7 @@ impl Kernel {
             max_threads: entry.max_threads,
         };
         let mut decoder = Decoder {
-            scopes: vec![HashMap::new()],
-            constants: HashMap::new(),
-            specials: HashMap::new(),
+            names: Names::default(),
             kernel,
             branches: vec![],
             labels: HashMap::new(),
@@ -102,7 +91,7 @@ impl Kernel {
             let offset = decoder.kernel.param_bytes.next_multiple_of(param.align.max(1));
             decoder.kernel.params.push((offset, param.size));
             decoder.kernel.param_bytes = offset + param.size;
-            decoder.name(&param.name, Name::Address(PARAM + offset as u64));
+            decoder.names.name(&param.name, Name::Address(PARAM + offset as u64));
         }
         // Static variables come before the dynamic array.
         for variable in variables.iter().filter(|variable| !variable.extern_) {
@@ -137,10 +126,6 @@ impl Kernel {
 }
 
 impl Decoder {
-    fn name(&mut self, name: &str, value: Name) {
-        self.scopes.last_mut().expect("a scope is open").insert(name.into(), value);
-    }
-
     fn variable(&mut self, variable: &Variable) {
         let kernel = &mut self.kernel;
         let align = variable.align.max(1);
@@ -166,18 +151,18 @@ impl Decoder {
                 GLOBALS + start as u64
             }
         };
-        self.name(&variable.name, Name::Address(address));
+        self.names.name(&variable.name, Name::Address(address));
     }
 
     fn statement(&mut self, statement: Statement) -> Result<(), String> {
         match statement {
             Statement::Open => {
-                self.scopes.push(HashMap::new());
+                self.names.open();
                 self.open.push(self.scope_count);
                 self.scope_count += 1;
             }
             Statement::Close => {
-                self.scopes.pop();
+                self.names.close();
                 self.open.pop();
             }
             Statement::Label(name) => {
@@ -192,11 +177,11 @@ impl Decoder {
                     };
                     for name in all {
                         let value = if predicates {
-                            Name::Predicate(self.new_predicate())
+                            Name::Predicate(self.names.new_predicate())
                         } else {
-                            Name::Register(self.new_register())
+                            Name::Register(self.names.new_register())
                         };
-                        self.name(&name, value);
+                        self.names.name(&name, value);
                     }
                 }
             }
@@ -207,14 +192,20 @@ impl Decoder {
             }
             Statement::Instruction { guard, opcode, operands, text } => {
                 let parts: Vec<&str> = opcode.iter().map(String::as_str).collect();
-                let guard = guard.map(|(name, negated)| Ok::<_, String>((self.predicate(&name)?, negated)));
+                let guard = guard.map(|(name, negated)| Ok::<_, String>((self.names.predicate(&name)?, negated)));
                 let guard = guard.transpose().map_err(|error| format!("{text}: {error}"))?;
                 // An unknown operation is an error only when it is executed.
-                let mut reader = Reader { decoder: self, parts: &parts, operands: &operands, at: 0 };
-                let (op, text) = match decode(&mut reader) {
+                let mut reader =
+                    Reader { names: &mut self.names, parts: &parts, operands: &operands, at: 0, label: None };
+                let decoded = decode(&mut reader);
+                let label = reader.label.take();
+                let (op, text) = match decoded {
                     Ok(op) => (op, text),
                     Err(error) => (Op::Unknown, format!("{text} ({error})")),
                 };
+                if let Some(label) = label {
+                    self.branches.push((self.kernel.code.len(), label, self.open.clone()));
+                }
                 self.kernel.code.push(Instr { guard, op });
                 self.kernel.text.push(text);
             }
@@ -231,131 +222,7 @@ impl Decoder {
         // Falling off the end is a return.
         self.kernel.code.push(Instr { guard: None, op: Op::Exit });
         self.kernel.text.push("end of the kernel".into());
-        Ok(self.kernel)
-    }
-
-    pub(crate) fn new_register(&mut self) -> u32 {
-        self.kernel.registers += 1;
-        self.kernel.registers as u32 - 1
-    }
-
-    pub(crate) fn new_predicate(&mut self) -> u32 {
-        self.kernel.predicates += 1;
-        self.kernel.predicates as u32 - 1
-    }
-
-    fn look_up(&self, name: &str) -> Option<Name> {
-        self.scopes.iter().rev().find_map(|scope| scope.get(name)).copied()
-    }
-
-    pub(crate) fn predicate(&self, name: &str) -> Result<u32, String> {
-        match self.look_up(name) {
-            Some(Name::Predicate(p)) => Ok(p),
-            _ => Err(format!("no predicate {name}")),
-        }
-    }
-
-    pub(crate) fn constant(&mut self, value: u64) -> u32 {
-        if let Some(register) = self.constants.get(&value) {
-            return *register;
-        }
-        let register = self.new_register();
-        self.constants.insert(value, register);
-        self.kernel.initial.push((register, Special::Constant(value)));
-        register
-    }
-
-    /// Register of a source with `bits` bits.
-    pub(crate) fn source(&mut self, operand: &Operand, bits: u32) -> Result<u32, String> {
-        match operand {
-            Operand::Imm(value) => Ok(self.constant(value & (u64::MAX >> (64 - bits)))),
-            Operand::Name(name) => match self.look_up(name) {
-                Some(Name::Register(register)) => Ok(register),
-                Some(Name::Address(address)) => Ok(self.constant(address)),
-                Some(Name::Predicate(_)) => Err(format!("{name} is no register")),
-                None => {
-                    if let Some(register) = self.specials.get(name) {
-                        return Ok(*register);
-                    }
-                    let special = match name.as_str() {
-                        "WARP_SZ" => Special::Constant(32),
-                        _ => Special::of(name).ok_or_else(|| format!("no register {name}"))?,
-                    };
-                    let register = self.new_register();
-                    self.specials.insert(name.clone(), register);
-                    self.kernel.initial.push((register, special));
-                    Ok(register)
-                }
-            },
-            _ => Err(format!("{operand:?} is no register")),
-        }
-    }
-
-    pub(crate) fn target(&mut self, operand: &Operand) -> Result<u32, String> {
-        match operand {
-            Operand::Sink => Ok(self.new_register()),
-            Operand::Name(name) => match self.look_up(name) {
-                Some(Name::Register(register)) => Ok(register),
-                _ => Err(format!("no register {name}")),
-            },
-            _ => Err(format!("{operand:?} takes no result")),
-        }
-    }
-
-    pub(crate) fn guard(&mut self, operand: &Operand) -> Result<Guard, String> {
-        match operand {
-            Operand::Name(name) => Ok((self.predicate(name)?, false)),
-            Operand::Not(name) => Ok((self.predicate(name)?, true)),
-            // Predicate 0 is never written, so it is false.
-            Operand::Imm(value) => Ok((0, *value != 0)),
-            _ => Err(format!("{operand:?} is no predicate")),
-        }
-    }
-
-    /// Registers of `{a, b}`, or of a single operand.
-    pub(crate) fn list(
-        &mut self,
-        operand: &Operand,
-        mut one: impl FnMut(&mut Self, &Operand) -> Result<u32, String>,
-    ) -> Result<Vec<u32>, String> {
-        match operand {
-            Operand::Vector(parts) => parts.iter().map(|part| one(self, part)).collect(),
-            operand => Ok(vec![one(self, operand)?]),
-        }
-    }
-
-    /// Notes a branch, whose label may follow.
-    pub(crate) fn branch(&mut self, label: &str) {
-        self.branches.push((self.kernel.code.len(), label.into(), self.open.clone()));
-    }
-
-    /// Checks that all `tcgen05` instructions are for as many blocks.
-    pub(crate) fn cta_group(&mut self, parts: &[&str]) -> Result<(), String> {
-        let Some(group) = parts.iter().find_map(|part| part.strip_prefix("cta_group::")) else { return Ok(()) };
-        let blocks = group.parse().map_err(|_| format!("cta_group::{group}"))?;
-        match *self.kernel.cta_group.get_or_insert(blocks) {
-            first if first == blocks => Ok(()),
-            first => Err(format!("an instruction before it has cta_group::{first}, and all of a kernel have the same")),
-        }
-    }
-
-    pub(crate) fn address(&mut self, operand: &Operand, space: Space) -> Result<Addr, String> {
-        match operand {
-            Operand::Address(parts, offset) => Ok(Addr { space, base: self.source(&parts[0], 64)?, offset: *offset }),
-            _ => Err(format!("{operand:?} is no address")),
-        }
-    }
-
-    /// Parses `%p` or `%p|%q`.
-    pub(crate) fn pair(&mut self, operand: &Operand) -> Result<(u32, Option<u32>), String> {
-        match operand {
-            Operand::Name(name) => Ok((self.predicate(name)?, None)),
-            Operand::Sink => Ok((self.new_predicate(), None)),
-            Operand::Pair(a, b) => {
-                let a = if a == "_" { self.new_predicate() } else { self.predicate(a)? };
-                Ok((a, if b == "_" { None } else { Some(self.predicate(b)?) }))
-            }
-            _ => Err(format!("{operand:?} is no predicate")),
-        }
+        let Names { registers, predicates, initial, cta_group, .. } = self.names;
+        Ok(Kernel { registers, predicates, initial, cta_group, ..self.kernel })
     }
 }

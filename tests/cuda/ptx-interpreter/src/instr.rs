@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::operand::{Addr, ElementType, Guard};
-use super::table::Op;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Logic {
@@ -109,11 +108,4 @@ pub(crate) enum Wmma {
         ty: ElementType,
         shape: [usize; 3],
     },
-}
-
-/// Operation with an optional predicate.
-#[derive(Debug)]
-pub(crate) struct Instr {
-    pub guard: Option<Guard>,
-    pub op: Op,
 }

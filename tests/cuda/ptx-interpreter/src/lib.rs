@@ -32,6 +32,7 @@ mod flow;
 mod instr;
 mod matrix;
 mod memory;
+mod names;
 mod operand;
 mod pair;
 mod reader;

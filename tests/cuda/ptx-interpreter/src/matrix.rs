@@ -3,23 +3,13 @@
 use super::instr::{Mma, Wgmma, Wmma};
 use super::operand::ElementType;
 use super::reader::{A, Ds, G, Lit, Reader, S, Ss, element_types, known};
-use super::table::Op;
 use super::text::Operand;
 
 /// Shapes of `wmma`: M, N and K.
 const WMMA: [(&str, [usize; 3]); 4] =
     [("m16n16k8", [16, 16, 8]), ("m16n16k16", [16, 16, 16]), ("m32n8k16", [32, 8, 16]), ("m8n32k16", [8, 32, 16])];
 
-pub(super) fn matrix(o: &mut Reader) -> Result<Op, String> {
-    Ok(match o.parts {
-        ["wgmma", "mma_async", "sync", "aligned", shape, ..] => Op::Wgmma(Box::new(wgmma(o, shape)?)),
-        ["mma", "sync", "aligned", shape, "row", "col", ..] => Op::Mma(Box::new(mma(o, shape)?)),
-        ["wmma", kind, matrix, ..] => Op::Wmma(Box::new(wmma(o, kind, matrix)?)),
-        _ => return known(None),
-    })
-}
-
-fn wgmma(o: &mut Reader, shape: &str) -> Result<Wgmma, String> {
+pub(super) fn wgmma(o: &mut Reader, shape: &str) -> Result<Wgmma, String> {
     let [ElementType::F32, a_type, b_type] = element_types(o.parts)[..] else { return known(None) };
     let n = shape.strip_prefix("m64n").and_then(|rest| rest.split('k').next());
     let n: usize = n.and_then(|n| n.parse().ok()).ok_or("no shape")?;
@@ -42,7 +32,7 @@ fn wgmma(o: &mut Reader, shape: &str) -> Result<Wgmma, String> {
     Ok(Wgmma { n, types: [a_type, b_type], d: d.into(), a, b, scale_d, negate, transposed })
 }
 
-fn mma(o: &mut Reader, shape: &str) -> Result<Mma, String> {
+pub(super) fn mma(o: &mut Reader, shape: &str) -> Result<Mma, String> {
     let [d_type, a_type, b_type, c_type] = element_types(o.parts)[..] else { return known(None) };
     let half = [d_type, c_type] == [ElementType::F16; 2];
     let shapes = [("m16n8k8", 8), ("m16n8k16", 16), ("m16n8k32", 32)];
@@ -71,7 +61,7 @@ fn mma(o: &mut Reader, shape: &str) -> Result<Mma, String> {
     Ok(Mma { k, types: [a_type, b_type], d, a, b, c, scales, half })
 }
 
-fn wmma(o: &mut Reader, kind: &str, matrix: &str) -> Result<Wmma, String> {
+pub(super) fn wmma(o: &mut Reader, kind: &str, matrix: &str) -> Result<Wmma, String> {
     let shape @ [m, n, k] = known(WMMA.into_iter().find(|(name, _)| o.has(name)))?.1;
     let (types, column) = (element_types(o.parts), o.has("col"));
     Ok(match (kind, &types[..]) {

@@ -1,19 +1,21 @@
 //! Operands of a statement, read one after the other.
 
-use super::decode::Decoder;
 use super::instr::{AtomicOp, Bulk, Logic};
+use super::names::Names;
 use super::operand::{Addr, ElementType, Guard, Space};
 use super::text::Operand;
 
 /// A statement that is being decoded.
 pub(crate) struct Reader<'a> {
-    pub decoder: &'a mut Decoder,
+    pub names: &'a mut Names,
     /// Parts of the opcode between dots.
     pub parts: &'a [&'a str],
     /// All operands.
     pub operands: &'a [Operand],
     /// Number of operands that were read.
     pub at: usize,
+    /// Label of a branch.
+    pub label: Option<String>,
 }
 
 /// Kind of an operand in the table of instructions.
@@ -42,9 +44,9 @@ macro_rules! kinds {
 
 kinds! {
     /// Register that is written.
-    D -> u32 = |o| { let d = o.next()?; o.decoder.target(d) };
+    D -> u32 = |o| { let d = o.next()?; o.names.target(d) };
     /// Registers that are written: `{a, b}`, or one.
-    Ds -> Vec<u32> = |o| { let d = o.next()?; o.decoder.list(d, |decoder, d| decoder.target(d)) };
+    Ds -> Vec<u32> = |o| { let d = o.next()?; o.names.list(d, Names::target) };
     /// Register or literal with the bits of the opcode's type.
     T -> u32 = |o| o.source(o.bits());
     /// The same, several.
@@ -54,18 +56,18 @@ kinds! {
     /// The same, several.
     Ss<const BITS> -> Vec<u32> = |o| o.sources(BITS);
     /// Predicate that is written: `%p`, `%p|%q`.
-    P -> (u32, Option<u32>) = |o| { let p = o.next()?; o.decoder.pair(p) };
-    /// Register that is written, and a predicate beside it: `%r`, `%r|%p`.
+    P -> (u32, Option<u32>) = |o| { let p = o.next()?; o.names.pair(p) };
+    /// Register that is written, and an optional predicate: `%r`, `%r|%p`.
     DP -> (u32, Option<u32>) = |o| match o.next()? {
         Operand::Pair(d, p) => {
             let d = if d == "_" { Operand::Sink } else { Operand::Name(d.clone()) };
-            let p = if p == "_" { None } else { Some(o.decoder.predicate(p)?) };
-            Ok((o.decoder.target(&d)?, p))
+            let p = if p == "_" { None } else { Some(o.names.predicate(p)?) };
+            Ok((o.names.target(&d)?, p))
         }
-        d => Ok((o.decoder.target(d)?, None)),
+        d => Ok((o.names.target(d)?, None)),
     };
     /// Predicate that is read.
-    G -> Guard = |o| { let p = o.next()?; o.decoder.guard(p) };
+    G -> Guard = |o| { let p = o.next()?; o.names.guard(p) };
     /// Literal.
     Lit -> u32 = |o| match o.next()? {
         Operand::Imm(value) => Ok(*value as u32),
@@ -80,15 +82,15 @@ kinds! {
     /// Tensor with coordinates, or an address of bytes.
     Global -> Bulk = |o| match o.next()? {
         Operand::Address(parts, 0) if o.has("tensor") && parts.len() == 2 => {
-            let map = o.decoder.source(&parts[0], 64)?;
-            Ok(Bulk::Tensor { map, coords: o.decoder.list(&parts[1], |decoder, s| decoder.source(s, 32))? })
+            let map = o.names.source(&parts[0], 64)?;
+            Ok(Bulk::Tensor { map, coords: o.names.list(&parts[1], |names, s| names.source(s, 32))? })
         }
         bytes if !o.has("tensor") => {
-            let address = o.decoder.address(bytes, Space::Global)?;
+            let address = o.names.address(bytes, Space::Global)?;
             // The size follows both addresses.
             let size = o.operands.get(2).ok_or("the size is missing")?;
             o.at += usize::from(o.at == 2);
-            Ok(Bulk::Bytes { address, size: o.decoder.source(size, 32)? })
+            Ok(Bulk::Bytes { address, size: o.names.source(size, 32)? })
         }
         other => Err(format!("{other:?} is no tensor with coordinates")),
     };
@@ -143,17 +145,17 @@ impl<'a> Reader<'a> {
 
     fn source(&mut self, bits: u32) -> Result<u32, String> {
         let operand = self.next()?;
-        self.decoder.source(operand, bits)
+        self.names.source(operand, bits)
     }
 
     fn sources(&mut self, bits: u32) -> Result<Vec<u32>, String> {
         let operand = self.next()?;
-        self.decoder.list(operand, |decoder, operand| decoder.source(operand, bits))
+        self.names.list(operand, |names, operand| names.source(operand, bits))
     }
 
     fn address(&mut self, space: Space) -> Result<Addr, String> {
         let operand = self.next()?;
-        self.decoder.address(operand, space)
+        self.names.address(operand, space)
     }
 
     /// Logical operation of the opcode.

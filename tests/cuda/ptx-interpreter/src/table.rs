@@ -6,7 +6,7 @@ use super::alu::alu;
 use super::compare::{Compare, compare};
 use super::convert::Convert;
 use super::instr::{AtomicOp, Barrier, Logic, Mma, Shuffle, Vote, Wgmma, Wmma};
-use super::matrix::matrix;
+use super::matrix::{mma, wgmma, wmma};
 use super::operand::{Addr, Guard, Space};
 use super::reader::{A, D, DP, Ds, G, Global, Kind, Lit, P, Plain, Reader, S, Shared, Ss, T, Ts, bits, known};
 use super::text::Operand;
@@ -90,7 +90,7 @@ instructions! { parts, o,
     ["st", ..] if !o.has("async") && o.bits() <= 64 => Store { address: A, s: Ts, bytes: u32 = o.bits() / 8 };
     ["atom" | "red", ..] if !o.has("async") && !["v2", "v4", "v8"].iter().any(|vector| o.has(vector)) => Atomic {
         op: AtomicOp = o.atomic()?, ty: &'static str = known(ATOMIC_TYPES.into_iter().find(|ty| *ty == o.ty()))?,
-        d: u32 = if parts[0] == "red" { o.decoder.new_register() } else { o.read::<D>()? },
+        d: u32 = if parts[0] == "red" { o.names.new_register() } else { o.read::<D>()? },
         address: A, a: T, b: u32 = o.read_if::<T>(op == AtomicOp::Cas)?.unwrap_or(0)
     };
 
@@ -201,6 +201,13 @@ instructions! { parts, o,
     ["tcgen05", "wait::ld", ..] => TensorWait;
 }
 
+/// Operation with an optional predicate.
+#[derive(Debug)]
+pub(crate) struct Instr {
+    pub guard: Option<Guard>,
+    pub op: Op,
+}
+
 const ATOMIC_TYPES: [&str; 13] =
     ["u32", "s32", "b32", "u64", "s64", "b64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2", "b16"];
 
@@ -240,12 +247,12 @@ fn stores(kind: &str, rest: &[&str]) -> bool {
 pub(crate) fn decode(o: &mut Reader) -> Result<Op, String> {
     let parts = o.parts;
     if parts[0] == "tcgen05" {
-        o.decoder.cta_group(parts)?;
+        o.names.cta_group(parts)?;
     }
     Ok(match parts {
         ["bra", ..] => {
             let Operand::Name(label) = o.next()? else { return Err("no label".into()) };
-            o.decoder.branch(label);
+            o.label = Some(label.clone());
             Op::Nop
         }
         ["ret" | "exit", ..] => Op::Exit,
@@ -266,7 +273,9 @@ pub(crate) fn decode(o: &mut Reader) -> Result<Op, String> {
             }
         }
         ["cp", "async", "wait_group"] => Op::CpAsyncWait { pending: o.read::<Lit>()? },
-        ["mma" | "wmma", ..] | ["wgmma", "mma_async", ..] => matrix(o)?,
+        ["wgmma", "mma_async", "sync", "aligned", shape, ..] => Op::Wgmma(Box::new(wgmma(o, shape)?)),
+        ["mma", "sync", "aligned", shape, "row", "col", ..] => Op::Mma(Box::new(mma(o, shape)?)),
+        ["wmma", kind, matrix, ..] => Op::Wmma(Box::new(wmma(o, kind, matrix)?)),
         _ => match row(parts, o)? {
             Some(op) => op,
             None => {
@@ -275,7 +284,7 @@ pub(crate) fn decode(o: &mut Reader) -> Result<Op, String> {
                 for (i, register) in registers.iter_mut().enumerate().skip(1).take(arity) {
                     let wide = parts[0] == "mad" && o.has("wide") && i == 3;
                     let operand = o.next()?;
-                    *register = o.decoder.source(operand, if wide { 64 } else { bits(o.ty()) })?;
+                    *register = o.names.source(operand, if wide { 64 } else { bits(o.ty()) })?;
                 }
                 Op::Alu(function, registers)
             }
