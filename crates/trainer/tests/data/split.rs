@@ -10,6 +10,8 @@ fn documents_are_dealt_to_two_streams() {
     for (texts, fraction, held_out) in [
         (&["aa", "bbbb", "cc", "dddd", "ee"][..], 0.4, documents(["cc", "ee"])),
         (&["aa", "b", "c"], 0.5, documents(["b"])),
+        // Behind by exactly the length.
+        (&["a", "b", "cc"], 0.5, documents(["b"])),
         (&["aaaaaaaaaaaaaaaaaaa"], 0.2, documents(["aaaaaaaaaaaaaaaaaaa"])[16..].to_vec()),
         (&["aa", "bb"], 0.0, vec![]),
     ] {
