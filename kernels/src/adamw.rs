@@ -275,9 +275,9 @@ fn step_elements<P: Float, M: Float, G: Float, N: Size>(
     step: &Step,
     #[comptime] keys_of: [Option<u32>; 3],
     #[comptime] isa: Isa,
-    #[define(P)] _param: StorageType,
-    #[define(M)] _moments: StorageType,
-    #[define(G)] _grad: StorageType,
+    #[define(P)] _param_dtype: StorageType,
+    #[define(M)] _moment_dtype: StorageType,
+    #[define(G)] _grad_dtype: StorageType,
     #[comptime] _version: Version,
 ) {
     let mut largest = 0u32.runtime();
@@ -352,7 +352,8 @@ fn round_stochastic(x: f32, r: u32) -> f32 {
     let up = 0x7fffu32 + ((bits >> 16u32) & 1u32);
     // The smallest normal and the largest finite bf16.
     let nearest = (magnitude + up) >> 16u32;
-    let is_between = nearest >= 0x0080u32 && nearest <= 0x7f7fu32 && magnitude <= 0x7f7f_0000u32;
+    // Subnormal values wrap around to large ones.
+    let is_between = nearest - 0x0080u32 <= 0x7effu32 && magnitude <= 0x7f7f_0000u32;
     let sum = bits + select(is_between, r, up);
     let result = f32::reinterpret(sum & 0xffff_0000u32);
     select(magnitude > F32_INF, x, result)

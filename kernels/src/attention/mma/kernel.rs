@@ -83,7 +83,7 @@ pub(super) fn attention_mma(
             if next < span.end {
                 copy_cols(cols, second_cols, &at_cols, stages + stage * comptime!(plan.stage()), next, plan);
             }
-            let step = Step { col0, class: scores.class(&place, col0, comptime!(plan.rows()), of_keys) };
+            let step = Step { item: place, col0, class: scores.class(&place, col0, comptime!(plan.rows()), of_keys) };
             let mut weights = products(start, first, &lanes, slices, plan);
             let mut slopes = products(
                 second_start,
@@ -93,7 +93,7 @@ pub(super) fn attention_mma(
                 plan,
             );
             let stats = if comptime!(of_keys) { &col_stats } else { &row_stats };
-            lanes.score(&mut weights, &mut slopes, stats, scores, &place, &step, plan);
+            lanes.score(&mut weights, &mut slopes, stats, scores, &step, plan);
             if comptime!(plan.role == Role::Forward) {
                 softmax.weigh(&mut weights, &mut weighted, plan);
             }

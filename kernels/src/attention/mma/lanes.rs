@@ -49,6 +49,7 @@ pub(super) struct Lanes {
 /// Columns of a step.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Step {
+    pub(super) item: Item,
     pub(super) col0: u32,
     pub(super) class: u32,
 }
@@ -101,7 +102,6 @@ impl Lanes {
         slopes: &mut Array<f32>,
         stats: &Sequence<Stat>,
         scores: &Scores,
-        place: &Item,
         step: &Step,
         #[comptime] plan: Plan,
     ) {
@@ -111,7 +111,7 @@ impl Lanes {
         for i in 0..comptime!(plan.scores()) {
             let [down, across] = comptime!(plan.place(i));
             let (query, key) = if comptime!(of_keys) { (col + across, row + down) } else { (row + down, col + across) };
-            let score = scores.score(weights[i as usize], place, query, key);
+            let score = scores.score(weights[i as usize], &step.item, query, key);
             weights[i as usize] = score.value;
             if comptime!(plan.role.sums_slopes()) {
                 let delta = stats.index(comptime!(plan.stat(i))).delta;
@@ -127,7 +127,7 @@ impl Lanes {
                 let [down, across] = comptime!(plan.place(i));
                 let (query, key) =
                     if comptime!(of_keys) { (col + across, row + down) } else { (row + down, col + across) };
-                let hidden = scores.is_hidden(place, query, key, step.class);
+                let hidden = scores.is_hidden(&step.item, query, key, step.class);
                 weights[i as usize] = select(hidden, HIDDEN, weights[i as usize]);
             }
         }
