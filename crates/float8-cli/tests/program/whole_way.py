@@ -40,7 +40,8 @@ def check(what, got, want, bound):
 merged, base = logits(load("merged")), load("base")
 plain = logits(base)
 adapted = PeftModel.from_pretrained(base, FOLDER / "adapter").eval()
-check("the adapter in PEFT and our merge", logits(adapted), merged, 0.1)
+changed = ((plain - merged).abs().max() / merged.abs().max()).item()
+print(f"the adapter changes the logits by {changed:.1e} of the largest")
+check("the adapter in PEFT and our merge", logits(adapted), merged, changed / 4)
 check("the adapter in PEFT, and merged by PEFT", logits(adapted.merge_and_unload()), logits(adapted), 1e-5)
 check("our FP8 export and our merge", logits(load("fp8")), merged, 0.1)
-assert (plain - merged).abs().max() > 0.2 * merged.abs().max(), "the adapter changed nothing"
