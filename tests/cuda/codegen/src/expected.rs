@@ -84,7 +84,8 @@ const FUSED: [&str; 5] = ["swiglu_forward", "swiglu_gradients", "rms_norm_forwar
 /// | `cast_tiles` | 128 | 3 | 96 |
 /// | `cast_tiles` with scales of blocks | 128 (16-bit floats), 256 (f32) | 2 | 64, 128 |
 /// | `cast_rows` | up to 128, or up to 256 | 2 | 64 to 128 |
-/// | `swiglu`, `rms_norm`, `rotate`, `step_elements` | 32 or more | 4 | 32 |
+/// | `swiglu`, `rms_norm`, `rotate` | 32 or more | 4 | 32 |
+/// | `step_elements` (AdamW) | 64 | 3 | 48 |
 /// | `transpose_codes` | 64 | 4 | 64 |
 /// | `dequantize` | 32 | 8, or 6 where fewer threads fit or registers are for the conversion | 64, 48 |
 ///
@@ -103,6 +104,7 @@ pub fn expected(kernel: &Generated) -> Rules {
         "cast_tiles" if makes_scales && sm < 89 => 1,
         "cast_tiles" if makes_scales => 2,
         "cast_rows" => 2,
+        "step_elements" => 3,
         "dequantize" if matches!(sm, 90 | 100) => 8,
         "dequantize" => 6,
         "cast_tiles" if vectors && sm >= 89 => 3,
