@@ -27,7 +27,7 @@ pub struct Rules {
 
 /// Name of the kernel without the types it is generated for.
 pub fn family(name: &str) -> &str {
-    let end = ["_n_", "_o_"].iter().filter_map(|types| name.find(types)).min();
+    let end = ["_n_", "_o_", "_p_"].iter().filter_map(|types| name.find(types)).min();
     &name[..end.unwrap_or(name.len())]
 }
 
@@ -145,6 +145,9 @@ pub fn expected(kernel: &Generated) -> Rules {
         // them are permuted, not shifted.
         ("transpose_codes", _) => {
             required.extend([(&["LDG.E.128"] as &[_], 4), (&["STG.E.128"], 4), (&["LDS.128"], 4), (&["PRMT"], 24)]);
+        }
+        ("step_elements", _) if name.contains("_n_8") || name.contains("_p_f32_m_f32_g_f32_n_4") => {
+            required.extend([(&["LDG.E.128"] as &[_], 4), (&["STG.E.128"], 3)]);
         }
         ("dequantize_f32", _) if vectors => required.push((&["STG.E.128"], 1)),
         // A chunk of each of four columns and of a row; hardware conversions where available.
