@@ -60,23 +60,24 @@ fn experts<B: Float8Backend>(recipe: Recipe, device: &B::Device) -> (Vec<Vec<f32
 fn assert_right<B: Float8Backend>(recipe: Recipe, layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = step::<Flex>(&self::layer::<Flex>(&Float8Config::new(recipe), &cpu).expect("a CPU computes"), &cpu);
-    assert_near(&step::<B>(layer, device), &want, &format!("{recipe}"));
+    assert_near(&step::<B>(layer, device), &want, &format!("{recipe}"), 1e-5);
 }
 
 /// Checks that a step runs in high precision, since no kernel is left.
 fn assert_high_precision<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) {
     let cpu = Default::default();
     let want = float8_autocast(false, || step::<Flex>(&plain::<Flex>(&cpu), &cpu));
-    assert_near(&step::<B>(layer, device), &want, "high precision");
+    // On CUDA Burn multiplies f32 in TF32.
+    assert_near(&step::<B>(layer, device), &want, "high precision", 1e-3);
     for (gemm, calls) in report(layer).layers[0].gemms() {
         let reason = calls.unrequested.as_deref();
         assert_eq!(reason, Some("no kernel of the device is left: self-checks failed"), "{gemm}");
     }
 }
 
-fn assert_near(got: &[Vec<f32>], want: &[Vec<f32>], case: &str) {
+fn assert_near(got: &[Vec<f32>], want: &[Vec<f32>], case: &str, bound: f64) {
     for ((what, got), want) in ["y", "dx", "dw", "db"].iter().zip(got).zip(want) {
         let error = relative_error(got, want);
-        assert!(error < 1e-5, "{what} in {case}: {error:e}");
+        assert!(error < bound, "{what} in {case}: {error:e}");
     }
 }
