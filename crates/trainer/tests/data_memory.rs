@@ -28,13 +28,16 @@ fn memory_is_bounded() {
 
     // 10 GB without a byte on disk: a sparse file of tokens 0 after the header.
     let path = dir.path().join("tokens.bin");
+    let tokens = (10_000_000_000 - 1024 - 8) / 2;
+    let tokenizer = Tokenizer::bytes().fingerprint();
+    let header = format!(
+        r#"{{"dtype": "uint16", "tokens": {tokens}, "has_mask": false, "documents": 1, "tokenizer": "{tokenizer}"}}"#
+    );
     let mut file = File::create(&path).unwrap();
-    let header = [20240520, 1, i32::MAX];
-    file.write_all(&header.map(i32::to_le_bytes).concat()).unwrap();
+    write!(file, "{header:1024}").unwrap();
     file.set_len(10_000_000_000).unwrap();
     drop(file);
     let dataset = open(DataSource::new([&path]), 0.001);
-    let tokens = (10_000_000_000 - 1024) / 2;
     assert_eq!(dataset.size().train_tokens + dataset.size().held_out_tokens, tokens);
     let mut sequences = dataset.train(shape, 1).unwrap();
     assert_eq!(sequences.sequences_per_epoch(), [(dataset.size().train_tokens - 1).div_ceil(1024)]);

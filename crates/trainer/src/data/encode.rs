@@ -104,7 +104,9 @@ impl Encoder<'_> {
     /// Encodes messages with the record's tools and template variables.
     fn encode_messages(&self, messages: &[Value], [tools, kwargs, thinking]: [Option<&Value>; 3]) -> Result<Tokenized> {
         let messages = messages.iter().enumerate().map(message).collect::<Result<Vec<_>>>()?;
-        let template = self.template.context("`messages` need a chat template: set data.chat_template, or use a tokenizer that has one")?;
+        let template = self
+            .template
+            .context("`messages` need a chat template: set data.chat_template, or use a tokenizer that has one")?;
         let mut variables = match kwargs.map(|kwargs| parsed(KWARGS, kwargs)).transpose()? {
             None => Map::new(),
             Some(Value::Object(variables)) => variables,

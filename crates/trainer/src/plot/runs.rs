@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 
@@ -14,7 +14,7 @@ pub(super) type Point = (f64, f64);
 /// A run to plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlotSource {
-    /// Name; if `None`, its path.
+    /// Name; if `None`, the last part of its path, or the path if another run ends alike.
     pub name: Option<String>,
     /// Folder with a `metrics.jsonl`, or such a file.
     pub path: PathBuf,
@@ -35,9 +35,15 @@ impl PlotSource {
         }
     }
 
-    /// Its name, or its path.
-    fn name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| self.path.display().to_string())
+    /// Name among these runs.
+    fn name_among(&self, all: &[Self]) -> String {
+        fn end(path: &Path) -> Option<&OsStr> {
+            if path.is_dir() { path.file_name() } else { path.file_stem() }
+        }
+        let own = end(&self.path);
+        let is_only = all.iter().filter(|other| end(&other.path) == own).count() == 1;
+        let unnamed = || own.filter(|_| is_only).unwrap_or(self.path.as_os_str()).display().to_string();
+        self.name.clone().unwrap_or_else(unnamed)
     }
 
     /// Path of the metrics file.
@@ -130,7 +136,7 @@ fn shown(text: &str) -> String {
 pub(super) fn read(sources: &[PlotSource]) -> Result<Vec<Run>> {
     let mut files = BTreeMap::new();
     let read = |source: &PlotSource| {
-        let (name, file) = (source.name(), source.file()?);
+        let (name, file) = (source.name_among(sources), source.file()?);
         if let Some(other) = files.insert(name.clone(), file.clone()) {
             let [a, b] = [other.display(), file.display()];
             bail!("two runs are called {name}: {a} and {b}; name one of them with NAME=PATH");

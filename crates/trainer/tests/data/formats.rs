@@ -74,7 +74,9 @@ fn what_is_wrong_is_named() {
     }
     let chat = conversation(&[("user", "hi"), ("assistant", "yo")]);
     let error = Files::new([("chat.jsonl", chat)]).error();
-    assert!(error.ends_with("chat.jsonl:1: `messages` need a chat template: set data.chat_template, or use a tokenizer that has one"));
+    assert!(error.ends_with(
+        "chat.jsonl:1: `messages` need a chat template: set data.chat_template, or use a tokenizer that has one"
+    ));
     let parquet = match cfg!(feature = "parquet") {
         true => "a.parquet is no Parquet file that can be read",
         false => "a.parquet: this build does not read Parquet files: build it with the cargo feature `parquet`",
