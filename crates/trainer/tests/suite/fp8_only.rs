@@ -56,7 +56,7 @@ fn commands_run_a_folder_in_fp8_as_it_is() {
     assert!(float8(&[&["generate", folder], &flags[..]].concat()).unwrap().starts_with("fn"));
 }
 
-/// Codes that are cast anew are reported, with the recipe that keeps them; so are scales that are
+/// Requantized codes are reported, with the recipe that keeps them; so are scales that are
 /// no squares where squares are requested.
 #[test]
 fn another_recipe_than_the_files_have_is_told() {
