@@ -138,30 +138,19 @@ pub fn adamw<R: Runtime>(
         return Err(KernelError::Disabled);
     }
     let AdamWArgs { param, moments: [first, second], grad } = args;
-    let all = [param, first, second, grad];
-    let mut checked = Vec::with_capacity(all.len());
-    for view in all {
-        if !supports(client, view.dtype) || first.dtype != second.dtype {
-            return Err(KernelError::UnsupportedDtype { dtype: view.dtype });
-        }
-        if view.shape != param.shape {
-            return Err(KernelError::ShapeMismatch { x: param.shape, operand: view.shape });
-        }
-        let one = Checked::new(client, view)?;
-        if !one.is_dense() {
-            return Err(KernelError::NotContiguous { shape: view.shape, strides: view.strides });
-        }
-        checked.push(one.flatten());
+    if first.dtype != second.dtype {
+        return Err(KernelError::UnsupportedDtype { dtype: second.dtype });
     }
-    let width = checked.iter().map(Checked::dense_width).min().expect("four tensors");
+    let tensors = Checked::dense(client, [param, first, second, grad], |_| true)?.map(Checked::flatten);
+    let width = tensors.iter().map(Checked::dense_width).min().expect("four tensors");
     let [rows, cols] = param.shape;
     let keys = Keys::new(client, step, dims, rows + cols);
     let vectors = rows * cols / width;
     let cubes = elementwise_cubes(rows * cols);
     let maxima = words(client, cubes);
-    let bases = checked.iter().map(|tensor| (tensor.memory().1 / width) as u32);
-    let bases: [u32; 4] = bases.collect::<Vec<_>>().try_into().expect("four tensors");
-    let [param_arg, first_arg, second_arg, grad_arg] = [0, 1, 2, 3].map(|i| checked[i].dense_array(width));
+    let [param_base, first_base, second_base, grad_base] =
+        tensors.each_ref().map(|tensor| (tensor.memory().1 / width) as u32);
+    let [param_arg, first_arg, second_arg, grad_arg] = tensors.each_ref().map(|tensor| tensor.dense_array(width));
     let [beta_1, beta_2] = step.betas;
     let [correction_1, correction_2] = step.corrections();
     let scalars = StepLaunch::new(
@@ -175,10 +164,10 @@ pub fn adamw<R: Runtime>(
         step.epsilon,
         step.decay.unwrap_or(1.0),
         u32::from(step.time == 1),
-        bases[0],
-        bases[1],
-        bases[2],
-        bases[3],
+        param_base,
+        first_base,
+        second_base,
+        grad_base,
         vectors as u32,
         rows as u32,
         cols as u32,

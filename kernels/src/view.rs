@@ -135,6 +135,36 @@ impl Checked {
         Ok(Self { handle, element_type, rows, cols, strides, base })
     }
 
+    /// Contiguous views of one shape, in dtypes that `takes` accepts and the device writes.
+    ///
+    /// # Errors
+    /// [`KernelError::UnsupportedDtype`], [`ShapeMismatch`](KernelError::ShapeMismatch),
+    /// [`NotContiguous`](KernelError::NotContiguous), and as [`new`](Self::new).
+    pub(crate) fn dense<R: Runtime, const N: usize>(
+        client: &ComputeClient<R>,
+        views: [&MatrixView; N],
+        takes: impl Fn(StorageType) -> bool,
+    ) -> Result<[Self; N], KernelError> {
+        for view in views {
+            if !takes(view.dtype) || !supports(client, view.dtype) {
+                return Err(KernelError::UnsupportedDtype { dtype: view.dtype });
+            }
+            if view.shape != views[0].shape {
+                return Err(KernelError::ShapeMismatch { x: views[0].shape, operand: view.shape });
+            }
+        }
+        let mut checked = Vec::with_capacity(N);
+        for view in views {
+            let one = Self::new(client, view)?;
+            if !one.is_dense() {
+                return Err(KernelError::NotContiguous { shape: view.shape, strides: view.strides });
+            }
+            checked.push(one);
+        }
+        let Ok(checked) = checked.try_into() else { unreachable!("as many as were given") };
+        Ok(checked)
+    }
+
     pub(crate) fn vector<R: Runtime>(client: &ComputeClient<R>, x: &VectorView) -> Result<Self, KernelError> {
         let view = MatrixView { handle: x.handle.clone(), shape: [1, x.len], strides: [0, x.stride], dtype: x.dtype };
         Self::new(client, &view)

@@ -133,7 +133,7 @@ impl<B: Backend> Routing<B> {
         let counts = seen.clone().narrow(0, copies - 1, 1);
         let ends = counts.clone().cumsum(1);
         let starts = ends.clone() - counts;
-        // Not by `gather`: fused on CUDA with operations of more columns, it reads indices behind its own.
+        // Burn's fused `gather` of one column reads past its indices on CUDA: sum over the mask instead.
         let row = ((seen + starts) * chosen).sum_dim(1).sub_scalar(1);
         Self { ends: ends.reshape([num_experts]), row }
     }

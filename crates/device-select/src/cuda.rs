@@ -1,10 +1,11 @@
 //! Checks for CUDA programs that compile kernels at run time: driver, NVRTC and headers.
 //!
-//! NVRTC and headers may be missing where CubeCL's cache has compiled kernels: a kernel that it lacks
-//! then fails. Errors say how to install or locate a missing part. CubeCL reads the headers from `CUDA_PATH`,
-//! else from `/usr/local/cuda`, `/opt/cuda` or the distribution's folder. It loads the libraries
-//! from the loader's path. Toolkits elsewhere and Python wheels are searched only for the error
-//! message.
+//! Errors say how to install or locate a missing part. NVRTC and headers may be missing if CubeCL's
+//! cache has compiled kernels; kernels that are not in it then fail.
+//!
+//! CubeCL reads the headers from `CUDA_PATH`, else from `/usr/local/cuda`, `/opt/cuda` or the
+//! distribution's folder. It loads the libraries from the loader's path. Toolkits elsewhere and
+//! Python wheels are searched only for the error message.
 
 use std::path::PathBuf;
 
@@ -30,7 +31,7 @@ pub struct CudaSetup {
     pub devices: usize,
     /// Newest CUDA version that the driver supports.
     pub driver: CudaVersion,
-    /// Version of the runtime compiler; None where only kernels of CubeCL's cache can run.
+    /// Version of the runtime compiler. None if it is missing: only kernels in CubeCL's cache run.
     pub nvrtc: Option<CudaVersion>,
 }
 
@@ -148,7 +149,7 @@ mod found {
     /// # Errors
     ///
     /// A missing part, with its location if it is outside the search path; a driver older than
-    /// NVRTC. NVRTC and headers may be missing where CubeCL's cache has kernels.
+    /// NVRTC. NVRTC and headers may be missing if CubeCL's cache has kernels.
     pub fn cuda_setup() -> Result<CudaSetup, DeviceError> {
         Ok(setup()?)
     }
@@ -214,7 +215,7 @@ mod found {
         files.any(|file| file.metadata().is_ok_and(|file| file.len() > 0))
     }
 
-    /// Version of NVRTC, after a look for it and for the headers.
+    /// Version of NVRTC, if it, the headers and the first device go together.
     fn compiler() -> Result<CudaVersion, CudaError> {
         // SAFETY: only tries to load a shared library.
         if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
@@ -229,9 +230,10 @@ mod found {
         // SAFETY: writes an integer to each pointer; only null pointers make it fail.
         unsafe { cudarc::nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
         let nvrtc = CudaVersion { major: major as u32, minor: minor as u32 };
-        match first_architecture() {
-            Some(sm) if !known_architectures().contains(&sm) => return Err(CudaError::NvrtcTooOld { nvrtc, sm }),
-            _ => {}
+        if let Some(sm) = first_architecture()
+            && !known_architectures().contains(&sm)
+        {
+            return Err(CudaError::NvrtcTooOld { nvrtc, sm });
         }
         let whole = || roots().into_iter().filter(|root| missing_header(root).is_none()).collect();
         let toolkit = match cubecl::cuda::install::cuda_path() {

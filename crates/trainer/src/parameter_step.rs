@@ -95,7 +95,7 @@ impl ParameterStep<'_> {
         }
     }
 
-    /// Fused step, with the same bits as the composed one.
+    /// Fused step. On a CPU it has the same bits as the composed one.
     fn in_one_pass<B: Backend, const D: usize>(
         &self,
         fused: &FusedAdamW<B>,

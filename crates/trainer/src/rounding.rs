@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData, bf16};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 
 use crate::rng::Rng;
 
@@ -89,9 +89,4 @@ impl Noise<'_> {
 /// Nearest bf16, in f32.
 fn in_bf16<B: Backend, const D: usize>(x: Tensor<B, D>) -> Tensor<B, D> {
     x.cast(DType::BF16).cast(DType::F32)
-}
-
-/// Result of [`Noise::round`] for a finite normal number with the random bits `r`.
-pub fn round_scalar(x: f32, r: u16) -> bf16 {
-    bf16::from_bits(((x.to_bits() + u32::from(r)) >> 16) as u16)
 }

@@ -22,7 +22,7 @@ use cubecl::server::Handle;
 
 use crate::denylist::{disable, is_disabled};
 use crate::view::Checked;
-use crate::{KernelError, MatrixView, supports};
+use crate::{KernelError, MatrixView};
 
 /// A fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,24 +60,8 @@ impl<const N: usize> Dense<N> {
             return Err(KernelError::Disabled);
         }
         let dtype = tensors[0].dtype;
-        for tensor in tensors {
-            if tensor.dtype != dtype || !supports(client, dtype) {
-                return Err(KernelError::UnsupportedDtype { dtype: tensor.dtype });
-            }
-            if tensor.shape != tensors[0].shape {
-                return Err(KernelError::ShapeMismatch { x: tensors[0].shape, operand: tensor.shape });
-            }
-        }
-        let mut checked = Vec::with_capacity(N);
-        for tensor in tensors {
-            let one = Checked::new(client, tensor)?;
-            if !one.is_dense() {
-                return Err(KernelError::NotContiguous { shape: tensor.shape, strides: tensor.strides });
-            }
-            checked.push(one);
-        }
-        let width = checked.iter().map(Checked::dense_width).min().expect("at least one tensor");
-        let Ok(tensors) = checked.try_into() else { unreachable!("as many as were given") };
+        let tensors = Checked::dense(client, tensors, |other| other == dtype)?;
+        let width = tensors.iter().map(Checked::dense_width).min().expect("at least one tensor");
         Ok(Self { tensors, dtype, width })
     }
 

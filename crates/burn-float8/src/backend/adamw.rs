@@ -1,6 +1,6 @@
 //! AdamW in one pass: inputs and outputs of a backend's step.
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType};
+use burn_backend::{Backend, DType, TensorMetadata};
 pub use float8_kernels::adamw::{AdamWStep, RoundingKeys};
 
 /// Tensors before or after a step: the parameter, m and v.
@@ -35,6 +35,14 @@ pub struct AdamWRequest<B: Backend> {
     pub grad: FloatTensor<B>,
     /// Whether the next cast of the parameter wants its amax.
     pub wants_amax: bool,
+}
+
+impl<B: Backend> AdamWRequest<B> {
+    /// Dtypes of the tensors.
+    pub(crate) fn dtypes(&self) -> AdamWDtypes {
+        let AdamWTensors { param, moments: [first, _] } = &self.tensors;
+        AdamWDtypes { param: param.dtype(), moments: first.dtype(), grad: self.grad.dtype() }
+    }
 }
 
 /// Result of a step.

@@ -7,11 +7,10 @@ use burn_fusion::{Fusion, FusionBackend};
 use burn_std::Shape;
 use cubecl::client::ComputeClient;
 use cubecl::device::Device as _;
-use float8_kernels::MatrixView;
 use float8_kernels::adamw::{AdamWArgs, AdamWVariant, adamw};
 
 use super::adamw::{AdamWDtypes, AdamWRequest, AdamWResult, AdamWTensors};
-use super::host::matrix;
+use super::fused_kernels::view;
 use super::operand::tensor;
 use super::stream::register;
 use super::{DeviceOperand, Float8Backend, self_check};
@@ -32,8 +31,7 @@ pub(super) fn run<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
     let AdamWRequest { step, tensors: AdamWTensors { param, moments: [first, second] }, grad, wants_amax } = request;
     let [param, first, second] = [param, first, second].map(exclusive);
     let (client, device, shape) = (param.client.clone(), param.device.clone(), param.shape());
-    let args =
-        AdamWArgs { param: view(&param), moments: [view(&first), view(&second)], grad: view(&into_contiguous(grad)) };
+    let args = AdamWArgs { param: view(&param), moments: [view(&first), view(&second)], grad: view(&grad) };
     let amax = adamw(&client, &step, &args, &shape, wants_amax).expect("the caller checked dtypes and shapes");
     let amax = amax.map(|amax| tensor(&client, &device, amax, [1], DType::F32));
     AdamWResult { tensors: AdamWTensors { param, moments: [first, second] }, amax }
@@ -48,18 +46,13 @@ fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     }
 }
 
-fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
-    let shape = matrix(&tensor.shape());
-    MatrixView { shape, strides: [shape[1], 1], dtype: tensor.dtype.into(), handle: tensor.handle.clone() }
-}
-
 /// Adds the step of `B` to the stream.
 pub(super) fn run_fused<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>>(
     request: AdamWRequest<Fusion<B>>,
 ) -> AdamWResult<Fusion<B>> {
+    let dtypes = request.dtypes();
     let AdamWRequest { step, tensors: AdamWTensors { param, moments: [first, second] }, grad, wants_amax } = request;
     let device = param.client.device().clone();
-    let dtypes = AdamWDtypes { param: param.dtype(), moments: first.dtype(), grad: grad.dtype() };
     let mut outputs: Vec<_> = [&param, &first, &second].map(|tensor| (tensor.shape(), tensor.dtype())).into();
     outputs.extend(wants_amax.then(|| (Shape::from(vec![1]), DType::F32)));
     let mut made = register("float8_adamw", vec![param, first, second, grad], outputs, move |ir, handles| {

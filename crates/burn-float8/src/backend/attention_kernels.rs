@@ -53,7 +53,7 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
     if !facts.has_attention_kernel(inputs[0].dtype, [query[3], value[3]]) {
         return None;
     }
-    let arguments = AttentionInputs { tensor_cores: facts.attention == "mma", ..arguments(attention, inputs) };
+    let arguments = arguments(attention, inputs, facts.attention == "mma");
     let check = |dy: Option<&HeadsView>| self_check::of(client, device.to_id()).attention(client, &arguments, dy);
     let on_device = |handle, shape: [usize; 4]| tensor(client, device, handle, shape, inputs[0].dtype);
     match backward {
@@ -102,6 +102,7 @@ fn expect_disabled(error: &KernelError) {
 fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
     attention: &Attention<CubeBackend<R, F, I, BT>>,
     [query, key, value]: [&CubeTensor<R>; 3],
+    tensor_cores: bool,
 ) -> AttentionInputs {
     let Attention { mask, bias, documents, options } = attention;
     AttentionInputs {
@@ -117,7 +118,7 @@ fn arguments<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement>(
         scale: scale(&query.shape(), options) as f32,
         softcap: options.softcap.map(|softcap| softcap as f32),
         causal: options.is_causal,
-        tensor_cores: true,
+        tensor_cores,
     }
 }
 

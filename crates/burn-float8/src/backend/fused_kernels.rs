@@ -45,7 +45,7 @@ pub(super) fn compute<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolEl
 }
 
 /// A contiguous matrix for the kernels.
-fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
+pub(super) fn view<R: CubeRuntime>(tensor: &CubeTensor<R>) -> MatrixView {
     let tensor = into_contiguous(tensor.clone());
     let shape = matrix(&tensor.shape());
     MatrixView { shape, strides: [shape[1], 1], dtype: tensor.dtype.into(), handle: tensor.handle }

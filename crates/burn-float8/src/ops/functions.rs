@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+use burn_backend::Backend;
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, TensorMetadata};
 use parking_lot::RwLock;
 
 use super::Float8;
@@ -90,9 +90,8 @@ fn accept<W: Wrapped>(cached_attention: Option<CachedAttentionFn<Float8<W>>>, ad
 /// AdamW step. The new parameter keeps the tag of the old one, and the amax that its next cast
 /// wants.
 fn adamw<B: Float8Backend>(request: AdamWRequest<Float8<B>>) -> AdamWResult<Float8<B>> {
+    let run = B::adamw(&request.tensors.param.device(), request.dtypes()).expect("the caller found it");
     let AdamWRequest { step, tensors: AdamWTensors { param, moments }, grad, .. } = request;
-    let dtypes = AdamWDtypes { param: param.dtype(), moments: moments[0].dtype(), grad: grad.dtype() };
-    let run = B::adamw(&param.device(), dtypes).expect("the caller found it");
     let _timer = operation("adamw");
     let mark = param.mark().cloned().map(|mark| mark.after(1));
     let of_moments = moments.each_ref().map(|moment| Mark::either(moment.mark().cloned(), grad.mark().cloned()));

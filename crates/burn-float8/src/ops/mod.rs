@@ -27,7 +27,7 @@ use burn_backend::tensor::FloatTensor;
 /// `Float8<W>` forwards every operation to `W` except `linear`. A linear runs its three GEMMs in
 /// FP8. It is one autodiff node, which keeps xᵀ in FP8 instead of x.
 ///
-/// x may be f32, f16 or bf16, if the device stores it, and y has its dtype; the weight may be wider.
+/// x may be f32, f16 or bf16, if the device stores that dtype. y has x's dtype. The weight may be wider.
 /// On CPUs and wgpu FP8 is emulated. The kernels for NVIDIA GPUs have not run on one yet.
 ///
 /// ```

@@ -116,15 +116,17 @@ impl OptimizerSection {
     /// # Errors
     /// [`ConfigError::Value`] with the setting to change.
     pub fn check_in_backward(&self, training: &TrainingSection) -> Result<(), ConfigError> {
-        let TrainingSection { activation_checkpointing, grad_accumulation, grad_clip_norm, .. } = *training;
-        let holds =
-            |holds: bool, reason: &str| require("optimizer.in_backward", true, !self.in_backward || holds, reason);
-        let (in_parts, norm) = (activation_checkpointing != ActivationCheckpointing::None, grad_clip_norm);
-        holds(in_parts, "needs a backward in parts: set training.activation_checkpointing = \"full\"")?;
+        if !self.in_backward {
+            return Ok(());
+        }
+        let TrainingSection { activation_checkpointing, grad_accumulation, grad_clip_norm: norm, .. } = *training;
+        let needs = |fits: bool, reason: &str| require("optimizer.in_backward", true, fits, reason);
+        let in_parts = activation_checkpointing != ActivationCheckpointing::None;
+        needs(in_parts, "needs a backward in parts: set training.activation_checkpointing = \"full\"")?;
         let whole = "would apply a part of the gradients: set training.grad_accumulation = 1, which is";
-        holds(grad_accumulation == 1, &format!("{whole} {grad_accumulation}"))?;
+        needs(grad_accumulation == 1, &format!("{whole} {grad_accumulation}"))?;
         let known = "does not know the norm of all gradients in time: set training.grad_clip_norm = inf, which is";
-        holds(norm.is_infinite(), &format!("{known} {norm}"))
+        needs(norm.is_infinite(), &format!("{known} {norm}"))
     }
 
     /// Learning rate schedule over `steps` steps.

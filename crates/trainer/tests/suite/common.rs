@@ -17,6 +17,7 @@ pub(crate) use burn_float8::{
 };
 pub(crate) use clap::Parser;
 pub(crate) use device_select::SelectedDevice;
+pub(crate) use float8_kernels::reference::adamw::round_stochastic;
 pub(crate) use models::{Decoder, DecoderConfig, Decoders, RunConfig};
 pub(crate) use safetensors::tensor::TensorView;
 pub(crate) use safetensors::{Dtype, SafeTensors};
@@ -41,7 +42,7 @@ pub(crate) use trainer::job::{
 pub(crate) use trainer::metrics::{METRICS_FILE, Record, read_metrics};
 pub(crate) use trainer::profile::{Kind, ProfileTable, Profiler};
 pub(crate) use trainer::rng::Rng;
-pub(crate) use trainer::rounding::{Noise, round_scalar};
+pub(crate) use trainer::rounding::Noise;
 pub(crate) use trainer::run::mean_loss;
 pub(crate) use trainer::schedule::{Decay, Schedule};
 pub(crate) use trainer::{

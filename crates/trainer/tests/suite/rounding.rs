@@ -38,12 +38,12 @@ fn rounding_is_that_of_the_bits() {
     let (first, second, third) = (keys(0, rows), keys(1, columns), keys(2, depth));
     let expected = (0..all.len()).map(|i| {
         let r = first[i / (columns * depth)] ^ second[i / depth % columns] ^ third[i % depth];
-        round_scalar(all[i], r).to_bits()
+        round_stochastic(all[i], r)
     });
     assert!(bits(NOISE.round(tensor(&all, [rows, columns, depth]), 0)) == expected.collect::<Vec<_>>());
 
     let rounded = bits(NOISE.round(tensor(&all, [all.len()]), 0));
-    let expected = all.iter().zip(keys(0, all.len())).map(|(x, r)| round_scalar(*x, r).to_bits());
+    let expected = all.iter().zip(keys(0, all.len())).map(|(x, r)| round_stochastic(*x, r));
     assert!(rounded == expected.collect::<Vec<_>>());
     // Both directions, about equally often.
     let away = all.iter().zip(&rounded).filter(|(x, bits)| (x.to_bits() >> 16) as u16 != **bits).count();

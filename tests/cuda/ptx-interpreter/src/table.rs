@@ -146,11 +146,11 @@ instructions! { parts, o,
     };
     ["fence", ..] if o.has("proxy") && o.begins("async") => FenceProxy;
 
-    // Asynchronous copies. A wait for reads also waits for the writes, which is allowed at any time after them.
+    // Asynchronous copies. `wait_group.read` also waits for the writes, which may complete at any time.
     ["cp", "async", "bulk", "commit_group"] => BulkCommit;
     ["cp", "async", "bulk", "wait_group", ..] => BulkWait { pending: Lit };
-    // The destination's space comes first. Only tensor boxes have the qualifier of pairs, and an mbarrier of another
-    // block needs a destination in the cluster.
+    // The destination's state space comes first. Only tensor copies have `.cta_group`. An mbarrier of another block
+    // needs a destination in the cluster.
     /// With `pair` the mbarrier may be in the other block of the pair (`.cta_group::2`).
     ["cp", "async", "bulk", rest @ ..] if loads(rest) => BulkLoad {
         to: Shared, from: Global, barrier: Shared,
@@ -180,7 +180,7 @@ instructions! { parts, o,
     ["tcgen05", "alloc", ..] if o.has("shared::cta") => TensorAlloc { slot: Shared, columns: S<32> };
     ["tcgen05", "dealloc", ..] => TensorDealloc { address: S<32>, columns: S<32> };
     ["tcgen05", "relinquish_alloc_permit", ..] => TensorRelinquish;
-    /// Arrives at one mbarrier, or at the mbarriers with its offset in every block of the mask in this register.
+    /// Arrives at one mbarrier. With a multicast mask, at the mbarrier of the same offset in each block of the mask.
     ["tcgen05", "commit", ..] if o.has("mbarrier::arrive::one") => TensorCommit {
         barrier: Shared, multicast: Option<u32> = o.read_if::<S<16>>(o.has("multicast::cluster"))?
     };

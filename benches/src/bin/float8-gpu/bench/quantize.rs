@@ -110,7 +110,7 @@ pub fn cases<T: Target>(bench: &mut Bench<'_>) {
                     let is_mx = granularity == Granularity::Block1x32;
                     let scale_mode = if is_mx { ScaleMode::E8m0(Default::default()) } else { ScaleMode::F32 };
                     let cast = Cast { format: Format::E4m3, granularity, scale_mode };
-                    // `x` counts once, although one scale, and rowwise scales of the transpose, need two reads.
+                    // Counts one read of `x`. Tensorwise scales, and rowwise scales of the transpose, need two.
                     if known {
                         drop(quantize_with_amax(&client, x, &given, false, cast, wanted).expect("a valid view"));
                     } else {
