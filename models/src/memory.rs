@@ -5,7 +5,7 @@
 //! attention   norm(h) for q, k and v                            M · H · input
 //!             q and k before and after rotation, v              M · (2Q + 3K) · element
 //!             q and k before their norms, if there are any      M · (Q + K) · element
-//!             y, and the logarithms of its sums                 M · (Q + heads) · output
+//!             y, and the logarithms of its sums                 M · (Q · output + heads · 4)
 //!             y for the output's linear                         M · Q · input
 //! swiglu      norm(h) for gate and up, gate, up, their product  M · (H + I) · input + M · 2I · element
 //! mlp         swiglu; for E experts per token E times swiglu,
@@ -32,8 +32,10 @@ impl Dimensions {
         let (q, k) = (heads * head_dim, kv_heads * head_dim);
         let input = |elements: Saturating<u64>| Saturating((elements.0 as f64 * linear_input) as u64);
         let before_norms = if self.qk_norm { q + k } else { Saturating(0) };
-        let attention =
-            element * (two * q + three * k + before_norms) + attention_output * (q + heads) + input(hidden + q);
+        let attention = element * (two * q + three * k + before_norms)
+            + attention_output * q
+            + Saturating(4) * heads
+            + input(hidden + q);
         let intermediate = Saturating(self.intermediate_size as u64);
         let swiglu = input(hidden + intermediate) + two * element * intermediate;
         let (swiglu, outputs) = match self.moe {

@@ -1,6 +1,6 @@
 //! Shared test utilities: a random generator, floats at which casts and scales can be wrong, a
-//! reader of reference vectors and an error measure. Also transposes, comparisons of floats, and
-//! the text of a panic.
+//! reader of reference vectors and an error measure. Also transposes, comparisons of floats, the
+//! text of a panic, and a list of skipped tests.
 //!
 //! It does not depend on the crates under test, so each of them can use it in its tests.
 
@@ -10,11 +10,13 @@ mod allocator;
 mod floats;
 mod golden;
 mod random;
+mod skip;
 
 pub use allocator::Counting;
 pub use floats::{amaxes, binade_edges, encoder_edges};
 pub use golden::Golden;
 pub use random::{Random, normal};
+pub use skip::{skip, take_skipped};
 
 /// ‖a − b‖ / ‖b‖ in f64; NaN if the lengths differ.
 pub fn relative_error(a: &[f32], b: &[f32]) -> f64 {

@@ -176,11 +176,17 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     let element = compute.size() as f64;
     let [rows, vocab, hidden] =
         [training.batch_size as f64 * training.seq_len as f64, size.vocab_size as f64, size.hidden_size as f64];
+    // The host keeps it in f32. A GPU's linear keeps the same tensor, unless it keeps FP8.
+    let attention_output = match is_host {
+        true => 4,
+        false if plan.input_bytes < element => element as u64,
+        false => 0,
+    };
     let shape = BatchShape {
         rows: rows as u64,
         element: compute.size() as u64,
         linear_input: plan.input_bytes,
-        attention_output: on_host(4.0) as u64,
+        attention_output,
     };
     let layer = dims.layer_bytes(&shape);
     // A linear with a frozen weight does not keep its input.
@@ -238,16 +244,14 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
     };
 
     // Operands of a GEMM in f32 on the CPU, or a weight's gradient before it is rounded to bf16;
-    // gradients that flow through a layer; attention's scores, a few tensors of at most 64 MiB.
+    // gradients that flow through a layer.
     let gradients = plan.gradients as f64;
     let [largest_update, largest_weight] = plan.largest.map(|elements| elements as f64);
     let widest = (layer.swiglu as f64 / (2.0 * element * rows)).floor();
     let decoded = on_host(4.0 * (largest_weight + rows * widest));
     let rounded = on_host(2.0 * (2.0 * largest_weight).min(gradients) * bf16);
     let of_layer = layer.swiglu.max(layer.attention) as f64 * if widens { 2.0 } else { 1.0 };
-    let scores =
-        if is_host { 0.0 } else { 4.0 * (4.0 * rows * training.seq_len as f64 * hidden / 8.0).min(67_108_864.0) };
-    let backward = decoded.max(rounded) + 4.0 * rows * hidden + of_layer + scores;
+    let backward = decoded.max(rounded) + 4.0 * rows * hidden + of_layer;
 
     // Updates are in place, except where wgpu rounds to bf16: about ten tensors of the rows being
     // rounded, and all new tensors.

@@ -10,8 +10,7 @@ pub struct BatchShape {
     /// Bytes that a linear keeps per element of its input: about 1 in FP8, else the bytes of the
     /// element.
     pub linear_input: f64,
-    /// Bytes that attention keeps per element of its output, if its backward reads it: 4 on the
-    /// CPU, 0 elsewhere.
+    /// Bytes that attention keeps per element of its output, beside the next linear's input.
     pub attention_output: u64,
 }
 
