@@ -46,7 +46,7 @@ pub fn disable_half_gemm<R: Runtime>(client: &ComputeClient<R>) {
 ///
 /// Products are exact and sums are f32 ([`GemmPath::Bf16Wgmma`]). The bias is added to the sum, and
 /// the result is rounded once. One axis of each matrix is contiguous, and the other's stride is a
-/// multiple of 8 elements, as TMA requires. So xᵀ · dy reads x and dy as they are.
+/// multiple of 8 elements, as TMA requires. So xᵀ · dy needs no transposed copy of x.
 #[derive(Clone, Copy, Debug)]
 pub struct HalfGemm<'a> {
     /// `[M, K]`, bf16 or f16.

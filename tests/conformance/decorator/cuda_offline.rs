@@ -184,7 +184,7 @@ fn launches_of_a_linear() {
     assert_eq!(measured, budgets);
 }
 
-/// A bf16 linear in high precision is three launches, which read x, w and dy as they are.
+/// A bf16 linear in high precision is three launches, without copies of x, w or dy.
 #[test]
 fn launches_of_high_precision() {
     let _turn = turn();

@@ -253,8 +253,8 @@ pub trait Float8Backend: Backend {
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self>;
 
     /// A GEMM of a linear in high precision. The default uses Burn's operations. On Hopper, CubeCL
-    /// backends have a kernel for bf16 and f16, which reads both operands as they are and rounds its
-    /// f32 sums once.
+    /// backends have a kernel for bf16 and f16, which transposes no operand and rounds its f32 sums
+    /// once.
     fn high_precision_matmul(gemm: HighPrecisionGemm<FloatTensor<Self>>) -> FloatTensor<Self> {
         high_precision::compute::<Self>(gemm)
     }

@@ -237,10 +237,10 @@ impl Matrix {
         (0..rows).flat_map(|row| (0..bytes / 16).map(move |i| self.chunk(row, 16 * i))).collect()
     }
 
-    /// Addresses of the 16 bytes of each eight rows, for each of 16 steps of the contraction. 16-bit
-    /// elements of 64 rows are contiguous, then those of the next step; eight steps are swizzled
-    /// together. The next eight steps are `stride` further, the next 64 rows `leading` (PTX ISA,
-    /// *MN-major layouts*; CUTLASS, `mma_traits_sm90_gmma.hpp`).
+    /// Addresses of the 16 bytes of each eight rows, for each of 16 steps of the contraction. The
+    /// 16-bit elements of 64 rows are contiguous in a step, and eight steps are swizzled together.
+    /// The next eight steps are `stride` further, the next 64 rows `leading` (PTX ISA, *Canonical
+    /// layouts*; CUTLASS, `mma_traits_sm90_gmma.hpp`).
     pub(crate) fn chunks_of_columns(&self, rows: usize) -> Result<Vec<usize>, String> {
         if self.swizzle != 128 || !self.start.is_multiple_of(1024) {
             return Err(

@@ -35,7 +35,7 @@ fn orders_and_plans() {
     });
 }
 
-/// What the kernel cannot read is an error before any launch.
+/// Matrices that the kernel cannot read are an error before any launch.
 #[test]
 fn errors() {
     let client = &GenerateCuda::client(&OfflineDevice { sm: 90, sms: 3 });
