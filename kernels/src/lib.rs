@@ -57,8 +57,8 @@ pub use error::KernelError;
 pub use format::Format;
 pub use gemm::{
     FixedPlan, GEMV_ROWS, GROUP_ALIGN, GemmArgs, GemmConfig, GemmDevice, GemmPath, GemmPlan, GemmProblem, GemmShape,
-    GemmTile, GemmVariant, Grouping, Groups, disable_path, fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm,
-    scaled_gemm, select,
+    GemmTile, GemmVariant, Grouping, Groups, HalfGemm, HalfGemmProblem, HalfGemmVariant, disable_half_gemm,
+    disable_path, fix_gemm_plan, gemm_path, gemm_plan, grouped_scaled_gemm, has_half_gemm, scaled_gemm, select,
 };
 pub use granularity::Granularity;
 pub use health::{Health, health, health_len};

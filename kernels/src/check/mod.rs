@@ -8,6 +8,7 @@ mod attention;
 mod cast;
 mod fused;
 mod gemm;
+mod halves;
 
 use core::fmt;
 
@@ -24,7 +25,7 @@ pub use fused::FusedVariant;
 pub use crate::adamw::AdamWVariant;
 pub use crate::attention::AttentionVariant;
 use crate::element_type::ElementType;
-pub use crate::gemm::GemmVariant;
+pub use crate::gemm::{GemmVariant, HalfGemmVariant};
 use crate::mx::to_blocked;
 use crate::reference::HostOperand;
 use crate::{KernelError, MatrixView, Operand, row_words};
@@ -36,6 +37,8 @@ pub enum Variant {
     Cast(CastVariant),
     /// A GEMM.
     Gemm(GemmVariant),
+    /// A product of 16-bit matrices.
+    HalfGemm(HalfGemmVariant),
     /// A fused operation.
     Fused(FusedVariant),
     /// Attention.
@@ -80,6 +83,7 @@ impl Variant {
         match self {
             Self::Cast(cast) => cast.judge(client, seed),
             Self::Gemm(gemm) => gemm::judge(gemm, client, seed),
+            Self::HalfGemm(gemm) => gemm.judge(client, seed),
             Self::Fused(fused) => fused.judge(client, seed),
             Self::Attention(attention) => attention.judge(client, seed),
             Self::AdamW(adamw) => adamw.judge(client, seed),
@@ -92,6 +96,7 @@ impl fmt::Display for Variant {
         match self {
             Self::Cast(cast) => cast.fmt(f),
             Self::Gemm(gemm) => gemm.fmt(f),
+            Self::HalfGemm(gemm) => gemm.fmt(f),
             Self::Fused(fused) => fused.fmt(f),
             Self::Attention(attention) => attention.fmt(f),
             Self::AdamW(adamw) => adamw.fmt(f),

@@ -7,6 +7,7 @@ mod emulated;
 mod gemv;
 mod grouped;
 mod half;
+mod halves;
 mod hopper;
 mod mma;
 mod problem;
@@ -22,6 +23,7 @@ use cubecl::server::Handle;
 
 pub use gemv::GEMV_ROWS;
 pub use grouped::{GROUP_ALIGN, Grouping, Groups, grouped_scaled_gemm};
+pub use halves::{HalfGemm, HalfGemmProblem, HalfGemmVariant, disable_half_gemm, has_half_gemm};
 pub use tma::plan::{FixedPlan, GemmShape, Plan as GemmPlan, Tile as GemmTile, fix_gemm_plan};
 pub use variant::{GemmDevice, GemmProblem, GemmVariant, select};
 
@@ -148,6 +150,8 @@ struct Gemm<'a> {
     plan: GemmPlan,
     /// Conversion instructions of [`GemmPath::Gemv`] and [`GemmPath::Bf16Wgmma`].
     isa: Isa,
+    /// 16-bit matrices in place of the codes and scales of `a` and `b`.
+    halves: Option<&'a halves::Halves>,
 }
 
 impl Gemm<'_> {
@@ -286,7 +290,7 @@ impl GemmArgs<'_> {
         };
         let GemmVariant { path, plan, isa, .. } = variant.copied().or_else(selected).ok_or(KernelError::Disabled)?;
         let (dtype, use_fast_accum) = (element_type.storage(), config.use_fast_accum);
-        let gemm = Gemm { a, b, bias, out, dtype, use_fast_accum, groups, plan, isa };
+        let gemm = Gemm { a, b, bias, out, dtype, use_fast_accum, groups, plan, isa, halves: None };
         match path {
             GemmPath::Tcgen05 => blackwell::launch(client, &gemm),
             GemmPath::Wgmma | GemmPath::Bf16Wgmma => hopper::launch(client, &gemm),

@@ -19,7 +19,7 @@ use crate::{Format, Granularity};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GemmDevice {
     key: usize,
-    arch: Option<CudaArch>,
+    pub(super) arch: Option<CudaArch>,
     sms: Option<u32>,
     /// Matrix units for f16 and for bf16.
     units: [Option<half::Units>; 2],
@@ -74,7 +74,7 @@ pub struct GemmProblem {
 }
 
 /// Most splits of the contraction that self-checks run.
-const JUDGED_SPLITS: usize = 2;
+pub(super) const JUDGED_SPLITS: usize = 2;
 
 /// Most shared memory of a block, in bytes.
 const MAX_SHARED: usize = 227 * 1024;
@@ -84,8 +84,7 @@ const MAX_SHARED: usize = 227 * 1024;
 pub struct GemmVariant {
     /// The path.
     pub path: GemmPath,
-    /// Small product that compiles to the same kernels: ragged, with several tiles and two rounds
-    /// of a ring for each split.
+    /// Small product that compiles to the same kernels.
     pub small: GemmProblem,
     pub(super) plan: Plan,
     /// Conversion instructions of the kernels that use some, otherwise
@@ -121,7 +120,7 @@ fn select_path(
 /// Path and compile-time parameters of a GEMM on this device. `None` if all of its kernels are
 /// disabled there.
 pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -> Option<GemmVariant> {
-    let GemmShape { product: [m, n, k], granularities, groups, .. } = problem.shape;
+    let GemmShape { product: [m, ..], granularities, groups, .. } = problem.shape;
     let path = select_path(device, groups.is_none().then_some(m), granularities, problem.emulate, disabled)?;
     let sms = device.sms.unwrap_or(1);
     let plan = match path {
@@ -130,20 +129,29 @@ pub fn select(device: &GemmDevice, problem: &GemmProblem, disabled: &Disabled) -
         _ => gemm_plan(path, &problem.shape, sms as usize)
             .unwrap_or(Plan::of_tile([if m <= emulated::FEW { emulated::FEW as u32 - 3 } else { 128 }, 128])),
     };
-    let is_few = groups.is_none() && m <= GEMV_ROWS;
-    // If each matrix has a multiple of 128 columns, no two share a 128x128 block of scales.
-    let is_whole = matches!(groups, Some((Grouping::Rows, _))) && n.is_multiple_of(BLOCK);
-    let width = plan.tile.cols;
-    let cols = if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
-    let blocks = rounds(path, &plan, groups, is_few) + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
-    let rows = if is_few { m } else { plan.height() + 2 };
-    let product = [rows, cols, blocks * BLOCK - 37];
-    let shape = GemmShape { product, groups: groups.map(|(grouping, _)| (grouping, 3)), ..problem.shape };
+    let shape = GemmShape {
+        product: judged_product(path, &plan, &problem.shape),
+        groups: groups.map(|(grouping, _)| (grouping, 3)),
+        ..problem.shape
+    };
     let isa = match path {
         GemmPath::Gemv | GemmPath::Bf16Wgmma => Isa::among(device.arch, disabled).unwrap_or(Isa::Portable),
         _ => Isa::Portable,
     };
     Some(GemmVariant { path, small: GemmProblem { shape, ..*problem }, plan, isa })
+}
+
+/// Small product that compiles to the same kernels as `shape` by this path: ragged, with several
+/// tiles and two rounds of a ring for each split.
+pub(super) fn judged_product(path: GemmPath, plan: &Plan, shape: &GemmShape) -> [usize; 3] {
+    let GemmShape { product: [m, n, k], groups, .. } = *shape;
+    let is_few = groups.is_none() && m <= GEMV_ROWS;
+    // If each matrix has a multiple of 128 columns, no two share a 128x128 block of scales.
+    let is_whole = matches!(groups, Some((Grouping::Rows, _))) && n.is_multiple_of(BLOCK);
+    let width = plan.tile.cols;
+    let cols = if is_whole { width.next_multiple_of(BLOCK) + BLOCK } else { width + (1 << n.trailing_zeros().min(3)) };
+    let blocks = rounds(path, plan, groups, is_few) + [4, 1, 2, 1][k.div_ceil(BLOCK) % 4];
+    [if is_few { m } else { plan.height() + 2 }, cols, blocks * BLOCK - 37]
 }
 
 /// Blocks of the contraction in two rounds of a kernel's ring, for each split and for the longest

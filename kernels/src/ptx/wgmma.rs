@@ -1,4 +1,4 @@
-//! Matrix products of a warpgroup (`wgmma`): FP8 or bf16 operands in shared memory, f32
+//! Matrix products of a warpgroup (`wgmma`): FP8, bf16 or f16 operands in shared memory, f32
 //! accumulators in registers.
 //!
 //! Position of a thread's accumulator `i` in a product 64 by N, with `w` the warp in the group and
@@ -16,19 +16,25 @@ use cubecl::prelude::*;
 use super::{Operand, asm, elements, input, places};
 use crate::Format;
 
-/// Descriptor of an operand in shared memory: rows of 128 bytes along the contraction, with
-/// 128-byte swizzle. Groups of eight rows (1024 bytes) follow each other. `address` is a multiple
-/// of 1024, plus the bytes of the contraction to skip.
+/// Descriptor of an operand in shared memory, with 128-byte swizzle. `address` is a multiple of
+/// 1024; for contiguous contractions plus the bytes of the contraction to skip.
+///
+/// | [`Major`] | 128 bytes | groups of eight, 1024 bytes each, follow each other |
+/// | --- | --- | --- |
+/// | `K` | a row, along the contraction | rows |
+/// | `Mn` | 64 rows, for one step of the contraction | steps; the next 64 rows are `leading` bytes further |
 ///
 /// | bits | field | |
 /// | --- | --- | --- |
 /// | 0–13 | start address / 16 | |
-/// | 16–29 | leading byte offset / 16 | unused in this layout; 1 |
-/// | 32–45 | stride byte offset / 16 | 64: from eight rows to the next |
+/// | 16–29 | leading byte offset / 16 | unused for `K`: `leading` is 16 |
+/// | 32–45 | stride byte offset / 16 | 64: from one group of eight to the next |
 /// | 62–63 | swizzle | 1: 128 bytes |
+///
+/// Source: PTX ISA, *Canonical layouts*; CUTLASS, `mma_traits_sm90_gmma.hpp`.
 #[cube]
-pub(crate) fn descriptor(address: u32) -> u64 {
-    let layout = comptime!((1u64 << 16) | (64u64 << 32) | (1u64 << 62));
+pub(crate) fn descriptor(address: u32, #[comptime] leading: u32) -> u64 {
+    let layout = comptime!((u64::from(leading / 16) << 16) | (64u64 << 32) | (1u64 << 62));
     u64::cast_from((address & 0x3ffffu32) >> 4u32) | layout
 }
 
@@ -55,13 +61,22 @@ pub(crate) fn wgmma_wait(acc: &mut Array<f32>, #[comptime] n: u32, #[comptime] p
     })
 }
 
+/// Axis along which the elements of an operand are contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Major {
+    /// The contraction.
+    K,
+    /// The rows of A, or of B. Only for 16-bit elements.
+    Mn,
+}
+
 /// Element type of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Element {
-    /// Codes of A and of B, 32 of the contraction per product.
+    /// Codes of A and of B, 32 of the contraction per product. The contraction is contiguous.
     Fp8([Format; 2]),
-    /// bf16, 16 of the contraction per product.
-    Bf16,
+    /// bf16 or f16, 16 of the contraction per product.
+    Half { bf16: bool, majors: [Major; 2] },
 }
 
 /// `acc [64, n] = A [64, _] · B [n, _]ᵀ` for the operands' descriptors, added to `acc` unless `add`
@@ -70,10 +85,14 @@ pub(crate) enum Element {
 pub(crate) fn wgmma(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] n: u32, #[comptime] element: Element) {
     intrinsic!(|scope| {
         let (count, inputs) = (n / 2, [*a.expand, *b.expand, *add.expand].map(|value| input(scope, value)));
-        // No sign change. bf16 operands are not transposed, which FP8 does not support.
+        // No sign change.
         let (types, rest) = match element {
-            Element::Fp8([a, b]) => (format!("k32.f32.{a}.{b}"), "1, 1"),
-            Element::Bf16 => ("k16.f32.bf16.bf16".into(), "1, 1, 0, 0"),
+            Element::Fp8([a, b]) => (format!("k32.f32.{a}.{b}"), "1, 1".to_string()),
+            Element::Half { bf16, majors } => {
+                let (ty, [a, b]) =
+                    (if bf16 { "bf16" } else { "f16" }, majors.map(|major| u32::from(major == Major::Mn)));
+                (format!("k16.f32.{ty}.{ty}"), format!("1, 1, {a}, {b}"))
+            }
         };
         let template = format!(
             "{{\n.reg .pred add;\nsetp.ne.b32 add, %{}, 0;\n\

@@ -378,15 +378,37 @@ pub fn transpose(operand: &HostOperand<'_>) -> (Vec<u8>, Vec<InvScale>) {
 /// If the operands differ in `k`, or a slice does not have the length of its shape.
 pub fn scaled_gemm_f64(a: &HostOperand<'_>, b: &HostOperand<'_>, bias: Option<&[f32]>) -> Vec<f64> {
     assert_eq!(a.k, b.k, "scaled_gemm: contraction lengths");
-    let (left, right) = (a.values(), b.values());
     if let Some(bias) = bias {
         assert_eq!(bias.len(), b.rows, "scaled_gemm: one bias per column");
     }
-    let mut out = Vec::with_capacity(a.rows * b.rows);
-    for row in 0..a.rows {
-        for col in 0..b.rows {
-            let pairs = left[row * a.k..][..a.k].iter().zip(&right[col * b.k..][..b.k]);
-            let sum: f64 = pairs.map(|(x, y)| x * y).sum();
+    let right = b.values();
+    dot_products(&a.values(), |col, i| right[col * b.k + i], [a.rows, b.rows, a.k], bias)
+}
+
+/// `out [M, N] = A [M, K] · B [K, N] + bias [N]` in f64, row-major. The reference of
+/// [`HalfGemm`](crate::HalfGemm).
+///
+/// # Panics
+/// If a slice does not have the length of its shape.
+pub fn matmul_f64(a: &[f32], b: &[f32], product: [usize; 3], bias: Option<&[f32]>) -> Vec<f64> {
+    let [m, n, k] = product;
+    assert_eq!([a.len(), b.len()], [m * k, k * n], "matmul: shapes");
+    let left: Vec<f64> = a.iter().copied().map(f64::from).collect();
+    dot_products(&left, |col, i| f64::from(b[i * n + col]), product, bias)
+}
+
+/// Dot products of rows of `left [M, K]` and columns of `right`, a function of the column and the
+/// index, plus the bias.
+fn dot_products(
+    left: &[f64],
+    right: impl Fn(usize, usize) -> f64,
+    [m, n, k]: [usize; 3],
+    bias: Option<&[f32]>,
+) -> Vec<f64> {
+    let mut out = Vec::with_capacity(m * n);
+    for row in 0..m {
+        for col in 0..n {
+            let sum: f64 = left[row * k..][..k].iter().enumerate().map(|(i, x)| x * right(col, i)).sum();
             out.push(sum + bias.map_or(0.0, |bias| f64::from(bias[col])));
         }
     }

@@ -57,8 +57,8 @@ mod matrix;
 pub use grouped::grouped_scaled_gemm_f64;
 pub use health::health;
 pub use matrix::{
-    HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_into, dequantize_mx, quantize, quantize_into,
-    scaled_gemm_f64, transpose,
+    HostOperand, HostQuantized, cast_columns, column_amaxes, dequantize_into, dequantize_mx, matmul_f64, quantize,
+    quantize_into, scaled_gemm_f64, transpose,
 };
 
 /// FP8 code of `x`, rounded to nearest even, saturating. In both formats, ±inf gives ±max, and any

@@ -15,6 +15,7 @@
 //! attention         forward and gradients within bounds of their definition in f64, element by element
 //! adamw             parameter and moments likewise; stochastic rounding by its keys
 //! scaled_gemm       |got - want| ≤ bound · Σ |a·b|, want in f64 (see GemmPath::error_bound)
+//! matmul_halves     exact sums, bit for bit
 //! grouped_gemm      the same in each group, and zeros outside the groups
 //! repeated_gemm     exact sums, 200 launches without a wait
 //! golden_*          casts, scales and codes are torch's and torchao's, bit for bit;
@@ -41,6 +42,7 @@ mod fused;
 mod gemm;
 mod golden;
 mod grouped;
+mod halves;
 mod health;
 mod input;
 mod linear;
@@ -80,6 +82,7 @@ pub fn visit<R: Runtime>(client: &ComputeClient<R>, size: Size, visit: &mut dyn 
     attention::add(&mut cases);
     adamw::add(&mut cases);
     gemm::add(&mut cases);
+    halves::add(&mut cases);
     few_rows::add(&mut cases);
     agree::add(&mut cases);
     grouped::add(&mut cases);

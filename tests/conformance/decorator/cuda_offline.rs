@@ -12,7 +12,9 @@ use burn::tensor::{DType, Int, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_float8::config::{CastConfig, Format, Granularity, Operand, SelfCheck};
 use burn_float8::nn::{attention, rms_norm, swiglu};
-use burn_float8::{Float8, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, begin_float8_step, report};
+use burn_float8::{
+    Float8, Float8Config, Float8LinearConfig, GroupedLinear, Recipe, begin_float8_step, float8_autocast, report,
+};
 use burn_fusion::Fusion;
 use checks::{Case, Size, visit_golden_linears, visit_linears};
 use codegen::device::{
@@ -180,6 +182,24 @@ fn launches_of_a_linear() {
         (recipe, [launched.own, launched.allocations])
     });
     assert_eq!(measured, budgets);
+}
+
+/// A bf16 linear in high precision is three launches, without copies of x, w or dy.
+#[test]
+fn launches_of_high_precision() {
+    let _turn = turn();
+    let [_, k, n] = SHAPE;
+    let [weight, bias] =
+        [tensor::<B, 1>(normal(k * n, 2), [k * n]), tensor(normal(n, 3), [n])].map(|t| t.cast(DType::BF16));
+    let layer = layer::<Offline>(&unchecked(Recipe::Tensorwise), weight.reshape([k, n]), Some(bias));
+    let forward = |x: Tensor<B, 2>| float8_autocast(false, || layer.forward(x.cast(DType::BF16))).cast(DType::F32);
+    let launched = step_of(&layer.weight, forward, 60);
+    let names = &launched.names;
+    assert_eq!([launched.own, launched.count("gemm_hopper"), launched.uploads], [3, 3, 0], "{names:?}");
+    assert_eq!(launched.count("matmul"), 0, "{names:?}");
+    let report = report(&layer);
+    let paths = report.layers[0].gemms().map(|(_, gemm)| (gemm.high_precision, gemm.path.clone()));
+    assert_eq!(paths, [(); 3].map(|()| (1, Some("bf16 wgmma".to_string()))));
 }
 
 /// A delayed-scaling step ends in a fixed number of launches for any number of layers and

@@ -11,7 +11,7 @@ use codegen::fault::{Fault, inject};
 use ptx_interpreter::{Accumulator, Rounding};
 use test_data::{panic_of, relative_error};
 
-use crate::{assert_high_precision, assert_near, assert_right, experts, layer, plain, step};
+use crate::{assert_high_precision, assert_near, assert_right, experts, layer, plain, step, step_in_bf16};
 
 /// `burn::backend::Cuda` on another runtime.
 type Offline = Fusion<CubeBackend<GenerateCuda, f32, i32, u8>>;
@@ -200,6 +200,31 @@ fn a_wrong_gemv_leaves_few_rows_to_tensor_cores() {
         }
         let [few, many] = [few, many].map(|layer| paths_that_ran(&report(&layer)));
         assert_eq!((few, many), (vec![path.to_string()], vec!["wgmma".to_string()]));
+    }
+}
+
+/// A weight gradient in high precision has a kernel for bf16. If it is wrong, Burn multiplies.
+#[test]
+fn a_wrong_kernel_leaves_high_precision_to_burn() {
+    let recipe = Recipe::RowwiseWithGwHp;
+    let (want, _) = step_in_bf16::<Flex>(recipe, &Default::default());
+    // Products of contiguous rows read B as if its contraction were contiguous.
+    let edit = Fault::Edit("add, 1, 1, 1, 1;", "add, 1, 1, 1, 0;");
+    let failed = "burn (self-check of bf16 wgmma failed)";
+    for (sms, fault, path) in [(64, None, "bf16 wgmma"), (65, Some(edit), failed)] {
+        let Some((_running, device)) = device(sms, []) else { return };
+        if let Some(fault) = fault {
+            inject(&device, "gemm_hopper", fault);
+        }
+        let (got, report) = step_in_bf16::<Offline>(recipe, &device);
+        assert_near(&got, &want, path, 1e-2);
+        assert_eq!(paths(&report), ["wgmma", path]);
+        let failures: Vec<_> = report.self_check.failures.iter().map(|failure| &*failure.path).collect();
+        let expected: &[_] = if fault.is_some() { &["high precision by bf16 wgmma"] } else { &[] };
+        assert_eq!(failures, expected);
+        // The fault is known now.
+        let (again, _) = step_in_bf16::<Offline>(recipe, &device);
+        assert_near(&again, &want, path, 1e-2);
     }
 }
 

@@ -10,7 +10,7 @@ mod wgpu;
 use burn::backend::{Autodiff, Flex};
 use burn::module::{Param, ParamId};
 use burn::nn::Linear;
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::backend::Float8Backend;
 use burn_float8::{Float8, Float8Config, Float8Error, GroupedLinear, Recipe, Report, float8_autocast, report};
 use test_data::{normal, relative_error};
@@ -41,6 +41,16 @@ fn layer<B: Float8Backend>(config: &Float8Config, device: &B::Device) -> Result<
 fn step<B: Float8Backend>(layer: &Linear<A<B>>, device: &B::Device) -> Vec<Vec<f32>> {
     let [m, k, n] = SHAPE;
     forward_backward::<B, 2>(layer, tensor::<B, 2>(1, [m, k], device), tensor::<B, 2>(4, [m, n], device))
+}
+
+/// y, dx, dw and db in bf16, and the report.
+fn step_in_bf16<B: Float8Backend>(recipe: Recipe, device: &B::Device) -> (Vec<Vec<f32>>, Report) {
+    let ([m, k, n], Linear { weight, bias }) = (SHAPE, plain::<B>(device));
+    let weight = weight.map(|w| w.detach().cast(DType::BF16).detach().require_grad());
+    let bias = bias.map(|bias| bias.map(|b| b.detach().cast(DType::BF16).detach().require_grad()));
+    let (layer, _) = Float8Config::new(recipe).apply(Linear { weight, bias }).expect("the device computes");
+    let [x, dy] = [(1, k), (4, n)].map(|(seed, cols)| tensor::<B, 2>(seed, [m, cols], device).cast(DType::BF16));
+    (forward_backward::<B, 2>(&layer, x, dy), report(&layer))
 }
 
 /// y, dx and dw of experts, and their report. One group is empty, and some rows are in none.

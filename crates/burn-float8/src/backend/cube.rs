@@ -18,8 +18,8 @@ use float8_kernels::{
 use super::operand::{DeviceOperand, OperandLayout, read_scales, scales, tensor};
 use super::{
     AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
-    GroupEnds, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels, device_errors,
-    fused, fused_kernels, host, preflight, self_check,
+    GroupEnds, HighPrecisionGemm, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, attention_kernels,
+    device_errors, fused, fused_kernels, high_precision, high_precision_kernels, host, preflight, self_check,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -94,12 +94,7 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
         let GemmRequest { a, b, bias, groups, shape, dtype, config } = gemm;
         let (client, device) = (a.codes.client.clone(), a.codes.device.clone());
         let [left, right] = [a, b].map(kernel_operand);
-        let bias_view = bias.as_ref().map(|bias| VectorView {
-            len: bias.shape()[0],
-            stride: bias.meta.strides()[0],
-            dtype: bias.dtype.into(),
-            handle: bias.handle.clone(),
-        });
+        let bias_view = bias.as_ref().map(vector_view);
         let device_groups = groups.clone().map(|GroupEnds { ends, grouping }| {
             let ends = into_contiguous(ends);
             Groups { count: ends.shape()[0], ends: ends.handle, grouping }
@@ -120,6 +115,10 @@ impl<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElement> Float8Back
             }
             y => tensor(&client, &device, y.expect("the caller checked dtype and shape"), shape, dtype.into()),
         }
+    }
+
+    fn high_precision_matmul(gemm: HighPrecisionGemm<CubeTensor<R>>) -> CubeTensor<R> {
+        high_precision_kernels::compute(&gemm).unwrap_or_else(|| high_precision::compute::<Self>(gemm))
     }
 
     fn fp8_health(x: CubeTensor<R>, operand: &Self::Operand, transposed: bool) -> CubeTensor<R> {
@@ -276,7 +275,7 @@ fn kernel_operand<R: CubeRuntime, F: FloatElement, I: IntElement, BT: BoolElemen
 
 /// `[.., cols]` as a strided `[rows, cols]`. Copies the tensor only if its leading axes have no
 /// common stride, or its strides exceed the kernels' index range.
-fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
+pub(super) fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
     let reach: u64 = x.meta.shape().iter().zip(x.meta.strides().iter()).map(|(d, s)| (d - 1) as u64 * *s as u64).sum();
     let x = if leading_stride(&x).is_some() && reach <= MAX_INDEX { x } else { into_contiguous(x) };
     let row_stride = leading_stride(&x).expect("a contiguous tensor has one leading stride");
@@ -289,6 +288,12 @@ fn matrix_view<R: CubeRuntime>(x: CubeTensor<R>) -> MatrixView {
         dtype: x.dtype.into(),
         handle: x.handle,
     }
+}
+
+/// A tensor of rank 1.
+pub(super) fn vector_view<R: CubeRuntime>(x: &CubeTensor<R>) -> VectorView {
+    let (len, stride) = (x.shape()[0], x.meta.strides()[0]);
+    VectorView { len, stride, dtype: x.dtype.into(), handle: x.handle.clone() }
 }
 
 /// Row stride if all leading axes form one axis: stride[i] = stride[i + 1] · shape[i + 1].

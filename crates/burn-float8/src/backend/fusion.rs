@@ -13,8 +13,8 @@ use super::operand::{DeviceOperand, OperandLayout, scales};
 use super::stream::{Handles, register};
 use super::{
     AdamWDtypes, AdamWFn, DeviceFacts, DeviceMemory, Float8Backend, Fused, FusedBackward, GemmRequest, GivenAmax,
-    GroupEnds, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, device_errors, fused,
-    fusion_fused_ops,
+    GroupEnds, HighPrecisionGemm, HostCodes, OperandSize, Quantized, SelfCheckReport, adamw_kernels, device_errors,
+    fused, fusion_fused_ops, high_precision,
 };
 use crate::config::SelfCheck;
 use crate::error::Float8Error;
@@ -110,6 +110,24 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Float8Backend
             let shape = y.shape.clone();
             let product = B::fp8_matmul(GemmRequest { a, b, bias, groups, shape, dtype, config });
             handles.register_float_tensor::<B>(&y.id, product);
+        })
+        .remove(0)
+    }
+
+    fn high_precision_matmul(gemm: HighPrecisionGemm<FloatTensor<Self>>) -> FloatTensor<Self> {
+        if gemm.kernel(|| B::fp8_facts(gemm.a.client.device())).is_none() {
+            return high_precision::compute::<Self>(gemm);
+        }
+        let outputs = vec![(gemm.shape(), gemm.dtype)];
+        let HighPrecisionGemm { gemm, a, b, bias, dtype } = gemm;
+        let inputs = [a, b].into_iter().chain(bias).collect();
+        register("float8_high_precision_matmul", inputs, outputs, move |ir, handles| {
+            let mut inputs = ir.inputs.iter().map(|input| handles.get_float_tensor::<B>(input));
+            let mut next = || inputs.next().expect("registered with two operands");
+            let (a, b) = (next(), next());
+            let bias = inputs.next();
+            let y = B::high_precision_matmul(HighPrecisionGemm { gemm, a, b, bias, dtype });
+            handles.register_float_tensor::<B>(&ir.outputs[0].id, y);
         })
         .remove(0)
     }

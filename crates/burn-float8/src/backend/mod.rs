@@ -18,6 +18,9 @@ pub(crate) mod fusion;
 #[cfg(feature = "cubecl")]
 mod fusion_fused_ops;
 mod grouped;
+mod high_precision;
+#[cfg(feature = "cubecl")]
+mod high_precision_kernels;
 pub mod host;
 #[cfg(feature = "cubecl")]
 pub(crate) mod operand;
@@ -39,6 +42,7 @@ use float8_kernels::{Format, GemmDevice, Granularity};
 pub use fused::{Fused, FusedBackward};
 pub(crate) use grouped::check_shapes;
 pub use grouped::grouped_matmul;
+pub use high_precision::HighPrecisionGemm;
 #[cfg(feature = "cubecl")]
 pub use operand::{DeviceOperand, OperandLayout};
 pub use report::SelfCheckReport;
@@ -247,6 +251,13 @@ pub trait Float8Backend: Backend {
     /// Products are exact and accumulated in f32. Scales and bias are applied to the accumulator
     /// before the single rounding to the dtype.
     fn fp8_matmul(gemm: GemmRequest<'_, Self>) -> FloatTensor<Self>;
+
+    /// A GEMM of a linear in high precision. The default uses Burn's operations. On Hopper, CubeCL
+    /// backends have a kernel for bf16 and f16, which transposes no operand and rounds its f32 sums
+    /// once.
+    fn high_precision_matmul(gemm: HighPrecisionGemm<FloatTensor<Self>>) -> FloatTensor<Self> {
+        high_precision::compute::<Self>(gemm)
+    }
 
     /// Quantization statistics of `operand`, cast from `x` or its transpose: f32 `[n, 5]` partial
     /// sums for [`Health::from_partials`](float8_kernels::Health::from_partials).

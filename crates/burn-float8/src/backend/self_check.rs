@@ -25,8 +25,8 @@ use float8_kernels::attention::{AttentionInputs, HeadsView, disable_attention};
 use float8_kernels::check::{AdamWVariant, AttentionVariant, CastVariant, Flaw, FusedVariant, Variant};
 use float8_kernels::fused::disable_fused;
 use float8_kernels::{
-    GemmDevice, GemmProblem, GemmVariant, KernelError, cast_instructions, device_key, disable_casts, disable_path,
-    select,
+    GemmDevice, GemmProblem, GemmVariant, HalfGemm, HalfGemmVariant, KernelError, cast_instructions, device_key,
+    disable_casts, disable_half_gemm, disable_path, select,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -177,6 +177,21 @@ impl DeviceChecks {
         }
     }
 
+    /// Variant of a product of 16-bit matrices. Disables their kernel if it is wrong.
+    ///
+    /// # Errors
+    /// The errors of [`HalfGemm::run`]: [`KernelError::Disabled`] if it is wrong.
+    pub(super) fn half_gemm<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        gemm: &HalfGemm<'_>,
+    ) -> Result<HalfGemmVariant, KernelError> {
+        let variant = gemm.variant(client)?;
+        let judged = Variant::HalfGemm(variant.judged());
+        let is_right = self.is_right(client, judged, || disable_half_gemm(client));
+        is_right.then_some(variant).ok_or(KernelError::Disabled)
+    }
+
     /// Checks a fused operation and disables it if it is wrong.
     pub(super) fn fused<R: Runtime>(&self, client: &ComputeClient<R>, variant: FusedVariant) {
         self.is_right(client, Variant::Fused(variant), || disable_fused(client, variant.kernel));
@@ -245,6 +260,7 @@ impl DeviceChecks {
             let (path, granularities) = match variant {
                 Variant::Cast(cast) => (format!("casts by {}", cast.instructions.unwrap_or("none")), None),
                 Variant::Gemm(gemm) => (gemm.path.to_string(), Some(gemm.small.shape.granularities)),
+                Variant::HalfGemm(gemm) => (format!("high precision by {} wgmma", gemm.small.dtype), None),
                 Variant::Fused(_) => ("fused operations".into(), None),
                 Variant::AdamW(_) => ("AdamW in one pass".into(), None),
                 Variant::Attention(attention) => (format!("attention by {}", attention.kernel.name()), None),

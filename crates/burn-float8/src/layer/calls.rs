@@ -26,6 +26,8 @@ pub(crate) struct GemmCalls {
     /// FP8 calls of each path, by first use.
     pub(crate) float8: Vec<(GemmPath, u64)>,
     pub(crate) high_precision: u64,
+    /// Kernel of high-precision calls, if it was not Burn's.
+    pub(crate) high_precision_kernel: Option<&'static str>,
     /// Path of the last FP8 call, and its operands.
     pub(crate) last: Option<(GemmPath, [LastOperand; 2])>,
     /// Reason of the last high-precision call.

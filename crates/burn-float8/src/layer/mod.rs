@@ -293,6 +293,13 @@ impl Layer {
         calls.reason = Some(reason);
     }
 
+    /// Records the kernel of a high-precision call, if it had one.
+    pub(crate) fn set_high_precision_kernel(&self, gemm: Gemm, kernel: Option<&'static str>) {
+        if kernel.is_some() {
+            self.calls[gemm as usize].lock().high_precision_kernel = kernel;
+        }
+    }
+
     pub(crate) fn calls(&self, gemm: Gemm) -> GemmCalls {
         self.calls[gemm as usize].lock().clone()
     }

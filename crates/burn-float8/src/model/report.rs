@@ -48,7 +48,8 @@ pub struct GemmReport {
     pub emulated: u64,
     /// Calls in the tensors' own dtype.
     pub high_precision: u64,
-    /// Path of the last FP8 call.
+    /// Path of the last FP8 call. Without one, the kernel of high-precision calls if Burn's has not
+    /// computed them.
     pub path: Option<String>,
     /// Cost of this path, if the device runs other recipes faster.
     pub cost: Option<Cow<'static, str>>,
@@ -236,6 +237,11 @@ impl LayerReport {
                     (native, emulated) = (0, native + emulated);
                 }
                 format!("{path} (self-check of {} failed)", lost.join(", "))
+            });
+            let path = path.or_else(|| {
+                let kernel = calls.high_precision_kernel?;
+                let is_left = B::fp8_facts(device).gemm.is_some_and(|gemm| gemm.has_half_gemm());
+                Some(if is_left { kernel.into() } else { format!("burn (self-check of {kernel} failed)") })
             });
             let [reason, unrequested] = [calls.reason, calls.unrequested].map(|r| r.map(|r| r.to_string()));
             let operands = [0, 1].map(|i| {

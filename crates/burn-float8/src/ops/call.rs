@@ -6,13 +6,13 @@ use burn_backend::tensor::{Device, FloatTensor, IntTensor};
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_std::Shape;
 
-use crate::backend::{Float8Backend, GemmRequest, GroupEnds, OperandSize};
+use crate::backend::{Float8Backend, GemmRequest, GroupEnds, HighPrecisionGemm, OperandSize};
 use crate::config::Untagged;
 use crate::error::Float8Error;
 use crate::layer::{
     LastOperand, Layer, LinearDtypes, LinearPlan, UntaggedRule, is_autocast_enabled, settle_at_linear, untagged,
 };
-use crate::profile::{Work, time};
+use crate::profile::{Work, operation, time};
 use crate::step::on_weight_read;
 use crate::tensor::{CastRequest, Float8Tensor, Fp8Copy, Layout, fp8_copy, sample};
 use crate::terms::{Gemm, Operand, Reason};
@@ -190,6 +190,21 @@ impl<'a, B: Float8Backend> GemmCall<'a, B> {
         };
         self.used.layer.count_fp8(self.gemm, path, [operand(a, sizes[0]), operand(b, sizes[1])]);
         y
+    }
+
+    /// Multiplies in high precision: x and w, dy and w, or x and dy.
+    pub(super) fn run_high_precision(
+        &self,
+        a: FloatTensor<B>,
+        b: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+        dtype: DType,
+    ) -> FloatTensor<B> {
+        let &Self { used: Use { layer, device, .. }, gemm, .. } = self;
+        let request = HighPrecisionGemm { gemm, a, b, bias, dtype };
+        layer.set_high_precision_kernel(gemm, request.kernel(|| B::fp8_facts(device)));
+        let _timer = operation(["linear", "linear_x_backward", "linear_weight_backward"][gemm as usize]);
+        B::high_precision_matmul(request)
     }
 }
 

@@ -145,8 +145,7 @@ pub(super) fn forward<B: Float8Backend>(
         }
         None => {
             let (w, bias) = (w.clone().into_whole(dtype), bias.map(|bias| in_dtype::<B>(bias, dtype)));
-            let _timer = operation("linear");
-            B::linear(x.full().clone(), w, bias)
+            call.run_high_precision(x.full().clone(), w, bias, dtype)
         }
     };
     if !wanted.any() {
@@ -216,9 +215,7 @@ fn dgrad<B: Float8Backend>(
             call.join(&w);
             return zeros::<B>(shape, dtype, &used.device);
         }
-        let w = w.into_whole(dtype);
-        let _timer = operation("linear_x_backward");
-        B::linear_x_backward(w, dy.full().clone())
+        call.run_high_precision(dy.full().clone(), w.into_whole(dtype), None, dtype)
     })
 }
 
@@ -237,12 +234,7 @@ fn wgrad<B: Float8Backend>(
             let dy = fp8_copy(used.request(plan, dy, Operand::GRAD_OUTPUT_T)).confirmed();
             call.run(plan, GemmData { copies: [&x, &dy], bias: None, groups: None, shape, dtype })
         }
-        (_, _, Some(x)) => {
-            let timer = operation("linear_weight_backward");
-            let dw = B::linear_weight_backward(x, dy.full().clone());
-            drop(timer);
-            in_dtype::<B>(dw, dtype)
-        }
+        (_, _, Some(x)) => call.run_high_precision(x, dy.full().clone(), None, dtype),
         _ => zeros::<B>(shape, dtype, &used.device),
     };
     used.sample(dy, Layout::Matrix, Operand::GRAD_OUTPUT_T);

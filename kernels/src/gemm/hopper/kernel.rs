@@ -6,7 +6,7 @@ use super::epilogue::store_tile;
 use super::plan::{CONSUMERS, Promotion, group_cols, mma_cols};
 use super::rank::group_origin;
 use super::scales::{SCALE_THREADS, fetch_scales, load_scales_a, load_scales_b, scales_b_at};
-use super::{Config, GROUP};
+use super::{BOX_BYTES, Config, GROUP, HALVES};
 use crate::gemm::problem::Problem;
 use crate::gemm::schedule::first_group;
 use crate::gemm::tma::item::{Extent, Item, first_item, item, items_at_once, sync_blocks};
@@ -18,7 +18,7 @@ use crate::ptx::barrier::{
 };
 use crate::ptx::shared::{load_shared, shared_address};
 use crate::ptx::tma::{Reach, tma_load, tma_prefetch_map};
-use crate::ptx::wgmma::{descriptor, wgmma, wgmma_commit, wgmma_fence, wgmma_wait};
+use crate::ptx::wgmma::{Major, descriptor, wgmma, wgmma_commit, wgmma_fence, wgmma_wait};
 use crate::version::Version;
 
 #[cube(launch_unchecked, cluster_dim = CubeDim::new_2d(config.cluster as u32, 1))]
@@ -120,7 +120,7 @@ pub(super) fn gemm_hopper<O: Float>(
     }
 }
 
-/// Fills a stage by TMA. Each block of the cluster multicasts its share of B to all.
+/// Fills a stage by TMA.
 #[cube]
 fn fill(
     a: &TensorMap<u8, Tiled>,
@@ -134,18 +134,37 @@ fn fill(
     let layout = comptime!(config.layout());
     let full = ring.full(stage);
     let (at_a, at_b) = stage_operands(ring.base, stage, layout);
-    let column = step * comptime!(ROW_BYTES as u32);
     mbarrier_arrive_expect_tx(full, comptime!((layout.stage_a + layout.stage_b) as u32));
-    tma_load(a, at_a, full, column, item.work.row0, Reach::Block);
-    let row_b = item.work.row0_b + item.work.col0;
-    if comptime!(config.cluster > 1) {
-        let cluster = comptime!(config.cluster as u32);
-        let rank = CUBE_POS_X % cluster;
-        let row = row_b + rank * comptime!((config.tile.cols / config.cluster) as u32);
-        let at = at_b + rank * comptime!((layout.stage_b / config.cluster) as u32);
-        tma_load(b, at, full, column, row, comptime!(Reach::Cluster((1u32 << config.cluster) - 1)));
+    load(a, at_a, full, step, item.work.row0, config, 0usize);
+    load(b, at_b, full, step, item.work.row0_b + item.work.col0, config, 1usize);
+}
+
+/// Loads a stage of operand 0 (A) or 1 (B), from row `row` on. Each block of the cluster multicasts
+/// its share of B to all: of the rows, or of the contraction if the rows are contiguous.
+#[cube]
+fn load(
+    map: &TensorMap<u8, Tiled>,
+    at: u32,
+    full: u32,
+    step: u32,
+    row: u32,
+    #[comptime] config: Config,
+    #[comptime] side: usize,
+) {
+    let blocks = comptime!(if side == 0 { 1 } else { config.cluster as u32 });
+    let reach = comptime!(if blocks > 1 { Reach::Cluster((1u32 << blocks) - 1) } else { Reach::Block });
+    let lines = comptime!(config.box_lines(side) as u32);
+    let first = if comptime!(blocks > 1) { CUBE_POS_X % blocks * lines } else { 0u32.runtime() };
+    let at = at + first * comptime!(ROW_BYTES as u32);
+    if comptime!(config.element.major(side) == Major::K) {
+        tma_load(map, at, full, step * comptime!(ROW_BYTES as u32), row + first, reach);
     } else {
-        tma_load(b, at_b, full, column, row_b, Reach::Block);
+        #[unroll]
+        for i in 0..comptime!((config.rows(side) / HALVES) as u32) {
+            let column = (row + comptime!(i * HALVES as u32)) * 2;
+            let at = at + comptime!(i * BOX_BYTES);
+            tma_load(map, at, full, column, step * comptime!(HALVES as u32) + first, reach);
+        }
     }
 }
 
@@ -167,7 +186,8 @@ fn release_read(ring: &Ring, stage: u32, #[comptime] config: Config) {
     release(ring, stage, config);
 }
 
-/// Addresses of this warpgroup's rows of A and of B in a stage.
+/// Addresses of this warpgroup's rows of A and of B in a stage. 64 rows have the same size in either
+/// order.
 #[cube]
 fn operands(base: u32, stage: u32, #[comptime] config: Config) -> (u32, u32) {
     let (row, col) = group_origin(config);
@@ -192,7 +212,7 @@ fn multiply_fast(
         // Products of the previous stage are in flight.
         ring.wait_full(place, false);
         let (a, b) = operands(ring.base, place.at, config);
-        multiply_stage(sums, descriptor(a), descriptor(b), 1u32.runtime(), config);
+        multiply_stage(sums, a, b, 1u32.runtime(), config);
         wgmma_wait(sums, comptime!(group_cols(config.tile) as u32), 1u32);
         if step > item.step_begin {
             release(ring, previous, config);
@@ -209,17 +229,20 @@ fn multiply_fast(
     }
 }
 
-/// Issues the four `wgmma` of a stage. The first adds to the accumulators unless `add` is zero.
+/// Issues the four `wgmma` of a stage whose operands are at these addresses. The first adds to the
+/// accumulators unless `add` is zero.
 #[cube]
-fn multiply_stage(acc: &mut Array<f32>, a: u64, b: u64, add: u32, #[comptime] config: Config) {
+fn multiply_stage(acc: &mut Array<f32>, a: u32, b: u32, add: u32, #[comptime] config: Config) {
     let cols = comptime!(mma_cols(config.tile, config.promotion) as u32);
+    let [leading_a, leading_b] = comptime!([0, 1].map(|side| config.leading(side)));
+    let [step_a, step_b] = comptime!([0, 1].map(|side| config.product_step(side)));
+    let (a, b) = (descriptor(a, leading_a), descriptor(b, leading_b));
     wgmma_fence(acc, cols);
     #[unroll]
     for k in 0..4u32 {
-        // Next 32 bytes of the contraction, in units of 16.
-        let offset = u64::cast_from(comptime!(2 * k));
         let add = if comptime!(k == 0) { add } else { 1u32.runtime() };
-        wgmma(acc, a + offset, b + offset, add, cols, config.element);
+        let (a, b) = (a + u64::cast_from(comptime!(k * step_a)), b + u64::cast_from(comptime!(k * step_b)));
+        wgmma(acc, a, b, add, cols, config.element);
     }
     wgmma_commit();
 }
@@ -246,7 +269,7 @@ fn multiply_promoted(sums: &mut Array<f32>, ring: &Ring, place: &mut Place, item
         #[unroll]
         for p in 0..comptime!(parts as u32) {
             let b = b + comptime!(p * (cols * ROW_BYTES) as u32);
-            multiply_stage(&mut part, descriptor(a), descriptor(b), 0u32.runtime(), config);
+            multiply_stage(&mut part, a, b, 0u32.runtime(), config);
             let at_b = scales_b_at(ring.base, place.at, p, config);
             if comptime!(config.promotion.is_scaled() && p == 0) {
                 load_scales_a(&mut scales_a, ring.base, place.at, config);

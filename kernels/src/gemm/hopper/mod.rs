@@ -26,6 +26,10 @@
 //! saves the launch and 3 (M + N) K bytes of device memory, at the cost of shared memory. It would
 //! be better if the blocks of a cluster each converted half of B for both. That is the next step if
 //! the launch shows up in profiles.
+//!
+//! **16-bit matrices** ([`halves`](super::halves)) are multiplied in the same way. Rows of A or B may
+//! be contiguous instead of the contraction: TMA then loads boxes of 64 rows by 64 of the contraction,
+//! and the descriptors say so.
 
 mod epilogue;
 mod kernel;
@@ -45,7 +49,7 @@ use super::tma::scales::load_width;
 use super::tma::store::Store;
 use crate::dequantize::to_bf16;
 use crate::ptx::cvt::Isa;
-use crate::ptx::wgmma::Element;
+use crate::ptx::wgmma::{Element, Major};
 use crate::version::Version;
 use crate::{Granularity, Operand};
 use plan::{CONSUMERS, MMA_ROWS, Promotion, group_cols, sum_registers};
@@ -56,19 +60,37 @@ const GROUP: u32 = 128;
 /// Threads of a block: the producer's and the consumers' warpgroups.
 const THREADS: u32 = GROUP * (1 + CONSUMERS as u32);
 
+/// 16-bit elements in a box's row.
+const HALVES: usize = ROW_BYTES / 2;
+
+/// Bytes of 64 rows of a stage, for 64 of the contraction.
+const BOX_BYTES: u32 = (HALVES * ROW_BYTES) as u32;
+
 /// Bytes of an output chunk that TMA stores: 64 rows of 128 bytes.
 const CHUNK: usize = MMA_ROWS * 128;
 
 impl Element {
-    /// FP8 codes, or bf16 values of codes times E8M0 scales.
+    /// FP8 codes, bf16 values of codes times E8M0 scales, or 16-bit operands.
     fn of(gemm: &Gemm) -> Self {
-        if Granularity::any_mx(gemm.shape().granularities) { Self::Bf16 } else { Self::Fp8(gemm.formats()) }
+        match gemm.halves {
+            Some(halves) => halves.element,
+            None if Granularity::any_mx(gemm.shape().granularities) => Self::Half { bf16: true, majors: [Major::K; 2] },
+            None => Self::Fp8(gemm.formats()),
+        }
     }
 
     const fn bytes(self) -> usize {
         match self {
             Self::Fp8(_) => 1,
-            Self::Bf16 => 2,
+            Self::Half { .. } => 2,
+        }
+    }
+
+    /// Contiguous axis of operand 0 (A) or 1 (B).
+    pub(super) const fn major(self, side: usize) -> Major {
+        match self {
+            Self::Fp8(_) => Major::K,
+            Self::Half { majors, .. } => majors[side],
         }
     }
 }
@@ -122,6 +144,32 @@ impl Config {
         }
     }
 
+    /// Rows of operand 0 (A) or 1 (B) in a stage.
+    const fn rows(&self, side: usize) -> usize {
+        if side == 0 { self.tile.rows } else { self.tile.cols }
+    }
+
+    /// Lines of 128 bytes in a box of operand 0 (A) or 1 (B): rows, or steps of the contraction for
+    /// 64 contiguous rows.
+    const fn box_lines(&self, side: usize) -> usize {
+        let lines = match self.element.major(side) {
+            Major::K => self.rows(side),
+            Major::Mn => HALVES,
+        };
+        if side == 0 { lines } else { lines / self.cluster }
+    }
+
+    /// Leading byte offset of an operand's [`descriptor`](crate::ptx::wgmma::descriptor).
+    const fn leading(&self, side: usize) -> u32 {
+        if matches!(self.element.major(side), Major::K) { 16 } else { BOX_BYTES }
+    }
+
+    /// Distance from one product of a stage to the next, in units of 16 bytes: 32 bytes of a row, or
+    /// 16 steps of the contraction.
+    const fn product_step(&self, side: usize) -> u32 {
+        if matches!(self.element.major(side), Major::K) { 2 } else { ROW_BYTES as u32 }
+    }
+
     /// Layout of stages and chunks in shared memory.
     const fn layout(&self) -> Layout {
         // Scales of A, then of B.
@@ -153,14 +201,15 @@ fn matrix<R: Runtime>(client: &ComputeClient<R>, operand: &Operand, element: Ele
     let codes = Matrix::codes(operand);
     match element {
         Element::Fp8(_) => codes,
-        Element::Bf16 => {
-            Matrix { handle: to_bf16(client, operand, isa), pitch: codes.pitch * element.bytes(), ..codes }
+        Element::Half { .. } => {
+            let width = codes.width * element.bytes();
+            Matrix { handle: to_bf16(client, operand, isa), width, pitch: width, ..codes }
         }
     }
 }
 
-/// Launches the kernel. A launch before it converts each operand used as bf16; one more follows if
-/// the contraction is split.
+/// Launches the kernel. A launch before it converts each operand with E8M0 scales to bf16; one more
+/// follows if the contraction is split.
 pub(super) fn launch<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm) {
     let promotion = Promotion::of(&gemm.shape());
     launch::launch(client, gemm, &promotion, step(gemm.shape().granularities), |pass| {
@@ -184,17 +233,18 @@ fn launch_tiles<R: Runtime>(client: &ComputeClient<R>, gemm: &Gemm, promotion: P
     };
     let max_shared = client.properties().hardware.max_shared_memory_size;
     config.stages = Layout::most_stages(max_shared, |stages| Config { stages, ..config }.shared_words() * 4);
-    let [a, b] = [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element, gemm.isa));
+    let codes = || [gemm.a, gemm.b].map(|operand| matrix(client, operand, config.element, gemm.isa));
+    let [a, b] = gemm.halves.map_or_else(codes, |halves| halves.matrices.clone());
     let (_, n, _) = gemm.matrices();
-    // SAFETY: `scaled_gemm` has checked the sizes of codes, scales, bias and output. TMA stays
+    // SAFETY: the caller has checked the sizes of codes or halves, scales, bias and output. TMA stays
     // inside its maps. Other loads and stores are guarded by `m` and `n`.
     unsafe {
         kernel::gemm_hopper::launch_unchecked::<R>(
             client,
             pass.cubes(n),
             CubeDim::new_1d(THREADS),
-            a.map(plan.tile.rows),
-            b.map(plan.tile.cols / plan.cluster),
+            a.map(config.box_lines(0)),
+            b.map(config.box_lines(1)),
             target.tma_store.then(|| target.map(MMA_ROWS)).into(),
             a.array(),
             pass.problem(),

@@ -54,18 +54,22 @@ impl LaunchArg for InsteadOfShapes {
     fn expand((): &(), _: &mut KernelBuilder) {}
 }
 
-/// Matrix that TMA reads: rows of bytes along the contraction.
+/// Matrix of bytes that TMA reads. Its rows are contiguous.
+#[derive(Clone, Debug)]
 pub(in crate::gemm) struct Matrix {
     pub(in crate::gemm) handle: Handle,
     pub(in crate::gemm) rows: usize,
     /// Bytes of a row.
+    pub(in crate::gemm) width: usize,
+    /// Bytes from one row to the next, a multiple of 16.
     pub(in crate::gemm) pitch: usize,
 }
 
 impl Matrix {
     /// Codes of a checked operand.
     pub(in crate::gemm) fn codes(operand: &Operand) -> Self {
-        Self { handle: operand.codes.clone(), rows: operand.rows, pitch: row_words(operand.k) * 4 }
+        let width = row_words(operand.k) * 4;
+        Self { handle: operand.codes.clone(), rows: operand.rows, width, pitch: width }
     }
 
     /// Kernel argument that represents the memory without reading it.
@@ -74,12 +78,12 @@ impl Matrix {
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.rows) }
     }
 
-    /// Boxes of `rows` rows and [`ROW_BYTES`] of the contraction.
+    /// Boxes of `rows` rows of [`ROW_BYTES`].
     pub(in crate::gemm) fn map<R: Runtime>(&self, rows: usize) -> TensorMapArg<R, Tiled> {
-        let (dtype, pitch) = (StorageType::Scalar(ElemType::UInt(UIntKind::U8)), self.pitch);
+        let dtype = StorageType::Scalar(ElemType::UInt(UIntKind::U8));
+        let (strides, shape) = ([self.pitch, 1], [self.rows, self.width]);
         // SAFETY: the memory has this many bytes.
-        let bytes =
-            unsafe { TensorArg::from_raw_parts(self.handle.clone(), [pitch, 1].into(), [self.rows, pitch].into()) };
+        let bytes = unsafe { TensorArg::from_raw_parts(self.handle.clone(), strides.into(), shape.into()) };
         let map = TensorMapArg::new(TiledArgs { tile_size: [rows, ROW_BYTES].into() }, bytes, dtype)
             .with_swizzle(TensorMapSwizzle::B128)
             .with_prefetch(TensorMapPrefetch::B256);

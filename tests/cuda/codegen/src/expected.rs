@@ -41,9 +41,10 @@ pub fn is_native(kernel: &Generated) -> bool {
 }
 
 /// PTX instructions in a source, with the opcodes they must become.
-const TRANSLATED: [(&str, &str); 21] = [
+const TRANSLATED: [(&str, &str); 22] = [
     ("k32.f32.e", "QGMMA"),
     ("k16.f32.bf16.bf16", "HGMMA"),
+    ("k16.f32.f16.f16", "HGMMA"),
     ("tcgen05.mma.cta_group::1.kind::f8f6f4", "UTCQMMA"),
     ("tcgen05.mma.cta_group::1.kind::mxf8f6f4", "UTCQMMA.SF"),
     ("tcgen05.mma.cta_group::2.kind::f8f6f4", "UTCQMMA.2CTA"),
@@ -157,7 +158,11 @@ pub fn expected(kernel: &Generated) -> Rules {
                 required.push((&["F2FP.F16"], 40));
             }
         }
-        ("gemm_hopper", _) => forbidden.extend(["HMMA", "QMMA"]),
+        ("gemm_hopper", _) => {
+            // A stage's four products.
+            required.push((&["QGMMA", "HGMMA"], 4));
+            forbidden.extend(["HMMA", "QMMA"]);
+        }
         // All loads precede the conversions, which use hardware instructions where available.
         ("dequantize", _) => {
             required.extend([(&["LDG.E.64"] as &[_], 4), (&["STG.E.128"], 4)]);

@@ -3,6 +3,7 @@
 
 mod attention;
 mod fused;
+mod halves;
 
 use std::collections::BTreeMap;
 
@@ -57,6 +58,7 @@ pub fn generate(sm: u16) -> Vec<Generated> {
     launcher.adamw();
     launcher.attention();
     launcher.gemms();
+    launcher.halves();
     launcher.grouped();
     // Kernels are generated on the device's thread.
     cubecl_common::future::block_on(launcher.client.sync()).expect("a device that fails nothing");

@@ -13,6 +13,8 @@ mod clusters;
 mod fixed;
 #[path = "gemm/grouped.rs"]
 mod grouped;
+#[path = "gemm/halves.rs"]
+mod halves;
 #[path = "gemm/stuck.rs"]
 mod stuck;
 #[path = "gemm/truncated.rs"]

@@ -185,6 +185,8 @@ fn gemms_of_hopper() {
             ["scaled_gemm ", "1x32,1x32 random f32 bf16 wgmma"],
             ["scaled_gemm 4x", "gemv"],
             ["scaled_gemm 17x33x16", "emulated"],
+            ["matmul_halves 70x133x200 xᵀ w", ""],
+            ["matmul_halves 300x520x130 x w f16", ""],
             ["grouped_gemm rows 0+70", "rowwise,rowwise random f32 wgmma fast"],
             ["grouped_gemm contraction 0+70", "tensorwise,rowwise random f32 wgmma"],
         ],
@@ -211,6 +213,11 @@ fn gemms_of_blackwell() {
 #[test]
 fn linears() {
     all_pass(0, &[["linear tensorwise 37x70x45 F32 normal", ""], ["linear mxfp8 37x70x45 BF16 normal", ""]]);
+    // The weight gradient of 16-bit matrices.
+    all_pass(
+        0,
+        &[["linear rowwise_with_gw_hp 8x16x16 BF16 exact", ""], ["linear mxfp8_wgrad_with_hp 8x16x16 F16 normal", ""]],
+    );
 }
 
 /// A mixture with two experts a token, whose operations Burn fuses, against the CPU.

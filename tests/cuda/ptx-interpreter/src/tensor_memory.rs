@@ -184,8 +184,7 @@ impl Tensor {
     }
 }
 
-/// Matrix in shared memory by its descriptor (PTX ISA, *shared memory descriptor*),
-/// contraction-major.
+/// Matrix in shared memory by its descriptor (PTX ISA, *shared memory descriptor*).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Matrix {
     pub start: usize,
@@ -236,6 +235,24 @@ impl Matrix {
 
     pub(crate) fn chunks(&self, rows: usize, bytes: usize) -> Vec<usize> {
         (0..rows).flat_map(|row| (0..bytes / 16).map(move |i| self.chunk(row, 16 * i))).collect()
+    }
+
+    /// Addresses of the 16 bytes of each eight rows, for each of 16 steps of the contraction. The
+    /// 16-bit elements of 64 rows are contiguous in a step, and eight steps are swizzled together.
+    /// The next eight steps are `stride` further, the next 64 rows `leading` (PTX ISA, *Canonical
+    /// layouts*; CUTLASS, `mma_traits_sm90_gmma.hpp`).
+    pub(crate) fn chunks_of_columns(&self, rows: usize) -> Result<Vec<usize>, String> {
+        if self.swizzle != 128 || !self.start.is_multiple_of(1024) {
+            return Err(
+                "contiguous rows without 128-byte swizzle, or not from a multiple of 1024 bytes on, are not modelled"
+                    .into(),
+            );
+        }
+        let chunk = |k: usize, row: usize| {
+            let part = self.start + row / 64 * self.leading + k / 8 * self.stride;
+            swizzled(part + k % 8 * 128 + row % 64 * 2, 128)
+        };
+        Ok((0..16).flat_map(|k| (0..rows).step_by(8).map(move |row| chunk(k, row))).collect())
     }
 }
 

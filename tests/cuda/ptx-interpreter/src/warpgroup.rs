@@ -12,6 +12,8 @@ pub(crate) struct Issued {
     pub n: usize,
     pub types: [ElementType; 2],
     pub negate: [bool; 2],
+    /// Whether the rows of A and of B are contiguous in shared memory.
+    pub transposed: [bool; 2],
     /// Key of the accumulators.
     pub d: u32,
     pub keep: bool,

@@ -81,8 +81,8 @@ impl Machine<'_> {
         let block = &mut cluster.blocks[rank];
         let group = block.warpgroups.get_mut(warp.id / 4).ok_or("the warp belongs to no whole warpgroup")?;
         let member = warp.id % 4;
-        if op.transposed != [false; 2] {
-            return Err("operands that are M- or N-major are not modelled".into());
+        if op.transposed != [false; 2] && op.types[0].bytes() != 2 {
+            return Err("only 16-bit operands can be M- or N-major".into());
         }
         if group.arrived == [false; 4] {
             group.instruction = Some(op.d[0]);
@@ -138,6 +138,7 @@ impl Machine<'_> {
             n: op.n,
             types: op.types,
             negate: op.negate,
+            transposed: op.transposed,
             d: op.d[0],
             keep: first.keep,
             operands: None,
@@ -209,23 +210,20 @@ impl Machine<'_> {
     }
 }
 
-/// 16-byte chunks of an operand `[rows][32 bytes]`.
-fn chunks(descriptor: u64, rows: usize) -> Result<Vec<usize>, String> {
-    Ok(Matrix::of_warpgroup(descriptor)?.chunks(rows, 32))
+/// 16-byte chunks of operand 0 (A) or 1 (B): rows of 32 bytes, or the rows' elements step by step.
+fn chunks(operation: &Issued, side: usize) -> Result<Vec<usize>, String> {
+    let (matrix, rows) = (Matrix::of_warpgroup(operation.descriptors[side])?, [64, operation.n][side]);
+    if operation.transposed[side] { matrix.chunks_of_columns(rows) } else { Ok(matrix.chunks(rows, 32)) }
 }
 
 fn check_operands(cluster: &mut Cluster, rank: usize, operation: &Issued) -> Result<(), String> {
-    for (descriptor, rows) in operands(operation) {
-        for at in chunks(descriptor, rows)? {
+    let first = usize::from(operation.a_registers.is_some());
+    for side in first..2 {
+        for at in chunks(operation, side)? {
             cluster.shared(rank)?.check_async_read(at, 16)?;
         }
     }
     Ok(())
-}
-
-fn operands(operation: &Issued) -> Vec<(u64, usize)> {
-    let b = (operation.descriptors[1], operation.n);
-    if operation.a_registers.is_some() { vec![b] } else { vec![(operation.descriptors[0], 64), b] }
 }
 
 fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> Result<(), String> {
@@ -233,19 +231,22 @@ fn read_operands(cluster: &mut Cluster, rank: usize, operation: &mut Issued) -> 
         return Ok(());
     }
     let shared = cluster.shared(rank)?;
-    let mut matrix = |descriptor: u64, rows: usize, ty: ElementType| -> Result<Vec<f32>, String> {
-        let mut values = Vec::with_capacity(rows * 32 / ty.bytes());
-        for at in chunks(descriptor, rows)? {
+    let a_registers = operation.a_registers.take();
+    let mut matrix = |side: usize| -> Result<Vec<f32>, String> {
+        let (ty, rows) = (operation.types[side], [64, operation.n][side]);
+        let k = 32 / ty.bytes();
+        let mut values = Vec::with_capacity(rows * k);
+        for at in chunks(operation, side)? {
             shared.locate(at, 16)?;
             values.extend(shared.bytes[at..at + 16].chunks(ty.bytes()).map(|bits| element(bits, ty)));
         }
+        if operation.transposed[side] {
+            values = (0..rows * k).map(|i| values[i % k * rows + i / k]).collect();
+        }
         Ok(values)
     };
-    let b = matrix(operation.descriptors[1], operation.n, operation.types[1])?;
-    let a = match operation.a_registers.take() {
-        Some(a) => a,
-        None => matrix(operation.descriptors[0], 64, operation.types[0])?,
-    };
+    let b = matrix(1)?;
+    let a = a_registers.map_or_else(|| matrix(0), Ok)?;
     operation.operands = Some((a, b));
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! Normally distributed inputs, filled from a table so that gigabytes take little time.
 
+use cubecl::ir::StorageType;
 use cubecl::prelude::*;
-use float8_kernels::{Format, Granularity, Operand, mx, reference, row_words};
+use float8_kernels::check::in_dtype;
+use float8_kernels::{Format, Granularity, MatrixView, Operand, mx, reference, row_words};
 use test_data::normal;
 
 /// Values in the table: a prime, so that rows of common lengths start at different positions.
@@ -46,6 +48,20 @@ impl Table {
         let mut codes = vec![0; values.len()];
         reference::cast(&values, scale, format, &mut codes);
         Self { values, codes, format }
+    }
+
+    /// Dense matrix of normal values. `seed` selects the table position of the first.
+    pub fn matrix<R: Runtime>(
+        &self,
+        client: &ComputeClient<R>,
+        shape @ [rows, cols]: [usize; 2],
+        dtype: StorageType,
+        seed: usize,
+    ) -> MatrixView {
+        let (values, _) = in_dtype(&self.values, dtype).expect("a float");
+        let mut bytes = vec![0; rows * cols * dtype.size()];
+        fill(&values, &mut bytes, seed * 7919 * 13 * dtype.size());
+        MatrixView { handle: client.create_from_slice(&bytes), shape, strides: [cols, 1], dtype }
     }
 
     /// Operand of normal values with scales near 0.01. `seed` selects the table position of each

@@ -1,4 +1,5 @@
-//! TFLOP/s of the scaled GEMM and of Burn's matmul on the same shapes.
+//! TFLOP/s of the scaled GEMM, and on the same shapes of Burn's matmul and of the kernel for 16-bit
+//! matrices.
 //!
 //! ```text
 //! TFLOP/s = 2 · M · N · K / time
@@ -8,7 +9,7 @@ use std::cell::LazyCell;
 
 use burn::tensor::{Distribution, Tensor};
 use checks::Failure;
-use float8_kernels::{Format, GemmConfig, Granularity, gemm_path, scaled_gemm};
+use float8_kernels::{Format, GemmConfig, Granularity, HalfGemm, gemm_path, has_half_gemm, scaled_gemm};
 use serde_json::json;
 
 use super::data::{Scales, Table, sets};
@@ -79,12 +80,13 @@ fn measure<T: Target>(bench: &mut Bench<'_>, cases: impl Iterator<Item = ([usize
             let client = T::client();
             let [precise, fast] = fp8::<T>(clock, &table, shape, of)?;
             let high = with_burn.then(|| high::<T>(clock, shape));
+            let halves = halves::<T>(clock, &table, shape);
             // Frees the memory for the next shape.
             client.memory_cleanup();
             let path = gemm_path(&client, granularities, GemmConfig::default()).to_string();
             Ok(json!({
                 "shape": shape, "scales": scales, "path": path, "precise": precise, "fast": fast, "burn": high,
-                "to_burn": high.map(|high| precise / high), "torch": null, "torch_bf16": null,
+                "to_burn": high.map(|high| precise / high), "halves": halves, "torch": null, "torch_bf16": null,
             }))
         });
     }
@@ -111,6 +113,23 @@ pub fn fp8<T: Target>(
         });
         rate(shape, seconds)
     }))
+}
+
+/// TFLOP/s of the product in the compute dtype by the kernel for 16-bit matrices, if there is one.
+fn halves<T: Target>(clock: Clock, table: &Table, shape @ [m, n, k]: [usize; 3]) -> Option<f64> {
+    let (client, out) = (T::client(), T::compute_dtype().into());
+    let matrix = |shape, seed| table.matrix(&client, shape, out, seed);
+    let sets: Vec<_> = if has_half_gemm(&client) {
+        (0..sets((m + n) * k * 2)).map(|i| [matrix([m, k], 2 * i), matrix([k, n], 2 * i + 1)]).collect()
+    } else {
+        vec![]
+    };
+    let [a, b] = sets.first()?;
+    let variant = HalfGemm { a, b, bias: None, out }.variant(&client).ok()?;
+    let seconds = clock.rotate::<T, _>(&sets, |[a, b]| {
+        HalfGemm { a, b, bias: None, out }.run(&client, &variant).expect("the variant's matrices");
+    });
+    Some(rate(shape, seconds))
 }
 
 fn high<T: Target>(clock: Clock, shape @ [m, n, k]: [usize; 3]) -> f64 {

@@ -13,7 +13,11 @@ const TABLES: [(&str, &str, bool); 9] = [
     ("step", "Llama train step: forward, backward, AdamW", true),
     ("linear", "forward + backward of one linear, casts included; M x K x N", true),
     ("host", "host time: until the calls return, and until their work is done", true),
-    ("gemm", "GEMM in TFLOP/s, M x N x K, FP8 e4m3 to the compute dtype; torch's best of all its FP8 modes", true),
+    (
+        "gemm",
+        "GEMM in TFLOP/s, M x N x K, FP8 e4m3 to the compute dtype; halves: 16-bit matrices; torch's best of all its FP8 modes",
+        true,
+    ),
     ("gemv", "GEMMs of a few rows: codes and scales of the weight in GB/s, and as a share of a copy", false),
     ("grouped", "grouped GEMM in TFLOP/s, FP8 e4m3 to the compute dtype; dense: a GEMM for each group", false),
     ("sweep", "GEMM in TFLOP/s by tile, cluster and most stages; plan.rs is what the library takes", false),
@@ -23,11 +27,12 @@ const TABLES: [(&str, &str, bool); 9] = [
 const LARGE: u64 = 2048;
 
 /// Geometric means: name, table, precision or scales of its rows, and the two columns of each ratio.
-const MEANS: [(&str, &str, &str, [&str; 2]); 8] = [
+const MEANS: [(&str, &str, &str, [&str; 2]); 9] = [
     ("gemm_to_best", "gemm", "tensorwise", ["precise", "torch"]),
     ("fast_to_best", "gemm", "tensorwise", ["fast", "torch"]),
     ("gemm_to_bf16", "gemm", "tensorwise", ["precise", "torch_bf16"]),
     ("gemm_to_burn", "gemm", "tensorwise", ["precise", "burn"]),
+    ("halves_to_bf16", "gemm", "tensorwise", ["halves", "torch_bf16"]),
     ("grouped_to_best", "grouped", "rowwise", ["precise", "torch"]),
     ("grouped_to_bf16", "grouped", "rowwise", ["precise", "torch_bf16"]),
     ("grouped_to_dense", "grouped", "rowwise", ["precise", "dense"]),
