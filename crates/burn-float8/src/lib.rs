@@ -51,7 +51,6 @@
 //! | [`lora`], [`weights`] | adapters; FP8-only weights |
 //! | [`optim`] | AdamW in one pass |
 //! | [`backend`] | the trait of backends that `Float8` can wrap |
-//! | [`source`] | hooks for the crate float8-shard, without promises of stability |
 //!
 //! # Sources
 //!
@@ -157,12 +156,4 @@ pub mod weights {
 /// [`attach`](lora::Lora::attach) adds it to a model for one forward. See there for an example.
 pub mod lora {
     pub use crate::model::{Lora, LoraAdapter, LoraConfig};
-}
-
-/// Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
-/// processes.
-#[doc(hidden)]
-pub mod source {
-    pub use crate::step::AmaxReduce;
-    pub use crate::tensor::{CastAmax, ShardedWeight, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared};
 }

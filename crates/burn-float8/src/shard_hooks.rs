@@ -1,5 +1,5 @@
-//! Internals for the crate float8-shard, in addition to [`source`](crate::source). Not part of the
-//! public API.
+//! Hooks for the crate float8-shard: sharded weights, and optimizer steps shared by several
+//! processes. Not part of the public API.
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -16,12 +16,15 @@ pub use crate::model::walk::{Change, FoundLinear, NamedParam, Path, linears, map
 use crate::ops::functions::find;
 pub use crate::profile::operation;
 use crate::stack::Float8Stack;
-use crate::step::{AmaxReduce, DeviceState, Peers};
-use crate::tensor::{Float8Tensor, ShardedWeight, SourcedWeight, source_of};
+use crate::step::{DeviceState, Peers};
+pub use crate::tensor::{
+    CastAmax, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCache, WeightCast, shared,
+};
+use crate::tensor::{Float8Tensor, source_of};
 use crate::terms::{Operand, Reason};
 
 /// A new layer like `layer` with its configured policy, and with its weight from `source`.
-pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardedWeight<B>>) -> Arc<Layer> {
+pub fn with_source<B: Float8Backend>(layer: &Layer, source: Arc<dyn ShardHooks<B>>) -> Arc<Layer> {
     let policy = Policy::clone(&layer.configured());
     Arc::new(Layer::new(layer.name(), policy, layer.applied().clone()).with_source(source))
 }
@@ -33,7 +36,7 @@ pub fn in_high_precision(name: String, like: Option<&Layer>) -> Arc<Layer> {
 }
 
 /// Source of a layer's weight, if it has one.
-pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ShardedWeight<B>>> {
+pub fn source<B: Float8Backend>(layer: &Layer) -> Option<Arc<dyn ShardHooks<B>>> {
     source_of(layer).cloned()
 }
 
@@ -91,15 +94,15 @@ pub fn sourced_weights<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<SourcedWe
     linears::<B, M>(model, None).into_iter().filter_map(sourced).collect()
 }
 
-/// Sets the peers that end steps together on a device, for a layer's applied configuration. All
-/// peers train `layers` in this order.
+/// Sets the ranks that end steps together on a device, for a layer's applied configuration. All
+/// ranks train `layers` in this order.
 pub fn set_peers<B: Float8Backend>(
     layer: &Layer,
     device: &Device<B>,
     layers: &[Arc<Layer>],
-    peers: Arc<dyn AmaxReduce<B>>,
+    hooks: Arc<dyn ShardHooks<B>>,
 ) {
-    DeviceState::<B>::of(layer, device).set_peers(Peers::new(peers, device.clone(), layers));
+    DeviceState::<B>::of(layer, device).set_peers(Peers::new(hooks, device.clone(), layers));
 }
 
 /// Function that gathers a sharded weight as an autodiff node. None if the backend has no FP8.

@@ -1,11 +1,12 @@
 //! Joins many small tensors into one all-reduce, on device memory where supported, else over the
 //! host.
+use crate::comm::Communicator;
+use crate::error::ShardError;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::shard_hooks::read_f32;
 use burn_std::{Shape, Slice};
-use float8_comm::{CommError, Communicator};
 
 use crate::collectives::DeviceCollectives;
 
@@ -26,7 +27,10 @@ pub(crate) fn all_reduce<B: Float8Backend>(
     label: &str,
     reduction: Reduction,
     own: Vec<FloatTensor<B>>,
-) -> Result<Vec<FloatTensor<B>>, CommError> {
+) -> Result<Vec<FloatTensor<B>>, ShardError> {
+    if comm.world_size() == 1 {
+        return Ok(own);
+    }
     let lens: Vec<usize> = own.iter().map(|t| t.shape()[0]).collect();
     if let Some(collectives) = collectives {
         let own = join::<B>(own);

@@ -1,7 +1,7 @@
 //! [`ShardBackend`]: backend trait for sharded models.
+use crate::comm::Communicator;
 use burn_backend::tensor::Device;
 use burn_float8::backend::Float8Backend;
-use float8_comm::Communicator;
 
 use crate::collectives::DeviceCollectives;
 

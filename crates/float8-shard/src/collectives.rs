@@ -1,12 +1,12 @@
 //! [`DeviceCollectives`]: collectives on device memory, without the host.
+use crate::error::ShardError;
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
-use float8_comm::CommError;
 use float8_kernels::Granularity;
 
 /// Result of a started collective. Calling it makes the device wait, not the host; until then the
 /// device may do other work. If it is dropped, the collective still completes.
-pub type PendingOnDevice<T> = Box<dyn FnOnce() -> Result<T, CommError> + Send>;
+pub type PendingOnDevice<T> = Box<dyn FnOnce() -> Result<T, ShardError> + Send>;
 
 /// Collectives on the memory of this rank's device. All ranks call the same ones in the same order.
 /// The host does not wait for them.
@@ -15,39 +15,39 @@ pub trait DeviceCollectives<B: Float8Backend> {
     /// the whole matrix. Work launched before the result is requested overlaps the transfer.
     ///
     /// # Errors
-    /// [`CommError`].
+    /// [`ShardError`].
     fn start_gather(
         &self,
         label: &str,
         shard: &B::Operand,
         shards: Shards,
-    ) -> Result<PendingOnDevice<B::Operand>, CommError>;
+    ) -> Result<PendingOnDevice<B::Operand>, ShardError>;
 
     /// Concatenates `[rows, N]` of each rank to `[ranks · rows, N]`, in their dtype. The size of a
     /// shard in bytes is a multiple of four.
     ///
     /// # Errors
-    /// [`CommError`].
-    fn gather(&self, label: &str, shard: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
+    /// [`ShardError`].
+    fn gather(&self, label: &str, shard: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
 
     /// Sums `[ranks · rows, N]` over all ranks in its dtype, f32 or bf16; each rank keeps its
     /// `[rows, N]`.
     ///
     /// # Errors
-    /// [`CommError`].
-    fn reduce_scatter_sum(&self, label: &str, all: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
+    /// [`ShardError`].
+    fn reduce_scatter_sum(&self, label: &str, all: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
 
     /// Sums over all ranks, in f32.
     ///
     /// # Errors
-    /// [`CommError`].
-    fn all_reduce_sum(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
+    /// [`ShardError`].
+    fn all_reduce_sum(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
 
     /// Maximum over all ranks of non-negative f32 values; NaN wins.
     ///
     /// # Errors
-    /// [`CommError`].
-    fn all_reduce_max(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, CommError>;
+    /// [`ShardError`].
+    fn all_reduce_max(&self, label: &str, values: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>;
 }
 
 /// Partition of a whole matrix's operand over ranks.

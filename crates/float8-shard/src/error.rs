@@ -1,84 +1,164 @@
-//! [`ShardError`]: reasons why a model cannot be sharded.
-use burn::tensor::DType;
+//! [`ShardError`]: errors of ranks and of models to shard.
+use std::time::Duration;
 
 use burn_float8::ApplyError;
 
-/// Error of [`Sharded::apply`](crate::Sharded::apply).
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+use crate::comm::{Absence, Collective, Difference};
+
+/// Error of the ranks of a job, or of a model that cannot be sharded.
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// The model is already sharded.
-    #[error("{name} is sharded already")]
-    Sharded {
-        /// The parameter.
-        name: String,
+    /// The launcher's environment variables are invalid, or MPI reports other ranks.
+    #[error("{0}")]
+    Launcher(String),
+    /// This build has no MPI.
+    #[error(
+        "mpirun started {world_size} ranks, but this program is built without the feature \"mpi\": build it with that feature"
+    )]
+    FeatureMissing {
+        /// Number of ranks.
+        world_size: usize,
     },
-    /// The layer's `Tensor::matmul` runs in FP8, which does not support sharded weights.
-    #[error("{name} is configured with `matmul`, and Tensor::matmul reads no sharded weight")]
-    Matmul {
-        /// The linear.
-        name: String,
+    /// MPI has failed.
+    #[error("MPI failed in {during}: {reason}")]
+    Mpi {
+        /// The call or the collective.
+        during: String,
+        /// Reason from MPI.
+        reason: String,
     },
-    /// The model has no linear and no embedding.
-    #[error("the model has no linear and no embedding, so there is nothing to shard")]
-    NothingToShard,
-    /// The parameter is quantized.
-    #[error("{name} is quantized: only float parameters are sharded")]
-    Quantized {
-        /// The parameter.
-        name: String,
+    /// CUDA cannot be used.
+    #[error("CUDA is not usable on rank {rank}: {reason}")]
+    Cuda {
+        /// The rank.
+        rank: usize,
+        /// The driver's reason.
+        reason: String,
     },
-    /// The weight has no high-precision values.
-    #[error("{name} is FP8-only, and such weights are not sharded: keep its values, or train on one rank")]
-    Fp8Only {
-        /// The linear.
-        name: String,
+    /// NCCL is missing or has failed.
+    #[error("NCCL failed in {during} on rank {rank}: {reason}")]
+    Nccl {
+        /// The call or the collective.
+        during: String,
+        /// The rank.
+        rank: usize,
+        /// NCCL's reason.
+        reason: String,
     },
-    /// Ranks do not exchange this dtype.
-    #[error("{name} is of {dtype:?}: parameters of f32, f16 and bf16 are sharded")]
-    Dtype {
-        /// The parameter.
-        name: String,
-        /// Its dtype.
-        dtype: DType,
+    /// The elements cannot be exchanged.
+    #[error("{operation} of {label:?}: {reason}")]
+    Input {
+        /// The operation.
+        operation: &'static str,
+        /// Its label.
+        label: String,
+        /// Numbers of elements and ranks.
+        reason: String,
     },
-    /// The loaded value has neither the shape of the whole parameter nor of this rank's rows.
-    #[error("{name}: {got:?} was loaded, where the whole is {whole:?} and the rows of each of {ranks} ranks {rows:?}")]
-    Shape {
-        /// The parameter.
-        name: String,
-        /// Loaded shape.
-        got: Vec<usize>,
-        /// Shape of the whole parameter.
-        whole: [usize; 2],
-        /// Shape of a shard.
-        rows: [usize; 2],
+    /// A collective did not end within the time limit, `FLOAT8_COMM_TIMEOUT`.
+    #[error("rank {rank} of {world_size}: {collective} has not ended after {:.1} s: {}", waited.as_secs_f64(), absent(missing))]
+    Timeout {
+        /// The rank that waited.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// The collective that it waited in.
+        collective: Collective,
+        /// Time waited.
+        waited: Duration,
+        /// Ranks that are missing from the collective, in order. Empty if all are in it.
+        missing: Vec<Absence>,
+    },
+    /// Another rank has dropped its communicator, so the collective cannot end.
+    #[error(
+        "rank {rank} of {world_size}: {collective} cannot end: rank {left} has dropped its communicator after collective {after}; its own error says why"
+    )]
+    Left {
+        /// The rank that waited.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// The collective that it waited in.
+        collective: Collective,
+        /// The rank that left.
+        left: usize,
+        /// The last collective that it started.
+        after: u64,
+    },
+    /// Ranks are in different collectives.
+    #[error(transparent)]
+    Differs(Box<Difference>),
+    /// A value that must be equal differs between ranks.
+    #[error("{what} is not the same on all ranks; the first difference{}: {first:?} on rank 0, {other:?} on rank {rank}", line.map_or_else(String::new, |line| format!(" is in line {line}")))]
+    Disagree {
+        /// Name of the value.
+        what: String,
+        /// First rank that differs from rank 0.
+        rank: usize,
+        /// First line that differs, from 1, if the text has several.
+        line: Option<usize>,
+        /// Text of rank 0 at the difference.
+        first: String,
+        /// Text of the other rank at the difference.
+        other: String,
+    },
+    /// A local step failed on a rank.
+    #[error("{what} failed on rank {rank}: {message}")]
+    RankFailed {
+        /// Name of the step.
+        what: String,
+        /// First rank with an error.
+        rank: usize,
+        /// Its error.
+        message: String,
+    },
+    /// An earlier error has ended the communicator.
+    #[error("the communicator ended with an earlier error: {cause}")]
+    Dead {
+        /// The earlier error.
+        cause: Box<ShardError>,
+    },
+    /// The mesh has another number of ranks than the job.
+    #[error(
+        "parallelism.replicate = {replicate} and parallelism.shard = {shard} do not make {ranks} ranks: their product is the number of \
+         ranks, and shard = -1 takes the rest"
+    )]
+    Mesh {
+        /// [`ShardConfig::replicate`](crate::ShardConfig::replicate).
+        replicate: usize,
+        /// [`ShardConfig::shard`](crate::ShardConfig::shard).
+        shard: i64,
         /// Number of ranks.
         ranks: usize,
     },
-    /// Only NCCL connects the ranks.
-    #[error(
-        "a sharded model needs MPI beside NCCL, to compare what its ranks do and to save it: start them with mpirun, in a build of \
-         float8-comm with the feature \"mpi\""
-    )]
-    NeedsMpi,
-    /// NCCL does not connect the model's device.
-    #[error(
-        "the ranks' communicator is NCCL's, and the model on {devices} is not on the CUDA device that it connects: give \
-         Communicator::from_env_nccl that device, in a build of float8-shard with the feature \"nccl\", or train over MPI with \
-         Communicator::from_env"
-    )]
-    OtherDevice {
-        /// Devices of the model.
-        devices: String,
+    /// A parameter, or the whole model, cannot be sharded.
+    #[error("{name}{reason}")]
+    Model {
+        /// The parameter, or "the model".
+        name: String,
+        /// Reason, which continues the name.
+        reason: String,
     },
-    /// The ranks differ or cannot communicate.
-    #[error("{0}")]
-    Collective(String),
+}
+
+impl ShardError {
+    pub(crate) fn model(name: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Model { name: name.into(), reason: reason.into() }
+    }
 }
 
 impl<M> From<ApplyError<M, ShardError>> for ShardError {
     fn from(error: ApplyError<M, ShardError>) -> Self {
         error.error
     }
+}
+
+fn absent(missing: &[Absence]) -> String {
+    if missing.is_empty() {
+        return "every rank is in it, so the transfer itself is too slow for the time limit, or a rank came late"
+            .into();
+    }
+    let each: Vec<_> = missing.iter().map(Absence::to_string).collect();
+    each.join("; ")
 }

@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 
-// Each module imports only from earlier ones.
+// Each module imports only from earlier ones; errors name the types of `comm`.
+mod comm;
+mod error;
+
 mod collectives;
 mod config;
-mod error;
-mod words;
+mod wire;
 
 mod backend;
 
@@ -20,31 +22,30 @@ mod sharding;
 mod operand;
 mod values;
 
-mod ahead;
-mod kept;
-mod peers;
+mod gather_cache;
+mod prefetch;
 
-mod source;
+mod hooks;
 
 mod full_tensor;
 mod gradients;
 mod plan;
+mod shard_params;
 mod shardable;
-mod sharder;
 
 mod sharded;
 
 pub use backend::ShardBackend;
 pub use collectives::{DeviceCollectives, PendingOnDevice, ShardedAxis, Shards};
-pub use config::{ReduceDtype, Reshard, ShardConfig};
+pub use comm::{Absence, Collective, Communicator, Count, Difference, Operation, Pending, Traffic, Whereabouts};
+pub use config::{Mesh, ReduceDtype, Reshard, ShardConfig};
 #[cfg(feature = "cubecl")]
 #[doc(hidden)]
 pub use device::stage_collectives;
 pub use error::ShardError;
-pub use float8_comm::{CommError, Communicator, Engine, Options as CommOptions};
 pub use full_tensor::full_tensor;
 pub use gradients::JOINED_ELEMENTS;
 pub use plan::{PlanDtypes, ShardPlan};
+pub use shard_params::ShardSummary;
 pub use shardable::ShardedParameter;
 pub use sharded::Sharded;
-pub use sharder::ShardSummary;

@@ -1,14 +1,14 @@
 //! All-gather of FP8 operands: the codes and scales of each rank's rows are joined into the operand
 //! of the whole matrix.
+use crate::comm::Pending;
 use burn_backend::tensor::Device;
 use burn_float8::backend::{Float8Backend, HostCodes};
-use float8_comm::Pending;
 use float8_kernels::{Format, Granularity, InvScale};
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::collectives::{PendingOnDevice, ShardedAxis, Shards};
 use crate::sharding::Sharding;
-use crate::words::{to_bytes, to_words};
+use crate::wire::{to_bytes, to_words};
 
 impl<B: Float8Backend> Sharding<B> {
     /// Starts to gather the operand of the whole weight from this rank's operand. Its rows must
@@ -20,7 +20,7 @@ impl<B: Float8Backend> Sharding<B> {
     /// ```
     /// Columns of `shard` beyond the chunk are dropped.
     pub(crate) fn start_gather(&self, shard: &B::Operand, axis: ShardedAxis, device: &Device<B>) -> Gathering<B> {
-        if let Some(collectives) = self.world.on_device(device) {
+        if let Some(collectives) = self.world.shard.on_device(device) {
             let shards = Shards { axis, chunk: self.chunk, len: self.logical[0] };
             let pending = collectives.start_gather(&self.name, shard, shards);
             self.float8_gathers.fetch_add(1, Relaxed);
@@ -31,7 +31,7 @@ impl<B: Float8Backend> Sharding<B> {
             return Gathering(Parts::Whole(shard.clone()));
         }
         let own = Pieces::of(own, axis, self.chunk, self.logical[1]);
-        let all = self.world.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
+        let all = self.world.shard.comm.all_gather(&self.name, own.to_words()).unwrap_or_else(|error| self.fail(error));
         self.float8_gathers.fetch_add(1, Relaxed);
         Gathering(Parts::Words { own, all })
     }

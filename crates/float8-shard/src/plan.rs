@@ -1,18 +1,17 @@
 //! [`ShardPlan`]: memory of a sharded model on each rank, computed before allocation.
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
+use burn::tensor::DType;
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Tensor};
 use burn_float8::config::{Granularity, LinearInfo};
-use burn_float8::shard_hooks::{self, Path};
+use burn_float8::shard_hooks::{self, visit_params};
 use burn_float8::{Float8Config, Float8Error};
 use serde::Serialize;
 
-use crate::config::{Reshard, ShardConfig};
+use crate::config::{Mesh, Reshard, ShardConfig};
 use crate::gradients::JOINED_ELEMENTS;
 use crate::sharding::{alignment, chunk};
 
-/// Bytes per rank for a model and its AdamW training, without activations. `Display` prints one
-/// line.
+/// Bytes per rank for a model and its AdamW training, without activations.
 ///
 /// ```text
 /// parameters, gradients     elements of this rank's rows with padding, and of replicated ones
@@ -89,7 +88,7 @@ enum Kind {
 }
 
 impl ShardPlan {
-    /// Plans `model` on `ranks` ranks. Does not initialize lazy parameters. Parameters for whose
+    /// Plans `model` on a mesh. Does not initialize lazy parameters. Parameters for whose
     /// names `is_trained` returns false have neither gradients nor moments.
     ///
     /// # Errors
@@ -97,7 +96,7 @@ impl ShardPlan {
     /// The errors of [`Float8Config::apply`].
     pub fn new<B: Backend, M: Module<B>>(
         model: &M,
-        ranks: usize,
+        mesh: Mesh,
         config: ShardConfig,
         float8: Option<&Float8Config>,
         dtypes: PlanDtypes,
@@ -110,7 +109,8 @@ impl ShardPlan {
             None => vec![],
         }
         .into_iter();
-        let mut new = Self { ranks, ..Self::default() };
+        let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
+        let mut new = Self { ranks: mesh.ranks(), ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);
@@ -126,7 +126,7 @@ impl ShardPlan {
                     return;
                 }
                 new.largest[0] = new.largest[0].max(own);
-                if !is_sharded {
+                if !is_sharded || is_sum {
                     replicated += own;
                     new.joined_gradients = new.joined_gradients.max(4 * own);
                 }
@@ -201,32 +201,6 @@ impl ShardPlan {
         new.gathered = copies.iter().take(alive).sum::<u64>() * u64::from(ranks > 1);
         Ok(new)
     }
-
-    /// Peak bytes during a step, without activations.
-    pub fn total(&self) -> u64 {
-        let Self { parameters, gradients, moments, masters, gathered, largest_gradient, .. } = self;
-        parameters + gradients + moments + masters + gathered + largest_gradient
-    }
-}
-
-impl core::fmt::Display for ShardPlan {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
-        write!(
-            f,
-            "memory of each of {} ranks, without activations: parameters {}, gradients {} plus up to {} while one gradient is \
-             reduced, AdamW's moments {} and masters {}, gathered copies up to {}; {} in all, and the whole model, {}, while it is sharded",
-            self.ranks,
-            mib(self.parameters),
-            mib(self.gradients),
-            mib(self.largest_gradient),
-            mib(self.moments),
-            mib(self.masters),
-            mib(self.gathered),
-            mib(self.total()),
-            mib(self.whole)
-        )
-    }
 }
 
 impl Planned {
@@ -246,28 +220,18 @@ fn parameters<B: Backend, M: Module<B>>(
     float8: Option<&Float8Config>,
     is_trained: &dyn Fn(&str) -> bool,
 ) -> Vec<Planned> {
-    struct Walk<'a>(Path, &'a Float8Config, &'a dyn Fn(&str) -> bool, Vec<Planned>);
-    impl<B: Backend> ModuleVisitor<B> for Walk<'_> {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.0.exit();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<B, D>>) {
-            let kind = match (self.0.linear_weight(D, self.1), self.0.embedding(D)) {
-                (Some(name), _) => Kind::Linear(name),
-                (_, Some(_)) => Kind::Embedding,
-                _ => Kind::Replicated,
-            };
-            let is_trained = (self.2)(&self.0.parameter_name());
-            self.3.push(Planned { dims: param.lazy_shape().to_vec(), kind, is_trained });
-        }
-    }
     let default = Float8Config::default();
-    let mut walk = Walk(Path::default(), float8.unwrap_or(&default), is_trained, vec![]);
-    Module::<B>::visit(model, &mut walk);
-    walk.3
+    let mut planned = vec![];
+    visit_params::<B, M>(model, |param| {
+        let dims = param.shape.to_vec();
+        let kind = match (param.linear_weight(float8.unwrap_or(&default)), param.path.embedding(dims.len())) {
+            (Some(name), _) => Kind::Linear(name),
+            (_, Some(_)) => Kind::Embedding,
+            _ => Kind::Replicated,
+        };
+        planned.push(Planned { dims, kind, is_trained: is_trained(&param.name()) });
+    });
+    planned
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -276,9 +240,9 @@ mod tests {
     use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
     use burn_float8::config::Float8LinearConfig;
     use burn_float8::{Float8, Recipe};
-    use float8_comm::Communicator;
 
     use super::*;
+    use crate::comm::Communicator;
     use crate::sharded::Sharded;
 
     #[derive(Module, Debug)]
@@ -299,6 +263,10 @@ mod tests {
         }
     }
 
+    fn mesh(shard: usize) -> Mesh {
+        Mesh { replicate: 1, shard }
+    }
+
     const F32: PlanDtypes =
         PlanDtypes { compute: DType::BF16, matrices: DType::F32, moments: DType::F32, masters: false };
 
@@ -306,7 +274,7 @@ mod tests {
     #[test]
     fn bf16_takes_half() {
         let plan = |dtypes| {
-            ShardPlan::new::<Float8<Flex>, _>(&net(), 1, ShardConfig::default(), None, dtypes, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(1), ShardConfig::default(), None, dtypes, &|_| true).unwrap()
         };
         let (wide, narrow) = (plan(F32), plan(PlanDtypes { matrices: DType::BF16, moments: DType::BF16, ..F32 }));
         let expected = (wide.parameters + 2 * 4 * 40) / 2;
@@ -322,7 +290,7 @@ mod tests {
             let linear = Float8LinearConfig::new(Recipe::Blockwise);
             let config = Float8Config::from(linear.with_force_recompute_fp8_weight_in_bwd(recompute));
             let (model, config) = (net(), Some(&config));
-            ShardPlan::new::<Float8<Flex>, _>(&model, 1, ShardConfig::default(), config, F32, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&model, mesh(1), ShardConfig::default(), config, F32, &|_| true).unwrap()
         };
         let (kept, passing) = (copies(false), copies(true));
         // Two weights of one size, each with copies for fprop and dgrad that share one scale.
@@ -334,7 +302,7 @@ mod tests {
     fn bytes_are_counted() {
         let plan = |ranks, reshard, float8: Option<&Float8Config>| {
             let config = ShardConfig { reshard, ..ShardConfig::default() };
-            ShardPlan::new::<Float8<Flex>, _>(&net(), ranks, config, float8, F32, &|_| true).unwrap()
+            ShardPlan::new::<Float8<Flex>, _>(&net(), mesh(ranks), config, float8, F32, &|_| true).unwrap()
         };
         let tensorwise = Float8Config::tensorwise();
         let four = plan(4, Reshard::AfterStep, Some(&tensorwise));
@@ -355,6 +323,5 @@ mod tests {
         let model = tensorwise.apply(net()).unwrap().0;
         let (_, sharded) = Sharded::apply(model, &Communicator::solo(), ShardConfig::default()).unwrap();
         assert_eq!(4 * sharded.summary().elements_per_rank, one.parameters);
-        assert!(four.to_string().starts_with("memory of each of 4 ranks, without activations: parameters 0.0 MiB"));
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::comm::Communicator;
 use burn::module::{Module, ModuleMapper, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::backend::AutodiffBackend;
@@ -11,21 +12,19 @@ use burn::tensor::{Tensor, TensorPrimitive};
 use burn_backend::tensor::FloatTensor;
 use burn_float8::backend::Float8Backend;
 use burn_float8::report::Layer;
+use burn_float8::shard_hooks::SourcedWeight;
 use burn_float8::shard_hooks::{self, sourced_weights};
-use burn_float8::source::SourcedWeight;
 use burn_float8::{ApplyError, Float8Stack, Float8Tensor};
-use float8_comm::{CommError, Communicator};
 
-use crate::ahead::Ahead;
 use crate::all_reduce::{Reduction, all_reduce};
 use crate::backend::ShardBackend;
 use crate::config::ShardConfig;
 use crate::error::ShardError;
+use crate::gather_cache::{AmaxOf, GatherCache, amaxes_to_reduce};
 use crate::gradients;
-use crate::kept::{AmaxOf, Kept, amaxes_to_reduce};
-use crate::peers::Peers;
+use crate::prefetch::Prefetch;
+use crate::shard_params::{Divided, ShardSummary, divide};
 use crate::shardable::{ShardedParameter, check, parameters};
-use crate::sharder::{ShardSummary, Sharder};
 use crate::sharding::Sharding;
 use crate::world::World;
 
@@ -50,6 +49,8 @@ use crate::world::World;
 #[derive(Clone, Debug)]
 pub struct Sharded {
     comm: Communicator,
+    shard: Communicator,
+    replica: usize,
     /// `World` of the inner backend.
     world: Arc<dyn Any + Send + Sync>,
     requires_gradient_sync: Arc<AtomicBool>,
@@ -58,7 +59,8 @@ pub struct Sharded {
 
 impl Sharded {
     /// Keeps this rank's rows of each linear's weight and of each embedding; other parameters stay
-    /// whole.
+    /// whole. [`ShardConfig::replicate`] copies of the model are divided this way, each by
+    /// [`ShardConfig::shard`] ranks.
     ///
     /// All ranks call it with the same model and equal parameter values. For FP8 call it after
     /// [`Float8Config::apply`](burn_float8::Float8Config::apply), because the shards depend on the
@@ -68,7 +70,7 @@ impl Sharded {
     /// (AdamW, SGD, Adam) keep moments of the shard only. Optimizers with matrix products (Muon)
     /// panic; L-BFGS would compute a wrong result.
     ///
-    /// Gradients of sharded parameters are summed over all ranks in backward;
+    /// Gradients of shards are summed over all ranks in backward;
     /// [`reduce_gradients`](Self::reduce_gradients) sums the others. Parameters loaded later may be
     /// whole or shards.
     ///
@@ -83,22 +85,22 @@ impl Sharded {
     /// # Errors
     ///
     /// [`ShardError`] with the model: it is quantized, already sharded, of an unsupported dtype, or
-    /// has nothing to shard. Also if the ranks' models differ, or NCCL is used without MPI or on
-    /// another device.
+    /// has nothing to shard. Also if the ranks' models differ, or NCCL connects another device.
     pub fn apply<B: Float8Stack<Inner: ShardBackend>, M: Module<B>>(
         model: M,
         comm: &Communicator,
         config: ShardConfig,
     ) -> Result<(M, Self), ApplyError<M, ShardError>> {
-        let world = Arc::new(World::<B::Inner>::new(comm));
-        let found = match check::<B, M>(&model, &world, config) {
-            Ok(found) => found,
+        let world = World::<B::Inner>::new(comm, config);
+        let checked = world.and_then(|world| Ok((check::<B, M>(&model, &world, config)?, Arc::new(world))));
+        let (found, world) = match checked {
+            Ok(checked) => checked,
             Err(error) => return Err(ApplyError { error, model: Box::new(model) }),
         };
         let like = found.first().and_then(|linear| linear.layer().cloned());
-        let mut sharder = Sharder::<B>::new(world.clone(), config, like);
-        let model = Module::<B>::map(model, &mut sharder);
-        let (summary, layers) = sharder.finish();
+        let Divided { model, summary, layers } = divide::<B, M>(model, &world, config, like);
+        // Of no weight: for what all ranks decide together.
+        let hooks = Arc::new(Sharding::new(world.clone(), "the model", [0, 0], 1, config));
         let before = || found.iter().filter_map(|linear| Some((linear.layer()?, &linear.device)));
         for (layer, device) in before() {
             // New layers of sharded linears; experts keep theirs.
@@ -111,26 +113,32 @@ impl Sharded {
                 .filter(|(other, _)| shard_hooks::are_applied_together(other, layer))
                 .map(|(layer, _)| now(layer))
                 .collect();
-            let config = shard_hooks::config(layer);
-            let peers = Peers {
-                world: world.clone(),
-                layers: of_conversion.iter().map(Arc::downgrade).collect(),
-                may_fall_back: config.fallback.is_some() && config.statistics.is_some(),
-            };
-            shard_hooks::set_peers::<B::Inner>(layer, device, &of_conversion, Arc::new(peers));
+            shard_hooks::set_peers::<B::Inner>(layer, device, &of_conversion, hooks.clone());
         }
         log::info!("{summary}");
         let requires_gradient_sync = world.requires_gradient_sync.clone();
-        Ok((model, Self { comm: comm.clone(), world, requires_gradient_sync, summary }))
+        let (shard, replica) = (world.shard.comm.clone(), world.replicate.comm.rank());
+        Ok((model, Self { comm: comm.clone(), shard, replica, world, requires_gradient_sync, summary }))
     }
 
     fn world<B: Float8Backend>(&self) -> &World<B> {
         self.world.downcast_ref().expect("the model is on the backend on which it was sharded")
     }
 
-    /// Communicator of the ranks.
+    /// Communicator of all ranks.
     pub fn communicator(&self) -> &Communicator {
         &self.comm
+    }
+
+    /// Communicator of the ranks that divide this rank's copy of the model. A sum over shards, such
+    /// as the norm of gradients, is over these.
+    pub fn shard_communicator(&self) -> &Communicator {
+        &self.shard
+    }
+
+    /// Index of this rank's copy of the model, from 0.
+    pub fn replica(&self) -> usize {
+        self.replica
     }
 
     /// Numbers of parameters and elements.
@@ -153,7 +161,7 @@ impl Sharded {
         if !wanted.is_empty() {
             self.reduce_amaxes(wanted);
         }
-        let mut steps: Vec<(Arc<Ahead<_>>, Vec<_>)> = vec![];
+        let mut steps: Vec<(Arc<Prefetch<_>>, Vec<_>)> = vec![];
         for weight in weights {
             let ahead = weight.shared();
             match steps.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &ahead)) {
@@ -169,11 +177,11 @@ impl Sharded {
 
     fn reduce_amaxes<B: Float8Backend>(&self, wanted: Vec<Wanted<'_, B>>) {
         let (places, own): (Vec<_>, Vec<_>) = wanted.into_iter().unzip();
-        let collectives = self.world::<B>().on_device(&B::float_device(&own[0]));
-        let all = all_reduce(&self.comm, collectives.as_deref(), "amaxes of all weights", Reduction::Max, own);
+        let collectives = self.world::<B>().shard.on_device(&B::float_device(&own[0]));
+        let all = all_reduce(&self.shard, collectives.as_deref(), "amaxes of all weights", Reduction::Max, own);
         let all = all.unwrap_or_else(|error| panic!("{error}"));
         for ((weight, of), amax) in places.into_iter().zip(all) {
-            weight.cache().get::<Kept<B>>().amaxes.push((of, amax));
+            weight.cache().get::<GatherCache<B>>().amaxes.push((of, amax));
         }
     }
 
@@ -192,20 +200,20 @@ impl Sharded {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
-    /// Sums the gradients of replicated parameters over all ranks, in f32. Gradients of shards are
-    /// already summed. A parameter without a gradient on any rank still has none.
+    /// Sums the gradients of replicated parameters over all ranks, in f32. With one
+    /// shard per copy these are all parameters. Gradients of shards are already summed. A parameter without a gradient on any rank still has none.
     ///
     /// Call it at the end of a step: it drops gathers that were started and not read. Waits for the
     /// device, unless NCCL connects it.
     ///
     /// # Errors
     ///
-    /// [`CommError`].
+    /// [`ShardError`].
     pub fn reduce_gradients<B: Float8Stack + AutodiffBackend, M: Module<B>>(
         &self,
         model: &M,
         grads: &mut GradientsParams,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), ShardError> {
         sourced_weights::<B, M>(model).iter().for_each(|weight| forget_started::<B::Inner>(&weight.shared()));
         gradients::reduce::<B, M>(self.world(), model, grads)
     }
@@ -215,9 +223,9 @@ impl Sharded {
         parameters::<B, M>(model)
     }
 
-    /// Whether this is a shard of a parameter.
+    /// Whether this is a shard of a parameter that ranks divide.
     pub fn is_shard<B: Float8Stack, const D: usize>(parameter: &Tensor<B, D>) -> bool {
-        Sharding::of_parameter(parameter).is_some()
+        Sharding::of_parameter(parameter).is_some_and(|sharding| sharding.is_divided())
     }
 
     /// Rows of the whole parameter on this rank; all rows if it is not sharded. A shard is padded
@@ -259,6 +267,6 @@ impl Sharded {
 type Wanted<'a, B> = ((&'a SourcedWeight<B>, AmaxOf), FloatTensor<B>);
 
 /// Ends the current step and drops its unread gathers.
-fn forget_started<B: Float8Backend>(ahead: &Ahead<B>) {
-    ahead.end().iter().for_each(|weight| weight.cache().get::<Kept<B>>().forget_started());
+fn forget_started<B: Float8Backend>(ahead: &Prefetch<B>) {
+    ahead.end().iter().for_each(|weight| weight.cache().get::<GatherCache<B>>().forget_started());
 }

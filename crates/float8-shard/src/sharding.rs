@@ -7,6 +7,7 @@
 //! ```
 //!
 //! The parameter is the shard, so element-wise optimizers work on it unchanged.
+use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -66,7 +67,7 @@ impl<B: Float8Backend> Sharding<B> {
         align: usize,
         config: ShardConfig,
     ) -> Self {
-        let chunk = chunk(logical[0], world.comm.world_size(), align);
+        let chunk = chunk(logical[0], world.shard.size(), align);
         let zero = || AtomicU64::new(0);
         let (name, [float8_gathers, gathers_ahead, full_gathers]) = (name.into(), [zero(), zero(), zero()]);
         let unsynced = Mutex::new(None);
@@ -75,7 +76,13 @@ impl<B: Float8Backend> Sharding<B> {
 
     /// Partition of a layer's weight, if it is sharded.
     pub(crate) fn of(layer: &Layer) -> Option<Arc<Self>> {
-        shard_hooks::source::<B>(layer)?.as_any().downcast().ok()
+        let hooks: Arc<dyn Any + Send + Sync> = shard_hooks::source::<B>(layer)?;
+        hooks.downcast().ok()
+    }
+
+    /// Whether the weight is divided among ranks.
+    pub(crate) fn is_divided(&self) -> bool {
+        self.ranks() > 1
     }
 
     /// Partition of a parameter, if it is sharded.
@@ -88,9 +95,9 @@ impl<B: Float8Backend> Sharding<B> {
         }
     }
 
-    /// Number of ranks.
+    /// Number of ranks that divide the weight.
     pub(crate) fn ranks(&self) -> usize {
-        self.world.comm.world_size()
+        self.world.shard.size()
     }
 
     /// Shape of a shard, padding included.
@@ -101,7 +108,8 @@ impl<B: Float8Backend> Sharding<B> {
     /// Rows of the whole weight on this rank: a whole chunk, or fewer at the end.
     pub(crate) fn rows(&self) -> Range<usize> {
         let at = |rank: usize| (rank * self.chunk).min(self.logical[0]);
-        at(self.world.comm.rank())..at(self.world.comm.rank() + 1)
+        let rank = self.world.shard.comm.rank();
+        at(rank)..at(rank + 1)
     }
 
     /// Panics with the weight's name: backend operations cannot return errors.

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::config::ReduceDtype;
 use crate::sharding::Sharding;
-use crate::words::{to_bytes, to_words};
+use crate::wire::{to_bytes, to_words};
+use crate::world::World;
 
 impl<B: Float8Backend> Sharding<B> {
     /// This rank's rows of the whole weight `[K, N]`, padded with zeros to `[chunk, N]`.
@@ -36,7 +37,7 @@ impl<B: Float8Backend> Sharding<B> {
             return shard;
         }
         let (device, dtype) = (B::float_device(&shard), shard.dtype());
-        if let Some(collectives) = self.world.on_device(&device) {
+        if let Some(collectives) = self.world.shard.on_device(&device) {
             let all = collectives.gather(&self.name, shard).unwrap_or_else(|error| self.fail(error));
             self.full_gathers.fetch_add(1, Relaxed);
             let is_whole = all.shape()[0] == k;
@@ -47,7 +48,7 @@ impl<B: Float8Backend> Sharding<B> {
         let own = bytes.len();
         let words = to_words(bytes);
         let len = words.len();
-        let all = self.world.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
+        let all = self.world.shard.comm.all_gather(&self.name, words).and_then(|pending| pending.wait());
         let all = all.unwrap_or_else(|error| self.fail(error));
         self.full_gathers.fetch_add(1, Relaxed);
         let mut whole: Vec<u8> = all.chunks_exact(len.max(1)).flat_map(|words| to_bytes(words, own)).collect();
@@ -79,11 +80,12 @@ impl<B: Float8Backend> Sharding<B> {
     }
 
     /// Sum over all ranks of this rank's rows `[chunk, N]` of a gradient `[K, N]`, exchanged in the
-    /// configured dtype and returned in the gradient's. Over the host this waits for the device.
+    /// configured dtype, then between replicas in f32, and returned in the gradient's. Over the host
+    /// this waits for the device.
     fn reduce_scatter(&self, gradient: FloatTensor<B>) -> FloatTensor<B> {
         let ([k, n], ranks) = (self.logical, self.ranks());
         let (device, dtype) = (B::float_device(&gradient), gradient.dtype());
-        if let Some(collectives) = self.world.on_device(&device) {
+        if let Some(collectives) = self.world.shard.on_device(&device) {
             let exchanged = match self.config.reduce_dtype {
                 ReduceDtype::F32 => DType::F32,
                 ReduceDtype::Bf16 => DType::BF16,
@@ -95,17 +97,29 @@ impl<B: Float8Backend> Sharding<B> {
             }
             let all = if padding > 0 { B::float_cat(all, 0) } else { all.remove(0) };
             let own = collectives.reduce_scatter_sum(&self.name, all).unwrap_or_else(|error| self.fail(error));
+            let own = match self.world.replicate.on_device(&device) {
+                None => own,
+                Some(replicas) => {
+                    let own = in_dtype::<B>(own, DType::F32);
+                    replicas.all_reduce_sum(&self.name, own).unwrap_or_else(|error| self.fail(error))
+                }
+            };
             return in_dtype::<B>(own, dtype);
         }
         let mut all = read_f32::<B>(gradient);
         all.resize(ranks * self.chunk * n, 0.0);
+        let (name, World { shard, replicate, .. }) = (&self.name, &*self.world);
         let own = match self.config.reduce_dtype {
-            ReduceDtype::F32 => self.world.comm.reduce_scatter_sum(&self.name, all).and_then(|pending| pending.wait()),
+            ReduceDtype::F32 => shard.comm.reduce_scatter_sum(name, all).and_then(|pending| pending.wait()),
             ReduceDtype::Bf16 => {
                 let bytes = all.into_iter().flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
-                let all = self.world.comm.all_to_all(&self.name, to_words(bytes)).and_then(|pending| pending.wait());
+                let all = shard.comm.all_to_all(name, to_words(bytes)).and_then(|pending| pending.wait());
                 all.map(|words| sum_bf16(&words, ranks))
             }
+        };
+        let own = match replicate.size() {
+            1 => own,
+            _ => own.and_then(|own| replicate.comm.all_reduce_sum(name, own)?.wait()),
         };
         let own = own.unwrap_or_else(|error| self.fail(error));
         let own = B::float_from_data(TensorData::new(own, [self.chunk, n]), &device);
@@ -116,7 +130,7 @@ impl<B: Float8Backend> Sharding<B> {
     pub(crate) fn reduce_amax(&self, amax: FloatTensor<B>) -> FloatTensor<B> {
         match self.ranks() {
             1 => amax,
-            _ => self.world.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
+            _ => self.world.shard.max(&self.name, amax).unwrap_or_else(|error| self.fail(error)),
         }
     }
 }

@@ -4,29 +4,54 @@ use std::sync::atomic::AtomicBool;
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::Float8Backend;
-use float8_comm::{CommError, Communicator};
 
 use crate::all_reduce::{Reduction, all_reduce};
 use crate::backend::ShardBackend;
 use crate::collectives::DeviceCollectives;
+use crate::comm::Communicator;
+use crate::config::{Mesh, ShardConfig};
+use crate::error::ShardError;
 
 type CollectivesFn<B> = fn(&Device<B>, &Communicator) -> Option<Box<dyn DeviceCollectives<B>>>;
 
 /// Communicator, and the backend's collectives on device memory.
-pub(crate) struct World<B: Float8Backend> {
+pub(crate) struct Group<B: Float8Backend> {
     pub(crate) comm: Communicator,
     collectives: CollectivesFn<B>,
+}
+
+/// Mesh of the ranks.
+pub(crate) struct World<B: Float8Backend> {
+    /// All ranks.
+    pub(crate) all: Group<B>,
+    /// Ranks that divide one copy of the model.
+    pub(crate) shard: Group<B>,
+    /// Ranks with the same rows, one of each copy.
+    pub(crate) replicate: Group<B>,
     /// See [`Sharded::set_requires_gradient_sync`](crate::Sharded::set_requires_gradient_sync).
     pub(crate) requires_gradient_sync: Arc<AtomicBool>,
 }
 
 impl<B: ShardBackend> World<B> {
-    pub(crate) fn new(comm: &Communicator) -> Self {
-        Self { comm: comm.clone(), collectives: B::collectives, requires_gradient_sync: Arc::new(true.into()) }
+    pub(crate) fn new(comm: &Communicator, config: ShardConfig) -> Result<Self, ShardError> {
+        let Mesh { replicate, shard: shards } = config.mesh(comm.world_size())?;
+        let (shard, replicate) = match (replicate, shards) {
+            (1, _) => (comm.clone(), Communicator::solo()),
+            (_, 1) => (Communicator::solo(), comm.clone()),
+            _ => (comm.split(comm.rank() / shards)?, comm.split(comm.rank() % shards)?),
+        };
+        let [all, shard, replicate] =
+            [comm.clone(), shard, replicate].map(|comm| Group { comm, collectives: B::collectives });
+        Ok(Self { all, shard, replicate, requires_gradient_sync: Arc::new(true.into()) })
     }
 }
 
-impl<B: Float8Backend> World<B> {
+impl<B: Float8Backend> Group<B> {
+    /// Number of its ranks.
+    pub(crate) fn size(&self) -> usize {
+        self.comm.world_size()
+    }
+
     /// Collectives on the memory of a device.
     pub(crate) fn on_device(&self, device: &Device<B>) -> Option<Box<dyn DeviceCollectives<B>>> {
         (self.collectives)(device, &self.comm)
@@ -40,8 +65,8 @@ impl<B: Float8Backend> World<B> {
         }
     }
 
-    /// Maximum over all ranks of amaxes `[n]`, on device memory where supported; NaN wins.
-    pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, CommError> {
+    /// Maximum over its ranks of amaxes `[n]`, on device memory where supported; NaN wins.
+    pub(crate) fn max(&self, label: &str, amaxes: FloatTensor<B>) -> Result<FloatTensor<B>, ShardError> {
         let collectives = self.on_device(&B::float_device(&amaxes));
         Ok(all_reduce(&self.comm, collectives.as_deref(), label, Reduction::Max, vec![amaxes])?.remove(0))
     }

@@ -7,9 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use device_select::{SelectedDevice, quiet_wayland, select};
-#[cfg(feature = "cuda")]
-use float8_shard::Engine;
-use float8_shard::{CommOptions, Communicator};
+use float8_shard::Communicator;
 
 use crate::panics::hide_caught_panics;
 use crate::pool::use_current_thread;
@@ -76,7 +74,7 @@ pub fn start<A: TrainableModel>(
     if let Some(nproc) = nproc.filter(|_| std::env::var_os("OMPI_COMM_WORLD_RANK").is_none()) {
         return launch(nproc);
     }
-    let comm = Communicator::from_env(CommOptions::default())?;
+    let comm = Communicator::from_env()?;
     if !trains && comm.world_size() > 1 {
         bail!(
             "{} processes were started, but only `train` and `resume` are done by several: start one",
@@ -137,7 +135,7 @@ fn connected(comm: Communicator, job: &Job<impl TrainableModel>) -> Result<Commu
     let selected = comm.all_ok("looking for the device", select(job.device()))?;
     let is_cuda = selected == SelectedDevice::Cuda;
     comm.agree("whether the device is CUDA's", if is_cuda { "yes" } else { "no" })?;
-    Ok(if is_cuda { comm.with_nccl(CommOptions::default(), None)? } else { comm })
+    Ok(if is_cuda { comm.with_nccl(None)? } else { comm })
 }
 
 #[cfg(not(feature = "nccl"))]
@@ -148,7 +146,7 @@ fn connected(comm: Communicator, _: &Job<impl TrainableModel>) -> Result<Communi
 /// CUDA device connected by NCCL, with the rank's index on its machine; otherwise the first.
 #[cfg(feature = "cuda")]
 fn cuda_device(job: &Job<impl TrainableModel>) -> burn::backend::cuda::CudaDevice {
-    let comm = job.start.comm.as_ref().filter(|comm| comm.engine() == Engine::Nccl);
+    let comm = job.start.comm.as_ref().filter(|comm| comm.has_nccl());
     comm.map_or_else(Default::default, |comm| burn::backend::cuda::CudaDevice::new(comm.local_rank()))
 }
 

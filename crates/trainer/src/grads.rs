@@ -16,7 +16,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{DType, Tensor, TensorData};
 use burn_float8::shard_hooks::Path;
-use float8_shard::CommError;
+use float8_shard::ShardError;
 
 use crate::Ranks;
 
@@ -73,14 +73,14 @@ fn sum_of_squares<B: Backend, const D: usize>(grad: Tensor<B, D>) -> Tensor<B, 1
 /// is sharded over `ranks`.
 ///
 /// # Errors
-/// [`CommError`].
+/// [`ShardError`].
 pub fn clip_grad_norm<B: AutodiffBackend, M: AutodiffModule<B>>(
     module: &M,
     grads: &mut GradientsParams,
     grad_clip_norm: f64,
     ranks: Option<&Ranks>,
     device: &B::Device,
-) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
+) -> Result<Tensor<B::InnerBackend, 1>, ShardError> {
     let mut squares = Squares::default();
     squares.add(module, grads);
     let norm = squares.norm(ranks, device)?;
@@ -114,12 +114,12 @@ impl<B: AutodiffBackend> Squares<B> {
     /// Norm of all gradients together, `[1]` in f32, added in the order of the module.
     ///
     /// # Errors
-    /// [`CommError`].
+    /// [`ShardError`].
     pub(crate) fn norm(
         self,
         ranks: Option<&Ranks>,
         device: &B::Device,
-    ) -> Result<Tensor<B::InnerBackend, 1>, CommError> {
+    ) -> Result<Tensor<B::InnerBackend, 1>, ShardError> {
         let mut ordered: Vec<_> = self.0.into_iter().collect();
         ordered.sort_unstable_by_key(|(_, (place, _))| *place);
         let is_shard = |id: &ParamId| ranks.is_some_and(|ranks| ranks.has_shard(*id));
@@ -127,9 +127,9 @@ impl<B: AutodiffBackend> Squares<B> {
         let [shards, mut sums] =
             [shards, sums].map(|sums| sums.into_iter().map(|(_, (_, sum))| sum).collect::<Vec<_>>());
         if let (Some(ranks), [_, ..]) = (ranks, &shards[..]) {
-            // Shards are summed over the ranks. Replicated parameters count once.
+            // Shards are summed over the ranks of a copy. Replicated parameters count once.
             let own = sum(Tensor::cat(shards, 0)).into_data().iter::<f32>().collect();
-            let all = ranks.sum("squares of the gradients", own)?;
+            let all = ranks.sum_of_shards("squares of the gradients", own)?;
             sums.push(Tensor::from_data(TensorData::new(all, [1]), (device, DType::F32)));
         }
         Ok(match sums {

@@ -8,7 +8,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_float8::Float8Stack;
-use float8_shard::{CommError, Communicator, Sharded};
+use float8_shard::{Communicator, ShardError, Sharded};
 
 use crate::batches::Batch;
 
@@ -60,20 +60,33 @@ impl Ranks {
         self.rank() == 0
     }
 
+    /// Whether this rank writes shards: those of the first copy of the model.
+    pub(crate) fn writes_shards(&self) -> bool {
+        self.sharded.replica() == 0
+    }
+
     /// Sums over all ranks.
     ///
     /// # Errors
-    /// [`CommError`].
-    pub fn sum(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, CommError> {
+    /// [`ShardError`].
+    pub fn sum(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, ShardError> {
         self.comm().all_reduce_sum(what, own)?.wait()
+    }
+
+    /// Sums over the ranks that divide one copy of the model.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    pub(crate) fn sum_of_shards(&self, what: &str, own: Vec<f32>) -> Result<Vec<f32>, ShardError> {
+        self.sharded.shard_communicator().all_reduce_sum(what, own)?.wait()
     }
 
     /// Returns a signal to stop if any rank received one: signals reach the ranks at different
     /// steps.
     ///
     /// # Errors
-    /// [`CommError`].
-    pub(crate) fn stop(&self, own: Option<&'static str>) -> Result<Option<&'static str>, CommError> {
+    /// [`ShardError`].
+    pub(crate) fn stop(&self, own: Option<&'static str>) -> Result<Option<&'static str>, ShardError> {
         let told = self.comm().all_reduce_max_bits("signals", vec![u32::from(own.is_some())])?.wait()?;
         // The launcher forwards SIGTERM.
         Ok(own.or((told[0] > 0).then_some("SIGTERM")))
@@ -106,12 +119,12 @@ impl Ranks {
     /// Called after backward: reduces the gradients of replicated parameters.
     ///
     /// # Errors
-    /// [`CommError`].
+    /// [`ShardError`].
     pub(crate) fn reduce_gradients<B: AutodiffBackend + Float8Stack, M: AutodiffModule<B>>(
         &self,
         model: &M,
         grads: &mut GradientsParams,
-    ) -> Result<(), CommError> {
+    ) -> Result<(), ShardError> {
         self.sharded.reduce_gradients::<B, M>(model, grads)
     }
 }

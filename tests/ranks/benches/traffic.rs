@@ -14,8 +14,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::prelude::*;
 use burn_float8::{Float8Config, Recipe};
-use float8_comm::{Operation, Traffic};
-use float8_shard::{CommOptions, Communicator, ReduceDtype, Reshard, ShardConfig, Sharded};
+use float8_shard::{Communicator, Operation, ReduceDtype, Reshard, ShardConfig, Sharded, Traffic};
 use ranks::B;
 
 const RANKS: usize = 4;
@@ -45,7 +44,7 @@ fn main() -> ExitCode {
 }
 
 fn rank() {
-    let comm = Communicator::from_env(CommOptions::default()).expect("mpirun has started this rank");
+    let comm = Communicator::from_env().expect("mpirun has started this rank");
     if comm.rank() == 0 {
         println!("KiB that each of {RANKS} ranks sends in a step, of {} KiB of weights in f32", weights() * 4 / 1024);
         println!("| recipe | reshard | reduce | gathered | FSDP2 bf16 | ratio | gradients | amaxes |");

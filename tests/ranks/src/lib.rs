@@ -112,12 +112,24 @@ pub struct Training {
     pub sharded: Option<Sharded>,
     optimizer: OptimizerAdaptor<AdamW, Net<B>, B>,
     step: usize,
+    is_reversed: bool,
 }
 
 impl Training {
     /// Training before the first step.
     pub fn new(model: Net<B>, sharded: Option<Sharded>) -> Self {
-        Self { model, sharded, optimizer: AdamWConfig::new().with_weight_decay(0.1).init(), step: 0 }
+        Self {
+            model,
+            sharded,
+            optimizer: AdamWConfig::new().with_weight_decay(0.1).init(),
+            step: 0,
+            is_reversed: false,
+        }
+    }
+
+    /// This training, with the micro-batches of each step in reverse.
+    pub fn reversed(self) -> Self {
+        Self { is_reversed: true, ..self }
     }
 
     /// Trains one step on `micro_batches` micro-batches. A rank takes each one whose number modulo
@@ -133,7 +145,8 @@ impl Training {
         }
         let mut accumulator = GradientsAccumulator::new();
         let mut sum = 0.0;
-        for number in (0..micro_batches).filter(|number| number % ranks == rank) {
+        let order = (0..micro_batches).map(|i| if self.is_reversed { micro_batches - 1 - i } else { i });
+        for number in order.filter(|number| number % ranks == rank) {
             let batch = batch(self.step * micro_batches + number, &device);
             let loss = self.model.loss(batch).div_scalar(micro_batches as f64);
             sum += loss.clone().into_scalar();

@@ -67,7 +67,7 @@ fn plan(policy: &Policy) -> Option<Arc<LinearPlan>> {
 pub struct Layer {
     name: String,
     applied: Arc<Applied>,
-    /// Source of the weight if it is sharded: an `Arc<dyn ShardedWeight<B>>`.
+    /// Source of the weight if it is sharded: an `Arc<dyn ShardHooks<B>>`.
     source: Option<Box<dyn Any + Send + Sync>>,
     settings: RwLock<Settings>,
     /// Setting of [`set_float8_enabled`](crate::set_float8_enabled).
@@ -110,7 +110,7 @@ impl Layer {
         }
     }
 
-    /// Sets the source of the weight, an `Arc<dyn ShardedWeight<B>>`.
+    /// Sets the source of the weight, an `Arc<dyn ShardHooks<B>>`.
     pub(crate) fn with_source(self, source: impl Any + Send + Sync) -> Self {
         Self { source: Some(Box::new(source)), ..self }
     }

@@ -273,7 +273,7 @@ impl LayerReport {
             fp8_only: None,
             decodes: layer.decodes().into_iter().map(|(operation, times)| (operation.into(), times)).collect(),
             fallback: layer.fallback(),
-            sharding: source_of::<B>(layer).map(|source| source.report()),
+            sharding: source_of::<B>(layer).map(|source| source.layout().report),
         }
     }
 

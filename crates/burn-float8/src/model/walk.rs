@@ -239,7 +239,7 @@ pub fn linears<B: Float8Stack, M: Module<B>>(model: &M, config: Option<&Float8Co
         let config = config.or(applied.as_ref().map(|applied| &applied.config)).unwrap_or(&fallback);
         let Some(name) = param.linear_weight(config) else { return };
         let source = tag.as_ref().and_then(|tag| source_of::<B::Inner>(&tag.layer));
-        let [k, n] = source.map_or([rows, cols], |source| source.shape());
+        let [k, n] = source.map_or([rows, cols], |source| source.layout().shape);
         let (info, parameter) = (LinearInfo { name, k, n }, param.path.parameter());
         found.push(FoundLinear { info, parameter, device: param.device.clone(), tag, weight });
     });

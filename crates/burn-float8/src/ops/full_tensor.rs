@@ -23,7 +23,7 @@ pub(super) fn forward<B: Float8Backend>(weight: Float8Tensor<B>) -> Float8Tensor
 /// If the tensor was computed from a shard, and is not the shard itself.
 pub(super) fn sourced<B: Float8Backend>(weight: &Float8Tensor<B>) -> Option<Arc<Layer>> {
     let layer = weight.layer()?;
-    let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.own_shape());
+    let (got, rows) = (weight.shape().to_vec(), source_of::<B>(layer)?.layout().own_shape);
     if got != rows {
         let layer = layer.name();
         panic!(

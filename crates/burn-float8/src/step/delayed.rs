@@ -158,7 +158,7 @@ impl<B: Float8Backend> Histories<B> {
         }
         self.share_known(peers);
         let own = self.tables.iter_mut().map(|(_, table)| table.running(&peers.device)).collect();
-        let all = peers.others.max("amax histories", B::float_cat(own, 0));
+        let all = peers.hooks.max("amax histories", B::float_cat(own, 0));
         let mut begin = 0;
         for (_, table) in &mut self.tables {
             let end = begin + table.rows.len();
@@ -175,10 +175,10 @@ impl<B: Float8Backend> Histories<B> {
         if self.is_all_known {
             return;
         }
-        let any = peers.others.max_bits("casts with a history", rows().map(|row| u32::from(row.is_known)).collect());
+        let any = peers.any("casts with a history", rows().map(|row| u8::from(row.is_known)).collect());
         let rows = self.tables.iter_mut().flat_map(|(_, table)| &mut table.rows);
-        rows.zip(&any).for_each(|(row, any)| row.is_known = *any > 0);
-        self.is_all_known = any.iter().all(|any| *any > 0);
+        rows.zip(&any).for_each(|(row, any)| row.is_known = *any);
+        self.is_all_known = any.iter().all(|any| *any);
     }
 
     /// Ends the step.

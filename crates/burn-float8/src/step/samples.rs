@@ -52,7 +52,7 @@ impl<B: Float8Backend> Samples<B> {
                 decisions.push((layer, fallback));
             }
         }
-        let decisions = if let Some(peers) = peers { peers.others.union(decisions) } else { decisions };
+        let decisions = if let Some(peers) = peers { peers.union(decisions) } else { decisions };
         for (layer, fallback) in decisions {
             let Fallback { step, to, reason } = &fallback;
             let place = match to {

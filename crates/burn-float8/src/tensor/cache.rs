@@ -176,6 +176,10 @@ impl<B: Float8Backend> Fp8Cache<B> {
         self.sourced.lock()
     }
 
+    pub(super) fn try_sourced(&self) -> Option<MutexGuard<'_, Sourced<B>>> {
+        self.sourced.try_lock()
+    }
+
     /// Takes over the results of `other`'s casts with one scale. This tensor has `elements`
     /// elements of `other`, and zeros that statistics do not count.
     pub(crate) fn inherit(&self, other: &Self, elements: u64) {

@@ -18,6 +18,6 @@ pub(crate) use copies::fp8_copy;
 pub(crate) use sample::{push_sample, sample, take_sample};
 pub(crate) use shared_input_cast::clear as clear_shared_input_casts;
 pub(crate) use source::source_of;
-pub use source::{CastAmax, ShardedWeight, ShardingReport, SourcedWeight, WeightCast, shared};
+pub use source::{CastAmax, ShardHooks, ShardLayout, ShardingReport, SourcedWeight, WeightCast, shared};
 pub(crate) use wrapped::sealed;
 pub use wrapped::{Float8Tensor, Wrapped};

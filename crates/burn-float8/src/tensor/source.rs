@@ -1,4 +1,4 @@
-//! [`ShardedWeight`]: gathers a sharded weight from all processes.
+//! [`ShardHooks`]: gathers a sharded weight from all processes.
 //!
 //! If a layer has a source, its linears take GEMM operands and high-precision values from it. The
 //! source also reduces the gradient to the rows of this process.
@@ -20,42 +20,41 @@ use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// Source of a sharded weight `[K, N]`. This process holds some of its rows, including zero padding
-/// below them.
-pub trait ShardedWeight<B: Float8Backend>: Send + Sync + 'static {
-    /// K and N of the whole weight.
-    fn shape(&self) -> [usize; 2];
-
-    /// Shape of this process' rows.
-    fn own_shape(&self) -> [usize; 2];
-
-    /// Whether this process lacks some rows.
-    fn is_divided(&self) -> bool;
-
-    /// Whether a weight keeps its gathered operands and values for the next GEMM that reads it.
-    fn keeps(&self) -> bool;
+/// A weight `[K, N]` of which each rank holds rows, and the ranks that train it together. All ranks
+/// call these in the same order.
+pub trait ShardHooks<B: Float8Backend>: Any + Send + Sync {
+    /// Rows of this process, and counts for the report.
+    fn layout(&self) -> ShardLayout;
 
     /// Operand of the whole weight in one orientation, and the amax of the cast of the rows. Calls
     /// with the same cache do not run concurrently.
     fn operand(&self, cast: &WeightCast<'_, B>, cache: &mut WeightCache) -> (B::Operand, CastAmax<B>);
 
-    /// Called after [`operand`](Self::operand), when the next operand may be started.
-    fn after_operand(&self, cast: &WeightCast<'_, B>);
-
-    /// Drops started operands with the scale of a history, because the optimizer step changes.
-    fn forget_delayed(&self, cache: &mut WeightCache);
-
     /// The whole weight in high precision, in the dtype of the rows.
     fn values(&self, rows: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// This process' rows of a gradient `[K, N]`, summed over all processes.
+    /// This process' rows of a gradient `[K, N]`, summed over all ranks.
     fn gradient(&self, whole: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// Sharding of the weight, for the layer's report.
-    fn report(&self) -> ShardingReport;
+    /// Element-wise maximum of amaxes `[n]` over all ranks that train the model; NaN wins.
+    fn max(&self, label: &str, amaxes: FloatTensor<B>) -> FloatTensor<B>;
 
-    /// The source by its own type.
-    fn as_any(self: Arc<Self>) -> Arc<dyn Any + Send + Sync>;
+    /// Bytes of all ranks that train the model, in their order.
+    fn exchange(&self, label: &str, own: &[u8]) -> Vec<Vec<u8>>;
+}
+
+/// Rows of a sharded weight on this process.
+pub struct ShardLayout {
+    /// K and N of the whole weight.
+    pub shape: [usize; 2],
+    /// Shape of this process' rows, including zero padding below them.
+    pub own_shape: [usize; 2],
+    /// Whether this process lacks some rows.
+    pub is_divided: bool,
+    /// Whether a weight keeps its gathered operands and values for the next GEMM that reads it.
+    pub keeps: bool,
+    /// Counts for the report.
+    pub report: ShardingReport,
 }
 
 /// Sharding of a weight: each process keeps some of its rows.
@@ -91,7 +90,7 @@ impl core::fmt::Display for ShardingReport {
 pub struct CastAmax<B: Float8Backend>(Arc<CastResult<B>>);
 
 /// Source of a layer's weight, if it has one.
-pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ShardedWeight<B>>> {
+pub(crate) fn source_of<B: Float8Backend>(layer: &Layer) -> Option<&Arc<dyn ShardHooks<B>>> {
     layer.source().map(|source| source.downcast_ref().expect("all weights of a layer are of one backend"))
 }
 
@@ -207,6 +206,17 @@ impl<B: Float8Backend> SourcedWeight<B> {
         parking_lot::MutexGuard::map(self.weight.cache().sourced(), |sourced| &mut sourced.cache)
     }
 
+    /// Data of its source, unless a cast has locked it.
+    pub fn try_cache(&self) -> Option<impl DerefMut<Target = WeightCache>> {
+        let sourced = self.weight.cache().try_sourced()?;
+        Some(parking_lot::MutexGuard::map(sourced, |sourced| &mut sourced.cache))
+    }
+
+    /// Whether a cast reads this weight, with the cache that both then share.
+    pub fn is_read_by(&self, cast: &WeightCast<'_, B>) -> bool {
+        core::ptr::eq(self.weight.cache(), cast.request.tensor.cache())
+    }
+
     /// Data of this type, shared by the layers of its applied configuration on its device.
     pub fn shared<T: Any + Default + Send + Sync>(&self) -> Arc<T> {
         shared(&self.layer, &B::float_device(self.weight.full()))
@@ -222,7 +232,7 @@ impl<W: Wrapped> Float8Tensor<W> {
     /// Shape of the whole weight, also for a shard.
     pub(crate) fn whole_shape(&self) -> Shape {
         match self.layer().and_then(|layer| source_of::<W::Plain>(layer)) {
-            Some(source) => Shape::from(source.shape().to_vec()),
+            Some(source) => Shape::from(source.layout().shape.to_vec()),
             None => self.shape(),
         }
     }
@@ -233,7 +243,7 @@ impl<W: Wrapped> Float8Tensor<W> {
             Some(Mark::Weight(Tag { layer, .. }) | Mark::ShardGradient(layer)) => layer,
             _ => return None,
         };
-        source_of::<W::Plain>(layer).filter(|source| source.is_divided()).map(|_| layer)
+        source_of::<W::Plain>(layer).filter(|source| source.layout().is_divided).map(|_| layer)
     }
 }
 
@@ -242,7 +252,7 @@ impl<B: Float8Backend> Float8Tensor<B> {
     pub(crate) fn into_whole(self, dtype: DType) -> FloatTensor<B> {
         let source = self.layer().and_then(|layer| source_of::<B>(layer)).cloned();
         let Some(source) = source else { return in_dtype::<B>(self.into_values("linear"), dtype) };
-        if !source.keeps() {
+        if !source.layout().keeps {
             return source.values(in_dtype::<B>(self.into_full(), dtype));
         }
         let mut sourced = self.cache().sourced();
@@ -254,19 +264,18 @@ impl<B: Float8Backend> Float8Tensor<B> {
         whole
     }
 
-    /// Drops copies and results of delayed scaling, because a step with other scales begins.
+    /// Drops gathers in flight, and copies and results of delayed scaling, because a step with other
+    /// scales begins.
     pub(crate) fn forget_delayed(&self) {
         let Some(cache) = self.known_cache() else { return };
-        if let Some(source) = self.layer().and_then(|layer| source_of::<B>(layer)) {
-            source.forget_delayed(&mut cache.sourced().cache);
-        }
+        cache.sourced().cache = WeightCache::default();
         cache.forget_delayed();
     }
 }
 
 impl<'a, B: Float8Backend> CastRequest<'a, B> {
     /// Source of a weight, if it has one.
-    pub(super) fn source(&self) -> Option<&'a Arc<dyn ShardedWeight<B>>> {
+    pub(super) fn source(&self) -> Option<&'a Arc<dyn ShardHooks<B>>> {
         if self.operand.role == Role::Weight { source_of(self.layer) } else { None }
     }
 }
@@ -274,7 +283,7 @@ impl<'a, B: Float8Backend> CastRequest<'a, B> {
 /// Copy of a weight from its source.
 pub(super) fn sourced_copy<B: Float8Backend>(
     request: CastRequest<'_, B>,
-    source: &Arc<dyn ShardedWeight<B>>,
+    source: &Arc<dyn ShardHooks<B>>,
 ) -> Arc<Fp8Copy<B>> {
     let (cast, key, cache) = (WeightCast { request }, request.key(), request.tensor.cache());
     // Held until the copy is stored, so that each copy is made once.
@@ -284,12 +293,10 @@ pub(super) fn sourced_copy<B: Float8Backend>(
     }
     let (whole, CastAmax(result)) = source.operand(&cast, &mut sourced.cache);
     let copy = Fp8Copy::new(whole, key.cast.cast, result, request.layer);
-    let held = match source.keeps() && !request.is_transient() {
+    let held = match source.layout().keeps && !request.is_transient() {
         true => Held::Strong(copy.clone()),
         false => Held::Weak(Arc::downgrade(&copy)),
     };
     cache.lock().copies.push((key, held));
-    drop(sourced);
-    source.after_operand(&cast);
     copy
 }

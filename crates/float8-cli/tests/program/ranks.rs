@@ -61,12 +61,19 @@ impl Runs {
     }
 
     /// Losses of a saved run of four steps that a copy resumes after the second.
-    fn resume(&self, [count, batches]: [usize; 2], run: &str) -> Vec<f64> {
-        let copy = self.path(&format!("{run} of {count}"));
+    fn resume(&self, counts: [usize; 2], run: &str) -> Vec<f64> {
+        self.resume_as(counts, 1, run)
+    }
+
+    /// Losses of a saved run that a copy resumes with so many replicas.
+    fn resume_as(&self, [count, batches]: [usize; 2], replicas: usize, run: &str) -> Vec<f64> {
+        let copy = self.path(&format!("{run} of {count} {replicas}"));
         crate::support::copy(self.path(run).as_ref(), copy.as_ref());
-        let accumulation = format!("training.grad_accumulation={}", batches / count);
+        let settings =
+            [format!("training.grad_accumulation={}", batches / count), format!("parallelism.replicate={replicas}")];
         let arguments = [copy, "--from-step".into(), "2".into()];
-        losses(&float8(count, "resume", &[&arguments[..], &set(&[&accumulation])].concat()))
+        let settings = settings.each_ref().map(String::as_str);
+        losses(&float8(count, "resume", &[&arguments[..], &set(&settings)].concat()))
     }
 
     /// Settings that save a run of four steps.
@@ -125,23 +132,29 @@ fn two_ranks_save_and_resume_as_one() {
     }
 }
 
-/// A checkpoint of four ranks is resumed by two and by one. Each rank has written its rows.
-/// Replicated parameters, such as norms, are in the first rank's file.
+/// A checkpoint of two replicas of two shards is resumed by any other mesh. Each rank of the first
+/// replica has written its rows. Replicated parameters, such as norms, are in the first rank's file.
 #[test]
-fn a_run_goes_on_with_another_number_of_ranks() {
+fn a_run_goes_on_with_another_mesh() {
     let runs = Runs::new();
     let [every, folder] = runs.saved("run");
-    let all = runs.train([4, 4], &["training.steps=4", "float8.recipe=delayed", &every, &folder]);
+    let mesh = "parallelism.replicate=2";
+    let all = runs.train([4, 4], &["training.steps=4", "float8.recipe=delayed", mesh, &every, &folder]);
+    let is_there = |name: &str| Path::new(&runs.path("run/step-000000004")).join(name).exists();
+    for kind in ["model", "optimizer"] {
+        let file = |rank: usize| format!("{kind}-rank-0000{rank}-of-00004.safetensors");
+        assert_eq!([0, 1, 2, 3].map(|rank| is_there(&file(rank))), [true, true, false, false]);
+    }
     let bytes = |kind: &str, rank: usize| runs.bytes(&format!("run/step-000000004/{kind}-rank-0000{rank}-of-00004"));
     let model = bytes("model", 1);
     assert!(bytes("optimizer", 1) > 2 * model - 100_000 && model < bytes("model", 0));
-    let is_there = |name: &str| Path::new(&runs.path("run/step-000000004")).join(name).exists();
     assert!(is_there("index.json") && !is_there("model.safetensors"));
-    for count in [4, 2, 1] {
-        let resumed = runs.resume([count, 4], "run");
+    for [count, replicas] in [[4, 2], [4, 1], [4, 4], [2, 2], [1, 1]] {
+        let resumed = runs.resume_as([count, 4], replicas, "run");
         assert_eq!(resumed.len(), 3);
         for (resumed, all) in resumed.iter().zip(&all[2..]) {
-            assert!((resumed - all).abs() <= if count == 4 { 0.0 } else { 1e-3 * all }, "{count}: {resumed} and {all}");
+            let limit = if [count, replicas] == [4, 2] { 0.0 } else { 1e-3 * all };
+            assert!((resumed - all).abs() <= limit, "{count} {replicas}: {resumed} and {all}");
         }
     }
 }

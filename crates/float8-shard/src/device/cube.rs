@@ -1,7 +1,7 @@
 //! CubeCL backends: NCCL between CUDA devices; other devices exchange over the host.
+use crate::comm::Communicator;
 use burn_backend::tensor::Device;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use float8_comm::Communicator;
 
 #[cfg(feature = "nccl")]
 use super::nccl;

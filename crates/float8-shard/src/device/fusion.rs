@@ -2,6 +2,8 @@
 //!
 //! Fusion defers its operations, but ranks must launch the same collectives in the same order. So
 //! the stream is drained before each collective, without waiting for the device.
+use crate::comm::Communicator;
+use crate::error::ShardError;
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_float8::backend::{DeviceOperand, Float8Backend};
@@ -9,7 +11,6 @@ use burn_float8::shard_hooks::resolved;
 use burn_fusion::stream::OperationStreams;
 use burn_fusion::{Client, Fusion, FusionBackend, FusionTensor, NoOp, get_client};
 use burn_ir::{InitOperationIr, OperationIr};
-use float8_comm::{CommError, Communicator};
 
 use crate::backend::ShardBackend;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
@@ -30,8 +31,8 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> Fused<B> {
     fn each(
         &self,
         t: FloatTensor<Fusion<B>>,
-        collective: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, CommError>,
-    ) -> Result<FloatTensor<Fusion<B>>, CommError> {
+        collective: impl FnOnce(FloatTensor<B>) -> Result<FloatTensor<B>, ShardError>,
+    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
         let made = collective(self.client.resolve_tensor_float::<B>(t))?;
         Ok(wrapped::<B>(&self.client, made.shape(), made.dtype(), B::float_tensor_handle(made)))
     }
@@ -43,7 +44,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         label: &str,
         shard: &DeviceOperand<Fusion<B>>,
         shards: Shards,
-    ) -> Result<PendingOnDevice<DeviceOperand<Fusion<B>>>, CommError> {
+    ) -> Result<PendingOnDevice<DeviceOperand<Fusion<B>>>, ShardError> {
         let pending = self.inner.start_gather(label, &resolved(shard), shards)?;
         let client = self.client.clone();
         Ok(Box::new(move || {
@@ -56,7 +57,7 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         }))
     }
 
-    fn gather(&self, label: &str, shard: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+    fn gather(&self, label: &str, shard: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, ShardError> {
         self.each(shard, |shard| self.inner.gather(label, shard))
     }
 
@@ -64,15 +65,23 @@ impl<B: FusionBackend + Float8Backend<Operand = DeviceOperand<B>>> DeviceCollect
         &self,
         label: &str,
         all: FloatTensor<Fusion<B>>,
-    ) -> Result<FloatTensor<Fusion<B>>, CommError> {
+    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
         self.each(all, |all| self.inner.reduce_scatter_sum(label, all))
     }
 
-    fn all_reduce_sum(&self, label: &str, values: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+    fn all_reduce_sum(
+        &self,
+        label: &str,
+        values: FloatTensor<Fusion<B>>,
+    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
         self.each(values, |values| self.inner.all_reduce_sum(label, values))
     }
 
-    fn all_reduce_max(&self, label: &str, values: FloatTensor<Fusion<B>>) -> Result<FloatTensor<Fusion<B>>, CommError> {
+    fn all_reduce_max(
+        &self,
+        label: &str,
+        values: FloatTensor<Fusion<B>>,
+    ) -> Result<FloatTensor<Fusion<B>>, ShardError> {
         self.each(values, |values| self.inner.all_reduce_max(label, values))
     }
 }

@@ -1,8 +1,9 @@
 //! CUDA collectives: NCCL on the addresses of Burn's tensors, ordered with CubeCL's streams on the
 //! device.
 use std::any::{Any, TypeId};
-use std::ffi::c_void;
 
+use crate::comm::{Communicator, InFlight, NcclComm, Operation, Summed};
+use crate::error::ShardError;
 use burn_backend::{Backend, DType, TensorMetadata};
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
@@ -13,13 +14,9 @@ use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::server::Handle;
-use float8_comm::{CommError, Communicator, InFlight, NcclComm};
 
 use super::joined::Joined;
 use crate::collectives::{DeviceCollectives, PendingOnDevice, Shards};
-
-/// NCCL collective on two addresses, a number of words or elements, and a stream.
-type Call<'a> = &'a dyn Fn(&NcclComm, (u64, u64), usize, *mut c_void) -> Result<(), CommError>;
 
 struct Nccl {
     comm: Communicator,
@@ -50,7 +47,7 @@ struct Launched<R: CubeRuntime> {
 }
 
 impl<R: CubeRuntime> Launched<R> {
-    fn land(self) -> Result<Vec<CubeTensor<R>>, CommError> {
+    fn land(self) -> Result<Vec<CubeTensor<R>>, ShardError> {
         let Self { flight, read, written } = self;
         flight.land()?;
         drop(read);
@@ -69,13 +66,16 @@ impl Nccl {
         self.comm.nccl().expect("made with NCCL")
     }
 
-    /// Starts `call` from each tensor, with its count of words or elements, into a new tensor.
+    /// Starts the collective from each tensor, with its count of words or elements on one rank, into
+    /// a new tensor.
     fn start<R: CubeRuntime>(
         &self,
+        operation: Operation,
         label: &str,
         buffers: Vec<(CubeTensor<R>, Shape, usize)>,
-        call: Call<'_>,
-    ) -> Result<Launched<R>, CommError> {
+    ) -> Result<Launched<R>, ShardError> {
+        let is_bf16 = operation == Operation::ReduceScatterSum && buffers[0].0.dtype == DType::BF16;
+        let call = (operation, if is_bf16 { Summed::Bf16 } else { Summed::F32 });
         let (mut read, mut written, mut calls) = (vec![], vec![], vec![]);
         for (from, shape, count) in buffers {
             let from = into_contiguous(from);
@@ -92,40 +92,39 @@ impl Nccl {
         // held is not written in place.
         let flight = unsafe {
             self.nccl().after_context(label, |stream| {
-                calls.iter().try_for_each(|(addresses, count)| call(self.nccl(), *addresses, *count, stream))
+                calls
+                    .iter()
+                    .try_for_each(|(addresses, count)| self.nccl().collective(call, label, *addresses, *count, stream))
             })
         }?;
         Ok(Launched { flight, read, written })
     }
 
     /// Address of a handle's memory, after CubeCL has launched all work that this thread requested.
-    fn address(&self, handle: &Handle) -> Result<u64, CommError> {
+    fn address(&self, handle: &Handle) -> Result<u64, ShardError> {
         let found = self.cuda.get_resource(handle.clone());
-        let found = found.map_err(|error| CommError::Cuda { rank: self.comm.rank(), reason: error.to_string() })?;
+        let found = found.map_err(|error| ShardError::Cuda { rank: self.comm.rank(), reason: error.to_string() })?;
         Ok(found.resource().ptr)
     }
 
     /// Gathers the words of each rank's two-dimensional tensors.
-    fn start_gather<R: CubeRuntime>(&self, label: &str, parts: Vec<CubeTensor<R>>) -> Result<Launched<R>, CommError> {
+    fn start_gather<R: CubeRuntime>(&self, label: &str, parts: Vec<CubeTensor<R>>) -> Result<Launched<R>, ShardError> {
         let ranks = self.comm.world_size();
         let buffer = |part: CubeTensor<R>| {
             let (dims, words) = (part.shape(), words(&part));
             (part, Shape::from(vec![ranks, dims[0], dims[1]]), words)
         };
-        // SAFETY: `start` upholds the contract.
-        self.start(label, parts.into_iter().map(buffer).collect(), &|nccl, addresses, words, stream| unsafe {
-            nccl.all_gather(label, addresses, words, stream)
-        })
+        self.start(Operation::AllGather, label, parts.into_iter().map(buffer).collect())
     }
 
-    /// Runs `call` on one tensor and waits on the device for the result.
+    /// Runs a collective on one tensor and waits on the device for the result.
     fn now<R: CubeRuntime>(
         &self,
+        operation: Operation,
         label: &str,
         buffer: (CubeTensor<R>, Shape, usize),
-        call: Call<'_>,
-    ) -> Result<CubeTensor<R>, CommError> {
-        Ok(self.start(label, vec![buffer], call)?.land()?.remove(0))
+    ) -> Result<CubeTensor<R>, ShardError> {
+        Ok(self.start(operation, label, vec![buffer])?.land()?.remove(0))
     }
 }
 
@@ -140,48 +139,34 @@ where
         label: &str,
         shard: &DeviceOperand<B>,
         shards: Shards,
-    ) -> Result<PendingOnDevice<DeviceOperand<B>>, CommError> {
+    ) -> Result<PendingOnDevice<DeviceOperand<B>>, ShardError> {
         let joined = Joined::new(shard, shards);
         let launched = self.start_gather(label, joined.parts())?;
         Ok(Box::new(move || Ok(joined.join(launched.land()?))))
     }
 
-    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+    fn gather(&self, label: &str, shard: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
         let all = self.start_gather(label, vec![shard])?.land()?.remove(0);
         let [ranks, rows, n] = [0, 1, 2].map(|i| all.shape()[i]);
         let shape = Shape::from(vec![ranks * rows, n]);
         Ok(CubeTensor::new_contiguous(all.client, all.device, shape, all.handle, all.dtype))
     }
 
-    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+    fn reduce_scatter_sum(&self, label: &str, all: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
         let mut shape = all.shape();
         shape[0] /= self.comm.world_size();
-        let is_bf16 = all.dtype == DType::BF16;
         let words = words(&all) / self.comm.world_size();
-        let count = if is_bf16 { 2 * words } else { words };
-        // SAFETY: `start` upholds the contract.
-        self.now(label, (all, shape, count), &|nccl, addresses, count, stream| unsafe {
-            match is_bf16 {
-                true => nccl.reduce_scatter_sum_bf16(label, addresses, count, stream),
-                false => nccl.reduce_scatter_sum_f32(label, addresses, count, stream),
-            }
-        })
+        let count = if all.dtype == DType::BF16 { 2 * words } else { words };
+        self.now(Operation::ReduceScatterSum, label, (all, shape, count))
     }
 
-    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+    fn all_reduce_sum(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
         let (shape, count) = (values.shape(), words(&values));
-        // SAFETY: `start` upholds the contract.
-        self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
-            nccl.all_reduce_sum_f32(label, addresses, count, stream)
-        })
+        self.now(Operation::AllReduceSum, label, (values, shape, count))
     }
 
-    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, CommError> {
+    fn all_reduce_max(&self, label: &str, values: CubeTensor<R>) -> Result<CubeTensor<R>, ShardError> {
         let (shape, count) = (values.shape(), words(&values));
-        // SAFETY: `start` upholds the contract. Bits of non-negative floats have the order of the
-        // floats.
-        self.now(label, (values, shape, count), &|nccl, addresses, count, stream| unsafe {
-            nccl.all_reduce_max_u32(label, addresses, count, stream)
-        })
+        self.now(Operation::AllReduceMaxBits, label, (values, shape, count))
     }
 }

@@ -85,9 +85,15 @@ impl Snapshot {
         self.rank.is_none_or(|[rank, _]| rank == 0)
     }
 
+    /// Kinds of tensor files of this rank, with their tensors. A rank without tensors writes none.
+    fn tensors(&self) -> impl Iterator<Item = (&'static str, &[Pending])> {
+        let all = [(MODEL, &self.parameters[..]), (OPTIMIZER, &self.moments)];
+        all.into_iter().filter(|(_, tensors)| self.is_first() || !tensors.is_empty())
+    }
+
     /// Names of the files that [`write`](Self::write) writes.
     pub(super) fn files(&self) -> Vec<String> {
-        let mut files = vec![file_name(MODEL, self.rank), file_name(OPTIMIZER, self.rank)];
+        let mut files: Vec<_> = self.tensors().map(|(kind, _)| file_name(kind, self.rank)).collect();
         files.extend([STATE, CONFIG].into_iter().filter(|_| self.is_first()).map(String::from));
         files
     }
@@ -98,8 +104,10 @@ impl Snapshot {
     /// A value that is not finite is an error, unless the run has diverged.
     pub(super) fn write(&self, folder: &Path, kind: CheckpointKind, config: &str) -> Result<Parts> {
         let finite_at = (kind != CheckpointKind::Diverged).then_some(self.step());
-        let mut parts = tensors::write(folder, &file_name(MODEL, self.rank), &self.parameters, finite_at)?;
-        parts.extend(tensors::write(folder, &file_name(OPTIMIZER, self.rank), &self.moments, finite_at)?);
+        let mut parts = Parts::new();
+        for (kind, tensors) in self.tensors() {
+            parts.extend(tensors::write(folder, &file_name(kind, self.rank), tensors, finite_at)?);
+        }
         if self.is_first() {
             for (name, text) in [(STATE, &*serde_json::to_string(&self.state)?), (CONFIG, config)] {
                 let path = folder.join(name);

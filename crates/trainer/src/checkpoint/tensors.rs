@@ -111,9 +111,10 @@ pub(super) fn write(folder: &Path, file: &str, tensors: &[Pending], finite_at: O
     Ok(written)
 }
 
-/// Whether this process saves a parameter's tensors. The first rank saves replicated ones.
+/// Whether this process saves a parameter's tensors. The first rank saves replicated ones, and the
+/// ranks of the first copy of the model save shards.
 fn is_own<B: Float8Stack, const D: usize>(param: &Tensor<B, D>, ranks: Option<&Ranks>) -> bool {
-    ranks.is_none_or(Ranks::is_first) || Sharded::is_shard(param)
+    ranks.is_none_or(|ranks| ranks.is_first() || ranks.writes_shards() && Sharded::is_shard(param))
 }
 
 /// Trained parameters, moments and master weights that this process saves, and the steps of each

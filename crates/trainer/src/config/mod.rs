@@ -24,7 +24,7 @@ pub use optimizer::OptimizerSection;
 pub(crate) use optimizer::{FINE_TUNING_LR, LORA_LR, RANDOM_LR};
 pub use schema::schema;
 use schemars::JsonSchema;
-pub use sections::{CheckpointSection, ParallelismSection, Precision, StorageDtype, TrainingSection};
+pub use sections::{CheckpointSection, Precision, StorageDtype, TrainingSection};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};

@@ -1,11 +1,10 @@
-//! The sections `[training]`, `[parallelism]` and `[checkpoint]`, and their checks.
+//! The sections `[training]` and `[checkpoint]`, and their checks.
 
 use std::path::PathBuf;
 
 use burn::tensor::DType;
 use clap::ValueEnum;
 use device_select::DeviceChoice;
-use float8_shard::{ReduceDtype, Reshard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -122,18 +121,6 @@ pub struct CheckpointSection {
     /// Whether training continues while a checkpoint is written. Its parameters and moments stay in
     /// memory until then.
     pub background: bool,
-}
-
-/// Sharding of a run over several ranks started by a launcher. No effect without a launcher.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct ParallelismSection {
-    /// When a gathered weight is freed. `after_step` gathers each weight twice per optimizer step.
-    /// `after_forward` gathers it twice per micro-batch and keeps none.
-    pub reshard: Reshard,
-    /// Dtype of gradients exchanged between ranks. `bf16` halves the bytes: MPI adds them in f32,
-    /// NCCL in bf16.
-    pub reduce_dtype: ReduceDtype,
 }
 
 impl Default for TrainingSection {

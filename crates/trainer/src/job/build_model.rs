@@ -289,7 +289,7 @@ pub(super) fn shard<B: AutodiffBackend + Float8Stack<Inner: ShardBackend>, M: Au
     if comm.world_size() == 1 {
         return Ok((model, None));
     }
-    let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.sharding()).map_err(ShardError::from)?;
+    let (model, sharded) = Sharded::apply::<B, _>(model, comm, config.parallelism).map_err(ShardError::from)?;
     writeln!(out, "{}", sharded.summary())?;
     let ranks = Ranks::new::<B, _>(sharded, &model);
     Ok((model, Some(ranks)))

@@ -19,7 +19,7 @@ use super::text::Text;
 use crate::batches::{Batch, TrainBatches, held_out_batches};
 use crate::config::{
     self, CheckpointSection, ConfigError, DataSection, FINE_TUNING_LR, Float8Section, LORA_LR, LoraBase, LoraSection,
-    OptimizerSection, ParallelismSection, Precision, RANDOM_LR, Setting, TrainingSection, require,
+    OptimizerSection, Precision, RANDOM_LR, Setting, TrainingSection, require,
 };
 use crate::data::SequenceShape;
 use crate::hf::{self, RepeatedHead, base};
@@ -44,7 +44,7 @@ pub struct RunConfig<S> {
     /// Training data.
     pub data: DataSection,
     /// Sharding over several ranks.
-    pub parallelism: ParallelismSection,
+    pub parallelism: ShardConfig,
     /// Checkpoints.
     pub checkpoint: CheckpointSection,
     /// Sample at the end.
@@ -74,12 +74,6 @@ impl<S> RunConfig<S> {
     pub(crate) fn hold_values(&mut self) {
         self.fp8_only = false;
         self.lora.iter_mut().for_each(|lora| lora.base = LoraBase::HighPrecision);
-    }
-
-    /// Sharding of the model among ranks.
-    pub(super) fn sharding(&self) -> ShardConfig {
-        let ParallelismSection { reshard, reduce_dtype } = self.parallelism;
-        ShardConfig { reshard, reduce_dtype }
     }
 }
 
@@ -311,6 +305,7 @@ impl<S: ModelSection> RunConfig<S> {
     /// # Errors
     /// [`ConfigError`] naming the first invalid key.
     pub(super) fn check_ranks(&self, ranks: usize) -> Result<()> {
+        self.parallelism.mesh(ranks)?;
         let is_fp8 = self.lora.as_ref().is_some_and(|lora| lora.base == LoraBase::Fp8);
         let reason = "several ranks do not shard FP8-only weights yet";
         Ok(require("lora.base", "fp8", ranks == 1 || !is_fp8, reason)?)

@@ -166,7 +166,8 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 ) -> Result<MemoryEstimate> {
     let RunConfig { training, optimizer, checkpoint, .. } = config;
     let compute = compute_dtype::<B, _>(config, selected, device)??;
-    let (plan, trained) = plan::<B, M>(config, dims, ranks, compute, device)?;
+    let mesh = config.parallelism.mesh(ranks)?;
+    let (plan, trained) = plan::<B, M>(config, dims, mesh, compute, device)?;
     let is_host = *selected == SelectedDevice::Cpu;
     let is_bf16 = training.param_dtype == StorageDtype::Bf16;
     // The CPU's GEMMs read and write f32.
@@ -217,7 +218,7 @@ pub(super) fn estimate<B: Backend, M: CausalLm<B>>(
 
     // Tables: a rank's part in the parameters' dtype, and a whole one in f32, in which each rank
     // computes the gradient.
-    let table = (training.param_dtype.dtype().size() as f64 * vocab * hidden / ranks as f64).floor();
+    let table = (training.param_dtype.dtype().size() as f64 * vocab * hidden / mesh.shard as f64).floor();
     let wide = 4.0 * vocab * hidden;
     let is_tied = size.tie_word_embeddings;
     let has_head = if is_tied { trained.embedding } else { trained.output };

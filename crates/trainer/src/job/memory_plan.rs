@@ -7,7 +7,7 @@ use burn::tensor::DType;
 use burn::tensor::backend::Backend;
 use burn_float8::shard_hooks::visit_params;
 use burn_float8::weights::linear_infos;
-use float8_shard::{JOINED_ELEMENTS, PlanDtypes, Reshard, ShardPlan};
+use float8_shard::{JOINED_ELEMENTS, Mesh, PlanDtypes, Reshard, ShardPlan};
 
 use super::config::RunConfig;
 use crate::config::{LoraBase, LoraSection, Precision, require};
@@ -27,11 +27,11 @@ pub(super) struct Trained {
     pub(super) output: bool,
 }
 
-/// Sharding plan of `config` for each of `ranks` ranks, and trained parts. Allocates nothing.
+/// Sharding plan of `config` for each rank of a mesh, and trained parts. Allocates nothing.
 pub(super) fn plan<B: Backend, M: CausalLm<B>>(
     config: &RunConfig<impl ModelSection<Config = M::Config>>,
     dims: &M::Config,
-    ranks: usize,
+    mesh: Mesh,
     compute: DType,
     device: &B::Device,
 ) -> Result<(ShardPlan, Trained)> {
@@ -87,12 +87,12 @@ pub(super) fn plan<B: Backend, M: CausalLm<B>>(
         at_once = (outside + sizes.iter().take(group).sum::<u64>()) as f64 / all.max(1) as f64;
     }
     let is_trained = |path: &str| !frozen.contains(path);
-    let mut plan = ShardPlan::new::<B, _>(&model, ranks, config.sharding(), float8.as_ref(), dtypes, &is_trained)?;
+    let mut plan = ShardPlan::new::<B, _>(&model, mesh, config.parallelism, float8.as_ref(), dtypes, &is_trained)?;
     plan.gradients = (plan.gradients as f64 * at_once).ceil() as u64;
     // A tied output layer gathers the table again in its own dtype and keeps it until backward.
     let (size, element) = (dims.size(), compute.size());
     let is_kept = parallelism.reshard == Reshard::AfterStep && compute == dtypes.matrices;
-    if size.tie_word_embeddings && ranks > 1 && !is_kept {
+    if size.tie_word_embeddings && mesh.shard > 1 && !is_kept {
         plan.gathered += (size.vocab_size * size.hidden_size * element) as u64;
     }
     if let Some(lora) = lora {

@@ -7,7 +7,7 @@ use burn::optim::{GradientsParams, MuonConfig, Optimizer};
 use burn::prelude::*;
 use burn::tensor::DType;
 use burn_float8::{Float8Config, Float8LinearConfig, Recipe, StatisticsConfig, config::DelayedScaling};
-use float8_shard::{ShardConfig, ShardError, Sharded, full_tensor};
+use float8_shard::{ShardConfig, Sharded, full_tensor};
 use ranks::B;
 
 use super::world;
@@ -111,7 +111,7 @@ pub fn what_cannot_be_sharded_is_refused() {
     assert!(again.contains("linear is sharded already"), "{again}");
     let norm = LayerNormConfig::new(8).init::<B>(&Default::default());
     let nothing = Sharded::apply(norm, &comm, ShardConfig::default()).unwrap_err().error.to_string();
-    assert!(nothing.contains(&ShardError::NothingToShard.to_string()), "{nothing}");
+    assert!(nothing.contains("there is nothing to shard"), "{nothing}");
 }
 
 /// Muon multiplies gradients, which is not element-wise.

@@ -1,10 +1,11 @@
 //! Cases by name, with their numbers of ranks.
 mod codes;
 mod failures;
+mod mesh;
 mod traffic;
 mod training;
 
-use float8_shard::{CommOptions, Communicator};
+use float8_shard::Communicator;
 
 /// Program that several ranks run together.
 pub struct Case {
@@ -35,7 +36,9 @@ pub const ALL: &[Case] = &[
     well("high_precision_is_gathered_too", &[2, 3], codes::high_precision_is_gathered_too),
     well("two_ranks_are_one_with_accumulation", &[2], training::two_ranks_are_one_with_accumulation),
     well("a_tied_output", &[2], training::a_tied_output),
-    well("four_ranks_are_close", &[4], training::four_ranks_are_close),
+    well("a_mesh_is_one_rank", &[4], mesh::is_one_rank),
+    well("gradients_of_a_mesh", &[4], mesh::has_the_gradients_of_one_rank),
+    well("a_mesh_of_another_size_is_refused", &[4], mesh::of_another_size_is_refused),
     well("whole_parameters_load", &[2], training::whole_parameters_load),
     well("gradients_in_bf16", &[2, 3], training::gradients_in_bf16),
     well("gradients_that_wait", &[2, 3], training::gradients_that_wait),
@@ -86,7 +89,7 @@ pub const ALL: &[Case] = &[
         ranks: &[2, 3],
         run: failures::a_rank_that_sleeps,
         variables: &[("FLOAT8_COMM_TIMEOUT", "2")],
-        ends: Ends::Saying(&["all_reduce_max_bits of \"linear\"", "has not ended after 2", "rank 1 has not arrived"]),
+        ends: Ends::Saying(&["all_reduce_max_bits of \"linear\"", "has not ended after", "rank 1 has not arrived"]),
     },
     Case {
         name: "the_first_difference_is_named",
@@ -103,7 +106,7 @@ fn world() -> Communicator {
         static WORLD: Communicator = {
             #[cfg(feature = "staged")]
             float8_shard::stage_collectives();
-            Communicator::from_env(CommOptions::default()).unwrap()
+            Communicator::from_env().unwrap()
         };
     }
     WORLD.with(Clone::clone)

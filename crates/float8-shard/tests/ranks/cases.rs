@@ -1,0 +1,300 @@
+//! Effects of a failed rank on the others.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use float8_shard::{Communicator, ShardError};
+
+use crate::launch::{Ran, crowding, goes_wrong, print_line};
+use crate::values::{done, started};
+
+/// Longer than any test waits.
+const LONG: Duration = Duration::from_secs(50);
+const TIMEOUT: f64 = 1.5;
+/// Limit in seconds for a job to end after a rank fails.
+const END: f64 = 5.0;
+
+fn limited() -> Communicator {
+    // SAFETY: the thread that ends a hanging test does not read the environment.
+    unsafe { std::env::set_var("FLOAT8_COMM_TIMEOUT", TIMEOUT.to_string()) };
+    started()
+}
+
+fn print_error(comm: &Communicator, since: Instant, error: &ShardError) {
+    print_line(&format!("rank {} failed after {:.2} s: {error}", comm.rank(), since.elapsed().as_secs_f64()));
+}
+
+fn gather(comm: &Communicator, label: &str) -> Result<(), ShardError> {
+    comm.all_gather(label, vec![comm.rank() as u32; 100])?.wait().map(|_| ())
+}
+
+/// Ends this process like a program that returns an error from `main`.
+fn fail(comm: Communicator, since: Instant, error: &ShardError) {
+    print_error(&comm, since, error);
+    drop(comm);
+    std::process::exit(1);
+}
+
+pub fn difference() {
+    let comm = started();
+    let since = Instant::now();
+    gather(&comm, "layers.0").unwrap();
+    gather(&comm, "layers.1").unwrap();
+    goes_wrong();
+    // The last rank gathers more.
+    let last = comm.rank() + 1 == comm.world_size();
+    let error = comm.all_gather("layers.2", vec![0; if last { 12 } else { 10 }]).unwrap_err();
+    let later = gather(&comm, "layers.3").unwrap_err();
+    assert!(matches!(later, ShardError::Dead { .. }), "{later}");
+    fail(comm, since, &error);
+}
+
+pub fn difference_is_named(ran: &Ran) {
+    ran.fails_within(END);
+    let expected = format!(
+        "ranks are in different collectives: rank 0 is in collective 3 (all_gather of \"layers.2\", 40 bytes), rank {} in collective 3 \
+         (all_gather of \"layers.2\", 48 bytes)",
+        ran.ranks - 1
+    );
+    for rank in 0..ran.ranks {
+        assert_eq!(ran.error(rank).1, expected, "{}", ran.output);
+    }
+}
+
+pub fn stall() {
+    let comm = limited();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    let error = gather(&comm, "layers.1").unwrap_err();
+    let later = gather(&comm, "later").unwrap_err();
+    assert!(matches!(later, ShardError::Dead { .. }), "{later}");
+    fail(comm, since, &error);
+}
+
+pub fn stall_is_named(ran: &Ran) {
+    let end = ran.fails_within(TIMEOUT + END);
+    for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
+        let (seconds, error) = ran.error(rank);
+        assert!((TIMEOUT..TIMEOUT + 2.0 * crowding()).contains(&seconds), "{}", ran.output);
+        let head = format!(
+            "rank {rank} of {}: collective 2 (all_gather of \"layers.1\", 400 bytes) has not ended after ",
+            ran.ranks
+        );
+        assert!(error.starts_with(&head), "{}", ran.output);
+        assert!(error.ends_with(" s: rank 1 has not arrived, and waits in no collective"), "{}", ran.output);
+    }
+    println!("the error came after {:.2} s, the end after {end:.2} s", ran.error(0).0);
+}
+
+/// Rank 3 stalls, and rank 1 waits for rank 0, which waits for rank 2, which waits for rank 3.
+pub fn stall_in_a_part() {
+    let comm = limited();
+    let [pairs, halves] = [comm.rank() / 2, comm.rank() % 2].map(|color| comm.split(color).unwrap());
+    if comm.rank() == 3 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    let part = if comm.rank() == 0 { &halves } else { &pairs };
+    let error = gather(part, "a part").unwrap_err();
+    fail(comm, since, &error);
+}
+
+pub fn stall_in_a_part_is_named(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    for rank in 0..3 {
+        assert!(ran.error(rank).1.contains("rank 3 has not arrived"), "{}", ran.output);
+    }
+}
+
+pub fn stall_without_exit() {
+    let comm = limited();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    let error = gather(&comm, "layers.0").unwrap_err();
+    print_error(&comm, since, &error);
+    // The process continues without its communicator.
+    drop(comm);
+    std::thread::sleep(LONG);
+}
+
+pub fn job_is_ended(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    for rank in [0, 2] {
+        assert!(ran.error(rank).1.contains("rank 1 has not arrived"), "{}", ran.output);
+    }
+}
+
+/// One rank is in another collective.
+pub fn astray() {
+    let comm = limited();
+    let since = Instant::now();
+    goes_wrong();
+    let result = if comm.rank() == 2 { comm.agree("elsewhere", "") } else { gather(&comm, "layers.0") };
+    let error = result.and_then(|()| gather(&comm, "layers.1")).unwrap_err();
+    fail(comm, since, &error);
+}
+
+pub fn astray_is_named(ran: &Ran) {
+    ran.fails_within(END);
+    for rank in 0..3 {
+        let (_, error) = ran.error(rank);
+        let [first, other] = [
+            "rank 0 is in collective 1 (all_gather of \"layers.0\"",
+            "rank 2 in collective 1 (all_gather_bytes of \"elsewhere\"",
+        ];
+        assert!(error.contains(first) && error.contains(other), "{}", ran.output);
+    }
+}
+
+/// The other ranks wait for rank 1, which runs `goes`.
+fn waits_for_rank_1(goes: impl FnOnce()) {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        // The other ranks are waiting by then.
+        std::thread::sleep(Duration::from_millis(500));
+        goes_wrong();
+        goes();
+    }
+    let since = Instant::now();
+    if let Err(error) = gather(&comm, "layers.1") {
+        fail(comm, since, &error);
+    }
+}
+
+pub fn killed() {
+    waits_for_rank_1(|| {
+        let kill = format!("kill -9 {}", std::process::id());
+        _ = Command::new("sh").args(["-c", &kill]).status();
+    });
+}
+
+pub fn kill_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert!(ran.output.contains("rank 1 with PID") && ran.output.contains("signal 9"), "{}", ran.output);
+}
+
+pub fn panics() {
+    waits_for_rank_1(|| panic!("the model is too small"));
+}
+
+pub fn panic_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert_eq!(ran.code, Some(101), "{}", ran.output);
+    let first = ran.output.find(&format!("rank 1 of {} panicked, which ends the job:", ran.ranks));
+    let message = ran.output.find("the model is too small");
+    assert!(first.is_some() && first < message, "{}", ran.output);
+}
+
+/// Like a `main` that drops its communicator before it prints its error.
+pub fn early_return() {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    let (rank, since) = (comm.rank(), Instant::now());
+    if rank == 1 {
+        std::thread::sleep(Duration::from_millis(500));
+        goes_wrong();
+        drop(comm);
+        print_line(&format!("rank 1 failed after {:.2} s: the disk is full", since.elapsed().as_secs_f64()));
+        // mpirun then kills the others, which should print their errors first.
+        std::thread::sleep(Duration::from_secs(1));
+        std::process::exit(7);
+    }
+    let error = gather(&comm, "layers.1").unwrap_err();
+    fail(comm, since, &error);
+}
+
+pub fn early_return_is_named(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    // The rank's own reason is not lost.
+    assert_eq!(ran.error(1).1, "the disk is full", "{}", ran.output);
+    for rank in (0..ran.ranks).filter(|rank| *rank != 1) {
+        let (seconds, error) = ran.error(rank);
+        assert!(seconds < 2.0 * crowding(), "{}", ran.output);
+        let expected = format!(
+            "rank {rank} of {}: collective 2 (all_gather of \"layers.1\", 400 bytes) cannot end: rank 1 has dropped its communicator \
+             after collective 1; its own error says why",
+            ran.ranks
+        );
+        assert_eq!(error, expected, "{}", ran.output);
+    }
+}
+
+pub fn exits() {
+    waits_for_rank_1(|| std::process::exit(3));
+}
+
+pub fn exit_ends_all(ran: &Ran) {
+    println!("all ended after {:.2} s", ran.fails_within(END));
+    assert!(!ran.output.contains("rank is done"), "{}", ran.output);
+}
+
+/// A rank that keeps its communicator delays the others by at most the time limit.
+pub fn never_leaves() {
+    let comm = limited();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 1 {
+        std::thread::sleep(LONG);
+    }
+    let since = Instant::now();
+    goes_wrong();
+    drop(comm);
+    print_line(&format!("rank 0 failed after {:.2} s: dropped", since.elapsed().as_secs_f64()));
+    std::thread::sleep(LONG);
+}
+
+pub fn drop_has_a_limit(ran: &Ran) {
+    ran.fails_within(TIMEOUT + END);
+    assert!((TIMEOUT..TIMEOUT + crowding()).contains(&ran.error(0).0), "{}", ran.output);
+}
+
+/// A rank that works alone before it leaves in order, within the time limit.
+pub fn slow_end() {
+    let comm = started();
+    gather(&comm, "layers.0").unwrap();
+    if comm.rank() == 0 {
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    done(comm);
+}
+
+pub fn one_rank() {
+    let comm = started();
+    assert_eq!(comm.world_size(), 1);
+    done(comm);
+}
+
+/// Variables of a launcher that did not start this process.
+pub fn unconfirmed() {
+    // SAFETY: the thread that ends a hanging test does not read the environment.
+    unsafe { std::env::set_var("PMI_SIZE", "4") };
+    goes_wrong();
+    let error = Communicator::from_env().unwrap_err();
+    assert!(matches!(error, ShardError::Launcher(_)), "{error}");
+    print_line(&format!("rank 0 failed after 0 s: {error}"));
+    std::process::exit(1);
+}
+
+pub fn unconfirmed_is_named(ran: &Ran) {
+    ran.fails_within(END);
+    let (_, error) = ran.error(0);
+    assert!(error.starts_with("the environment variable PMI_SIZE says 4 ranks, but MPI says 1: "), "{}", ran.output);
+}
+
+/// The last rank's device does not exist, or NCCL, the driver or all devices are missing.
+#[cfg(feature = "nccl")]
+pub fn no_nccl() {
+    let comm = started();
+    let error = comm.with_nccl((comm.rank() == 1).then_some(4096)).unwrap_err();
+    let named = matches!(error, ShardError::Nccl { .. } | ShardError::Cuda { .. } | ShardError::RankFailed { .. });
+    assert!(named, "{error}");
+    done(comm);
+}
