@@ -59,13 +59,6 @@ pub struct Mesh {
     pub shard: usize,
 }
 
-impl Mesh {
-    /// Number of ranks.
-    pub fn ranks(self) -> usize {
-        self.replicate * self.shard
-    }
-}
-
 impl ShardConfig {
     /// Mesh of a number of ranks. One rank alone is one shard of one replica.
     ///

@@ -9,17 +9,10 @@ use crate::comm::{Absence, Collective, Difference};
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// The launcher's environment variables are invalid, or MPI reports other ranks.
+    /// The launcher's environment variables are invalid, MPI reports other ranks, or this build has
+    /// no MPI.
     #[error("{0}")]
     Launcher(String),
-    /// This build has no MPI.
-    #[error(
-        "mpirun started {world_size} ranks, but this program is built without the feature \"mpi\": build it with that feature"
-    )]
-    FeatureMissing {
-        /// Number of ranks.
-        world_size: usize,
-    },
     /// MPI has failed.
     #[error("MPI failed in {during}: {reason}")]
     Mpi {

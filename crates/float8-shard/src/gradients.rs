@@ -38,9 +38,10 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
     }
     let mut replicated: Vec<Replicated<B>> = vec![];
     visit_params::<B, M>(model, |param| {
-        let Some(value) = param.float().filter(|value| param.shape.num_elements() > 0 && !is_shard::<B>(value)) else {
+        let Some(value) = param.float().filter(|_| param.shape.num_elements() > 0) else { return };
+        if Sharding::of_value::<B>(&value).is_some_and(|sharding| sharding.is_divided()) {
             return;
-        };
+        }
         // Taken, so that each is freed once it is summed. The rank of a tensor is only a type.
         let gradient = grads.remove::<B::InnerBackend, 1>(param.id).and_then(full::<B>);
         replicated.push(Replicated { id: param.id, value, gradient });
@@ -81,10 +82,6 @@ pub(crate) fn reduce<B: Float8Stack + AutodiffBackend, M: Module<B>>(
         grads.register(id, Tensor::<B, 1>::from_primitive(sum).inner());
     }
     Ok(())
-}
-
-fn is_shard<B: Float8Stack>(value: &FloatTensor<B>) -> bool {
-    B::layer(value).is_some_and(|layer| Sharding::<B::Inner>::of(&layer).is_some_and(|sharding| sharding.is_divided()))
 }
 
 fn full<B: Float8Stack + AutodiffBackend>(gradient: Tensor<B::InnerBackend, 1>) -> Option<FloatTensor<B::Inner>> {

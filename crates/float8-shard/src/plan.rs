@@ -110,7 +110,7 @@ impl ShardPlan {
         }
         .into_iter();
         let (ranks, is_sum) = (mesh.shard, mesh.shard == 1 && mesh.replicate > 1);
-        let mut new = Self { ranks: mesh.ranks(), ..Self::default() };
+        let mut new = Self { ranks: mesh.replicate * mesh.shard, ..Self::default() };
         let (mut copies, mut largest_passing, mut replicated) = (vec![], 0, 0);
         // Sums over the inputs of linears: elements and bytes.
         let (mut elements_read, mut bytes_kept) = (0, 0.0);

@@ -29,8 +29,7 @@ pub struct ShardedParameter {
 pub(crate) fn parameters<B: Float8Stack, M: Module<B>>(model: &M) -> Vec<ShardedParameter> {
     let mut parameters = vec![];
     visit_params::<B, M>(model, |param| {
-        let layer = param.float().and_then(|value| B::layer(&value));
-        let sharding = layer.and_then(|layer| Sharding::<B::Inner>::of(&layer));
+        let sharding = param.float().and_then(|value| Sharding::of_value::<B>(&value));
         let shape = sharding.as_ref().map_or_else(|| param.shape.to_vec(), |sharding| sharding.logical.to_vec());
         let rows = sharding.map(|sharding| sharding.rows()).map(|rows| [rows.start, rows.end]);
         parameters.push(ShardedParameter { name: param.name(), shape, rows });

@@ -193,15 +193,16 @@ impl Sharded {
     /// sum. So several backward passes cost one exchange, and meanwhile four bytes per weight
     /// element on every rank.
     ///
-    /// Replicated parameters, and all parameters in a world of one, have the gradient of each pass
+    /// Replicated parameters, and all parameters with one shard per copy, have the gradient of each pass
     /// as usual. Accumulate the gradients of all passes (`GradientsAccumulator`); the zeros of
     /// shards do not change the sum.
     pub fn set_requires_gradient_sync(&self, requires_gradient_sync: bool) {
         self.requires_gradient_sync.store(requires_gradient_sync, Ordering::Relaxed);
     }
 
-    /// Sums the gradients of replicated parameters over all ranks, in f32. With one
-    /// shard per copy these are all parameters. Gradients of shards are already summed. A parameter without a gradient on any rank still has none.
+    /// Sums the gradients of replicated parameters over all ranks, in f32. With one shard per copy
+    /// these are all parameters. Gradients of shards are already summed. A parameter without a
+    /// gradient on any rank still has none.
     ///
     /// Call it at the end of a step: it drops gathers that were started and not read. Waits for the
     /// device, unless NCCL connects it.

@@ -85,12 +85,17 @@ impl<B: Float8Backend> Sharding<B> {
         self.ranks() > 1
     }
 
+    /// Partition of a parameter's value, if it is sharded.
+    pub(crate) fn of_value<S: Float8Stack<Inner = B>>(value: &FloatTensor<S>) -> Option<Arc<Self>> {
+        Self::of(&*S::layer(value)?)
+    }
+
     /// Partition of a parameter, if it is sharded.
     pub(crate) fn of_parameter<S: Float8Stack<Inner = B>, const D: usize>(
         parameter: &Tensor<S, D>,
     ) -> Option<Arc<Self>> {
         match parameter.clone().into_primitive() {
-            TensorPrimitive::Float(t) => Self::of(&*S::layer(&t)?),
+            TensorPrimitive::Float(value) => Self::of_value::<S>(&value),
             TensorPrimitive::QFloat(_) => None,
         }
     }

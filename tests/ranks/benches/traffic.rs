@@ -55,7 +55,7 @@ fn rank() {
             [(Reshard::AfterStep, 1, "after_step"), (Reshard::AfterForward, 2, "after_forward")]
         {
             for (reduce_dtype, reduce) in [(ReduceDtype::F32, "f32"), (ReduceDtype::Bf16, "bf16")] {
-                let traffic = step(&comm, recipe, ShardConfig { reshard, reduce_dtype });
+                let traffic = step(&comm, recipe, ShardConfig { reshard, reduce_dtype, ..ShardConfig::default() });
                 let kib = |operation| traffic.operation(operation).sent as f64 / 1024.0;
                 let fsdp2 = (gathers * 2 * weights() / RANKS) as f64 / 1024.0;
                 let (gathered, gradients) =

@@ -20,8 +20,8 @@ use crate::layer::{Layer, LinearPlan, Mark, Tag};
 use crate::profile::{Work, time};
 use crate::terms::{ContractionAxis, Operand, Role};
 
-/// A weight `[K, N]` of which each rank holds rows, and the ranks that train it together. All ranks
-/// call these in the same order.
+/// Rows of a weight `[K, N]` on this rank, and the ranks that train it together. All ranks call
+/// these in the same order.
 pub trait ShardHooks<B: Float8Backend>: Any + Send + Sync {
     /// Rows of this process, and counts for the report.
     fn layout(&self) -> ShardLayout;

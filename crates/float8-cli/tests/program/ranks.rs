@@ -65,7 +65,7 @@ impl Runs {
         self.resume_as(counts, 1, run)
     }
 
-    /// Losses of a saved run that a copy resumes with so many replicas.
+    /// Losses of a saved run that a copy resumes with a number of replicas.
     fn resume_as(&self, [count, batches]: [usize; 2], replicas: usize, run: &str) -> Vec<f64> {
         let copy = self.path(&format!("{run} of {count} {replicas}"));
         crate::support::copy(self.path(run).as_ref(), copy.as_ref());

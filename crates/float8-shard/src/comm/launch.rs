@@ -1,6 +1,5 @@
 //! World size and time limit according to environment variables.
 
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
 use std::time::Duration;
 
 use crate::error::ShardError;
@@ -25,8 +24,6 @@ pub(super) struct Launch {
 
 /// mpirun of Open MPI, mpirun of MPICH and Intel MPI, srun with PMIx.
 const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"];
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
-const TIMEOUT: &str = "FLOAT8_COMM_TIMEOUT";
 
 impl Launch {
     /// None if no launcher started this process, which is then a world of one.
@@ -45,8 +42,9 @@ impl Launch {
 }
 
 /// Time limit of a collective: `FLOAT8_COMM_TIMEOUT` in seconds, else 300 s.
-#[cfg(any(feature = "mpi", feature = "nccl", test))]
+#[cfg_attr(not(any(feature = "mpi", feature = "nccl")), allow(dead_code))]
 pub(super) fn timeout(lookup: Lookup) -> Result<Duration, ShardError> {
+    const TIMEOUT: &str = "FLOAT8_COMM_TIMEOUT";
     let Some(value) = lookup(TIMEOUT).filter(|value| !value.is_empty()) else { return Ok(Duration::from_secs(300)) };
     let seconds = value.parse().ok().filter(|seconds| *seconds > 0.0);
     let timeout = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());

@@ -27,12 +27,6 @@ impl Traffic {
         self.0[operation as usize]
     }
 
-    /// Count of all collectives.
-    pub fn total(&self) -> Count {
-        let sum = |of: fn(&Count) -> u64| self.0.iter().map(of).sum();
-        Count { calls: sum(|count| count.calls), sent: sum(|count| count.sent), received: sum(|count| count.received) }
-    }
-
     /// Traffic since `earlier` was taken.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
@@ -72,8 +66,9 @@ mod tests {
         traffic.add(Operation::AllGather, 4, 12);
         traffic.add(Operation::ReduceScatterSum, 64, 48);
         assert_eq!(traffic.operation(Operation::AllGather), Count { calls: 2, sent: 12, received: 36 });
-        assert_eq!(traffic.total(), Count { calls: 3, sent: 76, received: 84 });
-        assert_eq!(traffic.since(&earlier).total(), Count { calls: 2, sent: 68, received: 60 });
+        let since = traffic.since(&earlier);
+        assert_eq!(since.operation(Operation::AllGather), Count { calls: 1, sent: 4, received: 12 });
+        assert_eq!(since.operation(Operation::ReduceScatterSum), Count { calls: 1, sent: 64, received: 48 });
         for (i, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, i);
             assert_eq!(received(operation, 400, 1), 0);

@@ -229,7 +229,7 @@ pub fn agreement() {
     done(comm);
 }
 
-/// Two parts of two ranks, each with its own collectives, beside those of all.
+/// Two parts of two ranks, each with its own collectives, next to the collectives of all ranks.
 pub fn split() {
     let comm = started();
     let rank = comm.rank();

@@ -26,8 +26,8 @@ fn sharded(model: Net<B>, config: ShardConfig) -> Training {
     Training::new(model, Some(sharded))
 }
 
-/// Losses stay as near to those of one rank as those of one rank that adds its micro-batches in
-/// reverse, times three for the many orders of summation. The first is equal but for its rounding.
+/// Losses of a mesh differ from one rank's by at most three times what a reverse order of the
+/// micro-batches changes on one rank. The first loss differs by its rounding.
 pub fn is_one_rank() {
     let some = [Recipe::Tensorwise, Recipe::Delayed, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
     let recipes = if std::env::var_os(ALL).is_some() { &Recipe::ALL[..] } else { &some };

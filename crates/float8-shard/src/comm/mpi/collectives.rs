@@ -30,10 +30,11 @@ struct InFlight<T: Element> {
 // SAFETY: the handle is used with the world's lock held, see `Comm`.
 unsafe impl<T: Element> Send for InFlight<T> {}
 
-impl<T: Element> InFlight<T> {
-    fn wait(mut self) -> Result<Vec<T>, ShardError> {
-        let waited = self.group.wait(&mut self.request, &self.collective);
-        let (send, receive) = (mem::take(&mut self.send), mem::take(&mut self.receive));
+impl<T: Element> Flight<Vec<T>> for InFlight<T> {
+    fn land(mut self: Box<Self>) -> Result<Vec<T>, ShardError> {
+        let this = &mut *self;
+        let waited = this.group.wait(&mut this.request, &this.collective);
+        let (send, receive) = (mem::take(&mut this.send), mem::take(&mut this.receive));
         match waited {
             Ok(()) => Ok(receive),
             Err(error) => {
@@ -43,12 +44,6 @@ impl<T: Element> InFlight<T> {
                 Err(error)
             }
         }
-    }
-}
-
-impl<T: Element> Flight<Vec<T>> for InFlight<T> {
-    fn land(self: Box<Self>) -> Result<Vec<T>, ShardError> {
-        self.wait()
     }
 }
 
@@ -123,7 +118,7 @@ impl Group {
 
     /// Gathers equal lengths and waits, as a part of `collective`.
     fn gather_now<T: Element>(&self, collective: &Collective, send: Vec<T>) -> Result<Vec<T>, ShardError> {
-        self.transfer(Operation::AllGather, collective, send)?.wait()
+        Box::new(self.transfer(Operation::AllGather, collective, send)?).land()
     }
 
     /// Starts the transfer of a collective, or of a part of it.

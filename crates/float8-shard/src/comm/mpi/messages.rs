@@ -12,7 +12,7 @@ use crate::error::ShardError;
 
 /// Tag of "I have given up waiting in this collective".
 const GIVEN_UP: c_int = 1;
-/// Tag of "I leave after this collective", of which only the number is sent.
+/// Tag of "I leave after this collective". Only the number of the collective is sent.
 const LEAVING: c_int = 2;
 
 impl World {

@@ -37,7 +37,7 @@ impl NcclComm {
         let code = unsafe { sys::ncclCommInitRankConfig(&mut comm, world_size, id, rank as c_int, &mut config) };
         // SAFETY: `comm` is null or a communicator that nothing else uses.
         let connected = unsafe { Self::new(host, comm, opened, timeout) }?;
-        connected.settle("ncclCommInitRankConfig", code)?;
+        connected.core.settle("ncclCommInitRankConfig", code)?;
         Ok(connected)
     }
 }

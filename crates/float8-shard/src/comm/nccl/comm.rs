@@ -77,11 +77,6 @@ impl NcclComm {
         self.traffic.lock().add(operation, bytes, received(operation, bytes, self.world_size as u64));
         Ok(())
     }
-
-    /// Waits until NCCL has accepted a call.
-    pub(super) fn settle(&self, during: &str, code: ncclResult_t) -> Result<(), ShardError> {
-        self.core.settle(during, code)
-    }
 }
 
 impl Drop for NcclComm {

@@ -100,14 +100,6 @@ impl Core {
         Ok(if code == ncclResult_t::ncclSuccess { state } else { code })
     }
 
-    /// Error that NCCL met after a call had returned.
-    pub fn async_error(&self) -> Result<(), ShardError> {
-        match self.state()? {
-            ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress => Ok(()),
-            code => Err(failure(self.rank, "an earlier collective", code)),
-        }
-    }
-
     /// Returns once `done` is true. Aborts at an error of `done` or of NCCL, and at the time limit.
     pub fn watch(&self, label: &str, mut done: impl FnMut() -> Result<bool, ShardError>) -> Result<(), ShardError> {
         let since = Instant::now();
@@ -119,8 +111,10 @@ impl Core {
                 Ok(false) => {}
                 Err(error) => break error,
             }
-            if let Err(error) = self.async_error() {
-                break error;
+            match self.state() {
+                Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress) => {}
+                Ok(code) => break failure(self.rank, "an earlier collective", code),
+                Err(error) => break error,
             }
             if since.elapsed() >= self.timeout {
                 let waited = since.elapsed().as_secs_f64();
