@@ -1,4 +1,4 @@
-//! Writes the Rust blocks of the documentation as modules for `tests/docs.rs`.
+//! Writes the Rust blocks of the documentation as modules for `docs.rs`.
 //!
 //! A block with `fn main` is a program, and any other block is part of the `main` of the program
 //! before it. An HTML comment on the line before a block changes that:

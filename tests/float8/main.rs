@@ -1,7 +1,9 @@
-//! The conformance suite: one set of cases, on every runtime of the machine.
+//! Linears and ordinary Burn programs with FP8 linears, on every runtime of the machine.
 mod support;
 
 mod config;
 mod decorator;
+mod docs;
 mod numerics;
+mod programs;
 mod training;

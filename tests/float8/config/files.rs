@@ -80,60 +80,6 @@ fn scale_calculation_modes_belong_to_blocks_of_32() {
     }
 }
 
-/// A mode that no cast uses is an error, in code and in files. A mode that some cast uses is valid
-/// in every recipe.
-#[test]
-fn a_scale_calculation_mode_needs_mx_scales() {
-    let mx = |recipe: Recipe| matches!(recipe, Recipe::Mxfp8 | Recipe::Mxfp8WgradWithHp);
-    for (recipe, mode) in Recipe::ALL.into_iter().flat_map(|r| ScaleCalculationMode::ALL.map(|mode| (r, mode))) {
-        let built = Float8LinearConfig::new(recipe).with_scale_calculation_mode(mode);
-        let read = parse(&format!(r#"{{ "recipe": "{recipe}", "scale_calculation_mode": "{mode}" }}"#));
-        if mx(recipe) {
-            built.validate().unwrap();
-            assert_eq!(read.unwrap(), built.into());
-            continue;
-        }
-        let error = built.validate().unwrap_err();
-        assert!(error.to_string().contains(&format!("scale_calculation_mode = {mode} with recipe {recipe}")));
-        assert!(read.unwrap_err().to_string().contains(&error.to_string()));
-    }
-    let floor = ScaleCalculationMode::Floor;
-    // One of the six casts is enough, unless its GEMM is in high precision.
-    let mx = CastConfig::dynamic(Granularity::Block1x32, Format::E4m3);
-    let one = Recipe::Rowwise.casts().with(Operand::WEIGHT, mx);
-    let off = CastConfig { scaling_type: ScalingType::Disabled, ..mx };
-    let none = Recipe::Rowwise.casts().with(Operand::WEIGHT, off).with(Operand::GRAD_OUTPUT, off);
-    let rowwise = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts);
-    rowwise(one).with_scale_calculation_mode(floor).validate().unwrap();
-    let error = rowwise(none).with_scale_calculation_mode(floor).validate().unwrap_err().to_string();
-    assert!(error.starts_with("scale_calculation_mode = floor with recipe rowwise: no cast is of 1x32"), "{error}");
-    // Replacing the casts that use it is an error too.
-    let used = Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(floor);
-    used.clone().with_casts(one).validate().unwrap();
-    let error = used.with_casts(Recipe::Rowwise.casts()).validate().unwrap_err().to_string();
-    assert!(error.starts_with("scale_calculation_mode = floor with recipe mxfp8: no cast is of 1x32"), "{error}");
-}
-
-/// The mode of overridden linears is set in their override. The mode of the other linears does not
-/// apply to them.
-#[test]
-fn overrides_have_their_own_scale_calculation_mode() {
-    let mx = r#"{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }"#;
-    let config = parse(&format!(r#"{{ "recipe": "rowwise", "overrides": [{mx}] }}"#)).unwrap();
-    assert_eq!(config.overrides[0].config.scale_calculation_mode(), ScaleCalculationMode::Even);
-    assert_eq!(parse(&serde_json::to_string(&config).unwrap()).unwrap(), config);
-    assert_eq!(summary(&config, 1).unwrap().overridden, [("blocks.0.q".into(), "mxfp8 (customized)".into())]);
-    let rowwise = r#"{ "fqns": ["*.q"], "config": { "recipe": "rowwise", "scale_calculation_mode": "even" } }"#;
-    for (text, recipe) in [
-        (format!(r#"{{ "scale_calculation_mode": "even", "overrides": [{mx}] }}"#), "tensorwise"),
-        (format!(r#"{{ "recipe": "mxfp8", "overrides": [{rowwise}] }}"#), "rowwise"),
-    ] {
-        let error = parse(&text).unwrap_err().to_string();
-        let named = format!("scale_calculation_mode = even with recipe {recipe}");
-        assert!(error.contains(&named) && error.contains("an override has its own"), "{text}: {error}");
-    }
-}
-
 #[test]
 fn files_say_all_that_code_can() {
     let config = parse(
@@ -152,7 +98,7 @@ fn files_say_all_that_code_can() {
             "auto_filter_small_kn": true,
             "num_layers_at_start_in_high_precision": 1,
             "num_layers_at_end_in_high_precision": 2,
-            "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "delayed" } }],
+            "overrides": [{ "fqns": ["*.q"], "config": { "recipe": "mxfp8", "scale_calculation_mode": "even" } }],
             "strict": true,
             "statistics": { "every_n_steps": 10, "compare": ["rowwise"] },
             "fallback": { "min_sqnr_db": 20.0, "to": "rowwise" }
@@ -182,7 +128,10 @@ fn files_say_all_that_code_can() {
         .with_filter_fqns(["head"])
         .with_auto_filter_small_kn(true)
         .with_layers_in_high_precision(1, 2)
-        .with_override(["*.q"], Float8LinearConfig::new(Recipe::Delayed))
+        .with_override(
+            ["*.q"],
+            Float8LinearConfig::new(Recipe::Mxfp8).with_scale_calculation_mode(ScaleCalculationMode::Even),
+        )
         .with_strict(true)
         .with_statistics(StatisticsConfig::every(10).with_compare([Recipe::Rowwise]))
         .with_fallback(fallback);
@@ -196,68 +145,6 @@ fn files_say_all_that_code_can() {
         r#"{ "recipe": "rowwise_with_gw_hp", "cast_config_weight": { "scaling_granularity": "128x128", "target_dtype": "e4m3" } }"#,
     );
     assert_eq!(gw_hp.unwrap().linear.casts()[Operand::WEIGHT], Recipe::RowwiseWithGwHp.casts()[Operand::WEIGHT]);
-}
-
-#[test]
-fn bad_files_are_errors_that_name_the_key() {
-    for (text, needles) in [
-        (r#"{ "recipie": "rowwise" }"#, &["unknown field", "recipie"][..]),
-        (r#"{ "recipe": "fp4" }"#, &["fp4", "rowwise_with_gw_hp"]),
-        (r#"{ "cast_config_input": { "target_dtype": "e4m3" } }"#, &["scaling_granularity"]),
-        (
-            r#"{ "cast_config_input": { "scaling_granularity": "2x2", "target_dtype": "e4m3" } }"#,
-            &["2x2", "128x128", "1x32"],
-        ),
-        (r#"{ "cast_config_input": { "scaling_granularity": "rowwise", "target_dtype": "e3m4" } }"#, &["e3m4", "e5m2"]),
-        (r#"{ "scale_calculation_mode": "nearest" }"#, &["nearest", "floor", "ceil", "even", "rceil"]),
-        (
-            r#"{ "recipe": "mxfp8", "cast_config_input":
-                { "scaling_type": "delayed", "scaling_granularity": "1x32", "target_dtype": "e4m3" } }"#,
-            &["cast_config_input", "delayed scaling is tensorwise, not 1x32"],
-        ),
-        (r#"{ "gemm_config_output": { "fast": true } }"#, &["fast", "use_fast_accum"]),
-        (r#"{ "delayed_scaling": { "amax_history_len": 0 } }"#, &["amax_history_len = 0", "1 to 65536"]),
-        (r#"{ "delayed_scaling": { "margin": 99 } }"#, &["margin = 99", "-8 to 8"]),
-        (r#"{ "statistics": { "every_n_steps": 0 } }"#, &["every_n_steps"]),
-        (r#"{ "fallback": { "min_sqnr_db": 20.0 } }"#, &["fallback needs statistics"]),
-        (r#"{ "statistics": { "every_n_steps": 1 }, "fallback": {} }"#, &["no limit"]),
-        (
-            r#"{ "statistics": { "every_n_steps": 1 }, "fallback": { "max_flushed": 1.5 } }"#,
-            &["fallback.max_flushed = 1.5", "from 0 to below 1"],
-        ),
-        (r#"{ "statistics": { "every_n_steps": 1, "compare": ["delayed"] } }"#, &["statistics.compare", "delayed"]),
-        (r#"{ "overrides": [{ "fqns": ["q"], "config": { "recipe": "x" } }] }"#, &["unknown variant `x`"]),
-    ] {
-        let error = parse(text).unwrap_err().to_string();
-        assert!(needles.iter().all(|needle| error.contains(needle)), "{text}: {error}");
-    }
-}
-
-#[test]
-fn rules_between_casts_are_checked() {
-    let base = Recipe::Rowwise.casts();
-    let with = |casts| Float8LinearConfig::new(Recipe::Rowwise).with_casts(casts).validate();
-    let off = CastConfig::disabled();
-    let e5m2 = CastConfig::dynamic(Granularity::Row, Format::E5m2);
-    for (casts, needles) in [
-        (base.with(Operand::INPUT, off), ["fprop", "cast_config_input is disabled and cast_config_weight is not"]),
-        (base.with(Operand::WEIGHT_T, off), ["fprop", "cast_config_weight is disabled and cast_config_input is not"]),
-        (base.with(Operand::GRAD_OUTPUT, off), ["dgrad", "cast_config_weight_for_grad_input is not"]),
-        (base.with(Operand::INPUT_T, off), ["wgrad", "cast_config_grad_output_for_grad_weight is not"]),
-        (base.with(Operand::WEIGHT_T, e5m2), ["weight must have one target_dtype", "not e5m2 and e4m3"]),
-        (base.with(Operand::GRAD_OUTPUT_T, e5m2), ["grad_output must have", "not e4m3 and e5m2"]),
-        (
-            base.with(Operand::INPUT, CastConfig { scaling_type: ScalingType::Delayed, ..base[Operand::INPUT] }),
-            ["cast_config_input", "delayed scaling is tensorwise, not rowwise"],
-        ),
-        (Casts::new(off, off, off), ["all six casts", "disabled"]),
-    ] {
-        let error = with(casts).unwrap_err().to_string();
-        assert!(needles.iter().all(|needle| error.contains(needle)), "{error}");
-    }
-    // A dtype of a disabled cast does not count.
-    let one_gemm = base.without(Gemm::Dgrad).with(Operand::GRAD_OUTPUT_T, e5m2);
-    with(one_gemm).unwrap();
 }
 
 /// Linears around the size limits of the filter.
@@ -319,15 +206,10 @@ fn first_and_last_layers_stay_in_high_precision() {
         .collect();
     assert_eq!(found, expected);
     assert_eq!(summary(&config(1, 0), 5).unwrap().skipped[0].1, "layer 0 of 5");
-    let error = summary(&config(2, 2), 3).unwrap_err();
-    let text = "num_layers_at_start_in_high_precision + num_layers_at_end_in_high_precision";
-    let expected =
-        |values, layers| format!("{text} = {values}: the names of the model's linears count {layers} layers");
-    assert_eq!(error.to_string(), expected("2 + 2", 3));
     // A single linear has no layers to count.
     let linear = LinearConfig::new(4, 4).init::<B>(&Default::default());
-    let error = config(1, 0).apply(linear).map(|_| ()).unwrap_err();
-    assert_eq!(error.error.to_string(), expected("1 + 0", 0));
+    let error = config(1, 0).apply(linear).map(|_| ()).unwrap_err().error.to_string();
+    assert!(error.ends_with("= 1 + 0: the names of the model's linears count 0 layers"), "{error}");
 }
 
 #[test]
@@ -338,24 +220,7 @@ fn patterns_are_exact_names_globs_or_substrings() {
     assert_eq!(filter("blocks.1*.q"), ["blocks.1.q", "blocks.10.q"]);
     assert_eq!(filter("blocks.1").len(), 14);
     assert_eq!(filter("head"), ["head"]);
-}
-
-#[test]
-fn patterns_that_match_nothing_are_errors() {
-    let overridden = Float8Config::tensorwise().with_override(["blocks.9"], Float8LinearConfig::new(Recipe::Rowwise));
-    let error = summary(&overridden, 1).unwrap_err();
-    assert!(error.to_string().starts_with("overrides.fqns: \"blocks.9\" matches none of"), "{error}");
-    let all = Float8Config::tensorwise().with_filter_fqns(["head"]).with_layers_in_high_precision(1, 0);
-    let error = summary(&all, 1).unwrap_err();
-    let Float8Error::NothingConverted { linears: 8, reasons } = &error else { panic!("{error}") };
-    assert_eq!(reasons, "filter \"head\", first and last layers");
-}
-
-#[test]
-fn an_override_of_nothing_is_an_error() {
-    let config = Float8Config::tensorwise().with_override([""; 0], Float8LinearConfig::new(Recipe::Rowwise));
-    let error = summary(&config, 1).unwrap_err();
-    assert!(matches!(&error, Float8Error::Config { key: "overrides.fqns", value, .. } if value == "[]"), "{error}");
+    assert_eq!(filter("*.[qkv]").len(), 33);
 }
 
 #[test]
@@ -375,8 +240,9 @@ fn the_last_override_counts() {
     let config = Float8Config::tensorwise()
         .with_override(["blocks"], Float8LinearConfig::new(Recipe::Rowwise))
         .with_override(["blocks.0.q"], Float8LinearConfig::new(Recipe::Blockwise));
-    let overridden = summary(&config, 1).unwrap().overridden;
-    assert_eq!(overridden[0], ("blocks.0.q".into(), "blockwise".into()));
-    assert_eq!(overridden[1], ("blocks.0.k".into(), "rowwise".into()));
-    assert_eq!(overridden.len(), 7);
+    let text =
+        "Applied Float8: recipe=tensorwise, 8 of 8 linears; overridden: blocks.0.q (blockwise), blocks.0.k (rowwise), ";
+    let summary = summary(&config, 1).unwrap();
+    assert!(summary.to_string().starts_with(text), "{summary}");
+    assert_eq!(summary.overridden.len(), 7);
 }

@@ -1,15 +1,16 @@
-//! Attention as an autodiff node: result and gradients against the definition in f64.
-use std::process::Command;
-
+//! Attention as an autodiff node: result and gradients against the reference in f64.
 use burn::backend::Autodiff;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, module};
 use burn_float8::{Float8, backend::Float8Backend, nn::attention};
+use float8_kernels::reference::attention::{self as reference, Bounded, HostAttention};
+use test_data::panic_of;
 
-use crate::on_every_runtime;
+use crate::on_cpu_and_wgpu;
 use crate::support::normal;
 use crate::support::operand::{tensor, values};
-use crate::support::runtime::Flex;
+use crate::support::process::alone;
+use crate::support::runtime::{Flex, Fused, has_wgpu};
 
 type A<B> = Float8<Autodiff<B>>;
 
@@ -75,55 +76,38 @@ impl Case {
         self.bias.map(|shape| normal(shape.iter().product(), 9))
     }
 
-    /// Results by the definition.
-    fn expected(&self, [q, k, v, dy]: &[Vec<f32>; 4]) -> Results {
+    /// Results by the reference.
+    fn expected(&self, [query, key, value, dy]: &[Vec<f32>; 4], rounding: f64) -> [Bounded; 4] {
         let Self { batch, heads, kv_heads, queries, keys, dim, width, options, .. } = *self;
-        let bias = self.bias();
-        let scale = options.scale.unwrap_or((dim as f64).sqrt().recip());
-        let row = |x: &[f32], index: usize, width: usize| -> Vec<f64> {
-            x[index * width..][..width].iter().copied().map(f64::from).collect()
+        let scores = (0..batch * heads * queries * keys).map(|i| {
+            let at = i / keys;
+            [at / queries / heads, at / queries % heads, at % queries, i % keys]
+        });
+        let scores: Vec<_> = scores.collect();
+        let is_hidden = |at @ [b, _, t, s]: [usize; 4]| {
+            options.is_causal && s + queries > t + keys
+                || self.mask.is_some_and(|shape| hides(spread(shape, at)))
+                || self.has_documents && document(b, t, keys) != document(b, s, keys)
         };
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let [mut y, mut dq, mut dk, mut dv] = [dy, q, k, v].map(|x| vec![0.0; x.len()]);
-        let add = |sum: &mut [f64], index: usize, values: &[f64], factor: f64| {
-            let sum = &mut sum[index * values.len()..][..values.len()];
-            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += factor * value);
-        };
-        for (b, h, t) in (0..batch * heads * queries).map(|i| (i / queries / heads, i / queries % heads, i % queries)) {
-            let own = (b * heads + h) * queries + t;
-            let other = |s: usize| (b * kv_heads + h * kv_heads / heads) * keys + s;
-            let (q, dy) = (row(q, own, dim), row(dy, own, width));
-            let is_hidden = |s: usize| {
-                options.is_causal && s + queries > t + keys
-                    || self.mask.is_some_and(|shape| hides(spread(shape, [b, h, t, s])))
-                    || self.has_documents && document(b, t, keys) != document(b, s, keys)
-            };
-            let products: Vec<_> = (0..keys).map(|s| scale * dot(&q, &row(k, other(s), dim))).collect();
-            let capped = |x: f64| options.softcap.map_or(x, |cap| cap * (x / cap).tanh());
-            let score = |s: usize| {
-                let bias =
-                    self.bias.map_or(0.0, |shape| f64::from(bias.as_ref().unwrap()[spread(shape, [b, h, t, s])]));
-                if is_hidden(s) { f64::NEG_INFINITY } else { capped(products[s]) + bias }
-            };
-            let scores: Vec<_> = (0..keys).map(score).collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            if max == f64::NEG_INFINITY {
-                continue;
-            }
-            let sum: f64 = scores.iter().map(|score| (score - max).exp()).sum();
-            let p: Vec<_> = scores.iter().map(|score| (score - max).exp() / sum).collect();
-            let dp: Vec<_> = (0..keys).map(|s| dot(&dy, &row(v, other(s), width))).collect();
-            let delta = dot(&p, &dp);
-            for s in 0..keys {
-                let slope = options.softcap.map_or(1.0, |cap| 1.0 - (products[s] / cap).tanh().powi(2));
-                let ds = p[s] * (dp[s] - delta) * slope * scale;
-                add(&mut y, own, &row(v, other(s), width), p[s]);
-                add(&mut dv, other(s), &dy, p[s]);
-                add(&mut dq, own, &row(k, other(s), dim), ds);
-                add(&mut dk, other(s), &q, ds);
-            }
-        }
-        [y, dq, dk, dv].map(|values| values.into_iter().map(|value| value as f32).collect())
+        let hidden: Vec<_> = scores.iter().map(|at| is_hidden(*at)).collect();
+        let bias =
+            self.bias.zip(self.bias()).map(|(shape, bias)| scores.iter().map(|at| bias[spread(shape, *at)]).collect());
+        let bias: Vec<f32> = bias.unwrap_or_default();
+        let [y, _lse, dq, dk, dv] = reference::attention(&HostAttention {
+            query,
+            key,
+            value,
+            dy,
+            heads: [batch, heads, kv_heads],
+            positions: [queries, keys],
+            widths: [dim, width],
+            hidden: &hidden,
+            bias: &bias,
+            scale: options.scale.unwrap_or((dim as f64).sqrt().recip()),
+            softcap: options.softcap,
+            rounding,
+        });
+        [y, dq, dk, dv]
     }
 
     /// Results of the node, by this crate's function or, with a mask or a bias, by Burn's.
@@ -205,22 +189,20 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn assert_close(what: &str, got: Results, want: &Results, tolerance: f32) {
+fn assert_close(what: &str, got: &Results, want: &[Bounded; 4]) {
     for ((got, want), name) in got.iter().zip(want).zip(["y", "dq", "dk", "dv"]) {
-        assert_eq!(got.len(), want.len(), "{what}: {name}");
-        let largest = want.iter().fold(1e-3, |max: f32, x| max.max(x.abs()));
-        let error = got
-            .iter()
-            .zip(want)
-            .map(|(got, want)| (got - want).abs())
-            .fold(0.0, |max: f32, error| if error.is_nan() { error } else { max.max(error) });
-        assert!(error <= tolerance * largest, "{what}: {name} differs by {error:e} of {largest:e}");
+        assert_eq!(got.len(), want.values.len(), "{what}: {name}");
+        let (place, share) = want.worst(got);
+        assert!(share <= 1.0, "{what}: {name}[{place}] is {}, not {}", got[place], want.values[place]);
     }
 }
 
+/// Half a step of a dtype, relative.
+const F32: f64 = 5.960_464_477_539_063e-8;
+const BF16: f64 = 0.003_906_25;
+
 /// Cases for devices, which compile kernels for each case.
-const ON_DEVICES: [&str; 5] =
-    ["grouped", "more queries than keys", "documents", "mask of all heads", "bias and softcap"];
+const ON_DEVICES: [&str; 3] = ["documents", "mask of all heads", "bias and softcap"];
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
     if runtime.starts_with("wgpu") && std::env::var("FLOAT8_ATTENTION").is_ok_and(|path| path == "tiles") {
@@ -228,35 +210,36 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
     }
     for case in cases().into_iter().filter(|case| runtime == "flex" || ON_DEVICES.contains(&case.name)) {
         let inputs = case.inputs();
-        let want = case.expected(&inputs);
-        assert_close(&format!("{runtime}, {}", case.name), case.got::<B>(&inputs, DType::F32), &want, 1e-5);
+        let want = case.expected(&inputs, F32);
+        assert_close(&format!("{runtime}, {}", case.name), &case.got::<B>(&inputs, DType::F32), &want);
     }
 }
 
 #[test]
 fn attention_is_its_definition() {
-    on_every_runtime!(definition_on);
+    on_cpu_and_wgpu!(definition_on);
 }
 
 /// Kernels of devices give the same. A software adapter uses them only on request.
 #[test]
 fn attention_in_tiles() {
-    let mut tests = Command::new(std::env::current_exe().expect("a test binary"));
-    tests.args(["--exact", "numerics::attention::attention_is_its_definition"]).env("FLOAT8_ATTENTION", "tiles");
-    let output = tests.output().expect("the tests start");
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    if !has_wgpu("attention_in_tiles") {
+        return;
+    }
+    alone(module_path!(), "attention_in_tiles", &[("FLOAT8_ATTENTION", "tiles")], || {
+        definition_on::<Fused>("wgpu fused");
+    });
 }
 
 #[test]
 fn attention_in_bf16() {
-    for case in cases() {
+    for case in cases().into_iter().filter(|case| ON_DEVICES.contains(&case.name)) {
         let round = |x: Vec<f32>| {
             let len = x.len();
             values(tensor::<Flex, 1>(x, [len]).cast(DType::BF16))
         };
         let inputs = case.inputs().map(round);
-        assert_close(case.name, case.got::<Flex>(&inputs, DType::BF16), &case.expected(&inputs), 1e-2);
+        assert_close(case.name, &case.got::<Flex>(&inputs, DType::BF16), &case.expected(&inputs, BF16));
     }
 }
 
@@ -316,10 +299,7 @@ fn shapes_that_do_not_fit() {
     ] {
         let [query, key, value] = [q, k, v].map(|shape| Tensor::<A<Flex>, 4>::zeros(shape, &device));
         let ids = documents.map(|shape| Tensor::<A<Flex>, 2, Int>::zeros(shape, &device));
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            attention(query, key, value, ids, Default::default())
-        }));
-        let message = panic.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
+        let message = panic_of(|| drop(attention(query, key, value, ids, Default::default())));
         let want = format!("attention of query {q:?}, key {k:?}, value {v:?} and documents {documents:?}: ");
         assert!(message.starts_with(&want), "{message}");
     }

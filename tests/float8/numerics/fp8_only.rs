@@ -10,9 +10,9 @@ use burn_float8::{Float8, Float8Config, Float8Error, Float8LinearConfig, Recipe,
 use float8_kernels::InvScale;
 use test_data::panic_of;
 
-use crate::on_every_runtime;
 use crate::support::operand::{dequantized, tensor, values};
 use crate::support::spread;
+use crate::{on_cpu_and_wgpu, on_every_runtime};
 
 type A<B> = Float8<Autodiff<B>>;
 type F8<B> = Float8<B>;
@@ -104,7 +104,7 @@ fn gradients_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn gradients_are_those_of_the_decoded_values() {
-    on_every_runtime!(gradients_on);
+    on_cpu_and_wgpu!(gradients_on);
 }
 
 fn codes_are_loaded_on<B: Float8Backend>(runtime: &str) {
@@ -130,7 +130,7 @@ fn codes_are_loaded_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn codes_of_a_file_are_loaded_as_they_are() {
-    on_every_runtime!(codes_are_loaded_on);
+    on_cpu_and_wgpu!(codes_are_loaded_on);
 }
 
 fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
@@ -151,7 +151,7 @@ fn zeros_are_loaded_on<B: Float8Backend>(runtime: &str) {
 /// Other programs write zeros with the scale 0.
 #[test]
 fn zeros_may_have_the_scale_0() {
-    on_every_runtime!(zeros_are_loaded_on);
+    on_cpu_and_wgpu!(zeros_are_loaded_on);
 }
 
 type Cpu = F8<crate::support::runtime::Flex>;

@@ -7,7 +7,7 @@ use burn_float8::backend::Float8Backend;
 use burn_float8::nn::{log_likelihood, rms_norm, rotary, swiglu};
 use float8_kernels::reference::fused as reference;
 
-use crate::on_every_runtime;
+use crate::on_cpu_and_wgpu;
 use crate::support::operand::{tensor, values};
 use crate::support::runtime::Flex;
 use crate::support::{max_error, normal};
@@ -94,7 +94,7 @@ fn swiglu_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn swiglu_is_its_definition() {
-    on_every_runtime!(swiglu_on);
+    on_cpu_and_wgpu!(swiglu_on);
 }
 
 const EPSILON: f64 = 1e-5;
@@ -118,7 +118,7 @@ fn rms_norm_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn rms_norm_is_its_definition() {
-    on_every_runtime!(rms_norm_on);
+    on_cpu_and_wgpu!(rms_norm_on);
 }
 
 const SHAPE: [usize; 4] = [2, 7, 3, 10];
@@ -145,7 +145,7 @@ fn rotary_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn rotary_is_its_definition() {
-    on_every_runtime!(rotary_on);
+    on_cpu_and_wgpu!(rotary_on);
 }
 
 fn log_likelihood_want(logits: &[f32], targets: &[usize], dy: &[f32]) -> Vec<Vec<f64>> {
@@ -175,7 +175,7 @@ fn log_likelihood_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn log_likelihood_is_its_definition() {
-    on_every_runtime!(log_likelihood_on);
+    on_cpu_and_wgpu!(log_likelihood_on);
 }
 
 /// Inputs and outputs are bf16; nothing in between is rounded to it.

@@ -1,5 +1,7 @@
 //! `grouped_linear` against its definition in f64, group by group; its report, high precision and
 //! refused inputs.
+use std::ops::Range;
+
 use burn::backend::Autodiff;
 use burn::module::{Module, Param, ParamId};
 use burn::nn::Initializer;
@@ -7,15 +9,17 @@ use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_float8::{
     Float8, Float8Config, Float8LinearConfig, Float8Stack, Float8State, GroupedLinear, Recipe,
     backend::Float8Backend,
-    config::{CastConfig, Granularity, Operand},
+    config::{Granularity, Operand},
     grouped_linear, report,
     report::{Gemm, Role},
 };
+use checks::{Element, Factor, products};
+use test_data::{panic_of, transpose};
 
-use crate::on_every_runtime;
+use crate::on_cpu_and_wgpu;
 use crate::support::linear::from_values;
 use crate::support::operand::{tensor, values};
-use crate::support::oracle::{dequantized, matmul};
+use crate::support::oracle::{Exact, assert_within, factor};
 use crate::support::runtime::Flex;
 use crate::support::{max_error, normal, spread, verify};
 
@@ -83,12 +87,12 @@ fn experts_in<B: Float8Backend>(config: &Float8LinearConfig, w: &[f32], dtype: D
 }
 
 /// A grouped linear by definition: each operand is cast as the matrix that its GEMM contracts.
-fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Vec<f32>; 3] {
+fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) -> [Exact; 3] {
     let (casts, groups, m) = (config.casts(), sizes.len(), x.len() / K);
     let spans: Vec<_> = ends_of(sizes).iter().zip(sizes).map(|(end, size)| end - size..*end).collect();
-    let transposed: Vec<f32> =
-        (0..groups).flat_map(|g| (0..N).flat_map(move |n| (0..K).map(move |k| w[(g * K + k) * N + n]))).collect();
-    // Groups begin at multiples of 128, with zeros between.
+    // The transpose of each matrix of w, one below the other.
+    let w_t: Vec<f32> = w.chunks(K * N).flat_map(|w| transpose(w, [K, N])).collect();
+    // Groups begin at multiples of 128, with zeros between, and are transposed.
     let padded = |t: &[f32], cols: usize| {
         let (mut rows, mut at) = (vec![], vec![]);
         for span in &spans {
@@ -96,44 +100,34 @@ fn exact(config: &Float8LinearConfig, [x, w, dy]: [&[f32]; 3], sizes: &[usize]) 
             rows.extend_from_slice(&t[span.start * cols..span.end * cols]);
             rows.resize((rows.len() / cols).next_multiple_of(128) * cols, 0.0);
         }
-        (rows, at)
+        let len = rows.len() / cols;
+        (transpose(&rows, [len, cols]), [cols, len], at)
     };
-    let cast = |t: &[f32], shape, cast, by_cols| dequantized(t, shape, cast, config, by_cols, None);
+    let cast = |t: &[f32], shape, operand: Operand| factor(t, shape, casts[operand], config, None);
     // One scale for the tensor covers all its rows, including rows in no group.
-    let one_scale = |t: &[f32], first: CastConfig, second: CastConfig| {
+    let cast_padded = |t: &[f32], cols, by_rows: Operand, by_cols: Operand| {
+        let (first, second) = (casts[by_rows], casts[by_cols]);
         let is_one = first == second && first.scaling_granularity == Granularity::Tensor;
-        is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())))
+        let amax = is_one.then(|| t.iter().fold(0f32, |amax, x| amax.max(x.abs())));
+        let (t, shape, at) = padded(t, cols);
+        (factor(&t, shape, second, config, amax), at)
     };
-    let (x_rows, w_cols) = (
-        cast(x, [m, K], casts[Operand::INPUT], false),
-        cast(&transposed, [groups * N, K], casts[Operand::WEIGHT_T], false),
-    );
-    let dy_rows = cast(dy, [m, N], casts[Operand::GRAD_OUTPUT], false);
-    let w_rows = cast(w, [groups * K, N], casts[Operand::WEIGHT], false);
-    let ((xp, at), (dyp, _)) = (padded(x, K), padded(dy, N));
-    let p = xp.len() / K;
-    let (x_cast, dy_cast) = (casts[Operand::INPUT_T], casts[Operand::GRAD_OUTPUT_T]);
-    let x_cols = dequantized(&xp, [p, K], x_cast, config, true, one_scale(x, casts[Operand::INPUT], x_cast));
-    let dy_cols = dequantized(&dyp, [p, N], dy_cast, config, true, one_scale(dy, casts[Operand::GRAD_OUTPUT], dy_cast));
-    let (mut y, mut dx, mut dw) = (vec![0.0; m * N], vec![0.0; m * K], vec![]);
+    let (x_rows, wt_rows) = (cast(x, [m, K], Operand::INPUT), cast(&w_t, [groups * N, K], Operand::WEIGHT_T));
+    let (dy_rows, w_rows) = (cast(dy, [m, N], Operand::GRAD_OUTPUT), cast(w, [groups * K, N], Operand::WEIGHT));
+    let (x_cols, at) = cast_padded(x, K, Operand::INPUT, Operand::INPUT_T);
+    let (dy_cols, _) = cast_padded(dy, N, Operand::GRAD_OUTPUT, Operand::GRAD_OUTPUT_T);
+    let zeros = |len, k| Exact { elements: vec![Element { want: 0.0, size: 0.0 }; len], len: k };
+    let (mut y, mut dx, mut dw) = (zeros(m * N, K), zeros(m * K, N), zeros(0, m));
     for (g, span) in spans.iter().enumerate() {
-        let m = span.len();
-        let product = matmul(&x_rows[span.start * K..], [K, 1], &w_cols[g * N * K..], [1, K], [m, K, N]);
-        y[span.start * N..span.end * N].copy_from_slice(&product);
-        let product = matmul(&dy_rows[span.start * N..], [N, 1], &w_rows[g * K * N..], [1, N], [m, N, K]);
-        dx[span.start * K..span.end * K].copy_from_slice(&product);
-        dw.extend(matmul(&x_cols[at[g] * K..], [1, K], &dy_cols[at[g] * N..], [N, 1], [K, m, N]));
+        let part = |factor: &Factor, rows: Range<usize>, cols| factor.part(rows, 0..cols);
+        let product = products(&part(&x_rows, span.clone(), K), &part(&wt_rows, g * N..(g + 1) * N, K));
+        y.elements[span.start * N..span.end * N].copy_from_slice(&product);
+        let product = products(&part(&dy_rows, span.clone(), N), &part(&w_rows, g * K..(g + 1) * K, N));
+        dx.elements[span.start * K..span.end * K].copy_from_slice(&product);
+        let own = at[g]..at[g] + span.len();
+        dw.elements.extend(products(&x_cols.part(0..K, own.clone()), &dy_cols.part(0..N, own)));
     }
     [y, dx, dw]
-}
-
-/// Checks the errors of y, dx and dw against `limits`, as shares of the largest element.
-fn assert_close(got: &[Vec<f32>; 3], exact: &[Vec<f32>; 3], limits: [f64; 3], what: &str) {
-    for (((name, got), exact), limit) in ["y", "dx", "dw"].iter().zip(got).zip(exact).zip(limits) {
-        let largest = exact.iter().fold(1e-6f32, |m, v| m.max(v.abs()));
-        let error = max_error(got, exact) / f64::from(largest);
-        assert!(error < limit, "{what} {name}: {error:e} of the largest");
-    }
 }
 
 fn definition_on<B: Float8Backend>(runtime: &str) {
@@ -149,7 +143,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
         let experts = experts::<B>(&config, &w);
         let (x, dy) = (&x[..m * K], &dy[..m * N]);
         let got = ours(&experts, [x, dy], &ends_of(sizes));
-        assert_close(&got, &exact(&config, [x, &w, dy], sizes), [2e-6; 3], &format!("{runtime} {recipe} {sizes:?}"));
+        assert_within(&format!("{runtime} {recipe} {sizes:?}"), &got, &exact(&config, [x, &w, dy], sizes), [0.0; 3]);
         let report = report(&experts);
         verify(report.clone()).unwrap();
         let layer = &report.layers[0];
@@ -163,7 +157,7 @@ fn definition_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn groups_equal_their_definition() {
-    on_every_runtime!(definition_on);
+    on_cpu_and_wgpu!(definition_on);
 }
 
 /// One group equals the plain linear: the same casts and the same sums.
@@ -181,7 +175,7 @@ fn one_group_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn one_group_equals_a_linear_bit_for_bit() {
-    on_every_runtime!(one_group_on);
+    on_cpu_and_wgpu!(one_group_on);
 }
 
 fn dtypes_on<B: Float8Backend>(runtime: &str) {
@@ -199,9 +193,9 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
             let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
             // Every result is rounded to the dtype, except an f32 dw from FP8.
             let rounds_dw = of_w != DType::F32 || config.casts()[Operand::INPUT_T].is_disabled();
-            let limits = [unit, unit, if rounds_dw { unit } else { 2e-6 }];
+            let units = [unit, unit, if rounds_dw { unit } else { 0.0 }];
             let what = format!("{runtime} {recipe} {dtype:?} by {of_w:?}");
-            assert_close(&got, &exact(&config, [&x, &w, &dy], &sizes), limits, &what);
+            assert_within(&what, &got, &exact(&config, [&x, &w, &dy], &sizes), units);
             verify(report(&experts)).unwrap();
         }
     }
@@ -211,7 +205,7 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
 /// has w's.
 #[test]
 fn dtypes_may_differ() {
-    on_every_runtime!(dtypes_on);
+    on_cpu_and_wgpu!(dtypes_on);
 }
 
 /// f64 has no FP8 cast: the GEMMs run in high precision, and the report gives the reason.
@@ -220,15 +214,9 @@ fn dtypes_without_a_cast_run_in_high_precision() {
     let (x, w, dy) = (normal(M * K, 1), normal(G * K * N, 2), normal(M * N, 3));
     let experts = experts::<Flex>(&Float8LinearConfig::new(Recipe::Tensorwise), &w);
     let got = ours_in(&experts, [&x, &dy], &ends(), DType::F64);
-    let wide = |v: &[f32]| v.iter().map(|&x| f64::from(x)).collect::<Vec<_>>();
-    let (x, w) = (wide(&x), wide(&w));
-    let mut y = vec![0.0; M * N];
-    for (g, (end, size)) in ends().into_iter().zip(SIZES).enumerate() {
-        let start = end - size;
-        let product = matmul(&x[start * K..], [K, 1], &w[g * K * N..], [N, 1], [size, K, N]);
-        y[start * N..end * N].copy_from_slice(&product);
-    }
-    assert!(max_error(&got[0], &y) < 1e-5);
+    let off = Float8LinearConfig::new(Recipe::Tensorwise).with_casts(Recipe::Tensorwise.casts().without(Gemm::Fprop));
+    let [y, ..] = exact(&off, [&x, &w, &dy], &SIZES);
+    assert_within("in f64", &got[..1], &[y], [0.0; 3]);
     for (gemm, calls) in report(&experts).layers[0].gemms() {
         assert_eq!((calls.emulated, calls.high_precision), (0, 1), "{gemm}");
         assert_eq!(calls.reason.as_deref(), Some("dtype F64"), "{gemm}");
@@ -259,7 +247,7 @@ fn clamped_on<B: Float8Backend>(runtime: &str) {
 /// Ends beyond the rows and ends below the previous one are clamped, in y, dx and dw.
 #[test]
 fn ends_that_cannot_be() {
-    on_every_runtime!(clamped_on);
+    on_cpu_and_wgpu!(clamped_on);
 }
 
 /// Rows between the groups of wgrad's operands count as padding.
@@ -274,7 +262,7 @@ fn padding_is_reported() {
 }
 
 fn no_rows_on<B: Float8Backend>(runtime: &str) {
-    for recipe in Recipe::ALL {
+    for recipe in [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8] {
         let experts = experts::<B>(&Float8LinearConfig::new(recipe), &normal(G * K * N, 2));
         let x = Tensor::<A<B>, 2>::zeros([0, K], &Default::default()).require_grad();
         let y = experts.forward(x.clone(), int_ends::<B>(&[0; G]));
@@ -293,7 +281,7 @@ fn no_rows_on<B: Float8Backend>(runtime: &str) {
 /// Nothing to multiply: all results are zero.
 #[test]
 fn no_rows() {
-    on_every_runtime!(no_rows_on);
+    on_cpu_and_wgpu!(no_rows_on);
 }
 
 /// Two layers of experts.
@@ -352,10 +340,7 @@ fn shapes_that_do_not_fit() {
     let zeros = |shape| Tensor::<A<Flex>, 3>::zeros(shape, &device);
     let x = Tensor::<A<Flex>, 2>::zeros([4, 8], &device);
     for (weight, ends) in [([2, 7, 3], vec![2, 4]), ([3, 8, 3], vec![2, 4]), ([0, 8, 3], vec![])] {
-        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))
-        }));
-        let message = panic.unwrap_err().downcast_ref::<String>().cloned().unwrap_or_default();
+        let message = panic_of(|| drop(grouped_linear(x.clone(), zeros(weight), int_ends::<Flex>(&ends))));
         let want = format!("a grouped linear of x [4, 8], weight {weight:?} and {} ends: ", ends.len());
         assert!(message.starts_with(&want), "{message}");
     }

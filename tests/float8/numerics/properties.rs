@@ -1,20 +1,13 @@
-//! Random shapes, views, dtypes, values and casts: the same codes on every runtime, and GEMMs
-//! within their error bound.
+//! Random shapes, views, dtypes, values and casts: the same codes on every runtime.
 use burn::tensor::{DType, Tensor, TensorData, s};
-use burn_float8::{
-    Float8LinearConfig, Recipe,
-    backend::{Cast, Float8Backend, HostCodes},
-    config::{Format, Granularity, ScaleCalculationMode, ScaleMode},
-};
+use burn_float8::backend::{Cast, Float8Backend, HostCodes};
+use burn_float8::config::{Format, Granularity, ScaleCalculationMode, ScaleMode};
 use float8_kernels::reference;
 use proptest::prelude::*;
 use test_data::transpose;
 
-use crate::on_every_runtime;
-use crate::support::linear::from_values;
-use crate::support::operand::{dequantized, quantize};
+use crate::support::operand::quantize;
 use crate::support::runtime::{Eager, Flex, Fused, has_wgpu};
-use crate::support::{normal, oracle};
 
 /// Layout of a matrix in a larger tensor.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +104,7 @@ fn matrix() -> impl Strategy<Value = (Vec<f32>, [usize; 2])> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 64, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 32, max_shrink_iters: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn every_runtime_gives_the_same_codes(
@@ -136,56 +129,4 @@ proptest! {
             check::<Eager>("wgpu", &x, shape, dtype, at, cast);
         }
     }
-
-    /// |got − exact| ≤ (2·len + 8) · 2^-24 · Σ|a·b|, where `len` is the length of the contraction.
-    ///
-    /// This covers f32 sums, a rounding for each scale, and the oracle's own rounding to f32.
-    #[test]
-    fn linears_stay_within_the_bound_of_f32_sums(
-        [m, k, n] in [1usize..40, 1usize..300, 1usize..40],
-        recipe in prop::sample::select(Recipe::ALL.to_vec()),
-        seed in 0u64..1000,
-    ) {
-        let (x, w, dy) = (normal(m * k, seed + 1), normal(k * n, seed + 2), normal(m * n, seed + 3));
-        bound::<Flex>("flex", recipe, [&x, &w, &dy], [m, k, n]);
-        if has_wgpu("linears_stay_within_the_bound_of_f32_sums") {
-            bound::<Fused>("wgpu fused", recipe, [&x, &w, &dy], [m, k, n]);
-        }
-    }
-}
-
-fn bound<B: Float8Backend>(runtime: &str, recipe: Recipe, inputs: [&[f32]; 3], [m, k, n]: [usize; 3]) {
-    let config = Float8LinearConfig::new(recipe);
-    let exact = oracle::linear(inputs, [m, k, n], &config, [None; 3]);
-    let absolute = oracle::linear_magnitudes(inputs, [m, k, n], &config);
-    let ours = from_values::<B>(&config.into(), inputs, [m, k, n], None);
-    for (i, len) in [k, n, m].into_iter().enumerate() {
-        for (j, ours) in ours[i].iter().enumerate() {
-            let bound = (2 * len + 8) as f64 * 2f64.powi(-24) * f64::from(absolute[i][j]);
-            let error = (f64::from(*ours) - f64::from(exact[i][j])).abs();
-            assert!(
-                error <= bound,
-                "{runtime} {recipe} {m}x{k}x{n} result {i}, element {j}: {error:e} above {bound:e}"
-            );
-        }
-    }
-}
-
-/// SQNR of casts, above torchao's floor.
-fn casts_on<B: Float8Backend>(runtime: &str) {
-    let [rows, cols] = [256, 384];
-    let x = normal(rows * cols, 1);
-    for (granularity, scale_mode) in scalings() {
-        let cast = Cast { format: Format::E4m3, granularity, scale_mode };
-        let copies = quantize::<B>(view(&x, [rows, cols], View::Contiguous), cast);
-        for (copy, exact) in copies.iter().zip([x.clone(), transpose(&x, [rows, cols])]) {
-            let sqnr = crate::support::sqnr(&dequantized(copy), &exact);
-            assert!(sqnr > 25.0, "{runtime} {granularity} {scale_mode:?} {:?}: {sqnr} dB", copy.dims);
-        }
-    }
-}
-
-#[test]
-fn casts_stay_above_25_db() {
-    on_every_runtime!(casts_on);
 }

@@ -5,8 +5,8 @@ use burn::nn::Linear;
 use burn::tensor::{Tensor, module::linear};
 use burn_float8::{Float8Config, Float8LinearConfig, Float8State, Recipe};
 
-use crate::support::models::{Attention, D, Mlp};
-use crate::support::{B, F8, applied, assert_falls, counters, float8_calls, layer, own_report, tensor, train, values};
+use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::{B, F8, applied, counters, float8_calls, layer, own_report, tensor, train};
 
 const STEPS: u64 = 5;
 
@@ -108,48 +108,17 @@ fn weights_computed_in_forward_begin_one_step_each() {
     }
 }
 
-/// A penalty's gradient is added to the linear's, and gradients do not count as weights.
+/// A gradient is not a weight of the layer, so its products are not the layer's.
 #[test]
-fn l2_penalty() {
-    const PENALTY: f32 = 0.5;
-    for config in configs() {
-        let model: Mlp<B> = applied(&config, Mlp::new());
-        let w = model.first.weight.val();
-        let dw = |with: bool| {
-            let loss = to_target(model.forward(x()));
-            let penalty = w.clone().powf_scalar(2.0).sum() * PENALTY;
-            let loss = if with { loss + penalty } else { loss };
-            w.grad(&loss.backward()).expect("tracked")
-        };
-        let (with, without) = (dw(true), dw(false));
-        let expected = values(without + w.clone().inner() * (2.0 * PENALTY));
-        for (ours, expected) in values(with.clone()).into_iter().zip(expected) {
-            assert!((ours - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{ours} {expected}");
-        }
-        // A gradient is not a weight of the layer, so its products are not the layer's.
-        let before = counters(&model);
-        let gram: Tensor<F8, 2> = with.clone().transpose().matmul(with.clone());
-        linear(gram, with.transpose(), None);
-        assert_eq!(counters(&model), before);
-    }
-}
-
-#[test]
-fn l2_penalty_in_training() {
-    for config in configs() {
-        let model: Mlp<B> = applied(&config, Mlp::new());
-        let (model, losses) = train(model, 0..2 * STEPS, |m, _| {
-            let penalty = |l: &Linear<B>| l.weight.val().powf_scalar(2.0).sum();
-            to_target(m.forward(x())) + (penalty(&m.first) + penalty(&m.second)) * 1e-2
-        });
-        assert_falls(&losses);
-        let report = own_report(&model);
-        report.verify().unwrap();
-        for l in &report.layers {
-            assert_eq!([float8_calls(l)[0], float8_calls(l)[2]], [2 * STEPS; 2], "{}", l.name);
-        }
-        assert_eq!(Float8State::export(&model).step, 2 * STEPS);
-    }
+fn products_of_gradients_are_not_counted() {
+    let config = Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true);
+    let model: Mlp<B> = applied(&Float8Config::from(config).with_strict(true), Mlp::new());
+    let grads = to_target(model.forward(x())).backward();
+    let gradient = model.first.weight.val().grad(&grads).expect("tracked");
+    let before = counters(&model);
+    let gram: Tensor<F8, 2> = gradient.clone().transpose().matmul(gradient.clone());
+    linear(gram, gradient.transpose(), None);
+    assert_eq!(counters(&model), before);
 }
 
 /// Adding a frozen copy's weight does not begin a new step.
@@ -164,28 +133,4 @@ fn interpolated_weights() {
     });
     assert_eq!(Float8State::export(&model).step, STEPS);
     assert_eq!(float8_calls(layer(&own_report(&model), "first")), [STEPS, 0, STEPS]);
-}
-
-/// `xᵀ·y` in forward has the shapes of a weight gradient but is not one.
-#[test]
-fn products_of_inputs_and_outputs() {
-    for config in configs() {
-        let model: Mlp<B> = applied(&config, Mlp::new());
-        let (model, losses) = train(model, 0..STEPS, |m, step| {
-            let y = m.first.forward(x());
-            let before = float8_calls(layer(&own_report(m), "first"));
-            let correlation = x().transpose().matmul(y.clone());
-            // Also by `matmul` with the weight, as GRU reads it.
-            let shared = x();
-            let z = shared.clone().matmul(m.first.weight.val());
-            let gram = shared.transpose().matmul(z.clone());
-            let after = float8_calls(layer(&own_report(m), "first"));
-            assert_eq!([after[1], after[2]], [before[1], before[2]], "no backward has come");
-            assert_eq!(Float8State::export(m).step, step + 1);
-            to_target(m.second.forward(burn::tensor::activation::relu(y + z)))
-                + (correlation.powf_scalar(2.0).mean() + gram.powf_scalar(2.0).mean()) * 1e-3
-        });
-        assert!(losses[4] < losses[0], "{losses:?}");
-        assert_eq!(Float8State::export(&model).step, STEPS);
-    }
 }

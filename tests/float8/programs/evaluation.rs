@@ -8,10 +8,10 @@ use burn_float8::{
     Float8Config, Float8LinearConfig, Float8State, Recipe, StatisticsConfig, begin_float8_step, report::LayerReport,
 };
 
-use crate::support::models::{Attention, D};
-use crate::support::{B, F8, applied, bits, own_report, tensor};
+use crate::programs::support::models::{Attention, D};
+use crate::programs::support::{B, F8, applied, bits, own_report, tensor, unrelated_backward, with_parameters};
 
-const STEPS: u64 = 5;
+const STEPS: u64 = 4;
 
 fn x<A: Backend>(seed: u64) -> Tensor<A, 3> {
     // Growing amaxes reveal a scale from another history.
@@ -86,7 +86,7 @@ fn run(recipe: Recipe, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Plac
     run
 }
 
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     /// Between a forward and its backward.
     BeforeBackward,
@@ -99,65 +99,49 @@ fn other<A: Backend>(seed: u64) -> Tensor<A, 3> {
     tensor::<A, 3>([2, 4, D], 500 + seed) * 100.0
 }
 
-fn leaves_no_trace(name: &str, evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, Place)) {
+/// Evaluates the model or its average, on other data or on the batch itself.
+type Evaluate = fn(&Attention<B>, &Attention<B>, u64);
+
+/// Another graph's backward drops the tensors that an evaluation saved.
+const EVALUATIONS: [(&str, Evaluate); 7] = [
+    ("valid", |model, _, seed| drop(model.valid().forward(other::<F8>(seed)))),
+    ("valid on the batch", |model, _, seed| drop(model.valid().forward(x::<F8>(seed)))),
+    // Its forward looks like a training forward until backward skips it.
+    ("autodiff", |model, _, seed| drop(model.forward(other::<B>(seed)).detach())),
+    ("average", |_, average, seed| drop(average.valid().forward(other::<F8>(seed)))),
+    // Untracked, in the same forward pass.
+    ("target network", |_, target, seed| drop(target.forward(other::<B>(seed)).detach())),
+    ("target network on the batch", |_, target, seed| {
+        target.forward(x::<B>(seed));
+        unrelated_backward();
+    }),
+    ("dropped elsewhere", |model, _, seed| {
+        with_parameters(model.clone(), 9).forward(x::<B>(seed));
+        std::thread::spawn(unrelated_backward).join().unwrap();
+    }),
+];
+
+/// Between a forward and its backward, or before the optimizer's step.
+#[test]
+fn evaluations_leave_no_trace() {
     for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
         let without = run(recipe, |_, _, _, _| ());
-        assert_eq!(run(recipe, |_, _, _, _| ()), without, "a run repeats itself");
         assert_eq!(without.state.step, STEPS);
-        let with = run(recipe, &evaluate);
-        assert_eq!(with.losses, without.losses, "{recipe} {name}");
-        assert_eq!(with.samples, without.samples, "{recipe} {name}");
-        assert_eq!(with.state, without.state, "{recipe} {name}");
+        for (name, evaluate) in EVALUATIONS {
+            for place in [Place::BeforeBackward, Place::BeforeStep] {
+                // Backward is over for these tensors, but no weight is updated yet.
+                if place == Place::BeforeStep && name != "valid" {
+                    continue;
+                }
+                let with = run(recipe, |model, average, seed, at| {
+                    if at == place {
+                        evaluate(model, average, seed);
+                    }
+                });
+                assert_eq!(with, without, "{recipe} {name} {place:?}");
+            }
+        }
     }
-}
-
-#[test]
-fn evaluating_the_model_that_trains_leaves_no_trace() {
-    leaves_no_trace("valid", |model, _, seed, place| {
-        if place == Place::BeforeBackward {
-            model.valid().forward(other::<F8>(seed));
-        }
-    });
-}
-
-/// Evaluation on the autodiff backend instead of by `valid`. Its forward looks like a training
-/// forward until backward skips it.
-#[test]
-fn a_forward_without_a_backward_leaves_no_trace() {
-    leaves_no_trace("autodiff", |model, _, seed, place| {
-        if place == Place::BeforeBackward {
-            model.forward(other::<B>(seed)).detach();
-        }
-    });
-}
-
-#[test]
-fn evaluating_an_average_leaves_no_trace() {
-    leaves_no_trace("average", |_, average, seed, place| {
-        if place == Place::BeforeBackward {
-            average.valid().forward(other::<F8>(seed));
-        }
-    });
-}
-
-/// A target network runs untracked in the same forward pass.
-#[test]
-fn a_target_network_leaves_no_trace() {
-    leaves_no_trace("target", |_, target, seed, place| {
-        if place == Place::BeforeBackward {
-            target.forward(other::<B>(seed)).detach();
-        }
-    });
-}
-
-/// Backward is over for these tensors, but the optimizer has not updated any weight yet.
-#[test]
-fn evaluating_before_the_optimizers_step_leaves_no_trace() {
-    leaves_no_trace("model", |model, _, seed, place| {
-        if place == Place::BeforeStep {
-            model.valid().forward(other::<F8>(seed));
-        }
-    });
 }
 
 /// Steps begun manually. Calls `evaluate` before backward and after the optimizer's step.
@@ -179,27 +163,24 @@ fn by_hand(evaluate: impl Fn(&Attention<B>, &Attention<B>, u64, bool)) -> (Vec<u
     (losses, Float8State::export(&model))
 }
 
-/// The same for a model whose steps begin manually.
+/// The same for a model whose steps begin manually, also if the evaluation reads the new weights
+/// before their step has begun.
 #[test]
 fn evaluating_leaves_no_trace_where_steps_begin_by_hand() {
+    let without = by_hand(|_, _, _, _| ());
     let evaluated = by_hand(|model, average, step, after_step| {
         average.valid().forward(other::<F8>(step));
         if !after_step {
             model.valid().forward(other::<F8>(step));
         }
     });
-    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
-}
-
-/// The evaluation reads the new weights before their step has begun.
-#[test]
-fn new_weights_leave_no_trace_where_steps_begin_by_hand() {
+    assert_eq!(evaluated, without);
     let evaluated = by_hand(|model, _, step, after_step| {
         if after_step {
             model.valid().forward(other::<F8>(step));
         }
     });
-    assert_eq!(evaluated, by_hand(|_, _, _, _| ()));
+    assert_eq!(evaluated, without);
 }
 
 /// Generating token by token casts each weight once, in fprop's orientation. This holds also if

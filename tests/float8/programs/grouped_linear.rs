@@ -5,8 +5,8 @@ use burn::tensor::backend::{AutodiffBackend, Backend};
 use burn::tensor::{Int, Tensor};
 use burn_float8::{Float8Config, Float8State, GroupedLinear, Recipe, float8_autocast, grouped_linear};
 
-use crate::support::models::D;
-use crate::support::{
+use crate::programs::support::models::D;
+use crate::programs::support::{
     B, Plain, applied, float8_calls, high_precision_calls, layer_of, tensor, train, values, with_parameters,
 };
 
@@ -67,8 +67,8 @@ fn grouped_linears_train_on_both_backends() {
     let weight = burn::module::Param::from_tensor(Tensor::ones([3, D, N], &Default::default()));
     let plain: Experts<Plain> = with_parameters(Experts { experts: GroupedLinear { weight } }, 1);
     let plain = train(plain, 0..8, loss).1;
-    crate::support::assert_falls(&float8);
-    crate::support::assert_falls(&plain);
+    crate::programs::support::assert_falls(&float8);
+    crate::programs::support::assert_falls(&plain);
     let apart = float8.iter().zip(&plain).map(|(a, b)| (a - b).abs() / b).fold(0f32, f32::max);
     assert!(apart > 0.0 && apart < 0.1, "near, but not the same: {apart}");
 }

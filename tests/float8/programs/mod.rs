@@ -2,7 +2,6 @@
 //! stores.
 mod support;
 
-mod checkpointing;
 mod computed_weights;
 mod config;
 mod evaluation;
@@ -20,7 +19,9 @@ mod panics;
 mod precision;
 mod quantized;
 mod records;
-mod residual;
 mod shared_inputs;
+mod silence;
 mod store;
+mod strict;
 mod tied;
+mod untagged;

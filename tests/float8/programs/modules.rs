@@ -3,18 +3,17 @@
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param, ParamId};
-use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use burn::nn::transformer::{
     TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{BiLstmConfig, Linear, LinearConfig, LstmConfig, PaddingConfig2d, SwiGluConfig};
+use burn::nn::{Linear, LinearConfig, PaddingConfig2d};
 use burn::tensor::backend::Backend;
 use burn::tensor::{Tensor, activation};
 use burn_float8::Float8Config;
 
-use crate::support::{B, applied, assert_all_in_float8, assert_falls, layer, layer_of, own_report, tensor, train};
+use crate::programs::support::{B, applied, assert_all_in_float8, assert_falls, layer, own_report, tensor, train};
 
 const STEPS: u64 = 8;
 const BATCH: usize = 3;
@@ -33,23 +32,6 @@ fn to_target<const R: usize>(y: Tensor<B, R>) -> Tensor<B, 1> {
 }
 
 #[test]
-fn multi_head_attention() {
-    let model = MultiHeadAttentionConfig::new(D, 2).with_dropout(0.0).init::<B>(&Default::default());
-    let model = applied(&Float8Config::tensorwise(), model);
-    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(MhaInput::self_attn(x())).context));
-    assert_all_in_float8(&model, &["query", "key", "value", "output"], STEPS);
-    assert_falls(&losses);
-    assert_x_is_shared(&model, &["query", "key", "value"]);
-}
-
-/// x is cast once per step for all its readers and both of their GEMMs.
-fn assert_x_is_shared<M: Module<B>>(model: &M, names: &[&str]) {
-    let report = own_report(model);
-    let casts: u64 = names.iter().map(|name| layer(&report, name).casts[0]).sum();
-    assert_eq!(casts, STEPS, "{report}");
-}
-
-#[test]
 fn transformer_encoder() {
     let model = TransformerEncoderConfig::new(D, 2 * D, 2, 2).with_dropout(0.0).init::<B>(&Default::default());
     let model = applied(&Float8Config::tensorwise(), model);
@@ -58,6 +40,11 @@ fn transformer_encoder() {
     let names: Vec<_> = (0..2).flat_map(|i| block.map(|name| format!("layers.{i}.{name}"))).collect();
     assert_all_in_float8(&model, &names.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
     assert_falls(&losses);
+    // x is cast once per step for all its readers and both of their GEMMs.
+    let report = own_report(&model);
+    let casts: u64 =
+        ["query", "key", "value"].map(|name| layer(&report, &format!("layers.0.mha.{name}")).casts[0]).iter().sum();
+    assert_eq!(casts, STEPS, "{report}");
 }
 
 #[test]
@@ -72,69 +59,6 @@ fn transformer_decoder() {
     let names: Vec<_> = attention("cross_attn").into_iter().chain(attention("self_attn")).chain(ffn).collect();
     assert_all_in_float8(&model, &names.iter().map(String::as_str).collect::<Vec<_>>(), STEPS);
     assert_falls(&losses);
-    // Token by token, as in generation.
-    let inner = burn::module::AutodiffModule::valid(&model);
-    let mut cache = inner.new_autoregressive_cache();
-    let before = layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated;
-    for tokens in 1..=TOKENS {
-        let [target, memory] = [tokens, 5].map(|n| tensor::<_, 3>([1, n, D], 93));
-        inner.forward_autoregressive_inference(TransformerDecoderInput::new(target, memory), &mut cache);
-    }
-    assert_eq!(layer_of(&model, "layers.0.pwff.linear_inner").fprop.emulated, before + TOKENS as u64);
-}
-
-/// Each linear is called once per time step. The initial hidden state needs no gradient.
-#[test]
-fn lstm() {
-    let model = LstmConfig::new(D, D, true).init::<B>(&Default::default());
-    let model = applied(&Float8Config::tensorwise(), model);
-    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x(), None).0));
-    assert_recurrent(&model, &[""]);
-    assert_falls(&losses);
-}
-
-#[test]
-fn bi_lstm() {
-    let model = BiLstmConfig::new(D, D, true).init::<B>(&Default::default());
-    let model = applied(&Float8Config::tensorwise(), model);
-    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x(), None).0));
-    assert_recurrent(&model, &["forward.", "reverse."]);
-    assert_falls(&losses);
-}
-
-fn assert_recurrent<M: Module<B>>(model: &M, directions: &[&str]) {
-    let report = own_report(model);
-    let calls = STEPS * TOKENS as u64;
-    assert_eq!(report.layers.len(), 8 * directions.len());
-    for direction in directions {
-        for gate in ["input_gate", "forget_gate", "output_gate", "cell_gate"] {
-            let [input, hidden] =
-                ["input", "hidden"].map(|name| layer(&report, &format!("{direction}{gate}.{name}_transform")));
-            // The first hidden state needs no gradient, so its linear casts the weight only for
-            // fprop.
-            for (l, dgrads, casts) in [(input, calls, STEPS), (hidden, calls - STEPS, 2 * STEPS)] {
-                assert_eq!(
-                    [l.fprop.emulated, l.dgrad.emulated, l.wgrad.emulated],
-                    [calls, dgrads, calls],
-                    "{}",
-                    l.name
-                );
-                assert_eq!(l.totals().high_precision, 0, "{}", l.name);
-                assert_eq!(l.casts[1], casts, "{}: over all time steps of a step", l.name);
-            }
-        }
-    }
-    report.verify().unwrap();
-}
-
-#[test]
-fn swiglu() {
-    let model = SwiGluConfig::new(D, 2 * D).with_bias(true).init::<B>(&Default::default());
-    let model = applied(&Float8Config::tensorwise(), model);
-    let (model, losses) = train(model, 0..STEPS, |m, _| to_target(m.forward(x())));
-    assert_all_in_float8(&model, &["linear_inner", "linear_outer"], STEPS);
-    assert_falls(&losses);
-    assert_x_is_shared(&model, &["linear_inner", "linear_outer"]);
 }
 
 #[derive(Module, Debug)]

@@ -6,8 +6,8 @@ use burn_float8::{
     without_float8,
 };
 
-use crate::support::models::{D, Mlp};
-use crate::support::{B, applied, own_report, tensor, train};
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, applied, own_report, tensor, train};
 
 fn loss(y: Tensor<B, 2>) -> Tensor<B, 1> {
     y.powf_scalar(2.0).mean()

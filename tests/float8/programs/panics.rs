@@ -4,8 +4,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Tensor};
 use burn_float8::{Float8, Float8Config, Float8State, Recipe, StatisticsConfig, grouped_linear, report};
 
-use crate::support::models::{D, Mlp};
-use crate::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, applied, assert_falls, bits, layer_of, panic_of, tensor, train};
 
 fn x(seed: u64) -> Tensor<B, 2> {
     tensor([6, D], seed)

@@ -11,10 +11,10 @@ use burn_float8::{
     set_float8_enabled, without_float8,
 };
 
-use crate::support::models::{Attention, D, Mlp};
-use crate::support::{
+use crate::programs::support::models::{Attention, D, Mlp};
+use crate::programs::support::{
     B, F8, Plain, applied, bits, counters, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
-    relative_error, tensor, train, unrelated_backward, values, with_parameters,
+    relative_error, tensor, train, values, with_parameters,
 };
 
 fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
@@ -35,10 +35,13 @@ fn forward_backward<A: burn::tensor::backend::AutodiffBackend>(model: &Mlp<A>) -
 
 #[test]
 fn a_submodule_is_switched_off() {
-    let model: Attention<B> = applied(&Float8Config::tensorwise(), Attention::new());
+    let [model, other] = [(); 2].map(|()| applied::<B, Attention<B>>(&Float8Config::tensorwise(), Attention::new()));
     let run = |m: &Attention<B>| drop(m.forward(tensor([2, 4, D], 1)).mean().backward());
     set_float8_enabled(&model.q, false);
     run(&model);
+    // Another model with the same configuration is not affected.
+    run(&other);
+    assert_eq!(float8_calls(&layer_of(&other, "q")), [1; 3]);
     let report = own_report(&model);
     assert_eq!(high_precision_calls(layer(&report, "q")), [1; 3]);
     assert_eq!(layer(&report, "q").fprop.reason.as_deref(), Some("precision schedule"));
@@ -57,18 +60,6 @@ fn a_submodule_is_switched_off() {
     set_float8_enabled(&model, false);
     run(&model);
     assert_eq!(["q", "k", "v", "o"].map(|name| float8_calls(&layer_of(&model, name))[0]), [1, 4, 4, 4]);
-}
-
-/// Switching off one model does not affect another with the same configuration.
-#[test]
-fn one_model_of_two_is_switched_off() {
-    let config = Float8Config::tensorwise();
-    let [a, b] = [(), ()].map(|()| applied(&config, Mlp::<B>::new()));
-    set_float8_enabled(&a, false);
-    a.forward(x(1));
-    b.forward(x(1));
-    assert_eq!(float8_calls(&layer_of(&a, "first"))[0], 0);
-    assert_eq!(float8_calls(&layer_of(&b, "first"))[0], 1);
 }
 
 /// High-precision evaluation during FP8 training.
@@ -126,93 +117,6 @@ fn autocast_switches_off_in_a_closure() {
     assert_eq!(forward_backward(&model), float8);
 }
 
-/// As in TransformerEngine, backward has the precision of its forward, independent of later
-/// settings.
-#[test]
-fn the_precision_of_a_forward_is_that_of_its_backward() {
-    let model: Mlp<B> = applied(&Float8Config::tensorwise().with_strict(true), Mlp::new());
-    let gradient = |forward: bool, backward: bool| {
-        let y = float8_autocast(forward, || model.forward(x::<B>(1)));
-        // An evaluation between them has no effect, wherever it is freed.
-        for _ in 0..2 {
-            float8_autocast(!forward, || model.forward(x::<B>(2)));
-            unrelated_backward();
-            float8_autocast(!forward, || model.forward(x::<B>(2)));
-            std::thread::spawn(unrelated_backward).join().unwrap();
-        }
-        let grads = float8_autocast(backward, || y.clone().powf_scalar(2.0).mean().backward());
-        [bits(y), bits(model.first.weight.grad(&grads).expect("tracked"))]
-    };
-    let (float8, high_precision) = (gradient(true, true), gradient(false, false));
-    assert_eq!((&float8, &high_precision), (&forward_backward(&model), &without()));
-    let second = || high_precision_calls(&layer_of(&model, "second"));
-    assert_eq!(second(), [5, 1, 1]);
-    assert_eq!(gradient(false, true), high_precision);
-    assert_eq!(second(), [6, 2, 2]);
-    assert_eq!(gradient(true, false), float8);
-    assert_eq!(second(), [10, 2, 2]);
-}
-
-/// Several uses of one weight in one graph, some in high precision, and other weights saved by
-/// Autodiff.
-#[test]
-fn the_precision_of_a_forward_is_its_own_among_other_uses_of_a_weight() {
-    let new =
-        || applied::<B, Linear<B>>(&Float8Config::tensorwise(), LinearConfig::new(D, D).init(&Default::default()));
-    let counts = |l: &Linear<B>| {
-        let l = layer_of(l, "linear");
-        [float8_calls(&l), high_precision_calls(&l)]
-    };
-    let input = |seed| x::<B>(seed).require_grad();
-    for (first, second) in [(false, true), (true, false), (false, false)] {
-        let on = u64::from(first) + u64::from(second);
-        for is_shared in [true, false] {
-            let (l, x) = (new(), [input(1), input(2)]);
-            let y = float8_autocast(first, || l.forward(x[0].clone()));
-            let z = float8_autocast(second, || l.forward(x[usize::from(!is_shared)].clone()));
-            (y + z).sum().backward();
-            assert_eq!(counts(&l), [[on; 3], [2 - on; 3]], "{first} {second} {is_shared}");
-        }
-        // One after the other.
-        let l = new();
-        let y = float8_autocast(first, || l.forward(input(1))).tanh();
-        float8_autocast(second, || l.forward(y)).sum().backward();
-        assert_eq!(counts(&l), [[on; 3], [2 - on; 3]], "{first} then {second}");
-        // Two graphs, with backward in order, and one that is dropped.
-        let l = new();
-        let y = float8_autocast(first, || l.forward(input(1)));
-        drop(float8_autocast(!second, || l.forward(input(1))));
-        let z = float8_autocast(second, || l.forward(input(1)));
-        y.sum().backward();
-        z.sum().backward();
-        let dropped = u64::from(!second);
-        assert_eq!(counts(&l), [[on + dropped, on, on], [3 - on - dropped, 2 - on, 2 - on]], "{first} {second}");
-    }
-    // A penalty saves the weight too, before or after its linear.
-    for is_before in [true, false] {
-        let l = new();
-        let penalty = || l.weight.val().powf_scalar(2.0).sum();
-        let before = is_before.then(penalty);
-        let y = float8_autocast(false, || l.forward(input(1))).sum();
-        (y + before.unwrap_or_else(penalty)).backward();
-        assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
-    }
-    // More uses than the record for matmuls holds.
-    let l = new();
-    let mut y = input(1);
-    for _ in 0..1100 {
-        y = float8_autocast(false, || l.forward(y).tanh());
-    }
-    y.sum().backward();
-    assert_eq!(counts(&l), [[0; 3], [1100; 3]]);
-    // matmul = true
-    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true));
-    let l: Linear<B> = applied(&config, LinearConfig::new(D, D).init(&Default::default()));
-    let y = float8_autocast(false, || input(1).matmul(l.weight.val()).tanh().matmul(l.weight.val()));
-    y.sum().backward();
-    assert_eq!(counts(&l), [[0; 3], [2; 3]]);
-}
-
 /// High-precision calls leave no statistics or history, even after an evaluation has cast.
 #[test]
 fn disabled_linears_leave_no_statistics() {
@@ -237,6 +141,38 @@ fn disabled_linears_leave_no_statistics() {
         model.valid().forward(x::<F8>(1));
         y.sum().backward();
         assert!(Float8State::export(&model).layers.is_empty(), "{:?}", Float8State::export(&model));
+    }
+}
+
+/// One after the other, with a penalty that saves the weight too, in more uses than a record of
+/// matmuls holds, and by matmul.
+#[test]
+fn uses_of_a_weight_keep_the_precision_of_their_forward() {
+    let config = Float8Config::from(Float8LinearConfig::new(Recipe::Tensorwise).with_matmul(true));
+    let new = || applied::<B, Linear<B>>(&config, LinearConfig::new(D, D).init(&Default::default()));
+    let counts = |l: &Linear<B>| {
+        let l = layer_of(l, "linear");
+        [float8_calls(&l), high_precision_calls(&l)]
+    };
+    let input = || x::<B>(1).require_grad();
+    for is_before in [true, false] {
+        let l = new();
+        let penalty = || l.weight.val().powf_scalar(2.0).sum();
+        let before = is_before.then(penalty);
+        let y = float8_autocast(false, || l.forward(input())).sum();
+        (y + before.unwrap_or_else(penalty)).backward();
+        assert_eq!(counts(&l), [[0; 3], [1; 3]], "{is_before}");
+    }
+    for is_on in [true, false] {
+        let l = new();
+        let y = (0..1100).fold(input(), |x, _| float8_autocast(is_on, || l.forward(x).tanh()));
+        let y = float8_autocast(is_on, || y.matmul(l.weight.val()));
+        float8_autocast(!is_on, || y.sum().backward());
+        let mut want = [[1101; 3], [0; 3]];
+        if !is_on {
+            want.reverse();
+        }
+        assert_eq!(counts(&l), want);
     }
 }
 
@@ -307,23 +243,4 @@ fn evaluation_holds_one_copy_of_each_weight() {
     let y = values(frozen.forward(tensor([2, 4, D], 1)));
     let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
     assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
-}
-
-/// Backward has the precision of its forward.
-#[test]
-fn a_forward_in_high_precision_has_such_a_backward() {
-    let linear = applied(&Float8Config::tensorwise(), LinearConfig::new(D, 12).init::<B>(&Default::default()));
-    let x = || x::<B>(1);
-    float8_autocast(false, || linear.forward(x().require_grad())).sum().backward();
-    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [1; 3]);
-    let y = linear.forward(x().require_grad());
-    float8_autocast(false, || y.sum().backward());
-    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [1; 3]);
-    // An x without gradient, evaluated in FP8 in between.
-    let x = x();
-    let y = float8_autocast(false, || linear.forward(x.clone()));
-    linear.forward(x);
-    y.sum().backward();
-    assert_eq!(high_precision_calls(&layer_of(&linear, "linear")), [2, 1, 2]);
-    assert_eq!(float8_calls(&layer_of(&linear, "linear")), [2, 1, 1]);
 }

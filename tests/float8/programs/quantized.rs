@@ -7,8 +7,8 @@ use burn::tensor::ops::QuantizedTensor;
 use burn::tensor::quantization::{Calibration, QTensorPrimitive, QuantLevel, QuantParam, QuantValue};
 use burn_float8::{Float8Config, Float8Error, Float8State, Recipe, begin_float8_step, report, set_float8_enabled};
 
-use crate::support::models::{D, Mlp};
-use crate::support::{
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{
     B, F8, Plain, applied, bits, float8_calls, layer_of, own_report, relative_error, tensor, values, with_parameters,
 };
 

@@ -1,11 +1,11 @@
 //! Several linears, models or graphs read the same x: each keeps its recipe, histories and
 //! gradients.
-use burn::module::{AutodiffModule, Module};
+use burn::module::Module;
 use burn::tensor::Tensor;
-use burn_float8::{Float8Config, Float8State, Recipe, StatisticsConfig, without_float8};
+use burn_float8::{Float8Config, Float8State, Recipe, without_float8};
 
-use crate::support::models::{D, Mlp};
-use crate::support::{B, applied, bits, layer_of, tensor, train, unrelated_backward, with_parameters};
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, applied, bits, tensor, train, with_parameters};
 
 fn x(seed: u64) -> Tensor<B, 2> {
     tensor([6, D], seed)
@@ -54,65 +54,6 @@ fn two_models_on_one_batch() {
     }
 }
 
-/// The program keeps a clone of x, made just before the teacher reads it.
-#[test]
-fn a_teacher_beside_a_residual() {
-    let student: Mlp<B> = applied(&Float8Config::tensorwise(), Mlp::new());
-    let want = alone(&student);
-    let teachers: [Mlp<B>; 2] = [
-        applied(&Float8Config::new(Recipe::Rowwise), Mlp::new()).no_grad(),
-        without_float8(applied(&Float8Config::tensorwise(), Mlp::new())).no_grad(),
-    ];
-    for teacher in teachers {
-        for student_reads_first in [true, false] {
-            let x = x(1);
-            let mut y = student_reads_first.then(|| student.forward(x.clone()));
-            let kept = x.clone();
-            let target = teacher.forward(x.clone()) + kept.slice([0..6, 0..4]);
-            let y = y.take().unwrap_or_else(|| student.forward(x));
-            assert_eq!(dw(&student, &(loss(y) + target.sum().detach() * 0.0).backward()), want);
-        }
-    }
-}
-
-/// An average of the model, or the model without backward, evaluates the same batch between forward
-/// and backward. Another graph's backward, on this thread or another, drops the tensors that the
-/// evaluation saved.
-#[test]
-fn evaluations_on_the_batch_leave_no_trace() {
-    const STEPS: u64 = 4;
-    type Evaluate = fn(&Mlp<B>, Tensor<B, 2>);
-    const ELSEWHERE: [fn(); 3] = [|| (), unrelated_backward, || std::thread::spawn(unrelated_backward).join().unwrap()];
-    let evaluations: [Evaluate; 4] = [
-        |_, _| (),
-        |model, x| drop(with_parameters(model.clone().no_grad(), 9).forward(x)),
-        |model, x| drop(with_parameters(model.clone(), 9).forward(x)),
-        |model, x| drop(with_parameters(model.valid(), 9).forward(x.inner())),
-    ];
-    for recipe in [Recipe::Delayed, Recipe::Tensorwise] {
-        let runs = evaluations.iter().flat_map(|evaluate| ELSEWHERE.map(|elsewhere| (evaluate, elsewhere)));
-        let runs = runs.map(|(evaluate, elsewhere)| {
-            let config = Float8Config::new(recipe).with_statistics(StatisticsConfig::every(1));
-            let (model, losses) = train(applied(&config, Mlp::<B>::new()), 0..STEPS, |model, step| {
-                let x = x(step) * (1.0 + step as f32);
-                let y = model.forward(x.clone());
-                evaluate(model, x);
-                elsewhere();
-                loss(y)
-            });
-            let health = ["first", "second"].map(|name| {
-                let layer = layer_of(&model, name);
-                [layer.fprop, layer.dgrad, layer.wgrad].map(|gemm| gemm.operands.map(|o| format!("{:?}", o.health)))
-            });
-            (losses, Float8State::export(&model), health)
-        });
-        let runs: Vec<_> = runs.collect();
-        for (i, run) in runs.iter().enumerate() {
-            assert!(*run == runs[0], "{recipe}, run {i}: losses {:?} instead of {:?}", run.0, runs[0].0);
-        }
-    }
-}
-
 /// Two models with delayed scaling use separate histories, also for an x that the other has already
 /// cast.
 #[test]
@@ -134,22 +75,4 @@ fn models_applied_apart_have_histories_apart() {
     let (losses, state) = run(true);
     assert!(state.layers["first"].input.is_some());
     assert_eq!((losses, state), run(false));
-}
-
-/// A layer frozen during training adapts its scale to later inputs, with and without a dgrad.
-#[test]
-fn layers_that_are_frozen_later() {
-    let delayed = Float8Config::new(Recipe::Delayed);
-    let (mut model, _) = train(applied(&delayed, Mlp::<B>::new()), 0..4, |m, step| loss(m.forward(x(step))));
-    model.first = model.first.no_grad();
-    let scaled = |step: u64| x(step) * 1000.0;
-    for tracked in [true, false] {
-        let (after, _) = train(model.clone(), 4..10, |m, step| {
-            let x = scaled(step);
-            loss(m.forward(if tracked { x.require_grad() } else { x }))
-        });
-        let input = layer_of(&after, "first").fprop.operands[0].clone();
-        let (amax, scale) = (input.amax.unwrap(), input.scale.unwrap());
-        assert!(amax > 1000.0 && amax * scale < 2.0 * 448.0, "{tracked}: amax {amax}, scale {scale}");
-    }
 }

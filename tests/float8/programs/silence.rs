@@ -1,17 +1,13 @@
-//! burn-float8 prints nothing and only logs. A separate process, for its logger and its output.
-#[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
-#[path = "programs/support/mod.rs"]
-mod support;
-
-use std::process::Command;
+//! burn-float8 prints nothing and only logs. In its own process, for its logger and its output.
 use std::sync::Mutex;
 
 use burn_float8::{FallbackConfig, Float8Config, Recipe, StatisticsConfig, report};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use support::learner::{fit, trainable};
-use support::models::{D, Mlp};
-use support::{B, own_report, panic_of, tensor, train, with_parameters};
+use crate::programs::support::learner::{fit, trainable};
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, own_report, panic_of, tensor, train, with_parameters};
+use crate::support::process::alone;
 
 struct Collect(Mutex<Vec<(Level, String)>>);
 
@@ -30,8 +26,7 @@ impl Log for Collect {
 }
 
 /// Applies, trains, falls back, reports, and trains with burn-train.
-#[test]
-fn a_program() {
+fn program() {
     log::set_logger(&LOGGER).unwrap();
     log::set_max_level(LevelFilter::Info);
     // A limit beyond FP8: every layer falls back.
@@ -61,22 +56,17 @@ fn a_program() {
     assert!(logged.iter().all(|(level, _)| *level >= Level::Warn), "no errors: {logged:?}");
 }
 
-/// Runs the program above in a separate process and checks all its output.
+/// All output of the program is that of the test harness.
 #[test]
 fn nothing_is_printed() {
-    let this = std::env::current_exe().unwrap();
-    let output = Command::new(this).args(["--exact", "a_program", "--nocapture", "--color=never"]).output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
-    assert!(output.status.success(), "{stdout}\n{stderr}");
-    assert_eq!(stderr, "");
-    // Lines of the test harness.
+    let Some(printed) = alone(module_path!(), "nothing_is_printed", &[], program) else { return };
+    assert_eq!(printed.stderr, "");
     let is_harness = |line: &str| {
         line.is_empty()
             || line == "running 1 test"
-            || line == "test a_program ... ok"
+            || line == "test programs::silence::nothing_is_printed ... ok"
             || line.starts_with("test result: ok. 1 passed")
     };
-    let others: Vec<_> = stdout.lines().filter(|line| !is_harness(line)).collect();
+    let others: Vec<_> = printed.stdout.lines().filter(|line| !is_harness(line)).collect();
     assert_eq!(others, Vec::<&str>::new());
 }

@@ -1,4 +1,4 @@
-//! Strict mode, in its own process: the settings of untagged linears belong to the process.
+//! Strict mode, in its own process: the settings of untagged linears belong to it.
 use burn::backend::{Autodiff, Flex};
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -10,6 +10,8 @@ use burn_float8::{
     set_float8_enabled,
 };
 use test_data::panic_of;
+
+use crate::support::process::alone;
 
 type B = Float8<Autodiff<Flex>>;
 
@@ -28,9 +30,12 @@ fn input() -> Tensor<B, 2> {
     Tensor::random([4, 8], Distribution::Normal(0.0, 1.0), &Default::default())
 }
 
-/// One test, since cases that configure untagged linears must not run concurrently.
 #[test]
 fn strict_mode() {
+    alone(module_path!(), "strict_mode", &[], strict_runs);
+}
+
+fn strict_runs() {
     let strict = Float8Config::new(Recipe::RowwiseWithGwHp).with_strict(true);
 
     // Requested high precision is no error: filters, a GEMM that the recipe disables, the schedule,

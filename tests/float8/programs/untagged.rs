@@ -1,13 +1,8 @@
 //! Behaviour of untagged linears. It is fixed once per device and process, so each test runs in a
 //! separate process.
-#[allow(dead_code, unused_imports, unused_macros, reason = "other test programs use the rest")]
-#[path = "programs/support/mod.rs"]
-mod support;
-
-use std::process::Command;
-
 use burn::module::{AutodiffModule, Module, Quantizer};
 use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, Optimizer, SgdConfig};
 use burn::record::{FullPrecisionSettings, NamedMpkBytesRecorder, Recorder};
 use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
@@ -15,22 +10,16 @@ use burn::tensor::ops::QuantizedTensor;
 use burn::tensor::quantization::{Calibration, QTensorPrimitive, QuantValue};
 use burn_float8::{Float8Config, Float8Error, Recipe, config::Untagged, grouped_linear, report, set_default_config};
 
-use support::models::{D, Mlp};
-use support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
+use crate::programs::support::models::{D, Mlp};
+use crate::programs::support::{B, F8, Plain, bits, panic_of, relative_error, tensor, values, with_parameters};
+use crate::support::process;
 
 const K: usize = 32;
 const N: usize = 16;
-const ALONE: &str = "FLOAT8_TEST_IN_ITS_OWN_PROCESS";
 
-/// Runs a test in a separate process.
+/// Runs a test in its own process.
 fn alone(name: &str, test: impl FnOnce()) {
-    if std::env::var_os(ALONE).is_some() {
-        return test();
-    }
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let output = command.args(["--exact", name, "--nocapture"]).env(ALONE, "1").output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    process::alone(module_path!(), name, &[], test);
 }
 
 fn linear<A: Backend>() -> Linear<A> {
@@ -193,6 +182,20 @@ fn layers_lost_with_a_default_are_named() {
         let error = report(&rebuilt).verify().unwrap_err();
         assert_eq!(error, Float8Error::UntaggedLinears { linears: 2, names: "first, second".into() });
         report(&untagged).verify().unwrap();
+    });
+}
+
+/// FP8 copies of untagged weights live no longer than copies of tagged weights.
+#[test]
+fn copies_of_untagged_models_live_no_longer_either() {
+    alone("copies_of_untagged_models_live_no_longer_either", || {
+        let model: Mlp<B> = with_parameters(Mlp::new(), 1);
+        let live = |model: &Mlp<B>| report(model).layers.iter().map(|l| l.live_copies).sum::<u64>();
+        let loss = model.forward(tensor::<B, 2>([6, D], 1)).powf_scalar(2.0).mean();
+        assert!(live(&model) > 0);
+        let grads = GradientsParams::from_grads(loss.backward(), &model);
+        let model = SgdConfig::new().init::<B, Mlp<B>>().step(0.1, model, grads);
+        assert_eq!(live(&model), 0);
     });
 }
 

@@ -1,6 +1,5 @@
 //! Software Vulkan with wrong kernels.
 use std::any::Any;
-use std::process::Command;
 use std::sync::Arc;
 
 use burn::tensor::TensorData;
@@ -30,6 +29,7 @@ use cubecl_runtime::server::{
 use cubecl_runtime::storage::{ComputeStorage, ManagedResource};
 use test_data::relative_error;
 
+use crate::support::process::alone;
 use crate::support::runtime::has_wgpu;
 use crate::{assert_high_precision, assert_right, layer, tensor};
 
@@ -218,14 +218,11 @@ fn wrong_fused_kernels_end_in_burns_operations() {
         return;
     }
     // A software adapter has attention's kernels only on request, which a process reads once.
-    if std::env::var_os("FLOAT8_ATTENTION").is_none() {
-        let mut own = Command::new(std::env::current_exe().expect("a test binary"));
-        own.args(["--exact", "wgpu::wrong_fused_kernels_end_in_burns_operations"]).env("FLOAT8_ATTENTION", "tiles");
-        let output = own.output().expect("the test starts");
-        let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
-        assert!(output.status.success() && text.contains("1 passed"), "{text}");
-        return;
-    }
+    let name = "wrong_fused_kernels_end_in_burns_operations";
+    alone(module_path!(), name, &[("FLOAT8_ATTENTION", "tiles")], fused_kernels_fail);
+}
+
+fn fused_kernels_fail() {
     type Wrong = CubeBackend<Faulty, f32, i32, u32>;
     let device = WgpuDevice::default();
     let config = Float8Config::new(Recipe::Tensorwise);

@@ -3,6 +3,7 @@ pub mod linear;
 pub mod model;
 pub mod operand;
 pub mod oracle;
+pub mod process;
 pub mod runtime;
 
 pub use test_data::{normal, relative_error};

@@ -25,16 +25,27 @@ pub fn has_wgpu(test: &str) -> bool {
     !adapters.is_empty()
 }
 
-/// Runs a generic case on every runtime of the machine: `on_every_runtime!(case)` calls
-/// `case::<B>("name")`.
+/// Runs a generic case on every runtime of the machine: `on_every_runtime!(case, argument)` calls
+/// `case::<B>("name", argument)`.
 #[macro_export]
 macro_rules! on_every_runtime {
-    ($case:ident) => {
-        $case::<$crate::support::runtime::Flex>("flex");
-        $case::<$crate::support::runtime::NdArray>("ndarray");
+    ($case:ident $(, $argument:expr)*) => {
+        $crate::on_cpu_and_wgpu!($case $(, $argument)*);
+        $case::<$crate::support::runtime::NdArray>("ndarray" $(, $argument)*);
         if $crate::support::runtime::has_wgpu(stringify!($case)) {
-            $case::<$crate::support::runtime::Fused>("wgpu fused");
-            $case::<$crate::support::runtime::Eager>("wgpu");
+            $case::<$crate::support::runtime::Eager>("wgpu" $(, $argument)*);
+        }
+    };
+}
+
+/// Runs a generic case on one CPU backend and on wgpu with fusion, whose kernels and host code the
+/// other runtimes share.
+#[macro_export]
+macro_rules! on_cpu_and_wgpu {
+    ($case:ident $(, $argument:expr)*) => {
+        $case::<$crate::support::runtime::Flex>("flex" $(, $argument)*);
+        if $crate::support::runtime::has_wgpu(stringify!($case)) {
+            $case::<$crate::support::runtime::Fused>("wgpu fused" $(, $argument)*);
         }
     };
 }

@@ -10,7 +10,7 @@ use burn_float8::{
 };
 use float8_kernels::reference::adamw::adamw;
 
-use crate::on_every_runtime;
+use crate::on_cpu_and_wgpu;
 use crate::support::linear::layer;
 use crate::support::operand::{tensor, values};
 use crate::support::{max_error, normal};
@@ -64,5 +64,5 @@ fn steps_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn steps_are_the_definitions_and_give_the_next_cast_its_amax() {
-    on_every_runtime!(steps_on);
+    on_cpu_and_wgpu!(steps_on);
 }

@@ -10,8 +10,9 @@ use burn_float8::{
     report,
     report::{CastHealth, LayerReport},
 };
+use float8_kernels::reference;
 
-use crate::on_every_runtime;
+use crate::on_cpu_and_wgpu;
 use crate::support::linear::from_values;
 use crate::support::operand::tensor;
 use crate::support::runtime::Flex;
@@ -53,18 +54,14 @@ fn input() -> Vec<f32> {
 }
 
 fn expected(xs: &[f32], shape: [usize; 2], config: &Float8LinearConfig, scaling: Option<f32>) -> CastHealth {
-    let cast = config.casts()[Operand::INPUT];
-    let approximate = oracle::dequantized(xs, shape, cast, config, false, scaling);
-    let exact: Vec<_> = xs.iter().map(|x| f64::from(*x)).collect();
-    let signal: f64 = exact.iter().map(|x| x * x).sum();
-    let noise: f64 = exact.iter().zip(&approximate).map(|(x, q)| (x - q) * (x - q)).sum();
-    let n = xs.len() as f64;
-    let flushed = exact.iter().zip(&approximate).filter(|(x, q)| **x != 0.0 && **q == 0.0).count() as f64 / n;
-    let saturated = match scaling {
-        Some(amax) => xs.iter().filter(|x| x.abs() * (448.0 / amax) > 448.0).count() as f64 / n,
-        None => 0.0,
-    };
-    CastHealth { sqnr_db: Some(10.0 * (signal / noise).log10()), saturated, flushed, non_finite: 0 }
+    let matrix = oracle::matrix(xs, shape, config.casts()[Operand::INPUT], config, scaling).expect("it is cast");
+    let health = reference::health(xs, &matrix.view());
+    CastHealth {
+        sqnr_db: health.sqnr_db(),
+        saturated: health.saturated_share(),
+        flushed: health.flushed_share(),
+        non_finite: 0,
+    }
 }
 
 fn assert_near(ours: &CastHealth, want: &CastHealth, what: &str) {
@@ -107,7 +104,7 @@ fn statistics_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn statistics_equal_their_definition() {
-    on_every_runtime!(statistics_on);
+    on_cpu_and_wgpu!(statistics_on);
 }
 
 /// Zeros between the groups of a weight gradient do not count as elements of x and dy.
@@ -135,7 +132,7 @@ fn padding_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn padding_is_in_no_share() {
-    on_every_runtime!(padding_on);
+    on_cpu_and_wgpu!(padding_on);
 }
 
 fn saturation_on<B: Float8Backend>(runtime: &str) {
@@ -154,7 +151,7 @@ fn saturation_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn saturation_is_counted() {
-    on_every_runtime!(saturation_on);
+    on_cpu_and_wgpu!(saturation_on);
 }
 
 /// Amax and scale are reported without statistics, in every recipe.
@@ -166,7 +163,7 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
         let report = layer(&linear);
         let config = Float8LinearConfig::new(recipe);
         let granularity = config.casts()[Operand::INPUT].scaling_granularity;
-        let scale = oracle::scale(f64::from(amax), Format::E4m3, config.scale_mode(granularity));
+        let scale = reference::amax_to_scale(amax, Format::E4m3, config.scale_mode(granularity)).get();
         let [x, w] = &report.fprop.operands;
         assert_eq!((x.amax, x.scale), (Some(amax), Some(scale)), "{runtime} {recipe}");
         assert!(report.dgrad.operands[0].amax.is_some() && w.scale.is_some(), "{runtime} {recipe}");
@@ -187,7 +184,7 @@ fn amax_and_scale_on<B: Float8Backend>(runtime: &str) {
 
 #[test]
 fn amax_and_scale_are_always_reported() {
-    on_every_runtime!(amax_and_scale_on);
+    on_cpu_and_wgpu!(amax_and_scale_on);
 }
 
 #[test]

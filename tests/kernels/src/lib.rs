@@ -64,6 +64,7 @@ pub use golden::{Goldens, visit_goldens};
 pub use grouped::{GroupSizes, GroupedGemm};
 pub use linear::{visit_golden_linears, visit_linears};
 pub use matrix::{Codes, HostMatrix, MX};
+pub use oracle::{Element, Factor, products};
 pub use supervise::{CaseFailure, Done, Limits, Progress, StartError, supervise};
 pub use vectors::{CastVector, mx_vectors, quantize_vectors};
 pub use worker::Worker;

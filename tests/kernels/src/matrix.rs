@@ -6,12 +6,12 @@ use core::ops::Range;
 use cubecl::prelude::*;
 use float8_kernels::check::upload_operand;
 use float8_kernels::mx::{from_blocked, to_blocked};
-use float8_kernels::reference::{HostOperand, decode, encode};
-use float8_kernels::{Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
+use float8_kernels::reference::{HostOperand, HostQuantized, decode, encode, quantize};
+use float8_kernels::{Cast, Format, Granularity, InvScale, Operand, ScaleCalculationMode, ScaleMode, row_words};
 
 use crate::Failure;
 use crate::case::wrong;
-use crate::data::Random;
+use crate::data::{Random, same};
 use crate::device::{read, read_f32};
 
 /// Granularity of E8M0 scales.
@@ -126,6 +126,13 @@ impl HostMatrix {
         Self { codes: bytes, inv_scales, shape, format, granularity }
     }
 
+    /// Codes and scales of `x [rows, k]` by the scalar reference.
+    pub fn cast(x: &[f32], shape @ [rows, k]: [usize; 2], cast: Cast) -> Self {
+        let HostQuantized { codes, scales, .. } = quantize(x, rows, k, cast, false);
+        let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
+        Self { codes, inv_scales, shape, format: cast.format, granularity: cast.granularity }
+    }
+
     /// Every code with scales of 1. Finite codes are in the first `width` columns; each other code
     /// has its own row.
     pub(crate) fn every_code(
@@ -181,7 +188,8 @@ impl HostMatrix {
         Self { codes, inv_scales, shape: [rows.len(), k.len()], format: self.format, granularity }
     }
 
-    pub(crate) fn view(&self) -> HostOperand<'_> {
+    /// The matrix as an operand of the scalar reference.
+    pub fn view(&self) -> HostOperand<'_> {
         let Self { codes, inv_scales, shape: [rows, k], format, granularity } = self;
         HostOperand { codes, rows: *rows, k: *k, format: *format, granularity: *granularity, inv_scales }
     }
@@ -189,6 +197,26 @@ impl HostMatrix {
     /// Inverse scale of element `col` of the contraction in row `row`.
     pub(crate) fn inv_scale(&self, row: usize, col: usize) -> f32 {
         self.view().inv_scale(row, col)
+    }
+
+    /// Checks that all codes and scales are those of `want`, bit for bit; NaN equals NaN.
+    pub(crate) fn must_be(&self, want: &Self) -> Result<(), Failure> {
+        if (self.shape, self.format, self.granularity) != (want.shape, want.format, want.granularity) {
+            return Err(wrong!("{:?} {} {}", self.shape, self.format, self.granularity));
+        }
+        let differ = |i: &usize| !same(self.inv_scales[*i].get(), want.inv_scales[*i].get());
+        if let Some(i) = (0..want.inv_scales.len()).find(differ) {
+            let [got, want] = [self, want].map(|matrix| matrix.inv_scales[i].get());
+            return Err(wrong!("inverse scale {i} is {got:e}, not {want:e}"));
+        }
+        let differ = self.codes.iter().zip(&want.codes).filter(|(got, want)| got != want).count();
+        match self.codes.iter().zip(&want.codes).position(|(got, want)| got != want) {
+            Some(i) => {
+                let (row, col) = (i / want.shape[1], i % want.shape[1]);
+                Err(wrong!("code [{row}, {col}] is {:#x}, not {:#x}; {differ} differ", self.codes[i], want.codes[i]))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Uploads the operand to a device.

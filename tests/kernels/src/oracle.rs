@@ -1,8 +1,10 @@
-//! Product of two FP8 matrices in f64, and the sum of the magnitudes of its terms.
+//! Products of two matrices in f64, and the sums of the magnitudes of their terms.
 //!
 //! ```text
 //! want = Σ a·b          size = Σ |a·b|          a, b = value(code) · inv_scale
 //! ```
+
+use core::ops::Range;
 
 use float8_kernels::reference::decode;
 
@@ -12,32 +14,77 @@ use crate::matrix::HostMatrix;
 const BLOCK: usize = 32;
 const LANES: usize = 8;
 
-/// One element of the product.
+/// One element of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Element {
-    pub(crate) want: f64,
-    pub(crate) size: f64,
+pub struct Element {
+    /// Σ a·b
+    pub want: f64,
+    /// Σ |a·b|
+    pub size: f64,
 }
 
-/// Rows `rows` of `A [M, K] · B [N, K]ᵀ`, row-major, computed on all cores. Sums of 32 products in
-/// f64 are scaled and added in f64.
-pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
-    let ([_, k], n) = (a.shape, b.shape[0]);
-    let right = values(b, &(0..n).collect::<Vec<_>>());
+/// A contraction-major `[rows, k]` matrix of f32 values, with a scale for each [`BLOCK`] of a row.
+#[derive(Clone, Debug)]
+pub struct Factor {
+    values: Vec<f32>,
+    scales: Vec<f64>,
+    shape: [usize; 2],
+}
+
+impl Factor {
+    /// Values without scales.
+    pub fn plain(values: &[f32], shape @ [rows, k]: [usize; 2]) -> Self {
+        Self { values: values.to_vec(), scales: vec![1.0; rows * k.div_ceil(BLOCK)], shape }
+    }
+
+    /// Values of the codes with their scales.
+    pub fn of(matrix: &HostMatrix) -> Self {
+        Self::of_rows(matrix, &(0..matrix.shape[0]).collect::<Vec<_>>())
+    }
+
+    fn of_rows(matrix: &HostMatrix, rows: &[usize]) -> Self {
+        let k = matrix.shape[1];
+        let codes = rows.iter().flat_map(|row| &matrix.codes[row * k..][..k]);
+        let scale = |row: usize, at: usize| f64::from(matrix.inv_scale(row, at));
+        Self {
+            values: codes.map(|&code| decode(code, matrix.format)).collect(),
+            scales: rows.iter().flat_map(|&row| (0..k).step_by(BLOCK).map(move |at| scale(row, at))).collect(),
+            shape: [rows.len(), k],
+        }
+    }
+
+    /// Some rows, and a part of the contraction that begins at a [`BLOCK`].
+    pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        let (k, blocks) = (self.shape[1], self.shape[1].div_ceil(BLOCK));
+        let own = cols.start / BLOCK..cols.end.div_ceil(BLOCK).max(cols.start / BLOCK);
+        Self {
+            values: rows.clone().flat_map(|row| &self.values[row * k..][cols.clone()]).copied().collect(),
+            scales: rows.clone().flat_map(|row| &self.scales[row * blocks..][own.clone()]).copied().collect(),
+            shape: [rows.len(), cols.len()],
+        }
+    }
+
+    fn row(&self, row: usize) -> (&[f32], &[f64]) {
+        let (k, blocks) = (self.shape[1], self.shape[1].div_ceil(BLOCK));
+        (&self.values[row * k..][..k], &self.scales[row * blocks..][..blocks])
+    }
+}
+
+/// `A [M, K] · B [N, K]ᵀ`, row-major, computed on all cores. Sums of 32 products in f64 are scaled
+/// and added in f64.
+pub fn products(a: &Factor, b: &Factor) -> Vec<Element> {
+    let ([m, _], n) = (a.shape, b.shape[0]);
     let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get());
-    let mut out = vec![Element { want: 0.0, size: 0.0 }; rows.len() * n];
-    let share = rows.len().div_ceil(threads);
+    let mut out = vec![Element { want: 0.0, size: 0.0 }; m * n];
+    let share = m.div_ceil(threads).max(1);
     std::thread::scope(|scope| {
-        for (out, rows) in out.chunks_mut(share * n).zip(rows.chunks(share)) {
-            let right = &right;
+        for (part, out) in out.chunks_mut((share * n).max(1)).enumerate() {
             scope.spawn(move || {
-                let left = values(a, rows);
                 // Columns are the outer loop: a row of B is read once for all rows of A of this
                 // thread.
                 for col in 0..n {
-                    for (i, &row) in rows.iter().enumerate() {
-                        let scale = |at| f64::from(a.inv_scale(row, at)) * f64::from(b.inv_scale(col, at));
-                        out[i * n + col] = dot(&left[i * k..][..k], &right[col * k..][..k], scale);
+                    for (i, out) in out.iter_mut().skip(col).step_by(n).enumerate() {
+                        *out = dot(a.row(part * share + i), b.row(col));
                     }
                 }
             });
@@ -46,14 +93,12 @@ pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Ele
     out
 }
 
-/// Values of the codes of these rows, without scales.
-fn values(matrix: &HostMatrix, rows: &[usize]) -> Vec<f32> {
-    let k = matrix.shape[1];
-    let codes = rows.iter().flat_map(|row| &matrix.codes[row * k..][..k]);
-    codes.map(|&code| decode(code, matrix.format)).collect()
+/// Rows `rows` of the product of two FP8 matrices.
+pub(crate) fn product(a: &HostMatrix, b: &HostMatrix, rows: &[usize]) -> Vec<Element> {
+    products(&Factor::of_rows(a, rows), &Factor::of(b))
 }
 
-fn dot(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f64) -> Element {
+fn dot((a, a_scales): (&[f32], &[f64]), (b, b_scales): (&[f32], &[f64])) -> Element {
     let mut element = Element { want: 0.0, size: 0.0 };
     for (block, (a, b)) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).enumerate() {
         let (mut sums, mut sizes) = ([0f64; LANES], [0f64; LANES]);
@@ -64,7 +109,7 @@ fn dot(a: &[f32], b: &[f32], scale: impl Fn(usize) -> f64) -> Element {
                 sizes[i] += term.abs();
             }
         }
-        let scale = scale(block * BLOCK);
+        let scale = a_scales[block] * b_scales[block];
         element.want += sums.iter().sum::<f64>() * scale;
         element.size += sizes.iter().sum::<f64>() * scale.abs();
     }

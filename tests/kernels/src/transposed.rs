@@ -76,24 +76,8 @@ fn check<R: Runtime>(
     poison(client, &[k * row_words(rows) * 4, granularity.scale_words(k, rows) * 4])?;
     let got = HostMatrix::read(client, &transpose(client, &operand)?)?;
     let (codes, inv_scales) = want_transposed(&host.view());
-    compare(&got, &HostMatrix { codes, inv_scales, shape: [k, rows], format, granularity })?;
+    got.must_be(&HostMatrix { codes, inv_scales, shape: [k, rows], format, granularity })?;
     Ok(0.0)
-}
-
-/// Finds the first code or scale that differs.
-fn compare(got: &HostMatrix, want: &HostMatrix) -> Result<(), Failure> {
-    let [rows, k] = want.shape;
-    if (got.shape, got.format, got.granularity) != (want.shape, want.format, want.granularity) {
-        return Err(wrong!("{:?} {} {}", got.shape, got.format, got.granularity));
-    }
-    if let Some(i) = (0..rows * k).find(|&i| got.codes[i] != want.codes[i]) {
-        return Err(wrong!("code [{}, {}] is {:#x}, not {:#x}", i / k, i % k, got.codes[i], want.codes[i]));
-    }
-    let differ = |i: &usize| !same(got.inv_scales[*i].get(), want.inv_scales[*i].get());
-    match (0..want.inv_scales.len()).find(differ) {
-        Some(i) => Err(wrong!("scale {i} is {:e}, not {:e}", got.inv_scales[i].get(), want.inv_scales[i].get())),
-        None => Ok(()),
-    }
 }
 
 /// Decoded values of all codes; NaN equals NaN.
@@ -132,7 +116,9 @@ fn check_casts<R: Runtime>(client: &ComputeClient<R>) -> Result<f64, Failure> {
         let made = quantize(client, &view, Cast { format: Format::E4m3, granularity, scale_mode }, Orientation::Both)?;
         let (Some(rows), Some(cols)) = (made.rows, made.cols) else { return Err(wrong!("no copies")) };
         for (from, want) in [(&rows, &cols), (&cols, &rows)] {
-            compare(&HostMatrix::read(client, &transpose(client, from)?)?, &HostMatrix::read(client, want)?)
+            let (got, want) = (transpose(client, from)?, HostMatrix::read(client, want)?);
+            HostMatrix::read(client, &got)?
+                .must_be(&want)
                 .map_err(|failure| wrong!("{granularity} of {dtype}: {failure}"))?;
         }
     }

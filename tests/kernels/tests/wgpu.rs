@@ -1,35 +1,51 @@
 //! The checks on wgpu: they pass, every kernel has cases, and memory is poisoned before each case.
+//!
+//! A software device compiles kernels slower than it runs them, so some cases run only on a GPU. The
+//! code of each skipped case is covered by another case. Each test has its own device, whose thread
+//! compiles its kernels: kernels that share cases are in one test, and tests run at once.
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::sync::LazyLock;
 
 use checks::{Case, Goldens, Size, poison, visit, visit_goldens};
 use cubecl::prelude::*;
-use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuDevice, WgpuRuntime};
+use cubecl::wgpu::{
+    AutoGraphicsApi, GraphicsApi, RuntimeOptions, WgpuDevice, WgpuRuntime, WgpuSetup, init_device, init_setup,
+};
 use float8_kernels::{GemmConfig, GemmPath, Granularity, gemm_path};
 
-/// The machine's default wgpu device. Without one, the test prints that it is skipped; in CI it
-/// fails.
+/// The machine's default wgpu device. `None` without one.
+static SETUP: LazyLock<Option<WgpuSetup>> = LazyLock::new(|| {
+    // Type 4 means every adapter. Creating a setup without an adapter panics.
+    let has_adapter = !WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty();
+    has_adapter.then(|| init_setup::<AutoGraphicsApi>(&WgpuDevice::default(), RuntimeOptions::default()))
+});
+
+/// A new device. Without an adapter, the test prints that it is skipped; in CI it fails.
 fn client() -> Option<ComputeClient<WgpuRuntime>> {
-    // Type 4 means every adapter. Creating a client without an adapter panics.
-    if WgpuRuntime::enumerate_devices(4, &AutoGraphicsApi::backend()).is_empty() {
+    let Some(setup) = &*SETUP else {
         assert!(std::env::var_os("CI").is_none(), "CI must have a wgpu adapter");
         // Not `println!`: the harness captures it while a test passes.
         writeln!(std::io::stdout(), "skipped: no wgpu adapter").expect("standard output is open");
         return None;
-    }
-    Some(WgpuRuntime::client(&WgpuDevice::default()))
+    };
+    Some(WgpuRuntime::client(&init_device(setup.clone(), RuntimeOptions::default())))
 }
 
 /// Every granularity with itself, and with another one.
 const PAIRS: &str = "tensorwise,tensorwise|rowwise,rowwise|1x128,1x128|128x128,128x128|1x32,1x32|tensorwise,1x32|rowwise,tensorwise|\
                      1x128,rowwise|128x128,1x128|1x32,128x128";
 
-/// Runs the cases whose names contain all these words in any order. There must be at least `least`
-/// of them. `a|b` matches either word.
-fn all_pass(words: &str, least: usize) {
+/// Runs the cases whose names contain all words of a row in any order. There must be at least as
+/// many as the row says. `a|b` matches either word.
+fn all_pass(rows: &[(&str, usize)]) {
     let Some(client) = client() else { return };
-    run(words, least, |visitor| visit(&client, Size::Small, visitor));
+    for (words, least) in rows {
+        let start = std::time::Instant::now();
+        run(words, *least, |visitor| visit(&client, Size::Small, visitor));
+        println!("{words}: {:.1} s", start.elapsed().as_secs_f32());
+    }
 }
 
 fn run(words: &str, least: usize, walk: impl FnOnce(&mut dyn FnMut(Case<'_>))) {
@@ -57,143 +73,93 @@ fn names_are_unique() {
     assert!(names.len() > 5000, "{}", names.len());
 }
 
+/// Every kernel for f32, and the kernels of one scale mode for each 16-bit dtype; every shape,
+/// layout and content; rows of every length, and more cubes than one dimension of a grid allows.
 #[test]
-fn golden_vectors() {
+fn casts() {
+    all_pass(&[
+        ("quantize 70x300", 144),
+        ("quantize 37x140 bf16 F32|E8m0(Rceil)", 30),
+        ("quantize 37x140 f16 F32|E8m0(Rceil) Both", 10),
+        ("quantize values f32 Both 1x1|3x5|17x33|64x64|1x1000|1000x1|129x257|66x128|128x132", 270),
+        (
+            "quantize values bf16 Rows|Cols row-major|offset 1x1|3x5|17x33|64x64|1x1000|1000x1|129x257|66x128|128x132",
+            180,
+        ),
+        ("quantize values f16 64x64 row-major|aligned-pitch|gapped", 45),
+        ("quantize 35x150", 270),
+        ("quantize 139x261 ends", 20),
+        ("quantize 6x300 constants", 48),
+        ("quantize 140x150|150x140|5x7 repeated-row|repeated-column|repeated-element", 15),
+        ("quantize peaks", 81),
+        ("quantize strided Both", 27),
+    ]);
+}
+
+#[test]
+fn scales_codes_and_measures() {
+    all_pass(&[
+        ("scale", 28),
+        ("encode", 6),
+        ("quantize_with_amax f32 70x133 F32", 72),
+        ("quantize_with_amax bf16 PowerOfTwo offset|column-major", 24),
+        ("quantize_with_amax 70x128 bf16|f16 e4m3 F32", 12),
+        ("quantize_with_amax peak observed", 3),
+        ("dequantize_mx", 12),
+        ("transpose", 38),
+        ("dequantize_to_f32", 60),
+        ("amax", 239),
+        ("health e4m3|literal", 306),
+        ("health e5m2 f32", 29),
+    ]);
     let Some(client) = client() else { return };
     let goldens = Goldens::open();
     run("golden_cast|golden_scale|golden_codes|golden_mx", 76, |visitor| visit_goldens(&client, &goldens, visitor));
 }
 
-/// Every mode in f32, and one case of each 16-bit dtype that the device has.
-#[test]
-fn attention() {
-    all_pass("attention f32", 11);
-    all_pass("attention grouped f16|bf16", 2);
-}
-
 /// Dtypes that the device lacks pass without a launch.
 #[test]
-fn adamw() {
-    all_pass("adamw", 18);
+fn fused_operations_and_attention() {
+    all_pass(&[
+        ("swiglu", 36),
+        ("rms_norm", 60),
+        ("rotary", 12),
+        ("fused refused", 1),
+        ("adamw", 18),
+        ("attention f32", 11),
+        ("attention grouped f16|bf16", 2),
+    ]);
 }
 
-/// Every kernel for f32, and the kernels of one scale mode for each 16-bit dtype.
-///
-/// A software device compiles kernels slower than it runs them, so some cases here and below run
-/// only on a GPU. The code of each skipped case is covered by another case.
-#[test]
-fn quantize_kernels() {
-    all_pass("quantize 70x300", 144);
-    all_pass("quantize 37x140 bf16 F32|E8m0(Rceil)", 30);
-    all_pass("quantize 37x140 f16 F32|E8m0(Rceil) Both", 10);
-}
-
-/// Every shape and layout. Skipped cases use the same kernels with another dtype or orientation.
-#[test]
-fn quantize_shapes() {
-    let shapes = "1x1|3x5|17x33|64x64|1x1000|1000x1|129x257|66x128|128x132";
-    all_pass(&format!("quantize values f32 Both {shapes}"), 270);
-    all_pass(&format!("quantize values bf16 Rows|Cols row-major|offset {shapes}"), 180);
-    all_pass("quantize values f16 64x64 row-major|aligned-pitch|gapped", 45);
-}
-
-#[test]
-fn quantize_contents() {
-    all_pass("quantize 35x150", 270);
-    all_pass("quantize 139x261 ends", 20);
-    all_pass("quantize 6x300 constants", 48);
-    all_pass("quantize 140x150|150x140|5x7 repeated-row|repeated-column|repeated-element", 15);
-}
-
-/// Rows of every length, and more cubes than one dimension of a grid allows.
-#[test]
-fn quantize_peaks() {
-    all_pass("quantize peaks", 81);
-}
-
-#[test]
-fn quantize_views() {
-    all_pass("quantize strided Both", 27);
-}
-
-#[test]
-fn scales_and_codes() {
-    all_pass("scale", 28);
-    all_pass("encode", 6);
-}
-
-#[test]
-fn quantize_with_amax() {
-    all_pass("quantize_with_amax f32 70x133 F32", 72);
-    all_pass("quantize_with_amax bf16 PowerOfTwo offset|column-major", 24);
-    all_pass("quantize_with_amax 70x128 bf16|f16 e4m3 F32", 12);
-    all_pass("quantize_with_amax peak observed", 3);
-}
-
-#[test]
-fn dequantize_mx() {
-    all_pass("dequantize_mx", 12);
-}
-
-#[test]
-fn codes_that_serve_both_ways() {
-    all_pass("transpose", 38);
-    all_pass("dequantize_to_f32", 60);
-}
-
-#[test]
-fn amax() {
-    all_pass("amax", 239);
-}
-
-#[test]
-fn health() {
-    all_pass("health e4m3|literal", 306);
-    all_pass("health e5m2 f32", 29);
-}
-
-#[test]
-fn fused_operations() {
-    all_pass("swiglu", 36);
-    all_pass("rms_norm", 60);
-    all_pass("rotary", 12);
-    all_pass("fused refused", 1);
-}
-
+/// Tall tiles, for more than 64 rows, see every granularity on either side.
 #[test]
 fn scaled_gemm() {
-    all_pass("scaled_gemm e4m3,e4m3 tensorwise,tensorwise", 90);
-    all_pass("scaled_gemm 70x133x200", 28);
-    all_pass("scaled_gemm rows alone", 5);
-    all_pass("scaled_gemm 1x131x300|2x70x33|3x6x2100|4x9x513", 200);
-    all_pass("scaled_gemm 140x6x300|6x140x300 nan-code|nan-scale|zeros", 30);
-    all_pass("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6);
-}
-
-/// Every pair of granularities, with and without bias. Tall tiles, for more than 64 rows, see every
-/// granularity on either side.
-#[test]
-fn scaled_gemm_scales() {
-    all_pass("scaled_gemm 2x1x1|5x3x128|2x3x513", 75);
-    all_pass(&format!("scaled_gemm 70x130x129|129x257x300 {PAIRS}"), 20);
-}
-
-#[test]
-fn scaled_gemm_agreement() {
-    all_pass("scaled_gemm options", 1);
-    all_pass("scaled_gemm rounded once", 9);
-    all_pass("scaled_gemm of casts", 21);
+    all_pass(&[
+        ("scaled_gemm e4m3,e4m3 tensorwise,tensorwise", 90),
+        ("scaled_gemm 70x133x200", 28),
+        ("scaled_gemm rows alone", 5),
+        ("scaled_gemm 1x131x300|2x70x33|3x6x2100|4x9x513", 200),
+        ("scaled_gemm 140x6x300|6x140x300 nan-code|nan-scale|zeros", 30),
+        ("scaled_gemm 130x137x300 1x128,128x128|1x32,1x32|1x32,rowwise exact|random", 6),
+        ("scaled_gemm 2x1x1|5x3x128|2x3x513", 75),
+        (&format!("scaled_gemm 70x130x129|129x257x300 {PAIRS}"), 20),
+        ("scaled_gemm options", 1),
+        ("scaled_gemm rounded once", 9),
+        ("repeated_gemm", 4),
+    ]);
 }
 
 /// All sizes and contents of e4m3 with tensorwise, rowwise or MX scales; some cases of other scales
 /// and formats.
 #[test]
 fn grouped_gemm() {
-    all_pass("grouped_gemm e4m3,e4m3 tensorwise,tensorwise|1x32,1x32|rowwise,rowwise", 300);
-    all_pass("grouped_gemm e5m2,e4m3 rowwise,rowwise", 6);
-    all_pass("grouped_gemm rowwise,128x128", 10);
-    all_pass(&format!("grouped_gemm wild {PAIRS}"), 20);
-    all_pass("grouped_gemm e4m3,e5m2 rowwise,rowwise|1x32,1x32 emulated", 48);
+    all_pass(&[
+        ("grouped_gemm e4m3,e4m3 tensorwise,tensorwise|1x32,1x32|rowwise,rowwise", 300),
+        ("grouped_gemm e5m2,e4m3 rowwise,rowwise", 6),
+        ("grouped_gemm rowwise,128x128", 10),
+        (&format!("grouped_gemm wild {PAIRS}"), 20),
+        ("grouped_gemm e4m3,e5m2 rowwise,rowwise|1x32,1x32 emulated", 48),
+    ]);
 }
 
 #[test]
@@ -205,11 +171,6 @@ fn paths_are_reported() {
         assert_eq!(gemm_path(&client, [granularity; 2], GemmConfig::default()), GemmPath::Emulated);
     }
     assert_eq!(GemmConfig::default(), GemmConfig { use_fast_accum: false, emulate: false });
-}
-
-#[test]
-fn repeated_gemm() {
-    all_pass("repeated_gemm", 4);
 }
 
 /// Memory that a kernel does not write holds NaN, as a fresh allocation after poisoning does.

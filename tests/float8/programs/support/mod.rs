@@ -179,16 +179,3 @@ pub fn assert_all_in_float8<B: Float8Stack, M: Module<B>>(model: &M, names: &[&s
 pub fn unrelated_backward() {
     tensor::<B, 2>([2, 2], 1).require_grad().sum().backward();
 }
-
-/// y, dx and dw of a single linear for this dy.
-pub fn forward_backward<A: AutodiffBackend, const D: usize>(
-    x: Tensor<A, D>,
-    weight: Tensor<A, 2>,
-    dy: Tensor<A, D>,
-    forward: impl FnOnce(Tensor<A, D>) -> Tensor<A, D>,
-) -> [Vec<u32>; 3] {
-    let x = x.require_grad();
-    let y = forward(x.clone());
-    let grads = (y.clone() * dy).sum().backward();
-    [bits(y), bits(x.grad(&grads).expect("tracked")), bits(weight.grad(&grads).expect("tracked"))]
-}

@@ -160,22 +160,9 @@ fn check_copy<R: Runtime>(
     codes: &[u8],
     scales: &[Scale],
     shape: [usize; 2],
-    cast: Cast,
+    Cast { format, granularity, .. }: Cast,
 ) -> Result<(), Failure> {
-    let got = HostMatrix::read(client, operand)?;
-    if (got.shape, got.format, got.granularity) != (shape, cast.format, cast.granularity) {
-        return Err(wrong!("{:?} {} {}", got.shape, got.format, got.granularity));
-    }
-    for (i, (got, want)) in got.inv_scales.iter().zip(scales).enumerate() {
-        let want = want.inverse();
-        if !same(got.get(), want.get()) {
-            return Err(wrong!("inverse scale {i} is {:e}, not {:e}", got.get(), want.get()));
-        }
-    }
-    let differ = got.codes.iter().zip(codes).filter(|(got, want)| got != want).count();
-    if let Some(i) = got.codes.iter().zip(codes).position(|(got, want)| got != want) {
-        let (row, col) = (i / shape[1], i % shape[1]);
-        return Err(wrong!("code [{row}, {col}] is {:#x}, not {:#x}; {differ} differ", got.codes[i], codes[i]));
-    }
-    Ok(())
+    let inv_scales = scales.iter().map(|scale| scale.inverse()).collect();
+    let want = HostMatrix { codes: codes.to_vec(), inv_scales, shape, format, granularity };
+    HostMatrix::read(client, operand)?.must_be(&want)
 }
