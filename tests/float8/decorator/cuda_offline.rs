@@ -147,7 +147,9 @@ fn a_linear_launches_each_cast_once_and_never_waits() {
         }
         let report = report(&layer);
         report.verify().expect("FP8 ran everywhere");
-        assert_eq!((report.totals().native, report.totals().emulated), (9, 0), "{recipe}");
+        // FP8 tensor cores; on Hopper those of bf16 for MX.
+        let native = if recipe == Recipe::Mxfp8 { 0 } else { 9 };
+        assert_eq!((report.totals().native, report.totals().emulated), (native, 9 - native), "{recipe}");
     }
 }
 
@@ -342,8 +344,7 @@ fn linears_compute_what_the_cpu_does() {
     let _turn = turn();
     let Some(running) = execute(Execution { seed: 3 }) else { return };
     let golden = Golden::open("linear.safetensors");
-    let shapes = ["129x257x65", "256x512x384"];
-    let run = |recipes: &[Recipe], shapes: &[&str], what: &str| {
+    let run = |recipes: &[Recipe], what: &str| {
         let mut count = 0;
         let mut run = |case: Case<'_>| {
             let name = case.name.clone();
@@ -353,19 +354,18 @@ fn linears_compute_what_the_cpu_does() {
         visit_golden_linears::<Offline>(&golden, &mut run);
         visit_linears::<Offline>(Size::Small, &mut |case| {
             let has = |word: &str| case.name.split(' ').any(|part| part == word);
-            if has("F32") && shapes.iter().any(|shape| has(shape)) && recipes.iter().any(|r| has(&r.to_string())) {
+            if has("F32") && has("129x257x65") && recipes.iter().any(|recipe| has(&recipe.to_string())) {
                 run(case);
             }
         });
         // Torchao's three recipes in two dtypes. Exact and normal values.
-        assert_eq!(count, 3 * 2 + 2 * recipes.len() * shapes.len());
+        assert_eq!(count, 3 * 2 + 2 * recipes.len());
     };
-    run(&Recipe::ALL, &shapes[..1], "exact accumulators");
+    run(&Recipe::ALL, "exact accumulators");
     for accumulator in Accumulator::HOPPER {
         running.set_accumulator(accumulator);
         // One scale for a tensor, for a row, for a block.
-        let recipes = [Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise];
-        run(&recipes, &shapes, &format!("{accumulator:?}"));
+        run(&[Recipe::Tensorwise, Recipe::Rowwise, Recipe::Blockwise], &format!("{accumulator:?}"));
     }
 }
 

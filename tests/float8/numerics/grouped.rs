@@ -187,7 +187,8 @@ fn dtypes_on<B: Float8Backend>(runtime: &str) {
         }
         let round = |v: Vec<f32>| values(Tensor::<Flex, 1>::from_floats(&v[..], &Default::default()).cast(dtype));
         let (x, w, dy) = (round(normal(m * K, 1)), round(normal(groups * K * N, 2)), round(normal(m * N, 3)));
-        for (recipe, of_w) in Recipe::ALL.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
+        let recipes = [Recipe::Tensorwise, Recipe::RowwiseWithGwHp, Recipe::Mxfp8];
+        for (recipe, of_w) in recipes.into_iter().flat_map(|recipe| [(recipe, DType::F32), (recipe, dtype)]) {
             let config = Float8LinearConfig::new(recipe);
             let experts = experts_in::<B>(&config, &w, of_w);
             let got = ours_in(&experts, [&x, &dy], &ends_of(&sizes), dtype);
