@@ -14,7 +14,7 @@ use burn_float8::{
 use crate::programs::support::models::{Attention, D, Mlp};
 use crate::programs::support::{
     B, F8, Plain, applied, bits, counters, float8_calls, high_precision_calls, layer, layer_of, own_report, panic_of,
-    relative_error, tensor, train, values, with_parameters,
+    tensor, train, with_parameters,
 };
 
 fn x<A: Backend>(seed: u64) -> Tensor<A, 2> {
@@ -240,7 +240,4 @@ fn evaluation_holds_one_copy_of_each_weight() {
     frozen.forward(tensor([2, 4, D], 1));
     flush();
     assert_eq!(own_report(&frozen).layers.iter().map(|l| l.live_copies).collect::<Vec<_>>(), [1; 5]);
-    let y = values(frozen.forward(tensor([2, 4, D], 1)));
-    let plain: Attention<Plain> = with_parameters(Attention::new(), 1);
-    assert!(relative_error(&y, &values(plain.forward(tensor([2, 4, D], 1)))) < 0.2);
 }

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use burn::tensor::backend::Backend;
 use burn_float8::weights::fp8_only;
 use burn_float8::{Float8Config, Float8State, Recipe};
-use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, PathFilter, SafetensorsStore};
+use burn_store::{BurnpackStore, HalfPrecisionAdapter, ModuleSnapshot, ModuleStore, SafetensorsStore};
 
 use crate::programs::support::models::{Attention, D};
 use crate::programs::support::{
@@ -89,26 +89,6 @@ fn snapshots_know_nothing_of_float8() {
     new.load_from(&mut SafetensorsStore::from_bytes(Some(bytes))).unwrap();
     let model = config(Recipe::Tensorwise).apply(new).unwrap().0;
     assert_eq!(bits(model.forward(x(9))), bits(saved.forward(x(9))));
-}
-
-/// Loads a part of the model, like adapters and backbones.
-#[test]
-fn a_part_of_the_model() {
-    let saved = trained(Recipe::Tensorwise);
-    let snapshots = saved.collect(Some(PathFilter::new().with_regex(r"^(q|k)\.")), None, false);
-    let (mut model, _) = config(Recipe::Tensorwise).apply(with_parameters(Attention::<B>::new(), 2)).unwrap();
-    let kept = bits(model.v.weight.val());
-    let result = ModuleSnapshot::<B>::apply(&mut model, snapshots, None, None, false);
-    assert_eq!(result.applied.len(), 2, "{result}");
-    assert_eq!(bits(model.q.weight.val()), bits(saved.q.weight.val()));
-    assert_eq!(bits(model.v.weight.val()), kept);
-    model.forward(x(1)).sum().backward();
-    let report = own_report(&model);
-    for name in ["q", "v", "o"] {
-        assert_eq!(float8_calls(layer(&report, name)), [1; 3], "{name}");
-    }
-    assert_eq!(high_precision_calls(layer(&report, "k")), [1; 3]);
-    report.verify().unwrap();
 }
 
 /// Weights loaded in half precision from a file run in FP8 from that dtype.

@@ -72,6 +72,8 @@ fn the_first_linear_settles_it() {
             [Float8Config::tensorwise().with_strict(true), with(Untagged::Error), with(Untagged::HighPrecision)]
         {
             let model = std::thread::spawn(move || applied(config)).join().unwrap();
+            let calls = report(&untagged).layers.iter().map(|l| l.fprop.emulated).sum::<u64>();
+            assert_eq!(calls, 0, "apply resets the counters of untagged linears");
             assert_eq!(run(&untagged), float8);
             assert_eq!(gradients(&linear()), trained);
             drop(model);
